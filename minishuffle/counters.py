@@ -1,0 +1,174 @@
+"""Plain counters of a process: written by one thread each, read at scrape time.
+
+Nothing on the data path imports a metrics library; ``observe`` turns these into metric families.
+A field is written by exactly one thread, so a reader sees a value that was true a moment ago.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+__all__ = [
+    "ConnectionCounters",
+    "GateSnapshot",
+    "Histogram",
+    "PartitionSnapshot",
+    "PoolSnapshot",
+    "TaskCounters",
+    "TaskSnapshot",
+    "WorkerSnapshot",
+]
+
+
+class Histogram:
+    """Counts per bucket with the sum, as Prometheus' classic histogram wants them.
+
+    ``bounds`` are upper edges, ascending, in the unit of what is observed.
+    """
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        assert list(bounds) == sorted(set(bounds))
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    def quantile(self, q: float) -> float:
+        """Upper edge of the bucket that holds the quantile; the last edge beyond it, 0.0 if empty."""
+        rank, seen = q * self.count, 0
+        if not rank:
+            return 0.0
+        for edge, count in zip((*self.bounds, self.bounds[-1]), self.counts, strict=True):
+            seen += count
+            if seen >= rank:
+                return edge
+        return self.bounds[-1]
+
+
+BLOCK_SECONDS_BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
+LAG_SECONDS_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+
+
+@dataclass(slots=True)
+class ConnectionCounters:
+    """Totals over all data connections of a process, by what went over the socket.
+
+    ``bytes_*`` counts every byte of every frame, handshake included; ``frames_*`` is keyed by
+    frame type name in snake case; ``buffers_*`` counts BufferResponses with data.
+    """
+
+    bytes_in: int = 0
+    bytes_out: int = 0
+    frames_in: dict[str, int] = field(default_factory=dict)
+    frames_out: dict[str, int] = field(default_factory=dict)
+    buffers_in: int = 0
+    buffers_out: int = 0
+    payload_bytes_in: int = 0
+    payload_bytes_out: int = 0
+    rows_out: int = 0
+    credits_granted: int = 0
+    """Announced to peers: initial credits and AddCredit."""
+    credits_received: int = 0
+
+
+@dataclass(slots=True)
+class TaskCounters:
+    """Totals of one attempt, written by its task thread (``backpressure_block`` too)."""
+
+    records_in: int = 0
+    records_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    buffers_in: int = 0
+    buffers_out: int = 0
+    user_errors: dict[str, int] = field(default_factory=dict)
+    """By policy: skip, dead_letter."""
+    busy_seconds: float = 0.0
+    idle_seconds: float = 0.0
+    backpressured_seconds: float = 0.0
+    """Blocked while waiting for an output segment (hard back-pressure)."""
+    backpressure_block: Histogram = field(default_factory=lambda: Histogram(BLOCK_SECONDS_BOUNDS))
+    first_output_at: float = 0.0
+    last_input_at: float = 0.0
+
+
+@dataclass(slots=True, frozen=True)
+class PoolSnapshot:
+    """Segments of a pool: ``used`` of ``capacity``."""
+
+    used: int
+    capacity: int
+
+
+@dataclass(slots=True, frozen=True)
+class GateSnapshot:
+    """One input gate of a task, summed over its channels."""
+
+    queue_buffers: int
+    exclusive_used: int
+    exclusive_capacity: int
+    floating_used: int
+    floating_capacity: int
+    channels: int
+    channels_starved: int
+    """Channels that wait in line for a floating buffer."""
+
+
+@dataclass(slots=True, frozen=True)
+class PartitionSnapshot:
+    """One result partition of a task, summed over its subpartitions."""
+
+    backlog_buffers: int
+    pool: PoolSnapshot
+
+
+@dataclass(slots=True, frozen=True)
+class TaskSnapshot:
+    """One task that is deployed on this worker now."""
+
+    job: str
+    """Job id."""
+    job_name: str
+    operator: int
+    name: str
+    index: int
+    attempt: int
+    state: str
+    counters: TaskCounters
+    gates: tuple[GateSnapshot, ...]
+    partitions: tuple[PartitionSnapshot, ...]
+
+
+@dataclass(slots=True, frozen=True)
+class WorkerSnapshot:
+    """Everything that a worker's ``/metrics`` is made from, taken on the loop thread."""
+
+    worker: int
+    epoch: int
+    slots: int
+    slots_used: int
+    remote: ConnectionCounters
+    local_bytes: int
+    """Payload bytes handed over inside the worker; the same figure is in and out."""
+    local_buffers: int
+    connections: int
+    segments_total: int
+    segments_free: int
+    segments_peak: int
+    segment_bytes: int
+    assembly_bytes: int
+    loop_lag: Histogram
+    abandoned_tasks: int
+    connections_refused: dict[str, int]
+    """By reason: secret, version, cluster, timeout, limit, malformed, peer."""
+    tasks: tuple[TaskSnapshot, ...]

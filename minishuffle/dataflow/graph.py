@@ -1,0 +1,131 @@
+"""The job graph as it crosses the wire: vertices (chains), edges as patterns, and job settings.
+
+Edges never list pairs of subtasks: :meth:`JobGraph.inputs_of` and :meth:`JobGraph.outputs_of`
+compute a subtask's neighbours from the pattern.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgpack
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from minishuffle import limits
+from minishuffle.errors import InvalidGraph
+
+__all__ = ["Edge", "JobGraph", "JobSettings", "Vertex"]
+
+
+class JobSettings(BaseModel):
+    """Options of one job that workers need; seconds and counts."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    buffers_per_channel: int = Field(limits.BUFFERS_PER_CHANNEL_DEFAULT, ge=0)
+    floating_buffers_per_gate: int = Field(limits.FLOATING_BUFFERS_PER_GATE_DEFAULT, ge=1)
+    buffer_timeout: float = Field(0.1, ge=-1)
+    """0: flush after every element; -1: only full buffers; else seconds."""
+
+
+class Vertex(BaseModel):
+    """A chain of functions that share a thread. ``program`` is cloudpickled; workers open it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    parallelism: int = Field(ge=1, le=limits.PARALLELISM_MAX)
+    operators: list[str]
+    is_source: bool
+    bounded: bool = True
+    program: bytes
+
+
+class Edge(BaseModel):
+    """``source`` and ``target`` are vertex indices; ``input`` is the target's input number."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    source: int
+    target: int
+    input: int = 0
+    partitioner: Literal["hash", "rebalance", "rescale", "forward", "broadcast", "custom"]
+
+    @property
+    def pointwise(self) -> bool:
+        return self.partitioner in ("rescale", "forward")
+
+
+class JobGraph(BaseModel):
+    """Vertices and edges, both named by their index."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    vertices: list[Vertex]
+    edges: list[Edge]
+    settings: JobSettings = JobSettings()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> JobGraph:
+        for number, edge in enumerate(self.edges):
+            for end in (edge.source, edge.target):
+                if not 0 <= end < len(self.vertices):
+                    raise ValueError(f"edge {number} names vertex {end}, which does not exist")
+            if edge.partitioner == "forward":
+                source, target = self.vertices[edge.source], self.vertices[edge.target]
+                if source.parallelism != target.parallelism:
+                    raise ValueError(f"forward edge {number} joins different parallelisms")
+        return self
+
+    @property
+    def slots_needed(self) -> int:
+        """With slot sharing: the greatest parallelism."""
+        return max((vertex.parallelism for vertex in self.vertices), default=0)
+
+    def producers_of(self, edge: int, consumer: int) -> range:
+        """Subtask indices of the producers that feed ``consumer`` over ``edge``."""
+        e = self.edges[edge]
+        m, n = self.vertices[e.source].parallelism, self.vertices[e.target].parallelism
+        if not e.pointwise:
+            return range(m)
+        if m >= n:
+            return range(_ceil_div(consumer * m, n), _ceil_div((consumer + 1) * m, n))
+        return range(consumer * m // n, consumer * m // n + 1)
+
+    def consumers_of(self, edge: int, producer: int) -> range:
+        """Subtask indices of the consumers that ``producer`` feeds over ``edge``."""
+        e = self.edges[edge]
+        m, n = self.vertices[e.source].parallelism, self.vertices[e.target].parallelism
+        if not e.pointwise:
+            return range(n)
+        if m >= n:
+            return range(producer * n // m, producer * n // m + 1)
+        return range(_ceil_div(producer * n, m), _ceil_div((producer + 1) * n, m))
+
+    def inputs_of(self, vertex: int) -> list[int]:
+        """Indices of the edges that end in ``vertex``."""
+        return [i for i, edge in enumerate(self.edges) if edge.target == vertex]
+
+    def outputs_of(self, vertex: int) -> list[int]:
+        """Indices of the edges that begin in ``vertex``."""
+        return [i for i, edge in enumerate(self.edges) if edge.source == vertex]
+
+    def to_bytes(self) -> bytes:
+        packed: bytes = msgpack.packb(self.model_dump(mode="python"), use_bin_type=True)
+        return packed
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> JobGraph:
+        """Read a graph back.
+
+        Raises:
+            InvalidGraph: the bytes are not a graph, or its parts contradict each other.
+        """
+        try:
+            return cls.model_validate(msgpack.unpackb(data, raw=False))
+        except (ValueError, msgpack.UnpackException, ValidationError) as error:
+            raise InvalidGraph(f"job graph cannot be read: {error}") from error
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)

@@ -1,0 +1,145 @@
+"""The error tree, by whose fault it is.
+
+::
+
+    ShuffleError                    base; ``code`` crosses the wire, ``retriable`` steers the caller
+    +-- UsageError                  the caller asked for something that cannot be (exit code 2)
+    |   +-- UnknownName             no job, option, column, file or worker of that name
+    |   +-- InvalidGraph            the dataflow does not make sense as written
+    |   +-- UnserializableRecord    a record that the row format cannot carry
+    +-- ProtocolError               never raised itself
+    |   +-- LocalProtocolError      we misused the machine: a bug here
+    |   +-- RemoteProtocolError     the peer sent something that it must not
+    +-- AuthenticationError         wrong or missing secret, another cluster, another version
+    +-- PeerLost                    a connection or a process went away
+    +-- PartitionNotFound           the requested partition is not (or no longer) registered
+    +-- ResourceExhausted           slots, buffers, disk or a limit ran out
+    +-- TaskFailed                  the user's function raised, or its process died
+    +-- TaskCancelled               a task was told to stop
+
+Errors cross the wire as code and text, never as a pickle.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = [
+    "AuthenticationError",
+    "InvalidGraph",
+    "LocalProtocolError",
+    "PartitionNotFound",
+    "PeerLost",
+    "ProtocolError",
+    "RemoteProtocolError",
+    "ResourceExhausted",
+    "ShuffleError",
+    "TaskCancelled",
+    "TaskFailed",
+    "UnknownName",
+    "UnserializableRecord",
+    "UsageError",
+    "error_from_code",
+]
+
+
+class ShuffleError(Exception):
+    """Base of every error that minishuffle raises on purpose."""
+
+    code: ClassVar[int] = 1
+    retriable: ClassVar[bool] = False
+
+
+class UsageError(ShuffleError):
+    """The caller asked for something that cannot be; the text names the mend."""
+
+    code = 10
+
+
+class UnknownName(UsageError):
+    """No job, option, column, file or worker of that name."""
+
+    code = 11
+
+
+class InvalidGraph(UsageError):
+    """The dataflow does not make sense as written."""
+
+    code = 12
+
+
+class UnserializableRecord(UsageError):
+    """A record holds a value that the row format cannot carry."""
+
+    code = 13
+
+
+class ProtocolError(ShuffleError):
+    """One side broke the protocol; see the two subclasses for whose fault it is."""
+
+    code = 20
+
+
+class LocalProtocolError(ProtocolError):
+    """This side misused its own state machine: a bug in minishuffle."""
+
+    code = 21
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer sent something that the protocol forbids at this point."""
+
+    code = 22
+
+
+class AuthenticationError(ShuffleError):
+    """The peer did not prove that it knows the secret of this cluster."""
+
+    code = 30
+
+
+class PeerLost(ShuffleError):
+    """A connection or the process at its other end went away."""
+
+    code = 40
+    retriable = True
+
+
+class PartitionNotFound(ShuffleError):
+    """The requested partition is not registered on that worker."""
+
+    code = 41
+    retriable = True
+
+
+class ResourceExhausted(ShuffleError):
+    """Slots, network buffers, disk or a limit ran out; the text has the arithmetic."""
+
+    code = 50
+
+
+class TaskFailed(ShuffleError):
+    """A task ended because the user's function raised or its process died."""
+
+    code = 60
+
+
+class TaskCancelled(ShuffleError):
+    """A task was told to stop; not a failure."""
+
+    code = 61
+
+
+def _subclasses(base: type[ShuffleError]) -> list[type[ShuffleError]]:
+    found = [base]
+    for child in base.__subclasses__():
+        found.extend(_subclasses(child))
+    return found
+
+
+def error_from_code(code: int, text: str) -> ShuffleError:
+    """Rebuild an error that crossed the wire; an unknown code becomes a plain ShuffleError."""
+    for cls in _subclasses(ShuffleError):
+        if cls.code == code:
+            return cls(text)
+    return ShuffleError(text)

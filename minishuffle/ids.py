@@ -1,0 +1,107 @@
+"""Identifiers, in the words of the field.
+
+A *job graph* has *operators* (vertices: chains of functions that share a thread) and *edges*; an
+operator runs as *subtasks*, each incarnation of which is an *attempt*. The producer subtask of an
+edge owns a *ResultPartition* with one *subpartition* for each consumer. A *generation* counts the
+connections of one logical channel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NewType
+
+from minishuffle.errors import UsageError
+
+__all__ = [
+    "Address",
+    "AttemptId",
+    "ChannelId",
+    "Epoch",
+    "Generation",
+    "JobId",
+    "OperatorId",
+    "PartitionId",
+    "SubtaskId",
+    "Term",
+    "WorkerId",
+]
+
+WorkerId = NewType("WorkerId", int)
+"""Given by the coordinator at registration, from 1; the lower of two dials."""
+
+Epoch = NewType("Epoch", int)
+"""Counts the registrations that a coordinator accepted, over all workers."""
+
+Term = NewType("Term", int)
+"""Counts the starts of the coordinator; a worker refuses a lower one."""
+
+JobId = NewType("JobId", str)
+"""``j1``, ``j2``, …: never used again within a cluster's journal."""
+
+OperatorId = NewType("OperatorId", int)
+"""Index of a vertex of the job graph."""
+
+ChannelId = NewType("ChannelId", int)
+"""u32 given by the consumer; the top bit says whether the dialer of the connection gave it."""
+
+Generation = NewType("Generation", int)
+"""Counts the connections of one logical channel, from 1."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SubtaskId:
+    """One parallel instance of an operator; stable over restarts."""
+
+    job: JobId
+    operator: OperatorId
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.job}/{self.operator}.{self.index}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class AttemptId:
+    """One incarnation of a subtask; ``attempt`` grows from 1."""
+
+    subtask: SubtaskId
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"{self.subtask}#{self.attempt}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PartitionId:
+    """What one producer subtask writes for one edge of the job graph."""
+
+    job: JobId
+    edge: int
+    producer: int
+
+    def __str__(self) -> str:
+        return f"{self.job}/edge{self.edge}.{self.producer}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Address:
+    """Where a process listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Read ``HOST:PORT``.
+
+        Raises:
+            UsageError: the text is not of that form or the port is not in 1..65535.
+        """
+        host, colon, port = text.rpartition(":")
+        if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise UsageError(f"{text!r} is not an address: write HOST:PORT, for example 127.0.0.1:8471")
+        return cls(host.strip("[]"), int(port))

@@ -1,0 +1,59 @@
+"""Every bound in one place, units in the names, relations asserted when this is imported."""
+
+from __future__ import annotations
+
+from typing import Final
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+# --- frames -----------------------------------------------------------------------------------
+SEGMENT_BYTES_DEFAULT: Final = 32 * KIB
+SEGMENT_BYTES_MIN: Final = 256
+SEGMENT_BYTES_MAX: Final = 16 * MIB
+SEGMENT_HEADROOM_BYTES: Final = 64
+"""Room in front of a segment's payload, so that header and payload leave as one view."""
+DATA_FRAME_BYTES_MAX: Final = SEGMENT_BYTES_MAX + SEGMENT_HEADROOM_BYTES
+CONTROL_FRAME_BYTES_MAX: Final = 64 * MIB
+"""Control messages carry pickled functions and collected rows."""
+HANDSHAKE_FRAME_BYTES_MAX: Final = 512
+"""Before a peer has proved the secret, nothing longer is accepted."""
+NAME_BYTES_MAX: Final = 128
+"""Of a job id or any other name inside a frame."""
+ERROR_TEXT_BYTES_MAX: Final = 64 * KIB
+
+# --- connections ------------------------------------------------------------------------------
+RECEIVE_BUFFER_BYTES: Final = 256 * KIB
+HANDSHAKE_SECONDS_MAX: Final = 5.0
+UNAUTHENTICATED_CONNECTIONS_MAX: Final = 64
+CHANNELS_PER_CONNECTION_MAX: Final = 65_536
+CREDIT_MAX: Final = 1 << 20
+EVENTS_QUEUED_PER_CHANNEL_MAX: Final = 64
+FLUSH_SEGMENTS_MAX: Final = 16
+"""Most segments gathered into one flush of a connection."""
+
+# --- memory -----------------------------------------------------------------------------------
+NETWORK_MEMORY_BYTES_DEFAULT: Final = 64 * MIB
+BUFFERS_PER_CHANNEL_DEFAULT: Final = 2
+FLOATING_BUFFERS_PER_GATE_DEFAULT: Final = 8
+ELEMENT_BYTES_MAX: Final = 1 << 30
+ASSEMBLY_BYTES_MAX: Final = 256 * MIB
+"""Bytes of elements being put together in memory in one worker; the rest goes to a file."""
+SPILL_ELEMENT_BYTES: Final = 16 * MIB
+"""A single element above this is put together in a file."""
+
+# --- jobs -------------------------------------------------------------------------------------
+PARALLELISM_MAX: Final = 32_768
+BATCH_ROWS_MAX: Final = 65_536
+COLLECT_BYTES_MAX: Final = 256 * MIB
+JOB_EVENTS_KEPT: Final = 10_000
+JOB_LOG_LINES_KEPT: Final = 1_000
+ERROR_CAUSES_KEPT: Final = 10
+ROW_PREVIEW_CHARS: Final = 200
+
+assert SEGMENT_BYTES_MIN <= SEGMENT_BYTES_DEFAULT <= SEGMENT_BYTES_MAX
+assert RECEIVE_BUFFER_BYTES >= 4 * SEGMENT_BYTES_DEFAULT
+assert HANDSHAKE_FRAME_BYTES_MAX < SEGMENT_BYTES_DEFAULT
+assert SPILL_ELEMENT_BYTES <= ASSEMBLY_BYTES_MAX <= ELEMENT_BYTES_MAX
+assert NETWORK_MEMORY_BYTES_DEFAULT >= 64 * SEGMENT_BYTES_DEFAULT
+assert BUFFERS_PER_CHANNEL_DEFAULT + FLOATING_BUFFERS_PER_GATE_DEFAULT <= CREDIT_MAX
