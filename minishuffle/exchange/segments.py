@@ -1,0 +1,213 @@
+"""Network memory: a fixed number of segments, allocated once, lent to local pools.
+
+The global pool (Flink's ``NetworkBufferPool``) is the hard cap of a worker. A *local pool* has a
+minimum that is guaranteed and a maximum; what no minimum claims is divided anew whenever a pool comes
+or goes. Surplus above a shrunken size comes back as its segments are recycled.
+
+Threads: a writer's task thread may call :meth:`LocalPool.request` on its own pool; everything else
+happens on the loop thread. Each counter has one writer, so no lock is needed.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from minishuffle.errors import LocalProtocolError, ResourceExhausted
+from minishuffle.limits import SEGMENT_HEADROOM_BYTES
+
+__all__ = ["LocalPool", "NetworkBufferPool", "Segment"]
+
+
+class Segment:
+    """One network buffer: ``SEGMENT_HEADROOM_BYTES`` of headroom, then the payload area."""
+
+    __slots__ = ("index", "memory", "owner")
+
+    def __init__(self, index: int, memory: memoryview) -> None:
+        self.index = index
+        self.memory = memory
+        self.owner: LocalPool | None = None
+        """The pool that lent it; None while it is free."""
+
+    def recycle(self) -> None:
+        """Give it back to the pool that lent it.
+
+        Raises:
+            LocalProtocolError: it is free already.
+        """
+        owner = self.owner
+        if owner is None:
+            raise LocalProtocolError(f"segment {self.index} was recycled twice")
+        owner.recycle(self)
+
+
+class NetworkBufferPool:
+    """All segments of a worker.
+
+    Invariants: ``free + Σ in_use = total``; ``Σ minimum ≤ total``; ``Σ size ≤ total``;
+    ``minimum ≤ size ≤ maximum`` for each local pool.
+
+    Args:
+        segments: how many there are.
+        segment_bytes: payload bytes of each.
+    """
+
+    def __init__(self, segments: int, segment_bytes: int) -> None:
+        stride = SEGMENT_HEADROOM_BYTES + segment_bytes
+        self.total = segments
+        self.segment_bytes = segment_bytes
+        self._memory = mmap.mmap(-1, max(1, segments * stride))
+        view = memoryview(self._memory)
+        self._free = deque(Segment(i, view[i * stride : (i + 1) * stride]) for i in range(segments))
+        self._pools: list[LocalPool] = []
+        self._starving: set[LocalPool] = set()
+        self.peak_used = 0
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
+    def required(self) -> int:
+        """Segments that minimums claim."""
+        return sum(pool.minimum for pool in self._pools)
+
+    def create_pool(self, name: str, minimum: int, maximum: int) -> LocalPool:
+        """A new local pool; the others shrink if need be.
+
+        Raises:
+            ResourceExhausted: the minimums would exceed the total; the text has the arithmetic.
+        """
+        if not 0 < minimum <= maximum:
+            raise LocalProtocolError(f"pool {name}: needs 0 < minimum {minimum} ≤ maximum {maximum}")
+        required = self.required
+        if required + minimum > self.total:
+            raise ResourceExhausted(
+                f"insufficient number of network buffers for {name}: needs {minimum}, but {required} of "
+                f"{self.total} are required by other tasks; raise network_memory_bytes or lower the parallelism"
+            )
+        pool = LocalPool(self, name, minimum, maximum)
+        self._pools.append(pool)
+        self._redistribute()
+        return pool
+
+    def destroy_pool(self, pool: LocalPool) -> None:
+        """Forget a pool; its segments in use come back as they are recycled. Idempotent."""
+        if pool in self._pools:
+            self._pools.remove(pool)
+            self._starving.discard(pool)
+            self._redistribute()
+
+    def _redistribute(self) -> None:
+        """Divide what no minimum claims in proportion to what each pool could still take."""
+        spare = self.total - self.required
+        growable = [pool for pool in self._pools if pool.maximum > pool.minimum]
+        caps = [min(spare, pool.maximum - pool.minimum) for pool in growable]
+        total_cap = sum(caps)
+        to_share = min(spare, total_cap)
+        given = cumulative = 0
+        for pool, cap in zip(growable, caps, strict=True):
+            cumulative += cap
+            share = to_share * cumulative // total_cap - given if total_cap else 0
+            given += share
+            pool.resize(pool.minimum + share)
+
+    def lend(self, pool: LocalPool) -> Segment | None:
+        """One free segment for ``pool``, or None; it is told when one comes back."""
+        try:
+            segment = self._free.popleft()
+        except IndexError:
+            self._starving.add(pool)
+            if not self._free:
+                return None
+            # One came back between the look and the note: the note must not be the last word.
+            return self.lend(pool)
+        segment.owner = pool
+        used = self.total - len(self._free)
+        if used > self.peak_used:
+            self.peak_used = used
+        return segment
+
+    def take_back(self, segment: Segment) -> None:
+        segment.owner = None
+        self._free.append(segment)
+        while self._starving:
+            self._starving.pop().notify()
+
+    def validate(self) -> None:
+        assert self.required <= self.total
+        assert sum(pool.size for pool in self._pools) <= self.total
+        assert all(pool.minimum <= pool.size <= pool.maximum for pool in self._pools)
+        assert 0 <= len(self._free) <= self.total
+        assert len({segment.index for segment in self._free}) == len(self._free)
+        assert all(segment.owner is None for segment in self._free)
+
+
+class LocalPool:
+    """A share of the global pool for one gate or one result partition.
+
+    Invariant: ``in_use ≤ size`` whenever a request succeeds (a shrink may leave more in use until
+    they come back).
+    """
+
+    __slots__ = ("_global", "_listener", "_returned", "_taken", "maximum", "minimum", "name", "size")
+
+    def __init__(self, pool: NetworkBufferPool, name: str, minimum: int, maximum: int) -> None:
+        self._global = pool
+        self.name = name
+        self.minimum = minimum
+        self.maximum = maximum
+        self.size = minimum
+        self._taken = 0
+        """Written by the requesting thread only."""
+        self._returned = 0
+        """Written by the loop thread only."""
+        self._listener: Callable[[], None] | None = None
+
+    @property
+    def in_use(self) -> int:
+        return self._taken - self._returned
+
+    @property
+    def available(self) -> bool:
+        """True if a request now would probably succeed."""
+        return self._taken - self._returned < self.size and self._global.free > 0
+
+    def request(self) -> Segment | None:
+        """One segment, or None when the pool is used up or the global pool is empty."""
+        if self._taken - self._returned >= self.size:
+            return None
+        segment = self._global.lend(self)
+        if segment is not None:
+            self._taken += 1
+        return segment
+
+    def recycle(self, segment: Segment) -> None:
+        self._returned += 1
+        self._global.take_back(segment)
+        self.notify()
+
+    def recycle_all(self, segments: Iterable[Segment]) -> None:
+        for segment in segments:
+            self.recycle(segment)
+
+    def on_available(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` (on the loop) whenever a request may succeed again."""
+        self._listener = listener
+
+    def resize(self, size: int) -> None:
+        grown = size > self.size
+        self.size = size
+        if grown:
+            self.notify()
+
+    def notify(self) -> None:
+        if self._listener is not None:
+            self._listener()
+
+    def destroy(self) -> None:
+        """Give the share up; segments still in use come back later."""
+        self._listener = None
+        self._global.destroy_pool(self)

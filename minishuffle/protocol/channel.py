@@ -1,0 +1,326 @@
+"""One logical channel, seen from either end; many of them share a connection.
+
+A *producer channel* reads a subpartition's view and sends a data buffer for each credit, events for
+free. A *consumer channel* checks what arrives, copies it into a buffer that it had promised, and
+turns consumed buffers into new credit. (Flink: ``CreditBasedSequenceNumberingViewReader`` and
+``RemoteInputChannel``.)
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Protocol
+
+from minishuffle.errors import RemoteProtocolError, ShuffleError
+from minishuffle.limits import SEGMENT_HEADROOM_BYTES
+from minishuffle.protocol.credit import BufferKind, ReceiveCredit, SendCredit
+from minishuffle.wire.frames import DataType
+
+__all__ = [
+    "ChannelState",
+    "ConsumerChannel",
+    "FreeBuffer",
+    "Gate",
+    "NextType",
+    "Outgoing",
+    "ProducerChannel",
+    "Received",
+    "SubpartitionView",
+]
+
+SEQUENCE_MASK = 0xFFFF_FFFF
+
+
+class NextType(Enum):
+    """What a view's next poll will give."""
+
+    NONE = 0
+    DATA = 1
+    EVENT = 2
+
+
+class Outgoing(Protocol):
+    """A piece of a segment, or an event, on its way out.
+
+    ``memory[start:start + size]`` is the payload; the bytes in front of it may be overwritten.
+    """
+
+    memory: memoryview
+    start: int
+    size: int
+    data_type: int
+    flags: int
+    first_start: int
+    rows: int
+
+    def released(self) -> None:
+        """The transport has let go of the memory. Called exactly once."""
+
+
+class SubpartitionView(Protocol):
+    """The reading end of a subpartition. Everything is called on the loop's side."""
+
+    def next_type(self) -> NextType: ...
+
+    def backlog(self) -> int:
+        """Data buffers that could be polled now."""
+
+    def poll(self) -> Outgoing | None: ...
+
+    def release(self) -> None:
+        """The consumer is gone; nothing more will be polled through this view."""
+
+
+class FreeBuffer(Protocol):
+    """A receive buffer: headroom, then the payload area."""
+
+    memory: memoryview
+
+
+class Received:
+    """A buffer or an event that arrived and waits for the task.
+
+    The task reads ``memory[start:start + size]``; then it is given back to its channel.
+    """
+
+    __slots__ = ("buffer", "data_type", "first_start", "flags", "kind", "memory", "rows", "size", "start")
+
+    def __init__(
+        self,
+        memory: memoryview,
+        start: int,
+        size: int,
+        data_type: int,
+        flags: int,
+        first_start: int,
+        rows: int,
+        buffer: FreeBuffer | None = None,
+        kind: BufferKind | None = None,
+    ) -> None:
+        self.memory = memory
+        self.start = start
+        self.size = size
+        self.data_type = data_type
+        self.flags = flags
+        self.first_start = first_start
+        self.rows = rows
+        self.buffer = buffer
+        self.kind = kind
+
+    @property
+    def payload(self) -> memoryview:
+        return self.memory[self.start : self.start + self.size]
+
+
+class Gate(Protocol):
+    """Where a consumer channel gets floating buffers and delivers what it received."""
+
+    def request_floating(self) -> FreeBuffer | None: ...
+
+    def wait_in_line(self, channel: ConsumerChannel) -> None:
+        """Call ``channel.offer_floating`` when a floating buffer comes free, in turn."""
+
+    def leave_line(self, channel: ConsumerChannel) -> None: ...
+
+    def release_floating(self, buffer: FreeBuffer) -> None: ...
+
+    def release_exclusive(self, buffer: FreeBuffer) -> None: ...
+
+    def deliver(self, received: Received) -> None: ...
+
+    def fail(self, error: ShuffleError) -> None:
+        """The channel is broken; the task is to see ``error`` after what was delivered."""
+
+
+class ChannelState(Enum):
+    OPEN = 1
+    CLOSED = 2
+
+
+class ProducerChannel:
+    """The sending end. ``enqueued`` says whether it stands in the connection's line of ready ones."""
+
+    __slots__ = ("announced", "credit", "enqueued", "id", "sequence", "state", "view")
+
+    def __init__(self, channel_id: int, view: SubpartitionView, initial_credit: int) -> None:
+        self.id = channel_id
+        self.view = view
+        self.credit = SendCredit(initial_credit)
+        self.sequence = 0
+        self.enqueued = False
+        self.state = ChannelState.OPEN
+        self.announced = 0
+        """Backlog that the consumer was told of since credit came last; 0 when it was told none."""
+
+    def sendable(self) -> bool:
+        """True if a poll now would give something that may leave."""
+        match self.view.next_type():
+            case NextType.NONE:
+                return False
+            case NextType.EVENT:
+                return True
+            case NextType.DATA:
+                return self.credit.available > 0
+
+    def backlog_to_announce(self) -> int:
+        """Backlog for a BacklogAnnouncement, or 0.
+
+        Announced when there is data and no credit to send it with; again only when it has doubled
+        or credit came and ran out.
+        """
+        if self.credit.available:
+            return 0
+        backlog = self.view.backlog()
+        if backlog and backlog >= 2 * self.announced:
+            self.announced = backlog
+            return backlog
+        return 0
+
+    def poll(self) -> tuple[Outgoing, int, int] | None:
+        """The next piece with its sequence number and the backlog behind it; None if there is none."""
+        outgoing = self.view.poll()
+        if outgoing is None:
+            return None
+        backlog = self.view.backlog()
+        if outgoing.data_type == DataType.DATA:
+            self.credit.spend()
+            if not self.credit.available:
+                self.announced = backlog
+        sequence = self.sequence
+        self.sequence = (sequence + 1) & SEQUENCE_MASK
+        return outgoing, sequence, backlog
+
+    def on_credit(self, credit: int) -> None:
+        self.credit.grant(credit)
+        self.announced = 0
+
+    def close(self) -> None:
+        """Idempotent; releases the view."""
+        if self.state is ChannelState.OPEN:
+            self.state = ChannelState.CLOSED
+            self.view.release()
+
+    def validate(self) -> None:
+        self.credit.validate()
+        assert 0 <= self.sequence <= SEQUENCE_MASK
+
+
+class ConsumerChannel:
+    """The receiving end. Everything is called on the loop's side."""
+
+    __slots__ = ("_arriving", "_backlog", "credit", "expected", "gate", "id", "segment_bytes", "state")
+
+    def __init__(self, gate: Gate, exclusive: list[FreeBuffer], segment_bytes: int) -> None:
+        self.id = 0
+        """Given by the connection when the partition is requested."""
+        self.gate = gate
+        self.credit: ReceiveCredit[FreeBuffer] = ReceiveCredit(exclusive)
+        self.segment_bytes = segment_bytes
+        self.expected = 0
+        self.state = ChannelState.OPEN
+        self._arriving: Received | None = None
+        self._backlog = 0
+
+    def begin(
+        self, sequence: int, backlog: int, data_type: int, flags: int, first_start: int, rows: int, size: int
+    ) -> memoryview:
+        """A buffer begins to arrive: the memory that its payload goes into.
+
+        Raises:
+            RemoteProtocolError: out of sequence, longer than a segment, of an unknown type, or
+                without credit. The channel is over then, the connection is not.
+        """
+        if sequence != self.expected:
+            raise RemoteProtocolError(f"buffer {sequence} arrived where {self.expected} was expected")
+        if size > self.segment_bytes:
+            raise RemoteProtocolError(f"payload of {size} bytes, a segment holds {self.segment_bytes}")
+        if data_type == DataType.DATA:
+            kind, buffer = self.credit.on_buffer()
+            memory, start = buffer.memory, SEGMENT_HEADROOM_BYTES
+            self._arriving = Received(memory, start, size, data_type, flags, first_start, rows, buffer, kind)
+        elif data_type == DataType.EVENT and size:
+            memory = memoryview(bytearray(size))
+            self._arriving = Received(memory, 0, size, data_type, flags, first_start, rows)
+        else:
+            raise RemoteProtocolError(f"buffer of unknown data type {data_type} or empty event")
+        self.expected = (sequence + 1) & SEQUENCE_MASK
+        self._backlog = backlog
+        return self._arriving.payload
+
+    def end(self) -> None:
+        """The payload is complete: hand it to the gate, then ask for what the backlog needs."""
+        received, self._arriving = self._arriving, None
+        assert received is not None
+        self.gate.deliver(received)
+        self.on_backlog(self._backlog)
+
+    def on_backlog(self, backlog: int) -> None:
+        """The producer has ``backlog`` more: borrow floating buffers one by one, or wait in line."""
+        if self.state is ChannelState.CLOSED:
+            return
+        for _ in range(self.credit.on_backlog(backlog)):
+            buffer = self.gate.request_floating()
+            if buffer is None:
+                self.credit.waiting = True
+                self.gate.wait_in_line(self)
+                return
+            self.credit.on_floating(buffer)
+        self._leave_line_if_satisfied()
+
+    def offer_floating(self, buffer: FreeBuffer) -> bool:
+        """The gate's turn to serve this channel; False if it does not want the buffer any more.
+
+        It stays in line (``credit.waiting``) while it wants another.
+        """
+        credit = self.credit
+        credit.waiting = False
+        if self.state is ChannelState.CLOSED or credit.idle >= credit.required:
+            return False
+        credit.waiting = credit.on_floating(buffer)
+        return True
+
+    def consumed(self, received: Received) -> None:
+        """The task has given a buffer back."""
+        buffer = received.buffer
+        if buffer is None:
+            return
+        if received.kind is BufferKind.FLOATING:
+            self.gate.release_floating(buffer)
+        elif self.state is ChannelState.CLOSED:
+            self.gate.release_exclusive(buffer)
+        else:
+            surplus = self.credit.on_consumed(buffer)
+            if surplus is not None:
+                self.gate.release_floating(surplus)
+            self._leave_line_if_satisfied()
+
+    def _leave_line_if_satisfied(self) -> None:
+        if self.credit.waiting and self.credit.idle >= self.credit.required:
+            self.credit.waiting = False
+            self.gate.leave_line(self)
+
+    def close(self) -> None:
+        """Idempotent: all unused credit is void; floating buffers go to the next in line."""
+        if self.state is ChannelState.CLOSED:
+            return
+        self.state = ChannelState.CLOSED
+        if self.credit.waiting:
+            self.gate.leave_line(self)
+        arriving, self._arriving = self._arriving, None
+        exclusive, floating = self.credit.void()
+        for buffer in exclusive:
+            self.gate.release_exclusive(buffer)
+        for buffer in floating:
+            self.gate.release_floating(buffer)
+        if arriving is not None:
+            self.consumed(arriving)
+
+    def fail(self, error: ShuffleError) -> None:
+        """Close, and let the task see why."""
+        if self.state is ChannelState.OPEN:
+            self.close()
+            self.gate.fail(error)
+
+    def validate(self) -> None:
+        self.credit.validate()
+        assert 0 <= self.expected <= SEQUENCE_MASK

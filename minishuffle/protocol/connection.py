@@ -1,0 +1,464 @@
+"""Many logical channels on one byte stream, as a pure machine.
+
+Feed it with :meth:`Connection.receive`; after every call take :meth:`Connection.events` and send
+what :meth:`Connection.data_to_send` gives. On each channel either side may be the consumer. Channel
+ids are given by the consumer, carry a bit that says whether the dialer gave them, and are never used
+again on this connection; frames for a closed id are discarded without taking a buffer. Producer
+channels that have something to send stand in one line and take turns, one buffer each (Flink's
+``PartitionRequestQueue``). A channel's fault ends that channel; a malformed stream ends the
+connection.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from minishuffle import limits
+from minishuffle.counters import ConnectionCounters
+from minishuffle.errors import LocalProtocolError, PeerLost, RemoteProtocolError, ShuffleError, error_from_code
+from minishuffle.protocol.channel import ChannelState, ConsumerChannel, Outgoing, ProducerChannel, SubpartitionView
+from minishuffle.wire.codec import FrameDecoder, encode_frame, write_buffer_header
+from minishuffle.wire.frames import (
+    AddCredit,
+    BacklogAnnouncement,
+    CancelPartitionRequest,
+    Close,
+    DataType,
+    Error,
+    Frame,
+    FrameType,
+    PartitionRequest,
+    Ping,
+    Pong,
+)
+
+__all__ = ["Connection", "ConnectionEvent", "PartitionRequested", "PeerClosed", "PeerSilent"]
+
+DIALER_BIT: Final = 0x8000_0000
+SILENT_AFTER_PINGS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRequested:
+    """Answer with :meth:`Connection.attach` or :meth:`Connection.refuse`."""
+
+    request: PartitionRequest
+
+
+@dataclass(frozen=True, slots=True)
+class PeerClosed:
+    """The peer said Close or a connection-wide Error: nothing more will come."""
+
+    error: ShuffleError | None
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSilent:
+    """No byte came for ``seconds`` although a Ping was sent."""
+
+    seconds: float
+
+
+ConnectionEvent: TypeAlias = PartitionRequested | PeerClosed | PeerSilent
+
+
+class Connection:
+    """Machine of one data connection after its handshake.
+
+    Invariants: a producer channel stands in the line of ready ones at most once; an id is in at most
+    one of requested, producing and consuming; per channel the invariants of its ledgers.
+    """
+
+    def __init__(self, *, dialer: bool, counters: ConnectionCounters, ping_interval: float, now: float) -> None:
+        self._dialer = dialer
+        self._counters = counters
+        self._ping_interval = ping_interval
+        self._heard_at = now
+        self._pinged_at: float | None = None
+        self._ping_token = 0
+        self._next_id = 1
+        self._consumers: dict[int, ConsumerChannel] = {}
+        self._producers: dict[int, ProducerChannel] = {}
+        self._requested: dict[int, PartitionRequest] = {}
+        self._seen_ids: set[int] = set()
+        self._ready: deque[ProducerChannel] = deque()
+        self._control: deque[Frame] = deque()
+        self._granting: dict[int, ConsumerChannel] = {}
+        self._events: list[ConnectionEvent] = []
+        self._arriving: ConsumerChannel | None = None
+        self._decoder = FrameDecoder(self, limits.DATA_FRAME_BYTES_MAX)
+        self._closed = False
+
+    # --- receiving ------------------------------------------------------------------------------
+
+    def receive(self, data: bytes | memoryview, now: float) -> None:
+        """Take the next bytes of the stream.
+
+        Raises:
+            RemoteProtocolError: the stream is malformed; call :meth:`lost` and close the socket.
+        """
+        self._heard_at = now
+        self._pinged_at = None
+        self._counters.bytes_in += len(data)
+        self._decoder.receive(data)
+
+    def payload_target(self, least: int) -> memoryview | None:
+        """Memory to receive straight into, see :meth:`FrameDecoder.payload_target`."""
+        return self._decoder.payload_target(least)
+
+    def payload_received(self, size: int, now: float) -> None:
+        self._heard_at = now
+        self._pinged_at = None
+        self._counters.bytes_in += size
+        self._decoder.payload_received(size)
+
+    def events(self) -> list[ConnectionEvent]:
+        """What happened since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def buffer_begin(
+        self,
+        channel: int,
+        sequence: int,
+        backlog: int,
+        data_type: int,
+        flags: int,
+        first_start: int,
+        rows: int,
+        size: int,
+    ) -> memoryview | None:
+        """(For the decoder.) Memory for an arriving payload, or None for a closed channel's."""
+        counters = self._counters
+        counters.frames_in["buffer_response"] = counters.frames_in.get("buffer_response", 0) + 1
+        consumer = self._consumers.get(channel)
+        if consumer is None:
+            self._check_id_was_given(channel)
+            return None
+        try:
+            target = consumer.begin(sequence, backlog, data_type, flags, first_start, rows, size)
+        except RemoteProtocolError as error:
+            self._fail_consumer(consumer, error)
+            return None
+        if data_type == DataType.DATA:
+            counters.buffers_in += 1
+            counters.payload_bytes_in += size
+        self._arriving = consumer
+        return target
+
+    def buffer_end(self) -> None:
+        """(For the decoder.) The payload begun last is complete."""
+        consumer, self._arriving = self._arriving, None
+        assert consumer is not None
+        consumer.end()
+        self.announce_credit(consumer)
+
+    def frame(self, frame: Frame) -> None:
+        """(For the decoder.) Any other frame."""
+        name = _frame_name(frame)
+        self._counters.frames_in[name] = self._counters.frames_in.get(name, 0) + 1
+        match frame:
+            case AddCredit(channel, credit):
+                self._on_credit(channel, credit)
+            case PartitionRequest():
+                self._on_partition_request(frame)
+            case BacklogAnnouncement(channel, backlog):
+                consumer = self._consumers.get(channel)
+                if consumer is None:
+                    self._check_id_was_given(channel)
+                else:
+                    consumer.on_backlog(backlog)
+                    self.announce_credit(consumer)
+            case CancelPartitionRequest(channel):
+                self._requested.pop(channel, None)
+                producer = self._producers.pop(channel, None)
+                if producer is not None:
+                    producer.close()
+            case Error(channel, code, text) if channel:
+                consumer = self._consumers.pop(channel, None)
+                if consumer is not None:
+                    self._forget(consumer)
+                    consumer.fail(error_from_code(code, text))
+            case Error(_, code, text):
+                self._events.append(PeerClosed(error_from_code(code, text)))
+            case Close():
+                self._events.append(PeerClosed(None))
+            case Ping(token):
+                self._control.append(Pong(token))
+            case Pong():
+                pass  # every byte heard is a sign of life already
+            case _:
+                raise RemoteProtocolError(f"{name} frame has no place on an established data connection")
+
+    def _on_credit(self, channel: int, credit: int) -> None:
+        producer = self._producers.get(channel)
+        if producer is None:
+            return
+        self._counters.credits_received += credit
+        try:
+            producer.on_credit(credit)
+        except RemoteProtocolError as error:
+            self._producers.pop(channel)
+            producer.close()
+            self._control.append(Error(channel, error.code, str(error)))
+            return
+        self.available(channel)
+
+    def _on_partition_request(self, request: PartitionRequest) -> None:
+        channel = request.channel
+        given_by_dialer = bool(channel & DIALER_BIT)
+        if given_by_dialer == self._dialer or channel in self._seen_ids or not channel & ~DIALER_BIT:
+            raise RemoteProtocolError(f"PartitionRequest names channel {channel:#x}, which is not the peer's to give")
+        if len(self._producers) + len(self._requested) >= limits.CHANNELS_PER_CONNECTION_MAX:
+            self._control.append(Error(channel, 50, f"more than {limits.CHANNELS_PER_CONNECTION_MAX} channels"))
+            return
+        self._seen_ids.add(channel)
+        self._requested[channel] = request
+        self._events.append(PartitionRequested(request))
+
+    def _check_id_was_given(self, channel: int) -> None:
+        own = bool(channel & DIALER_BIT) == self._dialer
+        if not own or not 0 < channel & ~DIALER_BIT < self._next_id:
+            raise RemoteProtocolError(f"frame for channel {channel:#x}, which was never opened")
+
+    # --- consumer side --------------------------------------------------------------------------
+
+    def request_partition(self, consumer: ConsumerChannel, request: PartitionRequest) -> int:
+        """Open a channel; ``request.channel`` and ``initial_credit`` are filled in here.
+
+        Returns the channel id.
+        """
+        if self._closed:
+            raise LocalProtocolError("the connection is closed")
+        channel = self._next_id | (DIALER_BIT if self._dialer else 0)
+        self._next_id += 1
+        consumer.id = channel
+        self._consumers[channel] = consumer
+        credit = consumer.credit.granted
+        self._counters.credits_granted += credit
+        self._control.append(
+            PartitionRequest(
+                channel,
+                request.job,
+                request.edge,
+                request.producer,
+                request.subpartition,
+                request.producer_attempt,
+                request.consumer_attempt,
+                request.generation,
+                credit,
+            )
+        )
+        return channel
+
+    def announce_credit(self, consumer: ConsumerChannel) -> None:
+        """Let the next flush tell the producer of credit gained since the last AddCredit."""
+        if consumer.credit.unannounced and consumer.state is ChannelState.OPEN:
+            self._granting[consumer.id] = consumer
+
+    def cancel(self, consumer: ConsumerChannel) -> None:
+        """The consumer wants no more; idempotent."""
+        if self._consumers.pop(consumer.id, None) is not None:
+            self._forget(consumer)
+            consumer.close()
+            self._control.append(CancelPartitionRequest(consumer.id))
+
+    def _fail_consumer(self, consumer: ConsumerChannel, error: ShuffleError) -> None:
+        del self._consumers[consumer.id]
+        self._forget(consumer)
+        consumer.fail(error)
+        self._control.append(CancelPartitionRequest(consumer.id))
+
+    def _forget(self, consumer: ConsumerChannel) -> None:
+        self._granting.pop(consumer.id, None)
+        if self._arriving is consumer:
+            self._arriving = None
+            self._decoder.discard_payload()
+
+    # --- producer side --------------------------------------------------------------------------
+
+    def attach(self, channel: int, view: SubpartitionView) -> ProducerChannel | None:
+        """Answer a PartitionRequested; None (and the view released) if it was cancelled meanwhile."""
+        request = self._requested.pop(channel, None)
+        if request is None:
+            view.release()
+            return None
+        producer = ProducerChannel(channel, view, request.initial_credit)
+        self._counters.credits_received += request.initial_credit
+        self._producers[channel] = producer
+        self.available(channel)
+        return producer
+
+    def refuse(self, channel: int, error: ShuffleError) -> None:
+        """Answer a PartitionRequested in the negative."""
+        if self._requested.pop(channel, None) is not None:
+            self._control.append(Error(channel, error.code, str(error)))
+
+    def fail_producer(self, channel: int, error: ShuffleError) -> None:
+        """The producing task is gone: tell the consumer why."""
+        producer = self._producers.pop(channel, None)
+        if producer is not None:
+            producer.close()
+            self._control.append(Error(channel, error.code, str(error)))
+
+    def available(self, channel: int) -> None:
+        """Something became available on a producer channel, or credit for it came."""
+        producer = self._producers.get(channel)
+        if producer is None or producer.enqueued:
+            return
+        if producer.sendable():
+            producer.enqueued = True
+            self._ready.append(producer)
+        else:
+            self._announce_backlog(producer)
+
+    def _announce_backlog(self, producer: ProducerChannel) -> None:
+        backlog = producer.backlog_to_announce()
+        if backlog:
+            self._control.append(BacklogAnnouncement(producer.id, min(backlog, limits.CREDIT_MAX)))
+
+    # --- sending --------------------------------------------------------------------------------
+
+    def data_to_send(self, buffers_max: int) -> tuple[list[bytes | memoryview], list[Outgoing]]:
+        """Take what is to be sent now, control frames first, then at most ``buffers_max`` buffers.
+
+        The views alias the memory of the returned pieces: call ``released`` on each once the
+        transport has let go.
+        """
+        chunks: list[bytes | memoryview] = []
+        pieces: list[Outgoing] = []
+        counters = self._counters
+        self._take_credit()
+        if self._control:
+            chunks.append(self._take_control())
+        ready = self._ready
+        while ready and len(pieces) < buffers_max:
+            producer = ready.popleft()
+            producer.enqueued = False
+            if producer.state is ChannelState.CLOSED:
+                continue
+            polled = producer.poll() if producer.sendable() else None
+            if polled is None:
+                continue
+            piece, sequence, backlog = polled
+            frame = write_buffer_header(
+                piece.memory,
+                piece.start,
+                piece.size,
+                producer.id,
+                sequence,
+                backlog,
+                piece.data_type,
+                piece.flags,
+                piece.first_start,
+                piece.rows,
+            )
+            chunks.append(frame)
+            pieces.append(piece)
+            counters.bytes_out += len(frame)
+            if piece.data_type == DataType.DATA:
+                counters.buffers_out += 1
+                counters.payload_bytes_out += piece.size
+                counters.rows_out += piece.rows
+            if producer.sendable():
+                producer.enqueued = True
+                ready.append(producer)
+            elif piece.data_type == DataType.EVENT:
+                self._announce_backlog(producer)
+        if pieces:
+            counters.frames_out["buffer_response"] = counters.frames_out.get("buffer_response", 0) + len(pieces)
+        return chunks, pieces
+
+    @property
+    def wants_to_send(self) -> bool:
+        return bool(self._control or self._ready or self._granting)
+
+    def _take_credit(self) -> None:
+        if self._granting:
+            granting, self._granting = self._granting, {}
+            for consumer in granting.values():
+                credit = consumer.credit.take_unannounced()
+                if credit:
+                    self._counters.credits_granted += credit
+                    self._control.append(AddCredit(consumer.id, credit))
+
+    def _take_control(self) -> bytes:
+        frames_out = self._counters.frames_out
+        encoded = []
+        for frame in self._control:
+            name = _frame_name(frame)
+            frames_out[name] = frames_out.get(name, 0) + 1
+            encoded.append(encode_frame(frame))
+        self._control.clear()
+        data = b"".join(encoded)
+        self._counters.bytes_out += len(data)
+        return data
+
+    # --- time and ends --------------------------------------------------------------------------
+
+    def next_deadline(self) -> float:
+        """When :meth:`handle_timer` wants to be called."""
+        if self._pinged_at is not None:
+            return self._pinged_at + self._ping_interval * SILENT_AFTER_PINGS
+        return self._heard_at + self._ping_interval
+
+    def handle_timer(self, now: float) -> None:
+        """Send a Ping into silence; report a peer that does not answer."""
+        if now < self.next_deadline():
+            return
+        if self._pinged_at is not None:
+            self._events.append(PeerSilent(now - self._heard_at))
+            self._pinged_at = now
+            return
+        self._pinged_at = now
+        self._ping_token += 1
+        self._control.append(Ping(self._ping_token))
+
+    def close(self) -> None:
+        """Say Close; call :meth:`lost` when the socket is gone."""
+        if not self._closed:
+            self._control.append(Close())
+
+    def lost(self, error: ShuffleError | None) -> None:
+        """The byte stream is gone, and with it every channel; idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._decoder.discard_payload()
+        self._arriving = None
+        for producer in self._producers.values():
+            producer.close()
+        reason = error or PeerLost("the peer closed the connection")
+        consumers = list(self._consumers.values())
+        self._producers.clear()
+        self._consumers.clear()
+        self._requested.clear()
+        self._ready.clear()
+        self._control.clear()
+        self._granting.clear()
+        for consumer in consumers:
+            consumer.fail(reason)
+
+    def validate(self) -> None:
+        """Check every invariant; for tests, after each step."""
+        line = [producer.id for producer in self._ready if producer.state is ChannelState.OPEN]
+        assert len(line) == len(set(line))
+        assert all(producer.enqueued for producer in self._ready)
+        assert not set(self._producers) & set(self._consumers)
+        assert not set(self._requested) & set(self._producers)
+        for producer in self._producers.values():
+            producer.validate()
+        for consumer in self._consumers.values():
+            consumer.validate()
+
+
+_NAMES: Final = {
+    kind: "".join(part.capitalize() for part in kind.name.split("_")) for kind in FrameType
+}
+_BY_CLASS: Final = {name: kind.name.lower() for kind, name in _NAMES.items()}
+
+
+def _frame_name(frame: Frame) -> str:
+    return _BY_CLASS[type(frame).__name__]

@@ -1,0 +1,175 @@
+"""The two half-ledgers of credit-based flow control (Flink FLINK-7282; ``BufferManager``).
+
+One credit is one free buffer that the consumer has set aside. The producer's half
+(:class:`SendCredit`) counts what it was granted and what it spent. The consumer's half
+(:class:`ReceiveCredit`) holds the buffers behind the promise: *exclusive* ones, which belong to the
+channel for good, and *floating* ones, which it borrows from its gate while the producer's backlog
+asks for more. Credit is granted when a buffer is consumed, never when one arrives.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+from typing import Generic, TypeVar
+
+from minishuffle import limits
+from minishuffle.errors import LocalProtocolError, RemoteProtocolError
+
+__all__ = ["BufferKind", "ReceiveCredit", "SendCredit"]
+
+B = TypeVar("B")
+"""A free receive buffer; opaque here."""
+
+
+class BufferKind(Enum):
+    """Whose a receive buffer is."""
+
+    EXCLUSIVE = 1
+    FLOATING = 2
+
+
+class SendCredit:
+    """Producer's half. Invariant: ``0 ≤ sent ≤ granted``."""
+
+    __slots__ = ("granted", "sent")
+
+    def __init__(self, initial: int) -> None:
+        self.granted = initial
+        self.sent = 0
+
+    @property
+    def available(self) -> int:
+        return self.granted - self.sent
+
+    def grant(self, credit: int) -> None:
+        """The consumer set ``credit`` more buffers aside.
+
+        Raises:
+            RemoteProtocolError: more than ``CREDIT_MAX`` would be outstanding.
+        """
+        if credit <= 0 or self.available + credit > limits.CREDIT_MAX:
+            raise RemoteProtocolError(
+                f"AddCredit {credit} on top of {self.available}: at most {limits.CREDIT_MAX} may be outstanding"
+            )
+        self.granted += credit
+
+    def spend(self) -> None:
+        """One data buffer leaves.
+
+        Raises:
+            LocalProtocolError: there was no credit for it.
+        """
+        if self.sent >= self.granted:
+            raise LocalProtocolError("a data buffer was polled without credit")
+        self.sent += 1
+
+    def validate(self) -> None:
+        assert 0 <= self.sent <= self.granted
+
+
+class ReceiveCredit(Generic[B]):
+    """Consumer's half, with the free buffers that stand behind the credit.
+
+    Invariants::
+
+        received ≤ granted
+        idle = len(exclusive) + len(floating) = granted + unannounced − received
+        len(exclusive) ≤ exclusive_total
+        waiting ⇒ idle < required
+    """
+
+    __slots__ = (
+        "exclusive",
+        "exclusive_total",
+        "floating",
+        "granted",
+        "received",
+        "required",
+        "unannounced",
+        "waiting",
+    )
+
+    def __init__(self, exclusive: list[B]) -> None:
+        self.exclusive = deque(exclusive)
+        self.floating: deque[B] = deque()
+        self.exclusive_total = len(exclusive)
+        self.granted = len(exclusive)
+        """Buffers promised to the producer so far; begins with the initial credit."""
+        self.received = 0
+        self.required = 0
+        """Idle buffers wanted: the producer's backlog plus the initial credit."""
+        self.unannounced = 0
+        self.waiting = False
+        """Stands in the gate's line for the next floating buffer that comes free."""
+
+    @property
+    def idle(self) -> int:
+        return len(self.exclusive) + len(self.floating)
+
+    def on_backlog(self, backlog: int) -> int:
+        """The producer has ``backlog`` buffers more; says how many floating ones to ask for.
+
+        A backlog of 0 asks for nothing beyond the exclusive buffers. While the channel waits in line
+        a new backlog only changes what is required.
+        """
+        self.required = backlog + self.exclusive_total if backlog else 0
+        return 0 if self.waiting else max(0, self.required - self.idle)
+
+    def on_floating(self, buffer: B) -> bool:
+        """A floating buffer was obtained; True if yet another one is wanted."""
+        self.floating.append(buffer)
+        self.unannounced += 1
+        return self.idle < self.required
+
+    def on_buffer(self) -> tuple[BufferKind, B]:
+        """A data buffer arrives: take the free buffer that it is to be copied into.
+
+        Floating buffers go first, so that they come back to the gate first.
+
+        Raises:
+            RemoteProtocolError: the producer had no credit for it.
+        """
+        if self.received >= self.granted:
+            raise RemoteProtocolError(f"the producer overdrew its credit of {self.granted} buffers")
+        self.received += 1
+        if self.required:
+            self.required -= 1
+        if self.floating:
+            return BufferKind.FLOATING, self.floating.popleft()
+        return BufferKind.EXCLUSIVE, self.exclusive.popleft()
+
+    def on_consumed(self, buffer: B) -> B | None:
+        """An exclusive buffer was consumed; returns a floating one that is now one too many.
+
+        The exclusive buffer becomes credit again, unless the channel holds more than it requires:
+        then a floating buffer goes back to the gate in its place and no credit is granted.
+        """
+        self.exclusive.append(buffer)
+        if self.floating and self.idle > max(self.required, self.exclusive_total):
+            # The exclusive buffer now stands behind the promise that the floating one stood behind.
+            return self.floating.popleft()
+        self.unannounced += 1
+        return None
+
+    def take_unannounced(self) -> int:
+        """What the next AddCredit says; 0 when there is nothing to say."""
+        credit, self.unannounced = self.unannounced, 0
+        self.granted += credit
+        return credit
+
+    def void(self) -> tuple[list[B], list[B]]:
+        """The channel is over: give up every idle buffer, as (exclusive, floating)."""
+        exclusive, floating = list(self.exclusive), list(self.floating)
+        self.exclusive.clear()
+        self.floating.clear()
+        self.required = self.unannounced = 0
+        self.received = self.granted
+        self.waiting = False
+        return exclusive, floating
+
+    def validate(self) -> None:
+        assert 0 <= self.received <= self.granted
+        assert self.idle == self.granted + self.unannounced - self.received, self
+        assert len(self.exclusive) <= self.exclusive_total
+        assert not self.waiting or self.idle < self.required

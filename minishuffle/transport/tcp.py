@@ -1,0 +1,367 @@
+"""The asyncio shell of data connections: sockets on one side, ``Connection`` machines on the other.
+
+There is one flush per connection and loop turn. The transport's high-water mark is 0, so that
+``pause_writing`` says exactly "not everything went to the kernel" and ``resume_writing`` "now it did":
+segments are given back then and not before, because uvloop on every Python, and asyncio from 3.12,
+alias a memoryview instead of copying it. uvloop takes all views of a flush in one ``writelines``,
+which pauses correctly there; on plain asyncio each goes by a ``write`` of its own, because
+``writelines`` has no back-pressure on some 3.12 and 3.13 releases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import uvloop
+
+from minishuffle import limits
+from minishuffle.counters import ConnectionCounters
+from minishuffle.errors import PeerLost, RemoteProtocolError, ShuffleError
+from minishuffle.ids import Address
+from minishuffle.protocol.channel import Outgoing
+from minishuffle.protocol.connection import Connection, ConnectionEvent, PeerClosed
+from minishuffle.wire.handshake import Handshake, HandshakeRefused, Identity
+
+__all__ = ["DataEndpoint", "DataLink", "EndpointHandler"]
+
+DIRECT_RECEIVE_BYTES: Final = 8 * limits.KIB
+"""A payload with at least this much missing is received straight into its segment."""
+RECEIVE_BURST_BYTES: Final = limits.RECEIVE_BUFFER_BYTES
+
+
+class EndpointHandler(Protocol):
+    """Who is told what happens on the data connections of a process."""
+
+    def link_up(self, link: DataLink) -> None:
+        """A handshake is complete; ``link.peer`` is proven."""
+
+    def link_events(self, link: DataLink, events: list[ConnectionEvent]) -> None: ...
+
+    def link_down(self, link: DataLink, error: ShuffleError) -> None:
+        """An established link is gone; its channels have been failed already."""
+
+    def refused(self, reason: str, text: str, remote: str) -> None:
+        """A connection was turned away before it was established."""
+
+    def authorize(self, peer: Identity) -> str | None:
+        """Why a proven peer may not connect, or None."""
+
+
+class DataLink(asyncio.BufferedProtocol):
+    """One data connection: first its handshake, then its ``Connection``."""
+
+    def __init__(self, endpoint: DataEndpoint, handshake: Handshake, *, dialer: bool) -> None:
+        self.connection: Connection
+        """Set when the handshake is complete."""
+        self.established = False
+        self.local = self.remote = ""
+        self._endpoint = endpoint
+        self._handshake = handshake
+        self._dialer = dialer
+        self._loop = asyncio.get_running_loop()
+        self._gathers = isinstance(self._loop, uvloop.Loop)
+        self._transport: asyncio.Transport
+        self._scratch = memoryview(bytearray(RECEIVE_BURST_BYTES))
+        self._direct: memoryview | None = None
+        self._paused = False
+        self._flush_scheduled = False
+        self._in_transport: list[Outgoing] = []
+        self._error: ShuffleError | None = None
+        self._lost = False
+        self._timer: asyncio.TimerHandle | None = None
+        self.done: asyncio.Future[None] = self._loop.create_future()
+        """Resolved when the handshake is complete or the connection is gone."""
+
+    @property
+    def peer(self) -> Identity:
+        peer = self._handshake.peer
+        assert peer is not None
+        return peer
+
+    # --- asyncio's side -------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "writelines")
+        self._transport = transport  # type: ignore[assignment]
+        self._transport.set_write_buffer_limits(high=0)
+        sock = transport.get_extra_info("socket")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.local = _host_port(transport.get_extra_info("sockname"))
+        self.remote = _host_port(transport.get_extra_info("peername"))
+        refusal = self._endpoint.opened(self)
+        if refusal:
+            self._refuse("limit", refusal)
+            return
+        self._timer = self._loop.call_later(self._endpoint.handshake_seconds, self._handshake_timeout)
+        self._send_handshake(self._handshake.start())
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self.established:
+            self._direct = self.connection.payload_target(DIRECT_RECEIVE_BYTES)
+            if self._direct is not None:
+                return self._direct
+        return self._scratch
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            if not self.established:
+                self._receive_handshake(self._scratch[:nbytes])
+            elif self._direct is not None:
+                self.connection.payload_received(nbytes, self._loop.time())
+            else:
+                self.connection.receive(self._scratch[:nbytes], self._loop.time())
+        except RemoteProtocolError as error:
+            self._endpoint.handler.refused("malformed", str(error), self.remote)
+            self.abort(error)
+            return
+        if self.established:
+            self._after_step()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._lost:
+            return
+        self._lost = True
+        if self._timer is not None:
+            self._timer.cancel()
+        pieces, self._in_transport = self._in_transport, []
+        for piece in pieces:
+            piece.released()
+        if self.established:
+            error = self._error or PeerLost(f"connection to worker {self.peer.worker} broke: {exc or 'closed by peer'}")
+            self.connection.lost(error)
+            self._endpoint.closed(self)
+            self._endpoint.handler.link_down(self, error)
+        else:
+            self._endpoint.closed(self)
+        if not self.done.done():
+            if self._error is not None:
+                self.done.set_exception(self._error)
+            else:
+                self.done.set_exception(PeerLost(f"{self.remote} closed the connection during the handshake"))
+            self.done.exception()
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        pieces, self._in_transport = self._in_transport, []
+        for piece in pieces:
+            piece.released()
+        self.flush_soon()
+
+    # --- handshake ------------------------------------------------------------------------------
+
+    def _send_handshake(self, data: bytes) -> None:
+        if data:
+            self._endpoint.counters.bytes_out += len(data)
+            self._transport.write(data)
+
+    def _receive_handshake(self, data: memoryview) -> None:
+        counters = self._endpoint.counters
+        counters.bytes_in += len(data)
+        try:
+            self._send_handshake(self._handshake.receive(data))
+        except HandshakeRefused as refusal:
+            self._send_handshake(refusal.farewell)
+            self._refuse(refusal.reason, str(refusal), refusal)
+            return
+        if self._handshake.peer is None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self.connection = self._endpoint.new_connection(dialer=self._dialer)
+        self.established = True
+        leftover = self._handshake.leftover()
+        self._endpoint.settled(self)
+        if not self.done.done():
+            self.done.set_result(None)
+        self._endpoint.handler.link_up(self)
+        if leftover and not self._lost:
+            counters.bytes_in -= len(leftover)
+            self.connection.receive(leftover, self._loop.time())
+
+    def _handshake_timeout(self) -> None:
+        seconds = self._endpoint.handshake_seconds
+        self._refuse("timeout", f"no handshake within {seconds} s")
+
+    def _refuse(self, reason: str, text: str, error: ShuffleError | None = None) -> None:
+        self._endpoint.handler.refused(reason, text, self.remote)
+        self._error = error or PeerLost(text)
+        self._transport.close()
+
+    # --- sending --------------------------------------------------------------------------------
+
+    def flush_soon(self) -> None:
+        """Send what the machine has at the end of this loop turn."""
+        if not self._flush_scheduled and not self._lost and self.established:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        if self._paused or self._lost:
+            return
+        chunks, pieces = self.connection.data_to_send(limits.FLUSH_SEGMENTS_MAX)
+        if not chunks:
+            return
+        if self._gathers:
+            self._transport.writelines(chunks)
+        else:
+            for chunk in chunks:
+                self._transport.write(chunk)
+        if self._paused:
+            self._in_transport.extend(pieces)
+            return
+        for piece in pieces:
+            piece.released()
+        if self.connection.wants_to_send:
+            self.flush_soon()
+
+    def _after_step(self) -> None:
+        events = self.connection.events()
+        if events:
+            for event in events:
+                if isinstance(event, PeerClosed):
+                    self._error = event.error or PeerLost(f"worker {self.peer.worker} closed the connection")
+                    self._transport.close()
+            self._endpoint.handler.link_events(self, events)
+        if self.connection.wants_to_send:
+            self.flush_soon()
+
+    def tick(self, now: float) -> None:
+        """Called now and then: keep-alive."""
+        if self.established and not self._lost:
+            self.connection.handle_timer(now)
+            self._after_step()
+
+    def close(self) -> None:
+        """Say Close, send what there is, and close the socket."""
+        if self._lost:
+            return
+        self._error = self._error or PeerLost("the connection was closed on this side")
+        if self.established:
+            self.connection.close()
+            self._flush()
+        self._transport.close()
+
+    def abort(self, error: ShuffleError) -> None:
+        """Drop the connection at once; ``error`` is what its channels see."""
+        self._error = self._error or error
+        self._transport.abort()
+
+
+class DataEndpoint:
+    """All data connections of a process: the listening socket, and dialing.
+
+    Args:
+        identity: what this process proves to be.
+        secret: the cluster's.
+        counters: shared by all connections.
+        ping_interval: seconds of silence before a Ping.
+    """
+
+    def __init__(
+        self,
+        handler: EndpointHandler,
+        identity: Identity,
+        secret: bytes,
+        counters: ConnectionCounters,
+        ping_interval: float,
+        handshake_seconds: float = limits.HANDSHAKE_SECONDS_MAX,
+    ) -> None:
+        self.handler = handler
+        self.identity = identity
+        self.counters = counters
+        self.handshake_seconds = handshake_seconds
+        self.links: set[DataLink] = set()
+        self._secret = secret
+        self._ping_interval = ping_interval
+        self._unproven: set[DataLink] = set()
+        self._server: asyncio.Server | None = None
+
+    async def listen(self, host: str, port: int = 0) -> int:
+        """Start listening; returns the port."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._accept, host, port, backlog=256)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def dial(self, address: Address, worker: int, epoch: int | None) -> DataLink:
+        """Connect to that worker's data port and complete the handshake.
+
+        Raises:
+            PeerLost: nobody answers there, or the connection broke.
+            HandshakeRefused: one side did not accept the other's proof.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self.handshake_seconds):
+                _, link = await loop.create_connection(
+                    lambda: self._new_link(dialer=True, target=worker, epoch=epoch), address.host, address.port
+                )
+                await asyncio.shield(link.done)
+        except (OSError, TimeoutError) as error:
+            raise PeerLost(f"worker {worker} cannot be reached at {address}: {error or 'no answer'}") from error
+        return link
+
+    def _accept(self) -> DataLink:
+        return self._new_link(dialer=False)
+
+    def _new_link(self, *, dialer: bool, target: int = 0, epoch: int | None = None) -> DataLink:
+        handshake = Handshake(
+            self.identity,
+            self._secret,
+            os.urandom(32),
+            dialer=dialer,
+            target=target,
+            authorize=self.handler.authorize,
+            expected_epoch=epoch,
+        )
+        return DataLink(self, handshake, dialer=dialer)
+
+    def new_connection(self, *, dialer: bool) -> Connection:
+        now = asyncio.get_running_loop().time()
+        return Connection(dialer=dialer, counters=self.counters, ping_interval=self._ping_interval, now=now)
+
+    def opened(self, link: DataLink) -> str:
+        """A socket is connected; returns why it may not stay, or an empty text."""
+        if len(self._unproven) >= limits.UNAUTHENTICATED_CONNECTIONS_MAX:
+            return f"more than {limits.UNAUTHENTICATED_CONNECTIONS_MAX} connections wait for their handshake"
+        self._unproven.add(link)
+        return ""
+
+    def settled(self, link: DataLink) -> None:
+        self._unproven.discard(link)
+        self.links.add(link)
+
+    def closed(self, link: DataLink) -> None:
+        self._unproven.discard(link)
+        self.links.discard(link)
+
+    def tick(self, now: float) -> None:
+        for link in list(self.links):
+            link.tick(now)
+
+    async def close(self) -> None:
+        """Close every connection and the listening socket."""
+        if self._server is not None:
+            self._server.close()
+        for link in [*self.links, *self._unproven]:
+            link.close()
+        await asyncio.sleep(0)
+        for link in [*self.links, *self._unproven]:
+            link.abort(PeerLost("the process is shutting down"))
+        await asyncio.sleep(0)
+
+
+def _host_port(address: object) -> str:
+    if isinstance(address, tuple):
+        return str(Address(str(address[0]), int(address[1])))
+    return str(address)
