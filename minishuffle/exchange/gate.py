@@ -199,6 +199,7 @@ class InputGate:
 
     def __init__(
         self,
+        edge: int,
         input_number: int,
         pool: LocalPool,
         segment_bytes: int,
@@ -208,6 +209,7 @@ class InputGate:
         spill_directory: str | None,
         counters: TaskCounters,
     ) -> None:
+        self.edge = edge
         self.input = input_number
         self.pool = pool
         self.segment_bytes = segment_bytes

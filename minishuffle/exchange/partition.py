@@ -304,13 +304,17 @@ class Subpartition:
         """The consumer went away: nothing more is read. What is queued stays until ``discard``."""
         self.on_available = None
 
-    def discard(self) -> None:
-        """The partition is over: every segment that the transport does not hold goes back."""
+    def discard(self, written_off: bool = False) -> None:
+        """The partition is over: every segment that the transport does not hold goes back.
+
+        The open segment of a writer that could not be stopped is ``written_off``: it may still be
+        written to, so it is never lent again.
+        """
         self.release()
         self._discarded = True
         builders = [item for item in self._queue if isinstance(item, _BufferBuilder)]
         self._queue.clear()
-        if self._open is not None:
+        if self._open is not None and not written_off:
             builders.append(self._open)
             self._open = None
         for builder in builders:

@@ -328,6 +328,10 @@ class FrameDecoder:
             return None
         return self._target[self._filled :]
 
+    def discard_payload(self) -> None:
+        """The memory lent for the payload under way is taken back: skip the rest of it."""
+        self._target = None
+
     def payload_received(self, size: int) -> None:
         """``size`` bytes were received into :meth:`payload_target`."""
         self._advance(size)
@@ -394,9 +398,13 @@ class FrameDecoder:
     def _parse_buffer_header(self, view: memoryview, at: int, end: int) -> int:
         if end - at < BUFFER_HEADER_BYTES:
             return 0
-        length, _, channel, *fields = BUFFER_HEADER.unpack_from(view, at)
+        length, _, channel, sequence, backlog, data_type, flags, first_start, rows = BUFFER_HEADER.unpack_from(
+            view, at
+        )
         size = length - _BUFFER_FIXED_BYTES
-        target = self._sink.buffer_begin(channel, *fields, size)
+        target = self._sink.buffer_begin(
+            channel, sequence, backlog, data_type, flags, first_start, rows, size
+        )
         if target is not None and not size:
             self._sink.buffer_end()
             return BUFFER_HEADER_BYTES

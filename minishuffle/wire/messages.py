@@ -215,6 +215,8 @@ class DeployTasks(ControlMessage):
     type: Literal["deploy"] = "deploy"
     term: int
     job: str
+    name: str
+    """The job's name, for metrics."""
     settings: dict[str, Any]
     """The ``dataflow.graph.JobSettings`` as a plain map."""
     programs: dict[int, bytes]

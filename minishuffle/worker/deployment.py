@@ -1,0 +1,273 @@
+"""What is deployed on a worker: tasks with their gates, partitions and pools, built and taken down.
+
+Everything here is called on the loop thread and does not block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from minishuffle import limits
+from minishuffle.counters import PartitionSnapshot, PoolSnapshot, TaskCounters, TaskSnapshot
+from minishuffle.dataflow.graph import JobSettings
+from minishuffle.errors import LocalProtocolError
+from minishuffle.exchange.elements import AssemblyBudget
+from minishuffle.exchange.gate import InputChannel, InputGate, LocalInputChannel, RemoteInputChannel
+from minishuffle.exchange.partition import ResultPartition, Subpartition
+from minishuffle.exchange.segments import LocalPool, NetworkBufferPool
+from minishuffle.ids import AttemptId, JobId, OperatorId, PartitionId, SubtaskId
+from minishuffle.protocol.channel import Outgoing
+from minishuffle.wire.frames import DataType
+from minishuffle.wire.messages import InputSpec, TaskCountersMessage, TaskReport, TaskSpec
+from minishuffle.worker.handoff import LoopInbox, TaskPaths
+from minishuffle.worker.state import ChannelKey, StartTask, TaskKey
+from minishuffle.worker.task import Task, TaskOutcome
+
+__all__ = ["Deployment"]
+
+
+class Deployment:
+    """All tasks of a worker.
+
+    Args:
+        report, collect, log: what tasks call, on the loop; see :class:`Task`.
+    """
+
+    def __init__(
+        self,
+        worker: int,
+        pool: NetworkBufferPool,
+        inbox: LoopInbox,
+        report: Callable[[Task, TaskOutcome | None], None],
+        collect: Callable[[Task, int, bytes], None],
+        log: Callable[[Task, str], None],
+    ) -> None:
+        self.pool = pool
+        self.tasks: dict[TaskKey, Task] = {}
+        self.partitions: dict[PartitionId, ResultPartition] = {}
+        self.budget = AssemblyBudget(limits.ASSEMBLY_BYTES_MAX)
+        self.local_bytes = 0
+        self.local_buffers = 0
+        self.local_rows = 0
+        self._worker = worker
+        self._inbox = inbox
+        self._report = report
+        self._collect = collect
+        self._log = log
+        self._pools: dict[PartitionId, LocalPool] = {}
+        self._flush_intervals: dict[str, float] = {}
+
+    # --- building --------------------------------------------------------------------------------
+
+    def start(self, instruction: StartTask) -> None:
+        """Build one task and start its thread.
+
+        Raises:
+            ResourceExhausted: the pools that it needs do not fit; nothing of it is left behind.
+        """
+        spec, job = instruction.spec, instruction.job
+        settings = JobSettings.model_validate(instruction.settings)
+        counters = TaskCounters()
+        paths = TaskPaths(self._inbox, _attend, counters)
+        subtask = SubtaskId(JobId(job), OperatorId(spec.operator), spec.index)
+        gates: list[InputGate] = []
+        partitions: dict[int, ResultPartition] = {}
+        try:
+            for input_spec in spec.inputs:
+                gates.append(self._build_gate(input_spec, spec, settings, paths, counters))
+            for output in spec.outputs:
+                partition_id = PartitionId(JobId(job), output.edge, spec.index)
+                pool = self._output_pool(partition_id, output.count, paths)
+                partition = ResultPartition(
+                    partition_id,
+                    output.first,
+                    output.count,
+                    lambda pool=pool: paths.acquire(pool),  # type: ignore[misc]
+                    paths.notify,
+                    counters,
+                    flush_always=settings.buffer_timeout == 0,
+                )
+                partitions[output.edge] = self.partitions[partition_id] = partition
+        except BaseException:
+            for gate in gates:
+                gate.close()
+            for partition in partitions.values():
+                self._drop_partition(partition.id, written_off=False)
+            raise
+        task = Task(
+            AttemptId(subtask, spec.attempt),
+            instruction.job_name,
+            spec.name,
+            spec.parallelism,
+            instruction.program,
+            gates,
+            partitions,
+            paths,
+            counters,
+            self._report,
+            self._collect,
+            self._log,
+        )
+        self.tasks[(job, spec.operator, spec.index)] = task
+        if settings.buffer_timeout > 0:
+            self._flush_intervals[job] = settings.buffer_timeout
+        task.start()
+
+    def _output_pool(self, partition_id: PartitionId, count: int, paths: TaskPaths) -> LocalPool:
+        """Flink's sizes for a bounded pipelined partition: n + 1 … 2n + 8."""
+        pool = self.pool.create_pool(f"output {partition_id}", count + 1, 2 * count + 8)
+        pool.on_available(paths.bell.ring)
+        self._pools[partition_id] = pool
+        return pool
+
+    def _build_gate(
+        self, spec: InputSpec, task: TaskSpec, settings: JobSettings, paths: TaskPaths, counters: TaskCounters
+    ) -> InputGate:
+        """Flink's sizes: exclusive buffers for remote channels only, floating ones from 1 up."""
+        exclusive, floating = settings.buffers_per_channel, settings.floating_buffers_per_gate
+        reserved = exclusive * sum(1 for channel in spec.channels if channel.worker != self._worker)
+        name = f"input {spec.input} of {task.name}[{task.index}]"
+        pool = self.pool.create_pool(name, reserved + 1, reserved + floating)
+        gate = InputGate(
+            spec.edge,
+            spec.input,
+            pool,
+            self.pool.segment_bytes,
+            paths.bell.ring,
+            paths.give_back,
+            self.budget,
+            None,
+            counters,
+        )
+        for channel in spec.channels:
+            if channel.worker == self._worker:
+                gate.add(LocalInputChannel(gate, channel.producer, exclusive + floating, self._handed_over))
+            else:
+                gate.add(RemoteInputChannel(gate, channel.producer, exclusive))
+        return gate
+
+    def _handed_over(self, piece: Outgoing) -> None:
+        if piece.data_type == DataType.DATA:
+            self.local_buffers += 1
+            self.local_bytes += piece.size
+            self.local_rows += piece.rows
+
+    # --- connecting ------------------------------------------------------------------------------
+
+    def channel(self, key: ChannelKey) -> InputChannel | None:
+        """The input channel of that key; None if its task is gone."""
+        task = self.tasks.get(key.task)
+        if task is None:
+            return None
+        for gate in task.gates:
+            if gate.edge == key.edge:
+                return next((channel for channel in gate.channels if channel.producer == key.producer), None)
+        return None
+
+    def connect_local(self, key: ChannelKey, partition_id: PartitionId) -> None:
+        channel = self.channel(key)
+        partition = self.partitions.get(partition_id)
+        if channel is None or partition is None:
+            return
+        if not isinstance(channel, LocalInputChannel):
+            raise LocalProtocolError(f"channel {key} is not local")
+        subpartition = partition.subpartition(key.task[2])
+        assert subpartition is not None
+        subpartition.attach(channel.pump)
+        channel.connect(subpartition)
+
+    # --- taking down -----------------------------------------------------------------------------
+
+    def ended(self, task: Task) -> None:
+        """The task's thread is done (or written off): its inputs close, its partitions stay."""
+        task.paths.close()
+        for gate in task.gates:
+            gate.close()
+
+    def release(self, job: str) -> None:
+        """The job is over everywhere."""
+        for key in [key for key in self.tasks if key[0] == job]:
+            task = self.tasks.pop(key)
+            running = task.thread is not None and task.thread.is_alive() and task.state in ("running", "abandoned")
+            self.ended(task)
+            for partition in task.partitions.values():
+                self._drop_partition(partition.id, written_off=running)
+        self._flush_intervals.pop(job, None)
+
+    def _drop_partition(self, partition_id: PartitionId, *, written_off: bool) -> None:
+        partition = self.partitions.pop(partition_id)
+        for subpartition in partition.subpartitions:
+            subpartition.discard(written_off)
+        self._pools.pop(partition_id).destroy()
+
+    # --- timers and figures ----------------------------------------------------------------------
+
+    def flush_interval(self) -> float | None:
+        """Seconds between flushes of open segments: the least of any job's buffer timeout."""
+        return min(self._flush_intervals.values(), default=None)
+
+    def flush(self) -> None:
+        """The buffer timeout has passed: let what is published go out."""
+        for partition in self.partitions.values():
+            for subpartition in partition.subpartitions:
+                if subpartition.flush():
+                    _attend(subpartition)
+
+    def snapshots(self) -> tuple[TaskSnapshot, ...]:
+        return tuple(self._snapshot(key, task) for key, task in self.tasks.items())
+
+    def _snapshot(self, key: TaskKey, task: Task) -> TaskSnapshot:
+        job, operator, index = key
+        partitions = []
+        for partition in task.partitions.values():
+            pool = self._pools[partition.id]
+            partitions.append(PartitionSnapshot(partition.backlog(), PoolSnapshot(pool.in_use, pool.size)))
+        return TaskSnapshot(
+            job=job,
+            job_name=task.job_name,
+            operator=operator,
+            name=task.name,
+            index=index,
+            attempt=task.attempt_id.attempt,
+            state=task.state,
+            counters=task.counters,
+            gates=tuple(gate.snapshot() for gate in task.gates),
+            partitions=tuple(partitions),
+        )
+
+    def reports(self) -> list[TaskReport]:
+        """For the heartbeat."""
+        return [
+            TaskReport(
+                job=job,
+                operator=operator,
+                index=index,
+                attempt=task.attempt_id.attempt,
+                state=task.state,
+                counters=counters_message(task.counters),
+            )
+            for (job, operator, index), task in self.tasks.items()
+        ]
+
+
+def _attend(subpartition: Subpartition) -> None:
+    """(Loop.) A subpartition wants attention. The flag is cleared before the look."""
+    subpartition.notified = False
+    if subpartition.on_available is not None:
+        subpartition.on_available()
+
+
+def counters_message(counters: TaskCounters) -> TaskCountersMessage:
+    """A task's counters as the control plane carries them."""
+    return TaskCountersMessage(
+        records_in=counters.records_in,
+        records_out=counters.records_out,
+        bytes_in=counters.bytes_in,
+        bytes_out=counters.bytes_out,
+        user_errors=dict(counters.user_errors),
+        busy_seconds=counters.busy_seconds,
+        idle_seconds=counters.idle_seconds,
+        backpressured_seconds=counters.backpressured_seconds,
+        first_output_at=counters.first_output_at,
+        last_input_at=counters.last_input_at,
+    )

@@ -1,0 +1,170 @@
+"""The four one-way paths between the loop thread and the task threads, and nothing else.
+
+(a) task → loop: a subpartition has finished segments.
+(b) task → loop: a subpartition's open segment has something published that shall go out.
+(c) loop → task: a gate's channels have buffers or events (bounded by credit), or a segment came free.
+(d) task → loop: buffers given back, and results.
+
+Paths a, b and d share one inbox per worker (:class:`LoopInbox`), which keeps their order; path c is
+the gate's own queues with a :class:`TaskBell` per task. On every path the rule is: enqueue first, then
+set the wake flag; the reader clears the flag before it drains. The loop never blocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from minishuffle.counters import TaskCounters
+from minishuffle.errors import TaskCancelled
+from minishuffle.exchange.partition import Subpartition
+from minishuffle.exchange.segments import LocalPool, Segment
+
+__all__ = ["LoopInbox", "TaskBell", "TaskPaths"]
+
+DRAIN_ITEMS_MAX: Final = 2_000
+"""Most items dealt with in one loop turn, so that sockets get theirs."""
+WAIT_SECONDS_MAX: Final = 1.0
+"""Longest single wait of a task; it looks around and waits again."""
+
+
+class LoopInbox:
+    """Everything that task threads have to say to the loop, in order."""
+
+    __slots__ = ("_closed", "_items", "_loop", "_woken")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._items: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._woken = False
+        self._closed = False
+
+    def post(self, call: Callable[..., None], *args: Any) -> None:
+        """(Any thread.) Have ``call(*args)`` run on the loop."""
+        self._items.append((call, args))
+        if not self._woken and not self._closed:
+            self._woken = True
+            self._loop.call_soon_threadsafe(self._drain)
+
+    def _drain(self) -> None:
+        self._woken = False
+        items = self._items
+        for _ in range(min(len(items), DRAIN_ITEMS_MAX)):
+            call, args = items.popleft()
+            call(*args)
+        if items and not self._woken:
+            self._woken = True
+            self._loop.call_soon(self._drain)
+
+    def close(self) -> None:
+        """The loop is about to end: nothing posted from now on runs."""
+        self._closed = True
+
+
+class TaskBell:
+    """Wakes one task thread: input came, a segment came free, or it is to stop."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def ring(self) -> None:
+        """(Loop.) After the enqueue."""
+        if not self._event.is_set():
+            self._event.set()
+
+    def clear(self) -> None:
+        """(Task.) Before the look."""
+        self._event.clear()
+
+    def wait(self, seconds: float) -> None:
+        """(Task.) Until it rings, or ``seconds`` have passed."""
+        self._event.wait(min(max(seconds, 0.0), WAIT_SECONDS_MAX))
+
+
+class TaskPaths:
+    """One attempt's ends of the paths. Closing them makes an abandoned thread harmless.
+
+    Args:
+        inbox: the worker's.
+        attend: what the loop does with a subpartition that wants attention.
+    """
+
+    def __init__(
+        self, inbox: LoopInbox, attend: Callable[[Subpartition], None], counters: TaskCounters
+    ) -> None:
+        self.bell = TaskBell()
+        self.cancelled = False
+        self._closed = False
+        self._inbox = inbox
+        self._attend = attend
+        self._counters = counters
+
+    # --- task → loop -----------------------------------------------------------------------------
+
+    def notify(self, subpartition: Subpartition) -> None:
+        """Paths a and b. At most one notice per subpartition is under way."""
+        if not subpartition.notified and not self._closed:
+            subpartition.notified = True
+            self._inbox.post(self._attend, subpartition)
+
+    def give_back(self, channel: Any, buffer: Any) -> None:
+        """Path d: a consumed buffer."""
+        self.post(channel.consumed, buffer)
+
+    def post(self, call: Callable[..., None], *args: Any) -> None:
+        """Path d: anything else that this attempt has to say; dropped once it was abandoned."""
+        if not self._closed:
+            self._inbox.post(call, *args)
+
+    # --- waiting (task) --------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise TaskCancelled if the task is to stop."""
+        if self.cancelled:
+            raise TaskCancelled("the task was cancelled")
+
+    def acquire(self, pool: LocalPool) -> Segment:
+        """A segment for writing; waits for one (hard back-pressure, measured) if need be."""
+        self.check()
+        segment = pool.request()
+        if segment is not None:
+            return segment
+        begin = time.monotonic()
+        while True:
+            self.bell.clear()
+            segment = pool.request()
+            if segment is not None:
+                break
+            self.check()
+            self.bell.wait(WAIT_SECONDS_MAX)
+        # The bell may have rung for input as well: let the task look again.
+        self.bell.ring()
+        seconds = time.monotonic() - begin
+        self._counters.backpressured_seconds += seconds
+        self._counters.backpressure_block.observe(seconds)
+        return segment
+
+    def wait(self, seconds: float) -> None:
+        """Wait for input (idle time, measured)."""
+        begin = time.monotonic()
+        self.bell.wait(seconds)
+        self._counters.idle_seconds += time.monotonic() - begin
+        self.check()
+
+    # --- loop ------------------------------------------------------------------------------------
+
+    def cancel(self) -> None:
+        """Wake the task and have it stop at its next look."""
+        self.cancelled = True
+        self.bell.ring()
+
+    def close(self) -> None:
+        """The attempt is over or abandoned: it can publish nothing from now on."""
+        self.cancel()
+        self._closed = True

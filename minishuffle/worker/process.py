@@ -1,0 +1,474 @@
+"""The worker process: an event loop that owns the network, around the machines that decide.
+
+It registers with the coordinator, listens for peers, carries out the instructions of
+:class:`WorkerState`, and sends heartbeats. Servers (metrics) are handed in by whoever starts it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import platform
+import sys
+from collections.abc import Awaitable, Callable
+from importlib import metadata
+from typing import Any, Final, Protocol
+
+from minishuffle import limits
+from minishuffle.config import ClusterSettings
+from minishuffle.counters import LAG_SECONDS_BOUNDS, ConnectionCounters, Histogram, WorkerSnapshot
+from minishuffle.errors import PeerLost, RemoteProtocolError, ShuffleError
+from minishuffle.exchange.gate import RemoteInputChannel
+from minishuffle.exchange.segments import NetworkBufferPool
+from minishuffle.ids import Address
+from minishuffle.protocol.connection import ConnectionEvent, PartitionRequested, PeerSilent
+from minishuffle.transport.control import ControlLink, connect_control
+from minishuffle.transport.tcp import DataEndpoint, DataLink
+from minishuffle.wire.frames import Role
+from minishuffle.wire.handshake import Identity
+from minishuffle.wire.messages import (
+    Collected,
+    ControlMessage,
+    Failure,
+    Heartbeat,
+    LogLines,
+    PeerReport,
+    Register,
+    Registered,
+    TaskCountersMessage,
+    WorkerAddress,
+    WorkerReport,
+)
+from minishuffle.worker.deployment import Deployment, counters_message
+from minishuffle.worker.handoff import LoopInbox
+from minishuffle.worker.state import (
+    AbandonTask,
+    Attach,
+    CancelTask,
+    CloseLinks,
+    ConnectLocal,
+    DialPeer,
+    Exit,
+    FailTask,
+    Instruction,
+    Refuse,
+    Release,
+    RequestPartition,
+    Send,
+    StartTask,
+    TaskKey,
+    WorkerState,
+)
+from minishuffle.worker.task import Task, TaskOutcome, describe_failure
+
+__all__ = ["Worker", "run_worker"]
+
+LAG_PROBE_SECONDS: Final = 0.05
+TICK_SECONDS_MAX: Final = 0.5
+COORDINATOR_SECONDS_MAX: Final = 30.0
+"""How long a worker tries to reach its coordinator before it gives up."""
+_log = logging.getLogger("minishuffle.worker")
+
+
+class _Closeable(Protocol):
+    @property
+    def port(self) -> int: ...
+
+    async def close(self) -> None: ...
+
+
+class Worker:
+    """One registration of this process; the ``EndpointHandler`` of its data endpoint."""
+
+    def __init__(self, settings: ClusterSettings, cluster: str, secret: bytes) -> None:
+        self.settings = settings
+        self.remote = ConnectionCounters()
+        self.refusals: dict[str, int] = {}
+        self.loop_lag = Histogram(LAG_SECONDS_BOUNDS)
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Resolved with the reason why this worker is to stop; empty for an orderly one."""
+        self._loop = asyncio.get_running_loop()
+        self._inbox = LoopInbox(self._loop)
+        segments = settings.network_memory_bytes // (settings.segment_bytes + limits.SEGMENT_HEADROOM_BYTES)
+        self.pool = NetworkBufferPool(segments, settings.segment_bytes)
+        self.endpoint = DataEndpoint(
+            self, Identity(Role.WORKER, cluster, 0, 0), secret, self.remote, settings.ping_interval
+        )
+        self._links: dict[int, DataLink] = {}
+        self._dials: set[asyncio.Task[None]] = set()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._control: ControlLink
+        self._state: WorkerState
+        self._deployment: Deployment
+        self._heartbeat_interval = settings.heartbeat_interval
+        self._registered: asyncio.Future[Registered] = self._loop.create_future()
+
+    # --- registration and end ----------------------------------------------------------------------
+
+    async def register(self, control: ControlLink, request: Register) -> Registered:
+        """Say who we are and learn our id.
+
+        Raises:
+            ShuffleError: the coordinator refuses, or went away.
+        """
+        self._control = control
+        control.start(self._on_control, self._on_control_closed)
+        control.send(request)
+        reply = await asyncio.wait_for(self._registered, COORDINATOR_SECONDS_MAX)
+        old = self.endpoint.identity
+        self.endpoint.identity = Identity(Role.WORKER, old.cluster, reply.worker, reply.epoch)
+        self._heartbeat_interval = reply.heartbeat_interval
+        self._every("heartbeat", self._heartbeat_interval, self._heartbeat)
+        self._every("lag", LAG_PROBE_SECONDS, lambda: None)
+        self._every("tick", TICK_SECONDS_MAX / 5, self._tick)
+        return reply
+
+    def _on_control(self, message: ControlMessage, request: int) -> None:
+        if isinstance(message, Registered):
+            self._state = WorkerState(self.settings, message.worker, message.epoch, message.term)
+            self._deployment = Deployment(
+                message.worker, self.pool, self._inbox, self._on_report, self._on_collected, self._on_log
+            )
+            self._registered.set_result(message)
+        elif isinstance(message, Failure) and not self._registered.done():
+            self._registered.set_exception(ShuffleError(message.text))
+        else:
+            self._carry_out(self._state.handle(message, self._loop.time()))
+
+    def _on_control_closed(self, error: Exception | None) -> None:
+        if not self._registered.done():
+            self._registered.set_exception(error or PeerLost("the coordinator closed the connection"))
+        self._end(f"the coordinator is gone: {error or 'it closed the connection'}")
+
+    def _end(self, reason: str) -> None:
+        if not self.ended.done():
+            self.ended.set_result(reason)
+
+    async def close(self) -> None:
+        """Cancel what runs, close every socket; bounded by ``task_cancel_timeout``."""
+        for timer in self._timers.values():
+            timer.cancel()
+        if self._registered.done() and not self._registered.cancelled() and not self._registered.exception():
+            tasks = list(self._deployment.tasks.values())
+            for task in tasks:
+                task.paths.cancel()
+            deadline = self._loop.time() + self.settings.task_cancel_timeout
+            while any(task.thread and task.thread.is_alive() for task in tasks) and self._loop.time() < deadline:
+                await asyncio.sleep(0.02)
+        for dial in self._dials:
+            dial.cancel()
+        await self.endpoint.close()
+        self._inbox.close()
+        self._control.close()
+
+    def _every(self, name: str, seconds: float, call: Callable[[], None]) -> None:
+        """Run ``call`` every ``seconds``; how late each comes is the loop's lag."""
+        due = self._loop.time() + seconds
+
+        def fire() -> None:
+            nonlocal due
+            now = self._loop.time()
+            self.loop_lag.observe(max(0.0, now - due))
+            due = now + seconds
+            self._timers[name] = self._loop.call_at(due, fire)
+            call()
+
+        self._timers[name] = self._loop.call_at(due, fire)
+
+    # --- instructions ------------------------------------------------------------------------------
+
+    def _carry_out(self, instructions: list[Instruction]) -> None:
+        for instruction in instructions:
+            self._carry_out_one(instruction)
+
+    def _carry_out_one(self, instruction: Instruction) -> None:
+        deployment = self._deployment
+        match instruction:
+            case Send(message):
+                self._control.send(message)
+            case StartTask():
+                self._start(instruction)
+            case ConnectLocal(channel, partition):
+                deployment.connect_local(channel, partition)
+            case RequestPartition(worker, key, request):
+                channel, link = deployment.channel(key), self._links.get(worker)
+                if isinstance(channel, RemoteInputChannel) and link is not None:
+                    channel.connect(link.connection, link.flush_soon)
+                    link.connection.request_partition(channel.consumer, request)
+                    link.flush_soon()
+            case Attach(worker, request, partition_id):
+                self._attach(worker, request.channel, partition_id, request.subpartition)
+            case Refuse(worker, channel_id, error):
+                link = self._links.get(worker)
+                if link is not None:
+                    link.connection.refuse(channel_id, error)
+                    link.flush_soon()
+            case CancelTask(key):
+                if key in deployment.tasks:
+                    deployment.tasks[key].paths.cancel()
+            case AbandonTask(key):
+                task = deployment.tasks[key]
+                task.state = "abandoned"
+                deployment.ended(task)
+                _log.error("task %s still runs after its cancel: abandoned", task.attempt_id)
+            case FailTask(key, error):
+                failed = deployment.channel(key)
+                if failed is not None:
+                    failed.deliver(error)
+            case Release(job):
+                deployment.release(job)
+                self._schedule_flush()
+            case DialPeer(peer):
+                self._dial(peer)
+            case CloseLinks(worker):
+                if worker in self._links:
+                    self._links[worker].abort(PeerLost(f"worker {worker} was declared lost"))
+            case Exit(reason):
+                self._end(reason)
+
+    def _start(self, instruction: StartTask) -> None:
+        spec = instruction.spec
+        key: TaskKey = (instruction.job, spec.operator, spec.index)
+        try:
+            self._deployment.start(instruction)
+        except ShuffleError as error:
+            info = describe_failure(error, f"{spec.name}[{spec.index}]")
+            nothing = TaskCountersMessage()
+            self._carry_out(self._state.task_ended(key, spec.attempt, "failed", info, b"", nothing))
+        self._schedule_flush()
+
+    def _attach(self, worker: int, channel: int, partition_id: Any, consumer: int) -> None:
+        link, partition = self._links.get(worker), self._deployment.partitions.get(partition_id)
+        if link is None:
+            return
+        connection = link.connection
+        subpartition = partition.subpartition(consumer) if partition is not None else None
+        if subpartition is None:
+            connection.refuse(channel, RemoteProtocolError(f"{partition_id} has no subpartition {consumer}"))
+        else:
+
+            def on_available() -> None:
+                connection.available(channel)
+                link.flush_soon()
+
+            subpartition.attach(on_available)
+            connection.attach(channel, subpartition)
+        link.flush_soon()
+
+    def _schedule_flush(self) -> None:
+        interval = self._deployment.flush_interval()
+        timer = self._timers.pop("flush", None)
+        if timer is not None:
+            timer.cancel()
+        if interval is not None:
+            self._every("flush", interval, self._deployment.flush)
+
+    def _dial(self, peer: WorkerAddress) -> None:
+        task = self._loop.create_task(self._dial_peer(peer), name=f"dial worker {peer.worker}")
+        self._dials.add(task)
+        task.add_done_callback(self._dials.discard)
+
+    async def _dial_peer(self, peer: WorkerAddress) -> None:
+        try:
+            await self.endpoint.dial(Address(peer.host, peer.data_port), peer.worker, peer.epoch)
+        except ShuffleError as error:
+            _log.warning("dialing worker %d: %s", peer.worker, error)
+            self._carry_out(self._state.dial_failed(peer.worker, error, self._loop.time()))
+
+    # --- tasks (called on the loop through the inbox) ------------------------------------------------
+
+    def _on_report(self, task: Task, outcome: TaskOutcome | None) -> None:
+        subtask = task.attempt_id.subtask
+        key: TaskKey = (subtask.job, subtask.operator, subtask.index)
+        if outcome is None:
+            task.state = "running"
+            self._carry_out(self._state.task_running(key, task.attempt_id.attempt))
+            return
+        task.state = outcome.state
+        self._deployment.ended(task)
+        counters = counters_message(task.counters)
+        attempt = task.attempt_id.attempt
+        self._carry_out(
+            self._state.task_ended(key, attempt, outcome.state, outcome.error, outcome.result, counters)
+        )
+
+    def _on_collected(self, task: Task, rows: int, payload: bytes) -> None:
+        subtask = task.attempt_id.subtask
+        self._control.send(
+            Collected(
+                term=self._state.term,
+                job=subtask.job,
+                operator=subtask.operator,
+                index=subtask.index,
+                attempt=task.attempt_id.attempt,
+                rows=rows,
+                payload=payload,
+            )
+        )
+
+    def _on_log(self, task: Task, line: str) -> None:
+        self._control.send(LogLines(term=self._state.term, job=task.attempt_id.subtask.job, lines=[line]))
+
+    # --- data connections (EndpointHandler) ----------------------------------------------------------
+
+    def authorize(self, peer: Identity) -> str | None:
+        if peer.role != Role.WORKER:
+            return "only workers connect to a worker's data port"
+        if self.endpoint.identity.worker == 0:
+            return "this worker is not registered yet"
+        link = self._links.get(peer.worker)
+        if link is not None and link.peer.epoch >= peer.epoch:
+            return f"worker {peer.worker} is connected already"
+        return None
+
+    def refused(self, reason: str, text: str, remote: str) -> None:
+        self.refusals[reason] = self.refusals.get(reason, 0) + 1
+        _log.warning("connection from %s refused (%s): %s", remote, reason, text)
+
+    def link_up(self, link: DataLink) -> None:
+        worker = link.peer.worker
+        old = self._links.get(worker)
+        self._links[worker] = link
+        if old is not None:
+            old.abort(PeerLost(f"worker {worker} connected anew"))
+        address = WorkerAddress(worker=worker, epoch=link.peer.epoch, host="", data_port=0)
+        self._carry_out(self._state.peer_up(address))
+
+    def link_events(self, link: DataLink, events: list[ConnectionEvent]) -> None:
+        for event in events:
+            if isinstance(event, PartitionRequested):
+                now = self._loop.time()
+                self._carry_out(self._state.partition_requested(link.peer.worker, event.request, now))
+            elif isinstance(event, PeerSilent):
+                link.abort(PeerLost(f"worker {link.peer.worker} was silent for {event.seconds:.1f} s"))
+
+    def link_down(self, link: DataLink, error: ShuffleError) -> None:
+        worker = link.peer.worker
+        if self._links.get(worker) is link:
+            del self._links[worker]
+            self._carry_out(self._state.peer_down(worker))
+
+    # --- timers and figures --------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        now = self._loop.time()
+        self.endpoint.tick(now)
+        deadline = self._state.next_deadline()
+        if deadline is not None and now >= deadline:
+            self._carry_out(self._state.handle_timer(now))
+
+    def _heartbeat(self) -> None:
+        links: dict[int, list[DataLink]] = {}
+        for link in self.endpoint.links:
+            links.setdefault(link.peer.worker, []).append(link)
+        self._control.send(
+            Heartbeat(
+                term=self._state.term,
+                worker=self._state.worker,
+                epoch=self._state.epoch,
+                report=self._report_figures(),
+                tasks=self._deployment.reports(),
+                peers=[
+                    PeerReport(worker=peer, connections=len(all_), local=all_[0].local, remote=all_[0].remote)
+                    for peer, all_ in sorted(links.items())
+                ],
+            )
+        )
+
+    def _report_figures(self) -> WorkerReport:
+        remote, pool = self.remote, self.pool
+        return WorkerReport(
+            network_cap_bytes=pool.total * (pool.segment_bytes + limits.SEGMENT_HEADROOM_BYTES),
+            network_peak_bytes=pool.peak_used * (pool.segment_bytes + limits.SEGMENT_HEADROOM_BYTES),
+            segments_free=pool.free,
+            abandoned_tasks=self._state.abandoned,
+            remote_bytes_out=remote.bytes_out,
+            remote_payload_bytes_out=remote.payload_bytes_out,
+            remote_records_out=remote.rows_out,
+            local_records_out=self._deployment.local_rows,
+            loop_lag_p99_seconds=self.loop_lag.quantile(0.99),
+        )
+
+    def snapshot(self) -> WorkerSnapshot:
+        """Everything that ``/metrics`` is made from."""
+        identity, pool, deployment = self.endpoint.identity, self.pool, self._deployment
+        tasks = deployment.snapshots()
+        return WorkerSnapshot(
+            worker=identity.worker,
+            epoch=identity.epoch,
+            slots=self.settings.slots,
+            slots_used=len({(task.job, task.index) for task in tasks}),
+            remote=self.remote,
+            local_bytes=deployment.local_bytes,
+            local_buffers=deployment.local_buffers,
+            connections=len(self.endpoint.links),
+            segments_total=pool.total,
+            segments_free=pool.free,
+            segments_peak=pool.peak_used,
+            segment_bytes=pool.segment_bytes,
+            assembly_bytes=deployment.budget.used,
+            loop_lag=self.loop_lag,
+            abandoned_tasks=self._state.abandoned,
+            connections_refused=self.refusals,
+            tasks=tasks,
+        )
+
+
+async def run_worker(
+    settings: ClusterSettings,
+    *,
+    coordinator: Address,
+    secret: bytes,
+    cluster: str,
+    host: str,
+    requested_worker: int,
+    web: Callable[[Callable[[], WorkerSnapshot], str, int], Awaitable[_Closeable]],
+    ready: Callable[[dict[str, Any]], None],
+    stop: asyncio.Event,
+) -> None:
+    """Run a worker until ``stop`` is set or the coordinator ends it.
+
+    Args:
+        web: starts the metrics server (snapshot, host, port).
+        ready: called with worker id, pid and ports once registered.
+
+    Raises:
+        ShuffleError: it could not register, or lost its coordinator.
+    """
+    sys.setswitchinterval(settings.switch_interval)
+    worker = Worker(settings, cluster, secret)
+    data_port = await worker.endpoint.listen(host)
+    server = await web(worker.snapshot, host, 0)
+    stopping = asyncio.create_task(stop.wait(), name="stop")
+    try:
+        identity = Identity(Role.WORKER, cluster, requested_worker, 0)
+        control = await connect_control(coordinator, identity, secret, timeout=COORDINATOR_SECONDS_MAX)
+        request = Register(
+            host=host,
+            data_port=data_port,
+            metrics_port=server.port,
+            pid=os.getpid(),
+            slots=settings.slots,
+            python=".".join(platform.python_version_tuple()[:2]),
+            version=metadata.version("minishuffle"),
+            segments=worker.pool.total,
+            segment_bytes=settings.segment_bytes,
+            requested_worker=requested_worker,
+        )
+        registered = await worker.register(control, request)
+        ready(
+            {
+                "worker": registered.worker,
+                "pid": os.getpid(),
+                "data_port": data_port,
+                "metrics_port": server.port,
+            }
+        )
+        await asyncio.wait({stopping, worker.ended}, return_when=asyncio.FIRST_COMPLETED)
+        if worker.ended.done() and worker.ended.result() and not stop.is_set():
+            raise PeerLost(worker.ended.result())
+    finally:
+        stopping.cancel()
+        await worker.close()
+        await server.close()

@@ -1,0 +1,482 @@
+"""The worker's decisions, as a pure machine: control messages and events in, instructions out.
+
+It knows which attempts are deployed here, which peers are connected, which partition requests wait
+for what, and when to give a task up. The shell (``process``) carries instructions out and reports
+what came of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from minishuffle.config import ClusterSettings
+from minishuffle.errors import PartitionNotFound, PeerLost, ShuffleError
+from minishuffle.ids import JobId, PartitionId
+from minishuffle.wire.frames import PartitionRequest
+from minishuffle.wire.messages import (
+    AskDial,
+    CancelTasks,
+    ControlMessage,
+    DeployTasks,
+    Dial,
+    ErrorInfo,
+    ReleaseJob,
+    Shutdown,
+    TaskCountersMessage,
+    TaskSpec,
+    TaskStateChanged,
+    WorkerAddress,
+    WorkerLost,
+)
+
+__all__ = [
+    "AbandonTask",
+    "Attach",
+    "CancelTask",
+    "ChannelKey",
+    "CloseLinks",
+    "ConnectLocal",
+    "DialPeer",
+    "Exit",
+    "FailTask",
+    "Instruction",
+    "Refuse",
+    "Release",
+    "RequestPartition",
+    "Send",
+    "StartTask",
+    "TaskKey",
+    "WorkerState",
+]
+
+TaskKey: TypeAlias = tuple[str, int, int]
+"""(job, operator, index)"""
+
+DIAL_RETRY_SECONDS: Final = 0.2
+PEER_SECONDS_MAX: Final = 10.0
+"""How long a connection to a peer is tried for before the tasks that need it fail."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelKey:
+    """One input channel of a task here."""
+
+    task: TaskKey
+    edge: int
+    producer: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartTask:
+    """Build the task's gates and partitions and start its thread."""
+
+    job: str
+    job_name: str
+    spec: TaskSpec
+    program: bytes
+    settings: dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class CancelTask:
+    task: TaskKey
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonTask:
+    """It still runs user code: close its paths and write it off."""
+
+    task: TaskKey
+
+
+@dataclass(frozen=True, slots=True)
+class FailTask:
+    """Have the task fail with this error, in order with what its channel delivered."""
+
+    channel: ChannelKey
+    error: ShuffleError
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The job is over: free its partitions, gates and pools."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    message: ControlMessage
+
+
+@dataclass(frozen=True, slots=True)
+class DialPeer:
+    peer: WorkerAddress
+
+
+@dataclass(frozen=True, slots=True)
+class CloseLinks:
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPartition:
+    """Send a PartitionRequest for that channel over the link to ``worker``."""
+
+    worker: int
+    channel: ChannelKey
+    request: PartitionRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectLocal:
+    channel: ChannelKey
+    partition: PartitionId
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """Answer a peer's PartitionRequest with that partition; ``link`` is the shell's number."""
+
+    link: int
+    request: PartitionRequest
+    partition: PartitionId
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    link: int
+    channel: int
+    error: ShuffleError
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """Stop this worker; ``reason`` is empty for an orderly shutdown."""
+
+    reason: str
+
+
+Instruction: TypeAlias = (
+    StartTask
+    | CancelTask
+    | AbandonTask
+    | FailTask
+    | Release
+    | Send
+    | DialPeer
+    | CloseLinks
+    | RequestPartition
+    | ConnectLocal
+    | Attach
+    | Refuse
+    | Exit
+)
+
+
+@dataclass(slots=True)
+class _TaskEntry:
+    spec: TaskSpec
+    over: bool = False
+    cancel_deadline: float | None = None
+
+
+@dataclass(slots=True)
+class _Peer:
+    address: WorkerAddress
+    up: bool = False
+    dial_at: float | None = None
+    """When to dial (again); None while a dial is under way or none is wanted."""
+    give_up_at: float | None = None
+    wanted: list[tuple[ChannelKey, PartitionRequest]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A peer's request for a partition that is not registered yet."""
+
+    link: int
+    request: PartitionRequest
+    deadline: float
+
+
+class WorkerState:
+    """One registration of a worker. Invariant: a task that is over has no cancel deadline."""
+
+    def __init__(self, settings: ClusterSettings, worker: int, epoch: int, term: int) -> None:
+        self.worker = worker
+        self.epoch = epoch
+        self.term = term
+        self.abandoned = 0
+        self._settings = settings
+        self._tasks: dict[TaskKey, _TaskEntry] = {}
+        self._partitions: dict[PartitionId, int] = {}
+        """Registered partitions, with the attempt of their producer."""
+        self._peers: dict[int, _Peer] = {}
+        self._waiting: list[_Waiting] = []
+
+    # --- control messages ------------------------------------------------------------------------
+
+    def handle(self, message: ControlMessage, now: float) -> list[Instruction]:
+        """A message of the coordinator. One of another term is ignored."""
+        if getattr(message, "term", self.term) != self.term:
+            return []
+        match message:
+            case DeployTasks():
+                return self._deploy(message, now)
+            case CancelTasks(job=job):
+                return self._cancel(job, now)
+            case ReleaseJob(job=job):
+                return self._release(job)
+            case Dial(peer=peer):
+                return self._dial(peer, now)
+            case WorkerLost(worker=worker):
+                return [CloseLinks(worker)]
+            case Shutdown():
+                return [Exit("")]
+            case _:
+                return []
+
+    def _deploy(self, message: DeployTasks, now: float) -> list[Instruction]:
+        for address in message.workers:
+            self._meet(address)
+        starts: list[Instruction] = []
+        connects: list[Instruction] = []
+        for spec in message.tasks:
+            key = (message.job, spec.operator, spec.index)
+            known = self._tasks.get(key)
+            if known is not None and known.spec.attempt >= spec.attempt:
+                continue
+            self._tasks[key] = _TaskEntry(spec)
+            for output in spec.outputs:
+                self._partitions[PartitionId(JobId(message.job), output.edge, spec.index)] = spec.attempt
+            program = message.programs[spec.operator]
+            starts.append(StartTask(message.job, message.name, spec, program, message.settings))
+            connects.extend(self._connect_inputs(message.job, key, spec, now))
+        return [*starts, *connects, *self._serve_waiting()]
+
+    def _meet(self, address: WorkerAddress) -> None:
+        peer = self._peers.get(address.worker)
+        if address.worker != self.worker and (peer is None or peer.address.epoch < address.epoch):
+            self._peers[address.worker] = _Peer(address)
+
+    def _connect_inputs(self, job: str, key: TaskKey, spec: TaskSpec, now: float) -> list[Instruction]:
+        instructions: list[Instruction] = []
+        for gate in spec.inputs:
+            for channel in gate.channels:
+                channel_key = ChannelKey(key, gate.edge, channel.producer)
+                if channel.worker == self.worker:
+                    partition = PartitionId(JobId(job), gate.edge, channel.producer)
+                    instructions.append(ConnectLocal(channel_key, partition))
+                    continue
+                request = PartitionRequest(
+                    0, job, gate.edge, channel.producer, spec.index, channel.attempt, spec.attempt, 1, 0
+                )
+                instructions.extend(self._request(channel.worker, channel_key, request, now))
+        return instructions
+
+    def _request(
+        self, worker: int, channel: ChannelKey, request: PartitionRequest, now: float
+    ) -> list[Instruction]:
+        peer = self._peers[worker]
+        if peer.up:
+            return [RequestPartition(worker, channel, request)]
+        peer.wanted.append((channel, request))
+        return self._want_link(worker, peer, now)
+
+    def _want_link(self, worker: int, peer: _Peer, now: float) -> list[Instruction]:
+        if peer.give_up_at is not None:
+            return []
+        peer.give_up_at = now + PEER_SECONDS_MAX
+        if self.worker < worker:
+            return [DialPeer(peer.address)]
+        return [Send(AskDial(term=self.term, worker=self.worker, target=worker))]
+
+    def _dial(self, address: WorkerAddress, now: float) -> list[Instruction]:
+        self._meet(address)
+        peer = self._peers[address.worker]
+        if peer.up or peer.give_up_at is not None:
+            return []
+        return self._want_link(address.worker, peer, now)
+
+    def _cancel(self, job: str, now: float) -> list[Instruction]:
+        instructions: list[Instruction] = []
+        for key, entry in self._tasks.items():
+            if key[0] == job and not entry.over and entry.cancel_deadline is None:
+                entry.cancel_deadline = now + self._settings.task_cancel_timeout
+                instructions.append(CancelTask(key))
+        return instructions
+
+    def _release(self, job: str) -> list[Instruction]:
+        for key in [key for key in self._tasks if key[0] == job]:
+            del self._tasks[key]
+        for partition in [partition for partition in self._partitions if partition.job == job]:
+            del self._partitions[partition]
+        for peer in self._peers.values():
+            peer.wanted = [wanted for wanted in peer.wanted if wanted[0].task[0] != job]
+        return [Release(job)]
+
+    # --- what came of instructions ---------------------------------------------------------------
+
+    def task_running(self, key: TaskKey, attempt: int) -> list[Instruction]:
+        entry = self._tasks.get(key)
+        if entry is None or entry.over or entry.spec.attempt != attempt:
+            return []
+        return [Send(self._state_message(key, attempt, "running"))]
+
+    def task_ended(
+        self,
+        key: TaskKey,
+        attempt: int,
+        state: str,
+        error: ErrorInfo | None,
+        result: bytes,
+        counters: TaskCountersMessage,
+    ) -> list[Instruction]:
+        """The attempt's thread came to its end; a second report changes nothing."""
+        entry = self._tasks.get(key)
+        if entry is None or entry.over or entry.spec.attempt != attempt:
+            return []
+        entry.over = True
+        entry.cancel_deadline = None
+        return [Send(self._state_message(key, attempt, state, error, result, counters))]
+
+    def _state_message(
+        self,
+        key: TaskKey,
+        attempt: int,
+        state: str,
+        error: ErrorInfo | None = None,
+        result: bytes = b"",
+        counters: TaskCountersMessage | None = None,
+    ) -> TaskStateChanged:
+        job, operator, index = key
+        return TaskStateChanged(
+            term=self.term,
+            job=job,
+            operator=operator,
+            index=index,
+            attempt=attempt,
+            state=state,  # type: ignore[arg-type]
+            error=error,
+            result=result,
+            counters=counters or TaskCountersMessage(),
+        )
+
+    # --- peers -----------------------------------------------------------------------------------
+
+    def peer_up(self, address: WorkerAddress) -> list[Instruction]:
+        """A link to that worker is established (whoever dialed)."""
+        peer = self._peers.setdefault(address.worker, _Peer(address))
+        peer.address = peer.address if peer.address.data_port else address
+        peer.up = True
+        peer.dial_at = peer.give_up_at = None
+        wanted, peer.wanted = peer.wanted, []
+        return [RequestPartition(address.worker, channel, request) for channel, request in wanted]
+
+    def peer_down(self, worker: int) -> list[Instruction]:
+        peer = self._peers.get(worker)
+        if peer is not None:
+            peer.up = False
+        self._waiting = [waiting for waiting in self._waiting if waiting.link != worker]
+        return []
+
+    def dial_failed(self, worker: int, error: ShuffleError, now: float) -> list[Instruction]:
+        """Dial again shortly, or fail what needs that peer."""
+        peer = self._peers[worker]
+        if peer.up:
+            return []
+        if error.retriable and peer.give_up_at is not None and now < peer.give_up_at:
+            peer.dial_at = now + DIAL_RETRY_SECONDS
+            return []
+        return self._give_peer_up(peer, error)
+
+    def _give_peer_up(self, peer: _Peer, error: ShuffleError) -> list[Instruction]:
+        peer.dial_at = peer.give_up_at = None
+        wanted, peer.wanted = peer.wanted, []
+        return [FailTask(channel, error) for channel, _ in wanted]
+
+    def partition_requested(self, link: int, request: PartitionRequest, now: float) -> list[Instruction]:
+        """A peer wants a partition: now, or when it is registered, or not at all.
+
+        ``link`` is the peer's worker id.
+        """
+        instruction = self._answer(link, request)
+        if instruction is not None:
+            return [instruction]
+        deadline = now + self._settings.partition_request_timeout
+        self._waiting.append(_Waiting(link, request, deadline))
+        return []
+
+    def _answer(self, link: int, request: PartitionRequest) -> Attach | None:
+        partition = PartitionId(JobId(request.job), request.edge, request.producer)
+        if self._partitions.get(partition) == request.producer_attempt:
+            return Attach(link, request, partition)
+        return None
+
+    def _serve_waiting(self) -> list[Instruction]:
+        instructions: list[Instruction] = []
+        remaining: list[_Waiting] = []
+        for waiting in self._waiting:
+            answer = self._answer(waiting.link, waiting.request)
+            if answer is None:
+                remaining.append(waiting)
+            else:
+                instructions.append(answer)
+        self._waiting = remaining
+        return instructions
+
+    # --- time ------------------------------------------------------------------------------------
+
+    def next_deadline(self) -> float | None:
+        """When :meth:`handle_timer` wants to be called; None for not at all."""
+        times = [entry.cancel_deadline for entry in self._tasks.values()]
+        times += [waiting.deadline for waiting in self._waiting]
+        times += [time for peer in self._peers.values() for time in (peer.dial_at, peer.give_up_at)]
+        return min((time for time in times if time is not None), default=None)
+
+    def handle_timer(self, now: float) -> list[Instruction]:
+        return [*self._abandon_stuck(now), *self._refuse_expired(now), *self._chase_peers(now)]
+
+    def _abandon_stuck(self, now: float) -> list[Instruction]:
+        instructions: list[Instruction] = []
+        for key, entry in self._tasks.items():
+            if entry.cancel_deadline is not None and now >= entry.cancel_deadline:
+                entry.over = True
+                entry.cancel_deadline = None
+                self.abandoned += 1
+                instructions.append(AbandonTask(key))
+                instructions.append(Send(self._state_message(key, entry.spec.attempt, "abandoned")))
+        if instructions and self.abandoned > self._settings.abandoned_max:
+            limit = self._settings.abandoned_max
+            instructions.append(Exit(f"{self.abandoned} tasks ran on after their cancel, at most {limit} may"))
+        return instructions
+
+    def _refuse_expired(self, now: float) -> list[Instruction]:
+        expired = [waiting for waiting in self._waiting if now >= waiting.deadline]
+        self._waiting = [waiting for waiting in self._waiting if now < waiting.deadline]
+        refusals: list[Instruction] = []
+        for waiting in expired:
+            request = waiting.request
+            partition = PartitionId(JobId(request.job), request.edge, request.producer)
+            text = f"partition {partition} attempt {request.producer_attempt} is not on worker {self.worker}"
+            refusals.append(Refuse(waiting.link, request.channel, PartitionNotFound(text)))
+        return refusals
+
+    def _chase_peers(self, now: float) -> list[Instruction]:
+        instructions: list[Instruction] = []
+        for worker, peer in self._peers.items():
+            if peer.give_up_at is not None and now >= peer.give_up_at:
+                error = PeerLost(f"no connection to worker {worker} within {PEER_SECONDS_MAX:g} s")
+                instructions.extend(self._give_peer_up(peer, error))
+            elif peer.dial_at is not None and now >= peer.dial_at:
+                peer.dial_at = None
+                instructions.append(DialPeer(peer.address))
+        return instructions
+
+    def validate(self) -> None:
+        """Check the invariants; for tests, after each step."""
+        assert all(entry.cancel_deadline is None for entry in self._tasks.values() if entry.over)
+        assert all(not peer.wanted for peer in self._peers.values() if peer.up)
+        assert self.worker not in self._peers
