@@ -1,0 +1,382 @@
+"""One end of the transport and exchange benchmarks: ``python -m minishuffle.bench.peer ROLE``.
+
+ROLE is ``producer`` or ``consumer``. A process reads one JSON command a line on standard input and
+answers each with one JSON line; it ends when its standard input does. The full protocol is spoken
+between the two: handshake with authentication, PartitionRequest, credits, BufferResponse.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import uvloop
+
+from minishuffle import limits
+from minishuffle.counters import ConnectionCounters, TaskCounters
+from minishuffle.errors import ShuffleError
+from minishuffle.exchange.elements import AssemblyBudget
+from minishuffle.exchange.gate import InputGate, RemoteInputChannel
+from minishuffle.exchange.partition import ResultPartition, Subpartition
+from minishuffle.exchange.segments import NetworkBufferPool
+from minishuffle.ids import Address, JobId, PartitionId
+from minishuffle.protocol.channel import NextType, Outgoing
+from minishuffle.protocol.connection import ConnectionEvent, PartitionRequested
+from minishuffle.transport.tcp import DataEndpoint, DataLink
+from minishuffle.wire.frames import NO_ELEMENT_START, DataType, EventKind, PartitionRequest, Role
+from minishuffle.wire.handshake import Identity
+from minishuffle.worker.handoff import LoopInbox, TaskPaths
+
+SECRET: Final = b"benchmark on loopback"
+RING_BLOCKS: Final = 64
+ELEMENT_HEADER: Final = 12
+WAIT_SECONDS_MAX: Final = 120.0
+
+
+def word_sum(view: memoryview | np.ndarray[Any, Any]) -> int:
+    """Sum of the 64-bit words of ``view`` (a multiple of 8 bytes long), modulo 2**64."""
+    return int(np.frombuffer(view, dtype=np.uint64).sum())
+
+
+class Blocks:
+    """A ring of filled blocks whose first word is stamped anew at each use, so that payloads differ."""
+
+    def __init__(self, block_bytes: int, headroom: int) -> None:
+        random = np.random.default_rng(7)
+        self.views: list[memoryview] = []
+        self._words: list[np.ndarray[Any, Any]] = []
+        self._rest: list[int] = []
+        for _ in range(RING_BLOCKS):
+            block = np.zeros(headroom + block_bytes, dtype=np.uint8)
+            words = block[headroom:].view(np.uint64)
+            words[:] = random.integers(0, 2**63, len(words), dtype=np.uint64)
+            words[0] = 0
+            self.views.append(memoryview(block))
+            self._words.append(words)
+            self._rest.append(int(words.sum()))
+        self.sum = 0
+
+    def stamp(self, slot: int, value: int) -> memoryview:
+        self._words[slot][0] = value
+        self.sum = (self.sum + self._rest[slot] + value) & 0xFFFF_FFFF_FFFF_FFFF
+        return self.views[slot]
+
+
+class _RingSlice:
+    """A block of the ring on its way out."""
+
+    __slots__ = ("_free", "_slot", "data_type", "first_start", "flags", "memory", "rows", "size", "start")
+
+    def __init__(self, memory: memoryview, start: int, size: int, data_type: int, free: list[int], slot: int) -> None:
+        self.memory, self.start, self.size, self.data_type = memory, start, size, data_type
+        self.flags, self.first_start, self.rows = 0, NO_ELEMENT_START, 1
+        self._free, self._slot = free, slot
+
+    def released(self) -> None:
+        if self._slot >= 0:
+            self._free.append(self._slot)
+
+
+class _RingView:
+    """A subpartition's view that gives ``count`` blocks of the shared ring, then its end."""
+
+    def __init__(self, blocks: Blocks, free: list[int], count: int) -> None:
+        self._blocks, self._free, self._count, self._ended = blocks, free, count, False
+
+    def next_type(self) -> NextType:
+        if self._count:
+            return NextType.DATA if self._free else NextType.NONE
+        return NextType.NONE if self._ended else NextType.EVENT
+
+    def backlog(self) -> int:
+        return min(self._count, RING_BLOCKS)
+
+    def poll(self) -> Outgoing | None:
+        if self._count and self._free:
+            slot = self._free.pop()
+            memory = self._blocks.stamp(slot, self._count)
+            self._count -= 1
+            start = limits.SEGMENT_HEADROOM_BYTES
+            return _RingSlice(memory, start, len(memory) - start, DataType.DATA, self._free, slot)
+        if self._count or self._ended:
+            return None
+        self._ended = True
+        memory = memoryview(bytearray(limits.SEGMENT_HEADROOM_BYTES + 1))
+        memory[-1] = EventKind.END_OF_PARTITION
+        return _RingSlice(memory, limits.SEGMENT_HEADROOM_BYTES, 1, DataType.EVENT, self._free, -1)
+
+    def release(self) -> None:
+        self._count = 0
+
+
+class Peer:
+    """Common to both roles: the endpoint and the current measurement. Is the endpoint's handler."""
+
+    def __init__(self, worker: int) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.counters = ConnectionCounters()
+        self.endpoint = DataEndpoint(self, Identity(Role.WORKER, "bench", worker, 1), SECRET, self.counters, 60.0)
+        self.inbox = LoopInbox(self.loop)
+        self.link: DataLink | None = None
+        self.on_request: Callable[[PartitionRequest], None] = lambda request: None
+        self.linked = asyncio.Event()
+
+    def authorize(self, peer: Identity) -> str | None:
+        return None
+
+    def refused(self, reason: str, text: str, remote: str) -> None:
+        raise ShuffleError(f"{remote}: {text}")
+
+    def link_up(self, link: DataLink) -> None:
+        self.link = link
+        self.linked.set()
+
+    def link_events(self, link: DataLink, events: list[ConnectionEvent]) -> None:
+        for event in events:
+            if isinstance(event, PartitionRequested):
+                self.on_request(event.request)
+
+    def link_down(self, link: DataLink, error: ShuffleError) -> None:
+        self.link = None
+
+
+class Producer(Peer):
+    """Serves the partition requests of one measurement."""
+
+    async def dial(self, port: int) -> dict[str, Any]:
+        await self.endpoint.dial(Address("127.0.0.1", port), 2, 1)
+        return {}
+
+    async def transport(self, channels: int, segment_bytes: int, buffers: int) -> dict[str, Any]:
+        """Loop only: views over a ring of blocks."""
+        blocks, link = Blocks(segment_bytes, limits.SEGMENT_HEADROOM_BYTES), self.link
+        assert link is not None
+        free = list(range(RING_BLOCKS))
+        served = 0
+        done: asyncio.Future[None] = self.loop.create_future()
+
+        def serve(request: PartitionRequest) -> None:
+            nonlocal served
+            link.connection.attach(request.channel, _RingView(blocks, free, buffers // channels))
+            link.flush_soon()
+            served += 1
+            if served == channels:
+                done.set_result(None)
+
+        self.on_request = serve
+        print(json.dumps({"ready": True}), flush=True)
+        await asyncio.wait_for(done, WAIT_SECONDS_MAX)
+        return {"blocks": blocks}
+
+    async def exchange(self, channels: int, segment_bytes: int, buffers: int) -> dict[str, Any]:
+        """A writer thread fills every byte of every element."""
+        link = self.link
+        assert link is not None
+        counters = TaskCounters()
+        pool = NetworkBufferPool(2 * channels + 64, segment_bytes)
+        paths = TaskPaths(self.inbox, _attend, counters)
+        local = pool.create_pool("bench", channels + 1, 2 * channels + 8)
+        local.on_available(paths.bell.ring)
+        partition = ResultPartition(
+            PartitionId(JobId("bench"), 0, 0), 0, channels, lambda: paths.acquire(local), paths.notify, counters
+        )
+        attached = threading.Semaphore(0)
+
+        def serve(request: PartitionRequest) -> None:
+            subpartition = partition.subpartitions[request.subpartition]
+
+            def on_available() -> None:
+                link.connection.available(request.channel)
+                link.flush_soon()
+
+            subpartition.attach(on_available)
+            link.connection.attach(request.channel, subpartition)
+            attached.release()
+
+        self.on_request = serve
+        sums: list[int] = []
+
+        def write() -> None:
+            for _ in range(channels):
+                attached.acquire(timeout=WAIT_SECONDS_MAX)
+            words = (segment_bytes - ELEMENT_HEADER) // 8
+            template = np.random.default_rng(7).integers(0, 2**62, words, dtype=np.uint64)
+            element = np.empty(words, dtype=np.uint64)
+            header = (words * 8).to_bytes(4, "big") + (1).to_bytes(4, "big") + bytes([1, 0, 0, 0])
+            rest, total = int(template.sum()), 0
+            view = memoryview(element).cast("B")
+            for number in range(buffers):
+                np.add(template, np.uint64(number), out=element)
+                total += rest + number * words
+                partition.write(number % channels, 1, [header, view])
+            partition.broadcast_event(EventKind.END_OF_PARTITION)
+            sums.append(total & 0xFFFF_FFFF_FFFF_FFFF)
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        print(json.dumps({"ready": True}), flush=True)
+        return {"thread": thread, "sums": sums}
+
+
+def _attend(subpartition: Subpartition) -> None:
+    subpartition.notified = False
+    if subpartition.on_available is not None:
+        subpartition.on_available()
+
+
+class Consumer(Peer):
+    """Requests the partitions of one measurement and reads them to their ends."""
+
+    async def listen(self) -> dict[str, Any]:
+        return {"port": await self.endpoint.listen("127.0.0.1")}
+
+    def gate(self, channels: int, segment_bytes: int, wake: Callable[[], None], give_back: Any) -> InputGate:
+        exclusive = limits.BUFFERS_PER_CHANNEL_DEFAULT
+        reserved = channels * exclusive
+        pool = NetworkBufferPool(reserved + 64, segment_bytes)
+        local = pool.create_pool("bench", reserved + 1, reserved + limits.FLOATING_BUFFERS_PER_GATE_DEFAULT)
+        budget = AssemblyBudget(limits.ASSEMBLY_BYTES_MAX)
+        gate = InputGate(0, 0, local, segment_bytes, wake, give_back, budget, None, TaskCounters())
+        link = self.link
+        assert link is not None
+        for number in range(channels):
+            channel = RemoteInputChannel(gate, 0, exclusive)
+            gate.add(channel)
+            channel.connect(link.connection, link.flush_soon)
+            request = PartitionRequest(0, "bench", 0, 0, number, 1, 1, 1, 0)
+            link.connection.request_partition(channel.consumer, request)
+        link.flush_soon()
+        return gate
+
+    async def transport(self, channels: int, segment_bytes: int, buffers: int) -> dict[str, Any]:
+        """Loop only: every buffer is read and given back as it comes."""
+        await asyncio.wait_for(self.linked.wait(), WAIT_SECONDS_MAX)
+        total = received = ended = 0
+        done: asyncio.Future[None] = self.loop.create_future()
+        gates: list[InputGate] = []
+
+        def drain() -> None:
+            nonlocal total, received, ended
+            gate = gates[0]
+            while gate.ready:
+                channel = gate.ready.popleft()
+                channel.enqueued = False
+                while channel.queue:
+                    item = channel.queue.popleft()
+                    assert not isinstance(item, ShuffleError), item
+                    if item.data_type == DataType.DATA:
+                        total += word_sum(item.payload)
+                        received += len(item.payload)
+                    else:
+                        ended += 1
+                    channel.consumed(item)
+            if ended == channels and not done.done():
+                done.set_result(None)
+
+        gates.append(self.gate(channels, segment_bytes, drain, None))
+        begin = time.perf_counter()
+        await asyncio.wait_for(done, WAIT_SECONDS_MAX)
+        seconds = time.perf_counter() - begin
+        gates[0].close()
+        return {"bytes": received, "seconds": seconds, "sum": total & 0xFFFF_FFFF_FFFF_FFFF}
+
+    async def exchange(self, channels: int, segment_bytes: int, buffers: int) -> dict[str, Any]:
+        """A reader thread reads every byte of every element."""
+        await asyncio.wait_for(self.linked.wait(), WAIT_SECONDS_MAX)
+        paths = TaskPaths(self.inbox, _attend, TaskCounters())
+        gate = self.gate(channels, segment_bytes, paths.bell.ring, paths.give_back)
+
+        def read() -> tuple[int, int]:
+            total = received = 0
+            while not gate.finished:
+                paths.bell.clear()
+                element = gate.poll()
+                if element is None:
+                    if not gate.finished:
+                        paths.wait(1.0)
+                    continue
+                total += word_sum(element.payload)
+                received += len(element.payload)
+            return total, received
+
+        begin = time.perf_counter()
+        total, received = await asyncio.wait_for(asyncio.to_thread(read), WAIT_SECONDS_MAX)
+        seconds = time.perf_counter() - begin
+        gate.close()
+        return {"bytes": received, "seconds": seconds, "sum": total & 0xFFFF_FFFF_FFFF_FFFF}
+
+
+# --- the raw socket, blocking ---------------------------------------------------------------------
+
+
+def raw_consumer(listener: socket.socket, block_bytes: int, total_bytes: int) -> dict[str, Any]:
+    """Receive whole blocks and read every byte of them."""
+    connection, _ = listener.accept()
+    with connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        block = memoryview(bytearray(block_bytes))
+        total = received = 0
+        begin = time.perf_counter()
+        while received < total_bytes:
+            filled = 0
+            while filled < block_bytes:
+                size = connection.recv_into(block[filled:])
+                if not size:
+                    raise ShuffleError("the raw producer closed early")
+                filled += size
+            total += word_sum(block)
+            received += block_bytes
+        seconds = time.perf_counter() - begin
+    return {"bytes": received, "seconds": seconds, "sum": total & 0xFFFF_FFFF_FFFF_FFFF}
+
+
+def raw_producer(port: int, block_bytes: int, total_bytes: int) -> dict[str, Any]:
+    """Send whole blocks with ``sendall``."""
+    blocks = Blocks(block_bytes, 0)
+    with socket.create_connection(("127.0.0.1", port), timeout=WAIT_SECONDS_MAX) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for number in range(total_bytes // block_bytes):
+            connection.sendall(blocks.stamp(number % RING_BLOCKS, number))
+    return {"sum": blocks.sum}
+
+
+async def _commands(role: str) -> None:
+    peer = Producer(1) if role == "producer" else Consumer(2)
+    listener = socket.create_server(("127.0.0.1", 0))
+    pending: dict[str, Any] = {}
+    try:
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            command = json.loads(line)
+            name = command.pop("do")
+            if name == "raw_port":
+                answer = {"port": listener.getsockname()[1]}
+            elif name == "raw":
+                call = raw_producer if role == "producer" else raw_consumer
+                first = command.pop("port") if role == "producer" else listener
+                answer = await asyncio.to_thread(call, first, **command)
+            elif name == "sum":
+                if "thread" in pending:
+                    await asyncio.to_thread(pending["thread"].join, WAIT_SECONDS_MAX)
+                    answer = {"sum": pending["sums"][0]}
+                else:
+                    answer = {"sum": pending["blocks"].sum}
+            else:
+                answer = await getattr(peer, name)(**command)
+                if role == "producer" and name in ("transport", "exchange"):
+                    pending = answer
+                    continue
+            print(json.dumps(answer), flush=True)
+    finally:
+        listener.close()
+        await peer.endpoint.close()
+
+
+if __name__ == "__main__":
+    uvloop.run(_commands(sys.argv[1]))

@@ -1,0 +1,145 @@
+"""``bench transport`` and ``bench exchange``: the credit protocol against the raw socket.
+
+Two processes on loopback. A pair of measurements runs the full protocol and then plain blocking
+``sendall``/``recv_into`` with the same socket options and the same block size, so that both see the
+same machine; the ratio is taken pair by pair. Both sides of both read or stamp every payload, and
+checksums are compared.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from minishuffle.errors import ShuffleError
+from minishuffle.limits import SEGMENT_BYTES_DEFAULT
+
+__all__ = ["PAIRS_MIN", "measure_wire"]
+
+PAIRS_MIN: Final = 9
+RAW_BLOCKS: Final = (32_768, 262_144, 1_048_576)
+
+
+@dataclass(slots=True)
+class _Process:
+    """A peer process that answers one JSON line to each."""
+
+    role: str
+    popen: subprocess.Popen[str]
+
+    @classmethod
+    def start(cls, role: str) -> _Process:
+        command = [sys.executable, "-m", "minishuffle.bench.peer", role]
+        popen = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        return cls(role, popen)
+
+    def tell(self, do: str, **arguments: Any) -> None:
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+        self.popen.stdin.flush()
+
+    def answer(self) -> dict[str, Any]:
+        assert self.popen.stdout is not None
+        line = self.popen.stdout.readline()
+        if not line:
+            raise ShuffleError(f"the {self.role} process ended with exit code {self.popen.wait(10)}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+        self.tell(do, **arguments)
+        return self.answer()
+
+    def stop(self) -> None:
+        assert self.popen.stdin is not None and self.popen.stdout is not None
+        self.popen.stdin.close()
+        try:
+            self.popen.wait(10)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            self.popen.wait()
+        self.popen.stdout.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Rate:
+    gbytes_per_second: float
+    verified: bool
+
+
+def _rate(received: dict[str, Any], sent: dict[str, Any]) -> _Rate:
+    return _Rate(received["bytes"] / received["seconds"] / 1e9, received["sum"] == sent["sum"])
+
+
+def _protocol(
+    kind: str, producer: _Process, consumer: _Process, channels: int, segment_bytes: int, total_bytes: int
+) -> _Rate:
+    buffers = total_bytes // segment_bytes // channels * channels
+    arguments = {"channels": channels, "segment_bytes": segment_bytes, "buffers": buffers}
+    producer.ask(kind, **arguments)
+    received = consumer.ask(kind, **arguments)
+    return _rate(received, producer.ask("sum"))
+
+
+def _raw(producer: _Process, consumer: _Process, block_bytes: int, total_bytes: int) -> _Rate:
+    total = total_bytes // block_bytes * block_bytes
+    port = consumer.ask("raw_port")["port"]
+    consumer.tell("raw", block_bytes=block_bytes, total_bytes=total)
+    sent = producer.ask("raw", port=port, block_bytes=block_bytes, total_bytes=total)
+    return _rate(consumer.answer(), sent)
+
+
+def measure_wire(
+    kind: Literal["transport", "exchange"],
+    *,
+    channels: int = 64,
+    segment_bytes: int = SEGMENT_BYTES_DEFAULT,
+    pairs: int = PAIRS_MIN,
+    megabytes: int = 512,
+) -> dict[str, Any]:
+    """Run the pairs and report medians; rates are 10^9 payload bytes per second.
+
+    ``transport`` moves buffers from loop to loop; ``exchange`` has a writer thread fill and a reader
+    thread read every byte.
+    """
+    total = megabytes * 1_000_000
+    producer, consumer = _Process.start("producer"), _Process.start("consumer")
+    try:
+        port = consumer.ask("listen")["port"]
+        producer.ask("dial", port=port)
+        _protocol(kind, producer, consumer, channels, segment_bytes, total // 4)
+        _raw(producer, consumer, segment_bytes, total // 4)
+        ours: list[_Rate] = []
+        raws: list[_Rate] = []
+        for _ in range(pairs):
+            ours.append(_protocol(kind, producer, consumer, channels, segment_bytes, total))
+            raws.append(_raw(producer, consumer, segment_bytes, total))
+        others = {
+            size: [_raw(producer, consumer, size, total) for _ in range(3)]
+            for size in RAW_BLOCKS
+            if size != segment_bytes
+        }
+    finally:
+        producer.stop()
+        consumer.stop()
+    ratios = sorted(a.gbytes_per_second / b.gbytes_per_second for a, b in zip(ours, raws, strict=True))
+    raw_medians = {str(segment_bytes): _median(raws), **{str(size): _median(rates) for size, rates in others.items()}}
+    every = [*ours, *raws, *(rate for rates in others.values() for rate in rates)]
+    return {
+        "segment_bytes": segment_bytes,
+        "channels": channels,
+        "gbytes_per_second": _median(ours),
+        "raw_gbytes_per_second": raw_medians,
+        "ratio_to_raw": {"median": round(statistics.median(ratios), 3), "min": round(ratios[0], 3), "max": round(ratios[-1], 3)},
+        "ratio_to_best_raw": round(_median(ours) / max(raw_medians.values()), 3),
+        "verified": all(rate.verified for rate in every),
+        "pairs": pairs,
+    }
+
+
+def _median(rates: list[_Rate]) -> float:
+    return round(statistics.median(rate.gbytes_per_second for rate in rates), 3)
