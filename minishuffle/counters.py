@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 
 __all__ = [
     "ConnectionCounters",
+    "CoordinatorSnapshot",
     "GateSnapshot",
     "Histogram",
     "PartitionSnapshot",
     "PoolSnapshot",
     "TaskCounters",
     "TaskSnapshot",
+    "WorkerEntry",
     "WorkerSnapshot",
 ]
 
@@ -172,3 +174,31 @@ class WorkerSnapshot:
     connections_refused: dict[str, int]
     """By reason: secret, version, cluster, timeout, limit, malformed, peer."""
     tasks: tuple[TaskSnapshot, ...]
+
+
+@dataclass(slots=True, frozen=True)
+class WorkerEntry:
+    """One worker as the coordinator knows it."""
+
+    worker: int
+    state: str
+    """alive, lost or gone."""
+    host: str
+    metrics_port: int
+    heartbeat_age_seconds: float
+
+
+@dataclass(slots=True, frozen=True)
+class CoordinatorSnapshot:
+    """Everything that the coordinator's ``/metrics`` and ``/sd/prometheus`` are made from."""
+
+    term: int
+    workers: tuple[WorkerEntry, ...]
+    slots: dict[str, int]
+    """used and free, of the workers that are alive."""
+    jobs: dict[str, int]
+    """By state."""
+    tasks: dict[str, int]
+    """Subtasks of jobs that are not over, by state."""
+    connections_refused: dict[str, int]
+    """By reason, as in :class:`WorkerSnapshot`."""
