@@ -1,0 +1,124 @@
+"""Keyed aggregation of Arrow batches: the keys' slots come from a :class:`KeyIndex`, the state is numpy
+vectors by slot (``columns.py``), and no Python runs per row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from minishuffle.dataflow.operators.base import Batch, Emit
+from minishuffle.dataflow.operators.chained import ChainedOperator, Emission
+from minishuffle.dataflow.operators.columns import Aggregate, Function, Groups, RowCount, aggregate_named
+from minishuffle.dataflow.operators.convert import column_of
+from minishuffle.dataflow.operators.keyindex import KeyIndex
+from minishuffle.errors import UsageError
+from minishuffle.limits import BATCH_ROWS_MAX
+
+__all__ = ["AggregateArrow", "CountArrow"]
+
+PIECE_ROWS = 16_384
+"""Batches are worked through in pieces whose vectors stay in the processor's cache."""
+
+
+class _KeyedColumns(ChainedOperator):
+    """Columns by key; ``outputs`` are (name, input column, aggregate)."""
+
+    def __init__(
+        self, keys: tuple[str, ...], outputs: list[tuple[str, str, Aggregate]], emit: Emission
+    ) -> None:
+        self.keys = tuple(keys)
+        self.outputs = outputs
+        self.emission = emit
+        self.names = [*self.keys, *(name for name, _, _ in outputs)]
+        if not self.keys:
+            raise UsageError("an aggregation by key needs at least one key column: key_by('column')")
+        if len(set(self.names)) < len(self.names):
+            raise UsageError(f"two output columns have one name: rename some of {', '.join(self.names)}")
+        self._index = KeyIndex()
+        self._last = np.zeros(0, dtype=np.int64)
+
+    def process(self, batch: Batch, input: int, emit: Emit) -> None:
+        assert isinstance(batch, pa.RecordBatch)
+        taken = []
+        for start in range(0, batch.num_rows, PIECE_ROWS):
+            piece = batch.slice(start, PIECE_ROWS)
+            key_columns = [column_of(piece, name) for name in self.keys]
+            slots = self._index.lookup(key_columns)
+            for _, _, aggregate in self.outputs:
+                aggregate.grow(len(self._index))
+            if self.emission == "each":
+                emit(self._running(piece, key_columns, slots))
+                continue
+            for _, column, aggregate in self.outputs:
+                aggregate.update(slots, column_of(piece, column))
+            taken.append(slots)
+        if self.emission == "batch" and taken:
+            emit(self._latest(batch, np.concatenate(taken)))
+
+    def _running(
+        self, piece: pa.RecordBatch, key_columns: list[pa.Array], slots: np.ndarray[Any, Any]
+    ) -> pa.RecordBatch:
+        groups = Groups(slots)
+        values = [
+            aggregate.running(groups, slots, column_of(piece, column))
+            for _, column, aggregate in self.outputs
+        ]
+        return pa.RecordBatch.from_arrays([*key_columns, *values], names=self.names)
+
+    def _latest(self, batch: pa.RecordBatch, slots: np.ndarray[Any, Any]) -> pa.RecordBatch:
+        """One row for each key of the batch, in the order of the keys' last rows."""
+        if len(self._last) < len(self._index):
+            self._last = np.zeros(2 * len(self._index), dtype=np.int64)
+        numbers = np.arange(len(slots))
+        self._last[slots] = numbers  # of equal slots the last assignment stays
+        rows = np.flatnonzero(self._last[slots] == numbers)
+        chosen = slots[rows]
+        columns = [column_of(batch, name).take(pa.array(rows)) for name in self.keys]
+        values = [aggregate.at(chosen) for _, _, aggregate in self.outputs]
+        return pa.RecordBatch.from_arrays([*columns, *values], names=self.names)
+
+    def finish(self, emit: Emit) -> None:
+        if self.emission != "end":
+            return
+        key_columns = self._index.keys() if len(self._index) else []
+        for start in range(0, len(self._index), BATCH_ROWS_MAX):
+            stop = min(start + BATCH_ROWS_MAX, len(self._index))
+            columns = [column.slice(start, stop - start) for column in key_columns]
+            values = [aggregate.at(slice(start, stop)) for _, _, aggregate in self.outputs]
+            emit(pa.RecordBatch.from_arrays([*columns, *values], names=self.names))
+
+
+class CountArrow(_KeyedColumns):
+    """Rows per key: emits the key columns and the count (int64)."""
+
+    name = "count"
+
+    def __init__(self, keys: tuple[str, ...], emit: Emission, name: str = "count") -> None:
+        super().__init__(keys, [(name, key, RowCount()) for key in keys[:1]], emit)
+
+
+class AggregateArrow(_KeyedColumns):
+    """Aggregates of columns per key: emits the key columns and one column per output name.
+
+    ``columns`` maps an output name to (input column, "sum" | "count" | "min" | "max" | "mean").
+    Integers sum exactly as int64, floats as float64; nulls count for nothing.
+
+    Raises:
+        UsageError: an unknown function, two output columns of one name, a column whose type cannot
+            be aggregated, or a sum beyond int64.
+        UnknownName: a batch lacks a column.
+    """
+
+    name = "aggregate"
+
+    def __init__(
+        self, keys: tuple[str, ...], columns: Mapping[str, tuple[str, Function]], emit: Emission
+    ) -> None:
+        outputs = [
+            (name, column, aggregate_named(function, column)) for name, (column, function) in columns.items()
+        ]
+        super().__init__(keys, outputs, emit)

@@ -1,0 +1,73 @@
+"""What every operator of a chain shares: its life cycle's defaults, and what becomes of a record
+whose function raises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
+
+from minishuffle.dataflow.operators.base import Emit, TaskContext
+from minishuffle.errors import UsageError
+from minishuffle.limits import BATCH_ROWS_MAX, ROW_PREVIEW_CHARS
+
+__all__ = ["ChainedOperator", "Emission", "OnError", "RecordOperator", "emit_rows", "preview"]
+
+OnError: TypeAlias = Literal["fail", "skip", "dead_letter"]
+"""``fail`` ends the task; ``skip`` drops and counts that record alone; ``dead_letter`` also logs it."""
+
+Emission: TypeAlias = Literal["each", "batch", "end"]
+"""When a keyed operator emits: per record, per key and batch, or per key at the end of the input."""
+
+
+class ChainedOperator:
+    """Opens, finishes and closes with nothing to do; subclasses add ``process``."""
+
+    name = "operator"
+
+    def open(self, context: TaskContext) -> None:
+        self.context = context
+
+    def finish(self, emit: Emit) -> None:
+        """Nothing is kept back."""
+
+    def close(self) -> Any:
+        return None
+
+
+class RecordOperator(ChainedOperator):
+    """Calls a function of the user, under one of the policies of :data:`OnError`."""
+
+    def __init__(self, fn: Callable[..., Any], on_error: OnError) -> None:
+        if on_error not in ("fail", "skip", "dead_letter"):
+            raise UsageError(f"on_error is {on_error!r}: write 'fail', 'skip' or 'dead_letter'")
+        self.fn = fn
+        self.on_error = on_error
+
+    def note_failure(self, error: Exception, record: Any) -> None:
+        """Add to the error which record raised it, and where."""
+        error.add_note(f"raised in operator {self.name!r} by the record {preview(record)}")
+
+    def drop(self, error: Exception, record: Any) -> None:
+        """Count a record that is dropped because of ``error``; log it if it goes to the dead letters."""
+        errors = self.context.counters.user_errors
+        errors[self.on_error] = errors.get(self.on_error, 0) + 1
+        if self.on_error == "dead_letter":
+            self.context.log(
+                f"dead letter: {self.name}: {type(error).__name__}: {error}: record {preview(record)}"
+            )
+
+
+def preview(record: Any) -> str:
+    """The record as text, cut to :data:`~minishuffle.limits.ROW_PREVIEW_CHARS`."""
+    text = repr(record)
+    return text if len(text) <= ROW_PREVIEW_CHARS else text[: ROW_PREVIEW_CHARS - 1] + "…"
+
+
+def emit_rows(rows: list[Any], emit: Emit) -> None:
+    """Emit rows in batches of at most :data:`~minishuffle.limits.BATCH_ROWS_MAX`; none if there are none."""
+    if len(rows) <= BATCH_ROWS_MAX:
+        if rows:
+            emit(rows)
+        return
+    for start in range(0, len(rows), BATCH_ROWS_MAX):
+        emit(rows[start : start + BATCH_ROWS_MAX])

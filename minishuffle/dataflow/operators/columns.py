@@ -1,0 +1,331 @@
+"""Aggregates of Arrow columns as numpy vectors indexed by slot (the number of a key), and the kernels
+that bring them forward: no Python per row.
+
+Nulls count for nothing, as in SQL: a sum, mean, minimum or maximum of no value is null. A null is
+replaced by the operation's neutral element, so that the kernels need not know of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from minishuffle.errors import UsageError
+
+__all__ = ["AGGREGATES", "Aggregate", "Function", "Groups", "RowCount", "aggregate_named"]
+
+Function: TypeAlias = Literal["sum", "count", "min", "max", "mean"]
+Vector: TypeAlias = "np.ndarray[Any, Any]"
+
+AGGREGATES: tuple[Function, ...] = ("sum", "count", "min", "max", "mean")
+
+_INT64_MAX = 2**63 - 1
+
+
+class Groups:
+    """The rows of one batch put in order of their slots, each slot's rows in their given order.
+
+    ``order`` are row numbers; ``position`` counts within a slot from 0; ``starts`` and ``ends`` are
+    places in ``order`` of each slot's first and last row, ``slots`` the slot of each.
+    """
+
+    __slots__ = ("ends", "order", "position", "slots", "starts")
+
+    def __init__(self, slots: Vector) -> None:
+        self.order = _stable_order(slots)
+        in_order = slots[self.order]
+        first = np.empty(len(slots), dtype=bool)
+        first[:1] = True
+        np.not_equal(in_order[1:], in_order[:-1], out=first[1:])
+        self.starts = np.flatnonzero(first)
+        self.ends = np.append(self.starts, len(slots))[1:] - 1
+        self.slots = in_order[self.starts]
+        self.position = np.arange(len(slots)) - np.repeat(self.starts, self.ends - self.starts + 1)
+
+    def running(self, operation: np.ufunc, values: Vector, state: Vector) -> Vector:
+        """The state of each row's slot after that row, in the rows' given order; updates ``state``.
+
+        A scan that doubles its reach at each step and never crosses from one slot to another, so
+        that an infinity or a huge value of one key cannot touch another's.
+        """
+        scan = values[self.order]
+        scan[self.starts] = operation(state[self.slots], scan[self.starts])
+        reach, within = 1, np.flatnonzero(self.position)
+        while len(within):
+            scan[within] = operation(scan[within - reach], scan[within])
+            reach *= 2
+            within = within[self.position[within] >= reach]
+        state[self.slots] = scan[self.ends]
+        result = np.empty_like(scan)
+        result[self.order] = scan
+        return result
+
+
+def _stable_order(slots: Vector) -> Vector:
+    """``argsort`` that keeps equal slots in order. numpy sorts 16-bit integers by radix, several times
+    faster than wider ones by comparison; so the low and then the high half."""
+    low = slots.astype(np.uint16)
+    order = np.argsort(low, kind="stable")
+    highest = int(slots.max(initial=0))
+    if highest < 1 << 16:
+        return order
+    if highest >= 1 << 32:
+        return np.argsort(slots, kind="stable")
+    high = (slots >> 16).astype(np.uint8 if highest < 1 << 24 else np.uint16)
+    return order[np.argsort(high[order], kind="stable")]
+
+
+def _grown(vector: Vector, size: int, fill: Any) -> Vector:
+    """The vector itself if it is long enough, else a copy of at least twice its length."""
+    if len(vector) >= size:
+        return vector
+    larger = np.full(max(size, 2 * len(vector), 1024), fill, dtype=vector.dtype)
+    larger[: len(vector)] = vector
+    return larger
+
+
+def _valid(column: pa.Array) -> Vector:
+    valid: Vector = column.is_valid().to_numpy(zero_copy_only=False)
+    return valid
+
+
+class Aggregate(Protocol):
+    """One output column: its state for every slot."""
+
+    def grow(self, size: int) -> None:
+        """Make room for slots up to ``size``."""
+
+    def update(self, slots: Vector, column: pa.Array) -> None:
+        """Take a batch; only the state after it matters."""
+
+    def running(self, groups: Groups, slots: Vector, column: pa.Array) -> pa.Array:
+        """Take a batch; give the value after each row."""
+
+    def at(self, slots: Vector | slice) -> pa.Array:
+        """The values of these slots now."""
+
+
+class RowCount:
+    """Number of rows."""
+
+    def __init__(self) -> None:
+        self.counts = np.zeros(0, dtype=np.int64)
+
+    def grow(self, size: int) -> None:
+        self.counts = _grown(self.counts, size, 0)
+
+    def update(self, slots: Vector, column: pa.Array) -> None:
+        np.add.at(self.counts, slots, 1)
+
+    def running(self, groups: Groups, slots: Vector, column: pa.Array) -> pa.Array:
+        result = np.empty(len(slots), dtype=np.int64)
+        result[groups.order] = groups.position + 1
+        result += self.counts[slots]
+        self.counts[groups.slots] += groups.ends - groups.starts + 1
+        return pa.array(result)
+
+    def at(self, slots: Vector | slice) -> pa.Array:
+        return pa.array(self.counts[slots])
+
+
+class ValueCount(RowCount):
+    """Number of values that are not null."""
+
+    def update(self, slots: Vector, column: pa.Array) -> None:
+        super().update(slots[_valid(column)] if column.null_count else slots, column)
+
+    def running(self, groups: Groups, slots: Vector, column: pa.Array) -> pa.Array:
+        if not column.null_count:
+            return super().running(groups, slots, column)
+        return pa.array(groups.running(np.add, _valid(column).astype(np.int64), self.counts))
+
+
+class Fold:
+    """Sum, minimum or maximum: a ufunc over the values, from its neutral element on.
+
+    Integers and booleans sum as int64, floats as float64. The first batch's column sets the type;
+    later ones are cast to it.
+    """
+
+    def __init__(self, function: Function, name: str) -> None:
+        self.function = function
+        self.name = name
+        self.type: pa.DataType | None = None
+        self._seen: Vector | None = None
+        """By slot, whether there was a value; None as long as no null has come: then all had one."""
+        self._size = self._known = 0
+
+    def _settle(self, kind: pa.DataType) -> None:
+        """Choose operation, number type and neutral element by the column's type."""
+        floats = pa.types.is_float32(kind) or pa.types.is_float64(kind)
+        numbers = floats or pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+        if not numbers and (self.function == "sum" or not _is_moment(kind)):
+            raise UsageError(
+                f"{self.function} of column {self.name!r} of type {kind} is not supported: cast the column "
+                "to int64 or float64 first (a decimal to int64 in its smallest unit, to stay exact)"
+            )
+        self.type = kind
+        self.neutral: float | int = 0
+        self.operation: np.ufunc
+        if self.function == "sum":
+            self.stored = self.result = pa.float64() if floats else pa.int64()
+            self.operation = np.add
+        else:
+            lowest = self.function == "min"
+            self.result = kind
+            self.stored = kind if floats or pa.types.is_integer(kind) else _NUMBERS[kind.bit_width]
+            if floats:
+                self.operation, self.neutral = np.fmin if lowest else np.fmax, np.nan
+            else:
+                bounds = np.iinfo(self.stored.to_pandas_dtype())
+                self.operation = np.minimum if lowest else np.maximum
+                self.neutral = int(bounds.max if lowest else bounds.min)
+        self.state = np.full(self._size, self.neutral, dtype=self.stored.to_pandas_dtype())
+        self._guard = SumGuard(self.name) if self.function == "sum" and not floats else None
+
+    def grow(self, size: int) -> None:
+        self._known, self._size = self._size, size
+        if self.type is not None:
+            self.state = _grown(self.state, size, self.neutral)
+        if self._seen is not None:
+            self._seen = _grown(self._seen, size, False)
+
+    def update(self, slots: Vector, column: pa.Array) -> None:
+        numbers = self._numbers(column)
+        seen = self._seen_from(column)
+        if seen is not None:
+            seen[slots[_valid(column)]] = True
+        if self._guard is None or self._guard.is_safe(numbers, self.state):
+            self.operation.at(self.state, slots, numbers)
+        else:
+            rough = self.state.astype(np.float64)
+            np.add.at(rough, slots, numbers)
+            np.add.at(self.state, slots, numbers)
+            self._guard.compare(self.state, rough)
+
+    def running(self, groups: Groups, slots: Vector, column: pa.Array) -> pa.Array:
+        numbers = self._numbers(column)
+        seen = self._seen_from(column)
+        if self._guard is None or self._guard.is_safe(numbers, self.state):
+            values = groups.running(self.operation, numbers, self.state)
+        else:
+            rough = groups.running(np.add, numbers.astype(np.float64), self.state.astype(np.float64))
+            values = groups.running(np.add, numbers, self.state)
+            self._guard.compare(values, rough)
+        missing = None if seen is None else ~groups.running(np.logical_or, _valid(column), seen)
+        return self._array(values, missing)
+
+    def at(self, slots: Vector | slice) -> pa.Array:
+        return self._array(self.state[slots], None if self._seen is None else ~self._seen[slots])
+
+    def _numbers(self, column: pa.Array) -> Vector:
+        if self.type is None:
+            self._settle(column.type)
+        given = column.type
+        try:
+            if given != self.type:
+                column = column.cast(self.type)
+            if self.type != self.stored:
+                column = column.cast(self.stored)
+        except pa.ArrowException as error:
+            raise UsageError(
+                f"{self.function} of column {self.name!r}: type {given} does not fit the state of type "
+                f"{self.stored} ({error}): cast the column first, or declare it with Stream.schema(...)"
+            ) from error
+        if column.null_count:
+            column = pc.fill_null(column, pa.scalar(self.neutral, self.stored))
+        numbers: Vector = column.to_numpy(zero_copy_only=False)
+        return numbers
+
+    def _seen_from(self, column: pa.Array) -> Vector | None:
+        """The marks of slots that had a value, if this or an earlier batch has a null."""
+        if self._seen is None and column.null_count:
+            self._seen = np.zeros(len(self.state), dtype=bool)
+            self._seen[: self._known] = True
+        return self._seen
+
+    def _array(self, values: Vector, missing: Vector | None) -> pa.Array:
+        array = pa.array(values, mask=missing)
+        return array if array.type == self.result else array.cast(self.result)
+
+
+class Mean:
+    """Sum divided by the number of values, as float64."""
+
+    def __init__(self, name: str) -> None:
+        self._sum = Fold("sum", name)
+        self._count = ValueCount()
+
+    def grow(self, size: int) -> None:
+        self._sum.grow(size)
+        self._count.grow(size)
+
+    def update(self, slots: Vector, column: pa.Array) -> None:
+        self._sum.update(slots, column)
+        self._count.update(slots, column)
+
+    def running(self, groups: Groups, slots: Vector, column: pa.Array) -> pa.Array:
+        return _quotient(self._sum.running(groups, slots, column), self._count.running(groups, slots, column))
+
+    def at(self, slots: Vector | slice) -> pa.Array:
+        return _quotient(self._sum.at(slots), self._count.at(slots))
+
+
+class SumGuard:
+    """Refuses int64 sums that wrap around, at the price of two reductions per batch as long as no sum
+    can have come near the limit."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._largest = 0
+        """No sum is further from 0 than this."""
+
+    def is_safe(self, numbers: Vector, state: Vector) -> bool:
+        """Whether no sum can leave int64, whatever slots these numbers go to."""
+        added = len(numbers) * _magnitude(numbers)
+        if self._largest + added > _INT64_MAX:
+            self._largest = _magnitude(state)
+        self._largest += added
+        return self._largest <= _INT64_MAX
+
+    def compare(self, sums: Vector, rough: Vector) -> None:
+        """Raise UsageError where the same sums in float64 are far from those in int64."""
+        if np.any(np.abs(sums.astype(np.float64) - rough) > 2.0**62):
+            raise UsageError(
+                f"a sum of column {self._name!r} leaves the range of int64: cast the column to float64 first"
+            )
+
+
+_NUMBERS = {1: pa.uint8(), 32: pa.int32(), 64: pa.int64()}
+"""How booleans and moments are kept, by the width of the type in bits."""
+
+
+def _is_moment(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_temporal(kind)) and kind.bit_width in _NUMBERS
+
+
+def _magnitude(numbers: Vector) -> int:
+    return max(int(numbers.max(initial=0)), -int(numbers.min(initial=0)))
+
+
+def _quotient(total: pa.Array, count: pa.Array) -> pa.Array:
+    """Null where there is no value: the total is null there."""
+    return pc.divide(total.cast(pa.float64(), safe=False), count.cast(pa.float64()))
+
+
+def aggregate_named(function: Function, name: str) -> Aggregate:
+    """The aggregate of one of :data:`AGGREGATES` over the column ``name``.
+
+    Raises:
+        UsageError: there is no such function.
+    """
+    if function == "count":
+        return ValueCount()
+    if function == "mean":
+        return Mean(name)
+    if function in AGGREGATES:
+        return Fold(function, name)
+    raise UsageError(f"no aggregate {function!r} (of column {name!r}): write one of {', '.join(AGGREGATES)}")

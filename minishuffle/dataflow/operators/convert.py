@@ -1,0 +1,273 @@
+"""Between rows and Arrow, and the check of a declared schema.
+
+Dict rows are taken by name, tuples and lists by position (which needs a declared schema).
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from types import NoneType
+from typing import Any
+
+import pyarrow as pa
+
+from minishuffle.dataflow.operators.base import Batch, Emit, KeyedRows
+from minishuffle.dataflow.operators.chained import ChainedOperator, preview
+from minishuffle.errors import UnknownName, UsageError
+
+__all__ = ["CheckSchema", "RowsToArrow", "ToArrow", "ToRows", "column_of", "rows_of"]
+
+_MISFITS = (pa.ArrowException, TypeError, ValueError, OverflowError)
+"""What pyarrow raises for a value that it cannot convert."""
+
+
+def rows_of(batch: Batch) -> list[Any]:
+    """The rows of any batch; an Arrow batch's as dicts.
+
+    Raises:
+        UsageError: two columns have one name, or a timestamp has nanoseconds that Python's lacks.
+    """
+    if isinstance(batch, list):
+        return batch
+    if isinstance(batch, KeyedRows):
+        return batch.rows
+    names = batch.schema.names
+    if len(set(names)) < len(names):
+        raise UsageError(f"dict rows cannot hold two columns of one name: rename some of {', '.join(names)}")
+    if not names:
+        return [{} for _ in range(batch.num_rows)]
+    columns = [_python_values(name, batch.column(i)) for i, name in enumerate(names)]
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+def _python_values(name: str, column: pa.Array) -> list[Any]:
+    try:
+        values: list[Any] = column.to_pylist()
+    except ValueError as error:
+        raise UsageError(
+            f"column {name!r} of type {column.type} does not fit Python values ({error}): "
+            "cast it first, a timestamp to microseconds for example"
+        ) from error
+    return values
+
+
+def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
+    """A column by name.
+
+    Raises:
+        UnknownName: there is none (or more than one) of that name; lists the columns.
+    """
+    index = batch.schema.get_field_index(name)
+    if index < 0:
+        raise UnknownName(f"no column {name!r} (or several): the batch has {', '.join(batch.schema.names)}")
+    return batch.column(index)
+
+
+class RowsToArrow:
+    """Turns lists of rows into record batches of one schema, declared or taken from the first list."""
+
+    def __init__(self, schema: pa.Schema | None) -> None:
+        self.declared = schema is not None
+        self.schema = schema
+
+    def convert(self, rows: list[Any]) -> pa.RecordBatch:
+        """Rows (at least one, all dicts or all tuples or lists) as one batch.
+
+        Raises:
+            UsageError: the rows do not fit the schema, or have no names and none is declared.
+        """
+        columns = self._columns(rows)
+        if self.schema is None:
+            self.schema = pa.schema([(name, _infer(name, values)) for name, values in columns.items()])
+        arrays = [
+            _array(field, values, self.declared)
+            for field, values in zip(self.schema, columns.values(), strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _columns(self, rows: list[Any]) -> dict[str, Sequence[Any]]:
+        kinds = set(map(type, rows))
+        if all(issubclass(kind, dict) for kind in kinds):
+            return self._columns_by_name(rows)
+        if not all(issubclass(kind, tuple | list) for kind in kinds):
+            odd = next(row for row in rows if not isinstance(row, tuple | list))
+            raise UsageError(
+                f"Arrow takes rows that are all dicts, or all tuples or lists, and one is {preview(odd)}: "
+                "map the rows first"
+            )
+        if self.schema is None:
+            raise UsageError(
+                f"rows like {preview(rows[0])} have no column names: declare them with Stream.schema(...), "
+                "or map the rows to dicts"
+            )
+        return _columns_by_position(rows, self.schema.names)
+
+    def _columns_by_name(self, rows: list[Any]) -> dict[str, Sequence[Any]]:
+        if self.schema is None:
+            names = list(dict.fromkeys(name for row in rows for name in row))
+            if not names or not all(isinstance(name, str) for name in names):
+                raise UsageError(f"rows like {preview(rows[0])} do not name their columns with strings")
+        else:
+            names = self.schema.names
+            if not set(names).issuperset(set().union(*rows)):
+                raise self._extra_column(rows)
+        return {name: [row.get(name) for row in rows] for name in names}
+
+    def _extra_column(self, rows: list[Any]) -> UsageError:
+        assert self.schema is not None
+        known = self.schema.names
+        row, name = next((row, name) for row in rows for name in row if name not in known)
+        return UsageError(
+            f"column {name!r} of the row {preview(row)} is not in the schema ({', '.join(known)}): "
+            + (
+                "correct Stream.schema(...), or map the rows to it"
+                if self.declared
+                else "the first rows set it; declare it with Stream.schema(...)"
+            )
+        )
+
+
+def _columns_by_position(rows: list[Any], names: list[str]) -> dict[str, Sequence[Any]]:
+    if set(map(len, rows)) != {len(names)}:
+        row = next(row for row in rows if len(row) != len(names))
+        raise UsageError(
+            f"a row has {len(row)} values and the schema {len(names)} columns ({', '.join(names)}): "
+            f"{preview(row)}"
+        )
+    return dict(zip(names, zip(*rows, strict=True), strict=True))
+
+
+def _infer(name: str, values: Sequence[Any]) -> pa.DataType:
+    try:
+        return pa.infer_type(values)
+    except _MISFITS as error:
+        raise UsageError(
+            f"no Arrow type fits the values of column {name!r} ({error}): "
+            "declare one with Stream.schema(...), or map the rows"
+        ) from error
+
+
+def _array(field: pa.Field, values: Sequence[Any], declared: bool) -> pa.Array:
+    try:
+        array = _converted(field.type, values)
+    except _MISFITS as error:
+        where = "as declared" if declared else "as in the first rows; declare it with Stream.schema(...)"
+        raise UsageError(
+            f"column {field.name!r}: the value {preview(_misfit(field.type, values))} does not fit "
+            f"the type {field.type} ({where})"
+        ) from error
+    _check_nulls(field, array)
+    return array
+
+
+def _converted(kind: pa.DataType, values: Sequence[Any]) -> pa.Array:
+    """Values as an Arrow array; raises one of ``_MISFITS`` rather than lose a part of a value.
+
+    ``pyarrow.array`` cuts 1.5 down to an int64 and a microsecond to a second without a word; its casts
+    do not. So where that can happen the type is first left to the values.
+    """
+    array = pa.array(values, type=kind)
+    if not _is_exact(kind, set(map(type, values)) - {NoneType}):
+        pa.array(values).cast(kind)
+    return array
+
+
+def _is_exact(kind: pa.DataType, python: set[type]) -> bool:
+    """Whether ``pyarrow.array`` converts these Python types to ``kind`` whole or not at all."""
+    if pa.types.is_integer(kind):
+        return python <= {int}
+    if pa.types.is_date(kind):
+        return python <= {datetime.date}
+    if pa.types.is_temporal(kind):
+        fine = pa.types.is_time64(kind) or getattr(kind, "unit", "") in ("us", "ns")
+        return fine and python <= {int, datetime.datetime, datetime.time, datetime.timedelta}
+    return not pa.types.is_nested(kind)
+
+
+def _misfit(kind: pa.DataType, values: Sequence[Any]) -> Any:
+    """The first value that does not convert by itself; all of them if it is their mixture."""
+    for value in values:
+        try:
+            _converted(kind, [value])
+        except _MISFITS:
+            return value
+    return values
+
+
+def _check_nulls(field: pa.Field, array: pa.Array) -> None:
+    if not field.nullable and array.null_count:
+        raise UsageError(f"column {field.name!r}: the value None does not fit a column that is not nullable")
+
+
+class ToRows(ChainedOperator):
+    """Emits Arrow batches as lists of dicts, one per row; lists pass as they are."""
+
+    name = "to_rows"
+
+    def process(self, batch: Batch, input: int, emit: Emit) -> None:
+        if len(rows := rows_of(batch)):
+            emit(rows)
+
+
+class ToArrow(ChainedOperator):
+    """Emits lists of rows as Arrow batches; Arrow batches pass as they are.
+
+    Without a declared schema the first rows (dicts) of each subtask set it.
+
+    Raises:
+        UsageError: a row or value does not fit; names column and value.
+    """
+
+    name = "to_arrow"
+
+    def __init__(self, schema: pa.Schema | None = None) -> None:
+        self._converter = RowsToArrow(schema)
+
+    def process(self, batch: Batch, input: int, emit: Emit) -> None:
+        if isinstance(batch, pa.RecordBatch):
+            emit(batch)
+        elif len(rows := rows_of(batch)):
+            emit(self._converter.convert(rows))
+
+
+class CheckSchema(ChainedOperator):
+    """Passes on what fits a declared schema, Arrow columns in the declared order.
+
+    Rows are checked by converting them, so each value is looked at.
+
+    Raises:
+        UsageError: a row, a value or a column does not fit; names it.
+    """
+
+    name = "schema"
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+        self._converter = RowsToArrow(schema)
+
+    def process(self, batch: Batch, input: int, emit: Emit) -> None:
+        if isinstance(batch, pa.RecordBatch):
+            emit(self._check_arrow(batch))
+        elif len(rows := rows_of(batch)):
+            self._converter.convert(rows)
+            emit(batch)
+
+    def _check_arrow(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        extra = [name for name in batch.schema.names if name not in self.schema.names]
+        if extra:
+            raise UsageError(
+                f"column {extra[0]!r} is not in the declared schema ({', '.join(self.schema.names)}): "
+                "correct Stream.schema(...), or drop the column first"
+            )
+        arrays = []
+        for field in self.schema:
+            array = column_of(batch, field.name)
+            if array.type != field.type:
+                raise UsageError(
+                    f"column {field.name!r} has the type {array.type}, but {field.type} is declared: "
+                    "cast it first, or correct Stream.schema(...)"
+                )
+            _check_nulls(field, array)
+            arrays.append(array)
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)

@@ -1,0 +1,230 @@
+"""Stateless operators: a function of the user for each row or each Arrow batch.
+
+A function is called exactly once per record. Under ``on_error="fail"`` a batch runs through one
+comprehension; only when it raises is it worked out which record was to blame, from how far the
+iterator had come. (``list(map(fn, rows))`` would end silently at a function that raises
+StopIteration.) Under the other policies a plain loop drops the one record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import compress, groupby
+from operator import itemgetter, length_hint
+from typing import Any
+
+import pyarrow as pa
+
+from minishuffle.dataflow.operators.base import Batch, Emit, KeyedRows
+from minishuffle.dataflow.operators.chained import (
+    ChainedOperator,
+    OnError,
+    RecordOperator,
+    emit_rows,
+    preview,
+)
+from minishuffle.errors import UnknownName, UsageError
+from minishuffle.limits import BATCH_ROWS_MAX
+
+__all__ = ["FilterRows", "FlatMapRows", "KeyRows", "KeyRowsByColumns", "MapBatches", "MapRows"]
+
+
+class _PerRow(RecordOperator):
+    """One call of ``fn`` per row; what the results mean is the subclass's."""
+
+    def __init__(self, fn: Callable[[Any], Any], on_error: OnError = "fail") -> None:
+        super().__init__(fn, on_error)
+
+    def call(self, rows: list[Any]) -> tuple[list[Any], list[Any]]:
+        """The rows whose function did not raise, and their results, in order."""
+        fn = self.fn
+        if self.on_error != "fail":
+            return self._call_one_by_one(rows)
+        left = iter(rows)
+        try:
+            return rows, [fn(row) for row in left]
+        except Exception as error:
+            self.note_failure(error, _last_taken(rows, left))
+            raise
+
+    def _call_one_by_one(self, rows: list[Any]) -> tuple[list[Any], list[Any]]:
+        kept: list[Any] = []
+        results: list[Any] = []
+        for row in rows:
+            try:
+                result = self.fn(row)
+            except Exception as error:
+                self.drop(error, row)
+            else:
+                kept.append(row)
+                results.append(result)
+        return kept, results
+
+
+class MapRows(_PerRow):
+    """Emits ``fn(row)`` for each row."""
+
+    name = "map"
+
+    def process(self, batch: Batch, input: int, emit: Emit) -> None:
+        assert isinstance(batch, list)
+        results = self.call(batch)[1]
+        if results:
+            emit(results)
+
+
+class FilterRows(_PerRow):
+    """Emits the rows for which ``fn(row)`` is true."""
+
+    name = "filter"
+
+    def process(self, batch: Batch, input: int, emit: Emit) -> None:
+        assert isinstance(batch, list)
+        rows = list(compress(*self.call(batch)))
+        if rows:
+            emit(rows)
+
+
+class FlatMapRows(_PerRow):
+    """Emits each item of the iterable that ``fn(row)`` returns.
+
+    A record whose iterable raises half-way through is dropped whole.
+    """
+
+    name = "flat_map"
+
+    def process(self, batch: Batch, input: int, emit: Emit) -> None:
+        assert isinstance(batch, list)
+        fn, fails = self.fn, self.on_error == "fail"
+        out: list[Any] = []
+        extend = out.extend
+        left = iter(batch)
+        while True:
+            try:
+                if fails:
+                    for row in left:
+                        extend(fn(row))
+                else:
+                    for row in left:
+                        extend(list(fn(row)))
+                break
+            except Exception as error:
+                row = _last_taken(batch, left)
+                if fails:
+                    self.note_failure(error, row)
+                    raise
+                self.drop(error, row)
+        emit_rows(out, emit)
+
+
+class KeyRows(_PerRow):
+    """Emits the rows with ``fn(row)`` as the key of each."""
+
+    name = "key_by"
+
+    def process(self, batch: Batch, input: int, emit: Emit) -> None:
+        assert isinstance(batch, list)
+        rows, keys = self.call(batch)
+        if rows:
+            emit(KeyedRows(keys, rows))
+
+
+class KeyRowsByColumns(ChainedOperator):
+    """Emits dict rows with the named columns as the key: a bare value for one, a tuple for several.
+
+    Raises:
+        UnknownName: a row has no such column.
+        UsageError: a row is not a dict.
+    """
+
+    name = "key_by"
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
+        self._key_of = itemgetter(*names)
+
+    def process(self, batch: Batch, input: int, emit: Emit) -> None:
+        assert isinstance(batch, list)
+        left = iter(batch)
+        try:
+            keys = list(map(self._key_of, left))
+        except (LookupError, TypeError) as error:
+            raise self._explain(_last_taken(batch, left)) from error
+        if keys:
+            emit(KeyedRows(keys, batch))
+
+    def _explain(self, row: Any) -> UsageError:
+        if not isinstance(row, dict):
+            return UsageError(
+                f"key_by({', '.join(map(repr, self.names))}) takes dict rows, but a row is "
+                f"{preview(row)}: map the rows to dicts, or give key_by a function"
+            )
+        missing = next((name for name in self.names if name not in row), self.names[0])
+        return UnknownName(f"no column {missing!r} to key by: the row has {', '.join(map(str, row))}")
+
+
+class MapBatches(RecordOperator):
+    """Emits what ``fn(batch)`` makes of each Arrow batch: a RecordBatch, a Table, or None for nothing.
+
+    Under ``skip`` and ``dead_letter`` a batch whose function raises is tried again row by row, as
+    batches of one row, so that the bad record alone is dropped: ``fn`` sees the other records of
+    that batch twice.
+
+    Raises:
+        UsageError: ``fn`` returned something else.
+    """
+
+    name = "map_batches"
+
+    def __init__(self, fn: Callable[[Any], Any], on_error: OnError = "fail") -> None:
+        super().__init__(fn, on_error)
+
+    def process(self, batch: Batch, input: int, emit: Emit) -> None:
+        assert isinstance(batch, pa.RecordBatch)
+        try:
+            result = self.fn(batch)
+        except Exception as error:
+            if self.on_error == "fail":
+                error.add_note(
+                    f"raised in operator {self.name!r} by a batch of {batch.num_rows} rows with the "
+                    f"columns {', '.join(batch.schema.names)}"
+                )
+                raise
+            self._retry_row_by_row(batch, emit)
+        else:
+            for piece in self._batches_of(result):
+                emit(piece)
+
+    def _retry_row_by_row(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        pieces: list[pa.RecordBatch] = []
+        for row in range(batch.num_rows):
+            one = batch.slice(row, 1)
+            try:
+                result = self.fn(one)
+            except Exception as error:
+                self.drop(error, one.to_pylist()[0])
+            else:
+                pieces.extend(self._batches_of(result))
+        for _, alike in groupby(pieces, key=lambda piece: piece.schema):
+            table = pa.Table.from_batches(list(alike)).combine_chunks()
+            for piece in table.to_batches(max_chunksize=BATCH_ROWS_MAX):
+                emit(piece)
+
+    def _batches_of(self, result: Any) -> list[pa.RecordBatch]:
+        if result is None:
+            return []
+        if isinstance(result, pa.RecordBatch):
+            if 0 < result.num_rows <= BATCH_ROWS_MAX:
+                return [result]
+            result = pa.Table.from_batches([result])
+        if not isinstance(result, pa.Table):
+            raise UsageError(
+                f"the function of map_batches returned a {type(result).__name__}: "
+                "return a pyarrow.RecordBatch, a pyarrow.Table, or None for no rows"
+            )
+        return [piece for piece in result.to_batches(max_chunksize=BATCH_ROWS_MAX) if piece.num_rows]
+
+
+def _last_taken(rows: list[Any], left: Iterator[Any]) -> Any:
+    """The row that a list's iterator gave out last."""
+    return rows[len(rows) - length_hint(left) - 1]

@@ -1,0 +1,191 @@
+"""Keyed state of rows: one Python value per key, the user's function called once per record.
+
+Keys are compared in their canonical form (1, True and 1.0 are one key). What is emitted is the key as
+a record brought it: that very record with ``emit="each"``, the first one of the key otherwise.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from itertools import compress, islice
+from typing import Any
+
+from minishuffle.dataflow.operators.aggregate import AggregateArrow, CountArrow
+from minishuffle.dataflow.operators.base import Batch, Emit, KeyedRows
+from minishuffle.dataflow.operators.chained import ChainedOperator, Emission, OnError, RecordOperator
+from minishuffle.exchange.keys import canonical_rows
+from minishuffle.limits import BATCH_ROWS_MAX
+
+__all__ = ["AggregateArrow", "CountArrow", "CountRows", "FoldRows", "ReduceRows"]
+
+_NOTHING: Any = object()
+"""Stands for the value of a key that was never seen, and of a record that was dropped."""
+
+
+class _Shown:
+    """The key to emit for a canonical key: the first record's, where the two differ."""
+
+    def __init__(self) -> None:
+        self._first: dict[Any, Any] = {}
+
+    def canonical(self, keys: list[Any]) -> list[Any]:
+        canonical: list[Any] = canonical_rows(keys)
+        if canonical is not keys:
+            remember = self._first.setdefault
+            for form, key in zip(canonical, keys, strict=True):
+                remember(form, key)
+        return canonical
+
+    def pairs(self, values: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
+        """(key, value) as they are emitted, from (canonical key, value)."""
+        if not self._first:
+            return iter(values)
+        first = self._first
+        return ((first.get(form, form), value) for form, value in values)
+
+
+def _emit_in_chunks(pairs: Iterator[tuple[Any, Any]], emit: Emit) -> None:
+    while chunk := list(islice(pairs, BATCH_ROWS_MAX)):
+        emit(chunk)
+
+
+class CountRows(ChainedOperator):
+    """Counts the records of each key and emits (key, count) as ``emit`` says."""
+
+    name = "count"
+
+    def __init__(self, emit: Emission) -> None:
+        self.emission = emit
+        self._counts: Counter[Any] = Counter()
+        self._shown = _Shown()
+
+    def process(self, batch: Batch, input: int, emit: Emit) -> None:
+        assert isinstance(batch, KeyedRows)
+        keys = self._shown.canonical(batch.keys)
+        if self.emission == "each":
+            if keys:
+                emit(list(zip(batch.keys, self._count_each(keys), strict=True)))
+            return
+        self._counts.update(keys)
+        if self.emission == "batch" and keys:
+            counts = self._counts
+            emit(list(self._shown.pairs((key, counts[key]) for key in dict.fromkeys(keys))))
+
+    def _count_each(self, keys: list[Any]) -> list[int]:
+        counts = self._counts
+        values: list[int] = []
+        get, append = counts.get, values.append
+        for key in keys:
+            value = get(key, 0) + 1
+            counts[key] = value
+            append(value)
+        return values
+
+    def finish(self, emit: Emit) -> None:
+        if self.emission == "end":
+            _emit_in_chunks(self._shown.pairs(self._counts.items()), emit)
+
+
+class _FoldedRows(RecordOperator):
+    """One value per key, brought forward by a function of the user at each record.
+
+    A record whose function raises is dropped (or fails the task) and leaves its key's value as it
+    was, unless the function had already changed that value in place.
+    """
+
+    def __init__(self, fn: Callable[[Any, Any], Any], emit: Emission, on_error: OnError) -> None:
+        super().__init__(fn, on_error)
+        self.emission = emit
+        self._state: dict[Any, Any] = {}
+        self._shown = _Shown()
+
+    def advance(self, records: Iterator[tuple[Any, Any]], values: list[Any]) -> None:
+        """Take (key, row) after (key, row); append to ``values`` the key's value after each."""
+        raise NotImplementedError
+
+    def process(self, batch: Batch, input: int, emit: Emit) -> None:
+        assert isinstance(batch, KeyedRows)
+        keys, rows = self._shown.canonical(batch.keys), batch.rows
+        values: list[Any] = []
+        records = zip(keys, rows, strict=True)
+        dropped = False
+        while True:
+            try:
+                self.advance(records, values)
+                break
+            except Exception as error:
+                culprit = rows[len(values)]
+                if self.on_error == "fail":
+                    self.note_failure(error, culprit)
+                    raise
+                self.drop(error, culprit)
+                values.append(_NOTHING)
+                dropped = True
+        if self.emission != "end":
+            self._emit_values(batch.keys, keys, values, dropped, emit)
+
+    def _emit_values(
+        self, given: list[Any], keys: list[Any], values: list[Any], dropped: bool, emit: Emit
+    ) -> None:
+        if dropped:
+            kept = [value is not _NOTHING for value in values]
+            given, keys, values = (list(compress(column, kept)) for column in (given, keys, values))
+        if not values:
+            return
+        if self.emission == "each":
+            emit(list(zip(given, values, strict=True)))
+        else:
+            emit(list(self._shown.pairs(dict(zip(keys, values, strict=True)).items())))
+
+    def finish(self, emit: Emit) -> None:
+        if self.emission == "end":
+            _emit_in_chunks(self._shown.pairs(self._state.items()), emit)
+
+
+class ReduceRows(_FoldedRows):
+    """Combines the rows of each key with ``fn(value, row)``; the first row is the first value."""
+
+    name = "reduce"
+
+    def __init__(self, fn: Callable[[Any, Any], Any], emit: Emission, on_error: OnError = "fail") -> None:
+        super().__init__(fn, emit, on_error)
+
+    def advance(self, records: Iterator[tuple[Any, Any]], values: list[Any]) -> None:
+        fn, state, nothing = self.fn, self._state, _NOTHING
+        get, append = state.get, values.append
+        for key, row in records:
+            value = get(key, nothing)
+            value = row if value is nothing else fn(value, row)
+            state[key] = value
+            append(value)
+
+
+class FoldRows(_FoldedRows):
+    """Adds each row to its key's value with ``add(value, row)``, which returns the new value.
+
+    ``create()`` makes a key's first value. With "each" and "batch" a value that ``add`` changes in
+    place and returns again is one object in all that is emitted from a batch: return a new one if
+    the values in between matter.
+    """
+
+    name = "aggregate"
+
+    def __init__(
+        self,
+        create: Callable[[], Any],
+        add: Callable[[Any, Any], Any],
+        emit: Emission,
+        on_error: OnError = "fail",
+    ) -> None:
+        super().__init__(add, emit, on_error)
+        self._create = create
+
+    def advance(self, records: Iterator[tuple[Any, Any]], values: list[Any]) -> None:
+        add, create, state, nothing = self.fn, self._create, self._state, _NOTHING
+        get, append = state.get, values.append
+        for key, row in records:
+            value = get(key, nothing)
+            value = add(create() if value is nothing else value, row)
+            state[key] = value
+            append(value)

@@ -1,0 +1,153 @@
+"""Reads a source's splits for one subtask, at the source's pace. No clock: ``now`` is an argument."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from minishuffle.dataflow.operators.base import Batch, Source
+from minishuffle.errors import UsageError
+from minishuffle.limits import BATCH_ROWS_MAX
+
+__all__ = ["SourceReader"]
+
+IDLE_SECONDS = 0.01
+"""How soon a source that had nothing is asked again."""
+STALL_SECONDS_MAX = 1.0
+"""What a paced source may catch up on after a stall; the rest is left out of its pace."""
+
+_END: Any = object()
+
+
+@dataclass(slots=True)
+class _Split:
+    number: int
+    value: Any
+    batches: Iterator[Batch] | None = None
+    position: int = 0
+    """Records emitted; with :meth:`Source.read`'s offset, where to go on."""
+
+
+@dataclass(slots=True)
+class _Pace:
+    """Lets a batch go when the ones before it are due at ``rate`` records/s since ``since``."""
+
+    rate: float
+    since: float
+    records: int = 0
+
+    def due(self, now: float) -> float:
+        """When the next batch may go."""
+        due = self.since + self.records / self.rate
+        if due < now - STALL_SECONDS_MAX:
+            self.since, self.records = now - STALL_SECONDS_MAX, 0
+            return self.since
+        return due
+
+
+class SourceReader:
+    """Polls the splits that belong to subtask ``index`` of ``parallelism``.
+
+    Bounded sources are read split after split, unbounded ones a batch of each split in turn.
+    ``next_due`` says when to poll again after an empty answer, in the unit and origin of ``now``
+    (seconds).
+
+    Raises:
+        UsageError: the source is not a :class:`Source`, or yields what it must not.
+    """
+
+    def __init__(self, source: Source, index: int, parallelism: int, started_at: float) -> None:
+        if not isinstance(source, Source):
+            raise UsageError(
+                f"{type(source).__name__} is not a source: it needs the methods splits() and "
+                "read(split, offset)"
+            )
+        everything = list(source.splits())
+        mine = [_Split(number, everything[number]) for number in range(index, len(everything), parallelism)]
+        rate: float | None = getattr(source, "rate", None)
+        self._source = source
+        self._format = getattr(source, "format", "rows")
+        self._in_turn = not getattr(source, "bounded", True)
+        self._waiting = deque(mine)
+        self._splits = mine
+        self._pace = _Pace(rate * len(mine) / len(everything), started_at) if rate and mine else None
+        self.next_due = started_at
+
+    @property
+    def positions(self) -> dict[int, int]:
+        """Records emitted of each split, by the split's index in ``source.splits()``."""
+        return {split.number: split.position for split in self._splits}
+
+    def poll(self, now: float) -> Batch | None:
+        """The next batch; an empty list if there is none now; None after the last split's end."""
+        if not self._waiting:
+            return None
+        if self._pace is not None and (due := self._pace.due(now)) > now:
+            self.next_due = due
+            return []
+        asked = 0
+        while self._waiting:
+            if asked >= (len(self._waiting) if self._in_turn else 1):
+                self.next_due = now + IDLE_SECONDS
+                return []
+            split = self._waiting[0]
+            batch = self._next_of(split)
+            if batch is None:
+                self._waiting.popleft()
+                continue
+            if self._in_turn:
+                self._waiting.rotate(-1)
+            if count := len(batch):
+                split.position += count
+                if self._pace is not None:
+                    self._pace.records += count
+                self.next_due = now
+                return batch
+            asked += 1
+        return None
+
+    def close(self) -> None:
+        """Let go of open files: close every read that has not ended."""
+        for split in self._splits:
+            close = getattr(split.batches, "close", None)
+            if close is not None:
+                close()
+        self._waiting.clear()
+
+    def _next_of(self, split: _Split) -> Batch | None:
+        try:
+            if split.batches is None:
+                split.batches = iter(self._source.read(split.value, split.position))
+            batch = next(split.batches, _END)
+        except Exception as error:
+            error.add_note(
+                f"raised by {type(self._source).__name__}.read in split {split.number} "
+                f"after {split.position} records"
+            )
+            raise
+        if batch is _END:
+            split.batches = None
+            return None
+        self._check(batch)
+        return batch
+
+    def _check(self, batch: Any) -> None:
+        name = type(self._source).__name__
+        if isinstance(batch, pa.RecordBatch):
+            if self._format != "arrow":
+                raise UsageError(f'{name} yields Arrow batches: set its attribute format = "arrow"')
+            if batch.num_rows > BATCH_ROWS_MAX:
+                raise UsageError(
+                    f"{name} yields an Arrow batch of {batch.num_rows} rows: "
+                    f"yield slices of at most {BATCH_ROWS_MAX}"
+                )
+        elif not isinstance(batch, list):
+            raise UsageError(
+                f"{name}.read yields a {type(batch).__name__}: yield lists of rows or pyarrow.RecordBatch"
+            )
+        elif self._format != "rows" and batch:
+            raise UsageError(f'{name} yields lists of rows: set its attribute format = "rows"')

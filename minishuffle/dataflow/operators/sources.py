@@ -1,0 +1,276 @@
+"""Sources, and the reader that a source task polls.
+
+A source's files, slices or number blocks are fixed when it is made, in the client: every subtask sees
+the same splits, and a file that is missing is reported before anything is submitted.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from minishuffle.dataflow.operators.base import Batch
+from minishuffle.dataflow.operators.reader import SourceReader
+from minishuffle.errors import UnknownName, UsageError
+from minishuffle.limits import BATCH_ROWS_MAX, MIB
+
+__all__ = [
+    "ArrowItemsSource",
+    "GeneratorSource",
+    "ItemsSource",
+    "ParquetSource",
+    "SourceReader",
+    "TextSource",
+]
+
+Paths: TypeAlias = "str | Path | Sequence[str | Path]"
+"""A file, a directory or a glob pattern, or several of these."""
+
+Format: TypeAlias = Literal["rows", "arrow"]
+
+LIST_ROWS = 4096
+"""Rows in a batch of Python objects."""
+TEXT_SPLIT_BYTES = 8 * MIB
+SLICES_MAX = 64
+"""Slices of a collection in memory, and number sequences of a generator."""
+GENERATED_ROWS = 16_384
+"""Records in a generated Arrow batch when no rate is set: its columns fit the processor's cache."""
+TURNS_PER_SECOND = 20
+"""Batches per second and split of a generator with a rate, so that the flow is smooth."""
+
+
+class TextSource:
+    """Lines of UTF-8 text files, without their line ends (LF or CRLF).
+
+    A split is (path, first byte, byte after the last): about 8 MiB of whole lines.
+
+    Raises:
+        UnknownName: no such file.
+        UsageError: a file cannot be read, or (from ``read``) is not UTF-8.
+    """
+
+    bounded = True
+    format: Format = "rows"
+
+    def __init__(self, paths: Paths) -> None:
+        self._splits = [split for path in _files(paths) for split in _text_splits(path)]
+
+    def splits(self) -> list[tuple[str, int, int]]:
+        return self._splits
+
+    def read(self, split: tuple[str, int, int], offset: int) -> Iterator[list[str]]:
+        path, start, end = split
+        with open(path, "rb") as file:
+            file.seek(start)
+            data = file.read(end - start)
+        try:
+            text = data.decode("utf-8-sig" if start == 0 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise UsageError(
+                f"{path} is not UTF-8 at byte {start + error.start}: convert it first, with iconv for example"
+            ) from error
+        lines = text.replace("\r\n", "\n").split("\n")
+        if not lines[-1]:
+            lines.pop()
+        for first in range(offset, len(lines), LIST_ROWS):
+            yield lines[first : first + LIST_ROWS]
+
+
+def _text_splits(path: str) -> Iterator[tuple[str, int, int]]:
+    """Cut at the first line start at or after each multiple of the split size."""
+    with _opened(path) as file:
+        size = file.seek(0, 2)
+        start = 0
+        while start < size:
+            end = size
+            if start + TEXT_SPLIT_BYTES < size:
+                file.seek(start + TEXT_SPLIT_BYTES - 1)
+                file.readline()
+                end = file.tell()
+            yield path, start, end
+            start = end
+
+
+class ParquetSource:
+    """Record batches of Parquet files; a split is (path, row group).
+
+    Raises:
+        UnknownName: no such file, or a file lacks one of ``columns``.
+        UsageError: a file cannot be read or is not Parquet.
+    """
+
+    bounded = True
+    format: Format = "arrow"
+
+    def __init__(self, paths: Paths, columns: Sequence[str] | None = None) -> None:
+        self.columns = None if columns is None else list(columns)
+        self._splits = [
+            (path, group) for path in _files(paths) for group in range(_row_groups(path, self.columns))
+        ]
+
+    def splits(self) -> list[tuple[str, int]]:
+        return self._splits
+
+    def read(self, split: tuple[str, int], offset: int) -> Iterator[pa.RecordBatch]:
+        path, group = split
+        with pq.ParquetFile(path) as file:
+            batches = file.iter_batches(BATCH_ROWS_MAX, row_groups=[group], columns=self.columns)
+            for batch in batches:
+                if offset < batch.num_rows:
+                    yield batch.slice(offset)
+                offset = max(0, offset - batch.num_rows)
+
+
+def _row_groups(path: str, columns: list[str] | None) -> int:
+    try:
+        with _opened(path) as raw, pq.ParquetFile(raw) as file:
+            names = file.schema_arrow.names
+            groups: int = file.metadata.num_row_groups
+    except pa.ArrowException as error:
+        raise UsageError(f"{path} is not a Parquet file: {error}") from error
+    missing = [name for name in columns or [] if name not in names]
+    if missing:
+        raise UnknownName(f"no column {missing[0]!r} in {path}: it has {', '.join(names)}")
+    return groups
+
+
+def _opened(path: str) -> Any:
+    try:
+        return open(path, "rb")
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _files(paths: Paths) -> list[str]:
+    """All files meant, absolute; a directory's and a pattern's sorted, hidden ones left out."""
+    given = [paths] if isinstance(paths, str | Path) else list(paths)
+    if not given:
+        raise UsageError("a source needs at least one file")
+    found: list[str] = []
+    for item in given:
+        path = Path(item).expanduser().absolute()
+        if path.is_file():
+            found.append(str(path))
+            continue
+        matches = path.iterdir() if path.is_dir() else map(Path, glob.glob(str(path), recursive=True))
+        files = sorted(str(match) for match in matches if match.is_file() and match.name[0] not in "._")
+        if not files:
+            raise UnknownName(
+                f"directory {path} has no files"
+                if path.is_dir()
+                else f"no file {path}: check the path, seen from the directory {Path.cwd()}"
+            )
+        found.extend(files)
+    return found
+
+
+class ItemsSource:
+    """A collection in memory, carried to the workers with the job; a split is (start, stop)."""
+
+    bounded = True
+    format: Format = "rows"
+
+    def __init__(self, items: Sequence[Any]) -> None:
+        self._items = list(items)
+
+    def splits(self) -> list[tuple[int, int]]:
+        return _slices(len(self._items))
+
+    def read(self, split: tuple[int, int], offset: int) -> Iterator[list[Any]]:
+        start, stop = split
+        for first in range(start + offset, stop, LIST_ROWS):
+            yield self._items[first : min(first + LIST_ROWS, stop)]
+
+
+class ArrowItemsSource:
+    """An Arrow table in memory, carried to the workers with the job; a split is (start, stop)."""
+
+    bounded = True
+    format: Format = "arrow"
+
+    def __init__(self, table: pa.Table | pa.RecordBatch) -> None:
+        self._table = pa.Table.from_batches([table]) if isinstance(table, pa.RecordBatch) else table
+
+    def splits(self) -> list[tuple[int, int]]:
+        return _slices(self._table.num_rows)
+
+    def read(self, split: tuple[int, int], offset: int) -> Iterator[pa.RecordBatch]:
+        start, stop = split
+        piece = self._table.slice(start + offset, max(0, stop - start - offset))
+        yield from piece.to_batches(max_chunksize=BATCH_ROWS_MAX)
+
+
+def _slices(size: int) -> list[tuple[int, int]]:
+    count = min(size, SLICES_MAX)
+    return [(size * i // count, size * (i + 1) // count) for i in range(count)]
+
+
+class GeneratorSource:
+    """Records by number: ``fn(start, count)`` gives those numbered start to start + count - 1.
+
+    ``fn`` returns a list of rows or, with ``format="arrow"``, a RecordBatch, of exactly ``count``
+    records, and the same for the same numbers at each call. Blocks of consecutive numbers are dealt
+    to the splits in turn. ``rate`` is records/s of the whole source; ``records`` is the total, or
+    None for a source without end.
+
+    Raises:
+        UsageError: ``rate``, ``records`` or ``splits`` is out of range, or ``fn`` returns another
+            number of records.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[[int, int], Batch],
+        rate: float | None = None,
+        records: int | None = None,
+        splits: int = SLICES_MAX,
+        format: Format = "rows",
+    ) -> None:
+        if rate is not None and not rate > 0:
+            raise UsageError(f"rate is {rate}: give records per second above 0, or leave it out")
+        if records is not None and records < 0:
+            raise UsageError(f"records is {records}: give a number from 0 on, or leave it out for no end")
+        if splits < 1:
+            raise UsageError(f"splits is {splits}: give at least 1")
+        self.fn = fn
+        self.rate = rate
+        self.records = records
+        self.bounded = records is not None
+        self.format = format
+        self._splits = splits
+        self._block = self._block_records()
+
+    def _block_records(self) -> int:
+        block: float = GENERATED_ROWS if self.format == "arrow" else LIST_ROWS
+        if self.rate is not None:
+            block = min(self.rate / self._splits / TURNS_PER_SECOND, BATCH_ROWS_MAX)
+        if self.records is not None:
+            block = min(block, -(-self.records // self._splits))
+        return max(1, int(block))
+
+    def splits(self) -> range:
+        return range(self._splits)
+
+    def read(self, split: int, offset: int) -> Iterator[Batch]:
+        turn, within = divmod(offset, self._block)
+        while True:
+            block_start = (turn * self._splits + split) * self._block
+            stop = block_start + self._block
+            if self.records is not None:
+                stop = min(stop, self.records)
+            count = stop - block_start - within
+            if count <= 0:
+                return
+            batch = self.fn(block_start + within, count)
+            if len(batch) != count:
+                raise UsageError(
+                    f"the generator's function was asked for {count} records from number "
+                    f"{block_start + within} on and gave {len(batch)}: return exactly as many"
+                )
+            yield batch
+            turn, within = turn + 1, 0

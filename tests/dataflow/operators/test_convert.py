@@ -1,0 +1,194 @@
+"""Conversion between rows and Arrow, and the check of declared schemas."""
+
+from __future__ import annotations
+
+import datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minishuffle.dataflow.operators.base import Batch, KeyedRows
+from minishuffle.dataflow.operators.convert import CheckSchema, ToArrow, ToRows, column_of, rows_of
+from minishuffle.errors import UnknownName, UsageError
+
+SCHEMA = pa.schema([pa.field("a", pa.int64(), nullable=False), ("b", pa.string())])
+
+
+def run(operator: Any, *batches: Batch) -> list[Batch]:
+    out: list[Batch] = []
+    for batch in batches:
+        operator.process(batch, 0, out.append)
+    return out
+
+
+rows_strategy = st.lists(
+    st.fixed_dictionaries(
+        {
+            "i": st.integers(-(2**63), 2**63 - 1),
+            "f": st.none() | st.floats(allow_nan=False),
+            "s": st.none() | st.text(),
+            "t": st.lists(st.integers(0, 5)),
+        }
+    ),
+    min_size=1,
+    max_size=10,
+)
+
+
+@given(rows=rows_strategy)
+def test_dict_rows_survive_both_ways(rows: list[dict[str, Any]]) -> None:
+    (batch,) = run(ToArrow(None), rows)
+    assert batch.schema.names == list(rows[0])
+    assert run(ToRows(), batch) == [rows]
+
+
+def test_other_batches_pass_and_empty_ones_vanish() -> None:
+    batch = pa.record_batch({"a": [1]})
+    assert run(ToArrow(None), batch, []) == [batch]
+    assert run(ToRows(), [1, 2], [], batch.slice(1)) == [[1, 2]]
+    assert rows_of(KeyedRows([1], ["x"])) == ["x"]
+
+
+def test_positions_and_names_with_a_schema() -> None:
+    expected = [pa.record_batch([pa.array([1, 2]), pa.array(["x", None])], schema=SCHEMA)]
+    assert run(ToArrow(SCHEMA), [(1, "x"), [2, None]]) == expected
+    assert run(ToArrow(SCHEMA), [{"b": "x", "a": 1}, {"a": 2}]) == expected
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([("x", 1)], r"no column names: declare them with Stream\.schema"),
+        ([{}], "do not name their columns"),
+        ([{1: 2}], "do not name their columns"),
+        ([{"a": 1}, (1,)], r"all dicts, or all tuples or lists, and one is {'a': 1}"),
+        ([5], "one is 5"),
+        ([{"a": object()}], "no Arrow type fits the values of column 'a'"),
+        ([{"a": 1}, {"a": "x"}], "column 'a': the value 'x' does not fit the type int64"),
+    ],
+)
+def test_rows_without_a_schema_that_cannot_be_arrow(rows: list[Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        run(ToArrow(None), rows)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            [(1, "x"), ("one", "y")],
+            r"column 'a': the value 'one' does not fit the type int64 \(as declared\)",
+        ),
+        ([{"a": 2**70, "b": None}], "column 'a': the value 1180591620717411303424 does not fit"),
+        ([{"a": 1.5}], "column 'a': the value 1.5 does not fit"),
+        ([(1, 7)], "column 'b': the value 7 does not fit the type string"),
+        ([{"b": "x"}], "column 'a': the value None does not fit a column that is not nullable"),
+        ([(1,)], r"a row has 1 values and the schema 2 columns \(a, b\)"),
+        ([{"a": 1}, {"a": 1, "z": 3}], r"column 'z' of the row .* is not in the schema \(a, b\): correct"),
+    ],
+)
+@pytest.mark.parametrize("kind", [ToArrow, CheckSchema])
+def test_rows_that_do_not_fit_the_schema(kind: Any, rows: list[Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        run(kind(SCHEMA), rows)
+
+
+@pytest.mark.parametrize(
+    ("later", "message"),
+    [
+        (
+            {"a": 1.5},
+            r"column 'a': the value 1\.5 does not fit the type int64 \(as in the first rows; declare",
+        ),
+        ({"z": 1}, "column 'z' .* the first rows set it; declare"),
+    ],
+)
+def test_first_rows_set_the_schema(later: dict[str, Any], message: str) -> None:
+    operator = ToArrow(None)
+    run(operator, [{"a": 1}])
+    with pytest.raises(UsageError, match=message):
+        run(operator, [later])
+
+
+MOMENT = datetime.datetime(2026, 1, 2, 3, 4, 5, 6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "kept"),
+    [
+        (pa.int64(), 2.0, 2),
+        (pa.int8(), 1.5, None),
+        (pa.int64(), Decimal("1.5"), None),
+        (pa.float64(), 3, 3.0),
+        (pa.float64(), 2**60 + 1, None),
+        (pa.timestamp("us"), MOMENT, MOMENT),
+        (pa.timestamp("s"), MOMENT, None),
+        (pa.timestamp("s"), MOMENT.replace(microsecond=0), MOMENT.replace(microsecond=0)),
+        (pa.time32("s"), MOMENT.time(), None),
+        (pa.duration("ms"), datetime.timedelta(microseconds=1), None),
+        (pa.duration("ms"), datetime.timedelta(seconds=1), datetime.timedelta(seconds=1)),
+        (pa.date32(), MOMENT.date(), MOMENT.date()),
+        (pa.list_(pa.int64()), [1.5], None),
+        (pa.list_(pa.int64()), [1, None], [1, None]),
+        (pa.struct([("x", pa.int64())]), {"x": 1}, {"x": 1}),
+        (pa.struct([("x", pa.int64())]), {"x": 1.5}, None),
+        (pa.string(), b"\xff", None),
+    ],
+    ids=str,
+)
+def test_a_value_is_converted_whole_or_refused(kind: pa.DataType, value: Any, kept: Any) -> None:
+    operator = ToArrow(pa.schema([("a", kind)]))
+    if kept is None:
+        with pytest.raises(UsageError, match=r"column 'a': the value .* does not fit the type"):
+            run(operator, [(None,), (value,)])
+    else:
+        (batch,) = run(operator, [(value,), (None,)])
+        assert rows_of(batch) == [{"a": kept}, {"a": None}]
+
+
+def test_check_passes_what_fits() -> None:
+    operator = CheckSchema(SCHEMA)
+    rows = [(1, "x")]
+    swapped = pa.record_batch({"b": ["x"], "a": [1]})
+    assert run(operator, rows, []) == [rows]
+    assert run(operator, swapped) == [pa.record_batch([[1], ["x"]], schema=SCHEMA)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "error", "message"),
+    [
+        ({"a": [1]}, UnknownName, r"no column 'b' .*the batch has a"),
+        ({"a": [1], "b": ["x"], "c": [1]}, UsageError, "column 'c' is not in the declared schema"),
+        ({"a": [1.0], "b": ["x"]}, UsageError, "column 'a' has the type double, but int64 is declared"),
+        ({"a": pa.array([None], pa.int64()), "b": ["x"]}, UsageError, "column 'a': the value None"),
+    ],
+)
+def test_check_refuses_columns_that_do_not_fit(
+    columns: dict[str, Any], error: type[UsageError], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        run(CheckSchema(SCHEMA), pa.record_batch(columns))
+
+
+def test_values_that_python_cannot_hold_are_named() -> None:
+    moments = pa.array([1], pa.timestamp("ns"))
+    with pytest.raises(UsageError, match=r"column 't' of type timestamp\[ns\] does not fit Python values"):
+        run(ToRows(), pa.record_batch({"t": moments}))
+    whole = pa.record_batch({"t": pa.array([1000], pa.timestamp("ns"))})
+    assert run(ToRows(), whole) == [[{"t": datetime.datetime(1970, 1, 1, 0, 0, 0, 1)}]]
+
+
+def test_columns_of_one_name_are_refused() -> None:
+    twice = pa.RecordBatch.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
+    with pytest.raises(UsageError, match="two columns of one name"):
+        run(ToRows(), twice)
+    with pytest.raises(UnknownName, match="no column 'a'"):
+        column_of(twice, "a")
+
+
+def test_batches_without_columns_keep_their_number_of_rows() -> None:
+    assert rows_of(pa.record_batch({"a": [1, 2]}).select([])) == [{}, {}]

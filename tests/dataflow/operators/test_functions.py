@@ -1,0 +1,204 @@
+"""Functions of rows and of Arrow batches: results, calls per record, and what a raising record does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minishuffle.dataflow.operators.base import Batch, KeyedRows, Operator, TaskContext
+from minishuffle.dataflow.operators.functions import (
+    FilterRows,
+    FlatMapRows,
+    KeyRows,
+    KeyRowsByColumns,
+    MapBatches,
+    MapRows,
+)
+from minishuffle.errors import UnknownName, UsageError
+from minishuffle.limits import BATCH_ROWS_MAX, ROW_PREVIEW_CHARS
+
+
+def run(operator: Operator, *batches: Batch, context: TaskContext | None = None) -> list[Batch]:
+    out: list[Batch] = []
+    operator.open(context or TaskContext("job", "task", 0, 1, 1))
+    for batch in batches:
+        operator.process(batch, 0, out.append)
+    operator.finish(out.append)
+    operator.close()
+    return out
+
+
+class Calls:
+    """A function that remembers its arguments."""
+
+    def __init__(self, fn: Callable[[Any], Any]) -> None:
+        self.fn = fn
+        self.seen: list[Any] = []
+
+    def __call__(self, row: Any) -> Any:
+        self.seen.append(row)
+        return self.fn(row)
+
+
+OPERATORS = {MapRows: "map", FilterRows: "filter", FlatMapRows: "flat_map", KeyRows: "key_by"}
+
+
+def plain(kind: type, fn: Callable[[Any], Any], rows: list[Any]) -> Any:
+    if kind is MapRows:
+        return [fn(row) for row in rows]
+    if kind is FilterRows:
+        return [row for row in rows if fn(row)]
+    if kind is FlatMapRows:
+        return [item for row in rows for item in fn(row)]
+    return KeyedRows([fn(row) for row in rows], rows)
+
+
+def pairs_function(row: int) -> list[int]:
+    return [row] * (row % 3)
+
+
+@pytest.mark.parametrize("kind", OPERATORS)
+@pytest.mark.parametrize("on_error", ["fail", "skip", "dead_letter"])
+@given(rows=st.lists(st.integers(0, 9), max_size=20))
+def test_result_is_that_of_plain_python_with_one_call_per_record(
+    kind: type, on_error: str, rows: list[int]
+) -> None:
+    fn = Calls(pairs_function)
+    out = run(kind(fn, on_error), rows)
+    expected = plain(kind, pairs_function, rows)
+    assert out == ([expected] if len(expected) else [])
+    assert fn.seen == rows
+
+
+@pytest.mark.parametrize(("kind", "name"), OPERATORS.items())
+@pytest.mark.parametrize("bad", [0, 2, 4])
+@pytest.mark.parametrize("error", [ValueError, StopIteration, KeyError])
+def test_failure_is_the_users_own_and_names_operator_and_record(
+    kind: type, name: str, bad: int, error: type[Exception]
+) -> None:
+    def fn(row: int) -> list[int]:
+        if row == bad:
+            raise error("mine")
+        return [row]
+
+    calls = Calls(fn)
+    with pytest.raises(error, match="mine") as caught:
+        run(kind(calls), [0, 1, 2, 3, 4])
+    assert caught.value.__notes__ == [f"raised in operator {name!r} by the record {bad}"]
+    assert calls.seen == list(range(bad + 1))
+
+
+@pytest.mark.parametrize("kind", OPERATORS)
+@pytest.mark.parametrize("on_error", ["skip", "dead_letter"])
+def test_only_the_bad_records_are_dropped_counted_and_logged(kind: type, on_error: str) -> None:
+    def fn(row: int) -> list[int]:
+        if row % 2:
+            raise ValueError(f"odd {row}")
+        return [row]
+
+    lines: list[str] = []
+    context = TaskContext("job", "task", 0, 1, 1, log=lines.append)
+    calls = Calls(fn)
+    rows = [0, 1, 2, 3, 3, 4]
+    out = run(kind(calls, on_error), rows, context=context)
+    assert out == [plain(kind, fn, [0, 2, 4])]
+    assert calls.seen == rows
+    assert context.counters.user_errors == {on_error: 3}
+    if on_error == "skip":
+        assert lines == []
+    else:
+        assert len(lines) == 3
+        assert "ValueError: odd 1: record 1" in lines[0]
+
+
+def test_flat_map_takes_generators_and_drops_a_record_that_raises_half_way_as_a_whole() -> None:
+    def fn(row: int) -> Any:
+        yield row
+        if row == 1:
+            raise ValueError("half-way")
+        yield -row
+
+    assert run(FlatMapRows(fn, "skip"), [0, 1, 2]) == [[0, 0, 2, -2]]
+    with pytest.raises(ValueError, match="half-way") as caught:
+        run(FlatMapRows(fn), [0, 1, 2])
+    assert "record 1" in caught.value.__notes__[0]
+
+
+def test_flat_map_cuts_what_it_emits_into_batches() -> None:
+    out = run(FlatMapRows(lambda row: range(BATCH_ROWS_MAX)), [0, 1], [])
+    assert [len(batch) for batch in out] == [BATCH_ROWS_MAX, BATCH_ROWS_MAX]
+    assert out[0] == out[1] == list(range(BATCH_ROWS_MAX))
+
+
+def test_note_shows_only_the_beginning_of_a_long_record() -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        run(MapRows(lambda row: 1 // 0), ["x" * 10_000])
+    assert len(caught.value.__notes__[0]) < ROW_PREVIEW_CHARS + 60
+
+
+def test_unknown_policy_is_refused() -> None:
+    with pytest.raises(UsageError, match="write 'fail', 'skip' or 'dead_letter'"):
+        MapRows(str, "ignore")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("names", "keys"), [(("a",), [1, 2]), (("b", "a"), [("x", 1), ("y", 2)])])
+def test_key_by_columns(names: tuple[str, ...], keys: list[Any]) -> None:
+    rows = [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
+    assert run(KeyRowsByColumns(names), rows, []) == [KeyedRows(keys, rows)]
+
+
+def test_key_by_a_missing_column_lists_the_columns() -> None:
+    with pytest.raises(UnknownName, match=r"no column 'c' to key by: the row has a, b"):
+        run(KeyRowsByColumns(("a", "c")), [{"a": 1, "b": 2, "c": 3}, {"a": 1, "b": 2}])
+    with pytest.raises(UsageError, match="give key_by a function"):
+        run(KeyRowsByColumns(("a",)), [("a", 1)])
+
+
+def batch_of(*values: int | None) -> pa.RecordBatch:
+    return pa.record_batch({"v": pa.array(values, pa.int64())})
+
+
+def test_map_batches_takes_batches_tables_and_nothing() -> None:
+    assert run(MapBatches(lambda batch: batch.slice(1)), batch_of(1, 2)) == [batch_of(2)]
+    doubled = MapBatches(lambda batch: pa.concat_tables([pa.Table.from_batches([batch])] * 2))
+    assert run(doubled, batch_of(1)) == [batch_of(1), batch_of(1)]
+    assert run(MapBatches(lambda batch: None), batch_of(1)) == []
+    assert run(MapBatches(lambda batch: batch.slice(0, 0)), batch_of(1)) == []
+    large = run(MapBatches(lambda batch: batch_of(*range(BATCH_ROWS_MAX + 1))), batch_of(1))
+    assert [len(batch) for batch in large] == [BATCH_ROWS_MAX, 1]
+
+
+@pytest.mark.parametrize("on_error", ["fail", "skip"])
+def test_map_batches_refuses_any_other_result(on_error: Any) -> None:
+    with pytest.raises(UsageError, match=r"returned a dict: return a pyarrow\.RecordBatch"):
+        run(MapBatches(lambda batch: {}, on_error), batch_of(1))
+
+
+def refuse_three(batch: pa.RecordBatch) -> pa.RecordBatch:
+    if 3 in batch.column("v").to_pylist():
+        raise ValueError("three")
+    return batch
+
+
+def test_map_batches_fails_with_a_note() -> None:
+    with pytest.raises(ValueError, match="three") as caught:
+        run(MapBatches(refuse_three), batch_of(1, 3))
+    assert caught.value.__notes__ == [
+        "raised in operator 'map_batches' by a batch of 2 rows with the columns v"
+    ]
+
+
+def test_map_batches_drops_the_bad_row_alone() -> None:
+    lines: list[str] = []
+    context = TaskContext("job", "task", 0, 1, 1, log=lines.append)
+    calls = Calls(refuse_three)
+    out = run(MapBatches(calls, "dead_letter"), batch_of(1, 3, 5), batch_of(7), context=context)
+    assert out == [batch_of(1, 5), batch_of(7)]
+    assert context.counters.user_errors == {"dead_letter": 1}
+    assert lines == ["dead letter: map_batches: ValueError: three: record {'v': 3}"]
+    assert [len(batch) for batch in calls.seen] == [3, 1, 1, 1, 1]

@@ -1,0 +1,168 @@
+"""Keyed state of rows against plain Python, for all emissions."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Callable
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minishuffle.dataflow.operators.base import Batch, KeyedRows, TaskContext
+from minishuffle.dataflow.operators.chained import Emission
+from minishuffle.dataflow.operators.keyed import CountRows, FoldRows, ReduceRows
+from minishuffle.limits import BATCH_ROWS_MAX
+
+EMISSIONS: tuple[Emission, ...] = get_args(Emission)
+every_emission = pytest.mark.parametrize("emit", EMISSIONS)
+
+
+def run(operator: Any, *batches: Batch, context: TaskContext | None = None) -> list[Batch]:
+    out: list[Batch] = []
+    operator.open(context or TaskContext("job", "task", 0, 1, 1))
+    for batch in batches:
+        operator.process(batch, 0, out.append)
+    operator.finish(out.append)
+    return out
+
+
+def expected_of(
+    batches: list[list[tuple[Any, Any]]], emit: Emission, step: Callable[[Any, Any], Any], nothing: Any
+) -> list[Any]:
+    """(key, value) pairs as a loop over records gives them; one list per batch, unordered but for "each"."""
+    state: dict[Any, Any] = {}
+    out: list[Any] = []
+    for batch in batches:
+        each = []
+        for key, row in batch:
+            state[key] = step(state.get(key, nothing), row)
+            each.append((key, state[key]))
+        if emit == "each":
+            out.append(each)
+        elif emit == "batch":
+            out.append(dict(each))
+    return [each for each in out if each] if emit != "end" else ([state] if state else [])
+
+
+def loose(out: list[Any], emit: Emission) -> list[Any]:
+    """What was emitted, without the order of keys where none is promised."""
+    if emit == "each":
+        return out
+    assert all(len(dict(pairs)) == len(pairs) for pairs in out)
+    return [dict(pairs) for pairs in out]
+
+
+keyed_batches = st.lists(
+    st.lists(st.tuples(st.sampled_from(["a", "b", 1, None, ("x", 2)]), st.integers(0, 99)), max_size=12),
+    max_size=4,
+)
+
+
+def keyed(batches: list[list[tuple[Any, Any]]]) -> list[KeyedRows]:
+    return [KeyedRows([key for key, _ in batch], [row for _, row in batch]) for batch in batches]
+
+
+@every_emission
+@given(batches=keyed_batches)
+def test_rows_as_plain_python_with_one_call_per_record(
+    emit: Emission, batches: list[list[tuple[Any, Any]]]
+) -> None:
+    calls: list[Any] = []
+
+    def subtract(value: int, row: int) -> int:
+        calls.append(row)
+        return value - row
+
+    records = sum(map(len, batches))
+    keys = len({key for batch in batches for key, _ in batch})
+    assert loose(run(CountRows(emit), *keyed(batches)), emit) == expected_of(
+        batches, emit, lambda n, _: n + 1, 0
+    )
+    reduced = run(ReduceRows(subtract, emit), *keyed(batches))
+    assert loose(reduced, emit) == expected_of(
+        batches, emit, lambda value, row: row if value is None else value - row, None
+    )
+    assert len(calls) == records - keys
+    calls.clear()
+    folded = run(FoldRows(lambda: 1000, subtract, emit), *keyed(batches))
+    assert loose(folded, emit) == expected_of(batches, emit, lambda value, row: value - row, 1000)
+    assert calls == [row for batch in batches for _, row in batch]
+
+
+@pytest.mark.parametrize(
+    ("emit", "expected"),
+    [
+        ("each", [[(1, 1), (True, 2)], [(1.0, 3), ("a", 1)]]),
+        ("batch", [[(1, 2)], [(1, 3), ("a", 1)]]),
+        ("end", [[(1, 3), ("a", 1)]]),
+    ],
+)
+def test_equal_keys_of_different_types_are_one_key(emit: Emission, expected: list[Any]) -> None:
+    batches = [KeyedRows([1, True], [0, 0]), KeyedRows([1.0, "a"], [0, 0])]
+    for operator in (CountRows(emit), FoldRows(lambda: 0, lambda n, _: n + 1, emit)):
+        out = run(operator, *batches)
+        assert out == expected
+        assert [[type(key) for key, _ in pairs] for pairs in out] == [
+            [type(key) for key, _ in pairs] for pairs in expected
+        ]
+
+
+def test_keys_that_are_shown_as_they_came() -> None:
+    here = datetime.timezone(datetime.timedelta(hours=2))
+    noon, same = (
+        datetime.datetime(2026, 1, 1, hour, tzinfo=zone) for hour, zone in ((12, datetime.UTC), (14, here))
+    )
+    batch = KeyedRows([noon, same, -0.0, 0, math.nan, math.nan], [1, 2, 3, 4, 5, 6])
+    for emit in EMISSIONS[1:]:
+        (pairs,) = run(ReduceRows(lambda value, row: value + row, emit), batch)
+        assert [value for _, value in pairs] == [3, 7, 11]
+        assert pairs[0][0] is noon
+        assert math.isnan(pairs[2][0])
+
+
+@every_emission
+@pytest.mark.parametrize("on_error", ["skip", "dead_letter"])
+def test_a_record_that_raises_is_dropped_alone(emit: Emission, on_error: Any) -> None:
+    calls: list[int] = []
+
+    def divide(value: int, row: int) -> int:
+        calls.append(row)
+        return value // row
+
+    lines: list[str] = []
+    context = TaskContext("job", "task", 0, 1, 1, log=lines.append)
+    batch = KeyedRows(["a", "b", "a", "a", "b", "c"], [80, 9, 0, 4, 3, 0])
+    out = run(ReduceRows(divide, emit, on_error), batch, context=context)
+    if emit == "each":
+        assert out == [[("a", 80), ("b", 9), ("a", 20), ("b", 3), ("c", 0)]]
+    else:
+        assert out == [[("a", 20), ("b", 3), ("c", 0)]]
+    assert calls == [0, 4, 3]
+    assert context.counters.user_errors == {on_error: 1}
+    assert len(lines) == (on_error == "dead_letter")
+
+
+def test_a_batch_of_nothing_but_bad_records_emits_nothing() -> None:
+    def refuse(value: Any, row: Any) -> Any:
+        raise ValueError("no")
+
+    assert run(FoldRows(lambda: 0, refuse, "batch", "skip"), KeyedRows(["a", "b"], [1, 2])) == []
+
+
+@every_emission
+def test_a_failure_names_the_record(emit: Emission) -> None:
+    batch = KeyedRows(["a", "a", "a"], [80, 0, 4])
+    with pytest.raises(ZeroDivisionError) as caught:
+        run(ReduceRows(lambda value, row: value // row, emit), batch)
+    assert caught.value.__notes__ == ["raised in operator 'reduce' by the record 0"]
+    with pytest.raises(StopIteration):
+        run(FoldRows(lambda: next(iter(())), lambda value, row: row, emit), batch)
+
+
+def test_the_end_comes_in_chunks() -> None:
+    rows = list(range(BATCH_ROWS_MAX + 1))
+    out = run(CountRows("end"), KeyedRows(rows, rows))
+    assert [len(chunk) for chunk in out] == [BATCH_ROWS_MAX, 1]

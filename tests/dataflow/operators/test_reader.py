@@ -1,0 +1,137 @@
+"""The source reader: order of splits, pace under a given clock, and what a source must not yield."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from minishuffle.dataflow.operators.reader import SourceReader
+from minishuffle.dataflow.operators.sources import GeneratorSource
+from minishuffle.errors import UsageError
+from minishuffle.limits import BATCH_ROWS_MAX
+
+
+def numbered(start: int, count: int) -> list[int]:
+    return list(range(start, start + count))
+
+
+def arrow_numbered(start: int, count: int) -> pa.RecordBatch:
+    return pa.record_batch({"n": pa.array(range(start, start + count))})
+
+
+class Fed:
+    """Yields the batches that it was made with, split by split."""
+
+    def __init__(self, *splits: list[Any], bounded: bool = True, **attributes: Any) -> None:
+        self._splits = splits
+        self.bounded = bounded
+        vars(self).update(attributes)
+
+    def splits(self) -> range:
+        return range(len(self._splits))
+
+    def read(self, split: int, offset: int) -> Iterator[Any]:
+        for batch in self._splits[split]:
+            if isinstance(batch, Exception):
+                raise batch
+            yield batch
+
+
+def test_bounded_splits_are_read_in_sequence_unbounded_ones_in_turn() -> None:
+    splits = [["a"], ["b"]], [["x"], [], ["y"]]
+    reader = SourceReader(Fed(*splits), 0, 1, 0.0)
+    assert [reader.poll(0.0) for _ in range(6)] == [["a"], ["b"], ["x"], [], ["y"], None]
+    reader = SourceReader(Fed(*splits, bounded=False), 0, 1, 0.0)
+    assert [reader.poll(0.0) for _ in range(6)] == [["a"], ["x"], ["b"], [], ["y"], None]
+    assert reader.poll(1.0) is None
+    assert reader.positions == {0: 2, 1: 2}
+
+
+def test_nothing_now_says_when_to_ask_again() -> None:
+    reader = SourceReader(Fed([[], [1]], [[], [2]], bounded=False), 0, 1, 5.0)
+    assert reader.poll(5.0) == []
+    assert 5.0 < reader.next_due <= 5.1
+    assert reader.poll(reader.next_due) == [1]
+
+
+def test_a_subtask_without_splits_ends_at_once() -> None:
+    assert SourceReader(Fed([[1]]), 1, 2, 0.0).poll(0.0) is None
+    assert SourceReader(Fed(rate=10), 0, 1, 0.0).poll(0.0) is None
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_pace_is_the_share_of_the_rate(parallelism: int) -> None:
+    source = GeneratorSource(numbered, rate=1000, splits=10)
+    emitted = []
+    for index in range(parallelism):
+        reader, now, count = SourceReader(source, index, parallelism, 100.0), 100.0, 0
+        while now < 110.0:
+            batch = reader.poll(now)
+            assert batch is not None
+            count += len(batch)
+            assert count <= (now - 100.0) * 1000 + 100  # never ahead by more than a batch
+            if not batch:
+                assert reader.next_due > now
+                now = reader.next_due
+        emitted.append(count)
+        share = 1000 * len(range(10)[index::parallelism]) / 10
+        assert abs(count - 10 * share) <= 50
+    assert abs(sum(emitted) - 10_000) <= 50 * parallelism
+
+
+def test_after_a_stall_no_more_than_a_second_is_caught_up() -> None:
+    reader = SourceReader(GeneratorSource(numbered, rate=1000, splits=1), 0, 1, 0.0)
+
+    def burst(now: float) -> int:
+        count = 0
+        while batch := reader.poll(now):
+            count += len(batch)
+        return count
+
+    assert burst(0.0) == 50
+    assert 1000 <= burst(60.0) <= 1050
+    assert 450 <= burst(60.5) <= 550
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (Fed([(1, 2)]), r"Fed\.read yields a tuple: yield lists of rows"),
+        (Fed([None]), r"Fed\.read yields a NoneType"),
+        (Fed([arrow_numbered(0, 1)]), 'set its attribute format = "arrow"'),
+        (Fed([[1]], format="arrow"), 'set its attribute format = "rows"'),
+        (Fed([arrow_numbered(0, BATCH_ROWS_MAX + 1)], format="arrow"), "yield slices of at most 65536"),
+        (object(), "object is not a source: it needs the methods"),
+    ],
+)
+def test_sources_that_yield_what_they_must_not(source: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        SourceReader(source, 0, 1, 0.0).poll(0.0)
+
+
+def test_a_source_that_raises_says_where() -> None:
+    reader = SourceReader(Fed([[1, 2], OSError("disk")]), 0, 1, 0.0)
+    assert reader.poll(0.0) == [1, 2]
+    with pytest.raises(OSError, match="disk") as caught:
+        reader.poll(0.0)
+    assert caught.value.__notes__ == ["raised by Fed.read in split 0 after 2 records"]
+
+
+def test_close_closes_reads_that_have_not_ended() -> None:
+    closed = []
+
+    class Held(Fed):
+        def read(self, split: int, offset: int) -> Iterator[Any]:
+            try:
+                yield [1]
+            finally:
+                closed.append(split)
+
+    reader = SourceReader(Held([], []), 0, 1, 0.0)
+    assert reader.poll(0.0) == [1]
+    reader.close()
+    assert closed == [0]
+    assert reader.poll(0.0) is None
