@@ -23,9 +23,14 @@ NAME_BYTES_MAX: Final = 128
 ERROR_TEXT_BYTES_MAX: Final = 64 * KIB
 
 # --- connections ------------------------------------------------------------------------------
-RECEIVE_BUFFER_BYTES: Final = 256 * KIB
+RECEIVE_BUFFER_BYTES: Final = MIB
+"""Of one connection: a read takes what lies in the socket; 1 MiB measured faster than 256 KiB."""
 HANDSHAKE_SECONDS_MAX: Final = 5.0
 UNAUTHENTICATED_CONNECTIONS_MAX: Final = 64
+CONTROL_UNSENT_BYTES_MAX: Final = 256 * MIB
+"""A control link whose peer leaves this much unread is closed."""
+CLOSE_SECONDS_MAX: Final = 5.0
+"""How long a control link that is being closed may take to send what it still holds."""
 CHANNELS_PER_CONNECTION_MAX: Final = 65_536
 CREDIT_MAX: Final = 1 << 20
 EVENTS_QUEUED_PER_CHANNEL_MAX: Final = 64
@@ -52,6 +57,7 @@ ERROR_CAUSES_KEPT: Final = 10
 ROW_PREVIEW_CHARS: Final = 200
 
 assert SEGMENT_BYTES_MIN <= SEGMENT_BYTES_DEFAULT <= SEGMENT_BYTES_MAX
+assert CONTROL_UNSENT_BYTES_MAX >= CONTROL_FRAME_BYTES_MAX
 assert RECEIVE_BUFFER_BYTES >= 4 * SEGMENT_BYTES_DEFAULT
 assert HANDSHAKE_FRAME_BYTES_MAX < SEGMENT_BYTES_DEFAULT
 assert SPILL_ELEMENT_BYTES <= ASSEMBLY_BYTES_MAX <= ELEMENT_BYTES_MAX

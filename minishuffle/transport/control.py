@@ -1,0 +1,399 @@
+"""Control links: one TCP connection each, Message frames both ways once both sides are proven.
+
+:class:`ControlServer` and :func:`connect_control` are for processes with an event loop (uvloop or
+asyncio's own), :class:`BlockingControlClient` for programs without one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from typing import Self
+
+from minishuffle import limits
+from minishuffle.errors import (
+    PeerLost,
+    RemoteProtocolError,
+    ResourceExhausted,
+    ShuffleError,
+    error_from_code,
+)
+from minishuffle.ids import Address
+from minishuffle.transport.ports import cannot_listen, host_port, refused_at, unreachable
+from minishuffle.wire.control import MessageDecoder, encode_message
+from minishuffle.wire.handshake import NONCE_BYTES, Handshake, HandshakeRefused, Identity
+from minishuffle.wire.messages import ControlMessage, Failure
+
+__all__ = ["BlockingControlClient", "ControlLink", "ControlServer", "connect_control"]
+
+OnMessage = Callable[[ControlMessage, int], None]
+OnClosed = Callable[[Exception | None], None]
+
+
+class ControlLink(asyncio.Protocol):
+    """One control connection; made by :class:`ControlServer` and :func:`connect_control` only.
+
+    ``peer`` is proven, ``remote`` and ``local`` are ``HOST:PORT``. All calls are on the loop's thread.
+    """
+
+    def __init__(
+        self,
+        handshake: Handshake,
+        opened: Callable[[ControlLink], None],
+        proven: Callable[[ControlLink], None],
+        failed: Callable[[ControlLink, str, ShuffleError], None],
+    ) -> None:
+        """Exactly one of ``proven`` and ``failed`` follows ``opened``; ``failed`` gets a reason."""
+        self.remote = self.local = ""
+        self._handshake: Handshake | None = handshake
+        self._peer: Identity | None = None
+        self._opened, self._proven, self._failed = opened, proven, failed
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport
+        self._inbox = MessageDecoder()
+        self._held = b""
+        """Received before :meth:`start`."""
+        self._silent = True
+        self._begun = False
+        self._closed_here = False
+        self._on_message: OnMessage
+        self._on_closed: OnClosed
+        self._error: Exception | None = None
+        self._lost: asyncio.Future[None] = self._loop.create_future()
+
+    @property
+    def peer(self) -> Identity:
+        assert self._peer is not None, "the link is not proven yet"
+        return self._peer
+
+    def start(self, on_message: OnMessage, on_closed: OnClosed) -> None:
+        """Begin to deliver messages, from the next loop turn on; to be called once.
+
+        ``on_message`` gets each message with its request number (0: none) and may raise
+        RemoteProtocolError to have the link closed. ``on_closed`` comes once, last: with None when either
+        side closed the connection, PeerLost when it broke, RemoteProtocolError when the peer sent
+        what it must not, ResourceExhausted when the peer did not read.
+        """
+        self._on_message, self._on_closed = on_message, on_closed
+        self._loop.call_soon(self._begin)
+
+    def send(self, message: ControlMessage, request: int = 0) -> None:
+        """Queue a message; without effect on a link that is closed or closing.
+
+        Raises:
+            ResourceExhausted: the message is longer than a control frame may be.
+        """
+        data = encode_message(message, request)
+        if self._transport.is_closing():
+            return
+        unsent = self._transport.get_write_buffer_size() + len(data)
+        if unsent > limits.CONTROL_UNSENT_BYTES_MAX:
+            self._abort(ResourceExhausted(f"{self._peer} at {self.remote} left {unsent} bytes unread"))
+        else:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Send what is queued, for CLOSE_SECONDS_MAX at most, and close."""
+        self._closed_here = True
+        if not self._transport.is_closing():
+            self._transport.close()
+            timer = self._loop.call_later(limits.CLOSE_SECONDS_MAX, self._transport.abort)
+            self._lost.add_done_callback(lambda _: timer.cancel())
+
+    def on_lost(self, forget: Callable[[ControlLink], None]) -> None:
+        """Have ``forget`` called when the socket is closed."""
+        self._lost.add_done_callback(lambda _: forget(self))
+
+    async def wait_closed(self) -> None:
+        """Return when the socket is closed."""
+        await asyncio.shield(self._lost)
+
+    def refuse(self, reason: str, error: ShuffleError) -> None:
+        """End a link that is not proven yet."""
+        self._handshake = None
+        if isinstance(error, HandshakeRefused) and error.farewell:
+            self._transport.write(error.farewell)
+        self.close()
+        self._failed(self, reason, error)
+
+    # --- asyncio's side ---------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+        self.local = host_port(transport.get_extra_info("sockname"))
+        self.remote = host_port(transport.get_extra_info("peername"))
+        self._opened(self)
+        if self._handshake is not None and (hello := self._handshake.start()):
+            self._transport.write(hello)
+
+    def data_received(self, data: bytes) -> None:
+        self._silent = False
+        if self._handshake is not None:
+            self._receive_handshake(self._handshake, data)
+        elif self._begun:
+            self._deliver(data)
+        elif self._peer is not None:
+            self._held += data
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._handshake is not None:
+            # One that said nothing at all only looked whether the port is open.
+            reason = "" if self._silent else "peer"
+            self.refuse(reason, PeerLost(f"{self.remote} closed the connection during the handshake"))
+        if self._error is None and exc is not None:
+            self._error = PeerLost(f"the connection to {self._peer} at {self.remote} broke: {exc}")
+        self._lost.set_result(None)
+        if self._begun:
+            self._on_closed(self._error)
+
+    def _receive_handshake(self, handshake: Handshake, data: bytes) -> None:
+        try:
+            answer = handshake.receive(data)
+        except HandshakeRefused as refusal:
+            self.refuse(refusal.reason, refusal)
+            return
+        self._transport.write(answer)
+        if handshake.peer is not None:
+            self._handshake = None
+            self._peer = handshake.peer
+            self._held = handshake.leftover()
+            self._transport.pause_reading()
+            self._proven(self)
+
+    def _begin(self) -> None:
+        self._begun = True
+        held, self._held = self._held, b""
+        if held:
+            self._deliver(held)
+        if self._lost.done():
+            self._on_closed(self._error)
+        elif not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def _deliver(self, data: bytes) -> None:
+        try:
+            for message, request in self._inbox.receive(data):
+                if self._closed_here:
+                    return
+                self._on_message(message, request)
+        except RemoteProtocolError as error:
+            self._abort(error)
+
+    def _abort(self, error: Exception) -> None:
+        self._closed_here = True
+        self._error = self._error or error
+        self._transport.abort()
+
+
+async def connect_control(
+    address: Address, identity: Identity, secret: bytes, *, timeout: float
+) -> ControlLink:
+    """Connect to the coordinator at ``address`` and complete the handshake.
+
+    Raises:
+        PeerLost: nobody answers there within ``timeout`` seconds, or the connection broke.
+        HandshakeRefused: one side did not accept the other.
+    """
+    loop = asyncio.get_running_loop()
+    proven: asyncio.Future[None] = loop.create_future()
+
+    def failed(link: ControlLink, reason: str, error: ShuffleError) -> None:
+        if not proven.done():
+            proven.set_exception(error)
+            proven.exception()  # nobody may be left to see it
+
+    def new_link() -> ControlLink:
+        handshake = Handshake(identity, secret, secrets.token_bytes(NONCE_BYTES), dialer=True)
+        return ControlLink(handshake, lambda link: None, lambda link: proven.set_result(None), failed)
+
+    try:
+        async with asyncio.timeout(timeout):
+            _, link = await loop.create_connection(new_link, address.host, address.port)
+            try:
+                await proven
+            except BaseException:
+                link.close()
+                raise
+    except HandshakeRefused as refusal:
+        raise refused_at(address, refusal) from None
+    except (OSError, PeerLost) as error:
+        raise PeerLost(
+            f"{unreachable(address, timeout, error)}; is the coordinator running there? "
+            "'minishuffle cluster up' starts one, --coordinator names another"
+        ) from error
+    return link
+
+
+class ControlServer:
+    """Accepts control links; ``port`` is where it listens, once started."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self._server: asyncio.Server | None = None
+        self._unproven: dict[ControlLink, asyncio.TimerHandle] = {}
+        self._links: set[ControlLink] = set()
+
+    async def start(
+        self,
+        host: str,
+        port: int,
+        identity: Identity,
+        secret: bytes,
+        on_link: Callable[[ControlLink], None],
+        refused: Callable[[str, str, str], None],
+        authorize: Callable[[Identity], str | None] = lambda peer: None,
+        *,
+        handshake_seconds: float = limits.HANDSHAKE_SECONDS_MAX,
+        unproven_max: int = limits.UNAUTHENTICATED_CONNECTIONS_MAX,
+    ) -> None:
+        """Listen on ``host:port``, any free port for 0.
+
+        ``on_link`` gets each proven link and calls its ``start``; ``refused`` gets reason (one of
+        ``handshake.REASONS``, ``timeout`` or ``limit``), text and remote address of every connection
+        that was turned away.
+
+        Raises:
+            UsageError: the port is taken, or the host is not one of this machine's.
+        """
+
+        def opened(link: ControlLink) -> None:
+            if len(self._unproven) >= unproven_max:
+                text = f"{unproven_max} connections wait for their handshake already"
+                link.refuse("limit", ResourceExhausted(text))
+                return
+            late = PeerLost(f"no handshake within {handshake_seconds:g} s")
+            self._unproven[link] = loop.call_later(handshake_seconds, link.refuse, "timeout", late)
+
+        def proven(link: ControlLink) -> None:
+            self._unproven.pop(link).cancel()
+            self._links.add(link)
+            link.on_lost(self._links.discard)
+            on_link(link)
+
+        def failed(link: ControlLink, reason: str, error: ShuffleError) -> None:
+            timer = self._unproven.pop(link, None)
+            if timer is not None:
+                timer.cancel()
+            if reason:
+                refused(reason, str(error), link.remote)
+
+        def new_link() -> ControlLink:
+            nonce = secrets.token_bytes(NONCE_BYTES)
+            handshake = Handshake(identity, secret, nonce, dialer=False, authorize=authorize)
+            return ControlLink(handshake, opened, proven, failed)
+
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(new_link, host, port, backlog=256)
+        except OSError as error:
+            raise cannot_listen(host, port, error) from error
+        self.port = int(self._server.sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        """Stop listening and close every link; what they hold unsent goes out first."""
+        if self._server is not None:
+            self._server.close()
+        links = [*self._links, *self._unproven]
+        for link in links:
+            link.close()
+        for link in links:
+            await link.wait_closed()
+
+
+class BlockingControlClient:
+    """A control link for a program without an event loop. Not thread-safe.
+
+    Args:
+        address: of the coordinator.
+        timeout: seconds to connect and prove, and to wait for a reply unless a request says otherwise.
+
+    Raises:
+        PeerLost: nobody answers there.
+        HandshakeRefused: one side did not accept the other.
+    """
+
+    def __init__(self, address: Address, identity: Identity, secret: bytes, timeout: float) -> None:
+        self.address = address
+        self._timeout = timeout
+        self._inbox = MessageDecoder()
+        self._request = 0
+        deadline = time.monotonic() + timeout
+        try:
+            self._socket = socket.create_connection((address.host, address.port), timeout)
+        except OSError as error:
+            raise PeerLost(unreachable(address, timeout, error)) from error
+        try:
+            self._prove(Handshake(identity, secret, secrets.token_bytes(NONCE_BYTES), dialer=True), deadline)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; may be called again."""
+        self._socket.close()
+
+    def request(self, message: ControlMessage, timeout: float | None = None) -> ControlMessage:
+        """Send a request and wait for its reply.
+
+        Raises:
+            ShuffleError: the coordinator answered with that failure.
+            PeerLost: no reply within ``timeout`` seconds, or the connection broke.
+            RemoteProtocolError: the coordinator sent what it must not.
+            ResourceExhausted: the message is longer than a control frame may be.
+        """
+        deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
+        self._request += 1
+        self._send(encode_message(message, self._request), deadline)
+        while True:
+            for reply, number in self._inbox.receive(self._receive(deadline)):
+                if number != self._request:
+                    continue  # a late reply, which nobody waits for any more
+                if isinstance(reply, Failure):
+                    raise error_from_code(reply.code, reply.text)
+                return reply
+
+    def _prove(self, handshake: Handshake, deadline: float) -> None:
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._send(handshake.start(), deadline)
+        while handshake.peer is None:
+            try:
+                answer = handshake.receive(self._receive(deadline))
+            except HandshakeRefused as refusal:
+                self._send(refusal.farewell, deadline)
+                raise refused_at(self.address, refusal) from None
+            self._send(answer, deadline)
+        self._inbox.receive(handshake.leftover())
+
+    def _send(self, data: bytes, deadline: float) -> None:
+        try:
+            self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
+            self._socket.sendall(data)
+        except OSError as error:
+            self._socket.close()  # a part of the frame may have gone out
+            raise self._lost(error) from error
+
+    def _receive(self, deadline: float) -> bytes:
+        try:
+            self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
+            data = self._socket.recv(limits.RECEIVE_BUFFER_BYTES)
+        except OSError as error:
+            raise self._lost(error) from error
+        if not data:
+            raise PeerLost(f"the coordinator at {self.address} closed the connection")
+        return data
+
+    def _lost(self, error: OSError) -> PeerLost:
+        if isinstance(error, TimeoutError):
+            return PeerLost(f"the coordinator at {self.address} did not answer in time")
+        return PeerLost(
+            f"the connection to the coordinator at {self.address} broke: {error.strerror or error}"
+        )

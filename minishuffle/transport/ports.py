@@ -1,0 +1,60 @@
+"""Why an address cannot be listened on or reached, in words that help."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Final
+
+from minishuffle.errors import UsageError
+from minishuffle.ids import Address
+from minishuffle.wire.handshake import HandshakeRefused
+
+__all__ = ["cannot_listen", "host_port", "refused_at", "unreachable"]
+
+_MENDS: Final = {
+    "secret": "; give the cluster's own secret with --secret-file",
+    "cluster": "; name the cluster with --cluster, or another coordinator with --coordinator",
+}
+
+
+def cannot_listen(host: str, port: int, error: OSError) -> UsageError:
+    """The error to raise when listening on ``host:port`` failed with ``error``; names the mend."""
+    if error.errno == errno.EADDRINUSE:
+        return UsageError(
+            f"port {port} on {host} is taken by {_holder(port)}; stop that, or choose another port with --port"
+        )
+    return UsageError(
+        f"cannot listen on {host}:{port}: {os.strerror(error.errno) if error.errno else error}; "
+        "choose another address with --host or another port with --port"
+    )
+
+
+def _holder(port: int) -> str:
+    """Who listens on the port, as far as this user may see."""
+    import psutil
+
+    try:
+        for connection in psutil.net_connections(kind="tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+                return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
+    except psutil.Error:
+        return "another process"
+    return "another process"
+
+
+def refused_at(address: Address, refusal: HandshakeRefused) -> HandshakeRefused:
+    """The same refusal, with the address and the mend."""
+    return HandshakeRefused(refusal.reason, f"{address}: {refusal}{_MENDS.get(refusal.reason, '')}")
+
+
+def unreachable(address: Address, timeout: float, error: Exception) -> str:
+    """Why connecting failed; ``timeout`` in seconds."""
+    if isinstance(error, TimeoutError):  # an OSError, too
+        return f"no answer from {address} within {timeout:g} s"
+    return f"cannot connect to {address}: {getattr(error, 'strerror', None) or error}"
+
+
+def host_port(name: object) -> str:
+    """A socket's name as ``HOST:PORT``."""
+    return str(Address(str(name[0]), int(name[1]))) if isinstance(name, tuple) else str(name)

@@ -1,0 +1,295 @@
+"""How two processes prove to each other that they know the cluster's secret, sans-IO.
+
+::
+
+    dialer                                   acceptor
+    Hello(nonce d, no proof)         ->
+                                     <-      Hello(nonce a, proof "acceptor")
+    Hello(nonce d, proof "dialer")   ->
+                                     <-      Welcome, or Reject(reason, text) at any point
+
+A proof is HMAC-SHA256, keyed with the secret, over the protocol version, the direction, both nonces,
+the cluster id, and role, worker id and epoch of both sides: dialer first. The direction differs both
+ways, so that a proof sent back to its maker proves nothing. Until the peer has proved itself,
+Hello is the only frame that is read from an acceptor's peer, and a dialer reads a Reject besides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from minishuffle import limits
+from minishuffle.errors import AuthenticationError, LocalProtocolError, RemoteProtocolError
+from minishuffle.wire.codec import decode_body, encode_frame
+from minishuffle.wire.frames import (
+    FRAME_HEADER,
+    FRAME_HEADER_BYTES,
+    MAGIC,
+    PROTOCOL_VERSION,
+    Frame,
+    FrameType,
+    Hello,
+    Reject,
+    Role,
+    Welcome,
+)
+
+__all__ = ["NONCE_BYTES", "REASONS", "Handshake", "HandshakeRefused", "Identity"]
+
+NONCE_BYTES: Final = 32
+REASONS: Final = ("secret", "version", "cluster", "malformed", "peer")
+"""Why a handshake may be refused; a Reject's ``code`` is the position in here, from 1."""
+
+_LENGTH_BYTES: Final = 4
+_MAGIC_AND_VERSION: Final = struct.Struct(">IH")
+_REJECT_TEXT_BYTES_MAX: Final = limits.HANDSHAKE_FRAME_BYTES_MAX - 64
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a process says it is. ``worker`` and ``epoch`` are 0 for all but registered workers."""
+
+    role: Role
+    cluster: str
+    worker: int
+    epoch: int
+
+    def __str__(self) -> str:
+        return f"worker {self.worker}" if self.worker else f"a {self.role.name.lower()}"
+
+
+class HandshakeRefused(AuthenticationError):
+    """The handshake ended without trust.
+
+    ``reason`` is one of :data:`REASONS`; ``farewell`` has the bytes to send before closing.
+    """
+
+    def __init__(self, reason: str, text: str, farewell: bytes = b"") -> None:
+        assert reason in REASONS
+        super().__init__(text)
+        self.reason = reason
+        self.farewell = farewell
+
+
+def _accept_all(peer: Identity) -> str | None:
+    return None
+
+
+class Handshake:
+    """One side of one handshake.
+
+    Args:
+        identity: what this process is.
+        secret: the cluster's; any bytes but none.
+        nonce: 32 fresh random bytes.
+        dialer: whether this side opened the connection.
+        target: for a dialer, the worker id that it means to reach, 0 for the coordinator.
+        authorize: for an acceptor, tells why a proven peer may not connect, or None.
+        expected_epoch: for a dialer, the epoch that the peer has to have, None for any.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        secret: bytes,
+        nonce: bytes,
+        *,
+        dialer: bool,
+        target: int = 0,
+        authorize: Callable[[Identity], str | None] = _accept_all,
+        expected_epoch: int | None = None,
+    ) -> None:
+        if not secret or len(nonce) != NONCE_BYTES:
+            raise LocalProtocolError(f"a handshake needs a secret and a nonce of {NONCE_BYTES} bytes")
+        self.peer: Identity | None = None
+        """Set when the handshake is complete."""
+        self._identity = identity
+        self._secret = secret
+        self._dialer = dialer
+        self._authorize = authorize
+        self._expected_epoch = expected_epoch
+        self._mine = Hello(identity.role, identity.cluster, identity.worker, identity.epoch, target, nonce)
+        self._theirs: Hello | None = None
+        """The peer's first Hello."""
+        self._buffer = bytearray()
+        self._refused = False
+        self._rejected = False
+        """By the peer, with a Reject."""
+
+    def start(self) -> bytes:
+        """The first bytes to send: the dialer's Hello, nothing for an acceptor."""
+        return encode_frame(self._mine) if self._dialer else b""
+
+    def receive(self, data: bytes | memoryview) -> bytes:
+        """Take bytes from the peer; returns the bytes to send now.
+
+        Raises:
+            HandshakeRefused: either side refused; send its ``farewell`` and close.
+            LocalProtocolError: the handshake was over already.
+        """
+        if self.peer is not None or self._refused:
+            raise LocalProtocolError("the handshake is over")
+        self._buffer += data
+        answer = b""
+        try:
+            while self.peer is None and (frame := self._next_frame()) is not None:
+                answer += self._dialer_step(frame) if self._dialer else self._acceptor_step(frame)
+        except HandshakeRefused as refusal:
+            self._refused = True
+            refusal.farewell = self._farewell(refusal)
+            raise
+        return answer
+
+    def leftover(self) -> bytes:
+        """What was received behind the handshake's last frame."""
+        return bytes(self._buffer)
+
+    # --- frames -----------------------------------------------------------------------------------
+
+    def _next_frame(self) -> Frame | None:
+        buffer = self._buffer
+        if len(buffer) < FRAME_HEADER_BYTES:
+            return None
+        length, kind, channel = FRAME_HEADER.unpack_from(buffer)
+        if not FRAME_HEADER_BYTES - _LENGTH_BYTES <= length <= limits.HANDSHAKE_FRAME_BYTES_MAX:
+            raise HandshakeRefused(
+                "malformed",
+                f"the peer does not speak minishuffle's protocol: its frame has {length} bytes, "
+                f"at most {limits.HANDSHAKE_FRAME_BYTES_MAX} are allowed",
+            )
+        if kind not in self._expected():
+            raise HandshakeRefused("malformed", f"the peer sent a frame of type {kind} in the handshake")
+        if len(buffer) < _LENGTH_BYTES + length:
+            return None
+        body = bytes(buffer[FRAME_HEADER_BYTES : _LENGTH_BYTES + length])
+        del buffer[: _LENGTH_BYTES + length]
+        if kind == FrameType.HELLO:
+            _check_version(body)
+        try:
+            return decode_body(kind, channel, memoryview(body))
+        except RemoteProtocolError as error:
+            raise HandshakeRefused("malformed", str(error)) from error
+
+    def _expected(self) -> tuple[FrameType, ...]:
+        if not self._dialer:
+            return (FrameType.HELLO,)
+        return (FrameType.WELCOME if self._theirs else FrameType.HELLO, FrameType.REJECT)
+
+    def _farewell(self, refusal: HandshakeRefused) -> bytes:
+        """What the refused peer is told.
+
+        A dialer that found the acceptor's proof wrong answers without one, and so lets the acceptor
+        count and log what went wrong without giving it a proof.
+        """
+        if self._dialer:
+            unproved = refusal.reason == "secret" and not self._rejected
+            return encode_frame(self._mine) if unproved else b""
+        text = str(refusal).encode()[:_REJECT_TEXT_BYTES_MAX].decode(errors="ignore")
+        return encode_frame(Reject(REASONS.index(refusal.reason) + 1, text))
+
+    # --- steps ------------------------------------------------------------------------------------
+
+    def _dialer_step(self, frame: Frame) -> bytes:
+        if isinstance(frame, Hello):
+            self._check_peer(frame)
+            self._theirs = frame
+            self._check_proof(frame, frame)
+            return encode_frame(replace(self._mine, proof=self._proof("dialer", self._mine, frame)))
+        if isinstance(frame, Reject):
+            self._rejected = True
+            reason = REASONS[frame.code - 1] if 1 <= frame.code <= len(REASONS) else "peer"
+            text = "".join(char if char.isprintable() else " " for char in frame.text)
+            raise HandshakeRefused(reason, text)
+        assert isinstance(frame, Welcome) and self._theirs is not None
+        if (frame.worker, frame.epoch) != (self._theirs.worker, self._theirs.epoch):
+            raise HandshakeRefused("malformed", "the peer's Welcome does not match its Hello")
+        self.peer = _identity(self._theirs)
+        return b""
+
+    def _acceptor_step(self, frame: Frame) -> bytes:
+        assert isinstance(frame, Hello)
+        mine = self._mine
+        if self._theirs is None:
+            self._check_peer(frame)
+            if frame.proof:
+                raise HandshakeRefused("malformed", "the peer's first Hello has a proof already")
+            self._theirs = frame
+            self._mine = replace(mine, target=frame.worker)
+            return encode_frame(replace(self._mine, proof=self._proof("acceptor", frame, mine)))
+        self._check_proof(self._theirs, frame)
+        if replace(frame, proof=b"") != self._theirs:
+            raise HandshakeRefused("malformed", "the peer's two Hello frames differ")
+        peer = _identity(frame)
+        refusal = self._authorize(peer)
+        if refusal is not None:
+            raise HandshakeRefused("peer", refusal)
+        self.peer = peer
+        return encode_frame(Welcome(mine.worker, mine.epoch))
+
+    # --- checks -----------------------------------------------------------------------------------
+
+    def _check_peer(self, hello: Hello) -> None:
+        """Everything of a first Hello but its proof."""
+        if hello.role not in Role.__members__.values():
+            raise HandshakeRefused("malformed", f"the peer has the unknown role {hello.role}")
+        peer = _identity(hello)
+        if peer.cluster != self._identity.cluster:
+            raise HandshakeRefused(
+                "cluster",
+                f"{peer} of cluster {peer.cluster!r} and {self._identity} of cluster "
+                f"{self._identity.cluster!r} cannot work together",
+            )
+        dialed, answers = (self._mine, peer) if self._dialer else (hello, self._identity)
+        role = Role.WORKER if dialed.target else Role.COORDINATOR
+        if (answers.role, answers.worker) != (role, dialed.target):
+            wanted = f"worker {dialed.target}" if dialed.target else "the coordinator"
+            raise HandshakeRefused("peer", f"{wanted} was dialed, but {answers} answers there")
+        if self._dialer and self._expected_epoch not in (None, peer.epoch):
+            raise HandshakeRefused(
+                "peer",
+                f"{peer} with epoch {self._expected_epoch} was dialed, epoch {peer.epoch} answers there",
+            )
+
+    def _check_proof(self, first: Hello, proved: Hello) -> None:
+        if self._dialer:
+            expected = self._proof("acceptor", self._mine, first)
+        else:
+            expected = self._proof("dialer", first, self._mine)
+        if not hmac.compare_digest(expected, proved.proof):
+            raise HandshakeRefused(
+                "secret", f"{_identity(first)} and {self._identity} do not have the same secret"
+            )
+
+    def _proof(self, direction: str, dialer: Hello, acceptor: Hello) -> bytes:
+        cluster = dialer.cluster.encode()
+        digest = hmac.new(self._secret, digestmod=hashlib.sha256)
+        digest.update(struct.pack(">HB", PROTOCOL_VERSION, len(direction)) + direction.encode())
+        digest.update(dialer.nonce + acceptor.nonce)
+        digest.update(struct.pack(">H", len(cluster)) + cluster)
+        for hello in (dialer, acceptor):
+            digest.update(struct.pack(">BIQ", hello.role, hello.worker, hello.epoch))
+        return digest.digest()
+
+
+def _identity(hello: Hello) -> Identity:
+    return Identity(Role(hello.role), hello.cluster, hello.worker, hello.epoch)
+
+
+def _check_version(body: bytes) -> None:
+    """Look at a Hello's magic and version first: another version may lay out the rest otherwise."""
+    if len(body) < _MAGIC_AND_VERSION.size:
+        raise HandshakeRefused("malformed", f"the peer's Hello has no more than {len(body)} bytes")
+    magic, version = _MAGIC_AND_VERSION.unpack_from(body)
+    if magic != MAGIC:
+        raise HandshakeRefused("malformed", f"the peer is not minishuffle: its magic is {magic:#010x}")
+    if version != PROTOCOL_VERSION:
+        raise HandshakeRefused(
+            "version",
+            f"one side speaks protocol version {version}, the other {PROTOCOL_VERSION}; "
+            "install the same release of minishuffle on both",
+        )
