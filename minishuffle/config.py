@@ -1,7 +1,10 @@
-"""Settings: built-in defaults < TOML file < environment (``MINISHUFFLE_…``) < flags."""
+"""Settings: built-in defaults < TOML file < environment (``MINISHUFFLE_…``) < flags; and the secret."""
 
 from __future__ import annotations
 
+import os
+import secrets
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,18 @@ from pydantic_settings import (
 )
 
 from minishuffle import limits
+from minishuffle.errors import UsageError
 
-__all__ = ["ClusterSettings", "load_settings"]
+__all__ = [
+    "ClusterSettings",
+    "create_secret",
+    "default_secret_file",
+    "default_state_dir",
+    "load_settings",
+    "read_secret",
+]
+
+SECRET_BYTES = 32
 
 
 class ClusterSettings(BaseSettings):
@@ -77,3 +90,69 @@ def load_settings(toml: Path | None = None, **flags: Any) -> ClusterSettings:
             return tuple(layers)
 
     return _Layered(**{name: value for name, value in flags.items() if value is not None})
+
+
+def default_state_dir(cluster: str) -> Path:
+    """``$XDG_STATE_HOME/minishuffle/<cluster>``, with ``~/.local/state`` when that is not set.
+
+    Raises:
+        UsageError: the cluster's name cannot name a directory.
+    """
+    if not cluster or "/" in cluster or "\0" in cluster or cluster in (".", ".."):
+        raise UsageError(f"{cluster!r} cannot name a cluster: use letters, digits, '-' and '_'")
+    base = os.environ.get("XDG_STATE_HOME", "")
+    # A relative path there is to be ignored, says the XDG base directory specification.
+    root = Path(base) if os.path.isabs(base) else Path.home() / ".local" / "state"
+    return root / "minishuffle" / cluster
+
+
+def default_secret_file(state_dir: Path) -> Path:
+    """Where a cluster with that state directory keeps its secret."""
+    return state_dir / "secret"
+
+
+def create_secret(path: Path) -> bytes:
+    """Make a secret of 32 random bytes, in hexadecimal, readable by this user alone; returns it.
+
+    Raises:
+        UsageError: there is a file already, or it cannot be written.
+    """
+    secret = secrets.token_hex(SECRET_BYTES).encode()
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(secret + b"\n")
+    except FileExistsError:
+        raise UsageError(f"there is a secret at {path} already; use it, or remove it first") from None
+    except OSError as error:
+        raise UsageError(
+            f"cannot write a secret to {path}: {error.strerror}; name another place with --secret-file"
+        ) from error
+    return secret
+
+
+def read_secret(path: Path) -> bytes:
+    """The secret in that file, without white space around it.
+
+    Raises:
+        UsageError: missing, empty, not readable, or readable by other users.
+    """
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            secret = file.read().strip()
+    except FileNotFoundError:
+        raise UsageError(
+            f"there is no secret at {path}; 'minishuffle cluster up' makes one, "
+            "or name the cluster's with --secret-file"
+        ) from None
+    except OSError as error:
+        raise UsageError(
+            f"cannot read the secret at {path}: {error.strerror}; name the cluster's with --secret-file"
+        ) from error
+    if mode & 0o077:
+        raise UsageError(f"other users may read the secret at {path} (mode {mode:04o}); chmod 600 {path}")
+    if not secret:
+        raise UsageError(f"the secret at {path} is empty; remove it and start the cluster anew")
+    return secret
