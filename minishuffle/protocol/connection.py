@@ -104,16 +104,6 @@ class Connection:
         self._counters.bytes_in += len(data)
         self._decoder.receive(data)
 
-    def payload_target(self, least: int) -> memoryview | None:
-        """Memory to receive straight into, see :meth:`FrameDecoder.payload_target`."""
-        return self._decoder.payload_target(least)
-
-    def payload_received(self, size: int, now: float) -> None:
-        self._heard_at = now
-        self._pinged_at = None
-        self._counters.bytes_in += size
-        self._decoder.payload_received(size)
-
     def events(self) -> list[ConnectionEvent]:
         """What happened since the last call."""
         events, self._events = self._events, []

@@ -14,7 +14,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Protocol
 
 import uvloop
 
@@ -28,9 +28,6 @@ from minishuffle.wire.handshake import Handshake, HandshakeRefused, Identity
 
 __all__ = ["DataEndpoint", "DataLink", "EndpointHandler"]
 
-DIRECT_RECEIVE_BYTES: Final = 8 * limits.KIB
-"""A payload with at least this much missing is received straight into its segment."""
-RECEIVE_BURST_BYTES: Final = limits.RECEIVE_BUFFER_BYTES
 
 
 class EndpointHandler(Protocol):
@@ -65,8 +62,7 @@ class DataLink(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._gathers = isinstance(self._loop, uvloop.Loop)
         self._transport: asyncio.Transport
-        self._scratch = memoryview(bytearray(RECEIVE_BURST_BYTES))
-        self._direct: memoryview | None = None
+        self._scratch = memoryview(bytearray(limits.RECEIVE_BUFFER_BYTES))
         self._paused = False
         self._flush_scheduled = False
         self._in_transport: list[Outgoing] = []
@@ -100,18 +96,12 @@ class DataLink(asyncio.BufferedProtocol):
         self._send_handshake(self._handshake.start())
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        if self.established:
-            self._direct = self.connection.payload_target(DIRECT_RECEIVE_BYTES)
-            if self._direct is not None:
-                return self._direct
         return self._scratch
 
     def buffer_updated(self, nbytes: int) -> None:
         try:
             if not self.established:
                 self._receive_handshake(self._scratch[:nbytes])
-            elif self._direct is not None:
-                self.connection.payload_received(nbytes, self._loop.time())
             else:
                 self.connection.receive(self._scratch[:nbytes], self._loop.time())
         except RemoteProtocolError as error:

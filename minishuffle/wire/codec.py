@@ -319,22 +319,9 @@ class FrameDecoder:
                     return
                 at += used
 
-    def payload_target(self, least: int) -> memoryview | None:
-        """Memory for the rest of the payload under way, if at least ``least`` bytes are missing.
-
-        The shell may receive straight into it and then call :meth:`payload_received`.
-        """
-        if self._remaining < least or self._target is None:
-            return None
-        return self._target[self._filled :]
-
     def discard_payload(self) -> None:
         """The memory lent for the payload under way is taken back: skip the rest of it."""
         self._target = None
-
-    def payload_received(self, size: int) -> None:
-        """``size`` bytes were received into :meth:`payload_target`."""
-        self._advance(size)
 
     def _receive_payload(self, view: memoryview, at: int, end: int) -> int:
         size = min(self._remaining, end - at)

@@ -1,0 +1,281 @@
+"""Subpartitions and their writer: what Flink's PipelinedSubpartition tests assert, in our terms."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minishuffle.counters import TaskCounters
+from minishuffle.errors import LocalProtocolError
+from minishuffle.exchange.partition import ResultPartition, Slice, Subpartition
+from minishuffle.exchange.segments import NetworkBufferPool, Segment
+from minishuffle.ids import JobId, PartitionId
+from minishuffle.limits import EVENTS_QUEUED_PER_CHANNEL_MAX
+from minishuffle.protocol.channel import NextType
+from minishuffle.wire.frames import NO_ELEMENT_START, BufferFlags, DataType, EventKind
+
+CAPACITY = 16
+
+
+class Bench:
+    """A partition of ``count`` subpartitions over 16-byte segments; ``notified`` lists wake-ups."""
+
+    def __init__(self, count: int = 1, segments: int = 64, flush_always: bool = False) -> None:
+        self.pool = NetworkBufferPool(segments, CAPACITY)
+        self.local = self.pool.create_pool("p", 1, segments)
+        self.counters = TaskCounters()
+        self.notified: list[Subpartition] = []
+        self.partition = ResultPartition(
+            PartitionId(JobId("j1"), 0, 0), 0, count, self._acquire, self.notified.append, self.counters, flush_always
+        )
+        self.first = self.partition.subpartitions[0]
+
+    def _acquire(self) -> Segment:
+        return cast(Segment, self.local.request())
+
+    def write(self, data: bytes, position: int = 0) -> None:
+        self.partition.write(position, 1, [data])
+
+    def poll(self) -> Slice:
+        piece = self.first.poll()
+        assert piece is not None
+        return piece
+
+    def drain(self) -> list[Slice]:
+        """Poll everything there is, letting go of each piece before the next poll."""
+        pieces = []
+        while (piece := self.first.poll()) is not None:
+            pieces.append(piece)
+            self.copied.append(bytes(piece.payload))
+            piece.released()
+        return pieces
+
+    @property
+    def copied(self) -> list[bytes]:
+        return self.__dict__.setdefault("_copied", [])
+
+
+def test_an_unfinished_segment_is_not_available_until_flushed() -> None:
+    bench = Bench()
+    bench.write(b"abc")
+    assert bench.first.next_type() is NextType.NONE
+    assert bench.first.backlog() == 0
+    assert bench.notified == []
+    assert bench.first.flush()
+    assert bench.first.next_type() is NextType.DATA
+    assert bytes(bench.poll().payload) == b"abc"
+
+
+def test_flush_of_nothing_has_no_effect() -> None:
+    bench = Bench()
+    assert not bench.first.flush()
+    bench.write(b"abc")
+    bench.first.flush()
+    bench.poll().released()
+    assert not bench.first.flush()
+    assert bench.first.next_type() is NextType.NONE
+
+
+def test_a_full_segment_goes_out_and_notifies() -> None:
+    bench = Bench()
+    bench.write(bytes(CAPACITY))
+    assert bench.notified == [bench.first]
+    assert bench.first.backlog() == 1
+    assert bench.poll().size == CAPACITY
+    assert bench.first.backlog() == 0
+
+
+def test_timeout_zero_flushes_after_every_element() -> None:
+    bench = Bench(flush_always=True)
+    bench.write(b"a")
+    assert bench.notified == [bench.first]
+    assert bench.first.next_type() is NextType.DATA
+
+
+def test_an_event_makes_everything_before_it_available_and_counts_no_backlog() -> None:
+    bench = Bench()
+    bench.write(b"abc")
+    bench.partition.broadcast_event(EventKind.END_OF_DATA)
+    assert bench.first.backlog() == 1
+    assert bench.first.next_type() is NextType.DATA
+    bench.poll().released()
+    assert bench.first.backlog() == 0
+    assert bench.first.next_type() is NextType.EVENT
+    event = bench.poll()
+    assert (event.data_type, bytes(event.payload)) == (DataType.EVENT, bytes([EventKind.END_OF_DATA]))
+
+
+def test_broadcast_event_without_records_takes_no_segment() -> None:
+    bench = Bench(count=3)
+    bench.partition.broadcast_event(EventKind.END_OF_PARTITION)
+    assert bench.local.in_use == 0
+    assert all(s.next_type() is NextType.EVENT for s in bench.partition.subpartitions)
+
+
+def test_ends_are_state_and_told_again_to_the_next_consumer() -> None:
+    bench = Bench()
+    bench.partition.broadcast_event(EventKind.END_OF_DATA)
+    bench.partition.broadcast_event(EventKind.END_OF_PARTITION)
+    first = [bytes(piece.payload) for piece in bench.drain()]
+    bench.first.release()
+    bench.first.attach(lambda: None)
+    assert [bytes(piece.payload) for piece in bench.drain()] == first
+    assert len(first) == 2
+
+
+def test_queued_events_are_bounded() -> None:
+    bench = Bench()
+    for _ in range(EVENTS_QUEUED_PER_CHANNEL_MAX):
+        bench.first.add_event(EventKind.END_OF_DATA)
+    with pytest.raises(LocalProtocolError, match="events are queued"):
+        bench.first.add_event(EventKind.END_OF_DATA)
+
+
+def test_a_partial_slice_keeps_its_segment_and_only_one_is_in_flight() -> None:
+    bench = Bench()
+    woken: list[str] = []
+    bench.first.attach(lambda: woken.append("available"))
+    bench.write(b"abc")
+    bench.first.flush()
+    first = bench.poll()
+    bench.write(b"def")
+    bench.first.flush()
+    assert bench.first.poll() is None, "the bytes in front of the next slice are still the transport's"
+    first.released()
+    assert woken == ["available"]
+    second = bench.poll()
+    assert bytes(second.payload) == b"def"
+    assert second.start == first.start + 3
+    assert bench.local.in_use == 1
+
+
+def test_a_segment_sent_in_slices_is_recycled_when_it_is_full_and_let_go() -> None:
+    bench = Bench()
+    bench.write(b"abc")
+    bench.first.flush()
+    piece = bench.poll()
+    bench.write(bytes(CAPACITY - 3))
+    assert bench.first.next_type() is NextType.NONE
+    piece.released()
+    last = bench.poll()
+    assert last.size == CAPACITY - 3
+    assert bench.local.in_use == 1
+    last.released()
+    assert bench.local.in_use == 0
+
+
+def test_a_slice_that_was_the_last_leaves_nothing_behind() -> None:
+    bench = Bench()
+    bench.write(b"abc")
+    bench.first.flush()
+    piece = bench.poll()
+    bench.partition.broadcast_event(EventKind.END_OF_PARTITION)
+    piece.released()
+    assert bench.first.next_type() is NextType.EVENT
+    assert bench.local.in_use == 0
+
+
+@pytest.mark.parametrize(
+    ("elements", "expected"),
+    [
+        ([b"x" * 16], [(BufferFlags.STARTS | BufferFlags.ENDS, 0, 1)]),
+        (
+            [b"x" * 20],
+            [
+                (BufferFlags.STARTS, 0, 1),
+                (BufferFlags.CONTINUES | BufferFlags.ENDS, NO_ELEMENT_START, 0),
+            ],
+        ),
+        (
+            [b"x" * 20, b"y" * 3],
+            [
+                (BufferFlags.STARTS, 0, 1),
+                (BufferFlags.STARTS | BufferFlags.CONTINUES | BufferFlags.ENDS, 4, 1),
+            ],
+        ),
+        (
+            [b"x" * 48],
+            [
+                (BufferFlags.STARTS, 0, 1),
+                (BufferFlags.CONTINUES, NO_ELEMENT_START, 0),
+                (BufferFlags.CONTINUES | BufferFlags.ENDS, NO_ELEMENT_START, 0),
+            ],
+        ),
+        ([b"x" * 8, b"y" * 8], [(BufferFlags.STARTS | BufferFlags.ENDS, 0, 2)]),
+    ],
+)
+def test_flags_first_start_and_rows_of_each_buffer(
+    elements: list[bytes], expected: list[tuple[BufferFlags, int, int]]
+) -> None:
+    bench = Bench()
+    for element in elements:
+        bench.write(element)
+    bench.partition.broadcast_event(EventKind.END_OF_PARTITION)
+    pieces = [piece for piece in bench.drain() if piece.data_type == DataType.DATA]
+    assert [(piece.flags, piece.first_start, piece.rows) for piece in pieces] == expected
+    assert b"".join(bench.copied[:-1]) == b"".join(elements)
+
+
+@given(
+    st.lists(
+        st.one_of(st.binary(min_size=1, max_size=60), st.just("flush"), st.just("poll")), min_size=1, max_size=30
+    )
+)
+def test_any_mix_of_writes_flushes_and_polls_keeps_bytes_rows_and_boundaries(steps: list[bytes | str]) -> None:
+    bench = Bench(segments=200)
+    written, starts = bytearray(), []
+    for step in steps:
+        if step == "flush":
+            bench.first.flush()
+        elif step == "poll":
+            bench.polled = [*getattr(bench, "polled", []), *bench.drain()]  # type: ignore[attr-defined]
+        else:
+            assert isinstance(step, bytes)
+            starts.append(len(written))
+            bench.write(step)
+            written += step
+    bench.partition.broadcast_event(EventKind.END_OF_PARTITION)
+    pieces = [*getattr(bench, "polled", []), *bench.drain()]
+    data = [piece for piece in pieces if piece.data_type == DataType.DATA]
+    assert b"".join(bench.copied[:-1]) == bytes(written)
+    assert sum(piece.rows for piece in data) == len(starts)
+    at = 0
+    for piece in data:
+        inside = [start - at for start in starts if at <= start < at + piece.size]
+        assert piece.first_start == (inside[0] if inside else NO_ELEMENT_START)
+        assert bool(piece.flags & BufferFlags.CONTINUES) == (at not in starts)
+        at += piece.size
+        assert bool(piece.flags & BufferFlags.ENDS) == (at in starts or at == len(written))
+    assert bench.local.in_use == 0
+    assert bench.counters.records_out == len(starts)
+    assert bench.counters.bytes_out == len(written)
+
+
+def test_discard_gives_everything_back_but_what_the_transport_holds() -> None:
+    bench = Bench()
+    bench.write(bytes(CAPACITY * 3 + 2))
+    held = bench.poll()
+    bench.first.discard()
+    assert bench.local.in_use == 1
+    held.released()
+    assert bench.local.in_use == 0
+    assert bench.first.backlog() == 0
+
+
+def test_the_open_segment_of_a_writer_that_could_not_be_stopped_is_never_lent_again() -> None:
+    bench = Bench()
+    bench.write(b"abc")
+    bench.first.discard(written_off=True)
+    assert bench.local.in_use == 1
+
+
+def test_each_consumer_has_its_own_subpartition() -> None:
+    bench = Bench(count=2)
+    assert bench.partition.subpartition(1) is bench.partition.subpartitions[1]
+    assert bench.partition.subpartition(2) is None
+    bench.write(bytes(CAPACITY), position=1)
+    assert bench.first.next_type() is NextType.NONE
+    assert bench.partition.backlog() == 1

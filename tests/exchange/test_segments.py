@@ -1,0 +1,173 @@
+"""Global and local pools: Flink's own figures, and any order of requests and resizes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from minishuffle.errors import LocalProtocolError, ResourceExhausted
+from minishuffle.exchange.segments import LocalPool, NetworkBufferPool, Segment
+from minishuffle.limits import SEGMENT_HEADROOM_BYTES
+
+
+def sizes(*pools: LocalPool) -> list[int]:
+    return [pool.size for pool in pools]
+
+
+def take(pool: LocalPool, count: int) -> list[Segment]:
+    segments = [pool.request() for _ in range(count)]
+    assert None not in segments
+    return [segment for segment in segments if segment is not None]
+
+
+def test_segments_have_headroom_and_do_not_overlap() -> None:
+    pool = NetworkBufferPool(4, 256)
+    local = pool.create_pool("p", 4, 4)
+    segments = take(local, 4)
+    for number, segment in enumerate(segments):
+        assert len(segment.memory) == SEGMENT_HEADROOM_BYTES + 256
+        segment.memory[:] = bytes([number]) * len(segment.memory)
+    assert [set(bytes(segment.memory)) for segment in segments] == [{0}, {1}, {2}, {3}]
+
+
+def test_minimums_above_the_total_are_refused_with_the_arithmetic() -> None:
+    pool = NetworkBufferPool(10, 256)
+    pool.create_pool("first", 6, 10)
+    with pytest.raises(ResourceExhausted, match="for second: needs 5, but 6 of 10 are required"):
+        pool.create_pool("second", 5, 5)
+    assert pool.required == 6
+
+
+def test_the_exact_minimum_works() -> None:
+    pool = NetworkBufferPool(10, 256)
+    pool.create_pool("first", 6, 6)
+    assert pool.create_pool("second", 4, 4).size == 4
+
+
+def test_two_unbounded_pools_split_evenly() -> None:
+    pool = NetworkBufferPool(10, 256)
+    first = pool.create_pool("first", 1, 100)
+    assert first.size == 10
+    second = pool.create_pool("second", 1, 100)
+    assert sizes(first, second) == [5, 5]
+
+
+def test_three_segments_for_three_pools() -> None:
+    pool = NetworkBufferPool(3, 256)
+    assert sizes(*[pool.create_pool(name, 1, 10) for name in "abc"]) == [1, 1, 1]
+
+
+def test_fixed_pools_are_left_alone_and_the_rest_goes_to_the_others() -> None:
+    pool = NetworkBufferPool(10, 256)
+    fixed = pool.create_pool("fixed", 3, 3)
+    growing = pool.create_pool("growing", 2, 100)
+    assert sizes(fixed, growing) == [3, 7]
+    fixed.destroy()
+    assert growing.size == 10
+
+
+def test_a_pool_never_grows_above_its_maximum() -> None:
+    assert NetworkBufferPool(10, 256).create_pool("p", 1, 4).size == 4
+
+
+def test_surplus_above_a_shrunken_size_comes_back_as_it_is_recycled() -> None:
+    pool = NetworkBufferPool(10, 256)
+    first = pool.create_pool("first", 2, 10)
+    held = take(first, 10)
+    second = pool.create_pool("second", 4, 4)
+    assert first.size == 6
+    assert second.request() is None
+    assert first.request() is None
+    held.pop().recycle()
+    assert first.request() is None, "it holds more than its size"
+    assert second.request() is not None
+    first.recycle_all(held)
+    assert (first.in_use, pool.free) == (0, 9)
+
+
+def test_a_starved_pool_is_told_when_a_segment_comes_back() -> None:
+    pool = NetworkBufferPool(2, 256)
+    first = pool.create_pool("first", 1, 2)
+    held = take(first, 2)
+    second = pool.create_pool("second", 1, 1)
+    told: list[str] = []
+    second.on_available(lambda: told.append("second"))
+    assert second.request() is None
+    held[0].recycle()
+    assert told == ["second"]
+    assert second.available
+
+
+def test_growth_is_told_too() -> None:
+    pool = NetworkBufferPool(4, 256)
+    first, second = pool.create_pool("first", 1, 4), pool.create_pool("second", 1, 4)
+    told: list[int] = []
+    first.on_available(lambda: told.append(first.size))
+    second.destroy()
+    assert told == [4]
+
+
+def test_a_segment_cannot_be_recycled_twice() -> None:
+    local = NetworkBufferPool(1, 256).create_pool("p", 1, 1)
+    (segment,) = take(local, 1)
+    segment.recycle()
+    with pytest.raises(LocalProtocolError, match="recycled twice"):
+        segment.recycle()
+
+
+def test_the_peak_is_remembered() -> None:
+    pool = NetworkBufferPool(8, 256)
+    local = pool.create_pool("p", 1, 8)
+    local.recycle_all(take(local, 5))
+    take(local, 2)
+    assert pool.peak_used == 5
+
+
+class Pools(RuleBasedStateMachine):
+    """Any order of create, request, recycle and destroy."""
+
+    @initialize(total=st.integers(1, 24))
+    def begin(self, total: int) -> None:
+        self.pool = NetworkBufferPool(total, 256)
+        self.locals: list[LocalPool] = []
+        self.held: list[Segment] = []
+
+    @rule(minimum=st.integers(1, 6), more=st.integers(0, 12))
+    def create(self, minimum: int, more: int) -> None:
+        required = self.pool.required
+        try:
+            self.locals.append(self.pool.create_pool("p", minimum, minimum + more))
+        except ResourceExhausted:
+            assert required + minimum > self.pool.total
+            assert self.pool.required == required
+
+    @precondition(lambda self: self.locals)
+    @rule(data=st.data())
+    def request(self, data: st.DataObject) -> None:
+        local = data.draw(st.sampled_from(self.locals))
+        segment = local.request()
+        if segment is not None:
+            assert local.in_use <= local.size
+            self.held.append(segment)
+        else:
+            assert local.in_use >= local.size or self.pool.free == 0
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def recycle(self, data: st.DataObject) -> None:
+        self.held.pop(data.draw(st.integers(0, len(self.held) - 1))).recycle()
+
+    @precondition(lambda self: self.locals)
+    @rule(data=st.data())
+    def destroy(self, data: st.DataObject) -> None:
+        self.locals.pop(data.draw(st.integers(0, len(self.locals) - 1))).destroy()
+
+    @invariant()
+    def books_balance(self) -> None:
+        if hasattr(self, "pool"):
+            self.pool.validate()
+            assert self.pool.free + len(self.held) == self.pool.total
+
+
+TestPools = Pools.TestCase

@@ -1,0 +1,376 @@
+"""Two connections that pass bytes to each other: no sockets, no clock, no sleeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from minishuffle.counters import ConnectionCounters
+from minishuffle.errors import LocalProtocolError, PartitionNotFound, PeerLost, RemoteProtocolError, TaskFailed
+from minishuffle.protocol.connection import Connection, PeerClosed, PeerSilent
+from minishuffle.wire.codec import encode_frame, write_buffer_header
+from minishuffle.wire.frames import (
+    AddCredit,
+    BacklogAnnouncement,
+    BufferFlags,
+    DataType,
+    EventKind,
+    Hello,
+    NewBufferSize,
+    PartitionRequest,
+)
+
+Peers = Any
+BLOCK = bytes(range(64))
+
+
+def buffer_for(channel: int, sequence: int, payload: bytes = b"x", data_type: int = DataType.DATA) -> bytes:
+    memory = memoryview(bytearray(64 + len(payload)))
+    memory[64:] = payload
+    return bytes(
+        write_buffer_header(memory, 64, len(payload), channel, sequence, 0, data_type, BufferFlags.NONE, 0, 1)
+    )
+
+
+def test_each_credit_sends_one_buffer_and_no_more(peers_of: Callable[..., Peers]) -> None:
+    peers = peers_of(channels=1, floating=1)
+    peers.request_all()
+    for _ in range(6):
+        peers.partition.write(0, 1, [BLOCK])
+    peers.settle()
+    # 2 exclusive and the one floating buffer that the backlog asked for.
+    assert len(peers.gates[0].queue) == 3
+    assert peers.consume(0)
+    peers.settle()
+    assert len(peers.gates[0].queue) == 3
+
+
+def test_credit_runs_dry_when_nothing_is_consumed_and_the_books_agree(peers_of: Callable[..., Peers]) -> None:
+    peers = peers_of(channels=2)
+    peers.request_all()
+    for _ in range(8):
+        peers.partition.write(0, 1, [BLOCK])
+    peers.settle()
+    granted, received = peers.counters[1].credits_granted, peers.counters[0].credits_received
+    assert granted == received == 2 + 2 + 4
+    assert len(peers.gates[0].queue) == 6
+    assert peers.gates[0].channel.credit.waiting
+
+
+def test_events_need_no_credit_and_are_not_held_up_by_another_channel(peers_of: Callable[..., Peers]) -> None:
+    peers = peers_of(channels=2, exclusive=1, floating=1)
+    peers.request_all()
+    for _ in range(5):
+        peers.partition.write(0, 1, [BLOCK])
+    peers.partition.subpartitions[1].add_event(EventKind.END_OF_DATA)
+    peers.settle()
+    assert peers.consume(1)
+    assert peers.events[1] == [EventKind.END_OF_DATA]
+
+
+def test_channels_take_turns_one_buffer_each(peers_of: Callable[..., Peers]) -> None:
+    peers = peers_of(channels=4, floating=4)
+    peers.request_all()
+    peers.settle()
+    for _ in range(2):
+        for position in range(4):
+            peers.partition.write(position, 1, [BLOCK])
+    for _ in range(2):
+        peers.move(peers.producer, peers.consumer, buffers=4)
+        assert len({len(gate.queue) for gate in peers.gates}) == 1
+    assert [len(gate.queue) for gate in peers.gates] == [2, 2, 2, 2]
+
+
+def test_64_channels_never_differ_by_more_than_one_buffer(peers_of: Callable[..., Peers]) -> None:
+    peers = peers_of(channels=16, floating=16)
+    peers.request_all()
+    peers.settle()
+    for position in range(16):
+        peers.partition.write(position, 1, [BLOCK])
+    for taken in range(1, 17):
+        peers.move(peers.producer, peers.consumer, buffers=1)
+        lengths = [len(gate.queue) for gate in peers.gates]
+        assert sum(lengths) == taken
+        assert max(lengths) - min(lengths) <= 1
+
+
+def test_backlog_is_announced_when_there_is_no_credit_to_send_it_with(peers_of: Callable[..., Peers]) -> None:
+    """A channel without exclusive buffers lives on announcements and floating buffers alone."""
+    peers = peers_of(channels=1, exclusive=0, floating=2)
+    peers.request_all()
+    peers.settle()
+    for _ in range(5):
+        peers.partition.write(0, 1, [BLOCK])
+    peers.settle()
+    assert peers.counters[0].frames_out["backlog_announcement"] >= 1
+    for _ in range(5):
+        peers.settle()
+        assert peers.consume(0)
+    assert bytes(peers.read[0]) == BLOCK * 5
+
+
+def test_an_unanswered_backlog_is_repeated_only_when_it_has_doubled(peers_of: Callable[..., Peers]) -> None:
+    peers = peers_of(channels=1, exclusive=0, floating=1)
+    peers.request_all()
+    peers.settle()
+    peers.partition.write(0, 1, [BLOCK])
+    peers.settle()  # announced, answered, sent: the only floating buffer is now in use
+    before = peers.counters[0].frames_out["backlog_announcement"]
+    announced = []
+    for _ in range(8):
+        peers.partition.write(0, 1, [BLOCK])
+        peers.move(peers.producer, peers.consumer)
+        announced.append(peers.counters[0].frames_out["backlog_announcement"] - before)
+    assert announced == [1, 2, 2, 3, 3, 3, 3, 4]
+
+
+def test_cancel_releases_the_view_and_frames_still_on_the_way_are_discarded(
+    peers_of: Callable[..., Peers],
+) -> None:
+    peers = peers_of(channels=2)
+    peers.request_all()
+    peers.settle()
+    peers.partition.write(0, 1, [BLOCK])
+    peers.partition.write(1, 1, [BLOCK])
+    chunks, pieces = peers.producer.data_to_send(16)
+    peers.consumer.cancel(peers.gates[0].channel)
+    peers.consumer.cancel(peers.gates[0].channel)
+    peers.consumer.receive(b"".join(chunks), 0.0)
+    for piece in pieces:
+        piece.released()
+    peers.settle()
+    assert not peers.gates[0].queue
+    assert len(peers.gates[1].queue) == 1
+    assert peers.gates[0].channel.credit.idle == 0
+    assert peers.partition.subpartitions[0].on_available is None
+
+
+def test_a_gap_in_sequence_numbers_ends_that_channel_alone(peers_of: Callable[..., Peers]) -> None:
+    peers = peers_of(channels=2)
+    peers.request_all()
+    peers.settle()
+    channel = peers.gates[0].channel.id
+    peers.consumer.receive(buffer_for(channel, 7) + buffer_for(peers.gates[1].channel.id, 0), 0.0)
+    assert isinstance(peers.gates[0].error, RemoteProtocolError)
+    assert "buffer 7 arrived where 0 was expected" in str(peers.gates[0].error)
+    assert peers.gates[1].error is None
+    assert len(peers.gates[1].queue) == 1
+    peers.settle()
+    assert peers.partition.subpartitions[0].on_available is None
+
+
+def test_overdrawn_credit_is_an_error_and_not_a_wait(peers_of: Callable[..., Peers]) -> None:
+    peers = peers_of(channels=1)
+    peers.request_all()
+    peers.settle()
+    channel = peers.gates[0].channel.id
+    peers.consumer.receive(b"".join(buffer_for(channel, number) for number in range(3)), 0.0)
+    assert "overdrew its credit of 2" in str(peers.gates[0].error)
+    assert len(peers.gates[0].queue) == 2
+
+
+@pytest.mark.parametrize(
+    ("frame", "says"),
+    [
+        (buffer_for(0x55, 0), "never opened"),
+        (encode_frame(BacklogAnnouncement(0x55, 1)), "never opened"),
+        (encode_frame(PartitionRequest(1, "j", 0, 0, 0, 1, 1, 1, 2)), "not the peer's to give"),
+        (encode_frame(Hello(1, "c", 1, 1, 2, bytes(32))), "has no place"),
+        (encode_frame(NewBufferSize(1, 256)), "has no place"),
+    ],
+)
+def test_what_only_a_broken_peer_sends_ends_the_connection(
+    peers_of: Callable[..., Peers], frame: bytes, says: str
+) -> None:
+    peers = peers_of(channels=1)
+    with pytest.raises(RemoteProtocolError, match=says):
+        peers.consumer.receive(frame, 0.0)
+
+
+def test_channel_ids_are_never_used_again(peers_of: Callable[..., Peers]) -> None:
+    peers = peers_of(channels=1)
+    peers.request_all()
+    peers.settle()
+    used = peers.gates[0].channel.id
+    peers.consumer.cancel(peers.gates[0].channel)
+    peers.settle()
+    request = PartitionRequest(used, "j1", 0, 0, 0, 1, 1, 2, 2)
+    with pytest.raises(RemoteProtocolError, match="not the peer's to give"):
+        peers.producer.receive(encode_frame(request), 0.0)
+
+
+def test_control_for_a_closed_channel_is_ignored(peers_of: Callable[..., Peers]) -> None:
+    peers = peers_of(channels=1)
+    peers.request_all()
+    peers.settle()
+    channel = peers.gates[0].channel.id
+    peers.consumer.cancel(peers.gates[0].channel)
+    peers.settle()
+    peers.producer.receive(encode_frame(AddCredit(channel, 1)), 0.0)
+    peers.consumer.receive(encode_frame(BacklogAnnouncement(channel, 3)), 0.0)
+    peers.settle()
+    assert peers.counters[0].credits_received == 2
+
+
+def test_an_absurd_grant_ends_its_channel_alone(peers_of: Callable[..., Peers]) -> None:
+    peers = peers_of(channels=2)
+    peers.request_all()
+    peers.settle()
+    frame = encode_frame(AddCredit(peers.gates[0].channel.id, 1 << 20))
+    peers.producer.receive(frame, 0.0)
+    peers.settle()
+    assert isinstance(peers.gates[0].error, RemoteProtocolError)
+    assert peers.gates[1].error is None
+
+
+def test_refusal_and_failure_reach_the_channel_with_their_kind(peers_of: Callable[..., Peers]) -> None:
+    peers = peers_of(channels=2, attach=False)
+    peers.request_all()
+    peers.settle()
+    first, second = peers.requested
+    peers.producer.refuse(first.request.channel, PartitionNotFound("not here"))
+    peers.answer(second)
+    peers.producer.fail_producer(second.request.channel, TaskFailed("boom"))
+    peers.settle()
+    assert isinstance(peers.gates[0].error, PartitionNotFound)
+    assert isinstance(peers.gates[1].error, TaskFailed)
+
+
+def test_a_request_that_was_cancelled_meanwhile_is_not_attached(peers_of: Callable[..., Peers]) -> None:
+    peers = peers_of(channels=1, attach=False)
+    peers.request_all()
+    peers.settle()
+    peers.consumer.cancel(peers.gates[0].channel)
+    peers.settle()
+    peers.answer(peers.requested[0])
+    assert peers.partition.subpartitions[0].on_available is None
+
+
+def test_a_lost_connection_takes_its_channels_and_gives_every_buffer_back(
+    peers_of: Callable[..., Peers],
+) -> None:
+    peers = peers_of(channels=2)
+    peers.request_all()
+    for _ in range(6):
+        peers.partition.write(0, 1, [BLOCK])
+    peers.settle()
+    chunks, _ = peers.producer.data_to_send(1)
+    peers.consumer.receive(b"".join(chunks)[:30], 0.0)
+    peers.producer.lost(None)
+    peers.consumer.lost(PeerLost("cut"))
+    peers.consumer.lost(PeerLost("again"))
+    assert [str(gate.error) for gate in peers.gates] == ["cut", "cut"]
+    while peers.gates[0].queue:
+        peers.gates[0].channel.consumed(peers.gates[0].queue.popleft())
+    assert peers.receive_pool.free == peers.receive_pool.total
+    peers.partition.subpartitions[0].discard()
+    peers.partition.subpartitions[1].discard()
+    with pytest.raises(LocalProtocolError):
+        peers.consumer.request_partition(peers.gates[0].channel, PartitionRequest(0, "j", 0, 0, 0, 1, 1, 1, 0))
+
+
+def test_close_and_connection_wide_errors_are_reported(peers_of: Callable[..., Peers]) -> None:
+    peers = peers_of(channels=1)
+    peers.producer.close()
+    chunks, _ = peers.producer.data_to_send(1)
+    peers.consumer.receive(b"".join(chunks), 0.0)
+    assert peers.consumer.events() == [PeerClosed(None)]
+
+
+def test_silence_is_answered_with_a_ping_and_then_reported() -> None:
+    ours = Connection(dialer=True, counters=ConnectionCounters(), ping_interval=5.0, now=100.0)
+    theirs = Connection(dialer=False, counters=ConnectionCounters(), ping_interval=5.0, now=100.0)
+    assert ours.next_deadline() == 105.0
+    ours.handle_timer(104.9)
+    assert not ours.wants_to_send
+    ours.handle_timer(105.0)
+    ping, _ = ours.data_to_send(1)
+    theirs.receive(b"".join(ping), 105.0)
+    pong, _ = theirs.data_to_send(1)
+    ours.receive(b"".join(pong), 105.1)
+    assert ours.next_deadline() == pytest.approx(110.1)
+    ours.handle_timer(110.1)
+    ours.handle_timer(125.2)
+    (event,) = ours.events()
+    assert isinstance(event, PeerSilent)
+    assert event.seconds == pytest.approx(20.1)
+
+
+class TwoPeers(RuleBasedStateMachine):
+    """Any order of writing, flushing, moving, and consuming: nothing lost, doubled or reordered."""
+
+    @initialize(channels=st.integers(1, 3), exclusive=st.integers(0, 2), floating=st.integers(1, 4))
+    def begin(self, channels: int, exclusive: int, floating: int) -> None:
+        from_fixture = PEERS[0]
+        self.peers = from_fixture(channels=channels, exclusive=exclusive, floating=floating)
+        self.peers.request_all()
+        self.written = [bytearray() for _ in range(channels)]
+        self.stamp = 0
+
+    @rule(channel=st.integers(0, 2), size=st.integers(1, 200))
+    def write(self, channel: int, size: int) -> None:
+        channel %= len(self.written)
+        if self.peers.output.size - self.peers.output.in_use < 5:
+            return
+        self.stamp += 1
+        data = bytes((self.stamp + i) % 251 for i in range(size))
+        self.peers.partition.write(channel, 1, [data[: size // 2], memoryview(data)[size // 2 :]])
+        self.written[channel] += data
+
+    @rule()
+    def flush(self) -> None:
+        for subpartition in self.peers.partition.subpartitions:
+            if subpartition.flush() and subpartition.on_available is not None:
+                subpartition.on_available()
+
+    @rule(buffers=st.integers(1, 4))
+    def send(self, buffers: int) -> None:
+        self.peers.move(self.peers.producer, self.peers.consumer, buffers)
+
+    @rule()
+    def reply(self) -> None:
+        self.peers.move(self.peers.consumer, self.peers.producer)
+
+    @rule(channel=st.integers(0, 2))
+    def consume(self, channel: int) -> None:
+        self.peers.consume(channel % len(self.written))
+
+    @precondition(lambda self: hasattr(self, "peers"))
+    @invariant()
+    def nothing_is_out_of_order(self) -> None:
+        for read, written in zip(self.peers.read, self.written, strict=True):
+            assert written.startswith(read)
+        for gate in self.peers.gates:
+            credit = gate.channel.credit
+            assert len(gate.queue) <= credit.granted
+
+    def teardown(self) -> None:
+        if not hasattr(self, "peers"):
+            return
+        self.peers.partition.broadcast_event(EventKind.END_OF_PARTITION)
+        for _ in range(400):
+            self.peers.settle()
+            if not any([self.peers.consume(number) for number in range(len(self.written))]):
+                break
+        assert self.peers.read == self.written
+        assert all(events == [EventKind.END_OF_PARTITION] for events in self.peers.events)
+        assert self.peers.output.in_use == 0
+        sent, received = self.peers.counters
+        assert sent.credits_received == received.credits_granted
+        assert sent.bytes_out == received.bytes_in
+        assert sent.frames_out == received.frames_in
+
+
+PEERS: list[Callable[..., Peers]] = []
+
+
+def test_any_order_of_events(peers_of: Callable[..., Peers]) -> None:
+    from hypothesis.stateful import run_state_machine_as_test
+
+    PEERS[:] = [peers_of]
+    run_state_machine_as_test(TwoPeers)
+    assert PEERS
