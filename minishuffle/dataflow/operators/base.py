@@ -10,22 +10,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from minishuffle.counters import TaskCounters
+from minishuffle.exchange.elements import KeyedRows
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["Batch", "Emit", "KeyedRows", "Operator", "Program", "Output", "Source", "TaskContext"]
-
-
-@dataclass(slots=True)
-class KeyedRows:
-    """Rows with the key of each, so that a key function runs once per record."""
-
-    keys: list[Any]
-    rows: list[Any]
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
 
 Batch: TypeAlias = "list[Any] | KeyedRows | pa.RecordBatch"
