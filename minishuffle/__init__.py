@@ -1,0 +1,87 @@
+"""A streaming shuffle runtime: worker processes exchange keyed data with credit-based flow control.
+
+::
+
+    from minishuffle import LocalCluster, Stream
+
+    counts = Stream.text("moby.txt").flat_map(str.split).key_by(lambda word: word).count()
+    with LocalCluster(workers=2) as cluster:
+        for word, count in cluster.run(counts.collect()):
+            print(word, count)
+
+The names below are loaded when they are first used, so that importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from minishuffle.client import Client as Client
+    from minishuffle.client import JobHandle as JobHandle
+    from minishuffle.client import JobResult as JobResult
+    from minishuffle.dataflow.graph import JobSettings as JobSettings
+    from minishuffle.dataflow.keyed import KeyedStream as KeyedStream
+    from minishuffle.dataflow.operators.base import Source as Source
+    from minishuffle.dataflow.operators.base import TaskContext as TaskContext
+    from minishuffle.dataflow.operators.sinks import Sink as Sink
+    from minishuffle.dataflow.stream import Stream as Stream
+    from minishuffle.errors import AuthenticationError as AuthenticationError
+    from minishuffle.errors import InvalidGraph as InvalidGraph
+    from minishuffle.errors import LocalProtocolError as LocalProtocolError
+    from minishuffle.errors import PartitionNotFound as PartitionNotFound
+    from minishuffle.errors import PeerLost as PeerLost
+    from minishuffle.errors import ProtocolError as ProtocolError
+    from minishuffle.errors import RemoteProtocolError as RemoteProtocolError
+    from minishuffle.errors import ResourceExhausted as ResourceExhausted
+    from minishuffle.errors import ShuffleError as ShuffleError
+    from minishuffle.errors import TaskCancelled as TaskCancelled
+    from minishuffle.errors import TaskFailed as TaskFailed
+    from minishuffle.errors import UnknownName as UnknownName
+    from minishuffle.errors import UnserializableRecord as UnserializableRecord
+    from minishuffle.errors import UsageError as UsageError
+    from minishuffle.local_cluster import LocalCluster as LocalCluster
+
+__version__: Final = "0.1.0"
+
+_MODULE_OF: Final = {
+    "Client": "minishuffle.client",
+    "JobHandle": "minishuffle.client",
+    "JobResult": "minishuffle.client",
+    "JobSettings": "minishuffle.dataflow.graph",
+    "KeyedStream": "minishuffle.dataflow.keyed",
+    "Source": "minishuffle.dataflow.operators.base",
+    "TaskContext": "minishuffle.dataflow.operators.base",
+    "Sink": "minishuffle.dataflow.operators.sinks",
+    "Stream": "minishuffle.dataflow.stream",
+    "AuthenticationError": "minishuffle.errors",
+    "InvalidGraph": "minishuffle.errors",
+    "LocalProtocolError": "minishuffle.errors",
+    "PartitionNotFound": "minishuffle.errors",
+    "PeerLost": "minishuffle.errors",
+    "ProtocolError": "minishuffle.errors",
+    "RemoteProtocolError": "minishuffle.errors",
+    "ResourceExhausted": "minishuffle.errors",
+    "ShuffleError": "minishuffle.errors",
+    "TaskCancelled": "minishuffle.errors",
+    "TaskFailed": "minishuffle.errors",
+    "UnknownName": "minishuffle.errors",
+    "UnserializableRecord": "minishuffle.errors",
+    "UsageError": "minishuffle.errors",
+    "LocalCluster": "minishuffle.local_cluster",
+}
+
+__all__ = ["__version__", *_MODULE_OF]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_MODULE_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

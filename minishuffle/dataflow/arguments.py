@@ -1,0 +1,122 @@
+"""Checks of what the methods of a stream are given, so that a mistake is told where it was written."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from minishuffle.errors import UnknownName, UsageError
+from minishuffle.limits import PARALLELISM_MAX
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "arrow_schema",
+    "check_callable",
+    "check_columns",
+    "checked_parallelism",
+    "checked_paths",
+    "key_columns",
+    "parquet_schema",
+    "same_schema",
+]
+
+
+def check_callable(fn: Any, method: str) -> None:
+    """Raises UsageError unless ``fn`` can be called."""
+    if not callable(fn):
+        raise UsageError(f"{method} takes a function, not {_shown(fn)}")
+
+
+def checked_parallelism(count: Any, where: str) -> int:
+    """The number of subtasks, if it is one.
+
+    Raises:
+        UsageError: it is not a whole number in 1..PARALLELISM_MAX.
+    """
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= PARALLELISM_MAX:
+        raise UsageError(f"{where} takes a whole number from 1 to {PARALLELISM_MAX}, not {_shown(count)}")
+    return count
+
+
+def check_columns(names: Sequence[str], known: Sequence[str] | None, method: str) -> None:
+    """Raises UnknownName for a name that is not among the ``known`` columns (None: not known yet)."""
+    for name in names:
+        if known is not None and name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            mend = f"did you mean {near[0]!r}? " if near else ""
+            raise UnknownName(f"{method}: there is no column {name!r}; {mend}there are {', '.join(known)}")
+
+
+def key_columns(given: tuple[Any, ...]) -> tuple[str, ...]:
+    """The column names that ``key_by`` was given, one by one or as one list.
+
+    Raises:
+        UsageError: they are not names, none, or one of them twice.
+    """
+    names = tuple(given[0]) if len(given) == 1 and isinstance(given[0], list | tuple) else given
+    if not names or not all(isinstance(name, str) for name in names):
+        shown = ", ".join(repr(name) for name in names)
+        raise UsageError(f"key_by takes column names or one function of a row, not ({shown:.80})")
+    if len(set(names)) < len(names):
+        raise UsageError(f"key_by names a column twice: {', '.join(names)}")
+    return names
+
+
+def checked_paths(given: tuple[Any, ...], method: str) -> list[str | Path]:
+    """The paths given one by one or as one list.
+
+    Raises:
+        UsageError: one of them is not a path.
+    """
+    paths = list(given[0]) if len(given) == 1 and isinstance(given[0], list | tuple) else list(given)
+    for path in paths:
+        if not isinstance(path, str | Path):
+            raise UsageError(f"{method} takes paths, not {_shown(path)}")
+    return paths
+
+
+def parquet_schema(path: str, columns: Sequence[str] | None) -> pa.Schema:
+    """The schema of a Parquet file, of the ``columns`` that are read (None: all)."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    fields = pq.read_schema(path).remove_metadata()
+    return pa.schema([field for field in fields if columns is None or field.name in columns])
+
+
+def arrow_schema(given: Any) -> pa.Schema:
+    """A ``pyarrow.Schema`` from itself or from a map of column name to type.
+
+    Raises:
+        UsageError: it is neither, or a type is unknown.
+    """
+    import pyarrow as pa
+
+    if isinstance(given, pa.Schema):
+        return given
+    if not isinstance(given, Mapping) or not given:
+        raise UsageError(f"schema takes a pyarrow.Schema or a dict of name to type, not {_shown(given)}")
+    python = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_(), bytes: pa.binary()}
+    fields = []
+    for name, kind in given.items():
+        try:
+            fields.append(pa.field(name, python.get(kind, kind)))
+        except (TypeError, ValueError, pa.ArrowException) as error:
+            raise UsageError(
+                f"schema: {kind!r:.80} is no type for the column {name!r}: write a pyarrow type, its name "
+                "such as 'int64', or int, float, str, bool, bytes"
+            ) from error
+    return pa.schema(fields)
+
+
+def same_schema(one: pa.Schema | None, other: pa.Schema | None) -> bool:
+    """Whether both are unknown or both the same."""
+    return one is other or (one is not None and other is not None and bool(one.equals(other)))
+
+
+def _shown(value: Any) -> str:
+    return f"{value!r:.80} ({type(value).__name__})"

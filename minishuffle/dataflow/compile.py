@@ -1,0 +1,162 @@
+"""From what the user wrote to the job graph: chains become vertices, everything else edges.
+
+A step joins the chain of its input when it has no other input, nothing else reads that input, both
+run as many subtasks, and no exchange stands between them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from minishuffle.dataflow.arguments import checked_parallelism
+from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
+from minishuffle.dataflow.nodes import Exchange, Feed, Node, inputs_first
+from minishuffle.dataflow.operators.base import Operator, Output, Program
+from minishuffle.dataflow.pickling import pickle_program
+from minishuffle.dataflow.stream import Stream
+from minishuffle.errors import InvalidGraph, ResourceExhausted, UsageError
+from minishuffle.limits import CONTROL_FRAME_BYTES_MAX, MIB
+
+__all__ = ["compile_job"]
+
+SUBMISSION_ROOM_BYTES = MIB
+"""What a submission holds besides programs: names, edges, settings."""
+
+
+@dataclass(slots=True)
+class _Chain:
+    """Steps that share a thread, first to last; ``outputs`` grow as its consumers are found."""
+
+    nodes: list[Node]
+    parallelism: int
+    outputs: list[Output] = field(default_factory=list)
+
+    @property
+    def operators(self) -> list[Operator]:
+        return [operator for node in self.nodes for operator in node.operators]
+
+    @property
+    def name(self) -> str:
+        labels = [node.label for node in self.nodes if not node.is_auxiliary]
+        return " -> ".join(labels or [node.label for node in self.nodes])
+
+    def operator_names(self) -> list[str]:
+        sources = [node.label for node in self.nodes if node.source is not None]
+        return [*sources, *(operator.name for operator in self.operators)]
+
+
+def compile_job(
+    stream: Stream[Any], *, parallelism: int = 1, settings: JobSettings | None = None
+) -> JobGraph:
+    """The job graph of a stream that ends in a sink, with pickled programs.
+
+    ``parallelism`` is that of every operator for which the stream does not say another.
+
+    Raises:
+        InvalidGraph: the stream has no sink, or forwards between different parallelisms.
+        UsageError: a function cannot be pickled, or ``parallelism`` is no number of subtasks.
+        ResourceExhausted: what the job carries does not fit into a submission.
+    """
+    if not isinstance(stream, Stream):
+        raise UsageError(f"a job is a Stream, not a {type(stream).__name__}: end it with collect()")
+    ends = stream.ends
+    for end in ends:
+        if not end.is_sink:
+            raise InvalidGraph(
+                f"the stream ends with {end.label!r} and goes nowhere: end it with collect(), to_count(), "
+                "print(), to_parquet(path) or to(sink)"
+            )
+    nodes = list(inputs_first(ends))
+    widths = _parallelisms(nodes, checked_parallelism(parallelism, "parallelism"))
+    chains, edges = _chains_and_edges(nodes, widths)
+    graph = JobGraph(
+        vertices=[_vertex(chain) for chain in chains], edges=edges, settings=settings or JobSettings()
+    )
+    _check_size(graph)
+    return graph
+
+
+def _parallelisms(nodes: list[Node], default: int) -> dict[Node, int]:
+    """The number of subtasks of each node; ``nodes`` are inputs first."""
+    widths: dict[Node, int] = {}
+    for node in nodes:
+        inputs = {widths[feed.node] for feed in node.feeds if _stays(feed)}
+        if node.parallelism is not None:
+            widths[node] = node.parallelism
+        elif node.follows and len(inputs) == 1 and all(_stays(feed) for feed in node.feeds):
+            widths[node] = inputs.pop()
+        else:
+            widths[node] = default
+    return widths
+
+
+def _stays(feed: Feed) -> bool:
+    return feed.exchange is None or feed.exchange.partitioner == "forward"
+
+
+def _chains_and_edges(nodes: list[Node], widths: dict[Node, int]) -> tuple[list[_Chain], list[Edge]]:
+    readers = Counter(feed.node for node in nodes for feed in node.feeds)
+    chains: list[_Chain] = []
+    chain_of: dict[Node, int] = {}
+    edges: list[Edge] = []
+    for node in nodes:
+        if len(node.feeds) == 1 and readers[node.feeds[0].node] == 1 and _chains(node, widths):
+            chain_of[node] = chain_of[node.feeds[0].node]
+            chains[chain_of[node]].nodes.append(node)
+            continue
+        chain_of[node] = target = len(chains)
+        chains.append(_Chain([node], widths[node]))
+        for feed in node.feeds:
+            source = chain_of[feed.node]
+            exchange = feed.exchange or _default_exchange(widths[feed.node], widths[node])
+            if exchange.partitioner == "forward":
+                _check_forward(feed.node, node, widths)
+            chains[source].outputs.append(
+                Output(len(edges), exchange.partitioner, exchange.keys, exchange.choose)
+            )
+            edges.append(Edge(source=source, target=target, partitioner=exchange.partitioner))
+    return chains, edges
+
+
+def _chains(node: Node, widths: dict[Node, int]) -> bool:
+    feed = node.feeds[0]
+    return _stays(feed) and widths[feed.node] == widths[node]
+
+
+def _default_exchange(producers: int, consumers: int) -> Exchange:
+    return Exchange("forward" if producers == consumers else "rebalance")
+
+
+def _check_forward(source: Node, target: Node, widths: dict[Node, int]) -> None:
+    if widths[source] != widths[target]:
+        raise InvalidGraph(
+            f"forward() from {source.label!r} with parallelism {widths[source]} to {target.label!r} with "
+            f"parallelism {widths[target]}: make them equal with parallel(), or write rescale()"
+        )
+
+
+def _vertex(chain: _Chain) -> Vertex:
+    source = chain.nodes[0].source
+    program = Program(source=source, operators=chain.operators, outputs=chain.outputs)
+    return Vertex(
+        name=chain.name,
+        parallelism=chain.parallelism,
+        operators=chain.operator_names(),
+        is_source=source is not None,
+        bounded=chain.nodes[0].bounded,
+        program=pickle_program(program, chain.name),
+    )
+
+
+def _check_size(graph: JobGraph) -> None:
+    size = sum(len(vertex.program) for vertex in graph.vertices)
+    bound = CONTROL_FRAME_BYTES_MAX - SUBMISSION_ROOM_BYTES
+    if size > bound:
+        largest = max(graph.vertices, key=lambda vertex: len(vertex.program))
+        raise ResourceExhausted(
+            f"the job carries {size / MIB:.1f} MiB and at most {bound / MIB:.0f} MiB fit; "
+            f"{len(largest.program) / MIB:.1f} MiB of it in {largest.name!r}: write large data to a file "
+            "and read it with Stream.parquet or Stream.text"
+        )

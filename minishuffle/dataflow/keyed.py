@@ -1,0 +1,166 @@
+"""A stream whose records are grouped by key: what can be computed for each key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from minishuffle.dataflow.arguments import check_callable, check_columns
+from minishuffle.dataflow.nodes import Exchange, Feed, Format, Node
+from minishuffle.dataflow.operators.base import Operator
+from minishuffle.dataflow.stream import Stream, T
+from minishuffle.errors import InvalidGraph, UsageError
+
+if TYPE_CHECKING:
+    from minishuffle.dataflow.operators.chained import Emission, OnError
+
+__all__ = ["KeyedStream"]
+
+S = TypeVar("S")
+"""The value that a key's rows are folded into."""
+
+
+class KeyedStream(Generic[T]):
+    """What :meth:`Stream.key_by` gives; every method leads back to a :class:`Stream`.
+
+    ``emit`` says when a key's value goes out: ``"each"`` after every record, ``"batch"`` once for each
+    key of a batch, ``"end"`` once for each key when the data end. By default ``"end"`` if they do
+    end, else ``"batch"``.
+
+    From rows come (key, value) tuples; from Arrow, and from :meth:`aggregate`, batches of the key
+    columns and the values.
+    """
+
+    __slots__ = ("_feeds", "_fn", "_keys", "_on_error", "_stream")
+
+    def __init__(
+        self,
+        stream: Stream[T],
+        feeds: tuple[Feed, ...],
+        keys: tuple[str, ...] | None,
+        fn: Callable[[T], Any] | None,
+        on_error: OnError,
+    ) -> None:
+        self._stream = stream
+        self._feeds = feeds
+        self._keys = keys
+        self._fn = fn
+        self._on_error = on_error
+
+    def __repr__(self) -> str:
+        key = "a function" if self._keys is None else ", ".join(self._keys)
+        return f"<KeyedStream by {key} of {self._stream!r}>"
+
+    def count(self, emit: Emission | None = None) -> Stream[Any]:
+        """The number of records of each key; on Arrow in the column ``count``."""
+        from minishuffle.dataflow.operators.keyed import CountArrow, CountRows
+
+        when = self._emission(emit)
+        if self._keys is not None and self._stream._format == "arrow":
+            return self._on_arrow(CountArrow(self._keys, when, "count"), (*self._keys, "count"))
+        return self._on_rows(CountRows(when))
+
+    def reduce(
+        self, fn: Callable[[T, T], T], emit: Emission | None = None, *, on_error: OnError = "fail"
+    ) -> Stream[Any]:
+        """Combine the rows of each key: ``fn(value, row)``, the first row being the first value."""
+        from minishuffle.dataflow.operators.keyed import ReduceRows
+
+        check_callable(fn, "reduce")
+        return self._on_rows(ReduceRows(fn, self._emission(emit), on_error))
+
+    def fold(
+        self,
+        create: Callable[[], S],
+        add: Callable[[S, T], S],
+        emit: Emission | None = None,
+        *,
+        on_error: OnError = "fail",
+    ) -> Stream[Any]:
+        """Any Python value for each key: ``create()`` makes it, ``add(value, row)`` returns the next one.
+
+        With ``"each"`` and ``"batch"``, return a new object if the values in between matter.
+        """
+        from minishuffle.dataflow.operators.keyed import FoldRows
+
+        check_callable(create, "fold")
+        check_callable(add, "fold")
+        return self._on_rows(FoldRows(create, add, self._emission(emit), on_error), "fold")
+
+    def aggregate(self, emit: Emission | None = None, **columns: tuple[str, str]) -> Stream[Any]:
+        """Columns computed without Python per row: ``total=("amount", "sum"), n=("amount", "count")``.
+
+        The functions are sum, count, min, max and mean; nulls count for nothing. Rows become Arrow
+        before they are exchanged, see :meth:`Stream.schema`.
+
+        Raises:
+            UsageError: no columns, an unknown function, or two columns of one name.
+            UnknownName: the stream's columns are known, and one is not among them.
+            InvalidGraph: the key is a function: aggregates are by column.
+        """
+        from minishuffle.dataflow.operators.keyed import AggregateArrow
+
+        if self._keys is None:
+            raise InvalidGraph(
+                "aggregate needs the key in columns: write key_by('column'), after a map that makes "
+                "the column, or use fold"
+            )
+        _check_aggregates(columns)
+        check_columns([column for column, _ in columns.values()], self._stream._columns, "aggregate")
+        operator = AggregateArrow(self._keys, columns, self._emission(emit))  # type: ignore[arg-type]
+        return self._on_arrow(operator, (*self._keys, *columns))
+
+    def _emission(self, emit: Emission | None) -> Emission:
+        bounded = all(feed.node.bounded for feed in self._feeds)
+        if emit is None:
+            return "end" if bounded else "batch"
+        if emit not in ("each", "batch", "end"):
+            raise UsageError(f"emit is {emit!r}: write 'each', 'batch' or 'end'")
+        if emit == "end" and not bounded:
+            raise InvalidGraph(
+                "emit='end' on a source without end would never emit: write 'batch' or 'each', or bound "
+                "the source"
+            )
+        return emit
+
+    def _on_rows(self, operator: Operator, label: str | None = None) -> Stream[Any]:
+        """Keys are computed before the exchange and travel with the rows, so that each is computed once."""
+        from minishuffle.dataflow.operators.functions import KeyRows, KeyRowsByColumns
+
+        keying: Operator
+        if self._keys is None:
+            assert self._fn is not None
+            keying = KeyRows(self._fn, self._on_error)
+        else:
+            keying = KeyRowsByColumns(self._keys)
+        before = self._auxiliary("key_by", (*self._stream._to_rows(), keying))
+        feeds = (Feed(before, Exchange("hash")),)
+        node = Node(operator.name, feeds, operators=(operator,))
+        return self._stream_of(node.named(label) if label else node, "rows", None)
+
+    def _on_arrow(self, operator: Operator, columns: tuple[str, ...]) -> Stream[Any]:
+        exchange = Exchange("hash", keys=self._keys)
+        convert = self._stream._to_arrow()
+        if convert:
+            feeds: tuple[Feed, ...] = (Feed(self._auxiliary("to_arrow", convert), exchange),)
+        elif any(feed.exchange is not None for feed in self._feeds):
+            raise InvalidGraph("key_by itself chooses the subtasks: leave out the choice before it")
+        else:
+            feeds = tuple(Feed(feed.node, exchange) for feed in self._feeds)
+        return self._stream_of(Node(operator.name, feeds, operators=(operator,)), "arrow", columns)
+
+    def _auxiliary(self, label: str, operators: tuple[Operator, ...]) -> Node:
+        return Node(label, self._feeds, operators=operators, follows=True, is_auxiliary=True)
+
+    @staticmethod
+    def _stream_of(node: Node, format: Format, columns: tuple[str, ...] | None) -> Stream[Any]:
+        return Stream((Feed(node),), format, columns=columns)
+
+
+def _check_aggregates(columns: dict[str, tuple[str, str]]) -> None:
+    if not columns:
+        raise UsageError("aggregate takes at least one column, such as total=('amount', 'sum')")
+    for name, wanted in columns.items():
+        is_pair = isinstance(wanted, tuple | list) and len(wanted) == 2
+        if not is_pair or not all(isinstance(part, str) for part in wanted):
+            raise UsageError(f"aggregate: {name}={wanted!r:.80}: write {name}=('column', 'sum')")

@@ -1,0 +1,108 @@
+"""What a :class:`~minishuffle.dataflow.stream.Stream` is made of: immutable nodes that point at their inputs.
+
+A node is one step that the user wrote: a source, or operators that run one after the other. Nodes
+know nothing of chains, threads or edge numbers: ``compile`` finds those.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+from minishuffle.dataflow.operators.base import Operator, Source
+from minishuffle.errors import InvalidGraph
+
+__all__ = [
+    "Exchange",
+    "Feed",
+    "Format",
+    "Node",
+    "check_not_sinks",
+    "inputs_first",
+    "with_last_step",
+]
+
+Format: TypeAlias = Literal["rows", "arrow", "mixed"]
+"""``mixed``: a union of both, batch by batch."""
+
+Partitioning: TypeAlias = Literal["hash", "rebalance", "rescale", "forward", "broadcast", "custom"]
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """How records find their subtask; the fields are those of ``operators.base.Output``."""
+
+    partitioner: Partitioning
+    keys: tuple[str, ...] | None = None
+    choose: Callable[[Any, int], int] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """One step. A source has no feeds and no operators, every other node has both."""
+
+    label: str
+    feeds: tuple[Feed, ...] = ()
+    source: Source | None = None
+    operators: tuple[Operator, ...] = ()
+    parallelism: int | None = None
+    """None: the job's, or with ``follows`` the input's."""
+    follows: bool = False
+    """Runs where its only input runs, unless the user says otherwise."""
+    is_auxiliary: bool = False
+    """Serves the step after it (``key_by``) and is left out of names."""
+    is_sink: bool = False
+
+    @property
+    def bounded(self) -> bool:
+        """Whether its data come to an end: those of every source before it do."""
+        return all(getattr(node.source, "bounded", True) for node in inputs_first([self]))
+
+    def named(self, label: str) -> Node:
+        """The same under another name, which errors and the job's tables show."""
+        if not self.operators:
+            return replace(self, label=label)
+        last = copy.copy(self.operators[-1])
+        last.name = label
+        return replace(self, label=label, operators=(*self.operators[:-1], last))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Feed:
+    """One input of a node. Without an exchange records stay where they are, if they can."""
+
+    node: Node
+    exchange: Exchange | None = None
+
+
+def inputs_first(ends: Sequence[Node]) -> Iterator[Node]:
+    """Every node that leads to ``ends``, once, each after its inputs."""
+    seen: set[Node] = set()
+    stack = [(node, False) for node in reversed(ends)]
+    while stack:
+        node, is_ready = stack.pop()
+        if is_ready:
+            yield node
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack.extend((feed.node, False) for feed in reversed(node.feeds))
+
+
+def with_last_step(node: Node, change: Callable[[Node], Node]) -> Node:
+    """``node`` with the last step that the user wrote changed, under the auxiliary ones after it."""
+    if node.is_auxiliary and len(node.feeds) == 1 and node.feeds[0].exchange is None:
+        return replace(node, feeds=(Feed(with_last_step(node.feeds[0].node, change)),))
+    return change(node)
+
+
+def check_not_sinks(feeds: Sequence[Feed], method: str) -> None:
+    """Raises InvalidGraph if a sink would have to give records to ``method``."""
+    for feed in feeds:
+        if feed.node.is_sink:
+            raise InvalidGraph(
+                f"{method} cannot follow the sink {feed.node.label!r}: call it on the stream before the sink "
+                "(a stream may be used more than once)"
+            )

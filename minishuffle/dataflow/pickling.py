@@ -1,0 +1,89 @@
+"""A chain's program as bytes, and what to tell a user whose function cannot travel."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cloudpickle
+
+from minishuffle.dataflow.operators.base import Program
+from minishuffle.errors import UsageError
+
+__all__ = ["pickle_program"]
+
+
+def pickle_program(program: Program, name: str) -> bytes:
+    """Cloudpickle the program of the vertex ``name``.
+
+    Functions of ``__main__`` and of modules registered with ``cloudpickle.register_pickle_by_value``
+    travel by value, those of other modules by name.
+
+    Raises:
+        UsageError: a part cannot be pickled; names the operator, what it holds, and the mend.
+    """
+    try:
+        pickled: bytes = cloudpickle.dumps(program)
+    except Exception as error:  # whatever the user's own objects raise when they are pickled
+        raise UsageError(_explanation(program, name, error)) from error
+    return pickled
+
+
+def _explanation(program: Program, name: str, error: Exception) -> str:
+    parts: list[tuple[str, Any]] = [(f"the source of {name!r}", program.source)]
+    parts += [(f"operator {operator.name!r}", operator) for operator in program.operators]
+    parts += [("the function of partition()", output.choose) for output in program.outputs]
+    for what, part in parts:
+        reason = _failure(part)
+        if reason is not None:
+            held = _innermost(part)
+            return (
+                f"{what} cannot be sent to the workers: {reason}"
+                + (f" (in {held})" if held else "")
+                + ": create it inside the function, or in open() of a source or sink of your own"
+            )
+    return f"{name!r} cannot be sent to the workers: {error}"
+
+
+def _failure(value: Any) -> str | None:
+    """Why a value cannot be pickled, or None if it can."""
+    try:
+        cloudpickle.dumps(value)
+    except Exception as error:
+        return str(error) or type(error).__name__
+    return None
+
+
+def _innermost(part: Any) -> str:
+    """Where the first thing that cannot be pickled is held, for example ``variable 'lock' of parse``."""
+    found, value = "", part
+    for _ in range(8):  # an object may hold itself
+        for where, held in _held_by(value):
+            if _failure(held) is not None:
+                found, value = where or found, held
+                break
+        else:
+            break
+    return found
+
+
+def _held_by(value: Any) -> Iterator[tuple[str, Any]]:
+    """What a value refers to, with words for where; an operator's own attributes have none."""
+    if inspect.ismethod(value):
+        yield "", value.__self__
+        value = value.__func__
+    if inspect.isfunction(value):
+        yield from _variables(value)
+        return
+    is_ours = type(value).__module__.startswith("minishuffle.dataflow.")
+    for name, held in getattr(value, "__dict__", {}).items():
+        yield "" if is_ours else f"attribute {name!r} of a {type(value).__name__}", held
+
+
+def _variables(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+    variables = inspect.getclosurevars(function)
+    for name, held in {**variables.globals, **variables.nonlocals}.items():
+        yield f"variable {name!r} of {function.__name__}", held
+    for held in function.__defaults__ or ():
+        yield f"a default of {function.__name__}", held

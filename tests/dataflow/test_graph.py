@@ -1,0 +1,109 @@
+"""Edge patterns: who feeds whom, computed and never listed; and graphs that contradict themselves."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
+from minishuffle.errors import InvalidGraph
+from minishuffle.limits import PARALLELISM_MAX
+
+ALL_TO_ALL = ["hash", "rebalance", "broadcast", "custom"]
+SIZES = list(product(range(1, 13), repeat=2))
+
+
+def vertex(parallelism: int, name: str = "step") -> Vertex:
+    return Vertex(name=name, parallelism=parallelism, operators=[name], is_source=False, program=b"")
+
+
+def two(producers: int, consumers: int, partitioner: Any) -> JobGraph:
+    return JobGraph(
+        vertices=[vertex(producers), vertex(consumers)],
+        edges=[Edge(source=0, target=1, partitioner=partitioner)],
+    )
+
+
+def pairs(graph: JobGraph, m: int, n: int) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
+    """(producer, consumer) as the producers say, and as the consumers say."""
+    told = {(i, j) for i in range(m) for j in graph.consumers_of(0, i)}
+    heard = {(i, j) for j in range(n) for i in graph.producers_of(0, j)}
+    return told, heard
+
+
+@pytest.mark.parametrize("partitioner", ALL_TO_ALL)
+def test_all_to_all_edges_join_every_pair(partitioner: str) -> None:
+    for m, n in SIZES:
+        told, heard = pairs(two(m, n, partitioner), m, n)
+        assert told == heard == set(product(range(m), range(n)))
+
+
+def test_rescale_is_seen_alike_from_both_ends() -> None:
+    for m, n in SIZES:
+        told, heard = pairs(two(m, n, "rescale"), m, n)
+        assert told == heard, (m, n)
+        assert {i for i, _ in told} == set(range(m)), (m, n)
+        assert {j for _, j in told} == set(range(n)), (m, n)
+
+
+def test_rescale_is_balanced_and_joins_no_more_than_it_must() -> None:
+    for m, n in SIZES:
+        graph = two(m, n, "rescale")
+        consumers = [len(graph.consumers_of(0, i)) for i in range(m)]
+        producers = [len(graph.producers_of(0, j)) for j in range(n)]
+        for degrees in (consumers, producers):
+            assert max(degrees) - min(degrees) <= 1, (m, n)
+        assert sum(consumers) == max(m, n)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 12])
+def test_forward_joins_equal_numbers(size: int) -> None:
+    graph = two(size, size, "forward")
+    for index in range(size):
+        assert list(graph.consumers_of(0, index)) == list(graph.producers_of(0, index)) == [index]
+
+
+def test_neighbours_of_a_great_graph_are_computed_not_stored() -> None:
+    graph = two(PARALLELISM_MAX, PARALLELISM_MAX, "hash")
+    assert len(graph.consumers_of(0, PARALLELISM_MAX - 1)) == PARALLELISM_MAX
+    assert len(graph.to_bytes()) < 1000
+
+
+def test_edges_of_a_vertex_and_slots() -> None:
+    edges = [(0, 2), (1, 2), (2, 3), (2, 4)]
+    graph = JobGraph(
+        vertices=[vertex(p) for p in (1, 5, 2, 3, 2)],
+        edges=[Edge(source=source, target=target, partitioner="rebalance") for source, target in edges],
+    )
+    assert graph.inputs_of(2) == [0, 1]
+    assert graph.outputs_of(2) == [2, 3]
+    assert graph.inputs_of(0) == graph.outputs_of(4) == []
+    assert graph.slots_needed == 5
+
+
+def test_a_graph_survives_the_wire() -> None:
+    graph = two(3, 2, "rescale").model_copy(update={"settings": JobSettings(buffer_timeout=-1)})
+    assert JobGraph.from_bytes(graph.to_bytes()) == graph
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x80", b"\xa5words", two(1, 1, "hash").to_bytes()[:-1]])
+def test_other_bytes_are_no_graph(data: bytes) -> None:
+    with pytest.raises(InvalidGraph, match="job graph cannot be read"):
+        JobGraph.from_bytes(data)
+
+
+@pytest.mark.parametrize(("source", "target"), [(0, 2), (2, 0), (-1, 0)])
+def test_an_edge_must_join_vertices_that_exist(source: int, target: int) -> None:
+    with pytest.raises(ValidationError, match="which does not exist"):
+        JobGraph(
+            vertices=[vertex(1), vertex(1)],
+            edges=[Edge(source=source, target=target, partitioner="hash")],
+        )
+
+
+def test_forward_needs_equal_parallelisms() -> None:
+    with pytest.raises(ValidationError, match="forward edge 0 joins different parallelisms"):
+        two(2, 3, "forward")
