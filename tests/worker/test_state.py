@@ -1,0 +1,262 @@
+"""The worker's decisions: messages and events in, instructions out; no clock, no sockets."""
+
+from __future__ import annotations
+
+import pytest
+
+from minishuffle.config import ClusterSettings
+from minishuffle.errors import AuthenticationError, PartitionNotFound, PeerLost
+from minishuffle.ids import JobId, PartitionId
+from minishuffle.wire.frames import PartitionRequest
+from minishuffle.wire.messages import (
+    AskDial,
+    CancelTasks,
+    ControlMessage,
+    DeployTasks,
+    Dial,
+    ErrorInfo,
+    InputChannelSpec,
+    InputSpec,
+    OutputSpec,
+    ReleaseJob,
+    Shutdown,
+    TaskCountersMessage,
+    TaskSpec,
+    TaskStateChanged,
+    WorkerAddress,
+    WorkerLost,
+)
+from minishuffle.worker.state import (
+    AbandonTask,
+    Attach,
+    CancelTask,
+    ChannelKey,
+    CloseLinks,
+    ConnectLocal,
+    DialPeer,
+    Exit,
+    FailTask,
+    Instruction,
+    Refuse,
+    Release,
+    RequestPartition,
+    Send,
+    StartTask,
+    WorkerState,
+)
+
+SETTINGS = ClusterSettings(task_cancel_timeout=10.0, abandoned_max=1, partition_request_timeout=5.0)
+SOURCE = TaskSpec(
+    operator=0,
+    name="source",
+    index=0,
+    parallelism=2,
+    attempt=1,
+    inputs=[],
+    outputs=[OutputSpec(edge=0, first=0, count=2)],
+)
+
+
+def sink(attempt: int = 1) -> TaskSpec:
+    """Consumer 0 of edge 0; producer 0 on worker 2, producer 1 on worker 3."""
+    channels = [InputChannelSpec(producer=0, attempt=1, worker=2), InputChannelSpec(producer=1, attempt=1, worker=3)]
+    return TaskSpec(
+        operator=1,
+        name="sink",
+        index=0,
+        parallelism=2,
+        attempt=attempt,
+        inputs=[InputSpec(edge=0, input=0, channels=channels)],
+        outputs=[],
+    )
+
+
+def address(worker: int, epoch: int = 1) -> WorkerAddress:
+    return WorkerAddress(worker=worker, epoch=epoch, host="127.0.0.1", data_port=9000 + worker)
+
+
+def deploy(*tasks: TaskSpec, job: str = "j1", term: int = 1) -> DeployTasks:
+    return DeployTasks(
+        term=term,
+        job=job,
+        name="job",
+        settings={},
+        programs={0: b"source", 1: b"sink"},
+        tasks=list(tasks),
+        workers=[address(1), address(2), address(3)],
+    )
+
+
+class Machine:
+    """Worker 2 of three, validated after each step."""
+
+    def __init__(self, worker: int = 2) -> None:
+        self.state = WorkerState(SETTINGS, worker, epoch=4, term=1)
+
+    def tell(self, message: ControlMessage, now: float = 0.0) -> list[Instruction]:
+        instructions = self.state.handle(message, now)
+        self.state.validate()
+        return instructions
+
+    def tick(self, now: float) -> list[Instruction]:
+        instructions = self.state.handle_timer(now)
+        self.state.validate()
+        return instructions
+
+    def ended(self, operator: int = 0, attempt: int = 1, state: str = "finished") -> list[Instruction]:
+        error = ErrorInfo(code=60, text="boom") if state == "failed" else None
+        return self.state.task_ended(("j1", operator, 0), attempt, state, error, b"", TaskCountersMessage())
+
+
+def request(attempt: int = 1, channel: int = 7) -> PartitionRequest:
+    return PartitionRequest(channel, "j1", 0, 0, 1, attempt, 1, 1, 2)
+
+
+def states(instructions: list[Instruction]) -> list[str]:
+    return [
+        instruction.message.state
+        for instruction in instructions
+        if isinstance(instruction, Send) and isinstance(instruction.message, TaskStateChanged)
+    ]
+
+
+def test_deploy_starts_tasks_before_it_connects_them() -> None:
+    instructions = Machine().tell(deploy(SOURCE, sink()))
+    kinds = [type(instruction) for instruction in instructions]
+    assert kinds == [StartTask, StartTask, ConnectLocal, DialPeer]
+    local = instructions[2]
+    assert local == ConnectLocal(ChannelKey(("j1", 1, 0), 0, 0), PartitionId(JobId("j1"), 0, 0))
+    assert instructions[3] == DialPeer(address(3))
+
+
+def test_the_worker_with_the_higher_id_asks_to_be_dialed() -> None:
+    instructions = Machine(worker=5).tell(deploy(sink()))
+    asked = [i.message for i in instructions if isinstance(i, Send)]
+    assert asked == [AskDial(term=1, worker=5, target=2), AskDial(term=1, worker=5, target=3)]
+
+
+def test_a_deploy_said_twice_is_done_once() -> None:
+    machine = Machine()
+    machine.tell(deploy(SOURCE))
+    assert machine.tell(deploy(SOURCE)) == []
+
+
+def test_messages_of_another_term_are_ignored() -> None:
+    assert Machine().tell(deploy(SOURCE, term=2)) == []
+
+
+def test_partitions_are_requested_when_the_link_is_up_and_at_once_after_that() -> None:
+    machine = Machine()
+    machine.tell(deploy(sink()))
+    (requested,) = machine.state.peer_up(address(3))
+    assert isinstance(requested, RequestPartition)
+    assert (requested.worker, requested.request.producer, requested.request.subpartition) == (3, 1, 0)
+    again = machine.tell(deploy(sink(attempt=2)))
+    assert [i.worker for i in again if isinstance(i, RequestPartition)] == [3]
+
+
+def test_dial_on_demand_happens_once() -> None:
+    machine = Machine()
+    assert machine.tell(Dial(term=1, peer=address(3))) == [DialPeer(address(3))]
+    assert machine.tell(Dial(term=1, peer=address(3))) == []
+    machine.state.peer_up(address(3))
+    assert machine.tell(Dial(term=1, peer=address(3))) == []
+
+
+def test_a_failed_dial_is_tried_again_until_it_is_given_up() -> None:
+    machine = Machine()
+    machine.tell(deploy(sink()), now=0.0)
+    assert machine.state.dial_failed(3, PeerLost("refused"), 0.0) == []
+    assert machine.state.next_deadline() == pytest.approx(0.2)
+    assert machine.tick(0.1) == []
+    assert machine.tick(0.2) == [DialPeer(address(3))]
+    (failed,) = machine.tick(10.0)
+    assert isinstance(failed, FailTask)
+    assert failed.channel == ChannelKey(("j1", 1, 0), 0, 1)
+    assert "no connection to worker 3" in str(failed.error)
+
+
+def test_a_refused_handshake_is_not_tried_again() -> None:
+    machine = Machine()
+    machine.tell(deploy(sink()))
+    (failed,) = machine.state.dial_failed(3, AuthenticationError("wrong secret"), 0.0)
+    assert isinstance(failed, FailTask)
+    assert machine.state.next_deadline() is None
+
+
+def test_a_partition_is_attached_now_or_when_it_is_registered() -> None:
+    machine = Machine()
+    assert machine.state.partition_requested(3, request(), 0.0) == []
+    attached = machine.tell(deploy(SOURCE))[-1]
+    assert attached == Attach(3, request(), PartitionId(JobId("j1"), 0, 0))
+    assert machine.state.partition_requested(3, request(channel=8), 0.0) == [
+        Attach(3, request(channel=8), PartitionId(JobId("j1"), 0, 0))
+    ]
+
+
+def test_a_request_for_a_partition_that_never_comes_is_refused() -> None:
+    machine = Machine()
+    machine.state.partition_requested(3, request(), 1.0)
+    machine.tell(deploy(SOURCE))
+    machine.state.partition_requested(3, request(attempt=2), 1.0)
+    assert machine.state.next_deadline() == 6.0
+    (refused,) = machine.tick(6.0)
+    assert isinstance(refused, Refuse)
+    assert isinstance(refused.error, PartitionNotFound)
+    assert "j1/edge0.0 attempt 2 is not on worker 2" in str(refused.error)
+
+
+def test_requests_of_a_link_that_went_down_are_forgotten() -> None:
+    machine = Machine()
+    machine.state.partition_requested(3, request(), 0.0)
+    machine.state.peer_down(3)
+    assert machine.state.next_deadline() is None
+    assert not [i for i in machine.tell(deploy(SOURCE)) if isinstance(i, Attach)]
+
+
+def test_a_task_runs_and_ends_and_says_so_once() -> None:
+    machine = Machine()
+    machine.tell(deploy(SOURCE))
+    assert states(machine.state.task_running(("j1", 0, 0), 1)) == ["running"]
+    assert states(machine.ended()) == ["finished"]
+    assert machine.ended(state="failed") == []
+    assert machine.state.task_running(("j1", 0, 0), 1) == []
+    assert machine.ended(attempt=9) == []
+
+
+def test_cancel_is_obeyed_or_the_task_is_abandoned() -> None:
+    machine = Machine()
+    machine.tell(deploy(SOURCE, sink()), now=0.0)
+    machine.state.peer_up(address(3))
+    cancels = machine.tell(CancelTasks(term=1, job="j1"), now=1.0)
+    assert cancels == [CancelTask(("j1", 0, 0)), CancelTask(("j1", 1, 0))]
+    assert machine.tell(CancelTasks(term=1, job="j1"), now=2.0) == []
+    machine.ended(operator=0, state="canceled")
+    assert machine.state.next_deadline() == 11.0
+    instructions = machine.tick(11.0)
+    assert instructions[0] == AbandonTask(("j1", 1, 0))
+    assert states(instructions) == ["abandoned"]
+    assert machine.ended(operator=1) == [], "an abandoned attempt has nothing more to say"
+
+
+def test_too_many_abandoned_tasks_end_the_worker() -> None:
+    machine = Machine()
+    machine.tell(deploy(SOURCE, sink()), now=0.0)
+    machine.state.peer_up(address(3))
+    machine.tell(CancelTasks(term=1, job="j1"), now=0.0)
+    exits = [i for i in machine.tick(10.0) if isinstance(i, Exit)]
+    assert exits == [Exit("2 tasks ran on after their cancel, at most 1 may")]
+
+
+def test_release_forgets_the_job() -> None:
+    machine = Machine()
+    machine.tell(deploy(SOURCE, sink()))
+    assert machine.tell(ReleaseJob(term=1, job="j1")) == [Release("j1")]
+    assert machine.state.peer_up(address(3)) == []
+    assert machine.state.partition_requested(3, request(), 0.0) == []
+
+
+def test_verdicts_and_shutdown() -> None:
+    machine = Machine()
+    assert machine.tell(WorkerLost(term=1, worker=3, epoch=1)) == [CloseLinks(3)]
+    assert machine.tell(Shutdown(term=1, reason="bye")) == [Exit("")]
