@@ -1,0 +1,52 @@
+"""What :class:`~minishuffle.coordinator.state.CoordinatorState` tells its shell to do.
+
+Links are numbered by the shell; a number is never used again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from minishuffle.wire.messages import ControlMessage
+
+__all__ = ["CloseLink", "Instruction", "Journal", "Reply", "SendToWorker", "Stopped"]
+
+
+@dataclass(frozen=True, slots=True)
+class SendToWorker:
+    worker: int
+    link: int
+    message: ControlMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Answer request number ``request`` of that link."""
+
+    link: int
+    request: int
+    message: ControlMessage
+
+
+@dataclass(frozen=True, slots=True)
+class CloseLink:
+    """Send what is queued, then close; ``why`` is for the log."""
+
+    link: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """Make it last that so many jobs were submitted, before anything that follows is carried out."""
+
+    jobs_submitted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The cluster is shut down: end the process."""
+
+
+Instruction: TypeAlias = SendToWorker | Reply | CloseLink | Journal | Stopped

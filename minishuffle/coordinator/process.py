@@ -1,0 +1,253 @@
+"""The coordinator process: an event loop around the machine that decides.
+
+It listens for workers and clients, hands their messages to :class:`CoordinatorState`, and carries out
+what that says. Servers (metrics) are handed in by whoever starts it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import platform
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from minishuffle.config import ClusterSettings
+from minishuffle.coordinator.figures import CoordinatorFacts
+from minishuffle.coordinator.instructions import (
+    CloseLink,
+    Instruction,
+    Journal,
+    Reply,
+    SendToWorker,
+    Stopped,
+)
+from minishuffle.coordinator.journal import CoordinatorJournal
+from minishuffle.coordinator.state import CoordinatorState
+from minishuffle.counters import CoordinatorSnapshot
+from minishuffle.errors import ResourceExhausted, ShuffleError
+from minishuffle.transport.control import ControlLink, ControlServer
+from minishuffle.wire.frames import Role
+from minishuffle.wire.handshake import Identity
+from minishuffle.wire.messages import ControlMessage, DeployTasks, Failure
+
+__all__ = ["Coordinator", "run_coordinator"]
+
+STOP_SECONDS_MAX: Final = 10.0
+"""How much longer than ``task_cancel_timeout`` an orderly stop may take."""
+_log = logging.getLogger("minishuffle.coordinator")
+
+
+class _Server(Protocol):
+    @property
+    def port(self) -> int: ...
+
+    async def close(self) -> None: ...
+
+
+class Coordinator:
+    """One term of a coordinator; made on the loop that it then runs on."""
+
+    def __init__(self, settings: ClusterSettings, cluster: str, journal: CoordinatorJournal) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.stopped: asyncio.Future[None] = self._loop.create_future()
+        """Resolved when the cluster is shut down; with an error when the journal cannot be written."""
+        facts = CoordinatorFacts(
+            cluster=cluster,
+            version=metadata.version("minishuffle"),
+            python=".".join(platform.python_version_tuple()[:2]),
+            pid=os.getpid(),
+            term=journal.term,
+            wall_offset=time.time() - self._loop.time(),
+        )
+        self._state = CoordinatorState(settings, facts, journal.jobs_submitted)
+        self._journal = journal
+        self._cluster = cluster
+        self._server = ControlServer()
+        self._links: dict[int, ControlLink] = {}
+        self._links_seen = 0
+        self._refused: dict[str, int] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = 0.0
+
+    async def listen(self, host: str, port: int, secret: bytes) -> int:
+        """Accept workers and clients; gives the port.
+
+        Raises:
+            UsageError: the port is taken, or the host is not one of this machine's.
+        """
+        identity = Identity(Role.COORDINATOR, self._cluster, 0, 0)
+        await self._server.start(host, port, identity, secret, self._on_link, self._on_refused, _authorize)
+        return self._server.port
+
+    def web_started(self, port: int) -> None:
+        """Have ``cluster status`` tell where the metrics are."""
+        self._state.web_port = port
+
+    def snapshot(self) -> CoordinatorSnapshot:
+        """Everything that ``/metrics`` is made from."""
+        return self._state.snapshot(self._loop.time(), self._refused)
+
+    def stop(self) -> None:
+        """Begin to shut the cluster down; :attr:`stopped` says when that is done."""
+        self._carry_out(self._state.stop(self._loop.time()))
+
+    async def close(self) -> None:
+        """Close every link, what they hold unsent first."""
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._server.close()
+
+    # --- links -----------------------------------------------------------------------------------
+
+    def _on_link(self, link: ControlLink) -> None:
+        self._links_seen += 1
+        number = self._links_seen
+        self._links[number] = link
+        state, loop = self._state, self._loop
+
+        def on_message(message: ControlMessage, request: int) -> None:
+            if link.peer.role == Role.WORKER:
+                self._carry_out(state.worker_message(number, message, loop.time()))
+            else:
+                self._carry_out(state.client_request(number, request, message, loop.time()))
+
+        def on_closed(error: Exception | None) -> None:
+            del self._links[number]
+            why = f"its control link closed ({error})" if error is not None else "its control link closed"
+            self._carry_out(state.link_closed(number, loop.time(), why))
+
+        link.start(on_message, on_closed)
+
+    def _on_refused(self, reason: str, text: str, remote: str) -> None:
+        self._refused[reason] = self._refused.get(reason, 0) + 1
+        _log.warning("connection from %s refused (%s): %s", remote, reason, text)
+
+    # --- instructions ----------------------------------------------------------------------------
+
+    def _carry_out(self, instructions: Iterable[Instruction]) -> None:
+        for instruction in instructions:
+            self._carry_out_one(instruction)
+        self._schedule()
+
+    def _carry_out_one(self, instruction: Instruction) -> None:
+        match instruction:
+            case SendToWorker(worker, number, message):
+                self._send_to_worker(worker, number, message)
+            case Reply(number, request, message):
+                self._reply(number, request, message)
+            case CloseLink(number, why):
+                link = self._links.get(number)
+                if link is not None:
+                    _log.warning("link to %s at %s closed: %s", link.peer, link.remote, why)
+                    link.close()
+            case Journal(jobs_submitted):
+                try:
+                    self._journal.record_jobs(jobs_submitted)
+                except ShuffleError as error:
+                    self._end(error)
+            case Stopped():
+                self._end(None)
+
+    def _send_to_worker(self, worker: int, number: int, message: ControlMessage) -> None:
+        link = self._links.get(number)
+        if link is None:
+            return
+        try:
+            link.send(message)
+        except ResourceExhausted as error:
+            if not isinstance(message, DeployTasks):
+                raise
+            self._carry_out(self._state.undeployable(worker, message, error, self._loop.time()))
+
+    def _reply(self, number: int, request: int, message: ControlMessage) -> None:
+        link = self._links.get(number)
+        if link is None:
+            return
+        try:
+            link.send(message, request)
+        except ResourceExhausted as error:
+            link.send(Failure(code=error.code, text=str(error)), request)
+
+    def _end(self, error: ShuffleError | None) -> None:
+        if self.stopped.done():
+            return
+        if error is not None:
+            self.stopped.set_exception(error)
+        else:
+            self.stopped.set_result(None)
+
+    # --- time ------------------------------------------------------------------------------------
+
+    def _schedule(self) -> None:
+        """See to it that the machine is called at its next deadline; early is harmless."""
+        deadline = self._state.next_deadline()
+        if deadline is None or self.stopped.done():
+            return
+        if self._timer is not None:
+            if self._timer_due <= deadline:
+                return
+            self._timer.cancel()
+        self._timer, self._timer_due = self._loop.call_at(deadline, self._on_timer), deadline
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._carry_out(self._state.handle_timer(self._loop.time()))
+
+
+def _authorize(peer: Identity) -> str | None:
+    if peer.role in (Role.WORKER, Role.CLIENT):
+        return None
+    return "only workers and clients connect to a coordinator"
+
+
+async def run_coordinator(
+    settings: ClusterSettings,
+    *,
+    cluster: str,
+    host: str,
+    port: int,
+    state_dir: Path,
+    secret: bytes,
+    web: Callable[[Callable[[], CoordinatorSnapshot], str, int], Awaitable[_Server]],
+    web_port: int,
+    ready: Callable[[dict[str, Any]], None],
+    stop: asyncio.Event,
+) -> None:
+    """Run a coordinator until ``stop`` is set or a client stops the cluster.
+
+    On either, running jobs are cancelled, workers told to shut down, and links closed; all of that
+    is bounded.
+
+    Args:
+        state_dir: exists; the journal is kept there.
+        web: starts the metrics server (snapshot, host, port).
+        ready: called with both ports once it listens.
+
+    Raises:
+        UsageError: a port is taken, or the host is not one of this machine's.
+        ShuffleError: the journal cannot be opened, read or written.
+    """
+    with CoordinatorJournal(state_dir) as journal:
+        coordinator = Coordinator(settings, cluster, journal)
+        stopping = asyncio.create_task(stop.wait(), name="stop")
+        server: _Server | None = None
+        try:
+            listening = await coordinator.listen(host, port, secret)
+            server = await web(coordinator.snapshot, host, web_port)
+            coordinator.web_started(server.port)
+            ready({"port": listening, "web_port": server.port})
+            either: list[asyncio.Future[Any]] = [stopping, coordinator.stopped]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            coordinator.stop()
+            async with asyncio.timeout(settings.task_cancel_timeout + STOP_SECONDS_MAX):
+                await coordinator.stopped
+        finally:
+            stopping.cancel()
+            await coordinator.close()
+            if server is not None:
+                await server.close()

@@ -1,0 +1,400 @@
+"""The coordinator's decisions, as a pure machine: messages, closed links and time in, instructions out.
+
+It registers workers and notices when they are lost, admits jobs that fit and places them, follows their
+life cycles (:mod:`~minishuffle.coordinator.jobs`), and answers clients. The shell (``process``)
+carries the instructions out, in order, and calls :meth:`CoordinatorState.handle_timer` at
+:meth:`CoordinatorState.next_deadline`.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from minishuffle import limits
+from minishuffle.config import ClusterSettings
+from minishuffle.coordinator.admission import admit, checked_graph, segments_required, slots_used
+from minishuffle.coordinator.deployment import deployments
+from minishuffle.coordinator.figures import CoordinatorFacts, cluster_status, coordinator_snapshot
+from minishuffle.coordinator.instructions import CloseLink, Instruction, Journal, Reply, SendToWorker, Stopped
+from minishuffle.coordinator.jobs import Job
+from minishuffle.coordinator.polls import LongPolls
+from minishuffle.coordinator.workers import Worker, WorkerRegistry
+from minishuffle.counters import CoordinatorSnapshot
+from minishuffle.dataflow.graph import JobGraph
+from minishuffle.errors import PeerLost, ShuffleError, UnknownName, UsageError
+from minishuffle.wire.messages import (
+    Accepted,
+    AskDial,
+    CancelJob,
+    CancelTasks,
+    Collected,
+    ControlMessage,
+    DeployTasks,
+    Dial,
+    ErrorInfo,
+    Failure,
+    GetEvents,
+    GetLogs,
+    GetRows,
+    GetStatus,
+    Heartbeat,
+    JobList,
+    ListJobs,
+    LogLines,
+    Register,
+    Registered,
+    ReleaseJob,
+    ShowJob,
+    Shutdown,
+    StopCluster,
+    SubmitJob,
+    TaskStateChanged,
+    WaitJob,
+    WorkerLost,
+)
+
+__all__ = ["CoordinatorState"]
+
+JOBS_KEPT: Final = 100
+"""Jobs that are over and still listed."""
+JOBS_NAMED: Final = 5
+"""Of those that are known, in an error about one that is not."""
+DRAIN_SECONDS: Final = 2.0
+"""How much longer than ``task_cancel_timeout`` jobs may take to end when the cluster stops."""
+GOODBYE_SECONDS: Final = 3.0
+"""How long workers may take to close their links after that."""
+
+
+class CoordinatorState:
+    """One term of a coordinator.
+
+    Invariants: ``0 ≤ slots used ≤ slots`` and ``0 ≤ segments required ≤ segments`` of each worker that is
+    alive; every task that is not over is on such a worker; nobody waits for a job that is over.
+
+    Args:
+        jobs_submitted: as the journal remembers it; job numbers go on from there.
+    """
+
+    def __init__(self, settings: ClusterSettings, facts: CoordinatorFacts, jobs_submitted: int = 0) -> None:
+        self.web_port = 0
+        """Set by the shell once known."""
+        self.ignored = 0
+        """Messages of another term, of an older epoch or attempt, or from nobody that is registered."""
+        self._settings = settings
+        self._facts = facts
+        self._submitted = jobs_submitted
+        self._workers = WorkerRegistry(settings, facts.python)
+        self._jobs: dict[str, Job] = {}
+        self._polls = LongPolls()
+        self._out: list[Instruction] = []
+        self._touched: dict[str, Job] = {}
+        """Jobs to look after before the verb at hand returns."""
+        self._phase: Literal["up", "draining", "closing", "stopped"] = "up"
+        self._phase_deadline = 0.0
+
+    # --- the verbs -------------------------------------------------------------------------------
+
+    def worker_message(self, link: int, message: ControlMessage, now: float) -> list[Instruction]:
+        """A message over the link of a worker process."""
+        worker = self._workers.by_link(link)
+        if isinstance(message, Register):
+            self._register(link, message, worker, now)
+        elif worker is None or getattr(message, "term", None) != self._facts.term:
+            self.ignored += 1
+        else:
+            worker.heard_at = now
+            self._from_worker(worker, message, now)
+        return self._settle(now)
+
+    def client_request(
+        self, link: int, request: int, message: ControlMessage, now: float
+    ) -> list[Instruction]:
+        """A request of a client; it is answered once, now or later."""
+        try:
+            self._request(link, request, message, now)
+        except ShuffleError as error:
+            self._out.append(Reply(link, request, Failure(code=error.code, text=str(error))))
+        return self._settle(now)
+
+    def link_closed(self, link: int, now: float, why: str = "its control link closed") -> list[Instruction]:
+        """A link of a worker or client is gone."""
+        self._polls.forget(link)
+        worker = self._workers.by_link(link)
+        if worker is not None:
+            self._end_worker(worker, "lost" if self._phase == "up" else "gone", why, now)
+        return self._settle(now)
+
+    def undeployable(
+        self, worker: int, message: DeployTasks, error: ShuffleError, now: float
+    ) -> list[Instruction]:
+        """The shell could not send that DeployTasks (it is too long)."""
+        job = self._jobs[message.job]
+        job.undeployed(worker, error, self._wall(now))
+        self._touch(job)
+        return self._settle(now)
+
+    def stop(self, now: float) -> list[Instruction]:
+        """Shut the cluster down: cancel jobs, send workers home, then :class:`Stopped`. Idempotent."""
+        self._begin_stop(now)
+        return self._settle(now)
+
+    def handle_timer(self, now: float) -> list[Instruction]:
+        for worker in self._workers.silent(now):
+            seconds = self._settings.heartbeat_timeout
+            link = worker.link
+            self._end_worker(worker, "lost", f"it was silent for {seconds:g} s", now)
+            self._out.append(CloseLink(link, f"worker {worker.worker} was silent for {seconds:g} s"))
+        self._workers.forget(now)
+        for job in self._polls.due(now):
+            self._touch(self._jobs[job])
+        return self._settle(now)
+
+    def next_deadline(self) -> float | None:
+        """When :meth:`handle_timer` wants to be called; None for not at all."""
+        times = [self._workers.next_deadline(), self._polls.next_deadline()]
+        if self._phase in ("draining", "closing"):
+            times.append(self._phase_deadline)
+        return min((time for time in times if time is not None), default=None)
+
+    # --- workers ---------------------------------------------------------------------------------
+
+    def _register(self, link: int, message: Register, known: Worker | None, now: float) -> None:
+        try:
+            if known is not None:
+                raise UsageError(f"this link is registered as worker {known.worker} already")
+            self._require_up()
+            worker = self._workers.register(link, message, now)
+        except UsageError as error:
+            self._out.append(Reply(link, 0, Failure(code=error.code, text=str(error))))
+            self._out.append(CloseLink(link, f"registration refused: {error}"))
+            return
+        registered = Registered(
+            term=self._facts.term,
+            worker=worker.worker,
+            epoch=worker.epoch,
+            heartbeat_interval=self._settings.heartbeat_interval,
+            heartbeat_timeout=self._settings.heartbeat_timeout,
+        )
+        self._out.append(SendToWorker(worker.worker, link, registered))
+
+    def _from_worker(self, worker: Worker, message: ControlMessage, now: float) -> None:
+        at = self._wall(now)
+        match message:
+            case Heartbeat():
+                self._heartbeat(worker, message)
+            case TaskStateChanged(job=name):
+                job = self._jobs.get(name)
+                if job is None or not job.task_changed(worker.worker, message, at):
+                    self.ignored += 1
+                else:
+                    self._touch(job)
+            case Collected(job=name):
+                job = self._jobs.get(name)
+                if job is None or not job.collected(worker.worker, message, at):
+                    self.ignored += 1
+                else:
+                    self._touch(job)
+            case LogLines(job=name, lines=lines):
+                job = self._jobs.get(name)
+                if job is None:
+                    self.ignored += 1
+                else:
+                    job.story.log(lines)
+                    self._touch(job)
+            case AskDial(target=target):
+                dialer = self._workers.get_alive(target)
+                if dialer is not None and dialer is not worker:
+                    self._send(dialer, Dial(term=self._facts.term, peer=worker.address))
+            case Shutdown(reason=reason):
+                link = worker.link
+                why = f"it was stopped ({reason})" if reason else "it was stopped"
+                self._end_worker(worker, "gone", why, now)
+                self._out.append(CloseLink(link, f"worker {worker.worker} says goodbye"))
+            case _:
+                why = f"worker {worker.worker} sent {message.type}"  # type: ignore[attr-defined]
+                self._out.append(CloseLink(worker.link, why))
+
+    def _heartbeat(self, worker: Worker, message: Heartbeat) -> None:
+        if (message.worker, message.epoch) != (worker.worker, worker.epoch):
+            self.ignored += 1
+            return
+        self._workers.heartbeat(worker, message)
+        for report in message.tasks:
+            job = self._jobs.get(report.job)
+            if job is None or not job.report(worker.worker, report):
+                self.ignored += 1
+
+    def _end_worker(self, worker: Worker, state: Literal["lost", "gone"], why: str, now: float) -> None:
+        self._workers.end(worker, state, now)
+        verdict = WorkerLost(term=self._facts.term, worker=worker.worker, epoch=worker.epoch)
+        for other in self._workers.alive():
+            self._send(other, verdict)
+        cause = ErrorInfo(code=PeerLost.code, text=f"{worker} was lost: {why}")
+        for job in self._active():
+            if worker.worker in job.slots_held():
+                job.worker_lost(worker.worker, cause, self._wall(now))
+                self._touch(job)
+
+    def _send(self, worker: Worker, message: ControlMessage) -> None:
+        self._out.append(SendToWorker(worker.worker, worker.link, message))
+
+    # --- requests --------------------------------------------------------------------------------
+
+    def _request(self, link: int, request: int, message: ControlMessage, now: float) -> None:
+        match message:
+            case GetEvents(job=name) | GetLogs(job=name) | WaitJob(job=name):
+                self._out += self._polls.ask(link, request, message, self._job(name), now)
+                return
+            case SubmitJob():
+                reply: ControlMessage = self._submit(message, now)
+            case ListJobs():
+                reply = JobList(jobs=[job.info(results=False) for job in self._jobs.values()])
+            case ShowJob(job=name):
+                reply = self._job(name).info(results=True)
+            case CancelJob(job=name):
+                reply = self._cancel(self._job(name), now)
+            case GetRows(job=name, after=after):
+                job = self._job(name)
+                reply = job.story.rows_after(after, job.over)
+            case GetStatus():
+                jobs = list(self._jobs.values())
+                reply = cluster_status(self._facts, self.web_port, self._workers, jobs, now)
+            case StopCluster():
+                self._out.append(Reply(link, request, Accepted()))
+                self._begin_stop(now)
+                return
+            case _:
+                self._out.append(CloseLink(link, f"a client sent {message.type}"))  # type: ignore[attr-defined]
+                return
+        self._out.append(Reply(link, request, reply))
+
+    def _job(self, name: str) -> Job:
+        if name in self._jobs:
+            return self._jobs[name]
+        known = list(self._jobs)[-JOBS_NAMED:]
+        there = f"the latest are {', '.join(known)}" if known else "none was submitted yet"
+        shown = name[: limits.NAME_BYTES_MAX]
+        raise UnknownName(f"there is no job {shown!r}; {there} ('minishuffle jobs list' shows all)")
+
+    def _cancel(self, job: Job, now: float) -> Accepted:
+        if job.over:
+            raise UsageError(f"job {job.id} ({job.name}) cannot be cancelled: it is {job.state} already")
+        job.cancel(self._wall(now), "cancelled by a client")
+        self._touch(job)
+        return Accepted(job=job.id)
+
+    def _require_up(self) -> None:
+        if self._phase != "up":
+            raise UsageError("the cluster is being shut down: start it again with 'minishuffle cluster up'")
+
+    # --- submission ------------------------------------------------------------------------------
+
+    def _submit(self, message: SubmitJob, now: float) -> Accepted:
+        """Admit a job and send it to its workers, or raise and leave nothing behind."""
+        self._require_up()
+        graph = checked_graph(message, self._facts.python)
+        placement, segments = admit(graph, self._workers.alive(), self._active())
+        self._submitted += 1
+        job = Job(f"j{self._submitted}", message.name, graph, placement, segments, self._wall(now))
+        self._jobs[job.id] = job
+        self._out.append(Journal(self._submitted))
+        self._deploy(job, graph)
+        self._touch(job)
+        return Accepted(job=job.id)
+
+    def _deploy(self, job: Job, graph: JobGraph) -> None:
+        workers = {number: self._workers.get_alive(number) for number in job.slots_held()}
+        taking_part = {number: worker for number, worker in workers.items() if worker is not None}
+        addresses = [taking_part[number].address for number in sorted(taking_part)]
+        for number, message in deployments(
+            graph, job.placement, addresses, term=self._facts.term, job=job.id, name=job.name
+        ).items():
+            self._send(taking_part[number], message)
+
+    def _active(self) -> list[Job]:
+        return [job for job in self._jobs.values() if not job.over]
+
+    # --- what follows ----------------------------------------------------------------------------
+
+    def _wall(self, now: float) -> float:
+        return now + self._facts.wall_offset
+
+    def _touch(self, job: Job) -> None:
+        self._touched[job.id] = job
+
+    def _settle(self, now: float) -> list[Instruction]:
+        """Do what follows from what just happened, and give all instructions out."""
+        touched, self._touched = self._touched, {}
+        for job in touched.values():
+            if job.stopping and not job.stop_sent:
+                job.stop_sent = True
+                self._tell(job.open_workers(), CancelTasks(term=self._facts.term, job=job.id))
+            if job.over:
+                self._release(job)
+            self._out += self._polls.changed(job, now)
+        self._advance_stop(now)
+        out, self._out = self._out, []
+        return out
+
+    def _tell(self, workers: list[int], message: ControlMessage) -> None:
+        for number in workers:
+            worker = self._workers.get_alive(number)
+            if worker is not None:
+                self._send(worker, message)
+
+    def _release(self, job: Job) -> None:
+        if job.released:
+            return
+        job.released = True
+        self._tell(sorted(job.slots_held()), ReleaseJob(term=self._facts.term, job=job.id))
+        for number, slots in job.abandoned_slots().items():
+            worker = self._workers.get_alive(number)
+            if worker is not None:
+                worker.slots_written_off += slots
+        over = [known for known in self._jobs.values() if known.over]
+        for old in over[: max(0, len(over) - JOBS_KEPT)]:
+            del self._jobs[old.id]
+
+    def _begin_stop(self, now: float) -> None:
+        if self._phase != "up":
+            return
+        self._phase = "draining"
+        self._phase_deadline = now + self._settings.task_cancel_timeout + DRAIN_SECONDS
+        for job in self._active():
+            job.cancel(self._wall(now), "the cluster is shut down")
+            self._touch(job)
+
+    def _advance_stop(self, now: float) -> None:
+        late = now >= self._phase_deadline
+        if self._phase == "draining" and (late or not self._active()):
+            self._phase, self._phase_deadline = "closing", now + GOODBYE_SECONDS
+            late = False
+            for worker in self._workers.alive():
+                self._send(worker, Shutdown(term=self._facts.term, reason="the cluster is shut down"))
+        if self._phase == "closing" and (late or not self._workers.alive()):
+            self._phase = "stopped"
+            self._out.append(Stopped())
+
+    # --- figures ---------------------------------------------------------------------------------
+
+    def snapshot(self, now: float, refused: dict[str, int]) -> CoordinatorSnapshot:
+        """Everything that ``/metrics`` is made from; ``refused`` counts connections by reason."""
+        jobs = list(self._jobs.values())
+        return coordinator_snapshot(self._facts.term, list(self._workers), jobs, now, refused)
+
+    def validate(self) -> None:
+        """Check the invariants; for tests, after each step."""
+        assert not self._out and not self._touched
+        self._workers.validate()
+        used, required = slots_used(self._active()), segments_required(self._active())
+        alive = {worker.worker for worker in self._workers.alive()}
+        for worker in self._workers.alive():
+            assert 0 <= used[worker.worker] <= worker.slots <= worker.about.slots
+            assert 0 <= required[worker.worker] <= worker.about.segments
+        for job in self._jobs.values():
+            job.validate()
+            assert set(job.open_workers()) <= alive
+            assert job.released == job.over
+            assert not job.stopping or job.stop_sent
+        assert sum(job.over for job in self._jobs.values()) <= JOBS_KEPT
+        assert self._polls.jobs() <= {job.id for job in self._active()}

@@ -1,0 +1,197 @@
+"""The registry of workers: who is alive, who was lost, and what each has to give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from minishuffle.config import ClusterSettings
+from minishuffle.counters import WorkerEntry
+from minishuffle.errors import UsageError
+from minishuffle.wire.messages import (
+    Heartbeat,
+    PeerReport,
+    Register,
+    WorkerAddress,
+    WorkerInfo,
+    WorkerReport,
+)
+
+__all__ = ["Worker", "WorkerRegistry"]
+
+LISTED_SECONDS: Final = 600.0
+"""How long a worker that was lost or has left stays listed."""
+WORKER_ID_MAX: Final = (1 << 31) - 1
+
+
+@dataclass(slots=True)
+class Worker:
+    """One registration. ``link`` is the shell's number of its control link, 0 once it is not alive."""
+
+    worker: int
+    epoch: int
+    link: int
+    about: Register
+    heard_at: float
+    state: Literal["alive", "lost", "gone"] = "alive"
+    ended_at: float = 0.0
+    report: WorkerReport = field(default_factory=WorkerReport)
+    peers: list[PeerReport] = field(default_factory=list)
+    slots_written_off: int = 0
+    """Slots whose task was abandoned: its thread still runs there."""
+
+    def __str__(self) -> str:
+        return f"worker {self.worker} (pid {self.about.pid} on {self.about.host})"
+
+    @property
+    def slots(self) -> int:
+        """Slots that can be given to jobs."""
+        return max(0, self.about.slots - self.slots_written_off)
+
+    @property
+    def address(self) -> WorkerAddress:
+        return WorkerAddress(
+            worker=self.worker, epoch=self.epoch, host=self.about.host, data_port=self.about.data_port
+        )
+
+    def info(self, slots_used: int, now: float) -> WorkerInfo:
+        return WorkerInfo(
+            worker=self.worker,
+            epoch=self.epoch,
+            state=self.state,
+            host=self.about.host,
+            pid=self.about.pid,
+            data_port=self.about.data_port,
+            metrics_port=self.about.metrics_port,
+            slots=self.about.slots,
+            slots_free=max(0, self.slots - slots_used) if self.state == "alive" else 0,
+            heartbeat_age_seconds=max(0.0, now - self.heard_at),
+            report=self.report,
+            peers=self.peers,
+        )
+
+    def entry(self, now: float) -> WorkerEntry:
+        age = max(0.0, now - self.heard_at)
+        return WorkerEntry(self.worker, self.state, self.about.host, self.about.metrics_port, age)
+
+
+class WorkerRegistry:
+    """All workers that are alive or were so a while ago, by id.
+
+    Invariants: each link belongs to one worker at most, and that one is alive; epochs are
+    all different and at most ``epoch``.
+    """
+
+    def __init__(self, settings: ClusterSettings, python: str) -> None:
+        self.epoch = 0
+        """Registrations accepted so far."""
+        self._settings = settings
+        self._python = python
+        self._workers: dict[int, Worker] = {}
+        self._by_link: dict[int, Worker] = {}
+        self._highest = 0
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(sorted(self._workers.values(), key=lambda worker: worker.worker))
+
+    def alive(self) -> list[Worker]:
+        return [worker for worker in self if worker.state == "alive"]
+
+    def get_alive(self, number: int) -> Worker | None:
+        worker = self._workers.get(number)
+        return worker if worker is not None and worker.state == "alive" else None
+
+    def by_link(self, link: int) -> Worker | None:
+        return self._by_link.get(link)
+
+    # --- coming and going ------------------------------------------------------------------------
+
+    def register(self, link: int, about: Register, now: float) -> Worker:
+        """Accept a worker.
+
+        Raises:
+            UsageError: its Python or segment size does not match, or its id is taken.
+        """
+        self._check(about)
+        number = about.requested_worker or self._highest + 1
+        self._highest = max(self._highest, number)
+        self.epoch += 1
+        worker = Worker(number, self.epoch, link, about, now)
+        self._workers[number] = self._by_link[link] = worker
+        return worker
+
+    def _check(self, about: Register) -> None:
+        if about.python != self._python:
+            raise UsageError(
+                f"the worker runs Python {about.python}, this cluster runs Python {self._python}, and "
+                f"functions are pickled between them: start the worker with Python {self._python}"
+            )
+        if not 0 <= about.requested_worker <= WORKER_ID_MAX or about.slots < 1:
+            raise UsageError(
+                f"worker id {about.requested_worker} with {about.slots} slots cannot be: choose --id from 1 "
+                f"to {WORKER_ID_MAX} and at least one slot"
+            )
+        holder = self.get_alive(about.requested_worker)
+        if holder is not None:
+            raise UsageError(
+                f"worker id {holder.worker} is held by process {holder.about.pid} on {holder.about.host}: "
+                "stop that one, or choose another --id (0: any free one)"
+            )
+        for other in self.alive():
+            if other.about.segment_bytes != about.segment_bytes:
+                raise UsageError(
+                    f"the worker has network buffers of {about.segment_bytes} bytes, the others have "
+                    f"{other.about.segment_bytes}: start it with --segment-bytes {other.about.segment_bytes}"
+                )
+
+    def end(self, worker: Worker, state: Literal["lost", "gone"], now: float) -> None:
+        """It is not alive any more."""
+        del self._by_link[worker.link]
+        worker.state, worker.ended_at, worker.link, worker.peers = state, now, 0, []
+
+    def heartbeat(self, worker: Worker, message: Heartbeat) -> None:
+        worker.report, worker.peers = message.report, message.peers
+
+    # --- time ------------------------------------------------------------------------------------
+
+    def silent(self, now: float) -> list[Worker]:
+        """Workers that were not heard from for ``heartbeat_timeout``.
+
+        When this is asked late, this process itself was held up and the heartbeats may wait in
+        its sockets: then nobody is judged until they were read.
+        """
+        found: list[Worker] = []
+        for worker in self.alive():
+            due = worker.heard_at + self._settings.heartbeat_timeout
+            if now > due + self._settings.heartbeat_interval:
+                worker.heard_at += now - due + self._settings.heartbeat_interval
+            elif now >= due:
+                found.append(worker)
+        return found
+
+    def forget(self, now: float) -> None:
+        """Drop those that ended a while ago from the list."""
+        for worker in list(self):
+            if worker.state != "alive" and now >= worker.ended_at + LISTED_SECONDS:
+                del self._workers[worker.worker]
+
+    def next_deadline(self) -> float | None:
+        timeout = self._settings.heartbeat_timeout
+        return min(
+            (
+                worker.heard_at + timeout if worker.state == "alive" else worker.ended_at + LISTED_SECONDS
+                for worker in self._workers.values()
+            ),
+            default=None,
+        )
+
+    def validate(self) -> None:
+        """Check the invariants; for tests, after each step."""
+        alive = self.alive()
+        assert {worker.link: worker for worker in alive} == self._by_link
+        assert all(worker.link == 0 for worker in self if worker.state != "alive")
+        epochs = [worker.epoch for worker in self]
+        assert len(set(epochs)) == len(epochs)
+        assert all(0 < epoch <= self.epoch for epoch in epochs)
+        assert all(0 < worker.worker <= self._highest for worker in self)
