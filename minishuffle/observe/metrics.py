@@ -1,0 +1,232 @@
+"""What ``/metrics`` of a worker and of the coordinator is made from, at the moment of a scrape.
+
+The data path counts in plain integers (``minishuffle.counters``); a collector here takes a snapshot
+when it is asked and turns it into the families of :data:`~minishuffle.observe.families.METRICS`. Only
+totals and present values are served: rates are the scraper's work.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from minishuffle.counters import CoordinatorSnapshot, Histogram, TaskSnapshot, WorkerSnapshot
+from minishuffle.observe.families import METRICS, MetricSpec, MetricType, Process
+from minishuffle.observe.labels import TaskLabels
+from minishuffle.wire.frames import FrameType
+
+__all__ = ["coordinator_registry", "worker_registry"]
+
+Family: TypeAlias = "CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily"
+
+_FAMILY_TYPES: dict[MetricType, type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
+
+# Label values that exist from the start, so that a first increase is seen as one.
+_DATA_FRAMES = tuple(kind.name.lower() for kind in FrameType if kind is not FrameType.MESSAGE)
+_REFUSALS = ("secret", "version", "cluster", "timeout", "limit", "malformed", "peer")
+_ERROR_POLICIES = ("skip", "dead_letter")
+_WORKER_STATES = ("alive", "lost", "gone")
+_SLOT_STATES = ("used", "free")
+_JOB_STATES = ("created", "running", "finished", "failing", "failed", "canceling", "canceled")
+_TASK_STATES = ("running", "finished", "failed", "canceled", "abandoned")
+
+
+def worker_registry(snapshot: Callable[[], WorkerSnapshot], version: str) -> CollectorRegistry:
+    """The registry behind a worker's ``/metrics``; ``snapshot`` is called once for each scrape."""
+    return _registry(_WorkerCollector(snapshot, version))
+
+
+def coordinator_registry(snapshot: Callable[[], CoordinatorSnapshot], version: str) -> CollectorRegistry:
+    """The registry behind the coordinator's ``/metrics``; ``snapshot`` is called once for each scrape."""
+    return _registry(_CoordinatorCollector(snapshot, version))
+
+
+def _registry(collector: _WorkerCollector | _CoordinatorCollector) -> CollectorRegistry:
+    """A registry of its own has no process_* and python_* families unless they are asked for."""
+    registry = CollectorRegistry()
+    registry.register(collector)
+    ProcessCollector(registry=registry)
+    GCCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    return registry
+
+
+class _Scrape:
+    """The families of one scrape, filled by name."""
+
+    def __init__(self, process: Process) -> None:
+        self._families = {spec.name: _family(spec) for spec in METRICS if spec.served_by(process)}
+
+    def value(self, name: str, value: float, *labels: str) -> None:
+        family = self._families[name]
+        assert not isinstance(family, HistogramMetricFamily)
+        family.add_metric(labels, value)
+
+    def by_label(self, name: str, values: Mapping[str, float], labels: Sequence[str] = ()) -> None:
+        """One sample for each item; the item's key is the value of the last label."""
+        for key, value in values.items():
+            self.value(name, value, *labels, key)
+
+    def histogram(self, name: str, histogram: Histogram, labels: Sequence[str] = ()) -> None:
+        family = self._families[name]
+        assert isinstance(family, HistogramMetricFamily)
+        edges = [*(str(bound) for bound in histogram.bounds), "+Inf"]
+        buckets: list[tuple[str, float]] = []
+        cumulative = 0
+        for edge, count in zip(edges, tuple(histogram.counts), strict=True):
+            cumulative += count
+            buckets.append((edge, cumulative))
+        family.add_metric(labels, buckets, histogram.total)
+
+    def families(self) -> list[Metric]:
+        return [family for family in self._families.values() if family.samples]
+
+
+def _family(spec: MetricSpec) -> Family:
+    return _FAMILY_TYPES[spec.type](spec.name, spec.help, labels=spec.labels)
+
+
+def _from_zero(names: Iterable[str], counts: Mapping[str, int]) -> dict[str, int]:
+    """``counts`` with a zero for each name that was not counted yet."""
+    return {**dict.fromkeys(names, 0), **counts}
+
+
+class _WorkerCollector:
+    def __init__(self, snapshot: Callable[[], WorkerSnapshot], version: str) -> None:
+        self._snapshot = snapshot
+        self._version = version
+        self._labels = TaskLabels()
+
+    def collect(self) -> list[Metric]:
+        snapshot = self._snapshot()
+        scrape = _Scrape("worker")
+        scrape.value("minishuffle_build_info", 1, self._version, platform.python_version())
+        _add_worker(scrape, snapshot)
+        _add_network(scrape, snapshot)
+        for labels, task in self._labels.assign(snapshot.tasks):
+            _add_task(scrape, labels, task)
+            if task.gates:
+                _add_input(scrape, labels, task)
+            if task.partitions:
+                _add_output(scrape, labels, task)
+        return scrape.families()
+
+
+def _add_worker(scrape: _Scrape, snapshot: WorkerSnapshot) -> None:
+    used = snapshot.slots_used
+    scrape.by_label("minishuffle_worker_slots", {"used": used, "free": snapshot.slots - used})
+    scrape.value("minishuffle_abandoned_tasks_total", snapshot.abandoned_tasks)
+    scrape.histogram("minishuffle_event_loop_lag_seconds", snapshot.loop_lag)
+    refused = _from_zero(_REFUSALS, snapshot.connections_refused)
+    scrape.by_label("minishuffle_connections_refused_total", refused)
+
+
+def _add_network(scrape: _Scrape, snapshot: WorkerSnapshot) -> None:
+    remote = snapshot.remote
+    scrape.value("minishuffle_connections", snapshot.connections)
+    for direction, size, buffers, frames in (
+        ("in", remote.bytes_in, remote.buffers_in, remote.frames_in),
+        ("out", remote.bytes_out, remote.buffers_out, remote.frames_out),
+    ):
+        scrape.by_label(
+            "minishuffle_network_bytes_total", {"remote": size, "local": snapshot.local_bytes}, [direction]
+        )
+        scrape.by_label(
+            "minishuffle_network_buffers_total",
+            {"remote": buffers, "local": snapshot.local_buffers},
+            [direction],
+        )
+        for kind, count in _from_zero(_DATA_FRAMES, frames).items():
+            scrape.value("minishuffle_frames_total", count, kind, direction)
+    credits = {"granted": remote.credits_granted, "received": remote.credits_received}
+    scrape.by_label("minishuffle_credits_total", credits)
+    free = snapshot.segments_free
+    scrape.by_label("minishuffle_network_segments", {"used": snapshot.segments_total - free, "free": free})
+    scrape.value("minishuffle_network_segments_peak", snapshot.segments_peak)
+    scrape.value("minishuffle_network_memory_bytes", snapshot.segments_total * snapshot.segment_bytes)
+    scrape.value("minishuffle_assembly_bytes", snapshot.assembly_bytes)
+
+
+def _add_task(scrape: _Scrape, labels: Sequence[str], task: TaskSnapshot) -> None:
+    counters = task.counters
+    for what, taken, emitted in (
+        ("records", counters.records_in, counters.records_out),
+        ("bytes", counters.bytes_in, counters.bytes_out),
+        ("buffers", counters.buffers_in, counters.buffers_out),
+    ):
+        scrape.by_label(f"minishuffle_task_{what}_total", {"in": taken, "out": emitted}, labels)
+    times = {
+        "busy": counters.busy_seconds,
+        "idle": counters.idle_seconds,
+        "backpressured_hard": counters.backpressured_seconds,
+    }
+    scrape.by_label("minishuffle_task_time_seconds_total", times, labels)
+    scrape.histogram("minishuffle_backpressure_block_seconds", counters.backpressure_block, labels)
+    # The task thread may add a policy at any moment: dict() copies without giving way to it.
+    errors = _from_zero(_ERROR_POLICIES, dict(counters.user_errors))
+    scrape.by_label("minishuffle_user_errors_total", errors, labels)
+
+
+def _add_input(scrape: _Scrape, labels: Sequence[str], task: TaskSnapshot) -> None:
+    gates = task.gates
+    exclusive = sum(gate.exclusive_used for gate in gates)
+    floating = sum(gate.floating_used for gate in gates)
+    exclusive_capacity = sum(gate.exclusive_capacity for gate in gates)
+    floating_capacity = sum(gate.floating_capacity for gate in gates)
+    scrape.value("minishuffle_input_queue_buffers", sum(gate.queue_buffers for gate in gates), *labels)
+    used = {"exclusive": exclusive, "floating": floating}
+    scrape.by_label("minishuffle_input_buffers", used, labels)
+    capacity = {"exclusive": exclusive_capacity, "floating": floating_capacity}
+    scrape.by_label("minishuffle_input_buffers_capacity", capacity, labels)
+    if total := exclusive_capacity + floating_capacity:
+        scrape.value("minishuffle_input_pool_usage_ratio", (exclusive + floating) / total, *labels)
+    scrape.value("minishuffle_channels_starved", sum(gate.channels_starved for gate in gates), *labels)
+
+
+def _add_output(scrape: _Scrape, labels: Sequence[str], task: TaskSnapshot) -> None:
+    backlog = sum(partition.backlog_buffers for partition in task.partitions)
+    used = sum(partition.pool.used for partition in task.partitions)
+    capacity = sum(partition.pool.capacity for partition in task.partitions)
+    scrape.value("minishuffle_output_backlog_buffers", backlog, *labels)
+    scrape.value("minishuffle_output_pool_buffers", used, *labels)
+    scrape.value("minishuffle_output_pool_buffers_capacity", capacity, *labels)
+    if capacity:
+        scrape.value("minishuffle_output_pool_usage_ratio", used / capacity, *labels)
+
+
+class _CoordinatorCollector:
+    def __init__(self, snapshot: Callable[[], CoordinatorSnapshot], version: str) -> None:
+        self._snapshot = snapshot
+        self._version = version
+
+    def collect(self) -> list[Metric]:
+        snapshot = self._snapshot()
+        scrape = _Scrape("coordinator")
+        scrape.value("minishuffle_build_info", 1, self._version, platform.python_version())
+        scrape.value("minishuffle_term", snapshot.term)
+        states = Counter(worker.state for worker in snapshot.workers)
+        scrape.by_label("minishuffle_workers", _from_zero(_WORKER_STATES, states))
+        for worker in snapshot.workers:
+            if worker.state == "alive":
+                age = worker.heartbeat_age_seconds
+                scrape.value("minishuffle_worker_heartbeat_age_seconds", age, str(worker.worker))
+        scrape.by_label("minishuffle_slots", _from_zero(_SLOT_STATES, snapshot.slots))
+        scrape.by_label("minishuffle_jobs", _from_zero(_JOB_STATES, snapshot.jobs))
+        scrape.by_label("minishuffle_tasks", _from_zero(_TASK_STATES, snapshot.tasks))
+        refused = _from_zero(_REFUSALS, snapshot.connections_refused)
+        scrape.by_label("minishuffle_connections_refused_total", refused)
+        return scrape.families()

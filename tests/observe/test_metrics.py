@@ -1,0 +1,316 @@
+"""The exposition of both processes: names, labels, values, budget."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+from minishuffle.counters import (
+    ConnectionCounters,
+    CoordinatorSnapshot,
+    GateSnapshot,
+    Histogram,
+    PartitionSnapshot,
+    PoolSnapshot,
+    TaskCounters,
+    TaskSnapshot,
+    WorkerEntry,
+    WorkerSnapshot,
+)
+from minishuffle.observe.families import METRICS, RUNTIME_METRICS, markdown_table
+from minishuffle.observe.metrics import coordinator_registry, worker_registry
+
+MakeTask = Callable[..., TaskSnapshot]
+MakeWorker = Callable[..., WorkerSnapshot]
+MakeCoordinator = Callable[..., CoordinatorSnapshot]
+Family = tuple[str, str, frozenset[str]]
+
+ROOT = Path(__file__).resolve().parents[2]
+FIRST_TASK = {"pipeline": "wordcount", "vertex": "count", "subtask": "0"}
+
+
+def families(registry: CollectorRegistry) -> set[Family]:
+    """(name, type, labels) of every family that a scrape shows, ``le`` left out."""
+    shown = set()
+    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+        labels = {frozenset(sample.labels) - {"le"} for sample in family.samples}
+        assert len(labels) == 1, f"{family.name} has samples with different labels"
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        shown.add((name, family.type, labels.pop()))
+    return shown
+
+
+def listed(process: str) -> set[Family]:
+    rows = (*METRICS, *RUNTIME_METRICS)
+    return {(m.name, m.type, frozenset(m.labels)) for m in rows if m.process in (process, "both")}
+
+
+def series(registry: CollectorRegistry) -> int:
+    return sum(not line.startswith(b"#") for line in generate_latest(registry).splitlines())
+
+
+def test_a_worker_serves_exactly_the_families_of_the_table(
+    make_worker: MakeWorker, make_task: MakeTask
+) -> None:
+    registry = worker_registry(lambda: make_worker(tasks=(make_task(),)), "1.2.3")
+    assert families(registry) == listed("worker")
+
+
+def test_a_coordinator_serves_exactly_the_families_of_the_table(make_coordinator: MakeCoordinator) -> None:
+    registry = coordinator_registry(make_coordinator, "1.2.3")
+    assert families(registry) == listed("coordinator")
+
+
+def test_the_table_of_the_readme_is_the_table() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    _, begin, rest = readme.partition("<!-- metrics:begin -->\n")
+    table, end, _ = rest.partition("<!-- metrics:end -->")
+    assert begin and end, "README.md has no markers around the table of metrics"
+    assert table.strip("\n") == markdown_table().strip("\n")
+
+
+def test_names_and_labels_keep_to_the_conventions() -> None:
+    for spec in (*METRICS, *RUNTIME_METRICS):
+        assert (spec.type == "counter") == spec.name.endswith("_total"), spec.name
+        assert not {"job", "instance", "attempt", "port", "le", "quantile"} & set(spec.labels), spec.name
+        assert spec.help, spec.name
+    names = [spec.name for spec in METRICS]
+    assert len(names) == len(set(names))
+    assert all(name.startswith("minishuffle_") for name in names)
+
+
+@pytest.mark.parametrize("process", ["worker", "coordinator"])
+def test_promtool_finds_nothing_to_mend(
+    process: str,
+    make_worker: MakeWorker,
+    make_task: MakeTask,
+    make_coordinator: MakeCoordinator,
+    prometheus_binaries: Path,
+) -> None:
+    if process == "worker":
+        registry = worker_registry(lambda: make_worker(tasks=(make_task(),)), "1.2.3")
+    else:
+        registry = coordinator_registry(make_coordinator, "1.2.3")
+    own = b"".join(_own_lines(generate_latest(registry)))
+    assert own.count(b"# TYPE") == len([m for m in METRICS if m.process in (process, "both")])
+    checked = subprocess.run(
+        [prometheus_binaries / "promtool", "check", "metrics"],
+        input=generate_latest(registry),
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
+
+
+def _own_lines(text: bytes) -> list[bytes]:
+    return [line for line in text.splitlines(keepends=True) if b"minishuffle_" in line]
+
+
+def test_openmetrics_says_the_same(make_worker: MakeWorker, make_task: MakeTask) -> None:
+    registry = worker_registry(lambda: make_worker(tasks=(make_task(),)), "1.2.3")
+    parsed = parse_openmetrics(generate_openmetrics(registry).decode())
+    names = {f"{f.name}_total" if f.type == "counter" else f.name for f in parsed}
+    assert names == {name for name, _, _ in listed("worker")}
+
+
+def test_the_number_of_series_stays_within_the_budget(make_worker: MakeWorker, make_task: MakeTask) -> None:
+    empty = series(worker_registry(make_worker, "1.2.3"))
+    counts = []
+    for subtasks in (1, 20):
+        tasks = tuple(make_task(operator=i % 5, name=f"op{i % 5}", index=i // 5) for i in range(subtasks))
+        counts.append(series(worker_registry(lambda tasks=tasks: make_worker(tasks=tasks), "1.2.3")))
+    assert empty <= 200
+    assert counts[0] - empty <= 40
+    assert counts[1] - empty <= 40 * 20
+
+
+def test_traffic_is_split_by_direction_and_path(make_worker: MakeWorker) -> None:
+    remote = ConnectionCounters(
+        bytes_in=10,
+        bytes_out=20,
+        buffers_in=1,
+        buffers_out=2,
+        frames_in={"buffer_response": 1, "hello": 1},
+        frames_out={"add_credit": 7},
+        credits_granted=30,
+        credits_received=40,
+    )
+    worker = make_worker(remote=remote, local_bytes=5, local_buffers=3)
+    value = worker_registry(lambda: worker, "1.2.3").get_sample_value
+    for what, remote_in, remote_out, local in (("bytes", 10, 20, 5), ("buffers", 1, 2, 3)):
+        name = f"minishuffle_network_{what}_total"
+        assert value(name, {"direction": "in", "path": "remote"}) == remote_in
+        assert value(name, {"direction": "out", "path": "remote"}) == remote_out
+        assert value(name, {"direction": "in", "path": "local"}) == local
+        assert value(name, {"direction": "out", "path": "local"}) == local
+    assert value("minishuffle_frames_total", {"type": "buffer_response", "direction": "in"}) == 1
+    assert value("minishuffle_frames_total", {"type": "add_credit", "direction": "out"}) == 7
+    assert value("minishuffle_frames_total", {"type": "add_credit", "direction": "in"}) == 0
+    assert value("minishuffle_credits_total", {"direction": "granted"}) == 30
+    assert value("minishuffle_credits_total", {"direction": "received"}) == 40
+
+
+def test_memory_and_slots_of_a_worker(make_worker: MakeWorker) -> None:
+    worker = make_worker(connections_refused={"secret": 2}, abandoned_tasks=1, assembly_bytes=77)
+    value = worker_registry(lambda: worker, "1.2.3").get_sample_value
+    assert value("minishuffle_network_segments", {"state": "used"}) == 4
+    assert value("minishuffle_network_segments", {"state": "free"}) == 60
+    assert value("minishuffle_network_segments_peak") == 9
+    assert value("minishuffle_network_memory_bytes") == 64 * 32768
+    assert value("minishuffle_assembly_bytes") == 77
+    assert value("minishuffle_worker_slots", {"state": "used"}) == 1
+    assert value("minishuffle_worker_slots", {"state": "free"}) == 3
+    assert value("minishuffle_abandoned_tasks_total") == 1
+    assert value("minishuffle_connections_refused_total", {"reason": "secret"}) == 2
+    assert value("minishuffle_connections_refused_total", {"reason": "timeout"}) == 0
+
+
+def test_counters_of_a_task(make_worker: MakeWorker, make_task: MakeTask) -> None:
+    counters = TaskCounters(
+        records_in=1,
+        records_out=2,
+        bytes_in=3,
+        bytes_out=4,
+        buffers_in=5,
+        buffers_out=6,
+        user_errors={"skip": 7},
+        busy_seconds=0.5,
+        idle_seconds=0.25,
+        backpressured_seconds=0.125,
+    )
+    worker = make_worker(tasks=(make_task(counters=counters),))
+    value = worker_registry(lambda: worker, "1.2.3").get_sample_value
+    for what, taken, emitted in (("records", 1, 2), ("bytes", 3, 4), ("buffers", 5, 6)):
+        name = f"minishuffle_task_{what}_total"
+        assert value(name, {**FIRST_TASK, "direction": "in"}) == taken
+        assert value(name, {**FIRST_TASK, "direction": "out"}) == emitted
+    for state, seconds in (("busy", 0.5), ("idle", 0.25), ("backpressured_hard", 0.125)):
+        assert value("minishuffle_task_time_seconds_total", {**FIRST_TASK, "state": state}) == seconds
+    assert value("minishuffle_user_errors_total", {**FIRST_TASK, "policy": "skip"}) == 7
+    assert value("minishuffle_user_errors_total", {**FIRST_TASK, "policy": "dead_letter"}) == 0
+
+
+def test_pools_of_a_task_are_summed_over_its_gates_and_partitions(
+    make_worker: MakeWorker, make_task: MakeTask
+) -> None:
+    gates = (GateSnapshot(3, 2, 4, 1, 8, 2, 1), GateSnapshot(1, 1, 2, 8, 8, 1, 0))
+    partitions = (PartitionSnapshot(5, PoolSnapshot(2, 8)), PartitionSnapshot(1, PoolSnapshot(4, 8)))
+    worker = make_worker(tasks=(make_task(gates=gates, partitions=partitions),))
+    value = worker_registry(lambda: worker, "1.2.3").get_sample_value
+    assert value("minishuffle_input_queue_buffers", FIRST_TASK) == 4
+    assert value("minishuffle_input_buffers", {**FIRST_TASK, "kind": "exclusive"}) == 3
+    assert value("minishuffle_input_buffers", {**FIRST_TASK, "kind": "floating"}) == 9
+    assert value("minishuffle_input_buffers_capacity", {**FIRST_TASK, "kind": "exclusive"}) == 6
+    assert value("minishuffle_input_buffers_capacity", {**FIRST_TASK, "kind": "floating"}) == 16
+    assert value("minishuffle_input_pool_usage_ratio", FIRST_TASK) == 12 / 22
+    assert value("minishuffle_channels_starved", FIRST_TASK) == 1
+    assert value("minishuffle_output_backlog_buffers", FIRST_TASK) == 6
+    assert value("minishuffle_output_pool_buffers", FIRST_TASK) == 6
+    assert value("minishuffle_output_pool_buffers_capacity", FIRST_TASK) == 16
+    assert value("minishuffle_output_pool_usage_ratio", FIRST_TASK) == 6 / 16
+
+
+def test_a_source_has_no_input_and_a_sink_no_output(make_worker: MakeWorker, make_task: MakeTask) -> None:
+    source = make_task(operator=0, name="source", gates=())
+    sink = make_task(operator=1, name="sink", partitions=())
+    text = generate_latest(worker_registry(lambda: make_worker(tasks=(source, sink)), "1.2.3")).decode()
+    pools = [line for line in text.splitlines() if line.startswith(("minishuffle_input", "minishuffle_out"))]
+    assert pools
+    assert not [line for line in pools if 'vertex="source"' in line and "_input_" in line]
+    assert not [line for line in pools if 'vertex="sink"' in line and "_output_" in line]
+
+
+def test_a_histogram_is_cumulative(make_worker: MakeWorker, make_task: MakeTask) -> None:
+    counters = TaskCounters()
+    counters.backpressure_block = Histogram((0.5, 1.0, 30.0))
+    for seconds in (0.25, 0.5, 0.75, 100.0):
+        counters.backpressure_block.observe(seconds)
+    worker = make_worker(tasks=(make_task(counters=counters),))
+    value = worker_registry(lambda: worker, "1.2.3").get_sample_value
+    name = "minishuffle_backpressure_block_seconds"
+    buckets = [value(f"{name}_bucket", {**FIRST_TASK, "le": le}) for le in ("0.5", "1.0", "30.0", "+Inf")]
+    assert buckets == [2, 3, 3, 4]
+    assert value(f"{name}_sum", FIRST_TASK) == 101.5
+    assert value(f"{name}_count", FIRST_TASK) == 4
+
+
+def test_each_scrape_reads_anew(make_worker: MakeWorker, make_task: MakeTask) -> None:
+    task = make_task()
+    registry = worker_registry(lambda: make_worker(tasks=(task,)), "1.2.3")
+    records = {**FIRST_TASK, "direction": "in"}
+    assert registry.get_sample_value("minishuffle_task_records_total", records) == 0
+    task.counters.records_in = 42
+    assert registry.get_sample_value("minishuffle_task_records_total", records) == 42
+
+
+def test_two_jobs_of_one_name_have_series_of_their_own(make_worker: MakeWorker, make_task: MakeTask) -> None:
+    first, second = make_task(job="j2"), make_task(job="j10")
+    first.counters.records_in, second.counters.records_in = 1, 2
+    running = [first, second]
+    registry = worker_registry(lambda: make_worker(tasks=tuple(running)), "1.2.3")
+
+    def records(pipeline: str) -> float | None:
+        labels = {**FIRST_TASK, "pipeline": pipeline, "direction": "in"}
+        return registry.get_sample_value("minishuffle_task_records_total", labels)
+
+    assert (records("wordcount"), records("wordcount (j10)")) == (1, 2)
+    running.remove(first)
+    assert (records("wordcount"), records("wordcount (j10)")) == (None, 2), "a job's series keep their name"
+    third = make_task(job="j11")
+    third.counters.records_in = 3
+    running.append(third)
+    assert (records("wordcount"), records("wordcount (j10)")) == (3, 2)
+
+
+def test_the_newest_attempt_stands_for_its_subtask(make_worker: MakeWorker, make_task: MakeTask) -> None:
+    abandoned, current = make_task(attempt=1, state="abandoned"), make_task(attempt=2)
+    abandoned.counters.records_in, current.counters.records_in = 100, 1
+    registry = worker_registry(lambda: make_worker(tasks=(current, abandoned)), "1.2.3")
+    labels = {**FIRST_TASK, "direction": "in"}
+    assert registry.get_sample_value("minishuffle_task_records_total", labels) == 1
+
+
+def test_any_name_makes_a_scrape_that_parses(make_worker: MakeWorker, make_task: MakeTask) -> None:
+    odd = 'a "b" \\ \n{c="d"} é'
+    tasks = (
+        make_task(job="j1", job_name=odd),
+        make_task(job="j2", job_name=odd),
+        make_task(job="j3", job_name=f"{odd} (j2)"),
+        make_task(job="j1", job_name=odd, operator=1),
+    )
+    registry = worker_registry(lambda: make_worker(tasks=tasks), "1.2.3")
+    found = []
+    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+        if family.name == "minishuffle_channels_starved":
+            found = [(sample.labels["pipeline"], sample.labels["vertex"]) for sample in family.samples]
+    assert sorted(found) == sorted(
+        [(odd, "count"), (odd, "count (1)"), (f"{odd} (j2)", "count"), (f"{odd} (j2) (j3)", "count")]
+    )
+
+
+def test_a_coordinator_counts_by_state(make_coordinator: MakeCoordinator) -> None:
+    workers = (
+        WorkerEntry(1, "alive", "127.0.0.1", 9000, 0.25),
+        WorkerEntry(2, "lost", "127.0.0.1", 9001, 30.0),
+        WorkerEntry(3, "alive", "127.0.0.1", 9002, 0.5),
+    )
+    snapshot = make_coordinator(workers=workers, connections_refused={"secret": 4})
+    value = coordinator_registry(lambda: snapshot, "1.2.3").get_sample_value
+    assert value("minishuffle_term") == 3
+    for state, count in (("alive", 2), ("lost", 1), ("gone", 0)):
+        assert value("minishuffle_workers", {"state": state}) == count
+    assert value("minishuffle_worker_heartbeat_age_seconds", {"worker": "3"}) == 0.5
+    assert value("minishuffle_worker_heartbeat_age_seconds", {"worker": "2"}) is None
+    assert value("minishuffle_slots", {"state": "free"}) == 3
+    assert value("minishuffle_jobs", {"state": "running"}) == 1
+    assert value("minishuffle_jobs", {"state": "failed"}) == 0
+    assert value("minishuffle_tasks", {"state": "running"}) == 2
+    assert value("minishuffle_connections_refused_total", {"reason": "secret"}) == 4
