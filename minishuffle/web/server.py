@@ -1,0 +1,170 @@
+"""The HTTP servers of a worker and of the coordinator: ``/metrics``, and ``/sd/prometheus``.
+
+They run on the process's own event loop and read snapshots, so a scrape costs the loop a few
+milliseconds and the data path nothing. Everything here is for reading. The ``Host`` of a request is
+checked, so that a web page in somebody's browser cannot read a cluster on loopback by pointing a
+name of its own there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from importlib.metadata import version
+from ipaddress import ip_address
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Handler
+from prometheus_client import CollectorRegistry
+from prometheus_client.aiohttp import make_aiohttp_handler
+
+from minishuffle.counters import CoordinatorSnapshot, WorkerEntry, WorkerSnapshot
+from minishuffle.ids import Address
+from minishuffle.observe.metrics import coordinator_registry, worker_registry
+from minishuffle.observe.prometheus import SD_REFRESH_SECONDS
+from minishuffle.transport.ports import cannot_listen
+
+__all__ = ["WebServer", "serve_coordinator_web", "serve_worker_web"]
+
+LOST_LISTED_SECONDS = 600.0
+"""A target that leaves the list vanishes from Prometheus before an alert on it can fire."""
+
+_log = logging.getLogger(__name__)
+
+
+def _is_our_fault(record: logging.LogRecord) -> bool:
+    """Whether a record tells of an error in here, and not of a request that made no sense."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError)
+
+
+_log.addFilter(_is_our_fault)
+
+
+class WebServer:
+    """A server that listens until it is closed."""
+
+    def __init__(self, runner: web.AppRunner, port: int) -> None:
+        self._runner = runner
+        self.port = port
+        """The port that it listens on, also when port 0 was asked for."""
+
+    async def close(self) -> None:
+        """Stop listening and close what is open; harmless when done twice."""
+        await self._runner.cleanup()
+
+
+async def serve_worker_web(snapshot: Callable[[], WorkerSnapshot], host: str, port: int) -> WebServer:
+    """Serve a worker's ``/metrics``; port 0 takes a free one.
+
+    Raises:
+        UsageError: the port is taken, or ``host`` is not an address of this machine.
+    """
+    registry = worker_registry(snapshot, version("minishuffle"))
+    return await _serve(_application(host, registry), host, port)
+
+
+async def serve_coordinator_web(
+    snapshot: Callable[[], CoordinatorSnapshot], host: str, port: int
+) -> WebServer:
+    """Serve the coordinator's ``/metrics``, ``/sd/prometheus`` and a page that lists the workers'.
+
+    Raises:
+        UsageError: the port is taken, or ``host`` is not an address of this machine.
+    """
+    app = _application(host, coordinator_registry(snapshot, version("minishuffle")))
+
+    async def service_discovery(request: web.Request) -> web.Response:
+        return web.json_response(
+            _target_groups(_reached_at(request), snapshot()),
+            headers={"X-Prometheus-Refresh-Interval-Seconds": str(SD_REFRESH_SECONDS)},
+        )
+
+    async def index(request: web.Request) -> web.Response:
+        return web.Response(text=_index_page(_reached_at(request), snapshot()))
+
+    app.router.add_get("/sd/prometheus", service_discovery)
+    app.router.add_get("/", index)
+    return await _serve(app, host, port)
+
+
+def _application(bound: str, registry: CollectorRegistry) -> web.Application:
+    @web.middleware
+    async def check_host(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if not _host_allowed(request.headers.get("Host", ""), bound, _reached_at(request).host):
+            raise web.HTTPForbidden(text=f"this server answers as {bound} or as localhost only\n")
+        return await handler(request)
+
+    app = web.Application(middlewares=[check_host])
+    app.router.add_get("/metrics", make_aiohttp_handler(registry, disable_compression=True))
+    return app
+
+
+def _host_allowed(header: str, bound: str, local: str) -> bool:
+    """Loopback by name or address, the host that we were bound to, or the address reached."""
+    name = (header[1:].partition("]")[0] if header.startswith("[") else header.partition(":")[0]).lower()
+    if name in ("localhost", bound.lower(), local):
+        return True
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _reached_at(request: web.Request) -> Address:
+    """The address of ours that the client's connection leads to."""
+    assert request.transport is not None
+    host, port = request.transport.get_extra_info("sockname")[:2]
+    return Address(host, port)
+
+
+async def _serve(app: web.Application, host: str, port: int) -> WebServer:
+    runner = web.AppRunner(app, access_log=None, logger=_log)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError as error:
+        await runner.cleanup()
+        raise cannot_listen(host, port, error, "--web-port") from error
+    return WebServer(runner, runner.addresses[0][1])
+
+
+def _target_groups(coordinator: Address, snapshot: CoordinatorSnapshot) -> list[dict[str, object]]:
+    """The whole list, as Prometheus' http_sd wants it: the coordinator and its workers."""
+    groups: list[dict[str, object]] = [
+        {"targets": [str(coordinator)], "labels": {"__meta_minishuffle_role": "coordinator"}}
+    ]
+    for worker in _listed_workers(snapshot):
+        labels = {"__meta_minishuffle_role": "worker", "__meta_minishuffle_worker": str(worker.worker)}
+        groups.append({"targets": [_target(worker)], "labels": labels})
+    return groups
+
+
+def _listed_workers(snapshot: CoordinatorSnapshot) -> list[WorkerEntry]:
+    """The workers that are alive or were lost a short while ago; those that left in order are gone."""
+    return [
+        worker
+        for worker in sorted(snapshot.workers, key=lambda worker: worker.worker)
+        if worker.state == "alive"
+        or (worker.state == "lost" and worker.heartbeat_age_seconds <= LOST_LISTED_SECONDS)
+    ]
+
+
+def _target(worker: WorkerEntry) -> str:
+    return str(Address(worker.host, worker.metrics_port))
+
+
+def _index_page(coordinator: Address, snapshot: CoordinatorSnapshot) -> str:
+    lines = [
+        "minishuffle coordinator",
+        "",
+        f"http://{coordinator}/metrics",
+        f"http://{coordinator}/sd/prometheus",
+        "",
+        *(
+            f"worker {worker.worker} ({worker.state})  http://{_target(worker)}/metrics"
+            for worker in _listed_workers(snapshot)
+        ),
+    ]
+    return "\n".join(lines) + "\n"

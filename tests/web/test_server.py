@@ -1,0 +1,283 @@
+"""The web servers over real sockets, on asyncio's loop and on uvloop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TypeVar
+
+import aiohttp
+import pytest
+import uvloop
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+from minishuffle.counters import (
+    LAG_SECONDS_BOUNDS,
+    ConnectionCounters,
+    CoordinatorSnapshot,
+    Histogram,
+    WorkerEntry,
+    WorkerSnapshot,
+)
+from minishuffle.errors import UsageError
+from minishuffle.web.server import WebServer, serve_coordinator_web, serve_worker_web
+
+T = TypeVar("T")
+Run = Callable[[Awaitable[T]], T]
+
+HOST = "127.0.0.1"
+SECONDS_MAX = 20.0
+
+WORKER = WorkerSnapshot(
+    worker=1,
+    epoch=1,
+    slots=2,
+    slots_used=0,
+    remote=ConnectionCounters(),
+    local_bytes=0,
+    local_buffers=0,
+    connections=1,
+    segments_total=64,
+    segments_free=64,
+    segments_peak=0,
+    segment_bytes=32768,
+    assembly_bytes=0,
+    loop_lag=Histogram(LAG_SECONDS_BOUNDS),
+    abandoned_tasks=0,
+    connections_refused={},
+    tasks=(),
+)
+COORDINATOR = CoordinatorSnapshot(
+    term=1,
+    workers=(
+        WorkerEntry(2, "lost", HOST, 9002, 599.0),
+        WorkerEntry(1, "alive", HOST, 9001, 0.1),
+        WorkerEntry(3, "lost", HOST, 9003, 601.0),
+        WorkerEntry(4, "gone", HOST, 9004, 1.0),
+        WorkerEntry(5, "alive", "::1", 9005, 0.1),
+    ),
+    slots={},
+    jobs={},
+    tasks={},
+    connections_refused={},
+)
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run[T]:
+    """Run a coroutine to its end on a loop of that kind, within bounds."""
+    factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
+
+    def run_bounded(work: Awaitable[T]) -> T:
+        with asyncio.Runner(loop_factory=factory) as runner:
+            return runner.run(asyncio.wait_for(work, SECONDS_MAX))
+
+    return run_bounded
+
+
+async def get(
+    server: WebServer, path: str, headers: dict[str, str] | None = None
+) -> tuple[int, dict[str, str], str]:
+    """Status, headers and body of one request."""
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"http://{HOST}:{server.port}{path}", headers=headers) as response,
+    ):
+        return response.status, dict(response.headers), await response.text()
+
+
+@asynccontextmanager
+async def closing(starting: Awaitable[WebServer]) -> AsyncIterator[WebServer]:
+    """A server that is closed however the test ends."""
+    server = await starting
+    try:
+        yield server
+    finally:
+        await server.close()
+
+
+def worker_web(host: str = HOST) -> Awaitable[WebServer]:
+    return serve_worker_web(lambda: WORKER, host, 0)
+
+
+def coordinator_web(port: int = 0) -> Awaitable[WebServer]:
+    return serve_coordinator_web(lambda: COORDINATOR, HOST, port)
+
+
+def test_a_worker_answers_in_the_format_that_is_asked_for(run: Run[None]) -> None:
+    async def body() -> None:
+        async with closing(worker_web()) as server:
+            status, headers, text = await get(server, "/metrics", {"Accept": "text/plain"})
+            assert status == 200
+            assert headers["Content-Type"].startswith("text/plain; version=0.0.4")
+            assert "minishuffle_connections" in {f.name for f in text_string_to_metric_families(text)}
+            accept = {"Accept": "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"}
+            status, headers, text = await get(server, "/metrics", accept)
+            assert headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
+            assert "minishuffle_connections" in {f.name for f in parse_openmetrics(text)}
+
+    run(body())
+
+
+def test_each_scrape_takes_one_snapshot(run: Run[None]) -> None:
+    async def body() -> None:
+        taken = 0
+
+        def snapshot() -> WorkerSnapshot:
+            nonlocal taken
+            taken += 1
+            return replace(WORKER, connections=taken)
+
+        async with closing(serve_worker_web(snapshot, HOST, 0)) as server:
+            for expected in (1, 2):
+                _, _, text = await get(server, "/metrics")
+                assert f"minishuffle_connections {expected}.0\n" in text
+            assert taken == 2
+
+    run(body())
+
+
+def test_service_discovery_lists_the_coordinator_and_workers_alive_or_lost_of_late(run: Run[None]) -> None:
+    async def body() -> None:
+        async with closing(coordinator_web()) as server:
+            status, headers, text = await get(server, "/sd/prometheus")
+            assert status == 200
+            assert headers["Content-Type"].startswith("application/json")
+            assert headers["X-Prometheus-Refresh-Interval-Seconds"] == "5"
+
+            def worker(number: int, target: str) -> dict[str, object]:
+                role = {"__meta_minishuffle_role": "worker", "__meta_minishuffle_worker": str(number)}
+                return {"targets": [target], "labels": role}
+
+            assert json.loads(text) == [
+                {
+                    "targets": [f"{HOST}:{server.port}"],
+                    "labels": {"__meta_minishuffle_role": "coordinator"},
+                },
+                worker(1, "127.0.0.1:9001"),
+                worker(2, "127.0.0.1:9002"),
+                worker(5, "[::1]:9005"),
+            ]
+
+    run(body())
+
+
+def test_the_coordinators_page_lists_what_can_be_read(run: Run[None]) -> None:
+    async def body() -> None:
+        async with closing(coordinator_web()) as server:
+            status, headers, text = await get(server, "/")
+            assert status == 200
+            assert headers["Content-Type"].startswith("text/plain")
+            assert f"http://{HOST}:{server.port}/sd/prometheus" in text
+            assert "http://127.0.0.1:9001/metrics" in text
+            assert "http://127.0.0.1:9003/metrics" not in text
+            _, _, metrics = await get(server, "/metrics")
+            assert 'minishuffle_workers{state="lost"} 2.0' in metrics
+            assert (await get(server, "/nothing"))[0] == 404
+
+    run(body())
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("LOCALHOST:80", 200),
+        ("127.0.0.1:1", 200),
+        ("127.8.8.8", 200),
+        ("[::1]:9000", 200),
+        ("evil.example", 403),
+        ("localhost.evil.example:80", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("10.0.0.1", 403),
+        ("[fe80::1]", 403),
+        ("[", 403),
+        ("", 403),
+    ],
+)
+def test_only_our_own_names_are_answered(run: Run[None], host: str, status: int) -> None:
+    async def body() -> None:
+        async with closing(coordinator_web()) as server:
+            for path in ("/metrics", "/sd/prometheus", "/"):
+                assert (await get(server, path, {"Host": host}))[0] == status
+
+    run(body())
+
+
+def test_a_server_bound_to_every_address_answers_as_the_one_it_was_reached_at(run: Run[None]) -> None:
+    async def body() -> None:
+        async with closing(worker_web("0.0.0.0")) as server:
+            assert (await get(server, "/metrics", {"Host": f"{HOST}:{server.port}"}))[0] == 200
+            assert (await get(server, "/metrics", {"Host": "192.0.2.1"}))[0] == 403
+
+    run(body())
+
+
+def test_a_port_that_is_taken_is_named_with_its_holder_and_the_flag(run: Run[None]) -> None:
+    async def body() -> None:
+        async with closing(worker_web()) as server:
+            with pytest.raises(UsageError) as caught:
+                await coordinator_web(server.port)
+            text = str(caught.value)
+            assert str(server.port) in text
+            assert f"pid {os.getpid()}" in text
+            assert "--web-port" in text
+
+    run(body())
+
+
+def test_an_address_of_another_machine_is_refused(run: Run[None]) -> None:
+    async def body() -> None:
+        with pytest.raises(UsageError, match=r"cannot listen on 192\.0\.2\.1:0: .*--host"):
+            await worker_web("192.0.2.1")
+
+    run(body())
+
+
+def test_after_close_the_port_is_free(run: Run[None]) -> None:
+    async def body() -> None:
+        async with closing(worker_web()) as server:
+            await server.close()
+            with pytest.raises(aiohttp.ClientConnectorError):
+                await get(server, "/metrics")
+            async with closing(serve_worker_web(lambda: WORKER, HOST, server.port)) as again:
+                assert (await get(again, "/metrics"))[0] == 200
+
+    run(body())
+
+
+def test_requests_good_and_bad_leave_no_line_in_the_log(
+    run: Run[None], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body() -> None:
+        async with closing(worker_web()) as server:
+            assert (await get(server, "/metrics"))[0] == 200
+            reader, writer = await asyncio.open_connection(HOST, server.port)
+            writer.write(b"\x00\x01garbage\r\n\r\n")
+            assert b" 400 " in await reader.readline()
+            writer.close()
+            await writer.wait_closed()
+
+    with caplog.at_level(logging.DEBUG):
+        run(body())
+    assert [record for record in caplog.records if record.name != "asyncio"] == []
+
+
+def test_a_failing_snapshot_is_an_answer_and_a_line_in_the_log(
+    run: Run[None], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body() -> None:
+        def snapshot() -> WorkerSnapshot:
+            raise RuntimeError("no snapshot today")
+
+        async with closing(serve_worker_web(snapshot, HOST, 0)) as server:
+            assert (await get(server, "/metrics"))[0] == 500
+
+    run(body())
+    assert "no snapshot today" in caplog.text
