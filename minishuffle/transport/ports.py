@@ -18,15 +18,18 @@ _MENDS: Final = {
 }
 
 
-def cannot_listen(host: str, port: int, error: OSError) -> UsageError:
-    """The error to raise when listening on ``host:port`` failed with ``error``; names the mend."""
+def cannot_listen(host: str, port: int, error: OSError, flag: str = "--port") -> UsageError:
+    """The error to raise when listening on ``host:port`` failed with ``error``; names the mend.
+
+    ``flag`` is the option that chooses the port.
+    """
     if error.errno == errno.EADDRINUSE:
         return UsageError(
-            f"port {port} on {host} is taken by {_holder(port)}; stop that, or choose another port with --port"
+            f"port {port} on {host} is taken by {_holder(port)}; stop that, or choose another port with {flag}"
         )
     return UsageError(
         f"cannot listen on {host}:{port}: {os.strerror(error.errno) if error.errno else error}; "
-        "choose another address with --host or another port with --port"
+        f"choose another address with --host or another port with {flag}"
     )
 
 
