@@ -20,9 +20,9 @@ import msgpack
 from minishuffle import limits
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.operators.base import Batch, Emit, Operator, Output, Program, TaskContext
-from minishuffle.dataflow.operators.sources import SourceReader
+from minishuffle.dataflow.operators.reader import SourceReader
 from minishuffle.errors import ShuffleError, TaskCancelled, TaskFailed
-from minishuffle.exchange.elements import decode, encode
+from minishuffle.exchange.elements import decode, encode, pack_rows
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.partitioner import Partitioner
@@ -69,7 +69,8 @@ class Task:
     log: Callable[[Task, str], None]
     state: str = "deploying"
     thread: threading.Thread | None = None
-    _operators: list[Operator] = field(default_factory=list)
+    _stages: list[Emit] = field(default_factory=list)
+    """Entrances of the chain's operators, first to last, and of what follows the last."""
 
     def start(self) -> None:
         name = f"{self.attempt_id.subtask.job}:{self.name}[{self.attempt_id.subtask.index}]"
@@ -126,7 +127,7 @@ class Task:
     def _chain(self, program: Program) -> Emit:
         """Build the calls from operator to operator, last to first; returns the chain's entrance."""
         emit = self._writer(program.outputs)
-        self._stages: list[Emit] = [emit]
+        self._stages = [emit]
         for operator in reversed(program.operators):
             emit = _stage(operator, emit)
             self._stages.insert(0, emit)
@@ -166,8 +167,15 @@ class Task:
 
     def _run_source(self, program: Program, emit: Emit) -> None:
         assert program.source is not None
-        subtask, paths, counters = self.attempt_id.subtask, self.paths, self.counters
+        subtask = self.attempt_id.subtask
         reader = SourceReader(program.source, subtask.index, self.parallelism, time.time())
+        try:
+            self._read(reader, emit)
+        finally:
+            reader.close()
+
+    def _read(self, reader: SourceReader, emit: Emit) -> None:
+        paths, counters = self.paths, self.counters
         while True:
             paths.check()
             paths.bell.clear()
@@ -227,9 +235,7 @@ class Task:
         self.counters.last_input_at = time.time()
 
     def _collect(self, rows: list[Any]) -> None:
-        count, parts = encode(rows)
-        payload = b"".join(parts)
-        self.paths.post(self.collect, self, count, payload)
+        self.paths.post(self.collect, self, len(rows), pack_rows(rows))
 
 
 def _stage(operator: Operator, following: Emit) -> Emit:

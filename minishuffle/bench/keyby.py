@@ -1,0 +1,178 @@
+"""``bench keyby``: records per second through one keyed sum, on a real cluster, checked.
+
+Built with the public API: a source and an aggregation on every worker, about half of the records
+crossing TCP. The records are generated inside the timed window, and nothing is combined before the
+exchange. The rate is N ÷ (first emit → last output).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from itertools import chain, islice
+from typing import Any, Final, Literal
+
+import numpy as np
+import psutil
+
+from minishuffle.bench.records import BLOCK, Checker, Numbers, blocks_of, expected_sums
+from minishuffle.client import JobResult
+from minishuffle.dataflow.stream import Stream
+from minishuffle.errors import ShuffleError
+from minishuffle.local_cluster import LocalCluster
+from minishuffle.wire.messages import ClusterStatus, TaskInfo
+
+__all__ = ["measure_keyby"]
+
+SAMPLE_SECONDS: Final = 0.5
+SETTLE_SECONDS_MAX: Final = 10.0
+Emit = Literal["each", "batch"]
+
+
+def _add_amount(total: float, row: tuple[Any, ...]) -> float:
+    return total + row[3]
+
+
+def _add_value(total: int, row: tuple[int, int]) -> int:
+    return total + row[1]
+
+
+def keyby_stream(source: Numbers, emit: Emit) -> Stream:
+    """The job: sum per key. Rows call a Python key function and a Python sum for every record."""
+    stream = Stream.source(source)
+    checker = Checker(source.kind)
+    if source.format == "arrow":
+        key, value = ("key", "value") if source.kind == "int" else ("user", "amount")
+        return stream.key_by(key).aggregate(emit, total=(value, "sum")).to(checker)
+    keyed = stream.key_by(lambda row: row[0])
+    if source.kind == "int":
+        return keyed.fold(int, _add_value, emit).to(checker)
+    return keyed.fold(float, _add_amount, emit).to(checker)
+
+
+class _Sampler(threading.Thread):
+    """Resident memory of the workers, twice a second."""
+
+    def __init__(self, workers: dict[int, int]) -> None:
+        super().__init__(daemon=True)
+        self.samples: list[dict[str, Any]] = []
+        self._processes = {worker: psutil.Process(pid) for worker, pid in workers.items()}
+        self._stopped = threading.Event()
+        self._begin = time.monotonic()
+
+    def run(self) -> None:
+        while not self._stopped.wait(SAMPLE_SECONDS):
+            t = round(time.monotonic() - self._begin, 2)
+            for worker, process in self._processes.items():
+                self.samples.append({"worker": worker, "t": t, "rss": process.memory_info().rss})
+
+    def cpu_seconds(self) -> float:
+        times = [process.cpu_times() for process in self._processes.values()]
+        return sum(each.user + each.system for each in times)
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self.join()
+
+
+def measure_keyby(
+    *,
+    format: Literal["arrow", "rows"],
+    record: Literal["int", "event"],
+    emit: Emit,
+    workers: int,
+    records: int | None,
+    seconds: float | None,
+) -> dict[str, Any]:
+    """Run it once; see the module for what is measured.
+
+    Raises:
+        ShuffleError: neither or both of ``records`` and ``seconds`` are given, or the job failed.
+    """
+    if (records is None) == (seconds is None):
+        raise ShuffleError("give either --records or --seconds")
+    source = Numbers(record, format, workers, records, seconds)
+    with LocalCluster(workers=workers, slots=1) as cluster:
+        sampler = _Sampler(cluster.workers)
+        cpu = sampler.cpu_seconds()
+        sampler.start()
+        handle = cluster.submit(keyby_stream(source, emit), name="bench-keyby", parallelism=workers)
+        try:
+            result = handle.wait((seconds or 0) + 600)
+        finally:
+            sampler.stop()
+        cpu = sampler.cpu_seconds() - cpu
+        emitted = {task.index: task.counters.records_in for task in result.tasks if task.operator == 0}
+        total = sum(emitted.values())
+        status = _settled_status(cluster, total)
+    elapsed = _elapsed(result.tasks)
+    return {
+        "records_per_second": round(total / elapsed),
+        "records": total,
+        "seconds": round(elapsed, 3),
+        "cpu_seconds": round(cpu, 2),
+        "rss_bytes": sampler.samples,
+        **_network(status),
+        "verified": _verified(record, emit, result, emitted, workers, records),
+    }
+
+
+def _settled_status(cluster: LocalCluster, total: int) -> ClusterStatus:
+    """The status once the workers' heartbeats have told of every record."""
+    deadline = time.monotonic() + SETTLE_SECONDS_MAX
+    while True:
+        status = cluster.status()
+        reports = [worker.report for worker in status.workers]
+        told = sum(report.remote_records_out + report.local_records_out for report in reports)
+        if told >= total:
+            return status
+        if time.monotonic() > deadline:
+            raise ShuffleError(f"the workers told of {told} of {total} records")
+        time.sleep(0.05)
+
+
+def _elapsed(tasks: list[TaskInfo]) -> float:
+    begin = min(task.counters.first_output_at for task in tasks if task.counters.first_output_at)
+    return max(task.counters.last_input_at for task in tasks) - begin
+
+
+def _network(status: ClusterStatus) -> dict[str, Any]:
+    reports = [worker.report for worker in status.workers]
+    remote = sum(report.remote_records_out for report in reports)
+    local = sum(report.local_records_out for report in reports)
+    payload = sum(report.remote_payload_bytes_out for report in reports)
+    return {
+        "network_bytes": {
+            "cap": max(report.network_cap_bytes for report in reports),
+            "peak": max(report.network_peak_bytes for report in reports),
+        },
+        "remote_fraction": round(remote / (remote + local), 4),
+        "remote_payload_bytes_per_record": round(payload / max(1, remote), 2),
+    }
+
+
+def _verified(
+    record: Literal["int", "event"],
+    emit: Emit,
+    result: JobResult,
+    emitted: dict[int, int],
+    splits: int,
+    records: int | None,
+) -> bool:
+    """Every key's sum, the number of outputs and their keys, against numpy over the same records."""
+    blocks = chain.from_iterable(
+        islice(blocks_of(split, splits, records), -(-count // BLOCK)) for split, count in emitted.items()
+    )
+    sums, key_sum, counts = expected_sums(record, blocks)
+    found = np.zeros_like(sums)
+    outputs = found_key_sum = 0
+    for sink in result.results:
+        value = sink.value
+        outputs += value["outputs"]
+        found_key_sum += value["key_sum"]
+        keys = np.frombuffer(value["keys"], dtype=np.int64)
+        found[keys] += np.frombuffer(value["sums"], dtype=sums.dtype)
+    same = bool((found == sums).all()) and int(counts.sum()) == sum(emitted.values())
+    if emit == "each":
+        return same and outputs == int(counts.sum()) and found_key_sum % 2**64 == key_sum % 2**64
+    return same

@@ -1,0 +1,195 @@
+"""Records of the keyBy benchmark: generators, the sink that checks, and the independent computation.
+
+Record number ``i`` of a run is a pure function of ``i``, so that any process can compute any of them.
+``int``: key = splitmix64(i) mod 100,000, value drawn likewise. ``event``: (user of 11 characters out
+of 100,000, city, ts, amount, qty); amounts are multiples of a quarter, so that their sums are exact in
+any order. Split ``s`` of ``S`` makes the blocks ``s``, ``s + S``, … of ``BLOCK`` records.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from minishuffle.dataflow.operators.base import Batch, TaskContext
+
+__all__ = ["KEYS", "Checker", "Numbers", "blocks_of", "expected_sums"]
+
+KEYS: Final = 100_000
+BLOCK: Final = 16_384
+CITIES: Final = ("Lisbon", "Oslo", "Quito", "Perth", "Kyoto", "Cairo", "Lima", "Turin")
+TS_BEGIN: Final = 1_700_000_000_000
+U64 = np.ndarray[Any, np.dtype[np.uint64]]
+VALUE_SALT: Final = np.uint64(0xD1B54A32D192ED03)
+Kind = Literal["int", "event"]
+
+
+def splitmix64(numbers: U64) -> U64:
+    """The finaliser of SplitMix64 over ``numbers`` + its increment; a new array of the same length."""
+    z = numbers + np.uint64(0x9E3779B97F4A7C15)
+    shifted = z >> np.uint64(30)
+    z ^= shifted
+    z *= np.uint64(0xBF58476D1CE4E5B9)
+    np.right_shift(z, np.uint64(27), out=shifted)
+    z ^= shifted
+    z *= np.uint64(0x94D049BB133111EB)
+    np.right_shift(z, np.uint64(31), out=shifted)
+    z ^= shifted
+    return z
+
+
+def _modulo(values: U64, divisor: int) -> U64:
+    """``values`` mod ``divisor``, in place; a division by a constant is cheaper than numpy's modulo."""
+    quotient = values // np.uint64(divisor)
+    quotient *= np.uint64(divisor)
+    values -= quotient
+    return values
+
+
+def keys_and_values(start: int, count: int) -> tuple[U64, U64]:
+    """Keys and values (both 0 … ``KEYS`` − 1) of records ``start`` … ``start + count − 1``."""
+    numbers = np.arange(start, start + count, dtype=np.uint64)
+    return _modulo(splitmix64(numbers), KEYS), _modulo(splitmix64(numbers ^ VALUE_SALT), KEYS)
+
+
+def blocks_of(split: int, splits: int, records: int | None) -> Iterator[tuple[int, int]]:
+    """(first record, how many) of each block of a split; endless when ``records`` is None."""
+    start = split * BLOCK
+    while records is None or start < records:
+        yield start, BLOCK if records is None else min(BLOCK, records - start)
+        start += splits * BLOCK
+
+
+class Numbers:
+    """Source of the benchmark: ``records`` in all, or as many as ``seconds`` allow."""
+
+    def __init__(
+        self, kind: Kind, format: Literal["arrow", "rows"], splits: int, records: int | None, seconds: float | None
+    ) -> None:
+        self.kind = kind
+        self.format = format
+        self.bounded = True
+        self._splits = splits
+        self._records = records
+        self._seconds = seconds
+
+    def splits(self) -> Sequence[int]:
+        return range(self._splits)
+
+    def read(self, split: int, offset: int) -> Iterator[Batch]:
+        """Batches of ``BLOCK`` records; ``offset`` is 0 here, since nothing is restarted."""
+        make = getattr(self, f"_{self.kind}_{self.format}")
+        users = [f"user{number:07d}" for number in range(KEYS)]
+        shared = (users, pa.array(users), pa.array(CITIES))
+        end = None if self._seconds is None else time.monotonic() + self._seconds
+        for start, count in blocks_of(split, self._splits, self._records):
+            if end is not None and time.monotonic() >= end:
+                return
+            yield make(start, *keys_and_values(start, count), *shared)
+
+    def _int_arrow(self, start: int, keys: U64, values: U64, *_: Any) -> pa.RecordBatch:
+        columns = [pa.array(keys.view(np.int64)), pa.array(values.view(np.int64))]
+        return pa.RecordBatch.from_arrays(columns, ["key", "value"])
+
+    def _int_rows(self, start: int, keys: U64, values: U64, *_: Any) -> list[Any]:
+        return list(zip(keys.tolist(), values.tolist(), strict=True))
+
+    def _event_arrow(self, start: int, keys: U64, values: U64, _: Any, users: Any, cities: Any) -> pa.RecordBatch:
+        columns = [
+            users.take(pa.array(keys)),
+            cities.take(pa.array(values % np.uint64(len(CITIES)))),
+            pa.array(np.arange(TS_BEGIN + start, TS_BEGIN + start + len(keys))),
+            pa.array(values.astype(np.float64) * 0.25),
+            pa.array((values % np.uint64(9)).view(np.int64)),
+        ]
+        return pa.RecordBatch.from_arrays(columns, ["user", "city", "ts", "amount", "qty"])
+
+    def _event_rows(self, start: int, keys: U64, values: U64, users: list[str], *_: Any) -> list[Any]:
+        return list(
+            zip(
+                map(users.__getitem__, keys.tolist()),
+                map(CITIES.__getitem__, (values % np.uint64(len(CITIES))).tolist()),
+                range(TS_BEGIN + start, TS_BEGIN + start + len(keys)),
+                (values.astype(np.float64) * 0.25).tolist(),
+                (values % np.uint64(9)).tolist(),
+                strict=True,
+            )
+        )
+
+
+class Checker:
+    """Sink: the last sum of every key, how many outputs there were, and the sum of their keys.
+
+    Its result is a map: ``outputs``, ``key_sum`` (over all outputs, modulo 2**64), ``keys`` and
+    ``sums`` (bytes of int64 or float64, one each per key seen).
+    """
+
+    def __init__(self, kind: Kind) -> None:
+        self._kind = kind
+
+    def open(self, context: TaskContext) -> None:
+        self._outputs = 0
+        self._key_sum = 0
+        self._sums = np.zeros(KEYS, dtype=np.int64 if self._kind == "int" else np.float64)
+        self._seen = np.zeros(KEYS, dtype=bool)
+        self._last: dict[Any, Any] = {}
+
+    def write(self, batch: Batch) -> None:
+        self._outputs += len(batch)
+        if isinstance(batch, pa.RecordBatch):
+            column = batch.column(0)
+            keys = _numbers(column) if self._kind == "event" else column.to_numpy()
+            # Of several outputs for one key, the last is kept: assignment goes in order.
+            self._sums[keys] = batch.column(1).to_numpy()
+            self._seen[keys] = True
+            self._key_sum += int(keys.sum())
+        else:
+            assert isinstance(batch, list)
+            self._last.update(batch)
+            self._key_sum += self._rows_key_sum(batch)
+
+    def _rows_key_sum(self, rows: list[Any]) -> int:
+        if self._kind == "int":
+            return sum(key for key, _ in rows)
+        return sum(map(int, map(_user_number, rows)))
+
+    def close(self) -> dict[str, Any]:
+        for key, value in self._last.items():
+            number = key if self._kind == "int" else int(key[4:])
+            self._sums[number] = value
+            self._seen[number] = True
+        keys = np.flatnonzero(self._seen)
+        return {
+            "outputs": self._outputs,
+            "key_sum": self._key_sum % 2**64,
+            "keys": keys.astype(np.int64).tobytes(),
+            "sums": self._sums[keys].tobytes(),
+        }
+
+
+def _user_number(row: tuple[str, Any]) -> str:
+    return row[0][4:]
+
+
+def _numbers(users: Any) -> np.ndarray[Any, Any]:
+    import pyarrow.compute as pc
+
+    numbers: np.ndarray[Any, Any] = pc.cast(pc.utf8_slice_codeunits(users, 4), pa.int64()).to_numpy()
+    return numbers
+
+
+def expected_sums(kind: Kind, blocks: Iterator[tuple[int, int]]) -> tuple[np.ndarray[Any, Any], int, np.ndarray[Any, Any]]:
+    """Sum per key, sum of all keys, and count per key of those records, with numpy alone."""
+    sums = np.zeros(KEYS, dtype=np.float64)
+    counts = np.zeros(KEYS, dtype=np.int64)
+    for start, count in blocks:
+        keys, values = keys_and_values(start, count)
+        signed = keys.view(np.int64)
+        sums += np.bincount(signed, weights=values.astype(np.float64), minlength=KEYS)
+        counts += np.bincount(signed, minlength=KEYS)
+    key_sum = int((counts * np.arange(KEYS)).sum())
+    return (sums * 0.25 if kind == "event" else sums.astype(np.int64)), key_sum, counts
