@@ -42,7 +42,7 @@ _ERROR_POLICIES = ("skip", "dead_letter")
 _WORKER_STATES = ("alive", "lost", "gone")
 _SLOT_STATES = ("used", "free")
 _JOB_STATES = ("created", "running", "finished", "failing", "failed", "canceling", "canceled")
-_TASK_STATES = ("running", "finished", "failed", "canceled", "abandoned")
+_TASK_STATES = ("created", "running", "finished", "failed", "canceled", "abandoned")
 
 
 def worker_registry(snapshot: Callable[[], WorkerSnapshot], version: str) -> CollectorRegistry:

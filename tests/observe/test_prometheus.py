@@ -1,0 +1,175 @@
+"""A real Prometheus finds a coordinator and two workers by itself, and scrapes them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+import socket
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minishuffle.counters import CoordinatorSnapshot, TaskCounters, TaskSnapshot, WorkerEntry, WorkerSnapshot
+from minishuffle.observe.prometheus import prometheus_command, prometheus_config
+from minishuffle.web.server import WebServer, serve_coordinator_web, serve_worker_web
+
+HOST = "127.0.0.1"
+STEP_SECONDS_MAX = 60.0
+POLL_SECONDS = 0.1
+WORKERS = (1, 2)
+
+Ask = Callable[[str], dict[str, Any]]
+
+
+@pytest.fixture
+def cluster_web(
+    make_worker: Callable[..., WorkerSnapshot],
+    make_task: Callable[..., TaskSnapshot],
+    make_coordinator: Callable[..., CoordinatorSnapshot],
+) -> Iterator[str]:
+    """Web servers of a coordinator and two workers whose counters move; gives the coordinator's address."""
+    started = time.monotonic()
+
+    def worker_snapshot(number: int) -> WorkerSnapshot:
+        records = int((time.monotonic() - started) * 1000)
+        counters = TaskCounters(records_in=records, records_out=records)
+        return make_worker(worker=number, tasks=(make_task(index=number - 1, counters=counters),))
+
+    async def start() -> list[WebServer]:
+        servers = [await serve_worker_web(lambda n=n: worker_snapshot(n), HOST, 0) for n in WORKERS]
+        entries = tuple(
+            WorkerEntry(n, "alive", HOST, server.port, 0.1)
+            for n, server in zip(WORKERS, servers, strict=True)
+        )
+        return [*servers, await serve_coordinator_web(lambda: make_coordinator(workers=entries), HOST, 0)]
+
+    with running_loop() as loop:
+        servers = asyncio.run_coroutine_threadsafe(start(), loop).result(STEP_SECONDS_MAX)
+        yield f"{HOST}:{servers[-1].port}"
+        for server in servers:
+            asyncio.run_coroutine_threadsafe(server.close(), loop).result(STEP_SECONDS_MAX)
+
+
+@contextmanager
+def running_loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """An event loop that runs in a thread of its own."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        yield loop
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(STEP_SECONDS_MAX)
+        loop.close()
+
+
+@contextmanager
+def running_prometheus(binaries: Path, config: Path) -> Iterator[Ask]:
+    """The printed command, run on a free port and scraping each second; gives a client of its API."""
+    text = config.read_text(encoding="utf-8")
+    assert text.count(": 5s") == 3
+    config.write_text(text.replace(": 5s", ": 1s"), encoding="utf-8")
+    with socket.create_server((HOST, 0)) as probe:
+        address = f"{HOST}:{probe.getsockname()[1]}"
+    command = shlex.split(prometheus_command(config))
+    assert command[0] == "prometheus"
+    assert "--web.listen-address=127.0.0.1:9090" in command
+    arguments = [part.replace("127.0.0.1:9090", address) for part in command[1:]]
+    log = config.parent / "prometheus.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen([binaries / "prometheus", *arguments], stdout=output, stderr=output)
+        try:
+            yield lambda path: ask_prometheus(process, address, path, log)
+        finally:
+            process.terminate()
+            try:
+                process.wait(STEP_SECONDS_MAX)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def ask_prometheus(process: subprocess.Popen[bytes], address: str, path: str, log: Path) -> dict[str, Any]:
+    """``data`` of an API call; empty while the server starts."""
+    assert process.poll() is None, log.read_text(errors="replace")
+    try:
+        with urllib.request.urlopen(f"http://{address}/api/v1/{path}", timeout=5.0) as response:
+            answer: dict[str, Any] = json.load(response)
+    except (urllib.error.URLError, ConnectionError):
+        return {}
+    assert answer["status"] == "success"
+    data: dict[str, Any] = answer["data"]
+    return data
+
+
+def wait_for(what: str, found: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + STEP_SECONDS_MAX
+    while time.monotonic() < deadline:
+        if value := found():
+            return value
+        time.sleep(POLL_SECONDS)
+    pytest.fail(f"no {what} within {STEP_SECONDS_MAX:.0f} s")
+
+
+def query(ask: Ask, text: str) -> list[dict[str, Any]]:
+    result: list[dict[str, Any]] = ask(f"query?query={urllib.parse.quote(text)}").get("result", [])
+    return result
+
+
+def test_prometheus_scrapes_a_cluster_through_service_discovery(
+    cluster_web: str, prometheus_binaries: Path, tmp_path: Path
+) -> None:
+    config = prometheus_config(cluster_web, tmp_path)
+    with running_prometheus(prometheus_binaries, config) as ask:
+
+        def all_up() -> list[dict[str, Any]]:
+            targets: list[dict[str, Any]] = ask("targets?state=active").get("activeTargets", [])
+            up = [target for target in targets if target["health"] == "up"]
+            return up if len(up) == len(WORKERS) + 1 else []
+
+        targets = wait_for("three targets that are up", all_up)
+        assert {target["labels"].get("worker") for target in targets} == {None, "1", "2"}
+        assert {target["labels"]["job"] for target in targets} == {"minishuffle"}
+        rate = "sum(rate(minishuffle_task_records_total[10s]))"
+        moving = wait_for("rate above 0", lambda: query(ask, f"{rate} > 0"))
+        assert float(moving[0]["value"][1]) > 0
+        ages = wait_for("heartbeat ages", lambda: query(ask, "minishuffle_worker_heartbeat_age_seconds"))
+        assert sorted(age["metric"]["worker"] for age in ages) == ["1", "2"]
+        assert not query(ask, '{__name__=~"minishuffle_.*", exported_worker!=""}')
+        assert not query(ask, '{__name__=~"minishuffle_.*", exported_job!=""}')
+
+
+def test_promtool_accepts_the_configuration(prometheus_binaries: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "with space"
+    directory.mkdir()
+    config = prometheus_config("[::1]:8472", directory)
+    checked = subprocess.run(
+        [prometheus_binaries / "promtool", "check", "config", config],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert 'url: "http://[::1]:8472/sd/prometheus"' in config.read_text(encoding="utf-8")
+
+
+def test_the_command_keeps_data_beside_the_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "a b" / "prometheus.yml"
+    assert shlex.split(prometheus_command(path)) == [
+        "prometheus",
+        f"--config.file={path}",
+        f"--storage.tsdb.path={tmp_path / 'a b' / 'prometheus-data'}",
+        "--web.listen-address=127.0.0.1:9090",
+    ]
