@@ -114,9 +114,10 @@ def _host_allowed(header: str, bound: str, local: str) -> bool:
 
 def _reached_at(request: web.Request) -> Address:
     """The address of ours that the client's connection leads to."""
-    assert request.transport is not None
-    host, port = request.transport.get_extra_info("sockname")[:2]
-    return Address(host, port)
+    name = request.get_extra_info("sockname")
+    if name is None:
+        raise web.HTTPBadRequest(text="the connection is closed\n")
+    return Address(name[0], name[1])
 
 
 async def _serve(app: web.Application, host: str, port: int) -> WebServer:
