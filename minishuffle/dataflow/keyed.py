@@ -62,7 +62,7 @@ class KeyedStream(Generic[T]):
 
     def reduce(
         self, fn: Callable[[T, T], T], emit: Emission | None = None, *, on_error: OnError = "fail"
-    ) -> Stream[Any]:
+    ) -> Stream[tuple[Any, T]]:
         """Combine the rows of each key: ``fn(value, row)``, the first row being the first value."""
         from minishuffle.dataflow.operators.keyed import ReduceRows
 
@@ -76,7 +76,7 @@ class KeyedStream(Generic[T]):
         emit: Emission | None = None,
         *,
         on_error: OnError = "fail",
-    ) -> Stream[Any]:
+    ) -> Stream[tuple[Any, S]]:
         """Any Python value for each key: ``create()`` makes it, ``add(value, row)`` returns the next one.
 
         With ``"each"`` and ``"batch"``, return a new object if the values in between matter.

@@ -1,7 +1,7 @@
 """What a user writes: sources, transformations and sinks, put together without running anything.
 
-A :class:`Stream` never changes: every method gives a new one, and one stream may be used several
-times. Batches are lists of Python objects (*rows*) or Arrow record batches, as the source has them;
+A :class:`Stream` never changes: every method gives a new one, and what several streams share runs
+once (``name`` and ``parallel`` make another operator of the one before them). Batches are lists of Python objects (*rows*) or Arrow record batches, as the source has them;
 a function of a row on an Arrow stream gets dicts, a function of batches on rows gets Arrow.
 
 ``on_error`` says what becomes of a record whose function raises: ``"fail"`` ends the job with that
@@ -197,11 +197,9 @@ class Stream(Generic[T]):
         streams = (self, *others)
         feeds = tuple(feed for stream in streams for feed in stream._open_feeds("union"))
         format = self._format if len({stream._format for stream in streams}) == 1 else "mixed"
-        same_schema = all(same_schema(stream._schema, self._schema) for stream in others)
-        same_columns = all(stream._columns == self._columns for stream in others)
-        return Stream(
-            feeds, format, self._schema if same_schema else None, self._columns if same_columns else None
-        )
+        schema = self._schema if all(same_schema(other._schema, self._schema) for other in others) else None
+        columns = self._columns if all(other._columns == self._columns for other in others) else None
+        return Stream(feeds, format, schema, columns)
 
     def key_by(
         self, *key: str | Sequence[str] | Callable[[T], Any], on_error: OnError = "fail"

@@ -1,0 +1,178 @@
+"""Chains and edges, and what no job graph can be made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cloudpickle
+import pyarrow as pa
+import pytest
+
+from minishuffle.dataflow.compile import compile_job
+from minishuffle.dataflow.graph import JobGraph, JobSettings
+from minishuffle.dataflow.operators.base import Program
+from minishuffle.dataflow.stream import Stream
+from minishuffle.errors import InvalidGraph, ResourceExhausted, UsageError
+
+
+def shape(graph: JobGraph) -> list[str]:
+    """``name*parallelism`` of each vertex, then ``source>target partitioner`` of each edge."""
+    vertices = [f"{vertex.name}*{vertex.parallelism}" for vertex in graph.vertices]
+    return vertices + [f"{edge.source}>{edge.target} {edge.partitioner}" for edge in graph.edges]
+
+
+def compiled(stream: Stream[Any], parallelism: int = 2) -> list[str]:
+    return shape(compile_job(stream, parallelism=parallelism))
+
+
+def items() -> Stream[Any]:
+    return Stream.items(list(range(10)))
+
+
+def sales() -> Stream[Any]:
+    return Stream.items(pa.table({"user": ["a"], "city": ["Oslo"]}))
+
+
+# --- chains and edges -----------------------------------------------------------------------------
+
+
+def test_the_word_count_is_two_chains() -> None:
+    stream = Stream.items(["to be", "or not"]).flat_map(str.split).key_by(str.lower).count().collect()
+    graph = compile_job(stream, parallelism=3)
+    assert shape(graph) == ["items -> flat_map*3", "count -> collect*3", "0>1 hash"]
+    assert [vertex.operators for vertex in graph.vertices] == [
+        ["items", "flat_map", "key_by"],
+        ["count", "collect"],
+    ]
+    assert [vertex.is_source for vertex in graph.vertices] == [True, False]
+    assert [vertex.bounded for vertex in graph.vertices] == [True, True]
+    assert graph.settings == JobSettings()
+
+
+def test_forward_steps_are_one_chain() -> None:
+    stream = items().map(abs).forward().filter(bool).name("odd").map_batches(abs).to_count()
+    assert compiled(stream) == ["items -> map -> odd -> map_batches -> to_count*2"]
+
+
+@pytest.mark.parametrize("method", ["rebalance", "rescale", "broadcast"])
+def test_a_choice_of_subtasks_cuts_the_chain(method: str) -> None:
+    stream = getattr(items(), method)().map(abs).collect()
+    assert compiled(stream) == ["items*2", "map -> collect*2", f"0>1 {method}"]
+
+
+def test_a_function_that_chooses_is_carried_by_the_edge() -> None:
+    graph = compile_job(items().partition(lambda row, count: row % count).collect(), parallelism=2)
+    assert shape(graph) == ["items*2", "collect*2", "0>1 custom"]
+    program: Program = cloudpickle.loads(graph.vertices[0].program)
+    (output,) = program.outputs
+    assert output.choose is not None
+    assert (output.edge, output.partitioner, output.choose(5, 2)) == (0, "custom", 1)
+
+
+def test_a_changed_parallelism_cuts_the_chain_and_rebalances() -> None:
+    stream = items().parallel(1).map(abs).filter(bool).parallel(4).collect()
+    assert compiled(stream) == ["items*1", "map*2", "filter -> collect*4", "0>1 rebalance", "1>2 rebalance"]
+
+
+def test_sinks_and_keys_run_where_their_input_does() -> None:
+    stream = items().parallel(1).key_by(abs).count().parallel(3).collect()
+    assert compiled(stream) == ["items*1", "count -> collect*3", "0>1 hash"]
+    assert compiled(items().parallel(3).collect()) == ["items -> collect*3"]
+    assert compiled(items().collect().parallel(1)) == ["items*2", "collect*1", "0>1 rebalance"]
+
+
+def test_forward_between_different_parallelisms_is_refused() -> None:
+    with pytest.raises(InvalidGraph, match=r"from 'items' with parallelism 1 to 'map' with parallelism 2"):
+        compile_job(items().parallel(1).forward().map(abs).collect(), parallelism=2)
+
+
+def test_a_stream_used_twice_runs_once_and_has_two_edges() -> None:
+    stream = items().map(abs)
+    both = Stream.together(stream.collect(), stream.filter(bool).to_count())
+    assert compiled(both) == [
+        "items -> map*2",
+        "collect*2",
+        "filter -> to_count*2",
+        "0>1 forward",
+        "0>2 forward",
+    ]
+
+
+def test_a_union_has_one_edge_for_each_input() -> None:
+    stream = items().union(items().parallel(1), items().rebalance()).map(abs).collect()
+    assert compiled(stream) == [
+        "items*2",
+        "items*1",
+        "items*2",
+        "map -> collect*2",
+        "0>3 forward",
+        "1>3 rebalance",
+        "2>3 rebalance",
+    ]
+    graph = compile_job(stream)
+    assert [edge.input for edge in graph.edges] == [0, 0, 0]
+
+
+def test_a_union_with_itself_reads_twice() -> None:
+    stream = items().map(abs)
+    assert compiled(stream.union(stream).collect()) == [
+        "items -> map*2",
+        "collect*2",
+        "0>1 forward",
+        "0>1 forward",
+    ]
+
+
+def test_arrow_is_exchanged_by_its_columns() -> None:
+    graph = compile_job(sales().key_by("user", "city").count().collect(), parallelism=2)
+    assert shape(graph) == ["items*2", "count -> collect*2", "0>1 hash"]
+    program: Program = cloudpickle.loads(graph.vertices[0].program)
+    assert program.outputs[0].keys == ("user", "city")
+    assert program.operators == []
+
+
+def test_a_chain_of_auxiliary_steps_is_still_named() -> None:
+    stream = items().rebalance().key_by(abs).count().collect()
+    assert compiled(stream) == ["items*2", "key_by*2", "count -> collect*2", "0>1 rebalance", "1>2 hash"]
+
+
+def test_what_follows_an_endless_source_is_endless() -> None:
+    stream = Stream.generate(rate=10).union(items()).key_by(abs).count().to_count()
+    graph = compile_job(stream)
+    assert [vertex.bounded for vertex in graph.vertices if vertex.is_source] == [False, True]
+    assert not graph.vertices[-1].bounded
+
+
+def test_settings_travel_with_the_graph() -> None:
+    settings = JobSettings(buffers_per_channel=0, buffer_timeout=-1)
+    assert compile_job(items().collect(), settings=settings).settings == settings
+
+
+# --- mistakes -------------------------------------------------------------------------------------
+
+
+def test_a_stream_without_a_sink_is_no_job() -> None:
+    with pytest.raises(InvalidGraph, match=r"ends with 'map' and goes nowhere: end it with collect\(\)"):
+        compile_job(items().map(abs))
+    with pytest.raises(InvalidGraph, match="goes nowhere"):
+        compile_job(items().union(items()))
+
+
+@pytest.mark.parametrize("job", [[1], items().key_by(abs), Stream])
+def test_only_streams_are_jobs(job: Any) -> None:
+    with pytest.raises(UsageError, match="a job is a Stream, not a"):
+        compile_job(job)
+
+
+@pytest.mark.parametrize("parallelism", [0, 1.0, 40_000])
+def test_the_job_s_parallelism_is_checked(parallelism: Any) -> None:
+    with pytest.raises(UsageError, match="parallelism takes a whole number"):
+        compile_job(items().collect(), parallelism=parallelism)
+
+
+def test_more_than_fits_into_a_submission_is_refused_with_the_arithmetic() -> None:
+    big = Stream.items([bytes(70 * 2**20)])
+    with pytest.raises(
+        ResourceExhausted, match=r"carries 70\.\d MiB and at most 63 MiB fit.*'items -> collect'"
+    ):
+        compile_job(big.collect())

@@ -1,0 +1,324 @@
+"""What a user may write, and what each mistake is answered with, before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from minishuffle.dataflow.nodes import Node, inputs_first
+from minishuffle.dataflow.stream import Stream
+from minishuffle.errors import InvalidGraph, UnknownName, UsageError
+from minishuffle.limits import PARALLELISM_MAX
+
+TABLE = pa.table({"user": ["a", "b"], "amount": [1, 2]})
+
+
+def rows() -> Stream[Any]:
+    return Stream.items([1, 2, 3])
+
+
+def arrow() -> Stream[Any]:
+    return Stream.items(TABLE)
+
+
+def last(stream: Stream[Any]) -> Node:
+    (node,) = stream.ends
+    return node
+
+
+def labels(stream: Stream[Any]) -> list[str]:
+    return [node.label for node in inputs_first(stream.ends)]
+
+
+def operators(stream: Stream[Any]) -> list[str]:
+    return [operator.name for node in inputs_first(stream.ends) for operator in node.operators]
+
+
+class Numbers:
+    """A source of the user's own."""
+
+    bounded = False
+
+    def splits(self) -> list[int]:
+        return [0]
+
+    def read(self, split: int, offset: int) -> Iterator[list[int]]:
+        yield [split]
+
+
+class Heap:
+    """A sink of the user's own."""
+
+    def open(self, context: Any) -> None: ...
+
+    def write(self, batch: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+# --- sources --------------------------------------------------------------------------------------
+
+
+def test_sources_are_named_after_what_they_read(tmp_path: Path) -> None:
+    text, parquet = tmp_path / "a.txt", tmp_path / "a.parquet"
+    text.write_text("x\n")
+    pq.write_table(TABLE, parquet)
+    streams = [
+        Stream.text(text),
+        Stream.text([str(text), text]),
+        Stream.parquet(str(parquet)),
+        rows(),
+        Stream.generate(),
+        Stream.source(Numbers()),
+    ]
+    assert [last(s).label for s in streams] == ["text", "text", "parquet", "items", "generate", "Numbers"]
+
+
+@pytest.mark.parametrize("source", [Stream.text, Stream.parquet])
+def test_a_missing_file_is_named(source: Callable[..., Stream[Any]], tmp_path: Path) -> None:
+    with pytest.raises(UnknownName, match=r"nowhere\.dat"):
+        source(tmp_path / "nowhere.dat")
+
+
+@pytest.mark.parametrize("source", [Stream.text, Stream.parquet])
+def test_sources_take_paths_only(source: Callable[..., Stream[Any]]) -> None:
+    with pytest.raises(UsageError, match=r"takes paths, not 3 \(int\)"):
+        source(3)
+    with pytest.raises(UsageError, match="at least one file"):
+        source()
+
+
+def test_parquet_columns_must_exist_and_are_known_afterwards(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(TABLE, path)
+    with pytest.raises(UnknownName, match="no column 'city'"):
+        Stream.parquet(path, columns=["city"])
+    with pytest.raises(UsageError, match=r"write columns=\['user'\]"):
+        Stream.parquet(path, columns="user")
+    with pytest.raises(UnknownName, match="no column 'amount'; there are user"):
+        Stream.parquet(path, columns=["user"]).key_by("amount")
+
+
+@pytest.mark.parametrize("items", ["abc", b"abc", {"a": 1}, 7])
+def test_items_takes_a_collection_of_rows(items: Any) -> None:
+    with pytest.raises(UsageError, match=r"list of rows or a pyarrow\.Table"):
+        Stream.items(items)
+
+
+def test_items_of_arrow_are_arrow() -> None:
+    assert "(arrow)" in repr(arrow())
+    assert "(arrow)" in repr(Stream.items(TABLE.to_batches()[0]))
+    assert "(rows)" in repr(Stream.items(iter([1])))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"fn": 5}, "takes a function"),
+        ({"format": "csv"}, "write 'rows' or 'arrow'"),
+        ({"rate": 0}, "rate is 0"),
+        ({"records": -1}, "records is -1"),
+    ],
+)
+def test_generate_checks_its_arguments(arguments: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        Stream.generate(**arguments)
+
+
+def test_a_source_needs_its_methods_and_a_known_format() -> None:
+    odd = Numbers()
+    odd.format = "csv"  # type: ignore[attr-defined]
+    for source, told in [(object(), "needs the methods"), (Numbers, "needs the methods"), (odd, "'csv'")]:
+        with pytest.raises(UsageError, match=told):
+            Stream.source(source)  # type: ignore[arg-type]
+
+
+# --- functions and arguments ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["map", "filter", "flat_map", "map_batches", "partition"])
+def test_what_is_no_function_is_refused(method: str) -> None:
+    with pytest.raises(UsageError, match=rf"{method} takes a function, not 'upper' \(str\)"):
+        getattr(rows(), method)("upper")
+
+
+@pytest.mark.parametrize("method", ["map", "filter", "flat_map", "map_batches"])
+def test_on_error_is_checked_where_it_is_written(method: str) -> None:
+    with pytest.raises(UsageError, match="on_error is 'ignore'"):
+        getattr(rows(), method)(str, on_error="ignore")
+    assert getattr(rows(), method)(str, on_error="dead_letter")
+
+
+@pytest.mark.parametrize("count", [0, -1, True, 1.5, "2", None, PARALLELISM_MAX + 1])
+def test_parallelism_is_a_whole_number_in_bounds(count: Any) -> None:
+    with pytest.raises(UsageError, match=f"from 1 to {PARALLELISM_MAX}"):
+        rows().parallel(count)
+
+
+def test_union_takes_streams() -> None:
+    with pytest.raises(InvalidGraph, match="at least one other stream"):
+        rows().union()
+    with pytest.raises(UsageError, match="not a list"):
+        rows().union([1])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("label", ["", "  ", None])
+def test_a_name_is_a_text(label: Any) -> None:
+    with pytest.raises(UsageError, match="name takes a text"):
+        rows().name(label)
+
+
+@pytest.mark.parametrize("method", ["parallel", "name"])
+def test_parallel_and_name_need_an_operator_before_them(method: str) -> None:
+    argument = {"parallel": 2, "name": "x"}[method]
+    for stream in (rows().union(rows()), rows().rebalance()):
+        with pytest.raises(InvalidGraph, match=rf"{method}\(\) must directly follow"):
+            getattr(stream, method)(argument)
+
+
+def test_only_one_choice_of_subtasks_at_a_time() -> None:
+    with pytest.raises(InvalidGraph, match=r"broadcast\(\) follows another choice"):
+        rows().rebalance().broadcast()
+    with pytest.raises(InvalidGraph, match="key_by itself chooses"):
+        arrow().rebalance().key_by("user").count()
+
+
+# --- immutability ---------------------------------------------------------------------------------
+
+
+def test_methods_leave_the_stream_as_it_was() -> None:
+    stream = rows().map(str)
+    before = last(stream)
+    named = stream.name("texts").parallel(3)
+    assert last(stream) is before
+    assert (before.label, before.parallelism, operators(stream)) == ("map", None, ["map"])
+    assert (last(named).label, last(named).parallelism, operators(named)) == ("texts", 3, ["texts"])
+
+
+def test_a_name_after_a_declared_schema_is_that_of_the_operator_before() -> None:
+    stream = arrow().map_batches(lambda b: b).schema({"user": str, "amount": int}).name("clean").parallel(2)
+    named = [(node.label, node.parallelism) for node in inputs_first(stream.ends)]
+    assert named == [("items", None), ("clean", 2), ("schema", None)]
+
+
+# --- schemas --------------------------------------------------------------------------------------
+
+
+def test_a_schema_is_arrow_s_or_a_map_of_types() -> None:
+    expected = pa.schema([("a", pa.int64()), ("b", pa.string()), ("c", pa.float32()), ("d", pa.binary())])
+    given = {"a": int, "b": str, "c": "float32", "d": pa.binary()}
+    for schema in (expected, given):
+        stream = rows().schema(schema)
+        assert stream._schema == expected
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        ({}, "takes a pyarrow.Schema"),
+        ([int], "takes a pyarrow.Schema"),
+        ({"a": list}, "no type for the column 'a'"),
+        ({"a": "int63"}, "no type for the column 'a'"),
+    ],
+)
+def test_other_schemas_are_refused(schema: Any, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        rows().schema(schema)
+
+
+def test_a_declared_column_must_exist_where_columns_are_known() -> None:
+    with pytest.raises(UnknownName, match="schema: there is no column 'city'"):
+        arrow().schema({"user": str, "city": str})
+
+
+def test_rows_are_declared_and_arrow_is_checked() -> None:
+    assert operators(rows().schema({"a": int})) == []
+    assert operators(arrow().schema({"user": str, "amount": int})) == ["schema"]
+
+
+# --- formats --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        (lambda: rows().map(str), ["map"]),
+        (lambda: arrow().map(str), ["to_rows", "map"]),
+        (lambda: arrow().filter(str).flat_map(str), ["to_rows", "filter", "flat_map"]),
+        (lambda: arrow().map_batches(str), ["map_batches"]),
+        (lambda: rows().map_batches(str), ["to_arrow", "map_batches"]),
+        (lambda: arrow().union(rows()).map(str), ["to_rows", "map"]),
+        (lambda: arrow().union(rows()).map_batches(str), ["to_arrow", "map_batches"]),
+        (lambda: arrow().partition(len).map(str), ["to_rows", "map"]),
+        (lambda: rows().key_by(abs).count(), ["key_by", "count"]),
+        (lambda: rows().key_by("a").count(), ["key_by", "count"]),
+        (lambda: arrow().key_by("user").count(), ["count"]),
+        (lambda: arrow().key_by(len).count(), ["to_rows", "key_by", "count"]),
+        (lambda: arrow().key_by("user").reduce(max), ["to_rows", "key_by", "reduce"]),
+        (lambda: rows().key_by("a").fold(int, max), ["key_by", "fold"]),
+        (lambda: rows().key_by("a").aggregate(n=("a", "count")), ["to_arrow", "aggregate"]),
+        (lambda: arrow().key_by("user").aggregate(n=("amount", "sum")), ["aggregate"]),
+        (lambda: arrow().collect(), ["collect"]),
+        (lambda: rows().to_count(), ["to_count"]),
+        (lambda: rows().print(), ["print"]),
+        (lambda: rows().to(Heap()), ["Heap"]),
+    ],
+)
+def test_conversions_stand_where_formats_change(
+    build: Callable[[], Stream[Any]], expected: list[str]
+) -> None:
+    assert operators(build()) == expected
+
+
+def test_rows_go_to_parquet_by_their_declared_schema(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    assert operators(rows().to_parquet(path)) == ["to_parquet"]
+    assert operators(rows().schema({"a": int}).to_parquet(path)) == ["to_arrow", "to_parquet"]
+    assert operators(arrow().to_parquet(path)) == ["to_parquet"]
+
+
+# --- sinks ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "follow",
+    [
+        lambda s: s.map(str),
+        lambda s: s.key_by("a"),
+        lambda s: s.collect(),
+        lambda s: rows().union(s),
+        lambda s: s.rebalance(),
+        lambda s: s.schema({"a": int}),
+        lambda s: s.map_batches(str),
+    ],
+)
+def test_nothing_follows_a_sink(follow: Callable[[Stream[Any]], Any]) -> None:
+    with pytest.raises(InvalidGraph, match="cannot follow the sink 'collect'"):
+        follow(rows().collect())
+
+
+def test_a_sink_needs_its_methods() -> None:
+    with pytest.raises(UsageError, match="is not a sink"):
+        rows().to(object())  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"write Heap\(\.\.\.\)"):
+        rows().to(Heap)  # type: ignore[arg-type]
+
+
+def test_a_directory_that_holds_output_is_refused_before_the_job(tmp_path: Path) -> None:
+    pq.write_table(TABLE, tmp_path / "part-0-1.parquet")
+    with pytest.raises(UsageError, match="already holds Parquet parts"):
+        rows().to_parquet(tmp_path)
+
+
+def test_together_takes_streams_with_sinks() -> None:
+    stream = rows()
+    both = Stream.together(stream.collect(), stream.to_count())
+    assert labels(both) == ["items", "collect", "to_count"]
+    for streams in ((), (rows(),), (rows().collect(), rows()), (1,)):
+        with pytest.raises(InvalidGraph, match="together takes"):
+            Stream.together(*streams)  # type: ignore[arg-type]
