@@ -1,8 +1,9 @@
 """What a user writes: sources, transformations and sinks, put together without running anything.
 
 A :class:`Stream` never changes: every method gives a new one, and what several streams share runs
-once (``name`` and ``parallel`` make another operator of the one before them). Batches are lists of Python objects (*rows*) or Arrow record batches, as the source has them;
-a function of a row on an Arrow stream gets dicts, a function of batches on rows gets Arrow.
+once (but ``name`` and ``parallel`` make another operator of the one before them). Batches are lists
+of Python objects (*rows*) or Arrow record batches, as the source has them; a function of a row on an
+Arrow stream gets dicts, a function of batches on rows gets Arrow.
 
 ``on_error`` says what becomes of a record whose function raises: ``"fail"`` ends the job with that
 error, ``"skip"`` drops and counts that record alone, ``"dead_letter"`` also writes it with the error
