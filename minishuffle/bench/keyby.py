@@ -29,7 +29,7 @@ SETTLE_SECONDS_MAX: Final = 10.0
 Emit = Literal["each", "batch"]
 
 
-def _add_amount(total: float, row: tuple[Any, ...]) -> float:
+def _add_amount(total: float, row: tuple[str, str, int, float, int]) -> float:
     return total + row[3]
 
 

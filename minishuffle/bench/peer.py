@@ -58,7 +58,7 @@ class Blocks:
             words = block[headroom:].view(np.uint64)
             words[:] = random.integers(0, 2**63, len(words), dtype=np.uint64)
             words[0] = 0
-            self.views.append(memoryview(block))
+            self.views.append(memoryview(block.data))
             self._words.append(words)
             self._rest.append(int(words.sum()))
         self.sum = 0
@@ -74,7 +74,9 @@ class _RingSlice:
 
     __slots__ = ("_free", "_slot", "data_type", "first_start", "flags", "memory", "rows", "size", "start")
 
-    def __init__(self, memory: memoryview, start: int, size: int, data_type: int, free: list[int], slot: int) -> None:
+    def __init__(
+        self, memory: memoryview, start: int, size: int, data_type: int, free: list[int], slot: int
+    ) -> None:
         self.memory, self.start, self.size, self.data_type = memory, start, size, data_type
         self.flags, self.first_start, self.rows = 0, NO_ELEMENT_START, 1
         self._free, self._slot = free, slot
@@ -122,7 +124,9 @@ class Peer:
     def __init__(self, worker: int) -> None:
         self.loop = asyncio.get_running_loop()
         self.counters = ConnectionCounters()
-        self.endpoint = DataEndpoint(self, Identity(Role.WORKER, "bench", worker, 1), SECRET, self.counters, 60.0)
+        self.endpoint = DataEndpoint(
+            self, Identity(Role.WORKER, "bench", worker, 1), SECRET, self.counters, 60.0
+        )
         self.inbox = LoopInbox(self.loop)
         self.link: DataLink | None = None
         self.on_request: Callable[[PartitionRequest], None] = lambda request: None
@@ -185,7 +189,12 @@ class Producer(Peer):
         local = pool.create_pool("bench", channels + 1, 2 * channels + 8)
         local.on_available(paths.bell.ring)
         partition = ResultPartition(
-            PartitionId(JobId("bench"), 0, 0), 0, channels, lambda: paths.acquire(local), paths.notify, counters
+            PartitionId(JobId("bench"), 0, 0),
+            0,
+            channels,
+            lambda: paths.acquire(local),
+            paths.notify,
+            counters,
         )
         attached = threading.Semaphore(0)
 
@@ -211,7 +220,7 @@ class Producer(Peer):
             element = np.empty(words, dtype=np.uint64)
             header = (words * 8).to_bytes(4, "big") + (1).to_bytes(4, "big") + bytes([1, 0, 0, 0])
             rest, total = int(template.sum()), 0
-            view = memoryview(element).cast("B")
+            view = memoryview(element.data).cast("B")
             for number in range(buffers):
                 np.add(template, np.uint64(number), out=element)
                 total += rest + number * words
@@ -358,7 +367,7 @@ async def _commands(role: str) -> None:
             if name == "raw_port":
                 answer = {"port": listener.getsockname()[1]}
             elif name == "raw":
-                call = raw_producer if role == "producer" else raw_consumer
+                call: Callable[..., Any] = raw_producer if role == "producer" else raw_consumer
                 first = command.pop("port") if role == "producer" else listener
                 answer = await asyncio.to_thread(call, first, **command)
             elif name == "sum":

@@ -68,7 +68,12 @@ class Numbers:
     """Source of the benchmark: ``records`` in all, or as many as ``seconds`` allow."""
 
     def __init__(
-        self, kind: Kind, format: Literal["arrow", "rows"], splits: int, records: int | None, seconds: float | None
+        self,
+        kind: Kind,
+        format: Literal["arrow", "rows"],
+        splits: int,
+        records: int | None,
+        seconds: float | None,
     ) -> None:
         self.kind = kind
         self.format = format
@@ -98,7 +103,9 @@ class Numbers:
     def _int_rows(self, start: int, keys: U64, values: U64, *_: Any) -> list[Any]:
         return list(zip(keys.tolist(), values.tolist(), strict=True))
 
-    def _event_arrow(self, start: int, keys: U64, values: U64, _: Any, users: Any, cities: Any) -> pa.RecordBatch:
+    def _event_arrow(
+        self, start: int, keys: U64, values: U64, _: Any, users: Any, cities: Any
+    ) -> pa.RecordBatch:
         columns = [
             users.take(pa.array(keys)),
             cities.take(pa.array(values % np.uint64(len(CITIES)))),
@@ -182,7 +189,9 @@ def _numbers(users: Any) -> np.ndarray[Any, Any]:
     return numbers
 
 
-def expected_sums(kind: Kind, blocks: Iterator[tuple[int, int]]) -> tuple[np.ndarray[Any, Any], int, np.ndarray[Any, Any]]:
+def expected_sums(
+    kind: Kind, blocks: Iterator[tuple[int, int]]
+) -> tuple[np.ndarray[Any, Any], int, np.ndarray[Any, Any]]:
     """Sum per key, sum of all keys, and count per key of those records, with numpy alone."""
     sums = np.zeros(KEYS, dtype=np.float64)
     counts = np.zeros(KEYS, dtype=np.int64)

@@ -127,14 +127,21 @@ def measure_wire(
         producer.stop()
         consumer.stop()
     ratios = sorted(a.gbytes_per_second / b.gbytes_per_second for a, b in zip(ours, raws, strict=True))
-    raw_medians = {str(segment_bytes): _median(raws), **{str(size): _median(rates) for size, rates in others.items()}}
+    raw_medians = {
+        str(segment_bytes): _median(raws),
+        **{str(size): _median(rates) for size, rates in others.items()},
+    }
     every = [*ours, *raws, *(rate for rates in others.values() for rate in rates)]
     return {
         "segment_bytes": segment_bytes,
         "channels": channels,
         "gbytes_per_second": _median(ours),
         "raw_gbytes_per_second": raw_medians,
-        "ratio_to_raw": {"median": round(statistics.median(ratios), 3), "min": round(ratios[0], 3), "max": round(ratios[-1], 3)},
+        "ratio_to_raw": {
+            "median": round(statistics.median(ratios), 3),
+            "min": round(ratios[0], 3),
+            "max": round(ratios[-1], 3),
+        },
         "ratio_to_best_raw": round(_median(ours) / max(raw_medians.values()), 3),
         "verified": all(rate.verified for rate in every),
         "pairs": pairs,

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias
 
 from minishuffle.counters import GateSnapshot, TaskCounters
 from minishuffle.errors import RemoteProtocolError, ShuffleError
-from minishuffle.exchange.elements import AssemblyBudget, Assembler
+from minishuffle.exchange.elements import Assembler, AssemblyBudget
 from minishuffle.exchange.segments import LocalPool, Segment
 from minishuffle.protocol.channel import ConsumerChannel, FreeBuffer, Outgoing, Received, SubpartitionView
 from minishuffle.protocol.connection import Connection

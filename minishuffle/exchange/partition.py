@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import LocalProtocolError
+from minishuffle.exchange.buffers import BufferBuilder, Slice, event_slice
 from minishuffle.exchange.segments import Segment
 from minishuffle.ids import PartitionId
 from minishuffle.limits import EVENTS_QUEUED_PER_CHANNEL_MAX, SEGMENT_HEADROOM_BYTES
@@ -23,97 +24,6 @@ from minishuffle.wire.frames import NO_ELEMENT_START, BufferFlags, DataType, Eve
 __all__ = ["ResultPartition", "Slice", "Subpartition"]
 
 Part: TypeAlias = "bytes | memoryview"
-
-
-class _BufferBuilder:
-    """A segment that is being written or waits to be sent.
-
-    Invariants: ``sent_bytes ≤ published bytes ≤ capacity``; ``starts`` ascends.
-    """
-
-    __slots__ = (
-        "capacity",
-        "continues",
-        "in_flight",
-        "length",
-        "published",
-        "rows",
-        "segment",
-        "sent_bytes",
-        "sent_rows",
-        "sent_starts",
-        "starts",
-    )
-
-    def __init__(self, segment: Segment, continues: bool) -> None:
-        self.segment = segment
-        self.capacity = len(segment.memory) - SEGMENT_HEADROOM_BYTES
-        self.continues = continues
-        # The writer's.
-        self.length = 0
-        self.rows = 0
-        self.starts: list[int] = []
-        self.published = (0, 0, 0, True)
-        """(bytes, rows begun, elements begun, ends with an element) that the reader may send."""
-        # The reader's.
-        self.sent_bytes = 0
-        self.sent_rows = 0
-        self.sent_starts = 0
-        self.in_flight = False
-
-    def append(self, part: memoryview, at: int) -> int:
-        """Copy from ``part[at:]`` what fits; returns how much that was."""
-        size = min(len(part) - at, self.capacity - self.length)
-        begin = SEGMENT_HEADROOM_BYTES + self.length
-        self.segment.memory[begin : begin + size] = part[at : at + size]
-        self.length += size
-        return size
-
-    def publish(self, ends: bool = True) -> None:
-        self.published = (self.length, self.rows, len(self.starts), ends)
-
-    def unsent(self) -> bool:
-        return self.published[0] > self.sent_bytes
-
-
-class Slice:
-    """What a poll gives: a piece of a segment, or an event. See ``protocol.channel.Outgoing``."""
-
-    __slots__ = ("_builder", "_view", "data_type", "first_start", "flags", "memory", "rows", "size", "start")
-
-    def __init__(
-        self,
-        memory: memoryview,
-        start: int,
-        size: int,
-        data_type: int,
-        flags: int,
-        first_start: int,
-        rows: int,
-        view: Subpartition | None = None,
-        builder: _BufferBuilder | None = None,
-    ) -> None:
-        self.memory = memory
-        self.start = start
-        self.size = size
-        self.data_type = data_type
-        self.flags = flags
-        self.first_start = first_start
-        self.rows = rows
-        self._view = view
-        self._builder = builder
-
-    @property
-    def payload(self) -> memoryview:
-        return self.memory[self.start : self.start + self.size]
-
-    def released(self) -> None:
-        """The transport (or the local consumer) has let go; a finished segment is recycled."""
-        builder, view = self._builder, self._view
-        if builder is None or view is None:
-            return
-        self._builder = None
-        view.slice_released(builder)
 
 
 class Subpartition:
@@ -148,9 +58,9 @@ class Subpartition:
         self.flush_requested = False
         self._discarded = False
         self._notify = notify
-        self._queue: deque[_BufferBuilder | EventKind] = deque()
-        self._open: _BufferBuilder | None = None
-        self._partial: _BufferBuilder | None = None
+        self._queue: deque[BufferBuilder | EventKind] = deque()
+        self._open: BufferBuilder | None = None
+        self._partial: BufferBuilder | None = None
         """The builder of a slice that is in flight while more of that segment is to come."""
         self._written = 0
         self._polled = 0
@@ -160,12 +70,12 @@ class Subpartition:
     # --- writer (task thread) ----------------------------------------------------------------
 
     @property
-    def open(self) -> _BufferBuilder | None:
+    def open(self) -> BufferBuilder | None:
         """The builder that is being written."""
         return self._open
 
     @open.setter
-    def open(self, builder: _BufferBuilder) -> None:
+    def open(self, builder: BufferBuilder) -> None:
         self._open = builder
 
     def publish(self, flush: bool) -> None:
@@ -217,7 +127,7 @@ class Subpartition:
         self.flush_requested = True
         return True
 
-    def _head(self) -> _BufferBuilder | EventKind | None:
+    def _head(self) -> BufferBuilder | EventKind | None:
         """What a poll would take now; gives finished builders back that were sent in slices."""
         queue = self._queue
         while queue:
@@ -252,10 +162,10 @@ class Subpartition:
         if isinstance(head, EventKind):
             self._queue.popleft()
             self._state_events.append(head)
-            return _event_slice(head)
+            return event_slice(head)
         return self._slice(head)
 
-    def _slice(self, builder: _BufferBuilder) -> Slice:
+    def _slice(self, builder: BufferBuilder) -> Slice:
         final = bool(self._queue) and self._queue[0] is builder
         if final:
             self._queue.popleft()
@@ -288,7 +198,7 @@ class Subpartition:
         builder.in_flight = True
         return piece
 
-    def slice_released(self, builder: _BufferBuilder) -> None:
+    def slice_released(self, builder: BufferBuilder) -> None:
         """The transport has let go of a slice of ``builder``."""
         builder.in_flight = False
         if builder is not self._partial:
@@ -312,7 +222,7 @@ class Subpartition:
         """
         self.release()
         self._discarded = True
-        builders = [item for item in self._queue if isinstance(item, _BufferBuilder)]
+        builders = [item for item in self._queue if isinstance(item, BufferBuilder)]
         self._queue.clear()
         if self._open is not None and not written_off:
             builders.append(self._open)
@@ -321,13 +231,6 @@ class Subpartition:
             if not builder.in_flight:
                 builder.segment.recycle()
         self._polled = self._written
-
-
-def _event_slice(event: EventKind) -> Slice:
-    memory = memoryview(bytearray(SEGMENT_HEADROOM_BYTES + 1))
-    memory[SEGMENT_HEADROOM_BYTES] = event
-    flags = BufferFlags.NONE
-    return Slice(memory, SEGMENT_HEADROOM_BYTES, 1, DataType.EVENT, flags, NO_ELEMENT_START, 0)
 
 
 class ResultPartition:
@@ -388,8 +291,8 @@ class ResultPartition:
         self._counters.bytes_out += total
         self._counters.records_out += rows
 
-    def _begin(self, subpartition: Subpartition, continues: bool) -> _BufferBuilder:
-        builder = _BufferBuilder(self._acquire(), continues)
+    def _begin(self, subpartition: Subpartition, continues: bool) -> BufferBuilder:
+        builder = BufferBuilder(self._acquire(), continues)
         subpartition.open = builder
         return builder
 

@@ -17,8 +17,20 @@ from typing import Final, TypeAlias
 
 from minishuffle import limits
 from minishuffle.counters import ConnectionCounters
-from minishuffle.errors import LocalProtocolError, PeerLost, RemoteProtocolError, ShuffleError, error_from_code
-from minishuffle.protocol.channel import ChannelState, ConsumerChannel, Outgoing, ProducerChannel, SubpartitionView
+from minishuffle.errors import (
+    LocalProtocolError,
+    PeerLost,
+    RemoteProtocolError,
+    ShuffleError,
+    error_from_code,
+)
+from minishuffle.protocol.channel import (
+    ChannelState,
+    ConsumerChannel,
+    Outgoing,
+    ProducerChannel,
+    SubpartitionView,
+)
 from minishuffle.wire.codec import FrameDecoder, encode_frame, write_buffer_header
 from minishuffle.wire.frames import (
     AddCredit,
@@ -71,7 +83,9 @@ class Connection:
     one of requested, producing and consuming; per channel the invariants of its ledgers.
     """
 
-    def __init__(self, *, dialer: bool, counters: ConnectionCounters, ping_interval: float, now: float) -> None:
+    def __init__(
+        self, *, dialer: bool, counters: ConnectionCounters, ping_interval: float, now: float
+    ) -> None:
         self._dialer = dialer
         self._counters = counters
         self._ping_interval = ping_interval
@@ -200,9 +214,13 @@ class Connection:
         channel = request.channel
         given_by_dialer = bool(channel & DIALER_BIT)
         if given_by_dialer == self._dialer or channel in self._seen_ids or not channel & ~DIALER_BIT:
-            raise RemoteProtocolError(f"PartitionRequest names channel {channel:#x}, which is not the peer's to give")
+            raise RemoteProtocolError(
+                f"PartitionRequest names channel {channel:#x}, which is not the peer's to give"
+            )
         if len(self._producers) + len(self._requested) >= limits.CHANNELS_PER_CONNECTION_MAX:
-            self._control.append(Error(channel, 50, f"more than {limits.CHANNELS_PER_CONNECTION_MAX} channels"))
+            self._control.append(
+                Error(channel, 50, f"more than {limits.CHANNELS_PER_CONNECTION_MAX} channels")
+            )
             return
         self._seen_ids.add(channel)
         self._requested[channel] = request
@@ -358,7 +376,9 @@ class Connection:
             elif piece.data_type == DataType.EVENT:
                 self._announce_backlog(producer)
         if pieces:
-            counters.frames_out["buffer_response"] = counters.frames_out.get("buffer_response", 0) + len(pieces)
+            counters.frames_out["buffer_response"] = counters.frames_out.get("buffer_response", 0) + len(
+                pieces
+            )
         return chunks, pieces
 
     @property
@@ -444,9 +464,7 @@ class Connection:
             consumer.validate()
 
 
-_NAMES: Final = {
-    kind: "".join(part.capitalize() for part in kind.name.split("_")) for kind in FrameType
-}
+_NAMES: Final = {kind: "".join(part.capitalize() for part in kind.name.split("_")) for kind in FrameType}
 _BY_CLASS: Final = {name: kind.name.lower() for kind, name in _NAMES.items()}
 
 

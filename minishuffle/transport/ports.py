@@ -25,7 +25,7 @@ def cannot_listen(host: str, port: int, error: OSError, flag: str = "--port") ->
     """
     if error.errno == errno.EADDRINUSE:
         return UsageError(
-            f"port {port} on {host} is taken by {_holder(port)}; stop that, or choose another port with {flag}"
+            f"port {port} on {host} is taken by {_holder(port)}; stop that or choose another port with {flag}"
         )
     return UsageError(
         f"cannot listen on {host}:{port}: {os.strerror(error.errno) if error.errno else error}; "
@@ -55,7 +55,10 @@ def unreachable(address: Address, timeout: float, error: Exception) -> str:
     """Why connecting failed; ``timeout`` in seconds."""
     if isinstance(error, TimeoutError):  # an OSError, too
         return f"no answer from {address} within {timeout:g} s"
-    return f"cannot connect to {address}: {getattr(error, 'strerror', None) or error}"
+    number = getattr(error, "errno", None) or 0
+    # Negative numbers are the resolver's; its own text is the right one then.
+    text = os.strerror(number) if number > 0 else getattr(error, "strerror", None) or str(error)
+    return f"cannot connect to {address}: {text}"
 
 
 def host_port(name: object) -> str:

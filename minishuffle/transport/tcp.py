@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable
 from typing import Protocol
 
 import uvloop
@@ -27,7 +26,6 @@ from minishuffle.protocol.connection import Connection, ConnectionEvent, PeerClo
 from minishuffle.wire.handshake import Handshake, HandshakeRefused, Identity
 
 __all__ = ["DataEndpoint", "DataLink", "EndpointHandler"]
-
 
 
 class EndpointHandler(Protocol):
@@ -124,7 +122,9 @@ class DataLink(asyncio.BufferedProtocol):
         for piece in pieces:
             piece.released()
         if self.established:
-            error = self._error or PeerLost(f"connection to worker {self.peer.worker} broke: {exc or 'closed by peer'}")
+            error = self._error or PeerLost(
+                f"connection to worker {self.peer.worker} broke: {exc or 'closed by peer'}"
+            )
             self.connection.lost(error)
             self._endpoint.closed(self)
             self._endpoint.handler.link_down(self, error)
@@ -294,11 +294,15 @@ class DataEndpoint:
         try:
             async with asyncio.timeout(self.handshake_seconds):
                 _, link = await loop.create_connection(
-                    lambda: self._new_link(dialer=True, target=worker, epoch=epoch), address.host, address.port
+                    lambda: self._new_link(dialer=True, target=worker, epoch=epoch),
+                    address.host,
+                    address.port,
                 )
                 await asyncio.shield(link.done)
         except (OSError, TimeoutError) as error:
-            raise PeerLost(f"worker {worker} cannot be reached at {address}: {error or 'no answer'}") from error
+            raise PeerLost(
+                f"worker {worker} cannot be reached at {address}: {error or 'no answer'}"
+            ) from error
         return link
 
     def _accept(self) -> DataLink:

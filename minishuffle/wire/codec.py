@@ -56,7 +56,9 @@ _BUFFER_RESPONSE: Final = int(FrameType.BUFFER_RESPONSE)
 def _name(text: str) -> bytes:
     raw = text.encode()
     if len(raw) > limits.NAME_BYTES_MAX:
-        raise LocalProtocolError(f"name of {len(raw)} bytes, at most {limits.NAME_BYTES_MAX} fit: {text[:40]!r}…")
+        raise LocalProtocolError(
+            f"name of {len(raw)} bytes, at most {limits.NAME_BYTES_MAX} fit: {text[:40]!r}…"
+        )
     return _U16.pack(len(raw)) + raw
 
 
@@ -74,7 +76,13 @@ def _encode_hello(f: Hello) -> bytes:
 
 def _encode_request(f: PartitionRequest) -> bytes:
     fixed = _REQUEST.pack(
-        f.edge, f.producer, f.subpartition, f.producer_attempt, f.consumer_attempt, f.generation, f.initial_credit
+        f.edge,
+        f.producer,
+        f.subpartition,
+        f.producer_attempt,
+        f.consumer_attempt,
+        f.generation,
+        f.initial_credit,
     )
     return fixed + _name(f.job)
 
@@ -361,7 +369,9 @@ class FrameDecoder:
 
     def _check(self, length: int, kind: int) -> None:
         if length > self._limit:
-            raise RemoteProtocolError(f"frame of {length} bytes (type {kind}), at most {self._limit} are allowed")
+            raise RemoteProtocolError(
+                f"frame of {length} bytes (type {kind}), at most {self._limit} are allowed"
+            )
         if length < (_BUFFER_FIXED_BYTES if kind == _BUFFER_RESPONSE else _TYPE_AND_CHANNEL_BYTES):
             raise RemoteProtocolError(f"frame of {length} bytes is too short for its type {kind}")
         if kind not in _KNOWN_TYPES:
@@ -385,8 +395,8 @@ class FrameDecoder:
     def _parse_buffer_header(self, view: memoryview, at: int, end: int) -> int:
         if end - at < BUFFER_HEADER_BYTES:
             return 0
-        length, _, channel, sequence, backlog, data_type, flags, first_start, rows = BUFFER_HEADER.unpack_from(
-            view, at
+        length, _, channel, sequence, backlog, data_type, flags, first_start, rows = (
+            BUFFER_HEADER.unpack_from(view, at)
         )
         size = length - _BUFFER_FIXED_BYTES
         target = self._sink.buffer_begin(

@@ -60,6 +60,8 @@ class Identity:
     epoch: int
 
     def __str__(self) -> str:
+        if self.role is Role.COORDINATOR:
+            return "the coordinator"
         return f"worker {self.worker}" if self.worker else f"a {self.role.name.lower()}"
 
 

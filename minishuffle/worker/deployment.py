@@ -188,7 +188,9 @@ class Deployment:
         """The job is over everywhere."""
         for key in [key for key in self.tasks if key[0] == job]:
             task = self.tasks.pop(key)
-            running = task.thread is not None and task.thread.is_alive() and task.state in ("running", "abandoned")
+            running = (
+                task.thread is not None and task.thread.is_alive() and task.state in ("running", "abandoned")
+            )
             self.ended(task)
             for partition in task.partitions.values():
                 self._drop_partition(partition.id, written_off=running)

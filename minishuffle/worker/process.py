@@ -154,7 +154,9 @@ class Worker:
             for task in tasks:
                 task.paths.cancel()
             deadline = self._loop.time() + self.settings.task_cancel_timeout
-            while any(task.thread and task.thread.is_alive() for task in tasks) and self._loop.time() < deadline:
+            while (
+                any(task.thread and task.thread.is_alive() for task in tasks) and self._loop.time() < deadline
+            ):
                 await asyncio.sleep(0.02)
         for dial in self._dials:
             dial.cancel()
@@ -189,8 +191,8 @@ class Worker:
                 self._control.send(message)
             case StartTask():
                 self._start(instruction)
-            case ConnectLocal(channel, partition):
-                deployment.connect_local(channel, partition)
+            case ConnectLocal(key, partition):
+                deployment.connect_local(key, partition)
             case RequestPartition(worker, key, request):
                 channel, link = deployment.channel(key), self._links.get(worker)
                 if isinstance(channel, RemoteInputChannel) and link is not None:
@@ -204,11 +206,11 @@ class Worker:
                 if link is not None:
                     link.connection.refuse(channel_id, error)
                     link.flush_soon()
-            case CancelTask(key):
-                if key in deployment.tasks:
-                    deployment.tasks[key].paths.cancel()
-            case AbandonTask(key):
-                task = deployment.tasks[key]
+            case CancelTask(task_key):
+                if task_key in deployment.tasks:
+                    deployment.tasks[task_key].paths.cancel()
+            case AbandonTask(task_key):
+                task = deployment.tasks[task_key]
                 task.state = "abandoned"
                 deployment.ended(task)
                 _log.error("task %s still runs after its cancel: abandoned", task.attempt_id)
@@ -465,7 +467,8 @@ async def run_worker(
                 "metrics_port": server.port,
             }
         )
-        await asyncio.wait({stopping, worker.ended}, return_when=asyncio.FIRST_COMPLETED)
+        ends: list[asyncio.Future[Any]] = [stopping, worker.ended]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if worker.ended.done() and worker.ended.result() and not stop.is_set():
             raise PeerLost(worker.ended.result())
     finally:

@@ -450,7 +450,9 @@ class WorkerState:
                 instructions.append(Send(self._state_message(key, entry.spec.attempt, "abandoned")))
         if instructions and self.abandoned > self._settings.abandoned_max:
             limit = self._settings.abandoned_max
-            instructions.append(Exit(f"{self.abandoned} tasks ran on after their cancel, at most {limit} may"))
+            instructions.append(
+                Exit(f"{self.abandoned} tasks ran on after their cancel, at most {limit} may")
+            )
         return instructions
 
     def _refuse_expired(self, now: float) -> list[Instruction]:

@@ -251,7 +251,10 @@ def describe_failure(error: BaseException, task: str) -> ErrorInfo:
     summary.stack = traceback.StackSummary.from_list(own)
     text = f"{task}: {type(error).__name__}: {error}"
     return ErrorInfo(
-        code=TaskFailed.code, text=text[: limits.ERROR_TEXT_BYTES_MAX // 4], traceback="".join(summary.format()), task=task
+        code=TaskFailed.code,
+        text=text[: limits.ERROR_TEXT_BYTES_MAX // 4],
+        traceback="".join(summary.format()),
+        task=task,
     )
 
 

@@ -29,7 +29,13 @@ class Bench:
         self.counters = TaskCounters()
         self.notified: list[Subpartition] = []
         self.partition = ResultPartition(
-            PartitionId(JobId("j1"), 0, 0), 0, count, self._acquire, self.notified.append, self.counters, flush_always
+            PartitionId(JobId("j1"), 0, 0),
+            0,
+            count,
+            self._acquire,
+            self.notified.append,
+            self.counters,
+            flush_always,
         )
         self.first = self.partition.subpartitions[0]
 
@@ -221,10 +227,14 @@ def test_flags_first_start_and_rows_of_each_buffer(
 
 @given(
     st.lists(
-        st.one_of(st.binary(min_size=1, max_size=60), st.just("flush"), st.just("poll")), min_size=1, max_size=30
+        st.one_of(st.binary(min_size=1, max_size=60), st.just("flush"), st.just("poll")),
+        min_size=1,
+        max_size=30,
     )
 )
-def test_any_mix_of_writes_flushes_and_polls_keeps_bytes_rows_and_boundaries(steps: list[bytes | str]) -> None:
+def test_any_mix_of_writes_flushes_and_polls_keeps_bytes_rows_and_boundaries(
+    steps: list[bytes | str],
+) -> None:
     bench = Bench(segments=200)
     written, starts = bytearray(), []
     for step in steps:

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from minishuffle.counters import ConnectionCounters
-from minishuffle.errors import LocalProtocolError, PartitionNotFound, PeerLost, RemoteProtocolError, TaskFailed
+from minishuffle.errors import (
+    LocalProtocolError,
+    PartitionNotFound,
+    PeerLost,
+    RemoteProtocolError,
+    TaskFailed,
+)
 from minishuffle.protocol.connection import Connection, PeerClosed, PeerSilent
 from minishuffle.wire.codec import encode_frame, write_buffer_header
 from minishuffle.wire.frames import (
@@ -270,7 +276,9 @@ def test_a_lost_connection_takes_its_channels_and_gives_every_buffer_back(
     peers.partition.subpartitions[0].discard()
     peers.partition.subpartitions[1].discard()
     with pytest.raises(LocalProtocolError):
-        peers.consumer.request_partition(peers.gates[0].channel, PartitionRequest(0, "j", 0, 0, 0, 1, 1, 1, 0))
+        peers.consumer.request_partition(
+            peers.gates[0].channel, PartitionRequest(0, "j", 0, 0, 0, 1, 1, 1, 0)
+        )
 
 
 def test_close_and_connection_wide_errors_are_reported(peers_of: Callable[..., Peers]) -> None:

@@ -205,7 +205,8 @@ class MemoryFabric(Fabric):
 class TcpFabric(Fabric):
     async def connect(self) -> None:
         self.endpoints = [
-            DataEndpoint(node, node.identity, b"secret", node.counters, ping_interval=60.0) for node in self.nodes
+            DataEndpoint(node, node.identity, b"secret", node.counters, ping_interval=60.0)
+            for node in self.nodes
         ]
         port = await self.endpoints[1].listen("127.0.0.1")
         await self.endpoints[0].dial(Address("127.0.0.1", port), 2, 2)

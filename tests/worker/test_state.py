@@ -59,7 +59,10 @@ SOURCE = TaskSpec(
 
 def sink(attempt: int = 1) -> TaskSpec:
     """Consumer 0 of edge 0; producer 0 on worker 2, producer 1 on worker 3."""
-    channels = [InputChannelSpec(producer=0, attempt=1, worker=2), InputChannelSpec(producer=1, attempt=1, worker=3)]
+    channels = [
+        InputChannelSpec(producer=0, attempt=1, worker=2),
+        InputChannelSpec(producer=1, attempt=1, worker=3),
+    ]
     return TaskSpec(
         operator=1,
         name="sink",

@@ -1,0 +1,169 @@
+"""Every control message there and back, and what happens to anything else."""
+
+from __future__ import annotations
+
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+import msgpack
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from minishuffle.errors import RemoteProtocolError
+from minishuffle.wire.messages import (
+    AnyMessage,
+    ControlMessage,
+    ErrorInfo,
+    GetRows,
+    ListJobs,
+    TaskStateChanged,
+    pack_message,
+    unpack_message,
+)
+
+MESSAGE_TYPES: tuple[type[ControlMessage], ...] = get_args(get_args(AnyMessage)[0])
+PLAIN: dict[Any, st.SearchStrategy[Any]] = {
+    int: st.integers(-(2**63), 2**64 - 1),
+    float: st.floats(allow_nan=False),
+    bool: st.booleans(),
+    str: st.text(max_size=20),
+    bytes: st.binary(max_size=20),
+    type(None): st.none(),
+    Any: st.none() | st.booleans() | st.integers(0, 9) | st.text(max_size=5),
+}
+
+
+def values(annotation: Any) -> st.SearchStrategy[Any]:
+    """Values that a field of that type takes."""
+    if annotation in PLAIN:
+        return PLAIN[annotation]
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return st.sampled_from(arguments)
+    if origin is list:
+        return st.lists(values(arguments[0]), max_size=2)
+    if origin is dict:
+        return st.dictionaries(values(arguments[0]), values(arguments[1]), max_size=2)
+    if origin in (Union, UnionType):
+        return st.one_of([values(argument) for argument in arguments])
+    return messages(annotation)
+
+
+def messages(cls: type[ControlMessage]) -> st.SearchStrategy[ControlMessage]:
+    return st.builds(cls, **{name: values(field.annotation) for name, field in cls.model_fields.items()})
+
+
+def test_every_message_class_can_be_read_back() -> None:
+    """A class with a ``type`` that the union lacks could be sent but never read."""
+    named = {cls for cls in ControlMessage.__subclasses__() if "type" in cls.model_fields}
+    assert named == set(MESSAGE_TYPES)
+    types = [cls.model_fields["type"].default for cls in MESSAGE_TYPES]
+    assert len(set(types)) == len(types)
+
+
+@pytest.mark.parametrize("cls", MESSAGE_TYPES, ids=lambda cls: cls.__name__)
+def test_round_trip(cls: type[ControlMessage]) -> None:
+    @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(messages(cls))
+    def check(message: ControlMessage) -> None:
+        body = pack_message(message)
+        again = unpack_message(body)
+        assert type(again) is cls
+        assert again == message
+        assert unpack_message(memoryview(body)) == message
+
+    check()
+
+
+def test_nested_and_empty_values_survive() -> None:
+    message = TaskStateChanged(
+        term=1,
+        job="j1",
+        operator=0,
+        index=3,
+        attempt=2,
+        state="failed",
+        error=ErrorInfo(code=60, text="boom", traceback="Traceback…", task="count[3]"),
+        result=b"\x00\xff",
+    )
+    again = unpack_message(pack_message(message))
+    assert again == message
+    assert isinstance(again, TaskStateChanged) and again.error is not None
+    assert again.result == b"\x00\xff"
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"type": "list_jobs", "surprise": 1}, "cannot be read"),
+        ({"type": "no_such_type"}, "cannot be read"),
+        ({"type": ["list_jobs"]}, "cannot be read"),
+        ({}, "cannot be read"),
+        ([], "cannot be read"),
+        (None, "cannot be read"),
+        ({"type": "get_rows"}, "cannot be read"),
+        ({"type": "get_rows", "job": "j1", "after": "many"}, "cannot be read"),
+        ({"type": "get_rows", "job": "j1", "after": [1]}, "cannot be read"),
+        ({"type": "get_rows", 7: "j1"}, "cannot be read"),
+    ],
+)
+def test_fields_that_do_not_fit(fields: Any, text: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=text):
+        unpack_message(msgpack.packb(fields))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xc1",
+        b"\x81",
+        b"\xdd\xff\xff\xff\xff",
+        b"\xdf\xff\xff\xff\xff",
+        b"\x91" * 5_000 + b"\xc0",
+        b"\x81\x90\xc0",
+        pack_message(ListJobs()) + b"\x00",
+        b"\x81\xa1\xff\xc0",
+        b"\xc7\x0c\xff" + b"\xff" * 12,
+    ],
+)
+def test_bytes_that_are_not_one_message(body: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        unpack_message(body)
+
+
+@given(st.binary(max_size=200))
+def test_garbage_gives_the_one_error(body: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        unpack_message(body)
+
+
+@settings(deadline=None)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers(-9, 2**64 - 1) | st.floats() | st.text() | st.binary(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.integers(-9, 9), inner),
+        max_leaves=10,
+    ),
+    st.sampled_from([cls.model_fields["type"].default for cls in MESSAGE_TYPES]),
+)
+def test_any_msgpack_under_any_type_is_read_or_refused(value: Any, kind: str) -> None:
+    fields = {**value, "type": kind} if isinstance(value, dict) else value
+    try:
+        message = unpack_message(msgpack.packb(fields))
+    except RemoteProtocolError:
+        return
+    assert isinstance(message, MESSAGE_TYPES)
+
+
+@given(st.data())
+def test_changed_bytes_are_read_or_refused(data: st.DataObject) -> None:
+    body = bytearray(pack_message(GetRows(job="job-one", after=70_000)))
+    for _ in range(data.draw(st.integers(1, 3))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        message = unpack_message(bytes(body))
+    except RemoteProtocolError:
+        return
+    assert isinstance(message, MESSAGE_TYPES)
