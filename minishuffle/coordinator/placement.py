@@ -65,7 +65,7 @@ class BufferNeed:
         """The sum as a reader can check it."""
         parts = sorted(self.terms.items(), key=lambda term: -term[0][1] * term[1])
         texts = [
-            f"{formula} = {each}" if count == 1 else f"{count} x ({formula}) = {count * each}"
+            f"{formula} = {each}" if count == 1 else f"{count} x ({formula} = {each}) = {count * each}"
             for (formula, each), count in parts[:TERMS_SHOWN]
         ]
         if len(parts) > TERMS_SHOWN:

@@ -1,0 +1,242 @@
+"""A coordinator's state machine with fake workers and clients around it, all in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from minishuffle.config import ClusterSettings
+from minishuffle.coordinator.figures import CoordinatorFacts
+from minishuffle.coordinator.instructions import (
+    CloseLink,
+    Instruction,
+    Journal,
+    Reply,
+    SendToWorker,
+    Stopped,
+)
+from minishuffle.coordinator.state import CoordinatorState
+from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
+from minishuffle.wire.messages import (
+    Accepted,
+    CancelTasks,
+    Collected,
+    ControlMessage,
+    DeployTasks,
+    ErrorInfo,
+    Heartbeat,
+    JobInfo,
+    LogLines,
+    Register,
+    Registered,
+    ReleaseJob,
+    ShowJob,
+    SubmitJob,
+    TaskReport,
+    TaskSpec,
+    TaskStateChanged,
+    WorkerReport,
+)
+
+TERM = 7
+WALL = 1_000_000.0
+CLIENT = 1_000
+"""Link number of the client."""
+
+
+@dataclass
+class FakeWorker:
+    """One registration: what it was sent, and the tasks that it would run."""
+
+    link: int
+    about: Register
+    worker: int = 0
+    epoch: int = 0
+    inbox: list[ControlMessage] = field(default_factory=list)
+    tasks: dict[tuple[str, int, int], TaskSpec] = field(default_factory=dict)
+    canceled: set[str] = field(default_factory=set)
+
+    def receive(self, message: ControlMessage) -> None:
+        self.inbox.append(message)
+        match message:
+            case Registered():
+                self.worker, self.epoch = message.worker, message.epoch
+            case DeployTasks():
+                for task in message.tasks:
+                    self.tasks[message.job, task.operator, task.index] = task
+            case CancelTasks(job=job):
+                self.canceled.add(job)
+            case ReleaseJob(job=job):
+                self.tasks = {key: task for key, task in self.tasks.items() if key[0] != job}
+
+    def got(self, kind: type[ControlMessage]) -> list[Any]:
+        return [message for message in self.inbox if isinstance(message, kind)]
+
+
+class FakeCluster:
+    """Carries instructions out and checks the invariants after every step."""
+
+    def __init__(self, settings: ClusterSettings, jobs_submitted: int = 0) -> None:
+        facts = CoordinatorFacts("test", "0", "3.11", 99, TERM, WALL)
+        self.settings = settings
+        self.state = CoordinatorState(settings, facts, jobs_submitted)
+        self.now = 100.0
+        self.workers: dict[int, FakeWorker] = {}
+        """By link; one that is taken out hears and says nothing any more."""
+        self.replies: dict[tuple[int, int], ControlMessage] = {}
+        self.closed: dict[int, str] = {}
+        self.journal: list[int] = []
+        self.stopped = False
+        self._numbers = 0
+
+    def do(self, instructions: list[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case SendToWorker(_, link, message):
+                    if link in self.workers:
+                        self.workers[link].receive(message)
+                case Reply(link, request, message):
+                    assert (link, request) not in self.replies, "answered twice"
+                    self.replies[link, request] = message
+                case CloseLink(link, why):
+                    self.closed[link] = why
+                case Journal(jobs_submitted):
+                    self.journal.append(jobs_submitted)
+                case Stopped():
+                    self.stopped = True
+        self.state.validate()
+
+    def number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    # --- workers ---------------------------------------------------------------------------------
+
+    def add(self, **fields: Any) -> FakeWorker:
+        link = self.number()
+        about = Register(
+            **{
+                "host": "10.0.0.1",
+                "data_port": 5000 + link,
+                "metrics_port": 6000 + link,
+                "pid": 40 + link,
+                "slots": 2,
+                "python": "3.11",
+                "version": "0",
+                "segments": 2048,
+                "segment_bytes": 32768,
+                **fields,
+            }
+        )
+        worker = FakeWorker(link, about)
+        self.workers[link] = worker
+        self.do(self.state.worker_message(link, about, self.now))
+        return worker
+
+    def send(self, worker: FakeWorker, message: ControlMessage) -> None:
+        self.do(self.state.worker_message(worker.link, message, self.now))
+
+    def lose(self, worker: FakeWorker) -> None:
+        """Its process is killed: the link closes."""
+        self.do(self.state.link_closed(worker.link, self.now))
+
+    def heartbeat(self, sender: FakeWorker, tasks: list[TaskReport] | None = None, **fields: Any) -> None:
+        values = {"term": TERM, "worker": sender.worker, "epoch": sender.epoch, "peers": [], **fields}
+        self.send(sender, Heartbeat(report=WorkerReport(), tasks=tasks or [], **values))
+
+    def report(self, worker: FakeWorker, key: tuple[str, int, int], state: str, **fields: Any) -> None:
+        """A task changed its state."""
+        job, operator, index = key
+        values = {"term": TERM, "attempt": 1, **fields}
+        message = TaskStateChanged(job=job, operator=operator, index=index, state=state, **values)  # type: ignore[arg-type]
+        self.send(worker, message)
+
+    def report_all(self, job: str, state: str, **fields: Any) -> None:
+        for worker in list(self.workers.values()):
+            for key in [key for key in worker.tasks if key[0] == job]:
+                self.report(worker, key, state, **fields)
+
+    def fail(self, worker: FakeWorker, key: tuple[str, int, int], code: int, text: str) -> None:
+        self.report(worker, key, "failed", error=ErrorInfo(code=code, text=text))
+
+    def collect(self, worker: FakeWorker, key: tuple[str, int, int], payload: bytes, **fields: Any) -> None:
+        job, operator, index = key
+        values = {"term": TERM, "attempt": 1, "rows": 1, **fields}
+        self.send(worker, Collected(job=job, operator=operator, index=index, payload=payload, **values))
+
+    def log(self, worker: FakeWorker, job: str, *lines: str) -> None:
+        self.send(worker, LogLines(term=TERM, job=job, lines=list(lines)))
+
+    def advance(self, seconds: float, heartbeats: bool = True) -> None:
+        """Let time pass in steps of a heartbeat; every timer fires when it is due."""
+        end = self.now + seconds
+        beat = self.now + self.settings.heartbeat_interval
+        while True:
+            due = self.state.next_deadline()
+            self.now = min(end, beat, max(self.now, due) if due is not None else end)
+            if due is not None and self.now >= due:
+                self.do(self.state.handle_timer(self.now))
+            if self.now >= beat:
+                beat += self.settings.heartbeat_interval
+                for worker in list(self.workers.values()):
+                    if heartbeats and worker.worker:
+                        self.heartbeat(worker)
+            if self.now >= end:
+                return
+
+    # --- clients ---------------------------------------------------------------------------------
+
+    def ask(self, message: ControlMessage, link: int = CLIENT) -> int:
+        """Send a request and give its number; the reply may come later."""
+        request = self.number()
+        self.do(self.state.client_request(link, request, message, self.now))
+        return request
+
+    def reply(self, request: int, link: int = CLIENT) -> Any:
+        return self.replies.get((link, request))
+
+    def request(self, message: ControlMessage) -> Any:
+        """The reply, which has to come at once."""
+        return self.replies[CLIENT, self.ask(message)]
+
+    def submit(self, graph: JobGraph, name: str = "count words") -> str:
+        accepted = self.request(SubmitJob(name=name, python="3.11", graph=graph.to_bytes()))
+        assert isinstance(accepted, Accepted), accepted
+        return accepted.job
+
+    def show(self, job: str) -> JobInfo:
+        info = self.request(ShowJob(job=job))
+        assert isinstance(info, JobInfo), info
+        return info
+
+
+def two_stage_graph(sources: int = 2, sinks: int = 2, partitioner: Any = "hash", **settings: Any) -> JobGraph:
+    """Source operator 0, sink operator 1."""
+    vertices = [
+        Vertex(name=name, parallelism=count, operators=[name], is_source=name == "read", program=name.encode())
+        for name, count in (("read", sources), ("count", sinks))
+    ]
+    values = JobSettings().model_dump() | settings
+    edges = [Edge(source=0, target=1, partitioner=partitioner)]
+    return JobGraph(vertices=vertices, edges=edges, settings=JobSettings.model_validate(values))
+
+
+@pytest.fixture
+def make_graph() -> Callable[..., JobGraph]:
+    return two_stage_graph
+
+
+@pytest.fixture
+def make_cluster() -> Callable[..., FakeCluster]:
+    def make(jobs_submitted: int = 0, **settings: Any) -> FakeCluster:
+        return FakeCluster(ClusterSettings(**settings), jobs_submitted)
+
+    return make
+
+
+@pytest.fixture
+def cluster(make_cluster: Callable[..., FakeCluster]) -> FakeCluster:
+    return make_cluster()

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from minishuffle.coordinator.deployment import deployments
+from minishuffle.dataflow.graph import JobGraph
+from minishuffle.wire.messages import WorkerAddress
+
+ADDRESSES = [WorkerAddress(worker=w, epoch=w, host="10.0.0.1", data_port=5000 + w) for w in (1, 2)]
+
+
+def deploy(graph: JobGraph, placement: tuple[int, ...]):  # type: ignore[no-untyped-def]
+    return deployments(graph, placement, ADDRESSES, term=3, job="j5", name="words")
+
+
+def test_each_worker_gets_its_tasks_with_programs_and_addresses(make_graph: Callable[..., JobGraph]) -> None:
+    messages = deploy(make_graph(2, 1), (1, 2))
+    assert sorted(messages) == [1, 2]
+    first, second = messages[1], messages[2]
+    assert (first.term, first.job, first.name) == (3, "j5", "words")
+    assert first.workers == second.workers == ADDRESSES
+    assert [(task.name, task.index, task.parallelism, task.attempt) for task in first.tasks] == [
+        ("read", 0, 2, 1),
+        ("count", 0, 1, 1),
+    ]
+    assert [(task.name, task.index) for task in second.tasks] == [("read", 1)]
+    assert first.programs == {0: b"read", 1: b"count"}
+    assert second.programs == {0: b"read"}
+    assert first.settings == make_graph().settings.model_dump()
+
+
+def test_channels_name_the_producers_worker(make_graph: Callable[..., JobGraph]) -> None:
+    task = next(task for task in deploy(make_graph(3, 2), (1, 2, 1))[1].tasks if task.operator == 1)
+    (gate,) = task.inputs
+    assert (gate.edge, gate.input) == (0, 0)
+    assert [(c.producer, c.attempt, c.worker) for c in gate.channels] == [(0, 1, 1), (1, 1, 2), (2, 1, 1)]
+
+
+def test_inputs_and_outputs_agree_for_every_pattern(make_graph: Callable[..., JobGraph]) -> None:
+    for partitioner, sources, sinks in (("hash", 3, 2), ("rescale", 5, 2), ("rescale", 2, 5), ("forward", 3, 3)):
+        placement = tuple(1 + i % 2 for i in range(max(sources, sinks)))
+        tasks = [t for m in deploy(make_graph(sources, sinks, partitioner), placement).values() for t in m.tasks]
+        fed = {
+            (task.index, consumer)
+            for task in tasks
+            for output in task.outputs
+            for consumer in range(output.first, output.first + output.count)
+        }
+        read = {(c.producer, task.index) for task in tasks for gate in task.inputs for c in gate.channels}
+        assert fed == read
+        assert {consumer for _, consumer in read} == set(range(sinks))

@@ -1,0 +1,189 @@
+"""Seeded runs of whole clusters through faults: invariants after every step, and every job ends."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from minishuffle.coordinator.jobs import JOB_OVER
+from minishuffle.dataflow.graph import JobGraph
+from minishuffle.errors import PeerLost, TaskFailed
+from minishuffle.wire.messages import (
+    Accepted,
+    CancelJob,
+    CancelTasks,
+    GetStatus,
+    JobInfo,
+    ListJobs,
+    ReleaseJob,
+    Shutdown,
+    SubmitJob,
+    WaitJob,
+)
+
+if TYPE_CHECKING:
+    from conftest import FakeCluster, FakeWorker
+
+STEPS = 600
+WORKERS_MAX = 6
+
+
+class Simulation:
+    """Random events in any order; workers answer when they are chosen to, or never."""
+
+    def __init__(self, seed: int, cluster: FakeCluster, make_graph: Callable[..., JobGraph]) -> None:
+        self.random = random.Random(seed)
+        self.cluster = cluster
+        self.make_graph = make_graph
+        self.submitted: list[str] = []
+        self.waits: list[int] = []
+        self.everyone: list[FakeWorker] = []
+        self.over: dict[str, str] = {}
+        """State in which a job was first seen to be over."""
+
+    def living(self) -> list[FakeWorker]:
+        return [worker for worker in self.cluster.workers.values() if worker.worker]
+
+    def step(self) -> None:
+        weights = {
+            self.register: 4,
+            self.lose: 2,
+            self.goodbye: 1,
+            self.submit: 8,
+            self.cancel: 3,
+            self.pass_time: 6,
+            self.task_event: 60,
+            self.stale: 4,
+        }
+        (action,) = self.random.choices(list(weights), list(weights.values()))
+        action()
+        self.check_ends()
+
+    # --- events ----------------------------------------------------------------------------------
+
+    def register(self) -> None:
+        if len(self.living()) < WORKERS_MAX:
+            requested = self.random.choice([0, 0, self.random.randint(1, 8)])
+            slots, segments = self.random.randint(1, 4), self.random.choice([20, 100, 2000])
+            worker = self.cluster.add(requested_worker=requested, slots=slots, segments=segments)
+            self.everyone.append(worker)
+            if not worker.worker:
+                del self.cluster.workers[worker.link]
+
+    def lose(self) -> None:
+        """Killed (the link closes), or silent from now on."""
+        if living := self.living():
+            worker = self.cluster.workers.pop(self.random.choice(living).link)
+            if self.random.random() < 0.6:
+                self.cluster.lose(worker)
+
+    def goodbye(self) -> None:
+        if living := self.living():
+            worker = self.random.choice(living)
+            self.cluster.send(worker, Shutdown(term=7, reason=""))
+            self.cluster.workers.pop(worker.link)
+            self.cluster.lose(worker)
+
+    def submit(self) -> None:
+        sources, sinks = self.random.randint(1, 5), self.random.randint(1, 5)
+        partitioner = self.random.choice(["hash", "rescale", "broadcast"])
+        graph = self.make_graph(sources, sinks, partitioner)
+        reply = self.cluster.request(SubmitJob(name="s", python="3.11", graph=graph.to_bytes()))
+        if isinstance(reply, Accepted):
+            self.submitted.append(reply.job)
+            self.waits.append(self.cluster.ask(WaitJob(job=reply.job, wait_seconds=50.0)))
+
+    def cancel(self) -> None:
+        if self.submitted:
+            self.cluster.request(CancelJob(job=self.random.choice(self.submitted)))
+
+    def pass_time(self) -> None:
+        self.cluster.advance(self.random.choice([0.1, 1.0, 4.0]))
+
+    def task_event(self) -> None:
+        """Some task of some worker makes a step, whatever it did before."""
+        if not (workers := [worker for worker in self.living() if worker.tasks]):
+            return
+        worker = self.random.choice(workers)
+        key = self.random.choice(sorted(worker.tasks))
+        canceled = key[0] in worker.canceled
+        event = self.random.choices(
+            ["running", "finished", "canceled", "abandoned", "raise", "peer", "rows", "log"],
+            [30, 40, 30 if canceled else 1, 5 if canceled else 0, 2, 2, 5, 5],
+        )[0]
+        if event == "rows":
+            self.cluster.collect(worker, key, b"rows")
+        elif event == "log":
+            self.cluster.log(worker, key[0], "line")
+        elif event in ("raise", "peer"):
+            self.cluster.fail(worker, key, TaskFailed.code if event == "raise" else PeerLost.code, event)
+        else:
+            self.cluster.report(worker, key, event)
+
+    def stale(self) -> None:
+        """A process that is not known any more still talks over its old link."""
+        if self.everyone and self.submitted:
+            worker = self.random.choice(self.everyone)
+            if worker.link not in self.cluster.workers:
+                attempt = self.random.choice([0, 1, 2])
+                key = (self.random.choice(self.submitted), 0, 0)
+                self.cluster.report(worker, key, "finished", attempt=attempt)
+
+    # --- checks ----------------------------------------------------------------------------------
+
+    def jobs(self) -> list[JobInfo]:
+        found: list[JobInfo] = self.cluster.request(ListJobs()).jobs
+        return found
+
+    def check_ends(self) -> None:
+        for job in self.jobs():
+            if job.state in JOB_OVER:
+                assert self.over.setdefault(job.job, job.state) == job.state, "an end is final"
+
+    def heal(self) -> None:
+        """No more faults: whoever lives answers, and time passes."""
+        for _ in range(30):
+            for worker in self.living():
+                for key in sorted(worker.tasks):
+                    state = "canceled" if key[0] in worker.canceled else "finished"
+                    self.cluster.report(worker, key, state)
+            self.cluster.advance(1.0)
+            self.check_ends()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_every_job_ends_once_its_faults_are_over(
+    seed: int, make_cluster: Callable[..., FakeCluster], make_graph: Callable[..., JobGraph]
+) -> None:
+    cluster = make_cluster(heartbeat_interval=0.5, heartbeat_timeout=3.0)
+    run = Simulation(seed, cluster, make_graph)
+    for _ in range(STEPS):
+        run.step()
+    run.heal()
+    assert len(run.submitted) > 5, f"seed {seed} tests too little"
+    assert set(run.over) == set(run.submitted), f"seed {seed}"
+    assert all(cluster.reply(wait) is not None for wait in run.waits), f"seed {seed}"
+    for worker in run.living():
+        assert worker.tasks == {}, f"seed {seed}: worker {worker.worker} was not told to release a job"
+        released = [message.job for message in worker.got(ReleaseJob)]
+        canceled = [message.job for message in worker.got(CancelTasks)]
+        assert len(set(released)) == len(released) and len(set(canceled)) == len(canceled), f"seed {seed}"
+    status: Any = cluster.request(GetStatus())
+    assert cluster.state.snapshot(cluster.now, {}).slots["used"] == 0
+    assert all(0 <= worker.slots_free <= worker.slots for worker in status.workers)
+
+
+def test_the_seeds_reach_every_end(
+    make_cluster: Callable[..., FakeCluster], make_graph: Callable[..., JobGraph]
+) -> None:
+    """Were one never reached, the runs above would prove less than they seem to."""
+    ends: set[str] = set()
+    for seed in range(3):
+        run = Simulation(seed, make_cluster(heartbeat_interval=0.5, heartbeat_timeout=3.0), make_graph)
+        for _ in range(STEPS):
+            run.step()
+        ends |= set(run.over.values())
+    assert ends == {"finished", "failed", "canceled"}

@@ -1,0 +1,182 @@
+"""Registration, heartbeats and loss, through the machine's verbs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from minishuffle.wire.messages import (
+    AskDial,
+    Dial,
+    Failure,
+    GetStatus,
+    LogLines,
+    PeerReport,
+    Registered,
+    Shutdown,
+    SubmitJob,
+    WorkerInfo,
+    WorkerLost,
+)
+
+if TYPE_CHECKING:
+    from conftest import FakeCluster, FakeWorker
+
+TERM = 7
+
+
+def listed(cluster: FakeCluster) -> dict[int, WorkerInfo]:
+    return {info.worker: info for info in cluster.request(GetStatus()).workers}
+
+
+def refusal(cluster: FakeCluster, worker: FakeWorker) -> str:
+    """Why a registration was refused; its link has to be closed."""
+    failure = cluster.replies[worker.link, 0]
+    assert isinstance(failure, Failure)
+    assert worker.inbox == [] and worker.link in cluster.closed
+    return failure.text
+
+
+def test_ids_begin_at_1_and_epochs_grow(cluster: FakeCluster) -> None:
+    workers = [cluster.add(), cluster.add(), cluster.add(requested_worker=7), cluster.add()]
+    assert [(w.worker, w.epoch) for w in workers] == [(1, 1), (2, 2), (7, 3), (8, 4)]
+    (registered,) = workers[1].got(Registered)
+    assert (registered.term, registered.heartbeat_interval, registered.heartbeat_timeout) == (TERM, 0.5, 10.0)
+
+
+def test_an_id_is_given_back_once_its_process_is_lost(cluster: FakeCluster) -> None:
+    first = cluster.add(requested_worker=2)
+    second = cluster.add(requested_worker=2, pid=77)
+    assert refusal(cluster, second) == (
+        f"worker id 2 is held by process {first.about.pid} on 10.0.0.1: stop that one, or choose another --id "
+        "(0: any free one)"
+    )
+    cluster.lose(first)
+    again = cluster.add(requested_worker=2, pid=78)
+    assert (again.worker, again.epoch) == (2, 2)
+    assert (listed(cluster)[2].state, listed(cluster)[2].pid) == ("alive", 78)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"python": "3.12"}, "the worker runs Python 3.12, this cluster runs Python 3.11, and functions are"),
+        ({"segment_bytes": 4096}, "start it with --segment-bytes 32768"),
+        ({"requested_worker": -1}, "choose --id from 1 to"),
+        ({"requested_worker": 1 << 40}, "choose --id from 1 to"),
+        ({"slots": 0}, "at least one slot"),
+    ],
+)
+def test_a_worker_that_does_not_fit_is_refused(cluster: FakeCluster, fields: dict[str, Any], text: str) -> None:
+    cluster.add()
+    assert text in refusal(cluster, cluster.add(**fields))
+    assert list(listed(cluster)) == [1]
+    assert cluster.add().worker == 2
+
+
+def test_a_link_registers_once(cluster: FakeCluster) -> None:
+    worker = cluster.add()
+    cluster.send(worker, worker.about)
+    assert "is registered as worker 1 already" in cluster.closed[worker.link]
+    assert len(worker.got(Registered)) == 1
+
+
+def test_a_closed_link_means_a_lost_worker_at_once_and_the_others_are_told(cluster: FakeCluster) -> None:
+    first, second, third = cluster.add(), cluster.add(), cluster.add()
+    cluster.lose(second)
+    for other in (first, third):
+        assert other.got(WorkerLost) == [WorkerLost(term=TERM, worker=2, epoch=2)]
+    assert listed(cluster)[2].state == "lost"
+    assert (listed(cluster)[2].slots, listed(cluster)[2].slots_free) == (2, 0)
+
+
+def test_a_silent_worker_is_lost_and_its_link_closed(make_cluster: Any) -> None:
+    cluster: FakeCluster = make_cluster(heartbeat_interval=0.5, heartbeat_timeout=2.0)
+    silent, other = cluster.add(), cluster.add()
+    cluster.workers.pop(silent.link)
+    cluster.advance(1.75)
+    assert listed(cluster)[1].state == "alive"
+    assert listed(cluster)[1].heartbeat_age_seconds == pytest.approx(1.75)
+    assert listed(cluster)[2].heartbeat_age_seconds == pytest.approx(0.25)
+    cluster.advance(0.25)
+    assert listed(cluster)[1].state == "lost"
+    assert cluster.closed == {silent.link: "worker 1 was silent for 2 s"}
+    assert [lost.worker for lost in other.got(WorkerLost)] == [1]
+    # What its process still says over the old link is of no effect.
+    ignored = cluster.state.ignored
+    cluster.heartbeat(silent)
+    assert (listed(cluster)[1].state, cluster.state.ignored) == ("lost", ignored + 1)
+
+
+def test_nobody_is_judged_by_a_coordinator_that_was_held_up_itself(make_cluster: Any) -> None:
+    cluster: FakeCluster = make_cluster(heartbeat_interval=0.5, heartbeat_timeout=2.0)
+    first, second = cluster.add(), cluster.add()
+    cluster.now += 60.0
+    cluster.do(cluster.state.handle_timer(cluster.now))
+    assert [info.state for info in listed(cluster).values()] == ["alive", "alive"]
+    # The heartbeats of one of them were waiting in the socket.
+    cluster.heartbeat(second)
+    cluster.workers.pop(first.link)
+    cluster.advance(0.5)
+    assert [info.state for info in listed(cluster).values()] == ["lost", "alive"]
+
+
+def test_a_worker_that_says_goodbye_is_gone(cluster: FakeCluster) -> None:
+    worker, other = cluster.add(), cluster.add()
+    cluster.send(worker, Shutdown(term=TERM, reason="SIGTERM"))
+    assert listed(cluster)[1].state == "gone"
+    assert worker.link in cluster.closed
+    assert [lost.worker for lost in other.got(WorkerLost)] == [1]
+    cluster.lose(worker)
+    assert listed(cluster)[1].state == "gone"
+
+
+def test_lost_workers_stay_listed_for_ten_minutes(cluster: FakeCluster) -> None:
+    lost, gone, alive = cluster.add(), cluster.add(), cluster.add()
+    cluster.lose(lost)
+    cluster.send(gone, Shutdown(term=TERM, reason=""))
+    for worker in (lost, gone):
+        cluster.workers.pop(worker.link)
+    cluster.advance(599.0)
+    states = [(entry.worker, entry.state) for entry in cluster.state.snapshot(cluster.now, {}).workers]
+    assert states == [(1, "lost"), (2, "gone"), (3, "alive")]
+    cluster.advance(1.0)
+    assert list(listed(cluster)) == [alive.worker]
+    # An id that was not asked for is never used again.
+    assert cluster.add().worker == 4
+
+
+def test_messages_of_another_term_or_epoch_are_ignored(cluster: FakeCluster) -> None:
+    worker = cluster.add()
+    report = PeerReport(worker=2, connections=1, local="a:1", remote="b:2")
+    for count, wrong in enumerate([{"term": 6}, {"term": 8}, {"epoch": 2}, {"worker": 2}], start=1):
+        cluster.heartbeat(worker, peers=[report], **wrong)
+        assert cluster.state.ignored == count
+        assert listed(cluster)[1].peers == []
+    cluster.heartbeat(worker, peers=[report])
+    assert listed(cluster)[1].peers == [report]
+
+
+def test_messages_before_registration_are_ignored(cluster: FakeCluster) -> None:
+    cluster.do(cluster.state.worker_message(55, LogLines(term=TERM, job="j1", lines=["x"]), cluster.now))
+    assert (cluster.state.ignored, cluster.closed) == (1, {})
+
+
+def test_a_worker_that_sends_what_only_others_may_is_cut_off(cluster: FakeCluster) -> None:
+    worker = cluster.add()
+    cluster.send(worker, WorkerLost(term=TERM, worker=1, epoch=1))
+    assert cluster.closed == {worker.link: "worker 1 sent worker_lost"}
+    cluster.send(worker, SubmitJob(name="x", python="3.11", graph=b""))
+    assert cluster.state.ignored == 1
+
+
+def test_a_wish_to_be_dialed_is_passed_on(cluster: FakeCluster) -> None:
+    low, high = cluster.add(), cluster.add()
+    cluster.send(high, AskDial(term=TERM, worker=2, target=1))
+    (dial,) = low.got(Dial)
+    assert (dial.peer.worker, dial.peer.epoch, dial.peer.host) == (2, 2, "10.0.0.1")
+    assert dial.peer.data_port == high.about.data_port
+    cluster.lose(low)
+    cluster.send(high, AskDial(term=TERM, worker=2, target=1))
+    assert len(low.got(Dial)) == 1 and not high.got(Dial)
