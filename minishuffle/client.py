@@ -1,0 +1,326 @@
+"""What a program says to a cluster: submit, wait, read rows, cancel, ask for the status."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgpack
+
+from minishuffle.errors import (
+    PeerLost,
+    RemoteProtocolError,
+    ShuffleError,
+    TaskCancelled,
+    TaskFailed,
+    UsageError,
+)
+from minishuffle.ids import Address
+from minishuffle.transport.control import BlockingControlClient
+from minishuffle.wire.frames import Role
+from minishuffle.wire.handshake import Identity
+from minishuffle.wire.messages import (
+    Accepted,
+    CancelJob,
+    ClusterStatus,
+    ControlMessage,
+    ErrorInfo,
+    GetEvents,
+    GetLogs,
+    GetRows,
+    GetStatus,
+    JobEvent,
+    JobEvents,
+    JobInfo,
+    JobList,
+    JobLogs,
+    JobRows,
+    ListJobs,
+    ShowJob,
+    StopCluster,
+    SubmitJob,
+    TaskInfo,
+    WaitJob,
+)
+
+if TYPE_CHECKING:
+    from minishuffle.dataflow.graph import JobSettings
+    from minishuffle.dataflow.stream import Stream
+
+__all__ = ["Client", "JobHandle", "JobResult", "SinkResult"]
+
+LONG_POLL_SECONDS = 5.0
+ROWS_POLL_SECONDS = 0.05
+OVER = frozenset({"finished", "failed", "canceled"})
+
+Reply = TypeVar("Reply", bound=ControlMessage)
+
+
+@dataclass(slots=True, frozen=True)
+class SinkResult:
+    """What the ``close`` of one sink subtask returned."""
+
+    name: str
+    index: int
+    value: Any
+
+
+@dataclass(slots=True, frozen=True)
+class JobResult:
+    """How a job ended. ``rows`` are those of its ``collect`` sink, in no particular order."""
+
+    job: str
+    name: str
+    state: str
+    rows: list[Any]
+    results: list[SinkResult]
+    tasks: list[TaskInfo]
+    """Every subtask with its counters."""
+    seconds: float
+    """From submission to end."""
+
+
+class JobHandle:
+    """One submitted job."""
+
+    def __init__(self, client: Client, job: str, name: str, parallelism: int) -> None:
+        self.id = job
+        self.name = name
+        self.parallelism = parallelism
+        self._client = client
+
+    def __repr__(self) -> str:
+        return f"JobHandle({self.id!r}, name={self.name!r})"
+
+    def info(self) -> JobInfo:
+        """State and tasks now."""
+        return self._client.job(self.id)
+
+    def cancel(self) -> None:
+        """Ask for the job to be cancelled; :meth:`wait` says when it is."""
+        self._client.cancel(self.id)
+
+    def wait(self, timeout: float | None = None) -> JobResult:
+        """Wait until the job is over and give its rows and results.
+
+        Raises:
+            TaskFailed: the job failed; the text has the first cause and the user's traceback.
+            TaskCancelled: the job was cancelled.
+            TimeoutError: ``timeout`` seconds passed; the job runs on.
+        """
+        info = self.wait_until_over(timeout)
+        if info.state == "failed":
+            raise TaskFailed(failure_text(info))
+        if info.state == "canceled":
+            raise TaskCancelled(f"job {info.job} ({info.name}) was cancelled")
+        return JobResult(
+            job=info.job,
+            name=info.name,
+            state=info.state,
+            rows=list(self.rows()),
+            results=[
+                SinkResult(
+                    task.name, task.index, msgpack.unpackb(task.result, raw=False, strict_map_key=False)
+                )
+                for task in info.tasks
+                if task.result
+            ],
+            tasks=info.tasks,
+            seconds=info.ended_at - info.submitted_at,
+        )
+
+    def wait_until_over(self, timeout: float | None = None) -> JobInfo:
+        """Like :meth:`wait`, but whatever the end is, only the state of the job is returned.
+
+        Raises:
+            TimeoutError: ``timeout`` seconds passed; the job runs on.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = LONG_POLL_SECONDS if deadline is None else deadline - time.monotonic()
+            seconds = min(max(left, 0.0), LONG_POLL_SECONDS)
+            info = self._client.request(WaitJob(job=self.id, wait_seconds=seconds), JobInfo, seconds)
+            if info.state in OVER:
+                return info
+            if left <= 0:
+                raise TimeoutError(f"job {self.id} ({self.name}) is still {info.state} after {timeout} s")
+
+    def rows(self) -> Iterator[Any]:
+        """The rows of the ``collect`` sink as they arrive, until the job is over."""
+        from minishuffle.exchange.elements import unpack_rows
+
+        after = 0
+        while True:
+            reply = self._client.request(GetRows(job=self.id, after=after), JobRows)
+            for batch in reply.batches:
+                yield from unpack_rows(batch)
+            if reply.over and reply.next == after:
+                return
+            if not reply.batches:
+                time.sleep(ROWS_POLL_SECONDS)
+            after = reply.next
+
+    __iter__ = rows
+
+    def events(self, follow: bool = False) -> Iterator[JobEvent]:
+        """What happened to the job; with ``follow`` until it is over."""
+        return self._client.events(self.id, follow)
+
+    def logs(self, follow: bool = False) -> Iterator[str]:
+        """What its ``print`` sinks and its functions logged; with ``follow`` until it is over."""
+        return self._client.logs(self.id, follow)
+
+
+def cause_text(cause: ErrorInfo) -> str:
+    """A cause with the subtask that it happened in, named once."""
+    return cause.text if cause.task in cause.text else f"{cause.task}: {cause.text}"
+
+
+def failure_text(info: JobInfo) -> str:
+    """The first cause of a failed job, with the user's own traceback under it."""
+    cause = info.causes[0] if info.causes else ErrorInfo(code=ShuffleError.code, text="no cause was given")
+    text = f"job {info.job} ({info.name}) failed: {cause_text(cause)}"
+    return f"{text}\n{cause.traceback.rstrip()}" if cause.traceback.strip() else text
+
+
+class Client:
+    """A connection to the coordinator of a cluster; connects at first use, one thread at a time.
+
+    ``address`` is an :class:`Address` or ``"HOST:PORT"``; ``secret`` is what the cluster's secret file
+    holds; ``timeout`` bounds every request, in seconds.
+    """
+
+    def __init__(
+        self, address: Address | str, secret: bytes, *, cluster: str = "default", timeout: float = 10.0
+    ) -> None:
+        self.address = Address.parse(address) if isinstance(address, str) else address
+        self.cluster = cluster
+        self._secret = secret
+        self._timeout = timeout
+        self._link: BlockingControlClient | None = None
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the connection; jobs run on."""
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
+
+    def request(self, message: ControlMessage, expected: type[Reply], wait_seconds: float = 0.0) -> Reply:
+        """Send one request and give its reply, of type ``expected``.
+
+        Raises:
+            ShuffleError: what the coordinator answered, or PeerLost when it did not.
+        """
+        link = self._connected()
+        try:
+            reply = link.request(message, timeout=self._timeout + wait_seconds)
+        except UsageError:
+            raise
+        except BaseException:
+            # Whatever else went wrong, a late reply must not be taken for that of the next request.
+            self.close()
+            raise
+        if not isinstance(reply, expected):
+            self.close()
+            raise RemoteProtocolError(
+                f"the coordinator answered {type(message).__name__} with {type(reply).__name__}"
+            )
+        return reply
+
+    def _connected(self) -> BlockingControlClient:
+        if self._link is None:
+            try:
+                identity = Identity(Role.CLIENT, self.cluster, 0, 0)
+                self._link = BlockingControlClient(self.address, identity, self._secret, self._timeout)
+            except PeerLost as error:
+                raise PeerLost(
+                    f"{error}; start a coordinator with 'minishuffle cluster up', or name another with "
+                    "--coordinator HOST:PORT"
+                ) from error
+        return self._link
+
+    def submit(
+        self,
+        stream: Stream,
+        *,
+        name: str = "job",
+        parallelism: int | None = None,
+        settings: JobSettings | None = None,
+    ) -> JobHandle:
+        """Compile and start a job.
+
+        ``parallelism`` is for the operators that do not say their own; by default the number of
+        workers alive, so that every worker takes part and their other slots stay free.
+
+        Raises:
+            UsageError: the dataflow does not make sense, or a function cannot be pickled.
+            ResourceExhausted: not enough slots or buffers; with the arithmetic.
+        """
+        from minishuffle.dataflow.compile import compile_job
+
+        if parallelism is None:
+            parallelism = max(1, sum(worker.state == "alive" for worker in self.status().workers))
+        graph = compile_job(stream, parallelism=parallelism, settings=settings)
+        python = f"{sys.version_info.major}.{sys.version_info.minor}"
+        request = SubmitJob(name=name, python=python, graph=graph.to_bytes())
+        accepted = self.request(request, Accepted)
+        return JobHandle(self, accepted.job, name, parallelism)
+
+    def jobs(self) -> list[JobInfo]:
+        """Every job that the coordinator knows, oldest first."""
+        return self.request(ListJobs(), JobList).jobs
+
+    def job(self, job: str) -> JobInfo:
+        """State, tasks and causes of one job.
+
+        Raises:
+            UnknownName: there is no such job.
+        """
+        return self.request(ShowJob(job=job), JobInfo)
+
+    def handle(self, job: str) -> JobHandle:
+        """The handle of a job that was submitted before."""
+        info = self.job(job)
+        return JobHandle(self, info.job, info.name, 0)
+
+    def cancel(self, job: str) -> None:
+        """Ask for a job to be cancelled; does nothing to one that is over."""
+        self.request(CancelJob(job=job), Accepted)
+
+    def status(self) -> ClusterStatus:
+        """Workers with their connections, and jobs."""
+        return self.request(GetStatus(), ClusterStatus)
+
+    def stop_cluster(self) -> None:
+        """Cancel all jobs and shut the workers and the coordinator down."""
+        self.request(StopCluster(), Accepted)
+        self.close()
+
+    def events(self, job: str, follow: bool = False) -> Iterator[JobEvent]:
+        """Events of a job, oldest first; with ``follow`` waits for more until the job is over."""
+        after, wait = 0, LONG_POLL_SECONDS if follow else 0.0
+        while True:
+            reply = self.request(GetEvents(job=job, after=after, wait_seconds=wait), JobEvents, wait)
+            yield from reply.events
+            if not reply.events and (reply.over or not follow):
+                return
+            after = reply.events[-1].number if reply.events else after
+
+    def logs(self, job: str, follow: bool = False) -> Iterator[str]:
+        """Log lines of a job, oldest first; with ``follow`` waits for more until the job is over."""
+        after, wait = 0, LONG_POLL_SECONDS if follow else 0.0
+        while True:
+            reply = self.request(GetLogs(job=job, after=after, wait_seconds=wait), JobLogs, wait)
+            yield from reply.lines
+            if not reply.lines and (reply.over or not follow):
+                return
+            after = reply.next

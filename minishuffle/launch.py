@@ -1,0 +1,234 @@
+"""Coordinator and workers as child processes of this one, on this machine.
+
+Every child writes its standard output and error to files in the state directory (a pipe that
+nobody reads would block user code that prints), and its first line of output is one JSON object
+that says where it listens. An *attached* child holds the read end of a pipe from its parent as
+standard input and stops when that pipe reaches its end, so that it never outlives the parent,
+however the parent dies.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from minishuffle.config import ClusterSettings, load_settings
+from minishuffle.errors import ResourceExhausted, ShuffleError, UnknownName, UsageError
+from minishuffle.ids import Address
+
+__all__ = [
+    "Child",
+    "LocalProcesses",
+    "checked_settings",
+    "settings_flags",
+    "spawn",
+    "start_processes",
+    "stop_children",
+    "wait_until_ready",
+]
+
+POLL_SECONDS = 0.02
+LOG_TAIL_LINES = 20
+
+
+@dataclass(slots=True)
+class Child:
+    """One process that this one started. ``out`` and ``log`` are its standard output and error."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    out: Path
+    log: Path
+    ready: dict[str, Any] = field(default_factory=dict)
+    """What its ready line said."""
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def tail(self) -> str:
+        """The last lines that the process wrote to its standard error."""
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        return "\n".join(text.splitlines()[-LOG_TAIL_LINES:])
+
+
+@dataclass(slots=True)
+class LocalProcesses:
+    """A coordinator and its workers, all of them ready."""
+
+    address: Address
+    web_port: int
+    coordinator: Child
+    workers: dict[int, Child]
+    """By worker id, from 1."""
+
+    @property
+    def children(self) -> list[Child]:
+        return [*self.workers.values(), self.coordinator]
+
+
+def checked_settings(toml: Path | None = None, **flags: Any) -> ClusterSettings:
+    """Settings from all layers, with errors in one sentence.
+
+    Raises:
+        UnknownName: a flag is not a setting, or the TOML file does not exist.
+        UsageError: a value does not fit.
+    """
+    for name in flags:
+        if name not in ClusterSettings.model_fields:
+            known = ", ".join(sorted(ClusterSettings.model_fields))
+            raise UnknownName(f"there is no setting {name!r}; the settings are {known}")
+    try:
+        return load_settings(toml, **flags)
+    except FileNotFoundError as error:
+        raise UnknownName(str(error)) from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        text = f"{where}: {first['msg']} (got {first['input']!r})" if where else first["msg"]
+        raise UsageError(f"setting {text}") from None
+
+
+def settings_flags(settings: ClusterSettings) -> list[str]:
+    """All settings as flags, so that child processes see the same whatever their environment."""
+    flags: list[str] = []
+    for name in ClusterSettings.model_fields:
+        value, flag = getattr(settings, name), name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            flags += [f"--{flag}", str(value)]
+    return flags
+
+
+def spawn(name: str, arguments: Sequence[str], state_dir: Path, *, attached: bool) -> Child:
+    """Start ``python -m minishuffle.cli`` with ``arguments``, in a session of its own.
+
+    Of its own so that Ctrl-C in the terminal reaches the parent alone, which then stops its children
+    in order.
+    """
+    out, log = state_dir / f"{name}.out", state_dir / f"{name}.log"
+    command = [sys.executable, "-m", "minishuffle.cli", *arguments]
+    if attached:
+        command.append("--exit-with-parent")
+    with out.open("wb") as stdout, log.open("wb") as stderr:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE if attached else subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+            # Modules that functions refer to by name are found where this process finds them.
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+        )
+    return Child(name, process, out, log)
+
+
+def wait_until_ready(child: Child, deadline: float) -> dict[str, Any]:
+    """Wait for the ready line of a child; ``deadline`` is of ``time.monotonic()``.
+
+    Raises:
+        ShuffleError: the process ended first; the text ends with what it wrote to standard error.
+        ResourceExhausted: the deadline passed.
+    """
+    while True:
+        ended = child.process.poll()
+        first, newline, _ = child.out.read_bytes().partition(b"\n")
+        if newline:
+            child.ready = json.loads(first)
+            return child.ready
+        if ended is not None:
+            raise ShuffleError(f"{child.name} ended with code {ended} before it was ready\n{child.tail()}")
+        if time.monotonic() > deadline:
+            raise ResourceExhausted(
+                f"{child.name} (pid {child.pid}) was not ready in time; give it more time or look at "
+                f"{child.log}\n{child.tail()}"
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def stop_children(children: Sequence[Child], grace_seconds: float) -> None:
+    """End every child that still runs: asked first, then TERM, then KILL; at most ~2 graces.
+
+    Closing standard input is the asking; a detached child has none and gets TERM at once.
+    """
+    for child in children:
+        if child.process.stdin is not None:
+            child.process.stdin.close()
+        else:
+            child.process.terminate()
+    _wait_all(children, grace_seconds)
+    for child in children:
+        if child.process.poll() is None:
+            child.process.terminate()
+    _wait_all(children, min(grace_seconds, 2.0))
+    for child in children:
+        if child.process.poll() is None:
+            child.process.kill()
+        child.process.wait()
+
+
+def _wait_all(children: Sequence[Child], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while any(child.process.poll() is None for child in children) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+
+
+def start_processes(
+    *,
+    cluster: str,
+    state_dir: Path,
+    secret_file: Path,
+    workers: int,
+    settings: ClusterSettings,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    web_port: int = 0,
+    attached: bool = True,
+    timeout: float = 60.0,
+) -> LocalProcesses:
+    """Start one coordinator and ``workers`` workers (ids 1, 2, …) and wait until all are ready.
+
+    Port 0 takes a free one. When anything goes wrong, whatever was started is stopped before the
+    error is raised.
+    """
+    flags = settings_flags(settings)
+    deadline = time.monotonic() + timeout
+    common = ["--cluster", cluster, "--state-dir", str(state_dir), "--secret-file", str(secret_file)]
+    listen = ["--host", host, "--port", str(port), "--web-port", str(web_port)]
+    started: list[Child] = []
+    try:
+        coordinator = spawn(
+            "coordinator",
+            [*common, "coordinator", "start", *listen, *flags],
+            state_dir,
+            attached=attached,
+        )
+        started.append(coordinator)
+        where = wait_until_ready(coordinator, deadline)
+        address = Address(host, int(where["port"]))
+        by_id: dict[int, Child] = {}
+        for worker in range(1, workers + 1):
+            arguments = [*common, "--coordinator", str(address), "worker", "start", "--host", host]
+            by_id[worker] = spawn(
+                f"worker-{worker}",
+                [*arguments, "--id", str(worker), *flags],
+                state_dir,
+                attached=attached,
+            )
+            started.append(by_id[worker])
+        for child in by_id.values():
+            wait_until_ready(child, deadline)
+    except BaseException:
+        stop_children(started, grace_seconds=2.0)
+        raise
+    return LocalProcesses(address, int(where["web_port"]), coordinator, by_id)

@@ -1,0 +1,87 @@
+"""LocalCluster: real worker processes for the length of a ``with`` block."""
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from minishuffle.dataflow.stream import Stream
+from minishuffle.errors import TaskFailed, UnknownName, UsageError
+from minishuffle.local_cluster import LocalCluster
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_workers_are_processes_and_nothing_is_left() -> None:
+    words = ["to", "be", "or", "not", "to", "be"]
+    with LocalCluster(workers=2, slots=1) as cluster:
+        pids, directory = cluster.workers, cluster.state_dir
+        assert len({os.getpid(), *pids.values()}) == 3
+        assert {worker.pid for worker in cluster.status().workers} == set(pids.values())
+        assert oct(directory.stat().st_mode & 0o777) == "0o700"
+        rows = cluster.run(Stream.items(words).key_by(lambda word: word).count().collect(), timeout=60)
+        assert sorted(rows) == [("be", 2), ("not", 1), ("or", 1), ("to", 2)]
+    assert all(gone(pid) for pid in pids.values())
+    assert not directory.exists()
+    with pytest.raises(UsageError, match="not running"):
+        cluster.status()
+
+
+def test_a_failing_function_and_a_lost_worker_leave_the_cluster_usable() -> None:
+    def fail(n: int) -> int:
+        return n // 0
+
+    with LocalCluster(workers=2, slots=2) as cluster:
+        with pytest.raises(TaskFailed, match=r"(?s)ZeroDivisionError.*return n // 0"):
+            cluster.run(Stream.items([1]).map(fail).collect(), timeout=60)
+        endless = Stream.generate(lambda start, count: list(range(start, start + count)), rate=1000)
+        handle = cluster.submit(endless.key_by(lambda n: n % 10).count(emit="batch").to_count())
+        cluster.kill_worker(2, signal.SIGKILL)
+        with pytest.raises(TaskFailed, match="worker 2"):
+            handle.wait(timeout=60)
+        rows = cluster.run(Stream.items([1, 2, 3]).map(lambda n: n * n).collect(), timeout=60)
+        assert sorted(rows) == [1, 4, 9]
+        with pytest.raises(UnknownName, match=r"no worker 3; the workers are \[1, 2\]"):
+            cluster.kill_worker(3)
+
+
+def test_a_run_that_takes_too_long_is_cancelled() -> None:
+    endless = Stream.generate(lambda start, count: list(range(start, start + count)), rate=100)
+    with LocalCluster(workers=1, slots=1) as cluster:
+        with pytest.raises(TimeoutError):
+            cluster.run(endless.to_count(), timeout=0.5)
+        [job] = cluster.client.jobs()
+        assert cluster.client.handle(job.job).wait_until_over(60).state == "canceled"
+
+
+def test_an_error_in_the_block_still_cleans_up() -> None:
+    pids: list[int] = []
+    directory = Path()
+    with pytest.raises(RuntimeError, match="of the user"), LocalCluster(workers=1) as cluster:
+        pids, directory = list(cluster.workers.values()), cluster.state_dir
+        raise RuntimeError("of the user")
+    assert pids
+    assert all(gone(pid) for pid in pids)
+    assert not directory.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"workers": 0}, "at least one worker"),
+        ({"slots": 0}, "slots"),
+        ({"segments": 1}, "no setting 'segments'"),
+    ],
+)
+def test_bad_arguments_start_nothing(arguments: dict[str, int], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        LocalCluster(**arguments)  # type: ignore[arg-type]

@@ -1,0 +1,222 @@
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+import pytest
+
+from minishuffle import client as client_module
+from minishuffle.client import Client
+from minishuffle.errors import PeerLost, RemoteProtocolError, TaskCancelled, TaskFailed, UnknownName
+from minishuffle.exchange.elements import pack_rows
+from minishuffle.wire.messages import (
+    Accepted,
+    CancelJob,
+    ControlMessage,
+    ErrorInfo,
+    GetEvents,
+    GetRows,
+    JobEvent,
+    JobEvents,
+    JobInfo,
+    JobLogs,
+    JobRows,
+    ShowJob,
+    TaskCountersMessage,
+    TaskInfo,
+    WaitJob,
+)
+
+Answer = Callable[[ControlMessage], ControlMessage]
+
+
+class ScriptedLink:
+    """Answers requests with a function; counts how many links were opened and closed."""
+
+    answer: Answer
+    opened = 0
+    closed = 0
+
+    def __init__(self, *_: Any) -> None:
+        type(self).opened += 1
+
+    def request(self, message: ControlMessage, timeout: float) -> ControlMessage:
+        assert timeout > 0
+        return type(self).answer(message)
+
+    def close(self) -> None:
+        type(self).closed += 1
+
+
+@pytest.fixture
+def link(monkeypatch: pytest.MonkeyPatch) -> type[ScriptedLink]:
+    class Link(ScriptedLink):
+        pass
+
+    monkeypatch.setattr(client_module, "BlockingControlClient", Link)
+    return Link
+
+
+def connect() -> Client:
+    return Client("127.0.0.1:1", b"s" * 32)
+
+
+def job(state: str, **fields: Any) -> JobInfo:
+    return JobInfo(job="j1", name="words", state=state, submitted_at=10.0, ended_at=12.5, **fields)
+
+
+def task(index: int, result: Any) -> TaskInfo:
+    return TaskInfo(
+        operator=1,
+        name="count",
+        index=index,
+        attempt=1,
+        state="finished",
+        worker=1,
+        counters=TaskCountersMessage(records_in=index),
+        result=msgpack.packb(result),
+    )
+
+
+def scripted(*replies: ControlMessage) -> Answer:
+    left = list(replies)
+    return lambda message: left.pop(0)
+
+
+def test_wait_gives_rows_results_and_counters(link: type[ScriptedLink]) -> None:
+    def answer(message: ControlMessage) -> ControlMessage:
+        match message:
+            case WaitJob():
+                return job("finished", tasks=[task(0, {"rows": 3}), task(1, 4)])
+            case GetRows(after=0):
+                return JobRows(batches=[pack_rows(["a", 1]), pack_rows([("b", 2)])], next=2, over=False)
+            case GetRows(after=2):
+                return JobRows(batches=[], next=2, over=True)
+        return job("finished")
+
+    link.answer = staticmethod(answer)  # type: ignore[assignment]
+    result = connect().handle("j1").wait(timeout=5)
+    assert result.rows == ["a", 1, ("b", 2)]
+    assert [(sink.name, sink.index, sink.value) for sink in result.results] == [
+        ("count", 0, {"rows": 3}),
+        ("count", 1, 4),
+    ]
+    assert result.tasks[1].counters.records_in == 1
+    assert result.seconds == 2.5
+
+
+def test_a_failed_job_raises_its_first_cause_with_the_users_traceback(link: type[ScriptedLink]) -> None:
+    causes = [
+        ErrorInfo(
+            code=60, text="ValueError: no", traceback="Traceback\n  in f\nValueError: no\n", task="map[1]"
+        ),
+        ErrorInfo(code=40, text="then the connection went"),
+    ]
+    link.answer = staticmethod(lambda message: job("failed", causes=causes))  # type: ignore[assignment]
+    with pytest.raises(TaskFailed) as caught:
+        connect().handle("j1").wait()
+    assert str(caught.value).splitlines() == [
+        "job j1 (words) failed: map[1]: ValueError: no",
+        "Traceback",
+        "  in f",
+        "ValueError: no",
+    ]
+
+
+def test_a_cancelled_job_raises(link: type[ScriptedLink]) -> None:
+    link.answer = staticmethod(lambda message: job("canceled"))  # type: ignore[assignment]
+    with pytest.raises(TaskCancelled, match="j1"):
+        connect().handle("j1").wait()
+
+
+def test_a_wait_that_is_too_short_says_what_the_job_does(link: type[ScriptedLink]) -> None:
+    link.answer = staticmethod(lambda message: job("running"))  # type: ignore[assignment]
+    with pytest.raises(TimeoutError, match=r"job j1 \(words\) is still running after 0.0 s"):
+        connect().handle("j1").wait(timeout=0.0)
+
+
+def test_an_error_reply_keeps_the_connection_and_a_broken_one_is_replaced(link: type[ScriptedLink]) -> None:
+    def refuse(message: ControlMessage) -> ControlMessage:
+        raise UnknownName("there is no job j9")
+
+    def lose(message: ControlMessage) -> ControlMessage:
+        raise PeerLost("gone")
+
+    client = connect()
+    link.answer = staticmethod(refuse)  # type: ignore[assignment]
+    with pytest.raises(UnknownName):
+        client.job("j9")
+    assert (link.opened, link.closed) == (1, 0)
+    link.answer = staticmethod(lose)  # type: ignore[assignment]
+    with pytest.raises(PeerLost):
+        client.job("j1")
+    assert (link.opened, link.closed) == (1, 1)
+    link.answer = staticmethod(lambda message: job("running"))  # type: ignore[assignment]
+    assert client.job("j1").state == "running"
+    assert link.opened == 2
+
+
+def test_an_interrupted_request_leaves_no_reply_behind(link: type[ScriptedLink]) -> None:
+    def interrupt(message: ControlMessage) -> ControlMessage:
+        if isinstance(message, CancelJob):
+            return Accepted()
+        raise KeyboardInterrupt
+
+    link.answer = staticmethod(interrupt)  # type: ignore[assignment]
+    client = connect()
+    with pytest.raises(KeyboardInterrupt):
+        client.job("j1")
+    client.cancel("j1")
+    assert (link.opened, link.closed) == (2, 1)
+
+
+def test_a_reply_of_another_kind_is_a_protocol_error(link: type[ScriptedLink]) -> None:
+    link.answer = staticmethod(lambda message: Accepted())  # type: ignore[assignment]
+    with pytest.raises(RemoteProtocolError, match="answered ShowJob with Accepted"):
+        connect().job("j1")
+
+
+def test_nobody_listening_names_the_mend(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise PeerLost("cannot connect to 127.0.0.1:1: Connection refused")
+
+    monkeypatch.setattr(client_module, "BlockingControlClient", refuse)
+    with pytest.raises(PeerLost, match=r"cannot connect to 127.0.0.1:1: .*cluster up.*--coordinator"):
+        connect().status()
+
+
+def test_following_events_asks_on_from_the_last_one_until_the_job_is_over(link: type[ScriptedLink]) -> None:
+    asked: list[GetEvents] = []
+    first, second = (JobEvent(number=n, at=1.0, kind="task", text=str(n)) for n in (4, 7))
+    replies = scripted(
+        JobEvents(events=[first], over=False),
+        JobEvents(events=[], over=False),
+        JobEvents(events=[second], over=True),
+        JobEvents(events=[], over=True),
+    )
+
+    def answer(message: ControlMessage) -> ControlMessage:
+        assert isinstance(message, GetEvents)
+        asked.append(message)
+        return replies(message)
+
+    link.answer = staticmethod(answer)  # type: ignore[assignment]
+    assert [event.text for event in connect().events("j1", follow=True)] == ["4", "7"]
+    assert [message.after for message in asked] == [0, 4, 4, 7]
+    assert all(message.wait_seconds > 0 for message in asked)
+
+
+def test_logs_without_follow_end_with_what_there_is(link: type[ScriptedLink]) -> None:
+    link.answer = staticmethod(  # type: ignore[assignment]
+        scripted(
+            JobLogs(lines=["a", "b"], next=2, over=False),
+            JobLogs(lines=[], next=2, over=False),
+        )
+    )
+    assert list(connect().logs("j1")) == ["a", "b"]
+
+
+def test_show_asks_for_that_job(link: type[ScriptedLink]) -> None:
+    asked: list[ControlMessage] = []
+    link.answer = staticmethod(lambda message: (asked.append(message), job("running"))[1])  # type: ignore
+    connect().job("j1")
+    assert asked == [ShowJob(job="j1")]
