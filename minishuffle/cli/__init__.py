@@ -1,0 +1,1 @@
+"""The command line: ``minishuffle`` or ``python -m minishuffle.cli``."""

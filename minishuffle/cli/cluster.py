@@ -1,0 +1,246 @@
+"""``minishuffle cluster up|status|down``: a cluster on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from typing import Any
+
+import click
+import psutil
+
+from minishuffle.cli import machine, tables
+from minishuffle.cli.session import (
+    DEFAULT_HOST,
+    DEFAULT_PORT,
+    Session,
+    json_option,
+    late_global_options,
+    print_json,
+    session_of,
+    settings_from,
+    settings_options,
+)
+from minishuffle.client import Client
+from minishuffle.config import ClusterSettings, create_secret
+from minishuffle.errors import PeerLost, ResourceExhausted, ShuffleError
+from minishuffle.ids import Address
+from minishuffle.launch import Child, LocalProcesses, start_processes, stop_children
+from minishuffle.observe.prometheus import prometheus_command, prometheus_config
+
+__all__ = ["cluster"]
+
+START_SECONDS = 60.0
+STOP_SECONDS = 20.0
+POLL_SECONDS = 0.1
+
+
+@click.group()
+def cluster() -> None:
+    """Start, look at and stop a cluster on this machine."""
+
+
+@cluster.command()
+@click.option(
+    "--workers", type=click.IntRange(1, 256), default=2, show_default=True, help="Worker processes."
+)
+@click.option("--detach", is_flag=True, help="Return when the cluster is ready; 'cluster down' stops it.")
+@click.option("--host", default=DEFAULT_HOST, show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True)
+@click.option("--web-port", type=click.IntRange(0, 65535), help="Metrics and targets. Default: --port + 1.")
+@settings_options
+@late_global_options
+@click.pass_context
+def up(
+    context: click.Context,
+    /,
+    workers: int,
+    detach: bool,
+    host: str,
+    port: int,
+    web_port: int | None,
+    **values: Any,
+) -> None:
+    """Start a coordinator and workers; Ctrl-C stops them all."""
+    session = session_of(context)
+    settings = settings_from(values)
+    _refuse_second(session)
+    web_port = web_port if web_port is not None else (port + 1 if 0 < port < 65535 else 0)
+    machine.require_free_port(host, port, "--port")
+    machine.require_free_port(host, web_port, "--web-port")
+    session.directory().mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not session.secret_path().exists():
+        create_secret(session.secret_path())
+    secret = session.secret()
+    processes = start_processes(
+        cluster=session.cluster,
+        state_dir=session.directory(),
+        secret_file=session.secret_path(),
+        workers=workers,
+        settings=settings,
+        host=host,
+        port=port,
+        web_port=web_port,
+        attached=not detach,
+        timeout=START_SECONDS,
+    )
+    keep = False
+    with Client(processes.address, secret, cluster=session.cluster) as client:
+        try:
+            _wait_registered(client, workers)
+            _write_record(session, processes, host)
+            _tell(session, processes, settings)
+            keep = detach
+            if not detach:
+                click.echo("Ctrl-C stops the cluster.")
+                _watch(processes)
+        finally:
+            if not keep:
+                _stop(client, processes)
+                session.record_path().unlink(missing_ok=True)
+
+
+def _refuse_second(session: Session) -> None:
+    record = session.record()
+    if record is None:
+        return
+    coordinator = record["processes"]["coordinator"]
+    if machine.is_minishuffle(coordinator["pid"], coordinator["started"]):
+        raise ResourceExhausted(
+            f"cluster {session.cluster!r} is already up at {record['coordinator']} (pid "
+            f"{coordinator['pid']}); 'minishuffle cluster down' stops it, --cluster NAME starts another"
+        )
+    session.record_path().unlink()
+
+
+def _wait_registered(client: Client, workers: int) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        alive = sum(worker.state == "alive" for worker in client.status().workers)
+        if alive >= workers:
+            return
+        if time.monotonic() > deadline:
+            raise ResourceExhausted(
+                f"only {alive} of {workers} workers registered within {START_SECONDS:.0f} s"
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def _write_record(session: Session, processes: LocalProcesses, host: str) -> None:
+    def entry(child: Child) -> dict[str, Any]:
+        return {"pid": child.pid, "started": psutil.Process(child.pid).create_time()}
+
+    web = str(Address(host, processes.web_port))
+    record = {
+        "cluster": session.cluster,
+        "coordinator": str(processes.address),
+        "web": web,
+        "processes": {child.name: entry(child) for child in processes.children},
+    }
+    path = session.record_path()
+    path.write_text(json.dumps(record, indent=2) + "\n")
+    prometheus_config(web, path.parent)
+
+
+def _tell(session: Session, processes: LocalProcesses, settings: ClusterSettings) -> None:
+    directory = session.directory()
+    where = session.flags()
+    web = f"http://{Address(processes.address.host, processes.web_port)}"
+    lines = [
+        f"cluster {session.cluster!r} is up: {len(processes.workers)} workers x {settings.slots} slots",
+        f"  coordinator  {processes.address} (pid {processes.coordinator.pid})",
+        f"  metrics      {web}/metrics, targets at {web}/sd/prometheus",
+        f"  state, logs  {directory}",
+        "next:",
+        f"  minishuffle{where} submit keyby",
+        f"  minishuffle{where} cluster status",
+        f"  {prometheus_command(directory / 'prometheus.yml')}",
+        f"  minishuffle{where} cluster down",
+    ]
+    click.echo("\n".join(lines))
+
+
+def _watch(processes: LocalProcesses) -> None:
+    """Return when the coordinator has ended in order; tell of workers that end."""
+    gone: set[int] = set()
+    while processes.coordinator.process.poll() is None:
+        for number, child in processes.workers.items():
+            code = child.process.poll()
+            if code is not None and number not in gone:
+                gone.add(number)
+                click.echo(
+                    f"worker {number} (pid {child.pid}) ended with code {code}; see {child.log}", err=True
+                )
+        time.sleep(POLL_SECONDS)
+    code = processes.coordinator.process.returncode
+    if code:
+        raise PeerLost(f"the coordinator ended with code {code}\n{processes.coordinator.tail()}")
+
+
+def _stop(client: Client, processes: LocalProcesses) -> None:
+    grace = STOP_SECONDS
+    try:
+        if processes.coordinator.process.poll() is None:
+            client.stop_cluster()
+    except ShuffleError as error:
+        grace = 2.0
+        click.echo(f"the coordinator does not answer ({error}): stopping by process id", err=True)
+    finally:
+        stop_children(processes.children, grace)
+
+
+@cluster.command()
+@json_option
+@late_global_options
+@click.pass_context
+def status(context: click.Context, as_json: bool) -> None:
+    """Show workers with their slots and connections, and jobs."""
+    with session_of(context).client() as client:
+        state = client.status()
+    if as_json:
+        print_json(state.model_dump(mode="json"))
+    else:
+        tables.show_status(state)
+
+
+@cluster.command()
+@late_global_options
+@click.pass_context
+def down(context: click.Context) -> None:
+    """Cancel all jobs and stop every process of the cluster."""
+    session = session_of(context)
+    record = session.record()
+    asked = False
+    try:
+        with session.client() as client:
+            client.stop_cluster()
+            asked = True
+    except PeerLost:
+        if record is None:
+            raise
+    if record is not None:
+        _end_recorded(record, STOP_SECONDS if asked else 0.0)
+        session.record_path().unlink(missing_ok=True)
+    click.echo(f"cluster {session.cluster!r} is down")
+
+
+def _end_recorded(record: dict[str, Any], grace_seconds: float) -> None:
+    """Wait for the recorded processes to end, then end those that do not."""
+    for seconds, number in ((grace_seconds, signal.SIGTERM), (5.0, signal.SIGKILL), (5.0, None)):
+        deadline = time.monotonic() + seconds
+        while (left := _alive(record)) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        for name, pid in left.items():
+            if number is None:
+                raise ShuffleError(f"{name} (pid {pid}) does not end; look at it with 'ps -fp {pid}'")
+            os.kill(pid, number)
+
+
+def _alive(record: dict[str, Any]) -> dict[str, int]:
+    return {
+        name: entry["pid"]
+        for name, entry in record["processes"].items()
+        if machine.is_minishuffle(entry["pid"], entry["started"])
+    }

@@ -1,0 +1,148 @@
+"""``minishuffle demo``: a cluster, a checked word count, and a keyBy job with its metrics."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import click
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from minishuffle.cli import machine, tables
+from minishuffle.cli.scrape import FIGURES, Samples, scrape, total
+from minishuffle.cli.session import late_global_options
+from minishuffle.errors import ShuffleError
+from minishuffle.examples.keyby import keyby
+from minishuffle.examples.wordcount import SHIPPED_TEXT, wordcount, words
+from minishuffle.ids import Address
+from minishuffle.local_cluster import LocalCluster
+
+__all__ = ["demo"]
+
+WORKERS, SLOTS = 3, 2
+WORDCOUNT_SECONDS = 25.0
+KEYBY_SECONDS = 6.0
+CANCEL_SECONDS = 15.0
+REFRESH_SECONDS = 1.0
+NEXT_COMMANDS = (
+    "minishuffle cluster up --detach",
+    "minishuffle submit keyby",
+    "minishuffle cluster status",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``text`` is what was found; ``ok`` whether that is what should be."""
+
+    ok: bool
+    text: str
+
+
+def run_wordcount(cluster: LocalCluster, out: Console) -> Verdict:
+    """Count the words of the shipped text and compare with plain Python."""
+    expected = Counter(word for line in SHIPPED_TEXT.read_text().splitlines() for word in words(line))
+    rows = cluster.run(wordcount(), timeout=WORDCOUNT_SECONDS)
+    table = tables.new_table(["word", "count"], ["count"])
+    for word, count in sorted(rows, key=lambda row: (-row[1], row[0]))[:5]:
+        table.add_row(word, f"{count:,}")
+    out.print(table)
+    counted = sum(count for _, count in rows)
+    if len(rows) != len(expected) or {word: count for word, count in rows} != expected:
+        return Verdict(False, f"differs from plain Python: {counted:,} words, not {expected.total():,}")
+    return Verdict(True, f"{counted:,} words, {len(rows):,} different, equal to plain Python's count")
+
+
+def run_keyby(cluster: LocalCluster, out: Console) -> Verdict:
+    """Run the endless job for some seconds, show what the workers' metrics say, and cancel it."""
+    targets = [Address(worker.host, worker.metrics_port) for worker in cluster.status().workers]
+    handle = cluster.submit(keyby(), name="keyby")
+    first = before = scrape(targets)
+    began = then = time.monotonic()
+    with Live(console=out, auto_refresh=False) as live:
+        while time.monotonic() - began < KEYBY_SECONDS:
+            time.sleep(REFRESH_SECONDS)
+            info = handle.info()
+            if info.state not in ("created", "running"):
+                break
+            samples, now = scrape(targets), time.monotonic()
+            live.update(_figures(before, samples, now - then), refresh=True)
+            before, then = samples, now
+    handle.cancel()
+    info = handle.wait_until_over(CANCEL_SECONDS)
+    if info.state != "canceled":
+        cause = info.causes[0].text if info.causes else "no cause given"
+        return Verdict(False, f"ended as {info.state} instead of being cancelled: {cause}")
+    return _judge(first, before, then - began)
+
+
+def _judge(first: Samples, last: Samples, seconds: float) -> Verdict:
+    """Records must have reached tasks, and some of them over TCP."""
+    taken = total(last, "minishuffle_task_records_total", direction="in")
+    remote = total(last, "minishuffle_network_bytes_total", direction="out", path="remote")
+    remote -= total(first, "minishuffle_network_bytes_total", direction="out", path="remote")
+    text = f"{tables.rate_text(taken / seconds)} records, {tables.byte_text(remote)} over TCP, then cancelled"
+    return Verdict(taken > 0 and remote > 0, text)
+
+
+def _figures(before: Samples, now: Samples, seconds: float) -> Table:
+    table = tables.new_table(["what", "all workers", "metric"], ["all workers"])
+    for figure in FIGURES:
+        labels = ",".join(f'{name}="{value}"' for name, value in figure.labels.items())
+        name = f"{figure.metric}{{{labels}}}" if labels else figure.metric
+        table.add_row(figure.text, figure.show(figure.value(before, now, seconds)), name)
+    return table
+
+
+STAGES: dict[str, tuple[str, Callable[[LocalCluster, Console], Verdict]]] = {
+    "wordcount": ("counting the words of Alice's Adventures in Wonderland", run_wordcount),
+    "keyby": ("20,000 records a second by key, until cancelled", run_keyby),
+}
+
+
+@click.command()
+@click.option("--only", type=click.Choice(list(STAGES)), help="Run one stage alone.")
+@late_global_options
+@click.pass_context
+def demo(context: click.Context, only: str | None) -> None:
+    """See it work: a cluster of 3 workers, a checked word count, a keyBy job with its metrics."""
+    out = tables.console()
+    results: list[tuple[str, Verdict, float]] = []
+    began = time.monotonic()
+    out.print(f"starting a cluster of {WORKERS} workers x {SLOTS} slots …")
+    with LocalCluster(workers=WORKERS, slots=SLOTS) as cluster:
+        text = f"worker processes {', '.join(map(str, cluster.workers.values()))}"
+        results.append(("cluster", Verdict(True, text), time.monotonic() - began))
+        for name in [only] if only else STAGES:
+            title, run = STAGES[name]
+            out.print(f"\n{name}: {title}")
+            began = time.monotonic()
+            results.append((name, _judged(run, cluster, out), time.monotonic() - began))
+        pids, directory = list(cluster.workers.values()), cluster.state_dir
+        began = time.monotonic()
+    left = [pid for pid in pids if machine.is_minishuffle(pid)] or directory.exists()
+    text = "something is left behind" if left else "all processes ended, state removed"
+    results.append(("clean-up", Verdict(not left, text), time.monotonic() - began))
+    _last_screen(out, results)
+    context.exit(0 if all(verdict.ok for _, verdict, _ in results) else 1)
+
+
+def _judged(run: Callable[[LocalCluster, Console], Verdict], cluster: LocalCluster, out: Console) -> Verdict:
+    try:
+        return run(cluster, out)
+    except (ShuffleError, OSError) as error:  # A TimeoutError is an OSError.
+        out.print(str(error))
+        return Verdict(False, str(error).splitlines()[0])
+
+
+def _last_screen(out: Console, results: list[tuple[str, Verdict, float]]) -> None:
+    table = tables.new_table(["stage", "verdict", "seconds", "what was seen"], ["seconds"])
+    for name, verdict, seconds in results:
+        table.add_row(name, "ok" if verdict.ok else "FAILED", f"{seconds:.1f}", verdict.text)
+    out.print()
+    out.print(table)
+    out.print("\nnext:\n  " + "\n  ".join(NEXT_COMMANDS))

@@ -1,0 +1,264 @@
+"""From what a user types as JOB to a Stream: finding it, its parameters, and building it."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import json
+import sys
+import traceback
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import cloudpickle
+from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
+
+from minishuffle.dataflow.stream import Stream
+from minishuffle.errors import ShuffleError, UnknownName, UsageError
+from minishuffle.examples import BUILT_IN
+
+__all__ = ["Job", "JobParameter", "load_job"]
+
+REQUIRED: Any = inspect.Parameter.empty
+
+
+@dataclass(slots=True, frozen=True)
+class JobParameter:
+    """One ``--set`` key of a job."""
+
+    name: str
+    annotation: Any
+    default: Any
+    """``REQUIRED`` when there is none."""
+
+    @property
+    def required(self) -> bool:
+        return self.default is REQUIRED
+
+    @property
+    def type_name(self) -> str:
+        return inspect.formatannotation(self.annotation)
+
+    def __str__(self) -> str:
+        text = f"{self.name}: {self.type_name}"
+        return text if self.required else f"{text} = {self.default!r}"
+
+    def parse(self, text: str) -> Any:
+        """The value in ``text``: as it stands, or as JSON (for lists, maps and null).
+
+        Raises:
+            UsageError: it does not fit the annotation.
+        """
+        try:
+            adapter: TypeAdapter[Any] = TypeAdapter(self.annotation)
+        except PydanticSchemaGenerationError:
+            raise UsageError(
+                f"parameter {self.name} has a type that a command line cannot give: {self.type_name}"
+            ) from None
+        try:
+            return adapter.validate_python(text)
+        except ValidationError as first:
+            try:
+                return adapter.validate_python(json.loads(text))
+            except ValueError:
+                problem = first.errors()[0]["msg"]
+                raise UsageError(f"--set {self.name}={text}: {problem} (it is {self.type_name})") from None
+
+
+@dataclass(slots=True, frozen=True)
+class Job:
+    """A job that was found; ``parameters`` is empty when the attribute is a Stream itself."""
+
+    name: str
+    doc: str
+    parameters: tuple[JobParameter, ...]
+    target: Stream | Callable[..., Any]
+
+    def build(self, settings: Sequence[str] = ()) -> Stream:
+        """Make the stream with ``settings`` of the form ``key=value``.
+
+        Raises:
+            UsageError: an unknown key, a value of another type, or a missing one.
+        """
+        values = self._values(settings)
+        if isinstance(self.target, Stream):
+            return self.target
+        try:
+            stream = self.target(**values)
+        except ShuffleError:
+            raise
+        except Exception as error:
+            raise ShuffleError(f"job {self.name} cannot be built: {_told(error)}") from error
+        if not isinstance(stream, Stream):
+            kind = type(stream).__name__
+            raise UsageError(f"job {self.name} must return a Stream, not {kind}: return the sink's stream")
+        return stream
+
+    def _values(self, settings: Sequence[str]) -> dict[str, Any]:
+        known = {parameter.name: parameter for parameter in self.parameters}
+        takes = f"job {self.name} takes {', '.join(map(str, self.parameters)) or 'no parameters'}"
+        values: dict[str, Any] = {}
+        for setting in settings:
+            key, equals, text = setting.partition("=")
+            if not equals:
+                raise UsageError(f"--set {setting}: write --set key=value")
+            if key not in known:
+                near = difflib.get_close_matches(key, known, 1)
+                mend = f"did you mean {near[0]!r}? " if near else ""
+                raise UnknownName(f"--set {key}: there is no such parameter; {mend}{takes}")
+            values[key] = known[key].parse(text)
+        missing = [p.name for p in self.parameters if p.required and p.name not in values]
+        if missing:
+            needed = " ".join(f"--set {name}=…" for name in missing)
+            raise UsageError(f"job {self.name} needs {needed}; {takes}")
+        return values
+
+
+def load_job(spec: str) -> Job:
+    """Find a job: a built-in name, ``module:attribute`` or ``file.py:attribute``.
+
+    Code of the user's own travels to the workers by value: they need not have the file.
+
+    Raises:
+        UnknownName: there is no such job, file, module or attribute.
+        UsageError: it is not a Stream nor a function that can be called from the command line.
+        ShuffleError: the module raised when it was loaded; the text has its traceback.
+    """
+    source, colon, attribute = spec.rpartition(":")
+    if not colon:
+        return _built_in(spec)
+    if not source or not attribute:
+        raise UsageError(f"{spec!r} is not a job: write module:attribute or file.py:attribute")
+    is_file = source.endswith(".py") or "/" in source
+    module = _load_file(Path(source)) if is_file else _load_module(source)
+    return _job_of(module, attribute, spec)
+
+
+def _built_in(name: str) -> Job:
+    if name not in BUILT_IN:
+        if name.endswith(".py"):
+            raise UsageError(f"{name}: say which attribute of the file is the job, as {name}:ATTRIBUTE")
+        near = difflib.get_close_matches(name, BUILT_IN, 1)
+        mend = f"did you mean {near[0]!r}? " if near else ""
+        raise UnknownName(
+            f"there is no built-in job {name!r}; {mend}there are {', '.join(sorted(BUILT_IN))}, or write "
+            "module:attribute or file.py:attribute"
+        )
+    module, _, attribute = BUILT_IN[name].partition(":")
+    return _job_of(importlib.import_module(module), attribute, name)
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise UnknownName(f"there is no file {path}")
+    path = path.resolve()
+    # A name of its own, so that a job file called 'json.py' does not take the place of another module.
+    name = f"minishuffle_job_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    before = set(sys.modules)
+    sys.modules[name] = module
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise ShuffleError(f"{path} cannot be loaded: {_told(error)}") from error
+    finally:
+        sys.path.remove(str(path.parent))
+    _send_by_value(before, path.parent)
+    return module
+
+
+def _load_module(name: str) -> ModuleType:
+    directory = Path.cwd()
+    if str(directory) not in sys.path:
+        sys.path.insert(0, str(directory))
+    before = set(sys.modules)
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise UnknownName(
+                f"there is no module {name!r} here or installed; for a file write {name}.py:ATTRIBUTE"
+            ) from None
+        raise ShuffleError(f"module {name} cannot be loaded: {_told(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise ShuffleError(f"module {name} cannot be loaded: {_told(error)}") from error
+    _send_by_value(before, directory)
+    return module
+
+
+def _send_by_value(before: set[str], directory: Path) -> None:
+    """Have cloudpickle send modules that were just loaded from ``directory``: workers lack them.
+
+    Installed packages go by name, also from a virtual environment under that directory.
+    """
+    for name in set(sys.modules) - before:
+        module = sys.modules[name]
+        file = getattr(module, "__file__", None)
+        if file is None or name.partition(".")[0] == "minishuffle":
+            continue
+        path = Path(file).resolve()
+        if path.is_relative_to(directory) and not {"site-packages", "dist-packages"} & set(path.parts):
+            cloudpickle.register_pickle_by_value(module)
+
+
+def _job_of(module: ModuleType, attribute: str, spec: str) -> Job:
+    if not hasattr(module, attribute):
+        own = [
+            name
+            for name, value in vars(module).items()
+            if isinstance(value, Stream)
+            or (inspect.isfunction(value) and value.__module__ == module.__name__ and name[0] != "_")
+        ]
+        there = f"; there are {', '.join(own)}" if own else ""
+        raise UnknownName(f"{spec}: there is no attribute {attribute!r}{there}")
+    target = getattr(module, attribute)
+    name = spec if spec in BUILT_IN else attribute
+    if isinstance(target, Stream):
+        return Job(name, "", (), target)
+    if not callable(target) or inspect.isclass(target):
+        kind = type(target).__name__
+        raise UsageError(f"{spec} is a {kind}, not a Stream nor a function that returns one")
+    return Job(name, inspect.getdoc(target) or "", _parameters(target, spec), target)
+
+
+def _parameters(function: Callable[..., Any], spec: str) -> tuple[JobParameter, ...]:
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise UsageError(f"{spec}: an annotation cannot be read: {error}") from None
+    found = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise UsageError(f"{spec}: parameter {name} must not be positional-only")
+        if name in hints:
+            found.append(JobParameter(name, hints[name], parameter.default))
+        elif parameter.default is REQUIRED:
+            raise UsageError(f"{spec}: parameter {name} has no annotation, so no --set can give it")
+    return tuple(found)
+
+
+def _told(error: BaseException) -> str:
+    """The error and the traceback of the user's own code, without the frames that called it."""
+    frames = error.__traceback__
+    while frames is not None and _is_ours(frames.tb_frame.f_code.co_filename):
+        frames = frames.tb_next
+    text = "".join(traceback.format_exception(type(error), error, frames, chain=False)).rstrip()
+    return f"{type(error).__name__}: {error}\n{text}"
+
+
+def _is_ours(filename: str) -> bool:
+    return filename in (__file__, importlib.__file__) or filename.startswith("<frozen importlib")

@@ -1,0 +1,133 @@
+"""The command group, and how an error looks: one clear line, no traceback unless ``--debug``."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import logging
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import click
+
+from minishuffle.cli.session import Session, global_options, session_of
+from minishuffle.errors import ShuffleError, UsageError
+
+__all__ = ["CommandLine", "cli", "main"]
+
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
+
+_COMMANDS = {
+    "demo": "minishuffle.cli.demo:demo",
+    "cluster": "minishuffle.cli.cluster:cluster",
+    "worker": "minishuffle.cli.worker:worker",
+    "coordinator": "minishuffle.cli.worker:coordinator",
+    "submit": "minishuffle.cli.submit:submit",
+    "jobs": "minishuffle.cli.jobs:jobs",
+    "doctor": "minishuffle.cli.doctor:doctor",
+}
+
+
+class Terminated(BaseException):
+    """SIGTERM came: unwinds like Ctrl-C, so that whatever was started is stopped."""
+
+
+class CommandLine(click.Group):
+    """A group that loads a command when it is used, and reports errors in one line."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, attribute = _COMMANDS[cmd_name].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], _COMMANDS, 1)
+            mend = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(_COMMANDS)}"
+            raise click.UsageError(f"there is no command {args[0]!r}; {mend}")
+        return super().resolve_command(ctx, args)
+
+    def main(  # type: ignore[override]  # It always exits, so it has no standalone mode.
+        self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
+    ) -> NoReturn:
+        """Run and exit; never returns."""
+        session = Session()
+        try:
+            code = super().main(args, prog_name, standalone_mode=False, obj=session, **extra)
+            sys.stdout.flush()
+        except Exception as error:
+            if session.debug:
+                traceback.print_exc()
+            code = _report(error)
+        except KeyboardInterrupt:
+            click.echo("minishuffle: interrupted", err=True)
+            code = EXIT_INTERRUPTED
+        except Terminated:
+            code = EXIT_TERMINATED
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _report(error: Exception) -> int:
+    """Print what went wrong; gives the exit code."""
+    if isinstance(error, click.exceptions.Abort):
+        click.echo("minishuffle: interrupted", err=True)
+        return EXIT_INTERRUPTED
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        click.echo(error.format_message())
+        return EXIT_USAGE
+    if isinstance(error, click.ClickException):
+        context = getattr(error, "ctx", None)
+        hint = f" (see {context.command_path} --help)" if context is not None else ""
+        click.echo(f"minishuffle: {error.format_message()}{hint}", err=True)
+        return error.exit_code
+    if isinstance(error, BrokenPipeError):
+        return EXIT_FAILURE
+    if isinstance(error, (ShuffleError, OSError)):
+        click.echo(f"minishuffle: {error}", err=True)
+        return EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILURE
+    name = type(error).__name__
+    click.echo(f"minishuffle: unexpected {name}: {error}; --debug shows where", err=True)
+    return EXIT_FAILURE
+
+
+@click.group(
+    cls=CommandLine,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="The global options may stand before or after the command.",
+)
+@global_options
+@click.version_option(package_name="minishuffle", prog_name="minishuffle")
+@click.pass_context
+def cli(context: click.Context) -> None:
+    """A streaming shuffle runtime: keyed data between worker processes, with credit-based flow control."""
+    session = session_of(context)
+    levels = (logging.WARNING, logging.INFO, logging.DEBUG)
+    logging.basicConfig(
+        level=levels[min(session.verbose, 2)],
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+        force=True,
+    )
+
+
+def main() -> NoReturn:
+    """Entry point of the console script."""
+    signal.signal(signal.SIGTERM, _terminate)
+    cli.main()
+
+
+def _terminate(number: int, frame: object) -> NoReturn:
+    raise Terminated

@@ -1,0 +1,183 @@
+"""What every command shares: global options, where the cluster is, and how output looks."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from minishuffle.client import Client
+from minishuffle.config import ClusterSettings, default_secret_file, default_state_dir, read_secret
+from minishuffle.errors import UsageError
+from minishuffle.ids import Address
+from minishuffle.launch import checked_settings
+
+__all__ = [
+    "DEFAULT_PORT",
+    "DEFAULT_WEB_PORT",
+    "Session",
+    "global_options",
+    "json_option",
+    "late_global_options",
+    "print_json",
+    "session_of",
+    "settings_from",
+    "settings_options",
+]
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 8471
+DEFAULT_WEB_PORT = 8472
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+@dataclass(slots=True)
+class Session:
+    """The global options, and what follows from them."""
+
+    coordinator: str | None = None
+    secret_file: Path | None = None
+    state_dir: Path | None = None
+    cluster: str = "default"
+    debug: bool = False
+    verbose: int = 0
+
+    def directory(self) -> Path:
+        """The state directory: ``--state-dir`` or one under the user's state directory."""
+        if self.state_dir is not None:
+            return self.state_dir
+        return default_state_dir(self.cluster)
+
+    def flags(self) -> str:
+        """The global options that find this cluster again, with a blank in front."""
+        given = []
+        if self.state_dir is not None:
+            given += ["--state-dir", str(self.state_dir)]
+        if self.secret_file is not None:
+            given += ["--secret-file", str(self.secret_file)]
+        if self.cluster != "default":
+            given += ["--cluster", self.cluster]
+        return "".join(f" {shlex.quote(word)}" for word in given)
+
+    def secret_path(self) -> Path:
+        return self.secret_file if self.secret_file is not None else default_secret_file(self.directory())
+
+    def secret(self) -> bytes:
+        """Raises UsageError when there is none that can be used."""
+        return read_secret(self.secret_path())
+
+    def address(self) -> Address:
+        """``--coordinator``, else what ``cluster up`` wrote, else the default port on loopback."""
+        if self.coordinator is not None:
+            return Address.parse(self.coordinator)
+        record = self.record()
+        if record is not None:
+            return Address.parse(record["coordinator"])
+        return Address(DEFAULT_HOST, DEFAULT_PORT)
+
+    def record_path(self) -> Path:
+        return self.directory() / "cluster.json"
+
+    def record(self) -> dict[str, Any] | None:
+        """What ``cluster up`` wrote about the cluster of this name, or None."""
+        path = self.record_path()
+        if not path.is_file():
+            return None
+        try:
+            record = json.loads(path.read_text())
+        except ValueError as error:
+            raise UsageError(f"{path} is damaged ({error}); remove it") from None
+        if not isinstance(record, dict) or "coordinator" not in record:
+            raise UsageError(f"{path} is not a cluster's record; remove it")
+        return record
+
+    def client(self) -> Client:
+        return Client(self.address(), self.secret(), cluster=self.cluster)
+
+
+def session_of(context: click.Context) -> Session:
+    """The session of a command's context; there is exactly one in a run."""
+    return context.find_root().ensure_object(Session)
+
+
+def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+    """Note a global option when it was given, so that it may stand before or after the command."""
+    given = context.get_parameter_source(parameter.name or "")
+    if given not in (click.core.ParameterSource.DEFAULT, None):
+        setattr(session_of(context), parameter.name or "", value)
+
+
+def _global_options(hidden: bool) -> list[Callable[[Command], Command]]:
+    option = functools.partial(click.option, expose_value=False, callback=_keep, hidden=hidden)
+    path = click.Path(path_type=Path)
+    return [
+        option(
+            "--coordinator",
+            metavar="HOST:PORT",
+            # Read once, by the group, so that a flag in front of the command wins over it.
+            envvar=None if hidden else "MINISHUFFLE_COORDINATOR",
+            show_envvar=True,
+            help=f"Where the coordinator is; by default that of --cluster, or {DEFAULT_HOST}:{DEFAULT_PORT}.",
+        ),
+        option(
+            "--cluster", metavar="NAME", default="default", help="Name of the cluster.", show_default=True
+        ),
+        option(
+            "--state-dir", type=path, help="Default: $XDG_STATE_HOME/minishuffle/NAME, readable by you alone."
+        ),
+        option("--secret-file", type=path, help="Default: the file 'secret' in the state directory."),
+        option("--debug", is_flag=True, help="Show the traceback of an error."),
+        option("-v", "--verbose", count=True, help="Log more; twice for everything."),
+    ]
+
+
+def global_options(command: Command) -> Command:
+    """The global options of the group."""
+    for option in reversed(_global_options(hidden=False)):
+        command = option(command)
+    return command
+
+
+def late_global_options(command: Command) -> Command:
+    """The same on a command, so that they may follow it; its help leaves them to the group's."""
+    for option in reversed(_global_options(hidden=True)):
+        command = option(command)
+    return command
+
+
+def json_option(command: Command) -> Command:
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")(
+        command
+    )
+
+
+def print_json(value: Any) -> None:
+    """One line; what JSON cannot carry (a date, bytes) as text."""
+    click.echo(json.dumps(value, default=str))
+
+
+def settings_options(command: Command) -> Command:
+    """One flag for every field of ClusterSettings, and ``--config``; read with :func:`settings_from`."""
+    for name, field in reversed(ClusterSettings.model_fields.items()):
+        flag = name.replace("_", "-")
+        declared = f"--{flag}/--no-{flag}" if field.annotation is bool else f"--{flag}"
+        text = f"Default: {field.default}; environment: MINISHUFFLE_{name.upper()}."
+        command = click.option(declared, name, type=field.annotation, default=None, help=text)(command)
+    config = click.option(
+        "--config", type=click.Path(path_type=Path, dir_okay=False), help="A TOML file with settings."
+    )
+    return config(command)
+
+
+def settings_from(values: dict[str, Any]) -> ClusterSettings:
+    """The settings of a command that has :func:`settings_options`; takes them out of ``values``."""
+    toml = values.pop("config")
+    given = {name: values.pop(name) for name in ClusterSettings.model_fields}
+    return checked_settings(toml, **{name: value for name, value in given.items() if value is not None})

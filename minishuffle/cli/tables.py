@@ -1,0 +1,145 @@
+"""Tables and plain texts that commands print."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from minishuffle.client import cause_text
+from minishuffle.wire.messages import ClusterStatus, JobInfo
+
+__all__ = [
+    "byte_text",
+    "console",
+    "new_table",
+    "preview",
+    "rate_text",
+    "seconds_text",
+    "show_job",
+    "show_jobs",
+    "show_status",
+]
+
+MIN_WIDTH = 100
+"""Of output that is not a terminal, so that a table in a file is not folded to 80 columns."""
+
+
+def console() -> Console:
+    """Of this moment's standard output."""
+    made = Console(highlight=False, markup=False, emoji=False)
+    if not made.is_terminal:
+        made.width = max(made.width, MIN_WIDTH)
+    return made
+
+
+def new_table(columns: Iterable[str], right: Iterable[str] = ()) -> Table:
+    """An empty table; ``right`` names the columns with numbers."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    aligned = set(right)
+    for column in columns:
+        table.add_column(column, justify="right" if column in aligned else "left", no_wrap=column in aligned)
+    return table
+
+
+def byte_text(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024 or unit == "GiB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError
+
+
+def seconds_text(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def rate_text(per_second: float) -> str:
+    return f"{per_second:,.0f}/s"
+
+
+def show_status(status: ClusterStatus) -> None:
+    out = console()
+    out.print(
+        f"cluster {status.cluster!r}: version {status.version}, term {status.term}, coordinator pid "
+        f"{status.pid}, web port {status.web_port}"
+    )
+    numbers = ("pid", "slots free", "heartbeat", "network memory")
+    table = new_table(["worker", "state", "address", *numbers, "connections"], numbers)
+    for worker in status.workers:
+        report = worker.report
+        table.add_row(
+            str(worker.worker),
+            worker.state,
+            f"{worker.host}:{worker.data_port}",
+            str(worker.pid),
+            f"{worker.slots_free}/{worker.slots}",
+            f"{worker.heartbeat_age_seconds:.1f} s ago",
+            f"{byte_text(report.network_peak_bytes)} of {byte_text(report.network_cap_bytes)}",
+            ", ".join(f"{peer.connections} to {peer.worker}" for peer in worker.peers) or "-",
+        )
+    out.print(table)
+    if status.jobs:
+        out.print()
+        show_jobs(status.jobs)
+
+
+def show_jobs(jobs: list[JobInfo]) -> None:
+    if not jobs:
+        console().print("no jobs yet: 'minishuffle submit keyby' starts one")
+        return
+    numbers = ("tasks", "records in", "records out", "age")
+    table = new_table(["job", "name", "state", *numbers, "first cause"], numbers)
+    for job in jobs:
+        cause = job.causes[0].text.splitlines()[0] if job.causes and job.causes[0].text else ""
+        table.add_row(
+            job.job,
+            job.name,
+            job.state,
+            str(len(job.tasks)),
+            f"{sum(task.counters.records_in for task in job.tasks):,}",
+            f"{sum(task.counters.records_out for task in job.tasks):,}",
+            seconds_text((job.ended_at or time.time()) - job.submitted_at),
+            cause,
+        )
+    console().print(table)
+
+
+def show_job(job: JobInfo) -> None:
+    out = console()
+    end = job.ended_at or time.time()
+    out.print(f"job {job.job} ({job.name}): {job.state}, {seconds_text(end - job.submitted_at)}")
+    numbers = ("attempt", "worker", "records in", "records out", "busy", "back-pressured")
+    table = new_table(["task", "state", *numbers], numbers)
+    for task in job.tasks:
+        counters = task.counters
+        table.add_row(
+            f"{task.name}[{task.index}]",
+            task.state,
+            str(task.attempt),
+            str(task.worker),
+            f"{counters.records_in:,}",
+            f"{counters.records_out:,}",
+            seconds_text(counters.busy_seconds),
+            seconds_text(counters.backpressured_seconds),
+        )
+    out.print(table)
+    for number, cause in enumerate(job.causes):
+        label = "first cause" if number == 0 else "then"
+        out.print(f"{label}: {cause_text(cause)}")
+        if number == 0 and cause.traceback:
+            out.print(cause.traceback.rstrip())
+
+
+def preview(rows: list[Any], limit: int) -> str:
+    """The first rows, one a line."""
+    lines = [repr(row) for row in rows[:limit]]
+    if len(rows) > limit:
+        lines.append(f"… and {len(rows) - limit:,} more; --json prints them all")
+    return "\n".join(lines)

@@ -1,0 +1,218 @@
+"""``minishuffle worker start|kill`` and ``minishuffle coordinator start``: the processes themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import click
+
+from minishuffle.cli import machine
+from minishuffle.cli.session import (
+    DEFAULT_HOST,
+    DEFAULT_PORT,
+    json_option,
+    late_global_options,
+    print_json,
+    session_of,
+    settings_from,
+    settings_options,
+)
+from minishuffle.config import ClusterSettings
+from minishuffle.errors import UnknownName
+
+__all__ = ["coordinator", "worker"]
+
+ORPHAN_SECONDS = 20.0
+EXIT_INTERRUPTED = 130
+SIGNALS = ("KILL", "TERM", "STOP", "CONT")
+
+Ready = Callable[[dict[str, Any]], None]
+
+
+@click.group()
+def worker() -> None:
+    """Start a worker here, or send one a signal."""
+
+
+@click.group()
+def coordinator() -> None:
+    """Start a coordinator here."""
+
+
+def process_options(command: Any) -> Any:
+    """Options of both kinds of process."""
+    host = click.option("--host", default=DEFAULT_HOST, show_default=True, help="Address to listen on.")
+    parent = click.option(
+        "--exit-with-parent", is_flag=True, help="Stop when standard input reaches its end."
+    )
+    return settings_options(host(parent(late_global_options(command))))
+
+
+@worker.command("start")
+@click.option(
+    "--id", "number", type=click.IntRange(min=0), default=0, help="Worker id; 0 takes any free one."
+)
+@process_options
+@click.pass_context
+def start_worker(
+    context: click.Context, /, number: int, host: str, exit_with_parent: bool, **values: Any
+) -> None:
+    """Run a worker in the foreground; prints one JSON line when it is registered."""
+    session = session_of(context)
+    settings = settings_from(values)
+    secret, address = session.secret(), session.address()
+    from minishuffle.web.server import serve_worker_web
+    from minishuffle.worker.process import run_worker
+
+    async def body(ready: Ready, stop: asyncio.Event) -> None:
+        await run_worker(
+            settings,
+            coordinator=address,
+            secret=secret,
+            cluster=session.cluster,
+            host=host,
+            requested_worker=number,
+            web=serve_worker_web,
+            ready=ready,
+            stop=stop,
+        )
+
+    context.exit(run_process("worker", settings, exit_with_parent, body))
+
+
+@coordinator.command("start")
+@click.option("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True)
+@click.option("--web-port", type=click.IntRange(0, 65535), help="Metrics and targets. Default: --port + 1.")
+@process_options
+@click.pass_context
+def start_coordinator(
+    context: click.Context,
+    /,
+    port: int,
+    web_port: int | None,
+    host: str,
+    exit_with_parent: bool,
+    **values: Any,
+) -> None:
+    """Run a coordinator in the foreground; prints one JSON line when it listens."""
+    session = session_of(context)
+    settings = settings_from(values)
+    secret = session.secret()
+    web_port = web_port if web_port is not None else (port + 1 if 0 < port < 65535 else 0)
+    machine.require_free_port(host, port, "--port")
+    machine.require_free_port(host, web_port, "--web-port")
+    directory = session.directory()
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    from minishuffle.coordinator.process import run_coordinator
+    from minishuffle.web.server import serve_coordinator_web
+
+    async def body(ready: Ready, stop: asyncio.Event) -> None:
+        await run_coordinator(
+            settings,
+            cluster=session.cluster,
+            host=host,
+            port=port,
+            state_dir=directory,
+            secret=secret,
+            web=serve_coordinator_web,
+            web_port=web_port,
+            ready=ready,
+            stop=stop,
+        )
+
+    context.exit(run_process("coordinator", settings, exit_with_parent, body))
+
+
+def run_process(
+    kind: str,
+    settings: ClusterSettings,
+    exit_with_parent: bool,
+    body: Callable[[Ready, asyncio.Event], Awaitable[None]],
+) -> int:
+    """Run a process's coroutine until it ends or is told to; gives the exit code.
+
+    SIGTERM and the end of standard input stop it in order (0), so does Ctrl-C (130); a second
+    signal ends it at once.
+    """
+    interrupted = False
+
+    def ready(info: dict[str, Any]) -> None:
+        print(json.dumps({"ready": kind, "pid": os.getpid(), **info}), flush=True)
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        stop = asyncio.Event()
+
+        def on_signal(number: int) -> None:
+            nonlocal interrupted
+            if stop.is_set():
+                os._exit(128 + number)
+            interrupted = number == signal.SIGINT
+            stop.set()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, on_signal, number)
+        if exit_with_parent:
+            _watch_parent(loop, stop)
+        await body(ready, stop)
+
+    with asyncio.Runner(loop_factory=_loop_factory(settings)) as runner:
+        runner.run(run())
+    return EXIT_INTERRUPTED if interrupted else 0
+
+
+def _loop_factory(settings: ClusterSettings) -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if not settings.use_uvloop:
+        return None
+    import uvloop
+
+    return uvloop.new_event_loop
+
+
+def _watch_parent(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    """Stop when standard input ends, and end for certain even if user code keeps the process."""
+
+    def watch() -> None:
+        while os.read(sys.stdin.fileno(), 1024):
+            pass
+        try:
+            loop.call_soon_threadsafe(stop.set)
+        except RuntimeError:
+            return  # The loop is closed: the process is ending by itself.
+        threading.Event().wait(ORPHAN_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+@worker.command()
+@click.argument("number", metavar="WORKER", type=int)
+@click.option("--signal", "name", type=click.Choice(SIGNALS), default="KILL", show_default=True)
+@json_option
+@late_global_options
+@click.pass_context
+def kill(context: click.Context, number: int, name: str, as_json: bool) -> None:
+    """Send a signal to a worker of this machine, to see what the cluster makes of it."""
+    with session_of(context).client() as client:
+        workers = {info.worker: info for info in client.status().workers if info.state == "alive"}
+    if number not in workers:
+        there = ", ".join(map(str, sorted(workers))) or "none"
+        raise UnknownName(f"there is no worker {number}; alive: {there}")
+    info = workers[number]
+    machine.require_local(info.host, f"worker {number}")
+    if not machine.is_minishuffle(info.pid):
+        raise UnknownName(
+            f"worker {number} is not process {info.pid} of this machine: type the command there"
+        )
+    os.kill(info.pid, getattr(signal, f"SIG{name}"))
+    if as_json:
+        print_json({"worker": number, "pid": info.pid, "signal": name})
+    else:
+        click.echo(f"worker {number} (pid {info.pid}) was sent SIG{name}")

@@ -1,0 +1,22 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from minishuffle.cli.main import cli
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No test sees or touches a real cluster's state."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("MINISHUFFLE_COORDINATOR", raising=False)
+    return tmp_path / "state" / "minishuffle" / "default"
+
+
+@pytest.fixture
+def run() -> Run:
+    return lambda *arguments: CliRunner().invoke(cli, arguments, prog_name="minishuffle")

@@ -1,0 +1,81 @@
+import json
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from click.testing import Result
+
+from minishuffle.cli import cluster
+from minishuffle.config import create_secret
+from minishuffle.errors import ShuffleError
+
+Run = Callable[..., Result]
+
+
+def write_record(directory: Path, pid: int) -> Path:
+    started = psutil.Process(pid).create_time()
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "cluster.json"
+    record = {"coordinator": "127.0.0.1:1", "processes": {"coordinator": {"pid": pid, "started": started}}}
+    path.write_text(json.dumps(record))
+    return path
+
+
+def test_up_on_a_taken_port_names_the_holder_and_starts_nothing(run: Run, own_state: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        result = run("cluster", "up", "--port", str(port))
+        web = run("cluster", "up", "--port", "0", "--web-port", str(port))
+    assert (result.exit_code, web.exit_code) == (1, 1)
+    assert f"port {port} is taken by" in result.stderr
+    assert f"(pid {os.getpid()})" in result.stderr
+    assert result.stderr.rstrip().endswith("--port")
+    assert web.stderr.rstrip().endswith("--web-port")
+    assert not own_state.exists()
+
+
+def test_up_refuses_bad_settings(run: Run, own_state: Path) -> None:
+    result = run("cluster", "up", "--slots", "0")
+    assert result.exit_code == 2
+    assert "slots" in result.stderr
+    assert not own_state.exists()
+
+
+def test_a_second_up_says_that_it_is_up(run: Run, own_state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_record(own_state, os.getpid())
+    monkeypatch.setattr(cluster.machine, "is_minishuffle", lambda pid, started: pid == os.getpid())
+    result = run("cluster", "up")
+    assert result.exit_code == 1
+    assert f"cluster 'default' is already up at 127.0.0.1:1 (pid {os.getpid()})" in result.stderr
+
+
+def test_down_without_a_cluster_says_so(run: Run, own_state: Path) -> None:
+    own_state.mkdir(parents=True)
+    create_secret(own_state / "secret")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    result = run("cluster", "down", "--coordinator", f"127.0.0.1:{port}")
+    assert result.exit_code == 1
+    assert "cannot connect to" in result.stderr
+
+
+def test_down_ends_no_process_that_is_not_ours(run: Run, own_state: Path) -> None:
+    path = write_record(own_state, os.getpid())
+    create_secret(own_state / "secret")
+    result = run("cluster", "down")
+    assert result.exit_code == 0, result.output
+    assert not path.exists()
+
+
+def test_a_process_that_does_not_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    monkeypatch.setattr(cluster.machine, "is_minishuffle", lambda pid, started: True)
+    monkeypatch.setattr(cluster.os, "kill", lambda pid, number: sent.append(number))
+    monkeypatch.setattr(cluster.time, "monotonic", iter(range(0, 1000, 10)).__next__)
+    record = {"processes": {"worker-1": {"pid": 1, "started": 0.0}}}
+    with pytest.raises(ShuffleError, match=r"worker-1 \(pid 1\) does not end"):
+        cluster._end_recorded(record, 5.0)
+    assert sent == [15, 9]

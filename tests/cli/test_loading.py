@@ -1,0 +1,167 @@
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import cloudpickle
+import pytest
+
+from minishuffle.cli.loading import load_job
+from minishuffle.dataflow.stream import Stream
+from minishuffle.errors import ShuffleError, UnknownName, UsageError
+
+JOB = '''
+from typing import Annotated
+from pydantic import Field
+from minishuffle import Stream
+from helper_of_job import double
+
+ready = Stream.items([1, 2]).map(double).collect()
+number = 7
+
+def numbers(count: Annotated[int, Field(gt=0)], factor: float | None = None, names: list[str] = ["a"],
+            unseen=3) -> Stream:
+    """Numbers, doubled."""
+    return Stream.items([(double(i), factor, names) for i in range(count)]).collect()
+
+def wrong(count: int = 1) -> int:
+    return count
+
+def broken(count: int = 0) -> Stream:
+    return Stream.items([1 // count]).collect()
+
+def bare(count) -> Stream:
+    return ready
+'''
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> Iterator[Path]:
+    before = set(sys.modules)
+    (tmp_path / "helper_of_job.py").write_text("def double(n):\n    return 2 * n\n")
+    file = tmp_path / "json.py"  # A name that a module of the library has.
+    file.write_text(JOB)
+    yield file
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path)):
+            if sys.modules[name] in cloudpickle.list_registry_pickle_by_value():
+                cloudpickle.unregister_pickle_by_value(sys.modules[name])
+            del sys.modules[name]
+
+
+def test_a_stream_of_a_file(job_file: Path) -> None:
+    job = load_job(f"{job_file}:ready")
+    assert isinstance(job.build(), Stream)
+    assert job.parameters == ()
+    with pytest.raises(UnknownName, match="job ready takes no parameters"):
+        job.build(["count=1"])
+
+
+def test_a_function_of_a_file_and_its_parameters(job_file: Path) -> None:
+    job = load_job(f"{job_file}:numbers")
+    assert job.doc == "Numbers, doubled."
+    assert [parameter.name for parameter in job.parameters] == ["count", "factor", "names"]
+    assert [parameter.required for parameter in job.parameters] == [True, False, False]
+    assert job._values(["count=3", "factor=2", 'names=["x", "y"]']) == {
+        "count": 3,
+        "factor": 2.0,
+        "names": ["x", "y"],
+    }
+    assert job._values(["count=3", "factor=null"]) == {"count": 3, "factor": None}
+    assert isinstance(job.build(["count=3"]), Stream)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (["count"], "write --set key=value"),
+        (
+            ["cuont=1"],
+            r"no such parameter; did you mean 'count'\? job numbers takes count: .*names: list\[str\]",
+        ),
+        (["count=many"], r"--set count=many: Input should be a valid integer"),
+        (["count=0"], "--set count=0: Input should be greater than 0"),
+        (["count=1", "factor=[]"], "--set factor=\\[\\]"),
+        ([], r"job numbers needs --set count=…; job numbers takes count: "),
+    ],
+)
+def test_bad_settings_are_one_error(job_file: Path, settings: list[str], text: str) -> None:
+    with pytest.raises(UsageError, match=text) as caught:
+        load_job(f"{job_file}:numbers").build(settings)
+    assert "\n" not in str(caught.value)
+
+
+def test_code_of_the_users_own_travels_by_value(job_file: Path) -> None:
+    job = load_job(f"{job_file}:numbers")
+    module = sys.modules[job.target.__module__]
+    assert module.__name__.startswith("minishuffle_job_json_")
+    registered = cloudpickle.list_registry_pickle_by_value()
+    assert {module.__name__, "helper_of_job"} <= set(registered)
+    assert "json" not in registered
+    assert sys.modules["json"].__file__ != str(job_file)
+    assert str(job_file.parent) not in sys.path
+
+
+def test_a_module_of_the_working_directory(job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(job_file.parent)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (job_file.parent / "own_job_module.py").write_text(JOB)
+    assert isinstance(load_job("own_job_module:ready").build(), Stream)
+    assert "own_job_module" in cloudpickle.list_registry_pickle_by_value()
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind", "text"),
+    [
+        ("keybi", UnknownName, "did you mean 'keyby'"),
+        ("nothing_like_it", UnknownName, "there are keyby, wordcount, or write module:attribute"),
+        ("job.py", UsageError, "job.py:ATTRIBUTE"),
+        ("absent.py:job", UnknownName, "there is no file absent.py"),
+        ("absent_module_x:job", UnknownName, "there is no module 'absent_module_x'"),
+        (":job", UsageError, "write module:attribute"),
+        (
+            "{file}:absent",
+            UnknownName,
+            "no attribute 'absent'; there are ready, numbers, wrong, broken, bare",
+        ),
+        ("{file}:number", UsageError, "is a int, not a Stream"),
+        ("{file}:bare", UsageError, "parameter count has no annotation"),
+    ],
+)
+def test_what_is_no_job_is_one_clear_error(
+    job_file: Path, spec: str, kind: type[Exception], text: str
+) -> None:
+    with pytest.raises(kind, match=text) as caught:
+        load_job(spec.format(file=job_file))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_function_that_returns_something_else(job_file: Path) -> None:
+    with pytest.raises(UsageError, match="job wrong must return a Stream, not int"):
+        load_job(f"{job_file}:wrong").build()
+
+
+def test_a_function_that_raises_shows_its_own_traceback_alone(job_file: Path) -> None:
+    with pytest.raises(ShuffleError, match="job broken cannot be built: ZeroDivisionError") as caught:
+        load_job(f"{job_file}:broken").build()
+    text = str(caught.value)
+    assert text.count("  File ") == 1
+    assert "return Stream.items([1 // count]).collect()" in text
+
+
+@pytest.mark.parametrize("line", ["raise ValueError('at load')", "import sys; sys.exit('at load')", "1 +"])
+def test_a_file_that_cannot_be_loaded_shows_why(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "bad.py"
+    file.write_text(f"{line}\n")
+    before = set(sys.modules)
+    with pytest.raises(ShuffleError, match=r"bad\.py cannot be loaded: ") as caught:
+        load_job(f"{file}:job")
+    assert "importlib" not in str(caught.value)
+    assert not any(name.startswith("minishuffle_job_bad") for name in set(sys.modules) - before)
+
+
+@pytest.mark.parametrize("name", ["keyby", "wordcount"])
+def test_built_in_jobs_build(name: str) -> None:
+    job = load_job(name)
+    assert job.name == name
+    assert job.doc
+    assert isinstance(job.build(), Stream)

@@ -1,0 +1,115 @@
+import json
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from minishuffle.cli.main import CommandLine, cli
+from minishuffle.cli.session import (
+    Session,
+    late_global_options,
+    session_of,
+    settings_from,
+    settings_options,
+)
+from minishuffle.errors import UsageError
+
+
+@click.command()
+@settings_options
+@late_global_options
+@click.pass_context
+def probe(context: click.Context, **values: object) -> None:
+    session = session_of(context)
+    settings = settings_from(values)
+    click.echo(
+        json.dumps(
+            {
+                "coordinator": session.coordinator,
+                "cluster": session.cluster,
+                "debug": session.debug,
+                "verbose": session.verbose,
+                "slots": settings.slots,
+                "uvloop": settings.use_uvloop,
+            }
+        )
+    )
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(CommandLine, "get_command", lambda self, ctx, name: probe)
+
+    def invoke(*arguments: str, **env: str) -> dict[str, object]:
+        result: Result = CliRunner().invoke(cli, arguments, env=env)
+        assert result.exit_code == 0, result.output
+        found: dict[str, object] = json.loads(result.stdout)
+        return found
+
+    return invoke
+
+
+def test_late_global_options_stand_before_or_after_the_command(seen) -> None:  # type: ignore[no-untyped-def]
+    before = seen("--coordinator", "a:1", "--cluster", "blue", "--debug", "-vv", "doctor")
+    after = seen("doctor", "--coordinator", "a:1", "--cluster", "blue", "--debug", "-vv")
+    assert before == after
+    assert before == {
+        "coordinator": "a:1",
+        "cluster": "blue",
+        "debug": True,
+        "verbose": 2,
+        "slots": 2,
+        "uvloop": True,
+    }
+
+
+def test_a_flag_wins_over_the_environment(seen) -> None:  # type: ignore[no-untyped-def]
+    assert seen("doctor", MINISHUFFLE_COORDINATOR="env:1")["coordinator"] == "env:1"
+    for arguments in (["--coordinator", "flag:1", "doctor"], ["doctor", "--coordinator", "flag:1"]):
+        assert seen(*arguments, MINISHUFFLE_COORDINATOR="env:1")["coordinator"] == "flag:1"
+
+
+def test_settings_come_from_file_environment_and_flags(seen, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    toml = tmp_path / "settings.toml"
+    toml.write_text("slots = 3\nuse_uvloop = false\n")
+    assert seen("doctor", "--config", str(toml)) | {"slots": 3, "uvloop": False} == seen(
+        "doctor", "--config", str(toml)
+    )
+    assert seen("doctor", "--config", str(toml), MINISHUFFLE_SLOTS="4")["slots"] == 4
+    assert seen("doctor", "--config", str(toml), "--slots", "5", MINISHUFFLE_SLOTS="4")["slots"] == 5
+    assert seen("doctor", "--no-use-uvloop")["uvloop"] is False
+
+
+def test_the_state_directory_follows_the_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert Session(cluster="blue").directory() == tmp_path / "state" / "minishuffle" / "blue"
+    monkeypatch.delenv("XDG_STATE_HOME")
+    assert Session().directory() == Path.home() / ".local" / "state" / "minishuffle" / "default"
+    assert Session(state_dir=tmp_path).directory() == tmp_path
+
+
+def test_the_address_is_the_flag_then_the_record_then_the_default(tmp_path: Path) -> None:
+    session = Session(state_dir=tmp_path)
+    assert str(session.address()) == "127.0.0.1:8471"
+    session.record_path().write_text('{"coordinator": "127.0.0.1:9000"}')
+    assert str(session.address()) == "127.0.0.1:9000"
+    session.coordinator = "10.0.0.1:1"
+    assert str(session.address()) == "10.0.0.1:1"
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}"])
+def test_a_damaged_record_is_named(tmp_path: Path, text: str) -> None:
+    session = Session(state_dir=tmp_path)
+    session.record_path().write_text(text)
+    with pytest.raises(UsageError, match=r"cluster\.json is .*remove it"):
+        session.address()
+
+
+def test_a_missing_secret_names_the_mend(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no secret at .*cluster up.*--secret-file"):
+        Session(state_dir=tmp_path).secret()
+
+
+def test_flags_find_the_same_cluster_again(tmp_path: Path) -> None:
+    assert Session().flags() == ""
+    assert Session(cluster="a b", state_dir=Path("/x")).flags() == " --state-dir /x --cluster 'a b'"

@@ -1,0 +1,46 @@
+import json
+from collections.abc import Callable
+
+import pytest
+from click.testing import Result
+
+Run = Callable[..., Result]
+
+
+def test_describe_lists_parameters_and_operators(run: Run) -> None:
+    result = run("submit", "keyby", "--describe")
+    assert result.exit_code == 0, result.output
+    assert "  rate: int = 20000" in result.stdout
+    assert "  records: int | None = None" in result.stdout
+    assert "  keys: int = 1000" in result.stdout
+    assert "operators" in result.stdout
+
+
+def test_describe_as_json_is_one_object(run: Run) -> None:
+    found = json.loads(run("submit", "keyby", "--describe", "--json").stdout)
+    assert found["job"] == "keyby"
+    assert [p["name"] for p in found["parameters"]] == ["rate", "records", "keys"]
+    assert found["parameters"][0] == {"name": "rate", "type": "int", "required": False, "default": 20_000}
+    assert len(found["operators"]) >= 2
+
+
+def test_describe_needs_no_cluster_and_checks_settings(run: Run) -> None:
+    result = run("submit", "keyby", "--describe", "--set", "rate=fast")
+    assert result.exit_code == 2
+    assert "--set rate=fast: Input should be a valid integer" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["keybee"], "did you mean 'keyby'?"),
+        (["keyby", "--set", "speed=1"], "--set speed: there is no such parameter"),
+        (["wordcount", "--set", "files=/absent/file.txt"], "/absent/file.txt"),
+        (["keyby"], "there is no secret at"),
+    ],
+)
+def test_bad_submissions_are_one_line_and_exit_code_2(run: Run, arguments: list[str], text: str) -> None:
+    result = run("submit", *arguments)
+    assert result.exit_code == 2
+    assert text in result.stderr
+    assert len(result.stderr.splitlines()) == 1

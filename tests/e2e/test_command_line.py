@@ -1,0 +1,272 @@
+"""The command line as a user has it: real processes, real signals, nothing left behind."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+SECONDS_MAX = 60.0
+
+JOB = """
+from minishuffle import Stream
+
+def fail(word: str) -> str:
+    raise ValueError(f"cannot take {word}")
+
+broken = Stream.items(["a", "b"]).map(fail).collect()
+fine = Stream.items(["a", "b", "a"]).key_by(lambda word: word).count().collect()
+"""
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + SECONDS_MAX
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"{what} did not happen within {SECONDS_MAX} s"
+        time.sleep(0.02)
+    return found
+
+
+def free_ports() -> tuple[int, int]:
+    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
+        return first.getsockname()[1], second.getsockname()[1]
+
+
+class Shell:
+    """Runs ``minishuffle`` with a state directory of its own."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "minishuffle.cli", "--state-dir", str(self.state), *arguments]
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.started.append(process)
+        return process
+
+    def run(self, *arguments: str, code: int = 0) -> tuple[str, str]:
+        process = self.start(*arguments)
+        out, err = process.communicate(timeout=SECONDS_MAX)
+        assert process.returncode == code, f"{arguments} gave {process.returncode}\n{out}\n{err}"
+        return out, err
+
+    def json(self, *arguments: str, code: int = 0) -> Any:
+        return json.loads(self.run(*arguments, "--json", code=code)[0])
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    state = tmp_path / "state"
+    shell = Shell(state)
+    yield shell
+    record = state / "cluster.json"
+    left = json.loads(record.read_text())["processes"].values() if record.exists() else []
+    for process in shell.started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate(timeout=SECONDS_MAX)
+    for entry in left:  # Of a detached cluster that a failed test did not bring down.
+        try:
+            process = psutil.Process(entry["pid"])
+            if abs(process.create_time() - entry["started"]) < 2.0:
+                process.kill()
+        except psutil.NoSuchProcess:
+            continue
+
+
+@pytest.fixture
+def secret(shell: Shell) -> Path:
+    from minishuffle.config import create_secret
+
+    shell.state.mkdir(mode=0o700)
+    create_secret(shell.state / "secret")
+    return shell.state / "secret"
+
+
+def test_a_coordinator_says_where_it_listens_and_drains_on_ctrl_c(shell: Shell, secret: Path) -> None:
+    process = shell.start("coordinator", "start", "--port", "0")
+    assert process.stdout is not None
+    ready = json.loads(process.stdout.readline())
+    assert ready["ready"] == "coordinator"
+    assert ready["pid"] == process.pid
+    where = ["--coordinator", f"127.0.0.1:{ready['port']}"]
+    status = shell.json(*where, "cluster", "status")
+    assert status["pid"] == process.pid
+    assert status["workers"] == []
+    assert shell.json(*where, "jobs", "list") == {"jobs": []}
+    _, unknown = shell.run(*where, "jobs", "show", "j9", code=2)
+    assert "j9" in unknown
+    assert len(unknown.splitlines()) == 1
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=SECONDS_MAX)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+
+
+def test_a_coordinator_ends_in_order_on_sigterm_and_with_its_parent(shell: Shell, secret: Path) -> None:
+    for flags, end in (([], "term"), (["--exit-with-parent"], "parent")):
+        process = shell.start("coordinator", "start", "--port", "0", *flags)
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert json.loads(process.stdout.readline())["port"]
+        if end == "term":
+            process.terminate()
+        process.communicate(timeout=SECONDS_MAX)  # Closes its standard input.
+        assert process.returncode == 0
+
+
+def test_a_taken_port_names_the_holder(shell: Shell, secret: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        out, err = shell.run("coordinator", "start", "--port", str(port), code=1)
+    assert out == ""
+    assert f"port {port} is taken by" in err
+    assert f"(pid {os.getpid()})" in err
+    assert "--port" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_wrong_secret_is_refused(shell: Shell, secret: Path, tmp_path: Path) -> None:
+    from minishuffle.config import create_secret
+
+    create_secret(tmp_path / "other")
+    process = shell.start("coordinator", "start", "--port", "0")
+    assert process.stdout is not None
+    port = json.loads(process.stdout.readline())["port"]
+    for command in (["jobs", "list"], ["worker", "start"]):
+        _, err = shell.run(
+            "--coordinator", f"127.0.0.1:{port}", "--secret-file", str(tmp_path / "other"), *command, code=1
+        )
+        assert "secret" in err
+        assert "Traceback" not in err
+    process.terminate()
+    _, log = process.communicate(timeout=SECONDS_MAX)
+    assert "secret" in log
+
+
+@pytest.mark.timeout(180)
+def test_a_detached_cluster_from_up_to_down(shell: Shell, tmp_path: Path) -> None:
+    port, web_port = free_ports()
+    ports = ["--port", str(port), "--web-port", str(web_port)]
+    out, _ = shell.run("cluster", "up", "--workers", "2", "--slots", "2", "--detach", *ports)
+    assert f"127.0.0.1:{port}" in out
+    assert "prometheus --config.file=" in out
+    assert oct(shell.state.stat().st_mode & 0o777) == "0o700"
+    assert oct((shell.state / "secret").stat().st_mode & 0o777) == "0o600"
+    assert str(web_port) in (shell.state / "prometheus.yml").read_text()
+    _, second = shell.run("cluster", "up", *ports, code=1)
+    assert "already up" in second
+
+    status = shell.json("cluster", "status")
+    assert [worker["state"] for worker in status["workers"]] == ["alive", "alive"]
+    pids = {worker["pid"] for worker in status["workers"]} | {status["pid"]}
+    assert len(pids) == 3
+
+    (tmp_path / "own.py").write_text(JOB)
+    done = shell.json("submit", f"{tmp_path / 'own.py'}:fine", "--wait")
+    assert done["state"] == "finished"
+    assert sorted(map(tuple, done["rows"])) == [("a", 2), ("b", 1)]
+    _, failed = shell.run("submit", f"{tmp_path / 'own.py'}:broken", "--wait", code=1)
+    assert failed.splitlines()[1].startswith("minishuffle: job j2 (broken) failed: ")
+    assert "ValueError: cannot take" in failed
+    assert "own.py" in failed
+    assert "minishuffle/worker" not in failed
+
+    submitted = shell.json("submit", "keyby", "--name", "endless")
+    running = until(
+        lambda: next((w for w in shell.json("cluster", "status")["workers"] if w["peers"]), None),
+        "a data connection",
+    )
+    assert [peer["connections"] for peer in running["peers"]] == [1]
+    waiting = shell.start("submit", "keyby", "--wait", "--set", "rate=1000")
+    assert waiting.stderr is not None
+    assert "runs" in waiting.stderr.readline()
+    waiting.send_signal(signal.SIGINT)
+    waiting.communicate(timeout=SECONDS_MAX)
+    assert waiting.returncode == 130
+    cancelled = shell.json("jobs", "cancel", submitted["job"])
+    assert cancelled["state"] == "canceled"
+    states = {job["name"]: job["state"] for job in shell.json("jobs", "list")["jobs"]}
+    assert states == {"fine": "finished", "broken": "failed", "endless": "canceled", "keyby": "canceled"}
+    events, _ = shell.run("jobs", "events", submitted["job"], "--json", "--follow")
+    assert len([json.loads(line) for line in events.splitlines()]) >= 2
+
+    shell.run("worker", "kill", "1")
+    until(
+        lambda: [w["state"] for w in shell.json("cluster", "status")["workers"]] == ["lost", "alive"],
+        "the loss of worker 1",
+    )
+    shell.run("cluster", "down")
+    assert not any(psutil.pid_exists(pid) and _runs(pid) for pid in pids)
+    assert not (shell.state / "cluster.json").exists()
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_foreground_cluster_leaves_nothing_behind(shell: Shell, number: int, code: int) -> None:
+    port, web_port = free_ports()
+    process = shell.start("cluster", "up", "--workers", "1", "--port", str(port), "--web-port", str(web_port))
+    record = shell.state / "cluster.json"
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "Ctrl-C" in line:
+            break
+    pids = [entry["pid"] for entry in json.loads(record.read_text())["processes"].values()]
+    assert all(_runs(pid) for pid in pids)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=SECONDS_MAX)
+    assert process.returncode == code, errors
+    assert not any(_runs(pid) for pid in pids)
+    assert not record.exists()
+
+
+@pytest.mark.timeout(120)
+def test_workers_end_when_the_process_that_started_them_is_killed(shell: Shell) -> None:
+    port, web_port = free_ports()
+    process = shell.start("cluster", "up", "--workers", "1", "--port", str(port), "--web-port", str(web_port))
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "Ctrl-C" in line:
+            break
+    record = json.loads((shell.state / "cluster.json").read_text())
+    process.kill()
+    pids = [entry["pid"] for entry in record["processes"].values()]
+    until(lambda: not any(_runs(pid) for pid in pids), "the end of the children")
+
+
+@pytest.mark.timeout(180)
+def test_the_demo_passes_and_leaves_nothing(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    began = time.monotonic()
+    out, _ = shell.run("demo")
+    assert time.monotonic() - began < 60
+    assert "equal to plain Python's count" in out
+    assert out.count(" ok ") == 4
+    assert "minishuffle cluster up" in out.splitlines()[-3]
+    assert list((tmp_path / "tmp").iterdir()) == []
