@@ -123,9 +123,9 @@ def create_secret(path: Path) -> bytes:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "wb") as file:
             file.write(secret + b"\n")
-    except FileExistsError:
-        raise UsageError(f"there is a secret at {path} already; use it, or remove it first") from None
     except OSError as error:
+        if isinstance(error, FileExistsError) and os.path.lexists(path):
+            raise UsageError(f"there is a secret at {path} already; use it, or remove it first") from None
         raise UsageError(
             f"cannot write a secret to {path}: {error.strerror}; name another place with --secret-file"
         ) from error

@@ -1,0 +1,142 @@
+"""Settings by layer, the state directory, and the secret's file."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from minishuffle import limits
+from minishuffle.config import (
+    ClusterSettings,
+    create_secret,
+    default_secret_file,
+    default_state_dir,
+    load_settings,
+    read_secret,
+)
+from minishuffle.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith("MINISHUFFLE_"):
+            monkeypatch.delenv(name)
+
+
+def test_each_layer_covers_the_one_below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(load_settings(), ClusterSettings)
+    assert load_settings().segment_bytes == limits.SEGMENT_BYTES_DEFAULT
+    toml = tmp_path / "settings.toml"
+    toml.write_text("slots = 3\nping_interval = 1.5\nheartbeat_interval = 0.25\n")
+    assert (load_settings(toml).slots, load_settings(toml).ping_interval) == (3, 1.5)
+    monkeypatch.setenv("MINISHUFFLE_SLOTS", "4")
+    monkeypatch.setenv("MINISHUFFLE_PING_INTERVAL", "2.5")
+    assert (load_settings(toml).slots, load_settings(toml).ping_interval) == (4, 2.5)
+    settings = load_settings(toml, slots=5, ping_interval=None)
+    assert (settings.slots, settings.ping_interval, settings.heartbeat_interval) == (5, 2.5, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ({"slots": 0}, "slots"),
+        ({"segment_bytes": limits.SEGMENT_BYTES_MIN - 1}, "segment_bytes"),
+        ({"segment_bytes": limits.SEGMENT_BYTES_MAX + 1}, "segment_bytes"),
+        ({"switch_interval": 0}, "switch_interval"),
+        ({"slots": "many"}, "slots"),
+        ({"heartbeat_interval": 4.0, "heartbeat_timeout": 11.0}, "three times"),
+    ],
+)
+def test_values_that_do_not_fit_are_named(flags: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValidationError, match=text):
+        load_settings(**flags)
+
+
+def test_missing_settings_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.toml does not exist"):
+        load_settings(tmp_path / "nowhere.toml")
+
+
+def test_state_directory_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.setenv("XDG_STATE_HOME", "/var/state")
+    assert default_state_dir("blue") == Path("/var/state/minishuffle/blue")
+    for unusable in ("", "relative/path"):
+        monkeypatch.setenv("XDG_STATE_HOME", unusable)
+        assert default_state_dir("blue") == Path("/home/somebody/.local/state/minishuffle/blue")
+    monkeypatch.delenv("XDG_STATE_HOME")
+    assert default_state_dir("blue") == Path("/home/somebody/.local/state/minishuffle/blue")
+    assert default_secret_file(Path("/state")) == Path("/state/secret")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/etc", "a\0b"])
+def test_cluster_name_stays_inside_the_state_directory(name: str) -> None:
+    with pytest.raises(UsageError, match="cannot name a cluster"):
+        default_state_dir(name)
+
+
+def test_secret_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "minishuffle" / "blue" / "secret"
+    before = os.umask(0)
+    try:
+        secret = create_secret(path)
+    finally:
+        os.umask(before)
+    assert len(bytes.fromhex(secret.decode())) == 32
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert read_secret(path) == secret
+    assert create_secret(tmp_path / "other") != secret
+
+
+def test_secret_is_never_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    secret = create_secret(path)
+    with pytest.raises(UsageError, match=f"there is a secret at {path} already"):
+        create_secret(path)
+    dangling = tmp_path / "link"
+    dangling.symlink_to(tmp_path / "target")
+    with pytest.raises(UsageError, match="already"):
+        create_secret(dangling)
+    assert read_secret(path) == secret
+    assert not (tmp_path / "target").exists()
+
+
+def test_secret_where_nothing_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot write a secret to .*--secret-file"):
+        create_secret(tmp_path / "file" / "secret")
+
+
+def test_secret_may_be_the_users_own_text(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    path.write_bytes(b"  correct horse\n")
+    path.chmod(0o400)
+    assert read_secret(path) == b"correct horse"
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o610, 0o602])
+def test_secret_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "secret"
+    create_secret(path)
+    path.chmod(mode)
+    with pytest.raises(UsageError, match=rf"\(mode {mode:04o}\); chmod 600 {path}"):
+        read_secret(path)
+
+
+def test_secret_that_is_missing_empty_or_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    with pytest.raises(UsageError, match=f"there is no secret at {path}.*--secret-file"):
+        read_secret(path)
+    path.touch(mode=0o600)
+    path.write_bytes(b" \n")
+    with pytest.raises(UsageError, match=f"the secret at {path} is empty"):
+        read_secret(path)
+    with pytest.raises(UsageError, match=f"cannot read the secret at {tmp_path}"):
+        read_secret(tmp_path)
