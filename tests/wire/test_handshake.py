@@ -9,7 +9,16 @@ import pytest
 from minishuffle import limits
 from minishuffle.errors import AuthenticationError, LocalProtocolError
 from minishuffle.wire.codec import decode_body, encode_frame
-from minishuffle.wire.frames import FRAME_HEADER, FRAME_HEADER_BYTES, Frame, Hello, Ping, Reject, Role, Welcome
+from minishuffle.wire.frames import (
+    FRAME_HEADER,
+    FRAME_HEADER_BYTES,
+    Frame,
+    Hello,
+    Ping,
+    Reject,
+    Role,
+    Welcome,
+)
 from minishuffle.wire.handshake import REASONS, Handshake, HandshakeRefused, Identity
 
 SECRET = b"a secret of the cluster"
@@ -88,7 +97,10 @@ def test_every_split_of_the_bytes_gives_the_same() -> None:
         assert other.receive(incoming[:cut]) + other.receive(incoming[cut:]) == second + fourth
         assert other.peer == CLIENT
         incoming = second + fourth
-        assert one.receive(incoming[:cut]) + (one.receive(incoming[cut:]) if cut < len(incoming) else b"") == third
+        assert (
+            one.receive(incoming[:cut]) + (one.receive(incoming[cut:]) if cut < len(incoming) else b"")
+            == third
+        )
         assert one.peer == COORDINATOR
 
 
@@ -108,8 +120,18 @@ def test_bytes_behind_the_last_frame_are_left_over() -> None:
         (dialer(WORKER_1), acceptor(WORKER_2), "peer", "the coordinator was dialed, but worker 2"),
         (dialer(target=4), acceptor(), "peer", "worker 4 was dialed, but the coordinator"),
         (dialer(), acceptor(CLIENT), "peer", "the coordinator was dialed, but a client"),
-        (dialer(WORKER_1, target=2, expected_epoch=7), acceptor(WORKER_2), "peer", "epoch 7 was dialed, epoch 6"),
-        (dialer(), acceptor(authorize=lambda peer: f"{peer} has no business here"), "peer", "a client has no"),
+        (
+            dialer(WORKER_1, target=2, expected_epoch=7),
+            acceptor(WORKER_2),
+            "peer",
+            "epoch 7 was dialed, epoch 6",
+        ),
+        (
+            dialer(),
+            acceptor(authorize=lambda peer: f"{peer} has no business here"),
+            "peer",
+            "a client has no",
+        ),
     ],
 )
 def test_refusals(one: Handshake, other: Handshake, reason: str, text: str) -> None:
@@ -141,7 +163,9 @@ def test_acceptor_refuses_first_frames_and_says_why(first: Frame, reason: str, t
 
 def test_version_is_looked_at_before_the_rest() -> None:
     """Another version may lay out the rest otherwise."""
-    body = encode_frame(replace(hello_of(dialer().start()), version=2))[FRAME_HEADER_BYTES:][:6] + b"new layout"
+    body = (
+        encode_frame(replace(hello_of(dialer().start()), version=2))[FRAME_HEADER_BYTES:][:6] + b"new layout"
+    )
     verdict = refusal(acceptor(), FRAME_HEADER.pack(len(body) + 5, 1, 0) + body)
     assert verdict.reason == "version"
 
