@@ -1,0 +1,46 @@
+"""The error tree as it crosses the wire."""
+
+from __future__ import annotations
+
+import pytest
+
+from minishuffle import errors
+from minishuffle.errors import ShuffleError, UsageError, error_from_code
+from minishuffle.wire.handshake import HandshakeRefused
+
+CLASSES = [getattr(errors, name) for name in errors.__all__ if isinstance(getattr(errors, name), type)]
+
+
+def test_codes_are_unique_and_fit_the_wire() -> None:
+    codes = [cls.code for cls in CLASSES]
+    assert len(CLASSES) > 10
+    assert len(set(codes)) == len(codes)
+    assert all(0 < code < 1 << 16 for code in codes)
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_error_survives_as_code_and_text(cls: type[ShuffleError]) -> None:
+    again = error_from_code(cls.code, "what happened")
+    assert type(again) is cls
+    assert str(again) == "what happened"
+    assert again.retriable == cls.retriable
+
+
+def test_unknown_code_becomes_a_plain_error() -> None:
+    again = error_from_code(9_999, "from a newer release")
+    assert type(again) is ShuffleError
+    assert str(again) == "from a newer release"
+
+
+def test_subclass_without_a_code_of_its_own_arrives_as_its_base() -> None:
+    refused = HandshakeRefused("secret", "no")
+    assert type(error_from_code(refused.code, str(refused))) is errors.AuthenticationError
+
+
+def test_only_what_may_pass_by_itself_is_worth_another_try() -> None:
+    assert {cls for cls in CLASSES if cls.retriable} == {errors.PeerLost, errors.PartitionNotFound}
+
+
+def test_the_callers_mistakes_are_usage_errors() -> None:
+    mistakes = {cls for cls in CLASSES if issubclass(cls, UsageError)}
+    assert mistakes == {UsageError, errors.UnknownName, errors.InvalidGraph, errors.UnserializableRecord}
