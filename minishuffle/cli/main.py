@@ -30,6 +30,7 @@ _COMMANDS = {
     "coordinator": "minishuffle.cli.worker:coordinator",
     "submit": "minishuffle.cli.submit:submit",
     "jobs": "minishuffle.cli.jobs:jobs",
+    "bench": "minishuffle.cli.bench:bench",
     "doctor": "minishuffle.cli.doctor:doctor",
 }
 

@@ -1,0 +1,111 @@
+"""``minishuffle bench``: measurements that anyone can run, each a ratio or a rate from one run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from minishuffle.cli.session import json_option, late_global_options, print_json
+from minishuffle.cli.tables import byte_text, console, new_table
+from minishuffle.errors import ShuffleError, UsageError
+
+__all__ = ["bench"]
+
+
+@click.group()
+@late_global_options
+def bench() -> None:
+    """Measure: the transport and the exchange against the raw socket, and keyed sums end to end."""
+
+
+def _wire_options(command: Any) -> Any:
+    for option in (
+        click.option("--channels", default=64, show_default=True, type=click.IntRange(1, 4096)),
+        click.option("--segment-bytes", default=32_768, show_default=True, type=click.IntRange(256, 1 << 20)),
+        click.option("--pairs", default=9, show_default=True, type=click.IntRange(1, 99)),
+        click.option(
+            "--megabytes", default=512, show_default=True, type=click.IntRange(16), help="Of one measurement."
+        ),
+        json_option,
+        late_global_options,
+    ):
+        command = option(command)
+    return command
+
+
+@bench.command()
+@_wire_options
+def transport(as_json: bool, **options: Any) -> None:
+    """Buffers from loop to loop: full protocol with credits and authentication, against sendall/recv_into."""
+    _wire("transport", as_json, options)
+
+
+@bench.command()
+@_wire_options
+def exchange(as_json: bool, **options: Any) -> None:
+    """The same with a writer thread that fills every byte and a reader thread that reads every byte."""
+    _wire("exchange", as_json, options)
+
+
+def _wire(kind: Any, as_json: bool, options: dict[str, Any]) -> None:
+    from minishuffle.bench.wire import measure_wire
+
+    if options["segment_bytes"] % 8:
+        raise UsageError("--segment-bytes must be a multiple of 8: checksums are over 64-bit words")
+    figures = measure_wire(kind, **options)
+    if as_json:
+        print_json(figures)
+    else:
+        table = new_table(("what", "GB/s"), right=("GB/s",))
+        table.add_row(f"{kind}, {figures['segment_bytes']} byte segments", f"{figures['gbytes_per_second']:.2f}")
+        for size, rate in figures["raw_gbytes_per_second"].items():
+            table.add_row(f"raw socket, blocks of {size} bytes", f"{rate:.2f}")
+        console().print(table)
+        ratio = figures["ratio_to_raw"]
+        click.echo(
+            f"ratio to raw at the same block size: {ratio['median']} ({ratio['min']} … {ratio['max']}, "
+            f"{figures['pairs']} pairs)"
+        )
+    if not figures["verified"]:
+        raise ShuffleError("checksums differ: what arrived is not what was sent")
+
+
+@bench.command()
+@click.option("--format", type=click.Choice(["arrow", "rows"]), default="arrow", show_default=True)
+@click.option("--record", type=click.Choice(["int", "event"]), default="int", show_default=True)
+@click.option("--emit", type=click.Choice(["each", "batch"]), default="batch", show_default=True)
+@click.option("--workers", default=2, show_default=True, type=click.IntRange(1, 64))
+@click.option("--records", type=click.IntRange(1), help="How many in all.")
+@click.option("--seconds", type=click.FloatRange(min=0.1), help="Or for how long.")
+@json_option
+@late_global_options
+def keyby(as_json: bool, records: int | None, seconds: float | None, **options: Any) -> None:
+    """Records per second through a keyed sum on a cluster of its own, with the result checked."""
+    from minishuffle.bench.keyby import measure_keyby
+
+    if records is None and seconds is None:
+        records = 20_000_000 if options["format"] == "arrow" else 2_000_000
+    if records is not None and seconds is not None:
+        raise UsageError("give --records or --seconds, not both")
+    figures = measure_keyby(records=records, seconds=seconds, **options)
+    if as_json:
+        print_json(figures)
+    else:
+        _show_keyby(figures)
+    if not figures["verified"]:
+        raise ShuffleError("the sums differ from the independent computation")
+
+
+def _show_keyby(figures: dict[str, Any]) -> None:
+    table = new_table(("what", "figure"), right=("figure",))
+    table.add_row("records per second", f"{figures['records_per_second']:,}")
+    table.add_row("records", f"{figures['records']:,}")
+    table.add_row("seconds, first emit to last output", f"{figures['seconds']}")
+    table.add_row("processor seconds of the workers", f"{figures['cpu_seconds']}")
+    table.add_row("records that crossed TCP", f"{figures['remote_fraction']:.1%}")
+    table.add_row("payload bytes per such record", f"{figures['remote_payload_bytes_per_record']}")
+    network = figures["network_bytes"]
+    table.add_row("network memory, peak of cap", f"{byte_text(network['peak'])} of {byte_text(network['cap'])}")
+    table.add_row("every key's sum checked", "yes" if figures["verified"] else "NO")
+    console().print(table)
