@@ -216,7 +216,9 @@ class FakeCluster:
 def two_stage_graph(sources: int = 2, sinks: int = 2, partitioner: Any = "hash", **settings: Any) -> JobGraph:
     """Source operator 0, sink operator 1."""
     vertices = [
-        Vertex(name=name, parallelism=count, operators=[name], is_source=name == "read", program=name.encode())
+        Vertex(
+            name=name, parallelism=count, operators=[name], is_source=name == "read", program=name.encode()
+        )
         for name, count in (("read", sources), ("count", sinks))
     ]
     values = JobSettings().model_dump() | settings

@@ -37,9 +37,16 @@ def test_channels_name_the_producers_worker(make_graph: Callable[..., JobGraph])
 
 
 def test_inputs_and_outputs_agree_for_every_pattern(make_graph: Callable[..., JobGraph]) -> None:
-    for partitioner, sources, sinks in (("hash", 3, 2), ("rescale", 5, 2), ("rescale", 2, 5), ("forward", 3, 3)):
+    for partitioner, sources, sinks in (
+        ("hash", 3, 2),
+        ("rescale", 5, 2),
+        ("rescale", 2, 5),
+        ("forward", 3, 3),
+    ):
         placement = tuple(1 + i % 2 for i in range(max(sources, sinks)))
-        tasks = [t for m in deploy(make_graph(sources, sinks, partitioner), placement).values() for t in m.tasks]
+        tasks = [
+            t for m in deploy(make_graph(sources, sinks, partitioner), placement).values() for t in m.tasks
+        ]
         fed = {
             (task.index, consumer)
             for task in tasks

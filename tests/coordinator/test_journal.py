@@ -40,7 +40,9 @@ def test_the_number_of_jobs_never_shrinks(tmp_path: Path) -> None:
 def test_a_damaged_file_is_named_with_the_mend(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / FILE_NAME
     path.write_bytes(content)
-    with pytest.raises(ShuffleError, match=r"is damaged \(.*\): move that file away and start again") as raised:
+    with pytest.raises(
+        ShuffleError, match=r"is damaged \(.*\): move that file away and start again"
+    ) as raised:
         CoordinatorJournal(tmp_path)
     assert str(path) in str(raised.value)
     assert path.read_bytes() == content
@@ -51,7 +53,7 @@ def test_a_file_of_another_kind_of_journal_is_refused(tmp_path: Path) -> None:
     database.execute("CREATE TABLE coordinator (something TEXT)")
     database.commit()
     database.close()
-    with pytest.raises(ShuffleError, match="the journal .* cannot be opened"):
+    with pytest.raises(ShuffleError, match=r"the journal .* cannot be opened"):
         CoordinatorJournal(tmp_path)
 
 

@@ -97,7 +97,8 @@ def test_too_few_buffers_show_the_arithmetic(make_graph: Callable[..., JobGraph]
 def test_the_arithmetic_of_a_large_job_is_cut() -> None:
     count = 12
     vertices = [
-        Vertex(name=f"v{i}", parallelism=1, operators=["v"], is_source=i == 0, program=b"") for i in range(count)
+        Vertex(name=f"v{i}", parallelism=1, operators=["v"], is_source=i == 0, program=b"")
+        for i in range(count)
     ]
     edges = [Edge(source=i, target=i + 1, partitioner="hash") for i in range(count - 1)]
     needs = buffers_needed(JobGraph(vertices=vertices, edges=edges), (1,))

@@ -191,7 +191,11 @@ def submit(graph: bytes, name: str = "x", python: str = "3.11") -> SubmitJob:
         ({"name": ""}, UsageError.code, "choose another --name"),
         ({"name": "é" * 65}, UsageError.code, "choose another --name"),
         ({"graph": b"\xc1"}, InvalidGraph.code, "job graph cannot be read"),
-        ({"graph": JobGraph(vertices=[], edges=[]).to_bytes()}, InvalidGraph.code, "the job has no operators"),
+        (
+            {"graph": JobGraph(vertices=[], edges=[]).to_bytes()},
+            InvalidGraph.code,
+            "the job has no operators",
+        ),
     ],
 )
 def test_a_submission_that_makes_no_sense_leaves_nothing_behind(
@@ -293,7 +297,9 @@ def test_a_lost_worker_fails_the_job_and_is_its_first_cause(
     assert cluster.submit(make_graph(2, 2)) == "j2"
 
 
-def test_the_loss_of_every_worker_ends_the_job(cluster: FakeCluster, pair: Any, make_graph: MakeGraph) -> None:
+def test_the_loss_of_every_worker_ends_the_job(
+    cluster: FakeCluster, pair: Any, make_graph: MakeGraph
+) -> None:
     cluster.submit(make_graph())
     for worker in pair:
         cluster.lose(worker)
@@ -359,7 +365,9 @@ def test_an_abandoned_task_is_over_and_its_slot_written_off(
 # --- cancel ------------------------------------------------------------------------------------------
 
 
-def test_a_cancelled_job_ends_when_its_tasks_have(cluster: FakeCluster, pair: Any, make_graph: MakeGraph) -> None:
+def test_a_cancelled_job_ends_when_its_tasks_have(
+    cluster: FakeCluster, pair: Any, make_graph: MakeGraph
+) -> None:
     cluster.submit(make_graph())
     cluster.report_all("j1", "running")
     assert cluster.request(CancelJob(job="j1")) == Accepted(job="j1")
@@ -464,7 +472,9 @@ def test_an_unknown_job_is_named_with_those_that_are_known(
     assert "there is no job 'j9'; the latest are j1, j2" in failure(cluster.request(message))[1]
 
 
-def test_a_wait_is_answered_when_the_job_is_over(cluster: FakeCluster, pair: Any, make_graph: MakeGraph) -> None:
+def test_a_wait_is_answered_when_the_job_is_over(
+    cluster: FakeCluster, pair: Any, make_graph: MakeGraph
+) -> None:
     cluster.submit(make_graph())
     wait = cluster.ask(WaitJob(job="j1", wait_seconds=5.0))
     cluster.report_all("j1", "running")
@@ -475,7 +485,9 @@ def test_a_wait_is_answered_when_the_job_is_over(cluster: FakeCluster, pair: Any
     assert cluster.request(WaitJob(job="j1", wait_seconds=5.0)).state == "finished"
 
 
-def test_a_wait_is_answered_when_its_time_is_up(cluster: FakeCluster, pair: Any, make_graph: MakeGraph) -> None:
+def test_a_wait_is_answered_when_its_time_is_up(
+    cluster: FakeCluster, pair: Any, make_graph: MakeGraph
+) -> None:
     cluster.submit(make_graph())
     waits = [cluster.ask(WaitJob(job="j1", wait_seconds=seconds)) for seconds in (2.0, 3.0, 1e9)]
     cluster.advance(1.875)
@@ -495,7 +507,13 @@ def test_events_and_logs_are_awaited(cluster: FakeCluster, pair: Any, make_graph
     assert (cluster.reply(logs).lines, cluster.reply(events)) == (["line"], None)
     cluster.report(pair[0], READ0, "running")
     (event,) = cluster.reply(events).events
-    assert (event.number, event.kind, event.operator, event.index, event.worker) == (2, "task running", 0, 0, 1)
+    assert (event.number, event.kind, event.operator, event.index, event.worker) == (
+        2,
+        "task running",
+        0,
+        0,
+        1,
+    )
     assert event.at == 1_000_100.0
     assert cluster.request(GetEvents(job="j1", after=0, wait_seconds=9.0)).events[0].kind == "created"
     late = cluster.ask(GetEvents(job="j1", after=99, wait_seconds=9.0))
@@ -593,7 +611,9 @@ def test_a_stop_cancels_jobs_then_sends_workers_home(
     assert [worker.state for worker in cluster.request(GetStatus()).workers] == ["gone", "gone"]
 
 
-def test_a_stop_is_bounded_when_nobody_answers(cluster: FakeCluster, pair: Any, make_graph: MakeGraph) -> None:
+def test_a_stop_is_bounded_when_nobody_answers(
+    cluster: FakeCluster, pair: Any, make_graph: MakeGraph
+) -> None:
     cluster.submit(make_graph())
     cluster.do(cluster.state.stop(cluster.now))
     patience = cluster.settings.task_cancel_timeout + DRAIN_SECONDS

@@ -45,7 +45,10 @@ def test_log_lines_are_counted_on_when_the_oldest_are_dropped() -> None:
     story.validate()
     everything = story.logs_after(0, True)
     assert everything.lines[0] == "line 0"
-    assert (len(everything.lines), everything.next) == (limits.JOB_LOG_LINES_KEPT, limits.JOB_LOG_LINES_KEPT + 3)
+    assert (len(everything.lines), everything.next) == (
+        limits.JOB_LOG_LINES_KEPT,
+        limits.JOB_LOG_LINES_KEPT + 3,
+    )
     assert story.logs_after(everything.next, True).lines == []
 
 

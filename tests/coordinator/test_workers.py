@@ -49,8 +49,8 @@ def test_an_id_is_given_back_once_its_process_is_lost(cluster: FakeCluster) -> N
     first = cluster.add(requested_worker=2)
     second = cluster.add(requested_worker=2, pid=77)
     assert refusal(cluster, second) == (
-        f"worker id 2 is held by process {first.about.pid} on 10.0.0.1: stop that one, or choose another --id "
-        "(0: any free one)"
+        f"worker id 2 is held by process {first.about.pid} on 10.0.0.1: stop that one, or choose "
+        "another --id (0: any free one)"
     )
     cluster.lose(first)
     again = cluster.add(requested_worker=2, pid=78)
@@ -68,7 +68,9 @@ def test_an_id_is_given_back_once_its_process_is_lost(cluster: FakeCluster) -> N
         ({"slots": 0}, "at least one slot"),
     ],
 )
-def test_a_worker_that_does_not_fit_is_refused(cluster: FakeCluster, fields: dict[str, Any], text: str) -> None:
+def test_a_worker_that_does_not_fit_is_refused(
+    cluster: FakeCluster, fields: dict[str, Any], text: str
+) -> None:
     cluster.add()
     assert text in refusal(cluster, cluster.add(**fields))
     assert list(listed(cluster)) == [1]

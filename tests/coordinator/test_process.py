@@ -1,0 +1,391 @@
+"""The coordinator process over real loopback sockets, on both event loops, with fake workers."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from minishuffle import limits
+from minishuffle.config import ClusterSettings
+from minishuffle.coordinator.process import run_coordinator
+from minishuffle.counters import CoordinatorSnapshot
+from minishuffle.dataflow.graph import JobGraph
+from minishuffle.errors import AuthenticationError, ShuffleError, UsageError
+from minishuffle.ids import Address
+from minishuffle.transport.control import ControlLink, connect_control
+from minishuffle.wire.frames import Role
+from minishuffle.wire.handshake import Identity
+from minishuffle.wire.messages import (
+    Accepted,
+    CancelTasks,
+    ClusterStatus,
+    ControlMessage,
+    DeployTasks,
+    Failure,
+    GetStatus,
+    JobInfo,
+    Register,
+    Registered,
+    ReleaseJob,
+    ShowJob,
+    Shutdown,
+    StopCluster,
+    SubmitJob,
+    TaskStateChanged,
+    WaitJob,
+    WorkerLost,
+)
+
+SECRET = b"the secret of this cluster"
+SECONDS_MAX = 20.0
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    """Runs a coroutine on one of the loops, for a bounded time."""
+
+    def bounded(main: Coroutine[Any, Any, None]) -> None:
+        factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(asyncio.wait_for(main, SECONDS_MAX))
+
+    return bounded
+
+
+class Web:
+    """Stands for the metrics server."""
+
+    def __init__(self) -> None:
+        self.port = 4711
+        self.closed = False
+        self.snapshot: Callable[[], CoordinatorSnapshot]
+
+    async def start(self, snapshot: Callable[[], CoordinatorSnapshot], host: str, port: int) -> Web:
+        self.snapshot = snapshot
+        return self
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class Running:
+    """A coordinator that runs as a task of this loop."""
+
+    def __init__(self, state_dir: Path, **settings: Any) -> None:
+        self.stop = asyncio.Event()
+        self.web = Web()
+        self.ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self.task = asyncio.create_task(
+            run_coordinator(
+                ClusterSettings(**settings),
+                cluster="blue",
+                host="127.0.0.1",
+                port=0,
+                state_dir=state_dir,
+                secret=SECRET,
+                web=self.web.start,
+                web_port=0,
+                ready=self.ready.set_result,
+                stop=self.stop,
+            )
+        )
+
+    async def link(self, role: Role, worker: int = 0, secret: bytes = SECRET) -> Peer:
+        address = Address("127.0.0.1", (await self.ready)["port"])
+        return Peer(await connect_control(address, Identity(role, "blue", worker, 0), secret, timeout=5.0))
+
+
+class Peer:
+    """The other end of a control link: a fake worker or a client."""
+
+    def __init__(self, link: ControlLink) -> None:
+        self._link = link
+        self._inbox: asyncio.Queue[tuple[ControlMessage, int]] = asyncio.Queue()
+        self._requests = 0
+        self.closed: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+        link.start(
+            lambda message, request: self._inbox.put_nowait((message, request)), self.closed.set_result
+        )
+
+    def send(self, message: ControlMessage, request: int = 0) -> None:
+        self._link.send(message, request)
+
+    def close(self) -> None:
+        self._link.close()
+
+    async def receive(self, kind: type[ControlMessage]) -> Any:
+        """The next message, which has to be of that kind."""
+        message, _ = await self._inbox.get()
+        assert isinstance(message, kind), message
+        return message
+
+    async def request(self, message: ControlMessage, kind: type[ControlMessage]) -> Any:
+        self._requests += 1
+        self.send(message, self._requests)
+        reply, number = await self._inbox.get()
+        assert number == self._requests and isinstance(reply, kind), reply
+        return reply
+
+    async def register(self, **fields: Any) -> Registered:
+        self.introduce(**fields)
+        registered: Registered = await self.receive(Registered)
+        return registered
+
+    def introduce(self, **fields: Any) -> None:
+        about = {
+            "host": "127.0.0.1",
+            "data_port": 5001,
+            "metrics_port": 6001,
+            "pid": 42,
+            "slots": 2,
+            "python": PYTHON,
+            "version": "0",
+            "segments": 100,
+            "segment_bytes": 32768,
+        }
+        self.send(Register(**(about | fields)))  # type: ignore[arg-type]
+
+    def report(self, deploy: DeployTasks, state: Any) -> None:
+        for task in deploy.tasks:
+            self.send(
+                TaskStateChanged(
+                    term=deploy.term,
+                    job=deploy.job,
+                    operator=task.operator,
+                    index=task.index,
+                    attempt=task.attempt,
+                    state=state,
+                )
+            )
+
+
+@asynccontextmanager
+async def coordinator(state_dir: Path, **settings: Any) -> AsyncIterator[Running]:
+    running = Running(state_dir, **settings)
+    try:
+        yield running
+    finally:
+        running.stop.set()
+        await running.task
+    assert running.web.closed
+
+
+def submission(graph: JobGraph) -> SubmitJob:
+    return SubmitJob(name="words", python=PYTHON, graph=graph.to_bytes())
+
+
+def test_a_job_is_deployed_and_followed_to_its_end(
+    run: Run, tmp_path: Path, make_graph: Callable[..., JobGraph]
+) -> None:
+    async def main() -> None:
+        async with coordinator(tmp_path) as running:
+            worker, client = await running.link(Role.WORKER), await running.link(Role.CLIENT)
+            registered = await worker.register()
+            assert (registered.worker, registered.epoch, registered.term) == (1, 1, 1)
+            accepted = await client.request(submission(make_graph()), Accepted)
+            deploy = await worker.receive(DeployTasks)
+            assert (deploy.job, len(deploy.tasks)) == (accepted.job, 4) == ("j1", 4)
+            worker.report(deploy, "running")
+            waiting = asyncio.create_task(client.request(WaitJob(job="j1", wait_seconds=10.0), JobInfo))
+            worker.report(deploy, "finished")
+            info = await waiting
+            assert (info.state, info.ended_at >= info.submitted_at > 1.7e9) == ("finished", True)
+            assert (await worker.receive(ReleaseJob)).job == "j1"
+            status = await client.request(GetStatus(), ClusterStatus)
+            assert (status.cluster, status.web_port, status.term) == ("blue", 4711, 1)
+            assert [(w.state, w.pid, w.slots_free) for w in status.workers] == [("alive", 42, 2)]
+            assert running.web.snapshot().slots == {"used": 0, "free": 2}
+            worker.close()
+
+    run(main())
+
+
+def test_a_wait_is_answered_at_its_deadline(
+    run: Run, tmp_path: Path, make_graph: Callable[..., JobGraph]
+) -> None:
+    async def main() -> None:
+        async with coordinator(tmp_path, task_cancel_timeout=0.1) as running:
+            worker, client = await running.link(Role.WORKER), await running.link(Role.CLIENT)
+            await worker.register()
+            await client.request(submission(make_graph()), Accepted)
+            info = await client.request(WaitJob(job="j1", wait_seconds=0.05), JobInfo)
+            assert info.state == "created"
+            worker.close()
+
+    run(main())
+
+
+def test_a_killed_worker_is_lost_and_a_silent_one_cut_off(run: Run, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with coordinator(tmp_path, heartbeat_interval=0.05, heartbeat_timeout=0.3) as running:
+            killed, silent = await running.link(Role.WORKER), await running.link(Role.WORKER, 7)
+            await killed.register()
+            assert (await silent.register(requested_worker=7)).worker == 7
+            killed.close()
+            assert (await silent.receive(WorkerLost)).worker == 1
+            assert await silent.closed is None
+            client = await running.link(Role.CLIENT)
+            status = await client.request(GetStatus(), ClusterStatus)
+            assert [(w.worker, w.state) for w in status.workers] == [(1, "lost"), (7, "lost")]
+
+    run(main())
+
+
+def test_a_refused_worker_is_told_why(run: Run, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with coordinator(tmp_path) as running:
+            worker = await running.link(Role.WORKER)
+            worker.introduce(python="2.7")
+            failure = await worker.receive(Failure)
+            assert failure.code == UsageError.code
+            assert failure.text.startswith("the worker runs Python 2.7, this cluster runs Python ")
+            assert await worker.closed is None
+
+    run(main())
+
+
+def test_a_wrong_secret_is_refused_and_counted(run: Run, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with coordinator(tmp_path) as running:
+            with pytest.raises(AuthenticationError):
+                await running.link(Role.CLIENT, secret=b"a guess")
+            with pytest.raises(AuthenticationError, match="only workers and clients"):
+                await running.link(Role.COORDINATOR)
+            # The refused peer hears of it before the coordinator has read its farewell.
+            while running.web.snapshot().connections_refused != {"secret": 1, "peer": 1}:
+                await asyncio.sleep(0.01)
+
+    run(main())
+
+
+def test_a_stop_cancels_jobs_and_sends_workers_home(
+    run: Run, tmp_path: Path, make_graph: Callable[..., JobGraph]
+) -> None:
+    async def main() -> None:
+        async with coordinator(tmp_path) as running:
+            worker, client = await running.link(Role.WORKER), await running.link(Role.CLIENT)
+            await worker.register()
+            await client.request(submission(make_graph()), Accepted)
+            deploy = await worker.receive(DeployTasks)
+            await client.request(StopCluster(), Accepted)
+            assert (await worker.receive(CancelTasks)).job == "j1"
+            worker.report(deploy, "canceled")
+            await worker.receive(ReleaseJob)
+            await worker.receive(Shutdown)
+            worker.close()
+            await running.task
+            assert await client.closed is None
+
+    run(main())
+
+
+def test_a_stop_is_bounded_when_a_worker_does_not_answer(
+    run: Run, tmp_path: Path, make_graph: Callable[..., JobGraph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minishuffle.coordinator.state.DRAIN_SECONDS", 0.05)
+    monkeypatch.setattr("minishuffle.coordinator.state.GOODBYE_SECONDS", 0.05)
+
+    async def main() -> None:
+        async with coordinator(tmp_path, task_cancel_timeout=0.05) as running:
+            worker, client = await running.link(Role.WORKER), await running.link(Role.CLIENT)
+            await worker.register()
+            await client.request(submission(make_graph()), Accepted)
+            await worker.receive(DeployTasks)
+            running.stop.set()
+            await worker.receive(CancelTasks)
+            await worker.receive(Shutdown)
+            assert await worker.closed is None
+            await running.task
+
+    run(main())
+
+
+def test_a_second_start_has_a_greater_term_and_goes_on_counting_jobs(
+    run: Run, tmp_path: Path, make_graph: Callable[..., JobGraph]
+) -> None:
+    async def start(term: int, job: str) -> None:
+        async with coordinator(tmp_path) as running:
+            worker, client = await running.link(Role.WORKER), await running.link(Role.CLIENT)
+            assert (await worker.register()).term == term
+            assert (await client.request(submission(make_graph()), Accepted)).job == job
+            worker.close()
+
+    async def main() -> None:
+        await start(1, "j1")
+        await start(2, "j2")
+
+    run(main())
+
+
+def test_what_is_too_long_for_the_wire_fails_in_order(
+    run: Run, tmp_path: Path, make_graph: Callable[..., JobGraph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with coordinator(tmp_path) as running:
+            worker, client = await running.link(Role.WORKER), await running.link(Role.CLIENT)
+            await worker.register()
+            request = submission(make_graph())
+            # Room for the submission, but not for its deployment, which lists all tasks.
+            monkeypatch.setattr(limits, "CONTROL_FRAME_BYTES_MAX", len(request.graph) + 200)
+            await client.request(request, Accepted)
+            failure = await client.request(ShowJob(job="j1"), Failure)
+            assert "too large for the control plane" in failure.text
+            monkeypatch.undo()
+            info = await client.request(ShowJob(job="j1"), JobInfo)
+            assert info.state == "failed"
+            assert "deployment on worker 1: DeployTasks of" in info.causes[0].text
+            worker.close()
+
+    run(main())
+
+
+def test_a_taken_port_is_an_error_and_nothing_is_left_open(run: Run, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with coordinator(tmp_path) as running:
+            port = (await running.ready)["port"]
+            with pytest.raises(UsageError, match=f"port {port} on 127.0.0.1 is taken"):
+                await run_coordinator(
+                    ClusterSettings(),
+                    cluster="blue",
+                    host="127.0.0.1",
+                    port=port,
+                    state_dir=tmp_path,
+                    secret=SECRET,
+                    web=Web().start,
+                    web_port=0,
+                    ready=lambda info: None,
+                    stop=asyncio.Event(),
+                )
+
+    run(main())
+
+
+def test_a_journal_that_cannot_be_written_ends_the_coordinator(
+    run: Run, tmp_path: Path, make_graph: Callable[..., JobGraph]
+) -> None:
+    async def main() -> None:
+        running = Running(tmp_path)
+        worker, client = await running.link(Role.WORKER), await running.link(Role.CLIENT)
+        await worker.register()
+        database = sqlite3.connect(tmp_path / "journal.sqlite")
+        database.execute("DROP TABLE coordinator")
+        database.commit()
+        database.close()
+        client.send(submission(make_graph()), 1)
+        with pytest.raises(ShuffleError, match=r"the journal .* cannot be written"):
+            await running.task
+        assert running.web.closed
+        assert await worker.closed is None
+
+    run(main())
