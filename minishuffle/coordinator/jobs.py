@@ -23,7 +23,7 @@ from minishuffle.coordinator.deployment import FIRST_ATTEMPT
 from minishuffle.coordinator.placement import Placement
 from minishuffle.coordinator.story import Story
 from minishuffle.dataflow.graph import JobGraph
-from minishuffle.errors import ResourceExhausted, ShuffleError, TaskFailed
+from minishuffle.errors import ResourceExhausted, ShuffleError, TaskCancelled
 from minishuffle.wire.messages import (
     Collected,
     ErrorInfo,
@@ -198,7 +198,7 @@ class Job:
             return
         if error is None:
             text = f"{task}: the task was {task.state} although nobody asked for it"
-            error = ErrorInfo(code=TaskFailed.code, text=text, task=str(task))
+            error = ErrorInfo(code=TaskCancelled.code, text=text, task=str(task))
         self.fail(error, at)
 
     def report(self, worker: int, report: TaskReport) -> bool:
@@ -230,13 +230,13 @@ class Job:
         del self._slots[worker], self._segments[worker]
         here = [task for task in self._tasks.values() if task.worker == worker]
         lost = [task for task in here if task.state not in TASK_OVER]
-        if not lost:
-            return
-        names = ", ".join(str(task) for task in lost[:5]) + (" and others" if len(lost) > 5 else "")
         for task in lost:
             self._set(task, "lost", at, f"{task} was lost with worker {worker}")
-        if self.state != "canceling":
-            text = f"{cause.text}; {names} ran there"
+        # Tasks elsewhere may have failed for want of it before, whatever its own had come to.
+        explains = self.state == "failing" and not self.story.explained
+        if (lost or explains) and self.state != "canceling":
+            names = ", ".join(str(task) for task in lost[:5]) + (" and others" if len(lost) > 5 else "")
+            text = f"{cause.text}; {names} ran there" if lost else cause.text
             self.fail(cause.model_copy(update={"text": text}), at, verdict=True)
         self._advance(at)
 

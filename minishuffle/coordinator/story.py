@@ -101,6 +101,11 @@ class Story:
         """First cause first."""
         return [*self._roots, *self._followers]
 
+    @property
+    def explained(self) -> bool:
+        """Whether some cause does not itself follow from another."""
+        return bool(self._roots)
+
     def has_events(self, number: int) -> bool:
         """Whether there is any event above that number."""
         return self._event_number > number

@@ -319,6 +319,33 @@ def test_a_worker_whose_tasks_are_finished_may_go(cluster: FakeCluster, make_gra
     assert cluster.show("j1").state == "finished"
 
 
+def test_a_lost_worker_explains_what_others_missed_though_its_own_tasks_were_over(
+    cluster: FakeCluster, pair: Any, make_graph: MakeGraph
+) -> None:
+    cluster.submit(make_graph())
+    for key in (READ1, COUNT1):
+        cluster.report(pair[1], key, "finished")
+    cluster.fail(pair[0], COUNT0, PeerLost.code, "count[0]: the connection to worker 2 broke")
+    cluster.lose(pair[1])
+    cluster.report(pair[0], READ0, "canceled")
+    info = cluster.show("j1")
+    assert (info.state, len(info.causes)) == ("failed", 2)
+    assert causes(info)[0].endswith("was lost: its control link closed")
+
+
+def test_a_worker_that_is_stopped_is_the_cause_though_its_tasks_say_canceled_first(
+    cluster: FakeCluster, pair: Any, make_graph: MakeGraph
+) -> None:
+    cluster.submit(make_graph())
+    cluster.report(pair[1], READ1, "canceled")
+    cluster.send(pair[1], Shutdown(term=7, reason="SIGTERM"))
+    assert causes(cluster.show("j1")) == [
+        f"worker 2 (pid {pair[1].about.pid} on 10.0.0.1) was lost: it was stopped (SIGTERM); "
+        "count[1] ran there",
+        "read[1]: the task was canceled although nobody asked for it",
+    ]
+
+
 def test_a_new_process_with_the_id_of_a_lost_one_holds_nothing_of_its_jobs(
     cluster: FakeCluster, pair: Any, make_graph: MakeGraph
 ) -> None:
