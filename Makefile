@@ -1,0 +1,49 @@
+# Every target sets up what it needs; a fresh clone needs nothing but Python 3.11 to 3.13 and make.
+SHELL := /bin/bash
+BIN := .venv/bin
+export PYTHONUNBUFFERED := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-fast fmt lint types bench soak clean
+
+help: ## Print this help
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## Make .venv with every pinned dependency
+	@scripts/bootstrap
+
+demo: setup ## Run the main job on a local cluster, with its metrics
+	@$(BIN)/minishuffle demo
+
+test: lint types ## Check style and types, then run every test
+	@scripts/bootstrap --tests
+	timeout --kill-after=30 3000 $(BIN)/python -m pytest -q
+
+test-fast: setup ## Run the tests that take less than a few seconds each
+	timeout --kill-after=30 600 $(BIN)/python -m pytest -q -m "not slow"
+
+fmt: setup ## Format the code
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+lint: setup ## Check style and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup ## Check types
+	$(BIN)/mypy
+
+bench: setup ## Measure transport, exchange and keyBy (some minutes)
+	$(BIN)/minishuffle bench transport
+	$(BIN)/minishuffle bench exchange
+	$(BIN)/minishuffle bench keyby --records 100000000
+	$(BIN)/minishuffle bench keyby --emit each --records 30000000
+	$(BIN)/minishuffle bench keyby --format rows --record event --emit each --records 6000000
+
+soak: setup ## Run the tests with many more seeds and longer spans (about an hour)
+	@scripts/bootstrap --tests
+	MINISHUFFLE_SOAK=1 timeout --kill-after=30 10000 $(BIN)/python -m pytest -q --timeout 3600
+
+clean: ## Remove .venv and everything that was built
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
