@@ -68,7 +68,7 @@ class _Sampler(threading.Thread):
 
     def cpu_seconds(self) -> float:
         times = [process.cpu_times() for process in self._processes.values()]
-        return sum(each.user + each.system for each in times)
+        return float(sum(each.user + each.system for each in times))
 
     def stop(self) -> None:
         self._stopped.set()

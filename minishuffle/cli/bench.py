@@ -58,7 +58,8 @@ def _wire(kind: Any, as_json: bool, options: dict[str, Any]) -> None:
         print_json(figures)
     else:
         table = new_table(("what", "GB/s"), right=("GB/s",))
-        table.add_row(f"{kind}, {figures['segment_bytes']} byte segments", f"{figures['gbytes_per_second']:.2f}")
+        ours = f"{figures['gbytes_per_second']:.2f}"
+        table.add_row(f"{kind}, {figures['segment_bytes']} byte segments", ours)
         for size, rate in figures["raw_gbytes_per_second"].items():
             table.add_row(f"raw socket, blocks of {size} bytes", f"{rate:.2f}")
         console().print(table)
@@ -106,6 +107,7 @@ def _show_keyby(figures: dict[str, Any]) -> None:
     table.add_row("records that crossed TCP", f"{figures['remote_fraction']:.1%}")
     table.add_row("payload bytes per such record", f"{figures['remote_payload_bytes_per_record']}")
     network = figures["network_bytes"]
-    table.add_row("network memory, peak of cap", f"{byte_text(network['peak'])} of {byte_text(network['cap'])}")
+    memory = f"{byte_text(network['peak'])} of {byte_text(network['cap'])}"
+    table.add_row("network memory, peak of cap", memory)
     table.add_row("every key's sum checked", "yes" if figures["verified"] else "NO")
     console().print(table)

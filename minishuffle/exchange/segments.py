@@ -86,7 +86,8 @@ class NetworkBufferPool:
         if required + minimum > self.total:
             raise ResourceExhausted(
                 f"insufficient number of network buffers for {name}: needs {minimum}, but {required} of "
-                f"{self.total} are required by other tasks; raise network_memory_bytes or lower the parallelism"
+                f"{self.total} are required by other tasks; raise network_memory_bytes or lower "
+                "the parallelism"
             )
         pool = LocalPool(self, name, minimum, maximum)
         self._pools.append(pool)

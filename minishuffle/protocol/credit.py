@@ -50,7 +50,8 @@ class SendCredit:
         """
         if credit <= 0 or self.available + credit > limits.CREDIT_MAX:
             raise RemoteProtocolError(
-                f"AddCredit {credit} on top of {self.available}: at most {limits.CREDIT_MAX} may be outstanding"
+                f"AddCredit {credit} on top of {self.available}: at most {limits.CREDIT_MAX} may be "
+                "outstanding"
             )
         self.granted += credit
 

@@ -382,9 +382,8 @@ class FrameDecoder:
         if end - at < FRAME_HEADER_BYTES:
             return 0
         length, kind, channel = FRAME_HEADER.unpack_from(view, at)
-        if kind == _BUFFER_RESPONSE:
-            if _BUFFER_FIXED_BYTES <= length <= self._limit:
-                return self._parse_buffer_header(view, at, end)
+        if kind == _BUFFER_RESPONSE and _BUFFER_FIXED_BYTES <= length <= self._limit:
+            return self._parse_buffer_header(view, at, end)
         self._check(length, kind)
         total = _LENGTH_BYTES + int(length)
         if end - at < total:

@@ -358,7 +358,7 @@ class WorkerState:
             operator=operator,
             index=index,
             attempt=attempt,
-            state=state,  # type: ignore[arg-type]
+            state=state,
             error=error,
             result=result,
             counters=counters or TaskCountersMessage(),

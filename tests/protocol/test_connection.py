@@ -362,7 +362,7 @@ class TwoPeers(RuleBasedStateMachine):
         self.peers.partition.broadcast_event(EventKind.END_OF_PARTITION)
         for _ in range(400):
             self.peers.settle()
-            if not any([self.peers.consume(number) for number in range(len(self.written))]):
+            if not sum(self.peers.consume(number) for number in range(len(self.written))):
                 break
         assert self.peers.read == self.written
         assert all(events == [EventKind.END_OF_PARTITION] for events in self.peers.events)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from minishuffle import limits
 from minishuffle.errors import LocalProtocolError, RemoteProtocolError

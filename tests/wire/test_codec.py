@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 import pytest
@@ -150,11 +151,9 @@ def test_any_fragments(cuts: list[int]) -> None:
 def test_garbage_gives_frames_or_the_documented_error(pieces: list[bytes]) -> None:
     recorder = Recorder()
     decoder = FrameDecoder(recorder, 256)
-    try:
+    with contextlib.suppress(RemoteProtocolError):
         for piece in pieces:
             decoder.receive(piece)
-    except RemoteProtocolError as error:
-        assert str(error)
     assert len(recorder.seen) <= sum(map(len, pieces)) // FRAME_HEADER_BYTES
 
 
@@ -187,7 +186,9 @@ def test_truncated_or_longer_bodies_are_refused(frame: Frame, data: st.DataObjec
     ],
 )
 @pytest.mark.parametrize("bytewise", [False, True])
-def test_bad_frames_are_refused_before_anything_is_allocated(stream: bytes, says: str, bytewise: bool) -> None:
+def test_bad_frames_are_refused_before_anything_is_allocated(
+    stream: bytes, says: str, bytewise: bool
+) -> None:
     pieces = [bytes([octet]) for octet in stream] if bytewise else [stream]
     with pytest.raises(RemoteProtocolError, match=says):
         decode(*pieces)
