@@ -1,0 +1,214 @@
+"""Which consumer gets which rows of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise, repeat
+from operator import itemgetter
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from minishuffle.errors import UnknownName, UsageError
+from minishuffle.exchange.elements import Batch, KeyedRows
+from minishuffle.exchange.keys import CHUNK_ROWS, destination, hash_columns, hash_rows
+
+__all__ = ["Kind", "Partitioner"]
+
+Kind: TypeAlias = Literal["hash", "rebalance", "rescale", "forward", "broadcast", "custom"]
+Pieces: TypeAlias = "Iterator[tuple[int, Batch]]"
+Vector: TypeAlias = "np.ndarray[Any, Any]"
+
+PIECE_ROWS_MIN: Final = 16
+"""A batch that is dealt out is not cut into pieces of fewer rows."""
+_ROWS_PER_CONSUMER: Final = 4096
+"""An Arrow batch is cut up by chunks that fit a core's cache, longer for many consumers so that the
+pieces do not become too small."""
+_SCANS_MAX: Final = 4
+"""Up to so many consumers one scan for each is faster than a sort."""
+_WORDS: Final = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
+"""By the bits of a fixed-width value."""
+
+
+class Partitioner:
+    """Cuts the batches of one producer up among the consumers of one edge.
+
+    Args:
+        kind: ``hash`` (by key: :class:`KeyedRows`, or record batches by the columns ``keys``),
+            ``rebalance``, ``rescale`` and ``forward`` (dealt out in turn), ``broadcast``, or
+            ``custom`` (``choose(row, consumers)`` says where each row goes).
+        consumers: how many this producer feeds.
+        start: the consumer that is dealt to first; the producer's index, so that not all begin with
+            the same.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        consumers: int,
+        keys: tuple[str, ...] | None,
+        choose: Callable[[Any, int], int] | None,
+        start: int,
+    ) -> None:
+        splits: dict[str, Callable[[Batch], Pieces]] = {
+            "hash": self._by_key,
+            "rebalance": self._in_turn,
+            "rescale": self._in_turn,
+            "forward": self._in_turn,
+            "broadcast": self._to_all,
+            "custom": self._as_chosen,
+        }
+        assert kind != "custom" or choose is not None
+        self._split = splits[kind]
+        self._consumers = consumers
+        self._keys = keys
+        self._choose = choose
+        self._next = start % consumers
+        self._schema: pa.Schema | None = None
+        self._words: list[Any] = []
+        """By column of ``_schema``: the word that stands for its values, or None for any other type."""
+        self._key_columns: list[int] = []
+
+    def split(self, batch: Batch) -> Pieces:
+        """Pieces of ``batch`` with the position (from 0) of the consumer that gets each.
+
+        No piece is empty, and the pieces of a consumer hold its rows in their order. A long record
+        batch gives several pieces for one consumer, each made when it is asked for: what is written
+        out before the next is taken stays in the cache.
+
+        Raises:
+            UnknownName: the batch lacks a key column; names those that it has.
+            UsageError: a key cannot be hashed, or ``choose`` gave no consumer.
+        """
+        if not len(batch):
+            return iter(())
+        if self._consumers == 1:
+            return iter([(0, batch)])
+        return self._split(batch)
+
+    def _to_all(self, batch: Batch) -> Pieces:
+        return ((position, batch) for position in range(self._consumers))
+
+    def _in_turn(self, batch: Batch) -> Pieces:
+        """As many equal slices as there are consumers, or fewer if they would be too small."""
+        rows, consumers = len(batch), self._consumers
+        count = min(consumers, max(1, rows // PIECE_ROWS_MIN))
+        first = self._next
+        # The slices that are one row longer come first: they too go round.
+        self._next = (first + (rows % count if count == consumers else count)) % consumers
+        size, longer = divmod(rows, count)
+        begin = 0
+        for number in range(count):
+            end = begin + size + (number < longer)
+            yield (first + number) % consumers, _slice(batch, begin, end)
+            begin = end
+
+    def _by_key(self, batch: Batch) -> Pieces:
+        if isinstance(batch, KeyedRows):
+            order, bounds = _arrange(hash_rows(batch.keys), self._consumers)
+            yield from _pick_rows(batch, order, bounds)
+            return
+        assert isinstance(batch, pa.RecordBatch)
+        chunk_rows = max(CHUNK_ROWS, _ROWS_PER_CONSUMER * self._consumers)
+        for begin in range(0, batch.num_rows, chunk_rows):
+            yield from self._chunk_by_key(batch.slice(begin, chunk_rows))
+
+    def _chunk_by_key(self, batch: pa.RecordBatch) -> Pieces:
+        if batch.schema != self._schema:
+            self._prepare(batch.schema)
+        hashes = hash_columns([batch.column(number) for number in self._key_columns])
+        order, bounds = _arrange(hashes, self._consumers)
+        return self._pick_columns(batch, order, bounds)
+
+    def _prepare(self, schema: pa.Schema) -> None:
+        """Look a schema's columns over once."""
+        self._key_columns = [_column_number(schema, name) for name in self._keys or ()]
+        self._words = [_word(kind) for kind in schema.types]
+        self._schema = schema
+
+    def _pick_columns(self, batch: pa.RecordBatch, order: Vector, bounds: list[int]) -> Pieces:
+        """One gather of each column, then slices of it."""
+        rows, indices = batch.num_rows, None
+        columns = []
+        for column, word in zip(batch.columns, self._words, strict=True):
+            if word is not None and not column.null_count:
+                offset = column.offset * word().itemsize
+                values = np.frombuffer(column.buffers()[1], word, count=rows, offset=offset).take(order)
+                columns.append(pa.Array.from_buffers(column.type, rows, [None, pa.py_buffer(values)]))
+            else:
+                if indices is None:
+                    indices = pa.array(order)
+                columns.append(column.take(indices))
+        gathered = pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+        for position, (begin, end) in enumerate(pairwise(bounds)):
+            if begin < end:
+                yield position, gathered.slice(begin, end - begin)
+
+    def _as_chosen(self, batch: Batch) -> Pieces:
+        assert self._choose is not None
+        assert not isinstance(batch, pa.RecordBatch)
+        rows = batch.rows if isinstance(batch, KeyedRows) else batch
+        chosen = list(map(self._choose, rows, repeat(self._consumers)))
+        for row, choice in zip(rows, chosen, strict=True):
+            if not isinstance(choice, int | np.integer) or not 0 <= choice < self._consumers:
+                raise UsageError(
+                    f"the partitioner gave {choice!r} for the row {repr(row)[:200]}: return an int from 0 to "
+                    f"{self._consumers - 1}, the consumer's index"
+                )
+        order, bounds = _sort(np.array(chosen, dtype=np.int64), self._consumers)
+        return _pick_rows(batch, order, bounds)
+
+
+def _column_number(schema: pa.Schema, name: str) -> int:
+    number: int = schema.get_field_index(name)
+    if number < 0:
+        raise UnknownName(f"no key column {name!r} (or several): the batch has {', '.join(schema.names)}")
+    return number
+
+
+def _word(kind: pa.DataType) -> Any:
+    """The unsigned integer that can stand for values of a type, or None."""
+    return _WORDS.get(kind.bit_width) if pa.types.is_primitive(kind) else None
+
+
+def _slice(batch: Batch, begin: int, end: int) -> Batch:
+    if isinstance(batch, KeyedRows):
+        return KeyedRows(batch.keys[begin:end], batch.rows[begin:end])
+    if isinstance(batch, list):
+        return batch[begin:end]
+    return batch.slice(begin, end - begin)
+
+
+def _arrange(hashes: Vector, consumers: int) -> tuple[Vector, list[int]]:
+    """Row numbers by consumer, in their order; and where those of each begin, with the end."""
+    if consumers == 2:
+        upper = hashes.view(np.int64) < 0
+        second = np.flatnonzero(upper)
+        first = np.flatnonzero(np.logical_not(upper, out=upper))
+        return np.concatenate((first, second)), [0, len(first), len(hashes)]
+    return _sort(destination(hashes, consumers), consumers)
+
+
+def _sort(positions: Vector, consumers: int) -> tuple[Vector, list[int]]:
+    """The same from the consumers' positions."""
+    if consumers <= _SCANS_MAX:
+        found = [np.flatnonzero(positions == position) for position in range(consumers)]
+        ends = np.cumsum([len(rows) for rows in found])
+        return np.concatenate(found), [0, *ends.tolist()]
+    narrow = positions.astype(np.uint8 if consumers <= 256 else np.uint16)  # numpy sorts these by radix
+    ends = np.cumsum(np.bincount(positions, minlength=consumers))
+    return np.argsort(narrow, kind="stable"), [0, *ends.tolist()]
+
+
+def _pick_rows(batch: list[Any] | KeyedRows, order: Vector, bounds: list[int]) -> Pieces:
+    numbers = order.tolist()
+    for position, (begin, end) in enumerate(pairwise(bounds)):
+        if begin == end:
+            continue
+        # One index too many makes sure that a tuple comes back; it is dropped again.
+        pick = itemgetter(*numbers[begin:end], 0)
+        if isinstance(batch, KeyedRows):
+            yield position, KeyedRows(list(pick(batch.keys)[:-1]), list(pick(batch.rows)[:-1]))
+        else:
+            yield position, list(pick(batch)[:-1])
