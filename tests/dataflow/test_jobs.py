@@ -1,4 +1,4 @@
-"""Whole jobs against plain Python: programs and partitioners in one thread, without a network."""
+"""Whole jobs against plain Python: programs, partitioners and elements in one thread, without a network."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from minishuffle.dataflow.operators.base import Batch, Emit, Operator, Output, P
 from minishuffle.dataflow.operators.reader import SourceReader
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import UsageError
+from minishuffle.exchange.elements import ELEMENT_HEADER, decode, encode
 from minishuffle.exchange.partitioner import Partitioner
 
 WORDS = ["to be or not to be", "that is the question", "", "to die to sleep"]
@@ -97,18 +98,23 @@ class Execution:
 
         def write(batch: Batch) -> None:
             self.formats[output.edge].add(type(batch).__name__)
-            if output.partitioner == "broadcast":
-                pieces = [(position, batch) for position in range(len(consumers))]
-            else:
-                pieces = list(partitioner.split(batch))
-            for position, piece in pieces:
-                self.queues[output.edge, consumers[position]].append(piece)
+            for position, piece in partitioner.split(batch):
+                self.queues[output.edge, consumers[position]].append(carried(piece))
 
         return write
 
 
 def stage(operator: Operator, following: Emit) -> Emit:
     return lambda batch: operator.process(batch, 0, following)
+
+
+def carried(batch: Batch) -> Batch:
+    """The batch as it comes out at the other end of an exchange."""
+    rows, (header, *body) = encode(batch)
+    size, rows_told, kind = ELEMENT_HEADER.unpack(header)
+    payload = b"".join(body)
+    assert (size, rows_told) == (len(payload), rows)
+    return decode(kind, rows, payload)
 
 
 def execute(stream: Stream[Any], parallelism: int = 2) -> Execution:
