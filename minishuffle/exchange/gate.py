@@ -18,7 +18,14 @@ from minishuffle.counters import GateSnapshot, TaskCounters
 from minishuffle.errors import RemoteProtocolError, ShuffleError
 from minishuffle.exchange.elements import Assembler, AssemblyBudget
 from minishuffle.exchange.segments import LocalPool, Segment
-from minishuffle.protocol.channel import ConsumerChannel, FreeBuffer, Outgoing, Received, SubpartitionView
+from minishuffle.protocol.channel import (
+    ChannelState,
+    ConsumerChannel,
+    FreeBuffer,
+    Outgoing,
+    Received,
+    SubpartitionView,
+)
 from minishuffle.protocol.connection import Connection
 from minishuffle.wire.frames import DataType, EventKind
 
@@ -260,7 +267,12 @@ class InputGate:
         self.pool.destroy()
 
     def snapshot(self) -> GateSnapshot:
-        remote = [c.consumer.credit for c in self.channels if isinstance(c, RemoteInputChannel)]
+        """Exclusive buffers count as long as their channel is open; a closed one has given them up."""
+        remote = [
+            channel.consumer.credit
+            for channel in self.channels
+            if isinstance(channel, RemoteInputChannel) and channel.consumer.state is ChannelState.OPEN
+        ]
         exclusive = sum(credit.exclusive_total for credit in remote)
         idle_exclusive = sum(len(credit.exclusive) for credit in remote)
         idle_floating = sum(len(credit.floating) for credit in remote)
