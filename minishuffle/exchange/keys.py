@@ -113,8 +113,7 @@ def _is_canonical(keys: Sequence[Any]) -> bool:
     if float in kinds and any(map(ne, keys, keys)):
         return False
     if tuple in kinds:
-        tuples = keys if kinds == {tuple} else [key for key in keys if type(key) is tuple]
-        return _is_canonical(list(chain.from_iterable(tuples)))
+        return _is_canonical(list(chain.from_iterable(key for key in keys if type(key) is tuple)))
     return True
 
 
