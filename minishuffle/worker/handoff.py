@@ -45,20 +45,24 @@ class LoopInbox:
 
     def post(self, call: Callable[..., None], *args: Any) -> None:
         """(Any thread.) Have ``call(*args)`` run on the loop."""
+        if self._closed:
+            return
         self._items.append((call, args))
-        if not self._woken and not self._closed:
+        if not self._woken:
             self._woken = True
             self._loop.call_soon_threadsafe(self._drain)
 
     def _drain(self) -> None:
         self._woken = False
         items = self._items
-        for _ in range(min(len(items), DRAIN_ITEMS_MAX)):
-            call, args = items.popleft()
-            call(*args)
-        if items and not self._woken:
-            self._woken = True
-            self._loop.call_soon(self._drain)
+        try:
+            for _ in range(min(len(items), DRAIN_ITEMS_MAX)):
+                call, args = items.popleft()
+                call(*args)
+        finally:  # a call that raised must not hold up what was posted behind it
+            if items and not self._woken:
+                self._woken = True
+                self._loop.call_soon(self._drain)
 
     def close(self) -> None:
         """The loop is about to end: nothing posted from now on runs."""
