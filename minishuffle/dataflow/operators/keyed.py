@@ -1,7 +1,7 @@
 """Keyed state of rows: one Python value per key, the user's function called once per record.
 
 Keys are compared in their canonical form (1, True and 1.0 are one key). What is emitted is the key as
-a record brought it: that very record with ``emit="each"``, the first one of the key otherwise.
+a record brought it: that very record with ``emit="each"``, an earlier one of that key otherwise.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NOTHING: Any = object()
 
 
 class _Shown:
-    """The key to emit for a canonical key: the first record's, where the two differ."""
+    """The key to emit for a canonical key, where the two differ: the first record's."""
 
     def __init__(self) -> None:
         self._first: dict[Any, Any] = {}
