@@ -297,6 +297,31 @@ def test_input_that_came_while_the_task_waited_for_a_segment_is_looked_at(
     assert not looking.is_alive()
 
 
+def test_a_segment_that_comes_free_just_after_the_look_is_not_missed(
+    inbox: LoopInbox, long_waits: None
+) -> None:
+    pool, segment = taken_pool()
+
+    class LateByOne:
+        """Finds the pool empty twice; the segment comes back right after the second look."""
+
+        looks = 0
+
+        def on_available(self, listener: Callable[[], None]) -> None:
+            pool.on_available(listener)
+
+        def request(self) -> Segment | None:
+            found = pool.request()
+            self.looks += 1
+            if self.looks == 2:
+                segment.recycle()
+            return found
+
+    asking = Asking(paths_of(inbox), cast(LocalPool, LateByOne()))
+    asking.until_done()
+    assert asking.outcome is segment
+
+
 def test_cancel_wakes_a_task_that_waits_for_a_segment(inbox: LoopInbox, long_waits: None) -> None:
     pool, _ = taken_pool()
     paths = paths_of(inbox)
@@ -322,12 +347,12 @@ def test_a_cancelled_task_gets_no_segment_and_no_wait(inbox: LoopInbox) -> None:
 
 
 def test_segments_go_round_between_a_task_and_the_loop(long_waits: None, busy_switching: None) -> None:
-    """Two segments, lent and recycled 20,000 times: each time that the pool runs dry the task is woken."""
+    """One segment, lent and recycled 20,000 times: the task is woken each time that it waits."""
 
     async def scenario() -> tuple[NetworkBufferPool, LocalPool]:
         paths = TaskPaths(LoopInbox(asyncio.get_running_loop()), lambda subpartition: None, TaskCounters())
-        network = NetworkBufferPool(2, 256)
-        pool = network.create_pool("p", 1, 2)
+        network = NetworkBufferPool(1, 256)
+        pool = network.create_pool("p", 1, 1)
         pool.on_available(paths.bell.ring)
         done = asyncio.Event()
 
@@ -344,7 +369,7 @@ def test_segments_go_round_between_a_task_and_the_loop(long_waits: None, busy_sw
 
     network, pool = asyncio.run(scenario())
     network.validate()
-    assert (pool.in_use, network.free) == (0, 2)
+    assert (pool.in_use, network.free) == (0, 1)
 
 
 # --- notices and the end --------------------------------------------------------------------------------
