@@ -196,7 +196,7 @@ def start_processes(
     attached: bool = True,
     timeout: float = 60.0,
 ) -> LocalProcesses:
-    """Start one coordinator and ``workers`` workers (ids 1, 2, …) and wait until all are ready.
+    """Start one coordinator and ``workers`` workers (ids 1, 2, …) and wait until all are registered.
 
     Port 0 takes a free one. When anything goes wrong, whatever was started is stopped before the
     error is raised.

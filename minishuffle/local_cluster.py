@@ -6,14 +6,13 @@ import os
 import shutil
 import signal as signals
 import tempfile
-import time
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from minishuffle.client import Client, JobHandle
 from minishuffle.config import create_secret
-from minishuffle.errors import ResourceExhausted, ShuffleError, UnknownName, UsageError
+from minishuffle.errors import ShuffleError, UnknownName, UsageError
 from minishuffle.launch import LocalProcesses, checked_settings, start_processes, stop_children
 from minishuffle.wire.messages import ClusterStatus
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["LocalCluster"]
 
 STOP_GRACE_SECONDS = 15.0
-POLL_SECONDS = 0.02
 
 
 class LocalCluster:
@@ -69,7 +67,6 @@ class LocalCluster:
                 timeout=self._startup_timeout,
             )
             self._client = Client(self._processes.address, secret, cluster="local")
-            self._wait_registered(time.monotonic() + self._startup_timeout)
         except BaseException:
             self._stop(ask=False)
             raise
@@ -160,15 +157,6 @@ class LocalCluster:
         if self._processes is None:
             raise UsageError("this LocalCluster is not running: use it in a 'with' statement")
         return self._processes
-
-    def _wait_registered(self, deadline: float) -> None:
-        while True:
-            alive = sum(worker.state == "alive" for worker in self.status().workers)
-            if alive == self._count:
-                return
-            if time.monotonic() > deadline:
-                raise ResourceExhausted(f"only {alive} of {self._count} workers registered in time")
-            time.sleep(POLL_SECONDS)
 
     def _stop(self, *, ask: bool) -> None:
         """Stop every process and remove the state directory; kills at once when interrupted."""

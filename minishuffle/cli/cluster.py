@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -89,7 +90,6 @@ def up(
     keep = False
     with Client(processes.address, secret, cluster=session.cluster) as client:
         try:
-            _wait_registered(client, workers)
             _write_record(session, processes, host)
             _tell(session, processes, settings)
             keep = detach
@@ -113,19 +113,6 @@ def _refuse_second(session: Session) -> None:
             f"{coordinator['pid']}); 'minishuffle cluster down' stops it, --cluster NAME starts another"
         )
     session.record_path().unlink()
-
-
-def _wait_registered(client: Client, workers: int) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while True:
-        alive = sum(worker.state == "alive" for worker in client.status().workers)
-        if alive >= workers:
-            return
-        if time.monotonic() > deadline:
-            raise ResourceExhausted(
-                f"only {alive} of {workers} workers registered within {START_SECONDS:.0f} s"
-            )
-        time.sleep(POLL_SECONDS)
 
 
 def _write_record(session: Session, processes: LocalProcesses, host: str) -> None:
@@ -168,7 +155,7 @@ def _watch(processes: LocalProcesses) -> None:
     while processes.coordinator.process.poll() is None:
         for number, child in processes.workers.items():
             code = child.process.poll()
-            if code is not None and number not in gone:
+            if code and number not in gone:
                 gone.add(number)
                 click.echo(
                     f"worker {number} (pid {child.pid}) ended with code {code}; see {child.log}", err=True
@@ -200,7 +187,7 @@ def status(context: click.Context, as_json: bool) -> None:
     with session_of(context).client() as client:
         state = client.status()
     if as_json:
-        print_json(state.model_dump(mode="json"))
+        print_json(tables.status_map(state))
     else:
         tables.show_status(state)
 
@@ -235,7 +222,8 @@ def _end_recorded(record: dict[str, Any], grace_seconds: float) -> None:
         for name, pid in left.items():
             if number is None:
                 raise ShuffleError(f"{name} (pid {pid}) does not end; look at it with 'ps -fp {pid}'")
-            os.kill(pid, number)
+            with contextlib.suppress(ProcessLookupError):  # It ended just now, as it should.
+                os.kill(pid, number)
 
 
 def _alive(record: dict[str, Any]) -> dict[str, int]:

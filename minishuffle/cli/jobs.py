@@ -29,7 +29,7 @@ def list_jobs(context: click.Context, as_json: bool) -> None:
     with session_of(context).client() as client:
         found = client.jobs()
     if as_json:
-        print_json({"jobs": [job.model_dump(mode="python") for job in found]})
+        print_json({"jobs": [tables.job_map(job) for job in found]})
     else:
         tables.show_jobs(found)
 
@@ -44,7 +44,7 @@ def show(context: click.Context, job: str, as_json: bool) -> None:
     with session_of(context).client() as client:
         info = client.job(job)
     if as_json:
-        print_json(info.model_dump(mode="python"))
+        print_json(tables.job_map(info))
     else:
         tables.show_job(info)
 

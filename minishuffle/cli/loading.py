@@ -230,7 +230,7 @@ def _job_of(module: ModuleType, attribute: str, spec: str) -> Job:
     if not callable(target) or inspect.isclass(target):
         kind = type(target).__name__
         raise UsageError(f"{spec} is a {kind}, not a Stream nor a function that returns one")
-    return Job(name, inspect.getdoc(target) or "", _parameters(target, spec), target)
+    return Job(name, (inspect.getdoc(target) or "").replace("``", ""), _parameters(target, spec), target)
 
 
 def _parameters(function: Callable[..., Any], spec: str) -> tuple[JobParameter, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 
 import psutil
@@ -64,7 +65,8 @@ def is_minishuffle(pid: int, started: float | None = None) -> bool:
     """
     try:
         process = psutil.Process(pid)
-        if process.status() == psutil.STATUS_ZOMBIE or "minishuffle.cli" not in process.cmdline():
+        names = {os.path.basename(word) for word in process.cmdline()[:3]}
+        if process.status() == psutil.STATUS_ZOMBIE or not names & {"minishuffle", "minishuffle.cli"}:
             return False
         return started is None or abs(process.create_time() - started) < START_TIME_TOLERANCE_SECONDS
     except psutil.NoSuchProcess:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import click
@@ -73,13 +72,13 @@ def _tell_submitted(session: Session, handle: JobHandle) -> None:
 
 
 def _wait(handle: JobHandle, as_json: bool) -> None:
-    if not as_json:
-        click.echo(f"job {handle.id} ({handle.name}) runs, parallelism {handle.parallelism}", err=True)
     try:
+        if not as_json:
+            click.echo(f"job {handle.id} ({handle.name}) runs, parallelism {handle.parallelism}", err=True)
         result = handle.wait()
     except TaskFailed:
         if as_json:
-            print_json(handle.info().model_dump(mode="python"))
+            print_json(tables.job_map(handle.info()))
         raise
     except KeyboardInterrupt:
         click.echo(f"cancelling job {handle.id} …", err=True)
@@ -104,7 +103,8 @@ def _as_map(result: JobResult) -> dict[str, Any]:
         "seconds": result.seconds,
         "rows": result.rows,
         "results": [{"name": r.name, "index": r.index, "value": r.value} for r in result.results],
-        "tasks": [task.model_dump(mode="python", exclude={"result"}) for task in result.tasks],
+        "records_in": sum(task.counters.records_in for task in result.tasks),
+        "records_out": sum(task.counters.records_out for task in result.tasks),
     }
 
 
@@ -137,7 +137,7 @@ def _describe(job: Job, settings: tuple[str, ...], as_json: bool) -> None:
         ]
         print_json({"job": job.name, "doc": job.doc, "parameters": parameters, "operators": operators})
         return
-    click.echo(f"{job.name}\n{inspect.cleandoc(job.doc)}" if job.doc else job.name)
+    click.echo(f"{job.name}\n{job.doc}" if job.doc else job.name)
     click.echo("\nparameters (--set key=value):" if job.parameters else "\nno parameters")
     for parameter in job.parameters:
         click.echo(f"  {parameter}{' (required)' if parameter.required else ''}")

@@ -1,4 +1,4 @@
-"""Tables and plain texts that commands print."""
+"""How jobs and clusters are shown: as tables, and as plain maps for JSON."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+import msgpack
 from rich.console import Console
 from rich.table import Table
 
 from minishuffle.client import cause_text
-from minishuffle.wire.messages import ClusterStatus, JobInfo
+from minishuffle.wire.messages import ClusterStatus, JobInfo, TaskInfo
 
 __all__ = [
     "byte_text",
     "console",
+    "job_map",
     "new_table",
     "preview",
     "rate_text",
@@ -22,9 +24,10 @@ __all__ = [
     "show_job",
     "show_jobs",
     "show_status",
+    "status_map",
 ]
 
-MIN_WIDTH = 100
+MIN_WIDTH = 120
 """Of output that is not a terminal, so that a table in a file is not folded to 80 columns."""
 
 
@@ -41,7 +44,12 @@ def new_table(columns: Iterable[str], right: Iterable[str] = ()) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     aligned = set(right)
     for column in columns:
-        table.add_column(column, justify="right" if column in aligned else "left", no_wrap=column in aligned)
+        table.add_column(
+            column,
+            justify="right" if column in aligned else "left",
+            no_wrap=column in aligned,
+            overflow="fold",
+        )
     return table
 
 
@@ -62,6 +70,26 @@ def seconds_text(seconds: float) -> str:
 
 def rate_text(per_second: float) -> str:
     return f"{per_second:,.0f}/s"
+
+
+def job_map(job: JobInfo) -> dict[str, Any]:
+    """A job for JSON, with the results of its sinks unpacked."""
+    found = job.model_dump(exclude={"tasks"})
+    found["tasks"] = [_task_map(task) for task in job.tasks]
+    return found
+
+
+def _task_map(task: TaskInfo) -> dict[str, Any]:
+    found = task.model_dump(exclude={"result"})
+    found["result"] = msgpack.unpackb(task.result, strict_map_key=False) if task.result else None
+    return found
+
+
+def status_map(status: ClusterStatus) -> dict[str, Any]:
+    """A cluster for JSON."""
+    found = status.model_dump(exclude={"jobs"})
+    found["jobs"] = [job_map(job) for job in status.jobs]
+    return found
 
 
 def show_status(status: ClusterStatus) -> None:

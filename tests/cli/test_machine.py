@@ -2,6 +2,7 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -32,12 +33,13 @@ def test_an_address_of_another_machine_is_a_usage_error() -> None:
         machine.require_free_port("192.0.2.1", 1234, "--port")
 
 
-def test_only_our_own_processes_are_ours() -> None:
+def test_only_our_own_processes_are_ours(tmp_path: Path) -> None:
     assert not machine.is_minishuffle(os.getpid())
     assert not machine.is_minishuffle(2**22 + 1)
-    program = "import sys; print('up', flush=True); sys.stdin.read()"
+    script = tmp_path / "minishuffle"
+    script.write_text("import sys; print('up', flush=True); sys.stdin.read()")
     process = subprocess.Popen(
-        [sys.executable, "-c", program, "-m", "minishuffle.cli"],
+        [sys.executable, script],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )

@@ -204,6 +204,15 @@ def test_a_detached_cluster_from_up_to_down(shell: Shell, tmp_path: Path) -> Non
     assert cancelled["state"] == "canceled"
     states = {job["name"]: job["state"] for job in shell.json("jobs", "list")["jobs"]}
     assert states == {"fine": "finished", "broken": "failed", "endless": "canceled", "keyby": "canceled"}
+    counted = shell.json("submit", "keyby", "--set", "records=1000", "--set", "rate=100000", "--wait")
+    assert sum(sink["value"] for sink in counted["results"]) >= 1000
+    shown = shell.json("jobs", "show", counted["job"])
+    assert [t["result"] for t in shown["tasks"] if t["result"]] == [s["value"] for s in counted["results"]]
+    assert {job["state"] for job in shell.json("cluster", "status")["jobs"]} == {
+        "finished",
+        "failed",
+        "canceled",
+    }
     events, _ = shell.run("jobs", "events", submitted["job"], "--json", "--follow")
     assert len([json.loads(line) for line in events.splitlines()]) >= 2
 
@@ -255,6 +264,24 @@ def test_workers_end_when_the_process_that_started_them_is_killed(shell: Shell) 
     process.kill()
     pids = [entry["pid"] for entry in record["processes"].values()]
     until(lambda: not any(_runs(pid) for pid in pids), "the end of the children")
+
+
+@pytest.mark.timeout(120)
+def test_ctrl_c_in_the_demo_leaves_nothing(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    process = shell.start("demo", "--only", "keyby")
+    assert process.stdout is not None
+    assert any(line.startswith("keyby:") for line in process.stdout)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) == 4
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=SECONDS_MAX)
+    assert process.returncode == 130, errors
+    assert not any(_runs(child.pid) for child in children)
+    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 @pytest.mark.timeout(180)

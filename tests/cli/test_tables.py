@@ -1,0 +1,113 @@
+import json
+
+import msgpack
+import pytest
+
+from minishuffle.cli import tables
+from minishuffle.wire.messages import (
+    ClusterStatus,
+    ErrorInfo,
+    JobInfo,
+    PeerReport,
+    TaskCountersMessage,
+    TaskInfo,
+    WorkerInfo,
+    WorkerReport,
+)
+
+TASK = TaskInfo(
+    operator=1,
+    name="count",
+    index=0,
+    attempt=1,
+    state="finished",
+    worker=2,
+    counters=TaskCountersMessage(records_in=1234567),
+    result=msgpack.packb({"files": ["ä"], "rows": 200}),
+)
+JOB = JobInfo(
+    job="j1",
+    name="[bold]words[/bold]",
+    state="failed",
+    submitted_at=1.0,
+    ended_at=3.5,
+    tasks=[TASK],
+    causes=[
+        ErrorInfo(code=60, text="count[0]: ValueError: no", traceback="Traceback of f\n", task="count[0]"),
+        ErrorInfo(code=40, text="a connection broke", task="map[1]"),
+    ],
+)
+STATUS = ClusterStatus(
+    cluster="blue",
+    version="0.1.0",
+    term=3,
+    pid=41,
+    web_port=8472,
+    workers=[
+        WorkerInfo(
+            worker=1,
+            epoch=1,
+            state="alive",
+            host="127.0.0.1",
+            pid=42,
+            data_port=5000,
+            metrics_port=5001,
+            slots=2,
+            slots_free=1,
+            heartbeat_age_seconds=0.25,
+            report=WorkerReport(network_cap_bytes=1 << 20, network_peak_bytes=1536),
+            peers=[PeerReport(worker=2, connections=1, local="a:1", remote="b:2")],
+        )
+    ],
+    jobs=[JOB],
+)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 << 20, "5.0 MiB"), (1 << 44, "16384.0 GiB")],
+)
+def test_bytes(count: int, text: str) -> None:
+    assert tables.byte_text(count) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(1.26, "1.3 s"), (75, "1 min 15 s"), (7260, "2 h 1 min")])
+def test_seconds(seconds: float, text: str) -> None:
+    assert tables.seconds_text(seconds) == text
+
+
+def test_a_jobs_map_is_json_with_results_unpacked() -> None:
+    found = json.loads(json.dumps(tables.job_map(JOB)))
+    assert found["tasks"][0]["result"] == {"files": ["ä"], "rows": 200}
+    assert found["tasks"][0]["counters"]["records_in"] == 1234567
+    assert found["causes"][0]["task"] == "count[0]"
+    status = json.loads(json.dumps(tables.status_map(STATUS)))
+    assert status["jobs"] == [found]
+    assert status["workers"][0]["peers"][0]["connections"] == 1
+
+
+def test_status_shows_workers_connections_and_jobs(capsys: pytest.CaptureFixture[str]) -> None:
+    tables.show_status(STATUS)
+    out = capsys.readouterr().out
+    assert "cluster 'blue': version 0.1.0, term 3, coordinator pid 41" in out
+    row = next(line for line in out.splitlines() if line.startswith("1 "))
+    for text in ("alive", "127.0.0.1:5000", "42", "1/2", "1.5 KiB of 1.0 MiB", "1 to 2"):
+        assert text in row
+    assert "[bold]words[/bold]" in out
+
+
+def test_a_job_shows_its_first_cause_with_the_users_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    tables.show_job(JOB)
+    out = capsys.readouterr().out
+    assert "1,234,567" in out
+    assert "first cause: count[0]: ValueError: no\nTraceback of f\nthen: map[1]: a connection broke\n" in out
+
+
+def test_no_jobs_names_the_next_command(capsys: pytest.CaptureFixture[str]) -> None:
+    tables.show_jobs([])
+    assert "minishuffle submit keyby" in capsys.readouterr().out
+
+
+def test_a_preview_says_how_much_is_left_out() -> None:
+    assert tables.preview([("a", 1), ("b", 2)], 5) == "('a', 1)\n('b', 2)"
+    assert tables.preview(list(range(1500)), 1) == "0\n… and 1,499 more; --json prints them all"
