@@ -162,7 +162,7 @@ class Assembler:
 
     def _allocate(self, size: int) -> memoryview:
         if size <= SPILL_ELEMENT_BYTES and self._budget.reserve(id(self), size):
-            return memoryview(np.empty(size, dtype=np.uint8))
+            return np.empty(size, dtype=np.uint8).data
         return memoryview(_map_file(size, self._directory))
 
     def _fill(self, target: memoryview) -> tuple[int, int, Any] | None:

@@ -33,7 +33,8 @@ import numpy as np
 import pyarrow as pa
 
 from minishuffle.errors import UsageError
-from minishuffle.exchange.hashing import KEY_TYPES, decimal_form, hash_array, hash_form, mix_tuple
+from minishuffle.exchange.columnhash import hash_array, mix_tuple
+from minishuffle.exchange.hashing import KEY_TYPES, decimal_form, hash_form
 
 __all__ = ["canonical", "canonical_rows", "destination", "hash_columns", "hash_rows", "stable_hash"]
 
@@ -55,7 +56,7 @@ def canonical(value: Any) -> Hashable:
         case bool() | int():
             return int(value)
         case str():
-            return str(value)
+            return str.__str__(value)  # the text itself, also of an enumeration of str
         case bytes():
             return bytes(value)
         case float():

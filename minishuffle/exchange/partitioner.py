@@ -13,6 +13,7 @@ import pyarrow as pa
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.exchange.elements import Batch, KeyedRows
 from minishuffle.exchange.keys import CHUNK_ROWS, destination, hash_columns, hash_rows
+from minishuffle.exchange.rowformat import preview
 
 __all__ = ["Kind", "Partitioner"]
 
@@ -153,7 +154,7 @@ class Partitioner:
         for row, choice in zip(rows, chosen, strict=True):
             if not isinstance(choice, int | np.integer) or not 0 <= choice < self._consumers:
                 raise UsageError(
-                    f"the partitioner gave {choice!r} for the row {repr(row)[:200]}: return an int from 0 to "
+                    f"the partitioner gave {choice!r} for the row {preview(row)}: return an int from 0 to "
                     f"{self._consumers - 1}, the consumer's index"
                 )
         order, bounds = _sort(np.array(chosen, dtype=np.int64), self._consumers)

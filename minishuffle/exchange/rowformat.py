@@ -22,7 +22,7 @@ import numpy as np
 from minishuffle.errors import RemoteProtocolError, UnserializableRecord
 from minishuffle.limits import ROW_PREVIEW_CHARS
 
-__all__ = ["pack_keyed_rows", "pack_rows", "unpack_keyed_rows", "unpack_rows"]
+__all__ = ["pack_keyed_rows", "pack_rows", "preview", "unpack_keyed_rows", "unpack_rows"]
 
 _AWARE, _NAIVE, _DATE, _TIMEDELTA, _DECIMAL, _UUID, _INT = range(64, 71)
 """msgpack's extension codes."""
@@ -100,7 +100,8 @@ def _restore(code: int, body: bytes) -> Any:
     return msgpack.ExtType(code, body)
 
 
-def _preview(row: Any) -> str:
+def preview(row: Any) -> str:
+    """The row's repr, cut at ``ROW_PREVIEW_CHARS``."""
     try:
         text = repr(row)
     except Exception as error:  # a repr of the user's; the record must be named even so
@@ -116,7 +117,7 @@ def _refusal(records: Sequence[Any], what: str) -> UnserializableRecord | None:
         except _MISFITS as error:
             reason = f"it holds a {error}" if type(error) is TypeError else f"{error}"
             return UnserializableRecord(
-                f"{what} {number} of a batch cannot cross an exchange: {_preview(record)} "
+                f"{what} {number} of a batch cannot cross an exchange: {preview(record)} "
                 f"({type(record).__name__}): {reason}; map it to None, bool, int, float, str, bytes, "
                 "datetime, date, timedelta, Decimal, UUID, or lists, tuples and dicts of these"
             )

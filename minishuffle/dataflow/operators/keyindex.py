@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from minishuffle.dataflow.operators.wordtable import Growing, WordTable, first_rows
 from minishuffle.errors import UsageError
-from minishuffle.exchange.hashing import family, fixed_values
+from minishuffle.exchange.columnhash import family, fixed_values
 from minishuffle.exchange.keys import hash_columns
 
 __all__ = ["KeyIndex"]

@@ -1,0 +1,424 @@
+"""Canonical keys and their hash: fixed vectors, rows against Arrow, one key against whole vectors."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import Counter
+from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
+from typing import Any, NamedTuple
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minishuffle.errors import UsageError
+from minishuffle.exchange import keys as keys_module
+from minishuffle.exchange.keys import (
+    canonical,
+    canonical_rows,
+    destination,
+    hash_columns,
+    hash_rows,
+    stable_hash,
+)
+
+VECTORS = [
+    (0, 0x0000000000000000),
+    (1, 0x5692161D100B05E5),
+    (-1, 0xB4D055FCF2CBBD7B),
+    (2**63 - 1, 0x5A682AFE7965DEBD),
+    (-(2**63), 0x25C26EA579CEA98A),
+    (2**63, 0x481EC0A212A9F3DB),
+    (2**64 - 1, 0xDE0A564CBCD060C4),
+    (2**64, 0x5ABB1E0CB1C53B58),
+    (-(2**63) - 1, 0xA18074384760CC71),
+    (10**400, 0xAF8AC3F1F6E2009E),
+    (0.5, 0xDA0F63B252FC0485),
+    (-1.5, 0xD4CFFBD648D7FE1A),
+    (1e300, 0x68535B8F3933B5C1),
+    (5e-324, 0x01D60447FEA35413),
+    (math.nan, 0x47EBBEDE4FAC3A28),
+    (math.inf, 0xE7B7CF8960E812E9),
+    (-math.inf, 0x21C31A5EC23B8305),
+    ("", 0xBD889C9C11D5D361),
+    ("a", 0x712CD4496BD2B427),
+    ("12345678", 0x2DD8E32D952984CF),
+    ("123456789", 0xBA29C06F74090378),
+    ("user-000042", 0x1A03817061B95440),
+    ("é" * 32, 0xA0DBB48E09FD12AB),
+    ("é" * 33, 0xEB6CED2D2E351AC4),
+    ("x" * 64, 0xA27CCBC81402F518),
+    ("x" * 65, 0x9D5141EBE290559E),
+    (b"", 0x68850AC74E2E5A26),
+    (b"\0", 0x2B951534BD2D14D2),
+    (b"a", 0xC599F9A7F2070CF7),
+    (b"y" * 65, 0xF63C3BD8648FB4B2),
+    (None, 0xE7037ED1A0B428DB),
+    ((), 0x207B280083EB3508),
+    ((1,), 0x51BDFE67F3E6B9F8),
+    ((None,), 0x6A6E30D172D98A88),
+    ((1, "a"), 0xFBC7CF9C5E652EB5),
+    (("a", 1), 0x6AD9D82BB26BEC7B),
+    ((1, (2, 3)), 0x698B54643F99B0CD),
+    (date(1970, 1, 1), 0x8FFD3F943FAE5847),
+    (date(2026, 11, 21), 0x746BE1DE2E07630D),
+    (date(1, 1, 1), 0x18C9C8F9D26B07FE),
+    (datetime(1970, 1, 1), 0x399CB48BC72E8D68),
+    (datetime(2026, 11, 21, 12, 0, 0, 1), 0xDC5F6DC6013A9866),
+    (datetime(1, 1, 1), 0x1850100C7A918260),
+    (datetime(9999, 12, 31, 23, 59, 59, 999999), 0x34BF8E2ECB1C3F7E),
+    (Decimal("0.1"), 0x42FC6F11AF6630BA),
+    (Decimal("-12.30"), 0x4F5B78ACD80CBA22),
+    (Decimal("1E-30"), 0xF08260CCEEBCD422),
+    (Decimal("12345678901234567890.1"), 0x805F97EC7A2F0538),
+]
+
+
+@pytest.mark.parametrize(("key", "expected"), VECTORS, ids=lambda value: repr(value)[:20])
+def test_vectors_of_one_key(key: Any, expected: int) -> None:
+    assert stable_hash(key) == expected
+
+
+def vectors_of(kind: type, arrow: pa.DataType) -> dict[Any, int]:
+    """The vectors whose keys are of that Python type and fit the Arrow type."""
+    found = {}
+    for key, expected in VECTORS:
+        if type(key) is kind:
+            try:
+                array = pa.array([key], arrow)
+            except (pa.ArrowException, OverflowError):
+                continue
+            if str(array.to_pylist()[0]) == str(key):
+                found[key] = expected
+    return found
+
+
+INTEGERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
+ARROW_TYPES = [
+    *((int, kind) for kind in INTEGERS),
+    *((float, kind) for kind in (pa.float16(), pa.float32(), pa.float64())),
+    *((str, kind) for kind in (pa.string(), pa.large_string(), pa.string_view())),
+    *((bytes, kind) for kind in (pa.binary(), pa.large_binary(), pa.binary_view(), pa.binary(1))),
+    *((datetime, pa.timestamp(unit)) for unit in ("s", "ms", "us")),
+    *((date, kind) for kind in (pa.date32(), pa.date64())),
+    *((Decimal, kind) for kind in (pa.decimal128(38, 30), pa.decimal128(21, 1), pa.decimal128(9, 2))),
+    *((Decimal, kind) for kind in (pa.decimal256(60, 30), pa.decimal32(4, 2), pa.decimal64(12, 2))),
+]
+
+
+@pytest.mark.parametrize(("python", "kind"), ARROW_TYPES, ids=lambda value: str(value))
+def test_vectors_in_arrow(python: type, kind: pa.DataType) -> None:
+    expected = vectors_of(python, kind)
+    assert expected
+    array = pa.array([*expected, None], kind)
+    wanted = [*expected.values(), stable_hash(None)]
+    assert hash_columns([array]).tolist() == wanted
+    assert hash_columns([array.slice(1)]).tolist() == wanted[1:]
+    assert hash_columns([array.slice(0, 0)]).tolist() == []
+    assert hash_columns([pa.nulls(2, kind)]).tolist() == [stable_hash(None)] * 2
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+@pytest.mark.parametrize("zone", [None, "UTC", "Asia/Tokyo"])
+def test_a_moment_hashes_the_same_in_each_unit_and_zone(unit: str, zone: str | None) -> None:
+    moment = datetime(2026, 11, 21, 12, 30, 7, tzinfo=UTC)
+    seconds = pa.array([int(moment.timestamp())], pa.int64()).cast(pa.timestamp("s"))
+    array = seconds.cast(pa.timestamp(unit)).view(pa.timestamp(unit, zone))
+    elsewhere = moment.astimezone(timezone(timedelta(hours=-3)))
+    assert hash_columns([array]).tolist() == [stable_hash(elsewhere)]
+    assert stable_hash(moment.replace(tzinfo=None)) == stable_hash(elsewhere)
+
+
+def test_nanoseconds_tell_moments_apart() -> None:
+    hashes = hash_columns([pa.array([1000, 1001], pa.int64()).view(pa.timestamp("ns"))]).tolist()
+    assert hashes[0] == stable_hash(datetime(1970, 1, 1, microsecond=1)) != hashes[1]
+
+
+def test_booleans_nulls_and_dictionaries() -> None:
+    assert hash_columns([pa.array([True, None, False])]).tolist() == [
+        stable_hash(1),
+        stable_hash(None),
+        stable_hash(0),
+    ]
+    assert hash_columns([pa.nulls(2)]).tolist() == [stable_hash(None)] * 2
+    words = pa.array(["b", None, "a", "b"])
+    assert hash_columns([words.dictionary_encode()]).tolist() == hash_columns([words]).tolist()
+
+
+@pytest.mark.parametrize(
+    "kind", [*INTEGERS, pa.float32(), pa.float64(), pa.decimal128(9, 2), pa.decimal128(30, 7)]
+)
+def test_numbers_hash_by_their_value_alone(kind: pa.DataType) -> None:
+    values = [0, 1, 7, 100]
+    array = pa.array(map(Decimal, values) if pa.types.is_decimal(kind) else values, kind)
+    assert hash_columns([array]).tolist() == [stable_hash(value) for value in values]
+
+
+def test_the_largest_unsigned_integers_are_no_negative_ones() -> None:
+    values = [2**63 - 1, 2**63, 2**64 - 1]
+    assert hash_columns([pa.array(values, pa.uint64())]).tolist() == hash_rows(values).tolist()
+    assert stable_hash(2**64 - 1) != stable_hash(-1)
+
+
+# --- canonical form -------------------------------------------------------------------------------
+
+
+class Colour(str, enum.Enum):  # noqa: UP042 (its str() is not its value)
+    RED = "red"
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        (True, 1),
+        (np.int16(7), 7),
+        (np.bool_(True), 1),
+        (np.float32(0.5), 0.5),
+        (np.float64(3), 3),
+        (np.str_("a"), "a"),
+        (Colour.RED, "red"),
+        (-0.0, 0),
+        (2.0**70, 2**70),
+        (Decimal("1.500"), 1.5),
+        (Decimal("1E+2"), 100),
+        (Decimal("0.10"), Decimal("0.1")),
+        (Decimal("-0.0"), 0),
+        (Decimal("Infinity"), math.inf),
+        (Pair(1, 2.0), (1.0, 2)),
+        (datetime(2026, 1, 1, 1, tzinfo=timezone(timedelta(hours=1))), datetime(2026, 1, 1, tzinfo=UTC)),
+    ],
+    ids=repr,
+)
+def test_equal_keys_have_one_form(left: Any, right: Any) -> None:
+    assert left == right
+    assert canonical(left) == canonical(right)
+    assert stable_hash(left) == stable_hash(right)
+    assert len({canonical(left), canonical(right)}) == 1
+
+
+def test_all_nans_are_one_key() -> None:
+    nans = [math.nan, -math.nan, float("nan"), np.float32("nan"), Decimal("NaN"), Decimal("sNaN")]
+    assert len({canonical(nan) for nan in nans}) == 1
+    assert len({canonical((nan, 1)) for nan in nans}) == 1
+    assert {stable_hash(nan) for nan in nans} == {stable_hash(math.nan)}
+    bits = np.array([0x7FF8_0000_0000_0001, 0xFFF8_0000_0000_0000], dtype=np.uint64)
+    assert set(hash_columns([pa.array(bits.view(np.float64))]).tolist()) == {stable_hash(math.nan)}
+
+
+def test_a_clock_hour_that_comes_twice_is_two_keys() -> None:
+    first = datetime(2026, 10, 25, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"))
+    second = first.replace(fold=1)
+    assert canonical(first) == datetime(2026, 10, 25, 0, 30)
+    assert canonical(second) == datetime(2026, 10, 25, 1, 30)
+    assert len(set(canonical_rows([first, second]))) == 2
+    assert len(set(hash_rows([first, second]).tolist())) == 2
+
+
+def test_the_ends_of_the_calendar() -> None:
+    early = datetime.min.replace(tzinfo=timezone(timedelta(hours=1)))
+    same = (datetime.min + timedelta(hours=1)).replace(tzinfo=timezone(timedelta(hours=2)))
+    assert canonical(early) == canonical(same)
+    assert stable_hash(early) == stable_hash(same) != stable_hash(datetime.min)
+
+
+different = [
+    0,
+    0.5,
+    "0",
+    b"0",
+    None,
+    (),
+    (0,),
+    (0, 0),
+    (None,),
+    "",
+    b"",
+    date(1970, 1, 1),
+    datetime(1970, 1, 1),
+]
+different += [2**64, -(2**64), Decimal("0.1"), 0.1, math.nan, math.inf, "1970-01-01", ("",), (b"",), ((),)]
+
+
+def test_different_keys_stay_different() -> None:
+    assert len({canonical(key) for key in different}) == len(different)
+    assert len({stable_hash(key) for key in different}) == len(different)
+
+
+@pytest.mark.parametrize("key", [{}, [1], {1}, object(), 1j, timedelta(1), (1, [2])], ids=repr)
+def test_what_cannot_be_a_key(key: Any) -> None:
+    named = "list" if isinstance(key, tuple) else type(key).__name__
+    for call in (
+        canonical,
+        stable_hash,
+        lambda key: canonical_rows([key]),
+        lambda key: hash_rows(["a", key]),
+    ):
+        with pytest.raises(UsageError, match=f"a key of type {named} cannot be hashed: key by bool, int"):
+            call(key)
+
+
+def test_a_decimal_of_too_many_digits() -> None:
+    with pytest.raises(UsageError, match="more than 4300 digits"):
+        stable_hash(Decimal("1E+999999999"))
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.list_(pa.int64()), pa.struct([("a", pa.int8())]), pa.duration("s")], ids=str
+)
+def test_columns_that_cannot_be_keys(kind: pa.DataType) -> None:
+    with pytest.raises(UsageError, match="cannot be a key: cast it"):
+        hash_columns([pa.nulls(1, kind)])
+
+
+numbers = st.one_of(
+    st.booleans(),
+    st.integers(-3, 3),
+    st.integers(),
+    st.floats(allow_nan=False),
+    st.floats(-3, 3, width=16),
+    st.decimals(allow_nan=False, allow_infinity=False, min_value=-(10**20), max_value=10**20),
+    st.sampled_from([Decimal("0.5"), Decimal("1.0"), 2.0**63, 2**63, 2.0**64, -(2.0**63), Decimal("1E+3")]),
+)
+plain_keys = st.one_of(
+    numbers,
+    st.none(),
+    st.text(max_size=3),
+    st.binary(max_size=3),
+    st.dates(),
+    st.datetimes(timezones=st.sampled_from([UTC, timezone(timedelta(hours=5))])),
+)
+any_keys = st.recursive(plain_keys, lambda inner: st.tuples(inner) | st.tuples(inner, inner), max_leaves=3)
+
+
+@given(st.lists(any_keys, min_size=2, max_size=6))
+def test_canonical_forms_are_equal_where_the_keys_are(keys: list[Any]) -> None:
+    for left in keys:
+        for right in keys:
+            same = left == right
+            assert (canonical(left) == canonical(right)) is same
+            assert (stable_hash(left) == stable_hash(right)) is same
+            assert not same or hash(canonical(left)) == hash(canonical(right))
+
+
+# --- rows and columns -------------------------------------------------------------------------------
+
+
+def test_keys_that_need_no_change_are_given_back() -> None:
+    for keys in ([1, True, None, "a", b"a"], [1.5, -0.0, 2.0], [(1, "a"), ((2, None), b"")], []):
+        assert canonical_rows(keys) is keys
+
+
+def test_keys_that_need_a_change() -> None:
+    noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    keys = [(float("nan"), 1), (float("nan"), 1), noon, noon.replace(tzinfo=None), 1, (1, 2)]
+    groups = Counter(canonical_rows(keys))
+    assert sorted(groups.values()) == [1, 1, 2, 2]
+    assert len(set(canonical_rows([float("nan"), float("nan")]))) == 1
+
+
+columns = st.sampled_from(
+    [
+        st.integers(-(2**63), 2**63 - 1),
+        st.integers(-(2**65), 2**65),
+        st.booleans(),
+        st.floats(),
+        st.text(max_size=20),
+        st.text(alphabet="xyé", min_size=55, max_size=70),
+        st.text(alphabet=st.characters(), max_size=3),
+        st.binary(max_size=20),
+        st.dates(),
+        st.datetimes(timezones=st.none() | st.just(UTC)),
+        st.none() | st.integers(-5, 5),
+        st.none() | st.text(max_size=2),
+        st.decimals(-100, 100, places=3),
+        plain_keys,
+        st.tuples(st.integers(-5, 5), st.text(max_size=3)),
+        st.tuples(st.tuples(st.floats()), st.none() | st.binary(max_size=2)),
+        st.lists(st.integers(0, 3), max_size=2).map(tuple),
+    ]
+).flatmap(lambda values: st.lists(values, max_size=12))
+
+
+@given(columns)
+def test_rows_hash_as_one_by_one(keys: list[Any]) -> None:
+    hashes = hash_rows(keys)
+    assert hashes.dtype == np.uint64
+    assert hashes.tolist() == [stable_hash(key) for key in keys]
+
+
+def test_lone_surrogates_are_hashed() -> None:
+    keys = ["a", "\ud800"]
+    assert hash_rows(keys).tolist() == [stable_hash(key) for key in keys]
+
+
+arrow_columns = st.sampled_from(
+    [
+        (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
+        (pa.uint64(), st.integers(0, 2**64 - 1)),
+        (pa.int8(), st.integers(-128, 127)),
+        (pa.bool_(), st.booleans()),
+        (pa.float64(), st.floats()),
+        (pa.float64(), st.integers(-(2**70), 2**70).map(float)),
+        (pa.float32(), st.floats(width=32)),
+        (pa.string(), st.text(max_size=30)),
+        (pa.large_string(), st.text(alphabet="aé", min_size=60, max_size=66) | st.text(max_size=9)),
+        (pa.binary(), st.binary(max_size=70)),
+        (pa.timestamp("us", "UTC"), st.datetimes(timezones=st.just(UTC))),
+        (pa.date32(), st.dates()),
+        (pa.decimal128(18, 4), st.decimals(-(10**6), 10**6, places=4)),
+        (pa.decimal128(38, 10), st.decimals(-(10**25), 10**25, places=10)),
+        (pa.decimal128(5, -2), st.integers(-999, 999).map(lambda value: Decimal(value) * 100)),
+    ]
+).flatmap(lambda pair: st.tuples(st.just(pair[0]), st.lists(st.none() | pair[1], min_size=1, max_size=20)))
+
+
+@given(arrow_columns, st.integers(0, 5))
+def test_arrow_hashes_as_one_by_one(column: tuple[pa.DataType, list[Any]], skipped: int) -> None:
+    kind, values = column
+    array = pa.array(values, kind).slice(skipped)
+    assert hash_columns([array]).tolist() == [stable_hash(value) for value in values[skipped:]]
+
+
+def test_several_columns_hash_as_tuples() -> None:
+    numbers, words = pa.array([1, None, 3]), pa.array(["x", "y", None])
+    rows = list(zip(numbers.to_pylist(), words.to_pylist(), strict=True))
+    assert hash_columns([numbers, words]).tolist() == hash_rows(rows).tolist() == list(map(stable_hash, rows))
+
+
+def test_long_columns_are_hashed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers, words = pa.array(range(100)), pa.array([str(n) * n for n in range(100)])
+    whole = hash_columns([numbers, words]).tolist()
+    monkeypatch.setattr(keys_module, "CHUNK_ROWS", 7)
+    assert hash_columns([numbers, words]).tolist() == whole
+
+
+# --- destinations -----------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 2**64 - 1), max_size=10), st.integers(1, 32_768))
+def test_destinations_of_one_hash_and_of_many_agree(hashes: list[int], consumers: int) -> None:
+    many = destination(np.array(hashes, dtype=np.uint64), consumers)
+    assert many.tolist() == [destination(value, consumers) for value in hashes]
+    assert all(0 <= place < consumers for place in many.tolist())
+
+
+@pytest.mark.parametrize("consumers", [2, 3, 7, 64])
+@pytest.mark.parametrize(
+    "keys", [list(range(20_000)), [f"user-{n}" for n in range(20_000)]], ids=["int", "str"]
+)
+def test_keys_spread_evenly(keys: list[Any], consumers: int) -> None:
+    hashes = hash_rows(keys)
+    assert len(np.unique(hashes)) == len(keys)
+    counts = np.bincount(destination(hashes, consumers), minlength=consumers)
+    mean = len(keys) / consumers
+    assert np.abs(counts - mean).max() < 5 * math.sqrt(mean)

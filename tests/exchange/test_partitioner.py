@@ -1,0 +1,217 @@
+"""What each kind of partitioner sends where."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minishuffle.errors import UnknownName, UsageError
+from minishuffle.exchange import partitioner as partitioner_module
+from minishuffle.exchange.elements import Batch, KeyedRows
+from minishuffle.exchange.keys import destination, stable_hash
+from minishuffle.exchange.partitioner import Partitioner
+
+
+def rows_of(batch: Batch) -> list[Any]:
+    if isinstance(batch, pa.RecordBatch):
+        names = batch.schema.names
+        return [tuple(row[name] for name in names) for row in batch.to_pylist()]
+    if isinstance(batch, KeyedRows):
+        return list(zip(batch.keys, batch.rows, strict=True))
+    return list(batch)
+
+
+def gathered(pieces: Iterable[tuple[int, Batch]]) -> dict[int, list[Any]]:
+    """The rows that each consumer gets, in order."""
+    found: dict[int, list[Any]] = defaultdict(list)
+    for position, piece in pieces:
+        assert len(piece)
+        found[position] += rows_of(piece)
+    return dict(found)
+
+
+def expected(rows: list[Any], keys: list[Any], consumers: int) -> dict[int, list[Any]]:
+    found: dict[int, list[Any]] = defaultdict(list)
+    for row, key in zip(rows, keys, strict=True):
+        found[destination(stable_hash(key), consumers)].append(row)
+    return dict(found)
+
+
+def by_key(consumers: int, *names: str) -> Partitioner:
+    return Partitioner("hash", consumers, names or None, None, 0)
+
+
+CONSUMERS = [2, 3, 4, 5, 16, 300]
+
+
+@pytest.mark.parametrize("consumers", CONSUMERS)
+@pytest.mark.parametrize("kind", [int, str, lambda n: (n, str(n)), float])
+def test_keyed_rows_go_where_the_hash_of_their_key_says(consumers: int, kind: Any) -> None:
+    keys = [kind(n % 40) for n in range(500)]
+    batch = KeyedRows(keys, [f"row {n}" for n in range(500)])
+    assert gathered(by_key(consumers).split(batch)) == expected(rows_of(batch), keys, consumers)
+
+
+@pytest.mark.parametrize("consumers", CONSUMERS)
+def test_record_batches_go_the_same_way(consumers: int) -> None:
+    numbers = np.random.default_rng(3).integers(-50, 50, 1000)
+    batch = pa.record_batch(
+        {
+            "key": numbers,
+            "narrow": numbers.astype(np.int8),
+            "number": np.arange(1000),
+            "text": pa.array([None if n % 7 == 0 else str(n) for n in range(1000)]),
+            "gaps": pa.array([None if n % 3 == 0 else n for n in range(1000)]),
+            "flag": pa.array([n % 2 == 0 for n in range(1000)]),
+            "nested": pa.array([[n] for n in range(1000)]),
+        }
+    )
+    rows = rows_of(batch)
+    pieces: list[tuple[int, Any]] = list(by_key(consumers, "key").split(batch))
+    assert gathered(pieces) == expected(rows, numbers.tolist(), consumers)
+    assert all(piece.schema == batch.schema for _, piece in pieces)
+    for _, piece in pieces:
+        piece.validate(full=True)
+    both = gathered(by_key(consumers, "text", "key").split(batch.slice(100, 300)))
+    keys = [(row[3], row[0]) for row in rows[100:400]]
+    assert both == expected(rows[100:400], keys, consumers)
+
+
+@pytest.mark.parametrize("consumers", [2, 3, 9])
+def test_long_batches_are_cut_up_by_chunks_in_order(consumers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partitioner_module, "CHUNK_ROWS", 64)
+    monkeypatch.setattr(partitioner_module, "_ROWS_PER_CONSUMER", 16)
+    batch = pa.record_batch({"k": np.arange(1000) % 37, "v": np.arange(1000)})
+    pieces = list(by_key(consumers, "k").split(batch))
+    assert len(pieces) > consumers
+    assert gathered(pieces) == expected(rows_of(batch), [n % 37 for n in range(1000)], consumers)
+
+
+def test_one_partitioner_takes_batches_of_changing_schemas() -> None:
+    partitioner = by_key(3, "k")
+    for batch in (
+        pa.record_batch({"k": [1, 2, 3], "v": ["a", "b", "c"]}),
+        pa.record_batch({"v": [1.5, 2.5], "k": pa.array([3, 2], pa.int16())}),
+        pa.record_batch({"k": pa.array(["x", None]).dictionary_encode()}),
+    ):
+        keys = batch.column("k").to_pylist()
+        assert gathered(partitioner.split(batch)) == expected(rows_of(batch), keys, 3)
+
+
+@given(st.lists(st.integers(-3, 3) | st.none() | st.sampled_from(["a", 1.5, 2.0, True])), st.integers(2, 7))
+def test_equal_keys_meet(keys: list[Any], consumers: int) -> None:
+    batch = KeyedRows(keys, list(range(len(keys))))
+    met = gathered(by_key(consumers).split(batch))
+    assert met == expected(rows_of(batch), keys, consumers)
+    homes: dict[Any, set[int]] = defaultdict(set)
+    for position, rows in met.items():
+        for key, _ in rows:
+            homes[key].add(position)
+    assert all(len(home) == 1 for home in homes.values())
+
+
+@pytest.mark.parametrize("kind", ["hash", "rebalance", "rescale", "forward", "broadcast", "custom"])
+def test_one_consumer_gets_the_batch_itself(kind: str) -> None:
+    partitioner = Partitioner(kind, 1, ("k",), lambda row, consumers: 0, 5)
+    for batch in ([1], KeyedRows([1], [2]), pa.record_batch({"k": [1]})):
+        ((position, piece),) = partitioner.split(batch)
+        assert position == 0
+        assert piece is batch
+
+
+@pytest.mark.parametrize("kind", ["hash", "rebalance", "broadcast", "custom"])
+def test_an_empty_batch_gives_no_piece(kind: str) -> None:
+    partitioner = Partitioner(kind, 3, None, lambda row, consumers: 0, 0)
+    assert list(partitioner.split(KeyedRows([], []))) == []
+
+
+def test_a_missing_key_column_is_named_with_those_there_are() -> None:
+    with pytest.raises(UnknownName, match=r"no key column 'user' \(or several\): the batch has k, v"):
+        list(by_key(2, "k", "user").split(pa.record_batch({"k": [1], "v": [2]})))
+
+
+def test_a_key_that_cannot_be_hashed() -> None:
+    with pytest.raises(UsageError, match="a key of type dict cannot be hashed"):
+        list(by_key(2).split(KeyedRows([{}], [1])))
+
+
+# --- dealt out ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["rebalance", "rescale", "forward"])
+@pytest.mark.parametrize("start", [0, 1, 5])
+def test_a_batch_is_dealt_out_in_equal_slices_from_the_start(kind: str, start: int) -> None:
+    partitioner = Partitioner(kind, 3, None, None, start)
+    rows = list(range(100))
+    pieces = list(partitioner.split(rows))
+    assert [position for position, _ in pieces] == [(start + n) % 3 for n in range(3)]
+    assert [row for _, piece in pieces for row in rows_of(piece)] == rows
+    assert sorted(len(piece) for _, piece in pieces) == [33, 33, 34]
+
+
+def test_shares_are_equal_over_many_batches() -> None:
+    partitioner = Partitioner("rebalance", 3, None, None, 0)
+    totals = [0, 0, 0]
+    for _ in range(30):
+        for position, piece in partitioner.split(list(range(100))):
+            totals[position] += len(piece)
+    assert totals == [1000, 1000, 1000]
+
+
+def test_small_batches_go_round_whole() -> None:
+    partitioner = Partitioner("rebalance", 3, None, None, 1)
+    batches = [[n] * 5 for n in range(7)]
+    dealt = [list(partitioner.split(batch)) for batch in batches]
+    assert dealt == [[((1 + n) % 3, batch)] for n, batch in enumerate(batches)]
+
+
+def test_middling_batches_go_to_some_and_the_next_ones_to_the_others() -> None:
+    partitioner = Partitioner("rebalance", 4, None, None, 0)
+    positions = [[position for position, _ in partitioner.split([0] * 40)] for _ in range(4)]
+    assert positions == [[0, 1], [2, 3], [0, 1], [2, 3]]
+
+
+def test_every_format_is_dealt_out() -> None:
+    batch = pa.record_batch({"v": np.arange(64)})
+    keyed = KeyedRows(list(range(64)), list("x" * 64))
+    for whole in (batch, keyed):
+        pieces = list(Partitioner("rebalance", 2, None, None, 0).split(whole))
+        assert [len(piece) for _, piece in pieces] == [32, 32]
+        assert type(pieces[0][1]) is type(whole)
+        assert rows_of(pieces[0][1]) + rows_of(pieces[1][1]) == rows_of(whole)
+
+
+def test_broadcast_gives_each_the_batch() -> None:
+    batch = [1, 2]
+    assert list(Partitioner("broadcast", 3, None, None, 0).split(batch)) == [(n, batch) for n in range(3)]
+
+
+# --- the user's own ---------------------------------------------------------------------------------
+
+
+def test_custom_asks_for_each_row() -> None:
+    asked: list[tuple[Any, int]] = []
+
+    def choose(row: int, consumers: int) -> Any:
+        asked.append((row, consumers))
+        return np.int64(2) if row == 5 else row % 2
+
+    rows = [4, 5, 6, 7, 8]
+    assert gathered(Partitioner("custom", 3, None, choose, 0).split(rows)) == {0: [4, 6, 8], 1: [7], 2: [5]}
+    assert asked == [(row, 3) for row in rows]
+    keyed = KeyedRows(["a", "b"], [7, 4])
+    assert gathered(Partitioner("custom", 3, None, choose, 0).split(keyed)) == {1: [("a", 7)], 0: [("b", 4)]}
+
+
+@pytest.mark.parametrize("choice", [3, -1, None, "0", 0.0])
+def test_custom_must_give_a_consumer(choice: Any) -> None:
+    partitioner = Partitioner("custom", 3, None, lambda row, consumers: choice, 0)
+    with pytest.raises(UsageError, match=r"gave .* for the row 'ro+…: return an int from 0 to 2"):
+        list(partitioner.split(["ro" + "o" * 500 + "w"]))
