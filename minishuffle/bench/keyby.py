@@ -113,7 +113,7 @@ def measure_keyby(
         "cpu_seconds": round(cpu, 2),
         "rss_bytes": sampler.samples,
         **_network(status),
-        "verified": _verified(record, emit, result, emitted, workers, records),
+        "verified": _verified(source, emit, result, emitted, workers, records),
     }
 
 
@@ -152,7 +152,7 @@ def _network(status: ClusterStatus) -> dict[str, Any]:
 
 
 def _verified(
-    record: Literal["int", "event"],
+    source: Numbers,
     emit: Emit,
     result: JobResult,
     emitted: dict[int, int],
@@ -160,10 +160,12 @@ def _verified(
     records: int | None,
 ) -> bool:
     """Every key's sum, the number of outputs and their keys, against numpy over the same records."""
+    block = BLOCK[source.format]
     blocks = chain.from_iterable(
-        islice(blocks_of(split, splits, records), -(-count // BLOCK)) for split, count in emitted.items()
+        islice(blocks_of(block, split, splits, records), -(-count // block))
+        for split, count in emitted.items()
     )
-    sums, key_sum, counts = expected_sums(record, blocks)
+    sums, key_sum, counts = expected_sums(source.kind, blocks)
     found = np.zeros_like(sums)
     outputs = found_key_sum = 0
     for sink in result.results:

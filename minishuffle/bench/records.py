@@ -3,13 +3,14 @@
 Record number ``i`` of a run is a pure function of ``i``, so that any process can compute any of them.
 ``int``: key = splitmix64(i) mod 100,000, value drawn likewise. ``event``: (user of 11 characters out
 of 100,000, city, ts, amount, qty); amounts are multiples of a quarter, so that their sums are exact in
-any order. Split ``s`` of ``S`` makes the blocks ``s``, ``s + S``, … of ``BLOCK`` records.
+any order. Split ``s`` of ``S`` makes the blocks ``s``, ``s + S``, … of ``BLOCK[format]`` records.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -20,7 +21,11 @@ from minishuffle.dataflow.operators.base import Batch, TaskContext
 __all__ = ["KEYS", "Checker", "Numbers", "blocks_of", "expected_sums"]
 
 KEYS: Final = 100_000
-BLOCK: Final = 16_384
+BLOCK: Final = {"arrow": int(__import__("os").environ.get("BLK","65536")), "rows": 2_048}
+"""Records of a batch: what stays in the processor's cache."""
+USER_CHARS: Final = 11
+_DIGITS: Final = USER_CHARS - len("user")
+_PLACES: Final = 10 ** np.arange(_DIGITS - 1, -1, -1)
 CITIES: Final = ("Lisbon", "Oslo", "Quito", "Perth", "Kyoto", "Cairo", "Lima", "Turin")
 TS_BEGIN: Final = 1_700_000_000_000
 U64 = np.ndarray[Any, np.dtype[np.uint64]]
@@ -56,12 +61,12 @@ def keys_and_values(start: int, count: int) -> tuple[U64, U64]:
     return _modulo(splitmix64(numbers), KEYS), _modulo(splitmix64(numbers ^ VALUE_SALT), KEYS)
 
 
-def blocks_of(split: int, splits: int, records: int | None) -> Iterator[tuple[int, int]]:
+def blocks_of(block: int, split: int, splits: int, records: int | None) -> Iterator[tuple[int, int]]:
     """(first record, how many) of each block of a split; endless when ``records`` is None."""
-    start = split * BLOCK
+    start = split * block
     while records is None or start < records:
-        yield start, BLOCK if records is None else min(BLOCK, records - start)
-        start += splits * BLOCK
+        yield start, block if records is None else min(block, records - start)
+        start += splits * block
 
 
 class Numbers:
@@ -86,12 +91,12 @@ class Numbers:
         return range(self._splits)
 
     def read(self, split: int, offset: int) -> Iterator[Batch]:
-        """Batches of ``BLOCK`` records; ``offset`` is 0 here, since nothing is restarted."""
+        """Batches of one block each; ``offset`` is 0 here, since nothing is restarted."""
         make = getattr(self, f"_{self.kind}_{self.format}")
-        users = [f"user{number:07d}" for number in range(KEYS)]
-        shared = (users, pa.array(users), pa.array(CITIES))
+        users = [f"user{number:0{_DIGITS}d}" for number in range(KEYS)]
+        shared = (pa.array(users), pa.array(CITIES)) if self.format == "arrow" else (np.array(users),)
         end = None if self._seconds is None else time.monotonic() + self._seconds
-        for start, count in blocks_of(split, self._splits, self._records):
+        for start, count in blocks_of(BLOCK[self.format], split, self._splits, self._records):
             if end is not None and time.monotonic() >= end:
                 return
             yield make(start, *keys_and_values(start, count), *shared)
@@ -104,7 +109,7 @@ class Numbers:
         return list(zip(keys.tolist(), values.tolist(), strict=True))
 
     def _event_arrow(
-        self, start: int, keys: U64, values: U64, _: Any, users: Any, cities: Any
+        self, start: int, keys: U64, values: U64, users: Any, cities: Any
     ) -> pa.RecordBatch:
         columns = [
             users.take(pa.array(keys)),
@@ -115,10 +120,10 @@ class Numbers:
         ]
         return pa.RecordBatch.from_arrays(columns, ["user", "city", "ts", "amount", "qty"])
 
-    def _event_rows(self, start: int, keys: U64, values: U64, users: list[str], *_: Any) -> list[Any]:
+    def _event_rows(self, start: int, keys: U64, values: U64, users: Any) -> list[Any]:
         return list(
             zip(
-                map(users.__getitem__, keys.tolist()),
+                users[keys].tolist(),
                 map(CITIES.__getitem__, (values % np.uint64(len(CITIES))).tolist()),
                 range(TS_BEGIN + start, TS_BEGIN + start + len(keys)),
                 (values.astype(np.float64) * 0.25).tolist(),
@@ -162,7 +167,11 @@ class Checker:
     def _rows_key_sum(self, rows: list[Any]) -> int:
         if self._kind == "int":
             return sum(key for key, _ in rows)
-        return sum(map(int, map(_user_number, rows)))
+        letters = np.frombuffer("".join(map(itemgetter(0), rows)).encode(), dtype=np.uint8)
+        digits = letters.reshape(-1, USER_CHARS)[:, -_DIGITS:].sum(axis=0, dtype=np.int64) - ord("0") * len(
+            rows
+        )
+        return int((digits * _PLACES).sum())
 
     def close(self) -> dict[str, Any]:
         for key, value in self._last.items():
@@ -176,10 +185,6 @@ class Checker:
             "keys": keys.astype(np.int64).tobytes(),
             "sums": self._sums[keys].tobytes(),
         }
-
-
-def _user_number(row: tuple[str, Any]) -> str:
-    return row[0][4:]
 
 
 def _numbers(users: Any) -> np.ndarray[Any, Any]:

@@ -35,10 +35,10 @@ WAIT_SECONDS_MAX: Final = 1.0
 class LoopInbox:
     """Everything that task threads have to say to the loop, in order."""
 
-    __slots__ = ("_closed", "_items", "_loop", "_woken")
+    __slots__ = ("_closed", "_items", "_woken", "loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        self.loop = loop
         self._items: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._woken = False
         self._closed = False
@@ -50,7 +50,7 @@ class LoopInbox:
         self._items.append((call, args))
         if not self._woken:
             self._woken = True
-            self._loop.call_soon_threadsafe(self._drain)
+            self.loop.call_soon_threadsafe(self._drain)
 
     def _drain(self) -> None:
         self._woken = False
@@ -62,7 +62,7 @@ class LoopInbox:
         finally:  # a call that raised must not hold up what was posted behind it
             if items and not self._woken:
                 self._woken = True
-                self._loop.call_soon(self._drain)
+                self.loop.call_soon(self._drain)
 
     def close(self) -> None:
         """The loop is about to end: nothing posted from now on runs."""
@@ -70,17 +70,32 @@ class LoopInbox:
 
 
 class TaskBell:
-    """Wakes one task thread: input came, a segment came free, or it is to stop."""
+    """Wakes one task thread: input came, a segment came free, or it is to stop.
 
-    __slots__ = ("_event",)
+    The loop rings at the end of its turn: a task that woke at the first of many buffers would fight the
+    loop for the interpreter's lock while the loop delivers the rest.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_event", "_loop", "_ringing")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
         self._event = threading.Event()
+        self._ringing = False
 
     def ring(self) -> None:
         """(Loop.) After the enqueue."""
-        if not self._event.is_set():
-            self._event.set()
+        if not self._ringing and not self._event.is_set():
+            self._ringing = True
+            self._loop.call_soon(self._end_of_turn)
+
+    def _end_of_turn(self) -> None:
+        self._ringing = False
+        self._event.set()
+
+    def ring_now(self) -> None:
+        """(Any thread.)"""
+        self._event.set()
 
     def clear(self) -> None:
         """(Task.) Before the look."""
@@ -102,7 +117,7 @@ class TaskPaths:
     def __init__(
         self, inbox: LoopInbox, attend: Callable[[Subpartition], None], counters: TaskCounters
     ) -> None:
-        self.bell = TaskBell()
+        self.bell = TaskBell(inbox.loop)
         self.cancelled = False
         self._closed = False
         self._inbox = inbox
@@ -148,7 +163,7 @@ class TaskPaths:
             self.check()
             self.bell.wait(WAIT_SECONDS_MAX)
         # The bell may have rung for input as well: let the task look again.
-        self.bell.ring()
+        self.bell.ring_now()
         seconds = time.monotonic() - begin
         self._counters.backpressured_seconds += seconds
         self._counters.backpressure_block.observe(seconds)
@@ -166,7 +181,7 @@ class TaskPaths:
     def cancel(self) -> None:
         """Wake the task and have it stop at its next look."""
         self.cancelled = True
-        self.bell.ring()
+        self.bell.ring_now()
 
     def close(self) -> None:
         """The attempt is over or abandoned: it can publish nothing from now on."""

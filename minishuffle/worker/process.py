@@ -36,6 +36,7 @@ from minishuffle.wire.messages import (
     PeerReport,
     Register,
     Registered,
+    Shutdown,
     TaskCountersMessage,
     WorkerAddress,
     WorkerReport,
@@ -98,7 +99,7 @@ class Worker:
         self._links: dict[int, DataLink] = {}
         self._dials: set[asyncio.Task[None]] = set()
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._control: ControlLink
+        self._control: ControlLink | None = None
         self._state: WorkerState
         self._deployment: Deployment
         self._heartbeat_interval = settings.heartbeat_interval
@@ -149,6 +150,9 @@ class Worker:
         """Cancel what runs, close every socket; bounded by ``task_cancel_timeout``."""
         for timer in self._timers.values():
             timer.cancel()
+        if self._control is not None and self.endpoint.identity.worker:
+            # The goodbye: without it a closed link looks as if this process had been killed.
+            self._send(Shutdown(term=self._state.term, reason="the worker was told to stop"))
         if self._registered.done() and not self._registered.cancelled() and not self._registered.exception():
             tasks = list(self._deployment.tasks.values())
             for task in tasks:
@@ -162,7 +166,8 @@ class Worker:
             dial.cancel()
         await self.endpoint.close()
         self._inbox.close()
-        self._control.close()
+        if self._control is not None:
+            self._control.close()
 
     def _every(self, name: str, seconds: float, call: Callable[[], None]) -> None:
         """Run ``call`` every ``seconds``; how late each comes is the loop's lag."""
@@ -178,6 +183,10 @@ class Worker:
 
         self._timers[name] = self._loop.call_at(due, fire)
 
+    def _send(self, message: ControlMessage) -> None:
+        if self._control is not None:
+            self._control.send(message)
+
     # --- instructions ------------------------------------------------------------------------------
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
@@ -188,7 +197,7 @@ class Worker:
         deployment = self._deployment
         match instruction:
             case Send(message):
-                self._control.send(message)
+                self._send(message)
             case StartTask():
                 self._start(instruction)
             case ConnectLocal(key, partition):
@@ -297,7 +306,7 @@ class Worker:
 
     def _on_collected(self, task: Task, rows: int, payload: bytes) -> None:
         subtask = task.attempt_id.subtask
-        self._control.send(
+        self._send(
             Collected(
                 term=self._state.term,
                 job=subtask.job,
@@ -310,7 +319,7 @@ class Worker:
         )
 
     def _on_log(self, task: Task, line: str) -> None:
-        self._control.send(LogLines(term=self._state.term, job=task.attempt_id.subtask.job, lines=[line]))
+        self._send(LogLines(term=self._state.term, job=task.attempt_id.subtask.job, lines=[line]))
 
     # --- data connections (EndpointHandler) ----------------------------------------------------------
 
@@ -364,7 +373,7 @@ class Worker:
         links: dict[int, list[DataLink]] = {}
         for link in self.endpoint.links:
             links.setdefault(link.peer.worker, []).append(link)
-        self._control.send(
+        self._send(
             Heartbeat(
                 term=self._state.term,
                 worker=self._state.worker,
