@@ -6,6 +6,7 @@ partitions. It never touches a socket: see ``handoff``.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import traceback
@@ -21,7 +22,7 @@ from minishuffle import limits
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.operators.base import Batch, Emit, Operator, Output, Program, TaskContext
 from minishuffle.dataflow.operators.reader import SourceReader
-from minishuffle.errors import ShuffleError, TaskCancelled, TaskFailed
+from minishuffle.errors import ResourceExhausted, ShuffleError, TaskCancelled, TaskFailed
 from minishuffle.exchange.elements import decode, encode, pack_rows
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.partition import ResultPartition
@@ -33,8 +34,11 @@ from minishuffle.worker.handoff import TaskPaths
 
 __all__ = ["Task", "TaskOutcome"]
 
-PACKAGE: Final = str(Path(__file__).parent.parent)
-USER_CODE_INSIDE: Final = tuple(str(Path(PACKAGE) / part) for part in ("examples", "bench"))
+PACKAGE: Final = Path(__file__).parent.parent
+RUNTIME_CODE: Final = f"{PACKAGE}{os.sep}"
+USER_CODE_INSIDE: Final = tuple(f"{PACKAGE / part}{os.sep}" for part in ("examples", "bench"))
+MESSAGE_BYTES_MAX: Final = limits.CONTROL_FRAME_BYTES_MAX - limits.MIB
+"""Most bytes of collected rows, or of a result, that a control frame takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +126,13 @@ class Task:
         finally:
             results = [operator.close() for operator in opened]
         found = [result for result in results if result is not None]
-        return bytes(msgpack.packb(found[-1])) if found else b""
+        packed = bytes(msgpack.packb(found[-1])) if found else b""
+        if len(packed) > MESSAGE_BYTES_MAX:
+            raise ResourceExhausted(
+                f"the sink's result has {len(packed)} bytes and at most {MESSAGE_BYTES_MAX} fit: "
+                "write large results to a file in the sink, and return its name"
+            )
+        return packed
 
     def _chain(self, program: Program) -> Emit:
         """Build the calls from operator to operator, last to first; returns the chain's entrance."""
@@ -235,7 +245,18 @@ class Task:
         self.counters.last_input_at = time.time()
 
     def _collect(self, rows: list[Any]) -> None:
-        self.paths.post(self.collect, self, len(rows), pack_rows(rows))
+        payload = pack_rows(rows)
+        if len(payload) <= MESSAGE_BYTES_MAX:
+            self.paths.post(self.collect, self, len(rows), payload)
+        elif len(rows) > 1:
+            middle = len(rows) // 2
+            self._collect(rows[:middle])
+            self._collect(rows[middle:])
+        else:
+            raise ResourceExhausted(
+                f"a row of {len(payload)} bytes cannot be collected, at most {MESSAGE_BYTES_MAX} fit: "
+                "write such rows with to_parquet or a sink of your own"
+            )
 
 
 def _stage(operator: Operator, following: Emit) -> Emit:
@@ -247,16 +268,31 @@ def describe_failure(error: BaseException, task: str) -> ErrorInfo:
     if isinstance(error, ShuffleError) and not isinstance(error, TaskFailed):
         return ErrorInfo(code=error.code, text=f"{task}: {error}", task=task)
     summary = traceback.TracebackException.from_exception(error)
-    own = [frame for frame in summary.stack if _is_users(frame.filename)]
-    summary.stack = traceback.StackSummary.from_list(own)
-    text = f"{task}: {type(error).__name__}: {error}"
+    _leave_runtime_out(summary)
+    text = f"{task}: {type(error).__name__}: {_text_of(error)}"
+    size = limits.ERROR_TEXT_BYTES_MAX // 4
     return ErrorInfo(
-        code=TaskFailed.code,
-        text=text[: limits.ERROR_TEXT_BYTES_MAX // 4],
-        traceback="".join(summary.format()),
-        task=task,
+        code=TaskFailed.code, text=text[:size], traceback="".join(summary.format())[:size], task=task
     )
 
 
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as broken:  # the user's own __str__; the task has to be reported all the same
+        return f"(its text cannot be had: __str__ raised {type(broken).__name__})"
+
+
+def _leave_runtime_out(summary: traceback.TracebackException) -> None:
+    """Keep the user's frames only, of the error and of those that led to it."""
+    behind: list[traceback.TracebackException | None] = [summary]
+    while behind:
+        each = behind.pop()
+        if each is not None:
+            own = [frame for frame in each.stack if _is_users(frame.filename)]
+            each.stack = traceback.StackSummary.from_list(own)
+            behind += [each.__cause__, each.__context__, *(each.exceptions or ())]
+
+
 def _is_users(filename: str) -> bool:
-    return not filename.startswith(PACKAGE) or filename.startswith(USER_CODE_INSIDE)
+    return not filename.startswith(RUNTIME_CODE) or filename.startswith(USER_CODE_INSIDE)
