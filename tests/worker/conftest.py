@@ -1,0 +1,132 @@
+"""A worker's tasks without its process: one deployment with its inbox, on the test's own loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from minishuffle.coordinator.deployment import deployments
+from minishuffle.dataflow.compile import compile_job
+from minishuffle.dataflow.graph import JobGraph, JobSettings
+from minishuffle.dataflow.stream import Stream
+from minishuffle.exchange.elements import unpack_rows
+from minishuffle.exchange.segments import NetworkBufferPool
+from minishuffle.ids import JobId, PartitionId
+from minishuffle.wire.messages import DeployTasks, WorkerAddress
+from minishuffle.worker.deployment import Deployment
+from minishuffle.worker.handoff import LoopInbox
+from minishuffle.worker.state import ChannelKey, StartTask, TaskKey
+from minishuffle.worker.task import Task, TaskOutcome
+
+SECONDS_MAX = 20.0
+WORKER = 1
+
+
+class Site:
+    """Worker 1 with everything on it. ``rows`` and ``lines`` are what tasks collected and logged."""
+
+    def __init__(self, segments: int = 256, segment_bytes: int = 1024) -> None:
+        self.inbox = LoopInbox(asyncio.get_running_loop())
+        self.pool = NetworkBufferPool(segments, segment_bytes)
+        self.deployment = Deployment(
+            WORKER, self.pool, self.inbox, self._on_report, self._on_collect, self._on_log
+        )
+        self.reports: list[tuple[TaskKey, TaskOutcome | None]] = []
+        self.outcomes: dict[TaskKey, TaskOutcome] = {}
+        self.rows: list[Any] = []
+        self.batches = 0
+        self.lines: list[str] = []
+
+    def _on_report(self, task: Task, outcome: TaskOutcome | None) -> None:
+        subtask = task.attempt_id.subtask
+        key = (subtask.job, subtask.operator, subtask.index)
+        self.reports.append((key, outcome))
+        if outcome is None:
+            task.state = "running"
+        else:
+            task.state = outcome.state
+            self.outcomes[key] = outcome
+            self.deployment.ended(task)
+
+    def _on_collect(self, task: Task, rows: int, payload: bytes) -> None:
+        found = unpack_rows(payload)
+        assert len(found) == rows
+        self.rows += found
+        self.batches += 1
+
+    def _on_log(self, task: Task, line: str) -> None:
+        self.lines.append(line)
+
+    def message(self, graph: JobGraph, job: str) -> DeployTasks:
+        placement = dict.fromkeys(range(graph.slots_needed), WORKER)
+        address = WorkerAddress(worker=WORKER, epoch=1, host="127.0.0.1", data_port=1)
+        return deployments(graph, placement, [address], term=1, job=job, name=job)[WORKER]
+
+    def deploy(
+        self,
+        stream: Stream[Any],
+        job: str = "j1",
+        *,
+        parallelism: int = 1,
+        settings: JobSettings | None = None,
+        connect: bool = True,
+    ) -> list[Task]:
+        """Start a job's tasks and join them; ``connect=False`` leaves every exchange unread."""
+        graph = compile_job(stream, parallelism=parallelism, settings=settings)
+        message = self.message(graph, job)
+        for spec in message.tasks:
+            program = message.programs[spec.operator]
+            self.deployment.start(StartTask(job, job, spec, program, message.settings))
+        for spec in message.tasks if connect else ():
+            for gate in spec.inputs:
+                for channel in gate.channels:
+                    key = ChannelKey((job, spec.operator, spec.index), gate.edge, channel.producer)
+                    partition = PartitionId(JobId(job), gate.edge, channel.producer)
+                    self.deployment.connect_local(key, partition)
+        return [task for key, task in self.deployment.tasks.items() if key[0] == job]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(SECONDS_MAX):
+            while not condition():
+                await asyncio.sleep(0.001)
+
+    async def finish(self, job: str = "j1") -> list[TaskOutcome]:
+        """Wait for the outcome of every task of a job."""
+        keys = [key for key in self.deployment.tasks if key[0] == job]
+        await self.until(lambda: all(key in self.outcomes for key in keys))
+        return [self.outcomes[key] for key in keys]
+
+    async def run(self, stream: Stream[Any], job: str = "j1", **options: Any) -> list[TaskOutcome]:
+        self.deploy(stream, job, **options)
+        return await self.finish(job)
+
+    async def close(self) -> None:
+        """Cancel what runs, release every job, and see that every segment came home."""
+        tasks = list(self.deployment.tasks.values())
+        for task in tasks:
+            task.paths.cancel()
+        await self.until(lambda: not any(task.thread and task.thread.is_alive() for task in tasks))
+        for job in {key[0] for key in self.deployment.tasks}:
+            self.deployment.release(job)
+        assert self.deployment.tasks == {}
+        assert self.deployment.partitions == {}
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    """With 256 segments of 1 KiB; all of them have to be back in the end."""
+    site = Site()
+    yield site
+    await site.close()
+    site.pool.validate()
+    assert site.pool.free == site.pool.total
+    assert site.pool.required == 0
+
+
+@pytest.fixture
+def site_of() -> type[Site]:
+    """For tests that choose the memory, or that write segments off."""
+    return Site
