@@ -209,8 +209,10 @@ class Deployment:
         return min(self._flush_intervals.values(), default=None)
 
     def flush(self) -> None:
-        """The buffer timeout has passed: let what is published go out."""
+        """The buffer timeout has passed: let what is published go out, but of jobs without one."""
         for partition in self.partitions.values():
+            if partition.id.job not in self._flush_intervals:
+                continue
             for subpartition in partition.subpartitions:
                 if subpartition.flush():
                     _attend(subpartition)
