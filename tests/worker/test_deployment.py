@@ -1,0 +1,300 @@
+"""Building and taking down tasks: memory that fits or not, joining, flushing, release and abandoning."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from minishuffle.dataflow.compile import compile_job
+from minishuffle.dataflow.graph import JobSettings
+from minishuffle.dataflow.stream import Stream
+from minishuffle.errors import LocalProtocolError, ResourceExhausted
+from minishuffle.exchange.gate import LocalInputChannel, RemoteInputChannel
+from minishuffle.ids import JobId, PartitionId
+from minishuffle.wire.messages import InputChannelSpec, InputSpec, TaskSpec
+from minishuffle.worker.deployment import counters_message
+from minishuffle.worker.state import ChannelKey, StartTask
+from minishuffle.worker.task import Task
+
+if TYPE_CHECKING:
+    from conftest import Site
+
+SECONDS_MAX = 20.0
+
+
+class Held:
+    """A place in user code where a task is held until the test lets it go."""
+
+    reached = threading.Event()
+    let_go = threading.Event()
+
+
+@pytest.fixture(autouse=True)
+def _hold_anew() -> Iterator[None]:
+    Held.reached, Held.let_go = threading.Event(), threading.Event()
+    yield
+    Held.let_go.set()
+
+
+def hold_at_the_second(row: int) -> int:
+    if row == 2:
+        Held.reached.set()
+        assert Held.let_go.wait(SECONDS_MAX)
+    return row
+
+
+class OnceThenSilent:
+    """One small batch, and then nothing for ever."""
+
+    bounded = False
+
+    def splits(self) -> list[int]:
+        return [0]
+
+    def read(self, split: int, offset: int) -> Iterator[list[Any]]:
+        yield [1, 2, 3]
+        while True:
+            yield []
+
+
+def abandon(site: Site, task: Task) -> None:
+    task.state = "abandoned"
+    site.deployment.ended(task)
+
+
+async def joined(site: Site, task: Task) -> None:
+    thread = task.thread
+    assert thread is not None
+    await site.until(lambda: not thread.is_alive())
+
+
+def consumer_of_two(worker: int) -> TaskSpec:
+    """A task with an input of two producers, both on ``worker``."""
+    channels = [InputChannelSpec(producer=producer, attempt=1, worker=worker) for producer in range(2)]
+    return TaskSpec(
+        operator=1,
+        name="sink",
+        index=0,
+        parallelism=1,
+        attempt=1,
+        inputs=[InputSpec(edge=0, input=0, channels=channels)],
+        outputs=[],
+    )
+
+
+def start_consumer(site: Site, worker: int, **settings: Any) -> Task:
+    program = compile_job(Stream.items([1]).rebalance().to_count()).vertices[1].program
+    chosen = JobSettings(**settings).model_dump()
+    site.deployment.start(StartTask("j1", "job", consumer_of_two(worker), program, chosen))
+    return site.deployment.tasks["j1", 1, 0]
+
+
+# --- memory ---------------------------------------------------------------------------------------------
+
+
+async def test_pools_have_flinks_sizes(site: Site) -> None:
+    source, sink = site.deploy(Stream.items([1]).rebalance().to_count())
+    pools = {pool.name: (pool.minimum, pool.maximum) for pool in site.pool._pools}
+    assert pools == {"output j1/edge0.0": (2, 10), f"input 0 of {sink.name}[0]": (1, 8)}
+    assert source.gates == [] and list(source.partitions) == [0]
+
+
+async def test_remote_channels_have_exclusive_buffers_and_give_them_back(site: Site) -> None:
+    task = start_consumer(site, worker=2, buffers_per_channel=3, floating_buffers_per_gate=5)
+    (gate,) = task.gates
+    assert all(isinstance(channel, RemoteInputChannel) for channel in gate.channels)
+    assert (gate.pool.minimum, gate.pool.maximum, gate.pool.in_use) == (7, 11, 6)
+    site.deployment.ended(task)
+    assert site.pool.free == site.pool.total
+
+
+async def test_an_input_that_does_not_fit_is_refused_with_the_arithmetic(site_of: type[Site]) -> None:
+    site = site_of(segments=2)
+    with pytest.raises(ResourceExhausted, match="needs 1, but 2 of 2 are required by other tasks"):
+        site.deploy(Stream.items([1]).rebalance().to_count())
+    assert list(site.deployment.tasks) == [("j1", 0, 0)]
+    await site.close()
+    assert (site.pool.free, site.pool.required) == (2, 0)
+
+
+async def test_an_output_that_does_not_fit_takes_the_input_with_it(site_of: type[Site]) -> None:
+    site = site_of(segments=4)
+    stream = Stream.items([1]).rebalance().map(lambda row: row).rebalance().to_count()
+    with pytest.raises(ResourceExhausted, match="output j1/edge1.0: needs 2, but 3 of 4"):
+        site.deploy(stream)
+    assert site.pool.required == 2
+    assert list(site.deployment.partitions) == [PartitionId(JobId("j1"), 0, 0)]
+    await site.close()
+    assert (site.pool.free, site.pool.required) == (4, 0)
+
+
+async def test_a_second_output_that_does_not_fit_takes_the_first_with_it(site_of: type[Site]) -> None:
+    site = site_of(segments=3)
+    rows = Stream.items([1])
+    with pytest.raises(ResourceExhausted, match="output j1/edge1.0: needs 2, but 2 of 3"):
+        site.deploy(Stream.together(rows.rebalance().to_count(), rows.rebalance().collect()))
+    assert site.deployment.tasks == {}
+    assert site.deployment.partitions == {}
+    assert (site.pool.free, site.pool.required) == (3, 0)
+    assert site.deployment.flush_interval() is None
+
+
+# --- joining --------------------------------------------------------------------------------------------
+
+
+async def test_channels_are_found_by_their_key(site: Site) -> None:
+    site.deploy(Stream.items([1]).rebalance().to_count(), connect=False)
+    task = ("j1", 1, 0)
+    assert isinstance(site.deployment.channel(ChannelKey(task, 0, 0)), LocalInputChannel)
+    assert site.deployment.channel(ChannelKey(task, 0, 7)) is None
+    assert site.deployment.channel(ChannelKey(task, 5, 0)) is None
+    assert site.deployment.channel(ChannelKey(("j2", 1, 0), 0, 0)) is None
+
+
+async def test_joining_what_is_gone_does_nothing(site: Site) -> None:
+    site.deploy(Stream.items([1]).rebalance().to_count(), connect=False)
+    partition = PartitionId(JobId("j1"), 0, 0)
+    site.deployment.connect_local(ChannelKey(("j9", 1, 0), 0, 0), partition)
+    site.deployment.connect_local(ChannelKey(("j1", 1, 0), 0, 0), PartitionId(JobId("j9"), 0, 0))
+    assert site.deployment.partitions[partition].subpartitions[0].on_available is None
+
+
+async def test_a_remote_channel_cannot_be_joined_locally(site: Site) -> None:
+    start_consumer(site, worker=2)
+    site.deploy(Stream.items([1]).rebalance().to_count(), "j2", connect=False)
+    with pytest.raises(LocalProtocolError, match="is not local"):
+        site.deployment.connect_local(ChannelKey(("j1", 1, 0), 0, 0), PartitionId(JobId("j2"), 0, 0))
+
+
+# --- flushing -------------------------------------------------------------------------------------------
+
+
+async def test_the_buffer_timeout_sends_what_is_published(site: Site) -> None:
+    stream = Stream.source(OnceThenSilent()).rebalance().to_count()
+    tasks = {
+        timeout: site.deploy(stream, f"j{timeout}", settings=JobSettings(buffer_timeout=timeout))
+        for timeout in (0.2, 5.0, -1.0)
+    }
+    assert site.deployment.flush_interval() == 0.2
+    await site.until(lambda: all(source.counters.records_out == 3 for source, _ in tasks.values()))
+    assert site.deployment.local_rows == 0
+    site.deployment.flush()
+    assert site.deployment.local_rows == 6, "a job without a time-out sends full buffers only"
+    await site.until(lambda: [tasks[t][1].counters.records_in for t in (0.2, 5.0)] == [3, 3])
+    assert tasks[-1.0][1].counters.records_in == 0
+    site.deployment.flush()
+    assert site.deployment.local_rows == 6
+
+
+async def test_the_flush_interval_is_the_least_of_the_jobs_that_are_there(site: Site) -> None:
+    for timeout in (0.2, 5.0):
+        job, settings = f"j{timeout}", JobSettings(buffer_timeout=timeout)
+        await site.run(Stream.items([1]).rebalance().to_count(), job, settings=settings)
+    site.deployment.release("j0.2")
+    assert site.deployment.flush_interval() == 5.0
+    site.deployment.release("j5.0")
+    assert site.deployment.flush_interval() is None
+
+
+async def test_without_a_buffer_timeout_every_element_goes_at_once(site: Site) -> None:
+    stream = Stream.source(OnceThenSilent()).rebalance().to_count()
+    _, sink = site.deploy(stream, settings=JobSettings(buffer_timeout=0))
+    await site.until(lambda: sink.counters.records_in == 3)
+    assert site.deployment.flush_interval() is None
+
+
+# --- taking down ----------------------------------------------------------------------------------------
+
+
+async def test_release_gives_everything_back_that_nobody_has_read(site: Site) -> None:
+    settings = JobSettings(buffer_timeout=-1)
+    stream = Stream.items(["row" * 100] * 20).rebalance().collect()
+    source, sink = site.deploy(stream, settings=settings, connect=False)
+    await site.until(lambda: ("j1", 0, 0) in site.outcomes)
+    assert site.pool.free < site.pool.total
+    assert site.deployment.partitions[PartitionId(JobId("j1"), 0, 0)].backlog() > 3
+    sink.paths.cancel()
+    await site.finish()
+    site.deployment.release("j1")
+    assert site.pool.free == site.pool.total
+    assert site.deployment.snapshots() == ()
+
+
+async def test_release_of_one_job_leaves_the_others_alone(site: Site) -> None:
+    stream = Stream.source(OnceThenSilent()).rebalance().to_count()
+    _, sink = site.deploy(stream, "other")
+    await site.run(Stream.items([1]).rebalance().to_count())
+    site.deployment.release("j1")
+    assert {key[0] for key in site.deployment.tasks} == {"other"}
+    await site.until(lambda: site.deployment.tasks["other", 0, 0].counters.records_out == 3)
+    site.deployment.flush()
+    await site.until(lambda: sink.counters.records_in == 3)
+
+
+async def test_the_open_segment_of_an_abandoned_task_is_written_off_and_the_rest_comes_back(
+    site_of: type[Site],
+) -> None:
+    site = site_of()
+    source, sink = site.deploy(Stream.items([1, 2]).map(hold_at_the_second).rebalance().to_count())
+    await site.until(lambda: Held.reached.is_set() and sink.state == "running")
+    abandon(site, source)
+    sink.paths.cancel()
+    await site.until(lambda: ("j1", 1, 0) in site.outcomes)
+    site.deployment.release("j1")
+    assert site.pool.free == site.pool.total - 1
+    reports = len(site.reports)
+    Held.let_go.set()
+    await joined(site, source)
+    site.inbox.post(site.lines.append, "after everything else")
+    await site.until(lambda: site.lines == ["after everything else"])
+    assert len(site.reports) == reports
+    assert site.pool.free == site.pool.total - 1
+    assert site.pool.required == 0
+
+
+async def test_an_abandoned_task_that_ended_before_the_release_costs_nothing(site: Site) -> None:
+    source, sink = site.deploy(Stream.items([1, 2]).map(hold_at_the_second).rebalance().to_count())
+    await site.until(lambda: Held.reached.is_set() and sink.state == "running")
+    abandon(site, source)
+    Held.let_go.set()
+    await joined(site, source)
+    sink.paths.cancel()
+    await site.until(lambda: ("j1", 1, 0) in site.outcomes)
+    site.deployment.release("j1")
+    assert site.pool.free == site.pool.total
+
+
+async def test_an_abandoned_consumer_gives_its_input_back_at_once(site: Site) -> None:
+    settings = JobSettings(buffer_timeout=0)
+    stream = Stream.items([1, 2, *range(3, 60)]).rebalance().map(hold_at_the_second).to_count()
+    source, sink = site.deploy(stream, settings=settings)
+    (channel,) = sink.gates[0].channels
+    await site.until(lambda: Held.reached.is_set() and len(channel.queue) > 0)
+    abandon(site, sink)
+    assert len(channel.queue) == 0
+    assert sink.gates[0].pool.in_use == 0
+    source.paths.cancel()
+    await site.until(lambda: ("j1", 0, 0) in site.outcomes)
+    Held.let_go.set()
+    await joined(site, sink)
+    assert ("j1", 1, 0) not in site.outcomes
+
+
+# --- figures --------------------------------------------------------------------------------------------
+
+
+async def test_snapshots_and_reports_say_the_same(site: Site) -> None:
+    await site.run(Stream.items(range(100)).rebalance().to_count(), parallelism=2)
+    snapshots, reports = site.deployment.snapshots(), site.deployment.reports()
+    assert [(s.job, s.operator, s.index, s.attempt, s.state) for s in snapshots] == [
+        (r.job, r.operator, r.index, r.attempt, r.state) for r in reports
+    ]
+    assert [counters_message(s.counters) for s in snapshots] == [r.counters for r in reports]
+    assert {s.state for s in snapshots} == {"finished"}
+    assert sum(r.counters.records_out for r in reports) == 100
+    sinks = [s for s in snapshots if s.gates]
+    assert [(s.gates[0].channels, s.gates[0].queue_buffers) for s in sinks] == [(2, 0), (2, 0)]
+    assert all(partition.pool.used == 0 for s in snapshots for partition in s.partitions)
