@@ -161,6 +161,6 @@ def _decode_arrow(payload: Any) -> pa.RecordBatch:
         body = pa.py_buffer(view).slice(begin + length + -length % 8)
         batch = pa.ipc.read_record_batch(body, schema)
         batch.validate()
-    except (struct.error, pa.ArrowException, OSError, ValueError, IndexError) as error:
+    except (struct.error, pa.ArrowException, OSError, EOFError, ValueError, IndexError) as error:
         raise RemoteProtocolError(f"Arrow columns cannot be read: {error}") from error
     return batch

@@ -140,7 +140,7 @@ class Partitioner:
             else:
                 if indices is None:
                     indices = pa.array(order)
-                columns.append(column.take(indices))
+                columns.append(_take(column, indices))
         gathered = pa.RecordBatch.from_arrays(columns, schema=batch.schema)
         for position, (begin, end) in enumerate(pairwise(bounds)):
             if begin < end:
@@ -171,6 +171,14 @@ def _column_number(schema: pa.Schema, name: str) -> int:
 def _word(kind: pa.DataType) -> Any:
     """The unsigned integer that can stand for values of a type, or None."""
     return _WORDS.get(kind.bit_width) if pa.types.is_primitive(kind) else None
+
+
+def _take(column: pa.Array, indices: pa.Array) -> pa.Array:
+    """``column.take``, also for views, which lack it."""
+    if pa.types.is_string_view(column.type) or pa.types.is_binary_view(column.type):
+        large = pa.large_string() if pa.types.is_string_view(column.type) else pa.large_binary()
+        return column.cast(large).take(indices).cast(column.type)
+    return column.take(indices)
 
 
 def _slice(batch: Batch, begin: int, end: int) -> Batch:

@@ -69,6 +69,8 @@ def test_record_batches_go_the_same_way(consumers: int) -> None:
             "number": np.arange(1000),
             "text": pa.array([None if n % 7 == 0 else str(n) for n in range(1000)]),
             "gaps": pa.array([None if n % 3 == 0 else n for n in range(1000)]),
+            "view": pa.array([str(n) * (n % 20) for n in range(1000)], pa.string_view()),
+            "bytes": pa.array([bytes([n % 256]) for n in range(1000)], pa.binary_view()),
             "flag": pa.array([n % 2 == 0 for n in range(1000)]),
             "nested": pa.array([[n] for n in range(1000)]),
         }

@@ -162,7 +162,7 @@ class _Column:
             array = array.dictionary_decode()
         if array.type == self.kind:
             return array
-        if family(array.type) != family(self.kind):
+        if family(array.type) not in (family(self.kind), "null"):
             raise self._misfit(array, "it is of another kind")
         try:
             cast = array.cast(self.kind)
@@ -276,7 +276,7 @@ class _BytesColumn(_Column):
         return pa.Array.from_buffers(pa.large_binary(), len(self), buffers)
 
     def append(self, array: pa.Array, rows: Vector) -> None:
-        taken = self._binary(array.take(pa.array(rows))).fill_null(b"")
+        taken = self._binary(array).take(pa.array(rows)).fill_null(b"")
         _, offsets, data = taken.buffers()
         if len(rows):
             ends = np.frombuffer(offsets, np.int64, count=len(taken) + 1, offset=8 * taken.offset)

@@ -1,0 +1,264 @@
+"""Slots of keys against a dict: types, nulls, growth, collisions."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minishuffle.dataflow.operators import wordtable
+from minishuffle.dataflow.operators.keyindex import KeyIndex
+from minishuffle.dataflow.operators.wordtable import WordTable, first_rows
+from minishuffle.errors import UsageError
+from minishuffle.exchange.keys import canonical, hash_columns
+
+Batches = list[list[pa.Array]]
+
+
+def rows_of(arrays: Sequence[pa.Array]) -> list[tuple[Any, ...]]:
+    return list(zip(*(array.to_pylist() for array in arrays), strict=True))
+
+
+def check(batches: Batches, index: KeyIndex | None = None) -> KeyIndex:
+    """Every slot is what a dict of canonical keys says, and the keys come back in that order."""
+    index = index or KeyIndex()
+    slots: dict[Any, int] = {}
+    first: list[tuple[Any, ...]] = []
+    for arrays in batches:
+        expected = []
+        for row in rows_of(arrays):
+            form = canonical(row)
+            if form not in slots:
+                slots[form] = len(slots)
+                first.append(row)
+            expected.append(slots[form])
+        found = index.lookup(arrays)
+        assert found.dtype == np.int64
+        assert found.tolist() == expected
+        assert len(index) == len(slots)
+    keys = index.keys()
+    assert [key.type for key in keys] == [plain(array.type) for array in batches[0]]
+    for key in keys:
+        key.validate(full=True)
+    assert list(map(canonical, rows_of(keys))) == list(map(canonical, first))
+    return index
+
+
+def plain(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+VALUES = [
+    (pa.int64(), st.integers(-5, 5)),
+    (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
+    (pa.int64(), st.sampled_from([-(2**63), -(2**63) + 1, 2**63 - 1, 2**63 - 2, 0])),
+    (pa.int8(), st.integers(-128, 127)),
+    (pa.uint32(), st.integers(0, 2**32 - 1)),
+    (pa.uint64(), st.sampled_from([0, 1, 2**63, 2**64 - 1])),
+    (pa.bool_(), st.booleans()),
+    (pa.float64(), st.floats(width=16)),
+    (pa.float32(), st.sampled_from([0.0, -0.0, math.nan, 1.5, math.inf])),
+    (pa.float16(), st.floats(width=16)),
+    (pa.string(), st.text(max_size=3)),
+    (pa.large_string(), st.text(max_size=3)),
+    (pa.string_view(), st.text(max_size=3)),
+    (pa.binary(), st.binary(max_size=2)),
+    (pa.binary(2), st.binary(min_size=2, max_size=2)),
+    (pa.date32(), st.dates(date(2026, 1, 1), date(2026, 1, 4))),
+    (pa.date64(), st.dates(date(2026, 1, 1), date(2026, 1, 4))),
+    (
+        pa.timestamp("us", "UTC"),
+        st.datetimes(datetime(2026, 1, 1), datetime(2026, 1, 2)).map(lambda t: t.replace(tzinfo=UTC)),
+    ),
+    (pa.timestamp("s"), st.sampled_from([datetime(2026, 1, 1), datetime(1, 1, 1)])),
+    (pa.decimal128(9, 2), st.decimals(-1, 1, places=2)),
+    (pa.decimal64(9, 2), st.decimals(-1, 1, places=2)),
+    (pa.decimal256(50, 2), st.decimals(-1, 1, places=2)),
+    (pa.null(), st.none()),
+]
+columns = st.sampled_from(VALUES).map(lambda pair: (pair[0], st.none() | pair[1]))
+
+
+@st.composite
+def batches_of(draw: st.DrawFn, width: st.SearchStrategy[int]) -> Batches:
+    kinds = [draw(columns) for _ in range(draw(width))]
+    batches = []
+    for _ in range(draw(st.integers(1, 4))):
+        length, skipped = draw(st.integers(0, 12)), draw(st.integers(0, 2))
+        total = length + skipped
+        batch = []
+        for kind, values in kinds:
+            drawn = draw(st.lists(values, min_size=total, max_size=total))
+            batch.append(pa.array(drawn, kind).slice(skipped))
+        batches.append(batch)
+    return batches
+
+
+@given(batches_of(st.just(1)))
+def test_one_column_against_a_dict(batches: Batches) -> None:
+    check(batches)
+
+
+@given(batches_of(st.integers(2, 3)))
+def test_several_columns_against_a_dict(batches: Batches) -> None:
+    check(batches)
+
+
+def weak(arrays: Sequence[pa.Array]) -> np.ndarray[Any, Any]:
+    return hash_columns(arrays) % np.uint64(3)
+
+
+@given(batches_of(st.integers(1, 3)))
+def test_keys_of_one_hash_are_told_apart(batches: Batches) -> None:
+    check(batches, KeyIndex(weak))
+
+
+def test_a_collision_within_a_batch_and_with_a_stored_key() -> None:
+    same = KeyIndex(lambda arrays: np.zeros(len(arrays[0]), dtype=np.uint64))
+    check([[pa.array(["a", "a"])], [pa.array(["a", "b", None, "a"])], [pa.array(["c", "b", None])]], same)
+    check([[pa.array(["a", "b", "a"])], [pa.array(["b", "c"])]], KeyIndex(weak))
+
+
+@pytest.mark.parametrize(
+    "numbers", [range(0, 3000), range(3000, 0, -1), range(0, 10**7, 997), range(0, -(10**13), -(10**10))]
+)
+def test_keys_that_keep_coming(numbers: range) -> None:
+    values = np.array(numbers, dtype=np.int64)
+    parts = [pa.array(np.concatenate((part, part[::-1], values[:5]))) for part in np.array_split(values, 20)]
+    check([[part] for part in parts])
+    check([[part.cast(pa.string())] for part in parts])
+    check([[part, part] for part in parts])
+
+
+def test_nulls_take_their_place_among_the_new_keys() -> None:
+    index = KeyIndex()
+    assert index.lookup([pa.array([None, 7, None, 8])]).tolist() == [0, 1, 0, 2]
+    assert index.keys()[0].to_pylist() == [None, 7, 8]
+    index = KeyIndex()
+    assert index.lookup([pa.array([5, 6, None, 8, None])]).tolist() == [0, 1, 2, 3, 2]
+    assert index.lookup([pa.array([None, 9], pa.int64())]).tolist() == [2, 4]
+    index = KeyIndex()
+    assert index.lookup([pa.array([None, None], pa.int64())]).tolist() == [0, 0]
+    assert index.lookup([pa.array([0, 3])]).tolist() == [1, 2]
+    assert index.keys()[0].to_pylist() == [None, 0, 3]
+
+
+def test_zeros_and_nans_are_one_key_each() -> None:
+    bits = np.array([0x7FF8_0000_0000_0001, 0xFFF8_0000_0000_0000], dtype=np.uint64).view(np.float64)
+    values = pa.array(np.concatenate(([0.0, -0.0], bits, [math.nan])))
+    assert KeyIndex().lookup([values]).tolist() == [0, 0, 1, 1, 1]
+    assert KeyIndex().lookup([values, values]).tolist() == [0, 0, 1, 1, 1]
+
+
+def test_keys_are_equal_across_types_and_keep_the_first_one() -> None:
+    index = KeyIndex()
+    assert index.lookup([pa.array([1, 0, 300])]).tolist() == [0, 1, 2]
+    assert index.lookup([pa.array([300.0, 1.0, -0.0])]).tolist() == [2, 0, 1]
+    assert index.lookup([pa.array([True, None])]).tolist() == [0, 3]
+    assert index.lookup([pa.array([Decimal("300.00")])]).tolist() == [2]
+    assert index.keys() == [pa.array([1, 0, 300, None])]
+    words = KeyIndex()
+    assert words.lookup([pa.array(["a", "b"])]).tolist() == [0, 1]
+    assert words.lookup([pa.array(["b", None, "a"]).dictionary_encode()]).tolist() == [1, 2, 0]
+    assert words.lookup([pa.array(["c"], pa.large_string())]).tolist() == [3]
+    assert words.lookup([pa.nulls(2)]).tolist() == [2, 2]
+    moments = KeyIndex()
+    assert moments.lookup([pa.array([0, 10**9], pa.timestamp("ns"))]).tolist() == [0, 1]
+    assert moments.lookup([pa.array([1], pa.timestamp("s", "UTC"))]).tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "why"),
+    [
+        (pa.array([1]), pa.array([1.5]), "truncated"),
+        (pa.array([1], pa.int8()), pa.array([300]), "not in range"),
+        (pa.array([True]), pa.array([5]), "a value would change"),
+        (pa.array([0.5], pa.float32()), pa.array([0.1]), "a value would change"),
+        (pa.array(["a"]), pa.array([b"a"]), "another kind"),
+        (pa.array([date(2026, 1, 1)]), pa.array([datetime(2026, 1, 1)]), "another kind"),
+        (pa.array([1], pa.timestamp("s")), pa.array([1], pa.timestamp("ms")), "would lose data"),
+    ],
+    ids=str,
+)
+def test_keys_that_do_not_fit_the_first_type(first: pa.Array, then: pa.Array, why: str) -> None:
+    index = KeyIndex()
+    index.lookup([first])
+    with pytest.raises(
+        UsageError, match=rf"a key column of type {re.escape(str(then.type))} .*{why}.*: cast"
+    ):
+        index.lookup([then])
+    assert index.lookup([first]).tolist() == [0]
+    assert len(index) == 1
+
+
+def test_a_type_that_cannot_be_a_key() -> None:
+    with pytest.raises(UsageError, match="a column of type list.* cannot be a key"):
+        KeyIndex().lookup([pa.array([[1]])])
+
+
+def test_nothing_was_looked_up() -> None:
+    index = KeyIndex()
+    assert len(index) == 0
+    assert index.keys() == []
+    assert index.lookup([pa.array([], pa.string())]).tolist() == []
+    assert index.keys() == [pa.array([], pa.string())]
+
+
+# --- the table of words -----------------------------------------------------------------------------
+
+
+def test_close_words_are_addressed_and_wide_ones_hashed() -> None:
+    table = WordTable()
+    table.insert(np.array([10**12, 10**12 + 1000]), np.array([0, 1]))
+    assert table._direct is not None
+    assert table.find(np.array([10**12 + 1000, 10**12, 5, -(2**63)])).tolist() == [1, 0, -1, -1]
+    table.insert(np.array([-(10**15)]), np.array([2]))
+    assert table._direct is None
+    assert table.find(np.array([-(10**15), 10**12, 10**12 + 1000, 10**12 + 1])).tolist() == [2, 0, 1, -1]
+
+
+def test_a_table_that_is_addressed_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wordtable, "DIRECT_SIZE_MAX", 4096)
+    monkeypatch.setattr(wordtable, "DIRECT_SIZE_FREE", 128)
+    table = WordTable()
+    for first in range(0, 6000, 500):
+        words = np.arange(first, first + 500)
+        table.insert(words, words)
+        assert table.find(words).tolist() == words.tolist()
+        assert (table._direct is not None) == (first + 500 <= 4096)
+        assert table._direct is None or len(table._direct) <= 4097
+    assert table.find(np.arange(-10, 6010)).tolist() == [-1] * 10 + list(range(6000)) + [-1] * 10
+
+
+word_lists = st.lists(
+    st.integers(-(2**63), 2**63 - 1) | st.integers(-40, 40) | st.integers(-40, 40).map(lambda n: n << 56),
+    max_size=60,
+)
+
+
+@given(st.lists(word_lists, max_size=4))
+def test_words_against_a_dict(lists: list[list[int]]) -> None:
+    table = WordTable()
+    numbers: dict[int, int] = {}
+    for words in lists:
+        fresh = [word for word in dict.fromkeys(words) if word not in numbers]
+        table.insert(np.array(fresh, np.int64), np.arange(len(fresh)) + len(numbers))
+        for word in fresh:
+            numbers[word] = len(numbers)
+        asked = np.array([*words, 0, 77, -(2**63), 2**63 - 1], dtype=np.int64)
+        assert table.find(asked).tolist() == [numbers.get(word, -1) for word in asked.tolist()]
+
+
+@given(word_lists)
+def test_first_rows_against_a_dict(words: list[int]) -> None:
+    expected = [words.index(word) for word in dict.fromkeys(words)]
+    assert first_rows(np.array(words, dtype=np.int64)).tolist() == expected
