@@ -1,0 +1,171 @@
+"""What end-to-end tests share: bounded waits, scrapes, the command line, and the Prometheus binaries."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from minishuffle.cli.scrape import Samples, scrape, total
+from minishuffle.ids import Address
+from minishuffle.local_cluster import LocalCluster
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS_MAX = 30.0
+
+
+def until(condition: Callable[[], Any], what: str, seconds: float = SECONDS_MAX) -> Any:
+    """The first true value of ``condition``."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"{what} did not happen within {seconds} s"
+        time.sleep(0.02)
+    return found
+
+
+def runs(pid: int) -> bool:
+    """Whether that process exists and is not a zombie."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+class Watch:
+    """A running cluster as its tests look at it."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self.cluster = cluster
+
+    @property
+    def flags(self) -> list[str]:
+        """The global options with which the command line finds this cluster."""
+        directory = self.cluster.state_dir
+        where = str(self.cluster.client.address)
+        return ["--coordinator", where, "--secret-file", str(directory / "secret"), "--cluster", "local"]
+
+    def metrics_address(self, worker: int) -> Address:
+        info = next(info for info in self.cluster.status().workers if info.worker == worker)
+        return Address(info.host, info.metrics_port)
+
+    def data_address(self, worker: int) -> Address:
+        info = next(info for info in self.cluster.status().workers if info.worker == worker)
+        return Address(info.host, info.data_port)
+
+    def samples(self, *workers: int) -> Samples:
+        """One scrape of these workers, or of all."""
+        return scrape([self.metrics_address(worker) for worker in workers or self.cluster.workers])
+
+    def total(self, name: str, *workers: int, **labels: str) -> float:
+        """The sum of a metric over these workers, or over all."""
+        return total(self.samples(*workers), name, **labels)
+
+    def coordinator_total(self, name: str, **labels: str) -> float:
+        return total(scrape([Address("127.0.0.1", self.cluster.web_port)]), name, **labels)
+
+    def log(self, name: str) -> str:
+        """What the process ``worker-1``, ``coordinator``, … wrote to its standard error."""
+        return (self.cluster.state_dir / f"{name}.log").read_text()
+
+    def calm(self) -> None:
+        """Cancel every job that is not over, and see that the workers hold no tasks."""
+        for job in self.cluster.client.jobs():
+            self.cluster.client.cancel(job.job)
+            self.cluster.client.handle(job.job).wait_until_over(SECONDS_MAX)
+        until(lambda: not self.total("minishuffle_worker_slots", state="used"), "the release of all slots")
+
+
+class CommandLine:
+    """Runs ``minishuffle`` with a state directory of its own."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+        self._started: list[subprocess.Popen[str]] = []
+        self._recorded: dict[int, float] = {}
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "minishuffle.cli", "--state-dir", str(self.state), *arguments]
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._started.append(process)
+        return process
+
+    def run(self, *arguments: str, code: int = 0) -> tuple[str, str]:
+        process = self.start(*arguments)
+        out, err = process.communicate(timeout=2 * SECONDS_MAX)
+        assert process.returncode == code, f"{arguments} gave {process.returncode}\n{out}\n{err}"
+        return out, err
+
+    def pids(self) -> list[int]:
+        """The processes of the cluster that is up."""
+        record = json.loads((self.state / "cluster.json").read_text())["processes"].values()
+        self._recorded |= {entry["pid"]: entry["started"] for entry in record}
+        return [entry["pid"] for entry in record]
+
+    def end(self) -> None:
+        if (self.state / "cluster.json").exists():
+            self.pids()
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+            process.communicate(timeout=SECONDS_MAX)
+        for pid, started in self._recorded.items():
+            try:
+                process_left = psutil.Process(pid)
+                if abs(process_left.create_time() - started) < 2.0:
+                    process_left.kill()
+            except psutil.NoSuchProcess:
+                continue
+
+
+@pytest.fixture(scope="session")
+def wait_until() -> Callable[..., Any]:
+    return until
+
+
+@pytest.fixture(scope="session")
+def is_running() -> Callable[[int], bool]:
+    return runs
+
+
+@pytest.fixture(scope="session")
+def watch() -> type[Watch]:
+    return Watch
+
+
+@pytest.fixture
+def command_line(tmp_path: Path) -> Iterator[Callable[[str], CommandLine]]:
+    """Makes a command line with the state directory of that name."""
+    made: list[CommandLine] = []
+
+    def make(name: str) -> CommandLine:
+        made.append(CommandLine(tmp_path / name))
+        return made[-1]
+
+    yield make
+    for line in made:
+        line.end()
+
+
+@pytest.fixture(scope="session")
+def prometheus_binaries() -> Path:
+    """The folder with ``prometheus`` and ``promtool``, fetched once per machine; never skips."""
+    cache = Path.home() / ".cache" / "minishuffle" / "prometheus"
+    script = ROOT / "scripts" / "fetch-prometheus"
+    fetched = subprocess.run([script, cache], capture_output=True, text=True, timeout=600, check=False)
+    if fetched.returncode:
+        pytest.fail(f"{script.name} {cache} failed:\n{fetched.stdout}{fetched.stderr}", pytrace=False)
+    return cache / "usr" / "bin"

@@ -1,0 +1,121 @@
+"""Workers are processes of their own, and two of them share one connection, as the kernel sees it too."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from minishuffle.dataflow.stream import Stream
+from minishuffle.local_cluster import LocalCluster
+
+pytestmark = pytest.mark.timeout(120)
+
+PARALLELISM = 4
+
+
+@pytest.fixture(scope="module")
+def busy(watch: Any, wait_until: Callable[..., Any]) -> Iterator[Any]:
+    """Two workers with four slots each, and a keyed job of parallelism 4 that has crossed between them."""
+    endless = Stream.generate(lambda start, count: list(range(start, start + count)), rate=20_000)
+    with LocalCluster(workers=2, slots=4) as cluster:
+        seen = watch(cluster)
+        counted = endless.key_by(lambda number: number % 1000).count(emit="batch").to_count()
+        cluster.submit(counted, name="endless", parallelism=PARALLELISM)
+        for worker in (1, 2):
+            wait_until(
+                lambda worker=worker: seen.total(
+                    "minishuffle_network_buffers_total", worker, direction="in", path="remote"
+                ),
+                f"remote buffers into worker {worker}",
+            )
+        wait_until(lambda: all(worker.peers for worker in cluster.status().workers), "reports of peers")
+        yield seen
+
+
+def status(busy: Any) -> Any:
+    command = [sys.executable, "-m", "minishuffle.cli", *busy.flags, "cluster", "status", "--json"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return json.loads(ran.stdout)
+
+
+def sockets(data_port: int) -> set[tuple[str, str]]:
+    """Both ends of every established connection to that port, as ``ss`` shows them: local, peer."""
+    listed = subprocess.run(
+        ["ss", "-tnH", "state", "established", f"( sport = :{data_port} )"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    return {(fields[2], fields[3]) for line in listed.stdout.splitlines() if (fields := line.split())}
+
+
+def test_every_process_is_another_one(busy: Any) -> None:
+    shown = status(busy)
+    pids = [shown["pid"], *(worker["pid"] for worker in shown["workers"])]
+    assert len({*pids, os.getpid()}) == 4
+    assert {worker["pid"] for worker in shown["workers"]} == set(busy.cluster.workers.values())
+    for pid in pids:
+        process = psutil.Process(pid)
+        assert process.ppid() == os.getpid()
+        assert any(word.startswith("minishuffle") for word in process.cmdline())
+
+
+def test_many_channels_share_one_connection_and_ss_agrees(busy: Any) -> None:
+    samples = busy.samples()
+    requests = [value for name, labels, value in samples if _is_request(name, labels)]
+    # Four producers and four consumers, two of each on both sides: eight channels cross in all.
+    assert sorted(requests) == [PARALLELISM] * 4
+    first, second = status(busy)["workers"]
+    assert [(peer["worker"], peer["connections"]) for peer in first["peers"]] == [(2, 1)]
+    assert [(peer["worker"], peer["connections"]) for peer in second["peers"]] == [(1, 1)]
+    (to_second,), (to_first,) = first["peers"], second["peers"]
+    assert (to_second["local"], to_second["remote"]) == (to_first["remote"], to_first["local"])
+
+    accepted = {worker["worker"]: sockets(worker["data_port"]) for worker in (first, second)}
+    assert accepted[1] == set()  # the worker with the lower id dials
+    assert accepted[2] == {(to_first["local"], to_first["remote"])}
+
+
+def _is_request(name: str, labels: dict[str, str]) -> bool:
+    return name == "minishuffle_frames_total" and labels["type"] == "partition_request"
+
+
+def test_the_ends_of_the_connection_belong_to_the_two_workers(busy: Any) -> None:
+    first, second = status(busy)["workers"]
+    owners: dict[str, int] = {}
+    shown = subprocess.run(
+        ["ss", "-tnpH", "state", "established"], capture_output=True, text=True, check=True
+    )
+    for line in shown.stdout.splitlines():
+        local, owner = line.split()[2], re.search(r"pid=(\d+)", line)
+        if owner:
+            owners[local] = int(owner[1])
+    peer = first["peers"][0]
+    assert (owners[peer["local"]], owners[peer["remote"]]) == (first["pid"], second["pid"])
+
+
+def test_records_are_received_in_another_process_than_they_were_made_in() -> None:
+    def made(number: int) -> tuple[int, int]:
+        return number % 50, os.getpid()
+
+    with LocalCluster(workers=2, slots=1) as cluster:
+        tagged = Stream.items(list(range(2000))).map(made)
+        folded = tagged.key_by(lambda row: row[0]).fold(set, lambda seen, row: seen | {row[1]})
+        rows = cluster.run(
+            folded.map(lambda row: (row[0], sorted(row[1]), os.getpid())).collect(), timeout=60
+        )
+        pids = set(cluster.workers.values())
+    assert sorted(key for key, _, _ in rows) == list(range(50))
+    assert {pid for _, _, pid in rows} == pids
+    assert {(maker, taker) for _, makers, taker in rows for maker in makers} == {
+        (maker, taker) for maker in pids for taker in pids
+    }
