@@ -23,6 +23,7 @@ from minishuffle.errors import PeerLost, RemoteProtocolError, ShuffleError
 from minishuffle.ids import Address
 from minishuffle.protocol.channel import Outgoing
 from minishuffle.protocol.connection import Connection, ConnectionEvent, PeerClosed
+from minishuffle.transport.ports import host_port, unreachable
 from minishuffle.wire.handshake import Handshake, HandshakeRefused, Identity
 
 __all__ = ["DataEndpoint", "DataLink", "EndpointHandler"]
@@ -84,8 +85,8 @@ class DataLink(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(high=0)
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.local = _host_port(transport.get_extra_info("sockname"))
-        self.remote = _host_port(transport.get_extra_info("peername"))
+        self.local = host_port(transport.get_extra_info("sockname"))
+        self.remote = host_port(transport.get_extra_info("peername"))
         refusal = self._endpoint.opened(self)
         if refusal:
             self._refuse("limit", refusal)
@@ -300,9 +301,8 @@ class DataEndpoint:
                 )
                 await asyncio.shield(link.done)
         except (OSError, TimeoutError) as error:
-            raise PeerLost(
-                f"worker {worker} cannot be reached at {address}: {error or 'no answer'}"
-            ) from error
+            why = unreachable(address, self.handshake_seconds, error)
+            raise PeerLost(f"worker {worker} cannot be reached: {why}") from error
         return link
 
     def _accept(self) -> DataLink:
@@ -353,9 +353,3 @@ class DataEndpoint:
         for link in [*self.links, *self._unproven]:
             link.abort(PeerLost("the process is shutting down"))
         await asyncio.sleep(0)
-
-
-def _host_port(address: object) -> str:
-    if isinstance(address, tuple):
-        return str(Address(str(address[0]), int(address[1])))
-    return str(address)
