@@ -21,8 +21,8 @@ from minishuffle.dataflow.operators.base import Batch, TaskContext
 __all__ = ["KEYS", "Checker", "Numbers", "blocks_of", "expected_sums"]
 
 KEYS: Final = 100_000
-BLOCK: Final = {"arrow": int(__import__("os").environ.get("BLK","65536")), "rows": 2_048}
-"""Records of a batch: what stays in the processor's cache."""
+BLOCK: Final = {"arrow": 65_536, "rows": 2_048}
+"""Records of a batch: the most that is allowed, and for rows what stays in the processor's cache."""
 USER_CHARS: Final = 11
 _DIGITS: Final = USER_CHARS - len("user")
 _PLACES: Final = 10 ** np.arange(_DIGITS - 1, -1, -1)
@@ -108,9 +108,7 @@ class Numbers:
     def _int_rows(self, start: int, keys: U64, values: U64, *_: Any) -> list[Any]:
         return list(zip(keys.tolist(), values.tolist(), strict=True))
 
-    def _event_arrow(
-        self, start: int, keys: U64, values: U64, users: Any, cities: Any
-    ) -> pa.RecordBatch:
+    def _event_arrow(self, start: int, keys: U64, values: U64, users: Any, cities: Any) -> pa.RecordBatch:
         columns = [
             users.take(pa.array(keys)),
             cities.take(pa.array(values % np.uint64(len(CITIES)))),

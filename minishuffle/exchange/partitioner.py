@@ -24,8 +24,8 @@ Vector: TypeAlias = "np.ndarray[Any, Any]"
 PIECE_ROWS_MIN: Final = 16
 """A batch that is dealt out is not cut into pieces of fewer rows."""
 _ROWS_PER_CONSUMER: Final = 4096
-"""An Arrow batch is cut up by chunks that fit a core's cache, longer for many consumers so that the
-pieces do not become too small."""
+"""An Arrow batch is cut up by chunks, longer for many consumers so that the pieces do not become too
+small."""
 _SCANS_MAX: Final = 4
 """Up to so many consumers one scan for each is faster than a sort."""
 _WORDS: Final = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}

@@ -151,9 +151,22 @@ class DataLink(asyncio.BufferedProtocol):
     # --- handshake ------------------------------------------------------------------------------
 
     def _send_handshake(self, data: bytes) -> None:
+        self._count_handshake()
         if data:
             self._endpoint.counters.bytes_out += len(data)
             self._transport.write(data)
+
+    def _count_handshake(self) -> None:
+        """Book the handshake's frames like all others, so that frames and bytes agree."""
+        handshake, counters = self._handshake, self._endpoint.counters
+        for kinds, counted in (
+            (handshake.frames_in, counters.frames_in),
+            (handshake.frames_out, counters.frames_out),
+        ):
+            for kind in kinds:
+                name = kind.name.lower()
+                counted[name] = counted.get(name, 0) + 1
+            kinds.clear()
 
     def _receive_handshake(self, data: memoryview) -> None:
         counters = self._endpoint.counters

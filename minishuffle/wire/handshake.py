@@ -110,6 +110,10 @@ class Handshake:
             raise LocalProtocolError(f"a handshake needs a secret and a nonce of {NONCE_BYTES} bytes")
         self.peer: Identity | None = None
         """Set when the handshake is complete."""
+        self.frames_in: list[FrameType] = []
+        """Types of the frames received, in order; whoever counts them takes them out."""
+        self.frames_out: list[FrameType] = []
+        """The same of the frames to send."""
         self._identity = identity
         self._secret = secret
         self._dialer = dialer
@@ -125,7 +129,7 @@ class Handshake:
 
     def start(self) -> bytes:
         """The first bytes to send: the dialer's Hello, nothing for an acceptor."""
-        return encode_frame(self._mine) if self._dialer else b""
+        return self._encode(self._mine) if self._dialer else b""
 
     def receive(self, data: bytes | memoryview) -> bytes:
         """Take bytes from the peer; returns the bytes to send now.
@@ -170,12 +174,18 @@ class Handshake:
             return None
         body = bytes(buffer[FRAME_HEADER_BYTES : _LENGTH_BYTES + length])
         del buffer[: _LENGTH_BYTES + length]
+        self.frames_in.append(FrameType(kind))
         if kind == FrameType.HELLO:
             _check_version(body)
         try:
             return decode_body(kind, channel, memoryview(body))
         except RemoteProtocolError as error:
             raise HandshakeRefused("malformed", str(error)) from error
+
+    def _encode(self, frame: Hello | Welcome | Reject) -> bytes:
+        data = encode_frame(frame)
+        self.frames_out.append(FrameType(FRAME_HEADER.unpack_from(data)[1]))
+        return data
 
     def _expected(self) -> tuple[FrameType, ...]:
         if not self._dialer:
@@ -190,9 +200,9 @@ class Handshake:
         """
         if self._dialer:
             unproved = refusal.reason == "secret" and not self._rejected
-            return encode_frame(self._mine) if unproved else b""
+            return self._encode(self._mine) if unproved else b""
         text = str(refusal).encode()[:_REJECT_TEXT_BYTES_MAX].decode(errors="ignore")
-        return encode_frame(Reject(REASONS.index(refusal.reason) + 1, text))
+        return self._encode(Reject(REASONS.index(refusal.reason) + 1, text))
 
     # --- steps ------------------------------------------------------------------------------------
 
@@ -201,7 +211,7 @@ class Handshake:
             self._check_peer(frame)
             self._theirs = frame
             self._check_proof(frame, frame)
-            return encode_frame(replace(self._mine, proof=self._proof("dialer", self._mine, frame)))
+            return self._encode(replace(self._mine, proof=self._proof("dialer", self._mine, frame)))
         if isinstance(frame, Reject):
             self._rejected = True
             reason = REASONS[frame.code - 1] if 1 <= frame.code <= len(REASONS) else "peer"
@@ -222,7 +232,7 @@ class Handshake:
                 raise HandshakeRefused("malformed", "the peer's first Hello has a proof already")
             self._theirs = frame
             self._mine = replace(mine, target=frame.worker)
-            return encode_frame(replace(self._mine, proof=self._proof("acceptor", frame, mine)))
+            return self._encode(replace(self._mine, proof=self._proof("acceptor", frame, mine)))
         self._check_proof(self._theirs, frame)
         if replace(frame, proof=b"") != self._theirs:
             raise HandshakeRefused("malformed", "the peer's two Hello frames differ")
@@ -231,7 +241,7 @@ class Handshake:
         if refusal is not None:
             raise HandshakeRefused("peer", refusal)
         self.peer = peer
-        return encode_frame(Welcome(mine.worker, mine.epoch))
+        return self._encode(Welcome(mine.worker, mine.epoch))
 
     # --- checks -----------------------------------------------------------------------------------
 

@@ -114,8 +114,10 @@ class Deployment:
         task.start()
 
     def _output_pool(self, partition_id: PartitionId, count: int, paths: TaskPaths) -> LocalPool:
-        """Flink's sizes for a bounded pipelined partition: n + 1 … 2n + 8."""
-        pool = self.pool.create_pool(f"output {partition_id}", count + 1, 2 * count + 8)
+        """At least n + 1, as in Flink for a pipelined partition; at most what its channels can use."""
+        pool = self.pool.create_pool(
+            f"output {partition_id}", count + 1, count * limits.OUTPUT_BUFFERS_PER_SUBPARTITION_MAX
+        )
         pool.on_available(paths.bell.ring)
         self._pools[partition_id] = pool
         return pool
