@@ -256,7 +256,7 @@ def test_nothing_behind_an_unproved_hello_is_read(run: Run) -> None:
         await peer.until_closed()
         assert site.handler.reasons == ["secret"]
         assert (site.handler.up, site.handler.events) == ([], [])
-        assert site.counters.frames_in == {}
+        assert site.counters.frames_in == {"hello": 2}
 
     run(scenario)
 
@@ -352,7 +352,7 @@ def test_malformed_bytes_right_behind_the_last_hello_are_caught(run: Run) -> Non
         await peer.until_closed()
         await site.until(lambda: site.handler.down)
         assert isinstance(site.handler.down[0], RemoteProtocolError)
-        assert site.counters.frames_in == {"ping": 1}
+        assert site.counters.frames_in == {"hello": 2, "ping": 1}
 
     run(scenario)
 
@@ -524,7 +524,7 @@ def test_both_ends_count_the_same_bytes(run: Run) -> None:
         dialing = site.endpoints[1].counters
         await site.until(lambda: site.counters.bytes_in == dialing.bytes_out)
         await site.until(lambda: site.counters.bytes_out == dialing.bytes_in)
-        assert site.counters.frames_in == dialing.frames_out == {"partition_request": 1}
-        assert site.counters.frames_out == dialing.frames_in == {"error": 1}
+        assert site.counters.frames_in == dialing.frames_out == {"hello": 2, "partition_request": 1}
+        assert site.counters.frames_out == dialing.frames_in == {"hello": 1, "welcome": 1, "error": 1}
 
     run(scenario)
