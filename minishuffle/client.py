@@ -100,7 +100,11 @@ class JobHandle:
         return self._client.job(self.id)
 
     def cancel(self) -> None:
-        """Ask for the job to be cancelled; :meth:`wait` says when it is."""
+        """Ask for the job to be cancelled; :meth:`wait` says when it is.
+
+        Raises:
+            UsageError: it is over already.
+        """
         self._client.cancel(self.id)
 
     def wait(self, timeout: float | None = None) -> JobResult:
@@ -293,7 +297,11 @@ class Client:
         return JobHandle(self, info.job, info.name, 0)
 
     def cancel(self, job: str) -> None:
-        """Ask for a job to be cancelled; does nothing to one that is over."""
+        """Ask for a job to be cancelled.
+
+        Raises:
+            UsageError: it is over already.
+        """
         self.request(CancelJob(job=job), Accepted)
 
     def status(self) -> ClusterStatus:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal as signals
@@ -124,7 +125,8 @@ class LocalCluster:
         try:
             return handle.wait(timeout).rows
         except (TimeoutError, KeyboardInterrupt):
-            handle.cancel()
+            with contextlib.suppress(UsageError):  # It ended just now.
+                handle.cancel()
             raise
 
     def submit(

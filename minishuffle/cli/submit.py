@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import click
@@ -82,7 +83,8 @@ def _wait(handle: JobHandle, as_json: bool) -> None:
         raise
     except KeyboardInterrupt:
         click.echo(f"cancelling job {handle.id} …", err=True)
-        handle.cancel()
+        with contextlib.suppress(UsageError):  # It ended just now.
+            handle.cancel()
         handle.wait_until_over(CANCEL_SECONDS)
         raise
     if as_json:
