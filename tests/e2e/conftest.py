@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import psutil
 import pytest
 
 from minishuffle.cli.scrape import Samples, scrape, total
+from minishuffle.errors import UsageError
 from minishuffle.ids import Address
 from minishuffle.local_cluster import LocalCluster
 
@@ -77,7 +79,8 @@ class Watch:
     def calm(self) -> None:
         """Cancel every job that is not over, and see that the workers hold no tasks."""
         for job in self.cluster.client.jobs():
-            self.cluster.client.cancel(job.job)
+            with contextlib.suppress(UsageError):  # It is over.
+                self.cluster.client.cancel(job.job)
             self.cluster.client.handle(job.job).wait_until_over(SECONDS_MAX)
         until(lambda: not self.total("minishuffle_worker_slots", state="used"), "the release of all slots")
 
