@@ -9,7 +9,7 @@ any order. Split ``s`` of ``S`` makes the blocks ``s``, ``s + S``, … of ``BLOC
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any, Final, Literal
 
@@ -146,36 +146,26 @@ class Checker:
         self._key_sum = 0
         self._sums = np.zeros(KEYS, dtype=np.int64 if self._kind == "int" else np.float64)
         self._seen = np.zeros(KEYS, dtype=bool)
-        self._last: dict[Any, Any] = {}
 
     def write(self, batch: Batch) -> None:
         self._outputs += len(batch)
-        if isinstance(batch, pa.RecordBatch):
-            column = batch.column(0)
-            keys = _numbers(column) if self._kind == "event" else column.to_numpy()
-            # Of several outputs for one key, the last is kept: assignment goes in order.
-            self._sums[keys] = batch.column(1).to_numpy()
-            self._seen[keys] = True
-            self._key_sum += int(keys.sum())
-        else:
-            assert isinstance(batch, list)
-            self._last.update(batch)
-            self._key_sum += self._rows_key_sum(batch)
+        keys, sums = self._arrow(batch) if isinstance(batch, pa.RecordBatch) else self._rows(batch)
+        # Of several outputs for one key the last is kept: assignment goes in order.
+        self._sums[keys] = sums
+        self._seen[keys] = True
+        self._key_sum += int(keys.sum())
 
-    def _rows_key_sum(self, rows: list[Any]) -> int:
-        if self._kind == "int":
-            return sum(key for key, _ in rows)
-        letters = np.frombuffer("".join(map(itemgetter(0), rows)).encode(), dtype=np.uint8)
-        digits = letters.reshape(-1, USER_CHARS)[:, -_DIGITS:].sum(axis=0, dtype=np.int64) - ord("0") * len(
-            rows
-        )
-        return int((digits * _PLACES).sum())
+    def _arrow(self, batch: pa.RecordBatch) -> tuple[Any, Any]:
+        column = batch.column(0)
+        keys = user_numbers(column.to_pylist()) if self._kind == "event" else column.to_numpy()
+        return keys, batch.column(1).to_numpy()
+
+    def _rows(self, rows: Any) -> tuple[Any, Any]:
+        keys = map(itemgetter(0), rows)
+        numbers = user_numbers(keys) if self._kind == "event" else np.fromiter(keys, np.int64, len(rows))
+        return numbers, np.fromiter(map(itemgetter(1), rows), self._sums.dtype, len(rows))
 
     def close(self) -> dict[str, Any]:
-        for key, value in self._last.items():
-            number = key if self._kind == "int" else int(key[4:])
-            self._sums[number] = value
-            self._seen[number] = True
         keys = np.flatnonzero(self._seen)
         return {
             "outputs": self._outputs,
@@ -185,10 +175,10 @@ class Checker:
         }
 
 
-def _numbers(users: Any) -> np.ndarray[Any, Any]:
-    import pyarrow.compute as pc
-
-    numbers: np.ndarray[Any, Any] = pc.cast(pc.utf8_slice_codeunits(users, 4), pa.int64()).to_numpy()
+def user_numbers(users: Iterable[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The number in each user's name."""
+    letters = np.frombuffer("".join(users).encode(), dtype=np.uint8).reshape(-1, USER_CHARS)
+    numbers: np.ndarray[Any, np.dtype[np.int64]] = (letters[:, -_DIGITS:] - np.uint8(ord("0"))) @ _PLACES
     return numbers
 
 
