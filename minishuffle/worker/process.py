@@ -135,7 +135,9 @@ class Worker:
         return reply
 
     def _on_control(self, message: ControlMessage, request: int) -> None:
-        if isinstance(message, Registered):
+        if self._registered.done():
+            self._carry_out(self._state.handle(message, self._loop.time()))
+        elif isinstance(message, Registered):
             # Before anything else is handled: peers may dial, and be dialed, from now on.
             cluster = self.endpoint.identity.cluster
             self.endpoint.identity = Identity(Role.WORKER, cluster, message.worker, message.epoch)
@@ -144,10 +146,11 @@ class Worker:
                 message.worker, self.pool, self._inbox, self._on_report, self._on_collected, self._on_log
             )
             self._registered.set_result(message)
-        elif isinstance(message, Failure) and not self._registered.done():
+        elif isinstance(message, Failure):
             self._registered.set_exception(error_from_code(message.code, message.text))
         else:
-            self._carry_out(self._state.handle(message, self._loop.time()))
+            name = type(message).__name__
+            raise RemoteProtocolError(f"the coordinator sent {name} before it registered this worker")
 
     def _on_control_closed(self, error: Exception | None) -> None:
         if not self._registered.done():
@@ -477,8 +480,8 @@ async def run_worker(
     worker = Worker(settings, cluster, secret)
     data_port = await worker.endpoint.listen(host)
     server = await web(worker.snapshot, host, 0)
-    stopping = asyncio.create_task(stop.wait(), name="stop")
-    try:
+
+    async def serve() -> None:
         identity = Identity(Role.WORKER, cluster, requested_worker, 0)
         control = await connect_control(coordinator, identity, secret, timeout=COORDINATOR_SECONDS_MAX)
         request = Register(
@@ -502,11 +505,19 @@ async def run_worker(
                 "metrics_port": server.port,
             }
         )
-        ends: list[asyncio.Future[Any]] = [stopping, worker.ended]
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        if worker.ended.done() and worker.ended.result() and not stop.is_set():
-            raise PeerLost(worker.ended.result())
+        reason = await worker.ended
+        if reason:
+            raise PeerLost(reason)
+
+    serving = asyncio.create_task(serve(), name="serve")
+    stopping = asyncio.create_task(stop.wait(), name="stop")
+    try:
+        await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if not stop.is_set():
+            serving.result()
     finally:
-        stopping.cancel()
+        for task in (serving, stopping):
+            task.cancel()
+        await asyncio.gather(serving, stopping, return_exceptions=True)
         await worker.close()
         await server.close()
