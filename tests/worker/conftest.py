@@ -61,7 +61,7 @@ class Site:
         self.lines.append(line)
 
     def message(self, graph: JobGraph, job: str) -> DeployTasks:
-        placement = dict.fromkeys(range(graph.slots_needed), WORKER)
+        placement = (WORKER,) * graph.slots_needed
         address = WorkerAddress(worker=WORKER, epoch=1, host="127.0.0.1", data_port=1)
         return deployments(graph, placement, [address], term=1, job=job, name=job)[WORKER]
 

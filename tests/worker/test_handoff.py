@@ -48,8 +48,8 @@ class WatchedBell(TaskBell):
 
     __slots__ = ("waiting",)
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
         self.waiting = threading.Event()
 
     def wait(self, seconds: float) -> None:
@@ -91,10 +91,10 @@ def paths_of(
 class Asking(threading.Thread):
     """A task that asks for a segment; ``outcome`` is the segment, or what was raised."""
 
-    def __init__(self, paths: TaskPaths, pool: LocalPool) -> None:
+    def __init__(self, turns: Turns, paths: TaskPaths, pool: LocalPool) -> None:
         super().__init__(daemon=True)
         self.paths, self.pool = paths, pool
-        self.paths.bell = self.bell = WatchedBell()
+        self.paths.bell = self.bell = WatchedBell(cast(asyncio.AbstractEventLoop, turns))
         self.pool.on_available(self.bell.ring)
         self.outcome: Segment | TaskCancelled | None = None
         self.start()
@@ -219,8 +219,24 @@ def test_four_threads_lose_nothing_and_keep_their_order(busy_switching: None) ->
 # --- the bell -------------------------------------------------------------------------------------------
 
 
-def test_no_wake_up_is_lost(inbox: LoopInbox, long_waits: None, busy_switching: None) -> None:
-    """The loop's half enqueues and rings in bursts, often waiting until the task has caught up."""
+def test_the_bell_rings_once_and_at_the_end_of_the_turn(turns: Turns, inbox: LoopInbox) -> None:
+    bell = paths_of(inbox).bell
+    for _ in range(3):
+        bell.ring()
+    assert not bell._event.is_set()
+    assert len(turns.scheduled) == 1
+    turns.turn()
+    assert bell._event.is_set()
+    bell.ring()
+    assert not turns.scheduled, "nobody has looked since"
+    bell.clear()
+    bell.ring()
+    turns.turn()
+    assert bell._event.is_set()
+
+
+def test_no_wake_up_is_lost(turns: Turns, inbox: LoopInbox, long_waits: None, busy_switching: None) -> None:
+    """The loop's half enqueues and rings in bursts, and waits until the task has caught up with each."""
     rng = random.Random(7)
     paths = paths_of(inbox)
     queue: deque[int] = deque()
@@ -247,8 +263,11 @@ def test_no_wake_up_is_lost(inbox: LoopInbox, long_waits: None, busy_switching: 
         for number in range(sent, sent + burst - 1):
             queue.append(number)
             paths.bell.ring()
+            if rng.random() < 0.3:
+                turns.turn()
         queue.append(-1)
         paths.bell.ring()
+        turns.turn()
         sent += burst
         assert caught_up.acquire(timeout=SECONDS_MAX), f"the task sleeps on {len(queue)} items"
     thread.join(SECONDS_MAX)
@@ -267,13 +286,16 @@ def test_a_free_segment_is_taken_without_a_wait(inbox: LoopInbox) -> None:
     assert (counters.backpressured_seconds, counters.backpressure_block.count) == (0.0, 0)
 
 
-def test_a_task_waits_until_a_segment_is_recycled_and_measures_it(inbox: LoopInbox, long_waits: None) -> None:
+def test_a_task_waits_until_a_segment_is_recycled_and_measures_it(
+    turns: Turns, inbox: LoopInbox, long_waits: None
+) -> None:
     counters = TaskCounters()
     pool, segment = taken_pool()
-    asking = Asking(TaskPaths(inbox, lambda subpartition: None, counters), pool)
+    asking = Asking(turns, TaskPaths(inbox, lambda subpartition: None, counters), pool)
     asking.until_waiting()
     assert asking.outcome is None
     segment.recycle()
+    turns.turn()
     asking.until_done()
     assert asking.outcome is segment
     assert counters.backpressured_seconds > 0.0
@@ -282,14 +304,15 @@ def test_a_task_waits_until_a_segment_is_recycled_and_measures_it(inbox: LoopInb
 
 
 def test_input_that_came_while_the_task_waited_for_a_segment_is_looked_at(
-    inbox: LoopInbox, long_waits: None
+    turns: Turns, inbox: LoopInbox, long_waits: None
 ) -> None:
     pool, segment = taken_pool()
     paths = paths_of(inbox)
-    asking = Asking(paths, pool)
+    asking = Asking(turns, paths, pool)
     asking.until_waiting()
     paths.bell.ring()  # a buffer came
     segment.recycle()
+    turns.turn()
     asking.until_done()
     looking = threading.Thread(target=paths.wait, args=(10 * SECONDS_MAX,), daemon=True)
     looking.start()
@@ -298,7 +321,7 @@ def test_input_that_came_while_the_task_waited_for_a_segment_is_looked_at(
 
 
 def test_a_segment_that_comes_free_just_after_the_look_is_not_missed(
-    inbox: LoopInbox, long_waits: None
+    turns: Turns, inbox: LoopInbox, long_waits: None
 ) -> None:
     pool, segment = taken_pool()
 
@@ -315,17 +338,20 @@ def test_a_segment_that_comes_free_just_after_the_look_is_not_missed(
             self.looks += 1
             if self.looks == 2:
                 segment.recycle()
+                turns.turn()
             return found
 
-    asking = Asking(paths_of(inbox), cast(LocalPool, LateByOne()))
+    asking = Asking(turns, paths_of(inbox), cast(LocalPool, LateByOne()))
     asking.until_done()
     assert asking.outcome is segment
 
 
-def test_cancel_wakes_a_task_that_waits_for_a_segment(inbox: LoopInbox, long_waits: None) -> None:
+def test_cancel_wakes_a_task_that_waits_for_a_segment(
+    turns: Turns, inbox: LoopInbox, long_waits: None
+) -> None:
     pool, _ = taken_pool()
     paths = paths_of(inbox)
-    asking = Asking(paths, pool)
+    asking = Asking(turns, paths, pool)
     asking.until_waiting()
     paths.cancel()
     asking.until_done()
@@ -414,10 +440,11 @@ def test_a_closed_attempt_is_cancelled_and_has_nothing_more_to_say(turns: Turns,
         paths.check()
 
 
-def test_waiting_for_input_is_idle_time(inbox: LoopInbox) -> None:
+def test_waiting_for_input_is_idle_time(turns: Turns, inbox: LoopInbox, long_waits: None) -> None:
     counters = TaskCounters()
     paths = TaskPaths(inbox, lambda subpartition: None, counters)
     paths.bell.ring()
+    turns.turn()
     paths.wait(SECONDS_MAX)
     assert counters.idle_seconds > 0.0
     paths.bell.clear()
