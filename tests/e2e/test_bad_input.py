@@ -1,0 +1,495 @@
+"""Bad input: one clear error each, nothing left behind, and everything else runs on."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from minishuffle import limits
+from minishuffle.client import Client
+from minishuffle.dataflow.graph import JobSettings
+from minishuffle.dataflow.stream import Stream
+from minishuffle.errors import (
+    AuthenticationError,
+    ResourceExhausted,
+    TaskFailed,
+    UnknownName,
+    UsageError,
+)
+from minishuffle.ids import Address
+from minishuffle.local_cluster import LocalCluster
+from minishuffle.wire.codec import encode_frame
+from minishuffle.wire.frames import FRAME_HEADER, FrameType, Hello, Ping, Role
+from minishuffle.wire.handshake import Handshake, Identity
+
+pytestmark = pytest.mark.timeout(120)
+
+SECONDS_MAX = 30.0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(workers=2, slots=3, segment_bytes=4096, network_memory_bytes=1 << 20) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def endless(cluster: LocalCluster, watch: Any, wait_until: Callable[..., Any]) -> Iterator[Any]:
+    """A job that runs through everything that the tests of this module do."""
+    seen = watch(cluster)
+    numbers = Stream.generate(lambda start, count: list(range(start, start + count)), rate=5_000)
+    counted = numbers.key_by(lambda number: number % 100).count(emit="batch").to_count()
+    seen.handle = cluster.submit(counted, name="endless", parallelism=2)
+    wait_until(lambda: all(worker.peers for worker in cluster.status().workers), "the data connection")
+    seen.link = sorted(peer.local for worker in cluster.status().workers for peer in worker.peers)
+    yield seen
+    assert seen.handle.info().state == "running"
+
+
+@pytest.fixture
+def goes_on(endless: Any, wait_until: Callable[..., Any]) -> Callable[[], None]:
+    """Fails unless the endless job takes in further records over the same connection as ever."""
+
+    def check() -> None:
+        def taken() -> float:
+            return float(endless.total("minishuffle_task_records_total", pipeline="endless", direction="in"))
+
+        before = taken()
+        wait_until(lambda: taken() > before, "that the other job goes on")
+        workers = endless.cluster.status().workers
+        assert sorted(peer.local for worker in workers for peer in worker.peers) == endless.link
+        assert [worker.state for worker in workers] == ["alive", "alive"]
+
+    return check
+
+
+def command(endless: Any, *arguments: str, code: int, directory: Path | None = None) -> str:
+    """What a command wrote to its standard error."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "minishuffle.cli", *endless.flags, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=directory,
+    )
+    assert ran.returncode == code, ran.stdout + ran.stderr
+    assert ran.stdout == ""
+    return ran.stderr
+
+
+# --- names that do not exist --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["submit", "keybi"], "did you mean 'keyby'?"),
+        (["submit", "nowhere.py:job"], "there is no file nowhere.py"),
+        (["submit", "keyby", "--set", "rat=1"], "did you mean 'rate'?"),
+        (["submit", "keyby", "--set", "rate=fast"], "--set rate=fast"),
+        (["submit", "wordcount", "--set", "files=/no/such.txt"], "no file /no/such.txt"),
+        (["submit", "keyby", "--paralelism", "2"], "--parallelism"),
+        (["jobs", "show", "j999"], "there is no job 'j999'"),
+        (["worker", "kill", "99"], "99"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_unknown_names_are_one_line_with_exit_code_2(
+    endless: Any, arguments: list[str], expected: str, tmp_path: Path
+) -> None:
+    before = len(endless.cluster.client.jobs())
+    error = command(endless, *arguments, code=2, directory=tmp_path)
+    assert expected in error
+    assert "Traceback" not in error
+    assert len(endless.cluster.client.jobs()) == before
+
+
+def test_an_unknown_column_is_named_with_those_that_there_are(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"user": ["a"], "amount": [1]}), tmp_path / "t.parquet")
+    with pytest.raises(UnknownName, match=r"(?s)'usr'.*user.*amount"):
+        Stream.parquet(tmp_path / "t.parquet").key_by("usr")
+    with pytest.raises(UnknownName, match="no file .*none.parquet"):
+        Stream.parquet(tmp_path / "none.parquet")
+
+
+def test_a_key_column_that_rows_turn_out_to_lack_is_named(endless: Any, goes_on: Callable[[], None]) -> None:
+    stream = Stream.items([{"user": "a"}]).key_by("usr").count().collect()
+    with pytest.raises(TaskFailed, match=r"usr"):
+        endless.cluster.run(stream, timeout=SECONDS_MAX)
+    goes_on()
+
+
+# --- functions and records ------------------------------------------------------------------------
+
+
+def test_a_raising_function_shows_the_users_traceback_alone(
+    endless: Any, goes_on: Callable[[], None]
+) -> None:
+    def inner(row: int) -> int:
+        return {}[row]  # type: ignore[no-any-return]
+
+    def outer(row: int) -> int:
+        return inner(row)
+
+    handle = endless.cluster.submit(Stream.items([1, 2]).map(outer).collect(), name="raises")
+    with pytest.raises(TaskFailed) as raised:
+        handle.wait(SECONDS_MAX)
+    text = str(raised.value)
+    assert re.search(r"in outer\n.*in inner\n", text, re.DOTALL)
+    assert "KeyError: 1" in text
+    assert "minishuffle/worker" not in text
+    assert "minishuffle/dataflow" not in text
+    assert handle.info().state == "failed"
+    goes_on()
+
+
+def test_an_unpicklable_function_is_refused_before_anything_is_submitted(endless: Any) -> None:
+    lock = threading.Lock()
+
+    def guarded(row: int) -> int:
+        with lock:
+            return row
+
+    before = len(endless.cluster.client.jobs())
+    with pytest.raises(UsageError, match=r"variable 'lock' of guarded.*create it inside the function"):
+        endless.cluster.submit(Stream.items([1]).map(guarded).collect())
+    assert len(endless.cluster.client.jobs()) == before
+
+
+@pytest.mark.parametrize(
+    ("value", "named"), [({1, 2}, "set"), (complex(1, 2), "complex"), (range(3), "range")], ids=repr
+)
+def test_a_record_that_msgpack_cannot_take_is_named(
+    endless: Any, goes_on: Callable[[], None], value: object, named: str
+) -> None:
+    stream = Stream.items([0, 1]).map(lambda number: (number, value)).rebalance().map(str).collect()
+    with pytest.raises(TaskFailed) as raised:
+        endless.cluster.run(stream, parallelism=2, timeout=SECONDS_MAX)
+    assert named in str(raised.value)
+    assert "cannot cross an exchange" in str(raised.value)
+    assert repr(value) in str(raised.value)
+    assert sorted(endless.cluster.run(Stream.items([1, 2]).collect(), timeout=SECONDS_MAX)) == [1, 2]
+    goes_on()
+
+
+def test_a_result_that_msgpack_cannot_take_fails_its_job_alone(
+    endless: Any, goes_on: Callable[[], None]
+) -> None:
+    class Odd:
+        def open(self, context: Any) -> None:
+            pass
+
+        def write(self, batch: Any) -> None:
+            pass
+
+        def close(self) -> Any:
+            return object()
+
+    with pytest.raises(TaskFailed, match="object"):
+        endless.cluster.run(Stream.items([1]).to(Odd()), timeout=SECONDS_MAX)
+    goes_on()
+
+
+# --- not enough of something ----------------------------------------------------------------------
+
+
+def test_too_many_slots_and_buffers_come_with_the_arithmetic(
+    endless: Any, goes_on: Callable[[], None]
+) -> None:
+    numbers = Stream.items([1]).key_by(lambda number: number).count().collect()
+    with pytest.raises(ResourceExhausted, match=r"needs 5 slots .*4 are free of 6.*--parallelism"):
+        endless.cluster.submit(numbers, parallelism=5)
+    greedy = JobSettings(buffers_per_channel=200)
+    with pytest.raises(ResourceExhausted) as refused:
+        endless.cluster.submit(numbers, parallelism=4, settings=greedy)
+    text = str(refused.value)
+    found = re.search(
+        r"needs (\d+) network buffers on worker 1, (\d+) are free of (\d+) \((.*)\): raise", text
+    )
+    assert found is not None, text
+    needed, free, total = int(found[1]), int(found[2]), int(found[3])
+    assert needed > free
+    assert free < total == (1 << 20) // (4096 + limits.SEGMENT_HEADROOM_BYTES)
+    # The terms add up to what is said to be needed: two gates and two partitions on each worker.
+    products = re.findall(r"= (\d+)(?:\)? = (\d+))?(?=;|$)", found[4])
+    assert sum(int(last or first) for first, last in products) == needed == 2 * (2 * 200 + 1) + 2 * (4 + 1)
+    assert "--network-memory-bytes" in text
+    goes_on()
+
+
+# --- ports ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flag", ["--port", "--web-port"])
+def test_a_taken_port_is_named_with_its_holder_and_flag(
+    command_line: Callable[[str], Any], flag: str, tmp_path: Path
+) -> None:
+    shell = command_line("taken")
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as other:
+        taken, free = server.getsockname()[1], other.getsockname()[1]
+        other.close()
+        ports = {"--port": str(free), "--web-port": "0"} | {flag: str(taken)}
+        _, error = shell.run("cluster", "up", *(word for pair in ports.items() for word in pair), code=1)
+    assert f"port {taken} " in error
+    assert f"(pid {os.getpid()})" in error
+    assert flag in error
+    assert not (shell.state / "cluster.json").exists()
+
+
+# --- strangers on the ports ---------------------------------------------------------------------------
+
+
+def doors(endless: Any) -> dict[str, tuple[Address, str, Role, int]]:
+    """Where strangers may knock: address, log, and the role and target of a peer that may."""
+    return {
+        "control": (endless.cluster.client.address, "coordinator", Role.CLIENT, 0),
+        "data": (endless.data_address(1), "worker-1", Role.WORKER, 1),
+    }
+
+
+def refusals(endless: Any, door: str, reason: str) -> int:
+    name = "minishuffle_connections_refused_total"
+    if door == "control":
+        return int(endless.coordinator_total(name, reason=reason))
+    return int(endless.total(name, 1, reason=reason))
+
+
+def dial(address: Address) -> socket.socket:
+    dialed = socket.create_connection((address.host, address.port), timeout=SECONDS_MAX)
+    dialed.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return dialed
+
+
+def rest(dialed: socket.socket) -> bytes:
+    """Everything that comes until the other side closes the connection."""
+    received = b""
+    try:
+        while data := dialed.recv(65_536):
+            received += data
+    except ConnectionResetError:  # it closed with bytes of ours unread
+        pass
+    return received
+
+
+def proven(endless: Any, door: str) -> socket.socket:
+    """A connection whose handshake is complete, as a client or as a third worker."""
+    address, _, role, target = doors(endless)[door]
+    secret = (endless.cluster.state_dir / "secret").read_bytes().strip()
+    identity = Identity(role, "local", 77 if role is Role.WORKER else 0, 1 if role is Role.WORKER else 0)
+    handshake = Handshake(identity, secret, os.urandom(32), dialer=True, target=target)
+    dialed = dial(address)
+    dialed.sendall(handshake.start())
+    while handshake.peer is None:
+        data = dialed.recv(4096)
+        assert data, "the handshake was refused"
+        dialed.sendall(handshake.receive(data))
+    return dialed
+
+
+@pytest.mark.parametrize("door", ["control", "data"])
+def test_a_wrong_secret_is_refused_logged_and_counted(
+    endless: Any, goes_on: Callable[[], None], wait_until: Callable[..., Any], door: str
+) -> None:
+    address, log, role, target = doors(endless)[door]
+    before = refusals(endless, door, "secret")
+    hello = Hello(role, "local", 77 if target else 0, 0, target, os.urandom(32))
+    with dial(address) as dialed:
+        dialed.sendall(encode_frame(hello))
+        dialed.recv(4096)
+        # What follows an unproved Hello is not even looked at.
+        unproved = replace(hello, proof=bytes(32))
+        dialed.sendall(encode_frame(unproved) + encode_frame(Ping(1)) + b"\xff" * 64)
+        answer = rest(dialed)
+    _, kind, _ = FRAME_HEADER.unpack_from(answer)
+    assert kind == FrameType.REJECT
+    assert b"do not have the same secret" in answer
+    wait_until(lambda: refusals(endless, door, "secret") == before + 1, "the count")
+    assert "(secret): " in endless.log(log)
+    goes_on()
+
+
+def test_a_client_with_the_wrong_secret_is_told_the_mend(endless: Any) -> None:
+    with (
+        Client(endless.cluster.client.address, b"another", cluster="local") as client,
+        pytest.raises(AuthenticationError, match=r"same secret.*--secret-file"),
+    ):
+        client.status()
+
+
+@pytest.mark.parametrize("door", ["control", "data"])
+@pytest.mark.parametrize(
+    ("reason", "change"),
+    [("version", {"version": 2}), ("cluster", {"cluster": "another"}), ("malformed", {"magic": 1})],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_peer_that_is_not_one_of_us_is_refused(
+    endless: Any,
+    goes_on: Callable[[], None],
+    wait_until: Callable[..., Any],
+    door: str,
+    reason: str,
+    change: dict[str, Any],
+) -> None:
+    address, log, role, target = doors(endless)[door]
+    before = refusals(endless, door, reason)
+    hello = replace(Hello(role, "local", 77 if target else 0, 0, target, os.urandom(32)), **change)
+    with dial(address) as dialed:
+        dialed.sendall(encode_frame(hello))
+        answer = rest(dialed)
+    assert FRAME_HEADER.unpack_from(answer)[1] == FrameType.REJECT
+    wait_until(lambda: refusals(endless, door, reason) == before + 1, "the count")
+    assert f"({reason}): " in endless.log(log)
+    if reason == "version":
+        assert b"version 2" in answer and b"install the same release" in answer
+    goes_on()
+
+
+GARBAGE = {
+    "http": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "zeros": bytes(64),
+    "oversized": FRAME_HEADER.pack(0xFFFF_FFF0, FrameType.HELLO, 0),
+    "unknown": FRAME_HEADER.pack(5, 250, 0),
+    "too-early": encode_frame(Ping(1)),
+}
+
+
+@pytest.mark.parametrize("door", ["control", "data"])
+@pytest.mark.parametrize("kind", GARBAGE)
+def test_garbage_from_a_stranger_closes_that_connection_alone(
+    endless: Any, goes_on: Callable[[], None], wait_until: Callable[..., Any], door: str, kind: str
+) -> None:
+    before = refusals(endless, door, "malformed")
+    with dial(doors(endless)[door][0]) as dialed:
+        dialed.sendall(GARBAGE[kind])
+        rest(dialed)
+    wait_until(lambda: refusals(endless, door, "malformed") == before + 1, "the count")
+    goes_on()
+
+
+PROVEN_GARBAGE = {
+    "oversized": FRAME_HEADER.pack(limits.DATA_FRAME_BYTES_MAX + limits.CONTROL_FRAME_BYTES_MAX, 13, 0),
+    "unknown": FRAME_HEADER.pack(13, 250, 0) + bytes(8),
+    "too-short": FRAME_HEADER.pack(2, FrameType.PING, 0),
+    "not-msgpack": FRAME_HEADER.pack(6, FrameType.MESSAGE, 1) + b"\xc1",
+    "noise": bytes(range(255, 55, -1)),
+}
+
+
+@pytest.mark.parametrize("door", ["control", "data"])
+@pytest.mark.parametrize("kind", PROVEN_GARBAGE)
+def test_garbage_from_a_proven_peer_closes_that_connection_alone(
+    endless: Any, goes_on: Callable[[], None], door: str, kind: str
+) -> None:
+    with proven(endless, door) as dialed:
+        dialed.sendall(PROVEN_GARBAGE[kind])
+        rest(dialed)
+    goes_on()
+
+
+@pytest.mark.parametrize("door", ["control", "data"])
+def test_a_frame_that_is_cut_short_harms_nobody(endless: Any, goes_on: Callable[[], None], door: str) -> None:
+    with proven(endless, door) as dialed:
+        dialed.sendall(encode_frame(Ping(1))[:-3])
+    goes_on()
+
+
+# --- two clusters, and Ctrl-C -----------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_two_clusters_run_side_by_side_and_do_not_mix(
+    endless: Any, goes_on: Callable[[], None], command_line: Callable[[str], Any], is_running: Any
+) -> None:
+    other = command_line("other")
+    other.run("--cluster", "other", "cluster", "up", "--detach", "--workers", "1", "--port", "0")
+    pids = other.pids()
+    record = json.loads((other.state / "cluster.json").read_text())
+    assert record["coordinator"] != str(endless.cluster.client.address)
+    assert set(pids).isdisjoint(endless.cluster.workers.values())
+    done = json.loads(other.run("--cluster", "other", "submit", "wordcount", "--wait", "--json")[0])
+    assert done["state"] == "finished"
+    assert done["job"] == "j1"  # It counts its own jobs.
+    # A client of one is turned away by the other, even with the other's secret.
+    secret = (other.state / "secret").read_bytes().strip()
+    with (
+        Client(record["coordinator"], secret, cluster="local") as client,
+        pytest.raises(AuthenticationError, match=r"cluster 'local'.*cluster 'other'"),
+    ):
+        client.status()
+    other.run("--cluster", "other", "cluster", "down")
+    assert not any(is_running(pid) for pid in pids)
+    goes_on()
+
+
+def test_ctrl_c_during_submit_wait_cancels_the_job_and_gives_130(
+    endless: Any, wait_until: Callable[..., Any], is_running: Any
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "minishuffle.cli", *endless.flags, "submit", "keyby", "--wait"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stderr is not None
+        assert "runs" in process.stderr.readline()
+        [job] = [job for job in endless.cluster.client.jobs() if job.name == "keyby"]
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=SECONDS_MAX)
+    finally:
+        process.kill()
+        process.wait(SECONDS_MAX)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert endless.cluster.client.job(job.job).state == "canceled"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [["cluster", "up", "--port", "0"], ["demo"]], ids=["up", "demo"])
+def test_ctrl_c_while_processes_start_leaves_no_orphan(
+    command_line: Callable[[str], Any],
+    wait_until: Callable[..., Any],
+    is_running: Any,
+    arguments: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At the most awkward moment: some children are there, none is ready yet."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    process = command_line("early").start(*arguments)
+    parent = psutil.Process(process.pid)
+    children = wait_until(lambda: parent.children(recursive=True), "the first child")
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=SECONDS_MAX)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert not any(is_running(child.pid) for child in children)
+    left = [
+        found.pid
+        for found in psutil.process_iter(["cmdline"])
+        if str(tmp_path) in " ".join(found.info["cmdline"] or []) and is_running(found.pid)
+    ]
+    assert left == []
+    assert not (tmp_path / "early" / "cluster.json").exists()
+    assert list((tmp_path / "tmp").iterdir()) == []
