@@ -27,6 +27,7 @@ STILL_FOR_SECONDS = 0.5
 @pytest.fixture(scope="module")
 def seen(watch: Any) -> Iterator[Any]:
     with LocalCluster(workers=2, slots=2, segment_bytes=SEGMENT_BYTES) as cluster:
+        cluster.status()  # The client connects at first use.
         yield watch(cluster)
 
 
