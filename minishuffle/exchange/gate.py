@@ -22,6 +22,7 @@ from minishuffle.protocol.channel import (
     ChannelState,
     ConsumerChannel,
     FreeBuffer,
+    NextType,
     Outgoing,
     Received,
     SubpartitionView,
@@ -107,6 +108,10 @@ class RemoteInputChannel(InputChannel):
         self.connection = connection
         self._poke = poke
 
+    @property
+    def open(self) -> bool:
+        return self.consumer.state is ChannelState.OPEN
+
     def announce(self) -> None:
         if self.connection is not None:
             self.connection.announce_credit(self.consumer)
@@ -169,7 +174,9 @@ class LocalInputChannel(InputChannel):
     def pump(self) -> None:
         """(Loop.) Hand over what is available and allowed."""
         view = self._view
-        while view is not None and self._outstanding < self._credit:
+        while view is not None:
+            if self._outstanding >= self._credit and view.next_type() is not NextType.EVENT:
+                return
             piece = view.poll()
             if piece is None:
                 return
@@ -336,6 +343,11 @@ class InputGate:
         if kind == EventKind.END_OF_PARTITION:
             if channel.finished:
                 raise RemoteProtocolError(f"the partition of producer {channel.producer} ended twice")
+            if lost := channel.assembler.clear():
+                raise RemoteProtocolError(
+                    f"the partition of producer {channel.producer} ended in the middle of an element of "
+                    f"{lost} rows"
+                )
             channel.finished = True
             self._unfinished -= 1
         elif kind != EventKind.END_OF_DATA:

@@ -130,6 +130,7 @@ class Subpartition:
     def _head(self) -> BufferBuilder | EventKind | None:
         """What a poll would take now; gives finished builders back that were sent in slices."""
         queue = self._queue
+        builder = self._open
         while queue:
             head = queue[0]
             if isinstance(head, EventKind):
@@ -141,7 +142,9 @@ class Subpartition:
             queue.popleft()
             self._polled += 1
             head.segment.recycle()
-        builder = self._open
+            builder = self._open
+        # Read before the last look at the queue: the writer queues a builder before it opens the next,
+        # so one that was open then cannot be overtaken.
         if self.flush_requested and builder is not None and not builder.in_flight and builder.unsent():
             return builder
         return None
@@ -206,7 +209,8 @@ class Subpartition:
             return
         self._partial = None
         if self._discarded:
-            builder.segment.recycle()
+            if builder is not self._open:  # else it was written off: its writer may still write to it
+                builder.segment.recycle()
         elif self.on_available is not None:
             self.on_available()
 

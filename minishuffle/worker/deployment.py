@@ -20,7 +20,11 @@ from minishuffle.protocol.channel import Outgoing
 from minishuffle.wire.frames import DataType
 from minishuffle.wire.messages import InputSpec, TaskCountersMessage, TaskReport, TaskSpec
 from minishuffle.worker.handoff import LoopInbox, TaskPaths
-from minishuffle.worker.state import ChannelKey, StartTask, TaskKey
+from minishuffle.worker.instructions import (
+    ChannelKey,
+    StartTask,
+    TaskKey,
+)
 from minishuffle.worker.task import Task, TaskOutcome
 
 __all__ = ["Deployment"]
@@ -191,7 +195,9 @@ class Deployment:
         for key in [key for key in self.tasks if key[0] == job]:
             task = self.tasks.pop(key)
             running = (
-                task.thread is not None and task.thread.is_alive() and task.state in ("running", "abandoned")
+                task.thread is not None
+                and task.thread.is_alive()
+                and task.state in ("deploying", "running", "abandoned")
             )
             self.ended(task)
             for partition in task.partitions.values():

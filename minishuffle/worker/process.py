@@ -7,27 +7,21 @@ It registers with the coordinator, listens for peers, carries out the instructio
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import platform
-import sys
 from collections.abc import Awaitable, Callable
 from importlib import metadata
 from typing import Any, Final, Protocol
-
-import numpy as np
 
 from minishuffle import limits
 from minishuffle.config import ClusterSettings
 from minishuffle.counters import LAG_SECONDS_BOUNDS, ConnectionCounters, Histogram, WorkerSnapshot
 from minishuffle.errors import PeerLost, RemoteProtocolError, ShuffleError, error_from_code
-from minishuffle.exchange.gate import RemoteInputChannel
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import Address
-from minishuffle.protocol.connection import ConnectionEvent, PartitionRequested, PeerSilent
 from minishuffle.transport.control import ControlLink, connect_control
-from minishuffle.transport.tcp import DataEndpoint, DataLink
+from minishuffle.transport.tcp import DataEndpoint
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import (
@@ -36,7 +30,6 @@ from minishuffle.wire.messages import (
     Failure,
     Heartbeat,
     LogLines,
-    PeerReport,
     Register,
     Registered,
     Shutdown,
@@ -45,8 +38,9 @@ from minishuffle.wire.messages import (
     WorkerReport,
 )
 from minishuffle.worker.deployment import Deployment, counters_message
+from minishuffle.worker.figures import worker_report, worker_snapshot
 from minishuffle.worker.handoff import LoopInbox
-from minishuffle.worker.state import (
+from minishuffle.worker.instructions import (
     AbandonTask,
     Attach,
     CancelTask,
@@ -62,8 +56,10 @@ from minishuffle.worker.state import (
     Send,
     StartTask,
     TaskKey,
-    WorkerState,
 )
+from minishuffle.worker.interpreter import tune_interpreter
+from minishuffle.worker.links import PeerLinks
+from minishuffle.worker.state import WorkerState
 from minishuffle.worker.task import Task, TaskOutcome, describe_failure
 
 __all__ = ["Worker", "run_worker"]
@@ -72,9 +68,6 @@ LAG_PROBE_SECONDS: Final = 0.05
 TICK_SECONDS_MAX: Final = 0.5
 COORDINATOR_SECONDS_MAX: Final = 30.0
 """How long a worker tries to reach its coordinator before it gives up."""
-WARM_BYTES: Final = 16 * limits.MIB
-"""Below 32 MiB, above which glibc does not learn from a block."""
-GC_THRESHOLD: Final = 100_000
 _log = logging.getLogger("minishuffle.worker")
 
 
@@ -86,12 +79,11 @@ class _Closeable(Protocol):
 
 
 class Worker:
-    """One registration of this process; the ``EndpointHandler`` of its data endpoint."""
+    """One registration of this process."""
 
     def __init__(self, settings: ClusterSettings, cluster: str, secret: bytes) -> None:
         self.settings = settings
         self.remote = ConnectionCounters()
-        self.refusals: dict[str, int] = {}
         self.loop_lag = Histogram(LAG_SECONDS_BOUNDS)
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Resolved with the reason why this worker is to stop; empty for an orderly one."""
@@ -99,16 +91,16 @@ class Worker:
         self._inbox = LoopInbox(self._loop)
         segments = settings.network_memory_bytes // (settings.segment_bytes + limits.SEGMENT_HEADROOM_BYTES)
         self.pool = NetworkBufferPool(segments, settings.segment_bytes)
+        self._peers = PeerLinks(self._carry_out, self._loop.time)
+        self.refusals = self._peers.refusals
         self.endpoint = DataEndpoint(
-            self, Identity(Role.WORKER, cluster, 0, 0), secret, self.remote, settings.ping_interval
+            self._peers, Identity(Role.WORKER, cluster, 0, 0), secret, self.remote, settings.ping_interval
         )
-        self._links: dict[int, DataLink] = {}
         self._dials: set[asyncio.Task[None]] = set()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._control: ControlLink | None = None
         self._state: WorkerState
         self._deployment: Deployment
-        self._heartbeat_interval = settings.heartbeat_interval
         self._registered: asyncio.Future[Registered] = self._loop.create_future()
 
     # --- registration and end ----------------------------------------------------------------------
@@ -128,8 +120,7 @@ class Worker:
             raise PeerLost(
                 f"the coordinator did not register this worker within {COORDINATOR_SECONDS_MAX:g} s"
             ) from error
-        self._heartbeat_interval = reply.heartbeat_interval
-        self._every("heartbeat", self._heartbeat_interval, self._heartbeat)
+        self._every("heartbeat", reply.heartbeat_interval, self._heartbeat)
         self._every("lag", LAG_PROBE_SECONDS, lambda: None)
         self._every("tick", TICK_SECONDS_MAX / 5, self._tick)
         return reply
@@ -142,6 +133,7 @@ class Worker:
             cluster = self.endpoint.identity.cluster
             self.endpoint.identity = Identity(Role.WORKER, cluster, message.worker, message.epoch)
             self._state = WorkerState(self.settings, message.worker, message.epoch, message.term)
+            self._peers.registered(self.endpoint, self._state)
             self._deployment = Deployment(
                 message.worker, self.pool, self._inbox, self._on_report, self._on_collected, self._on_log
             )
@@ -217,19 +209,12 @@ class Worker:
                 self._start(instruction)
             case ConnectLocal(key, partition):
                 deployment.connect_local(key, partition)
-            case RequestPartition(worker, key, request):
-                channel, link = deployment.channel(key), self._links.get(worker)
-                if isinstance(channel, RemoteInputChannel) and link is not None:
-                    channel.connect(link.connection, link.flush_soon)
-                    link.connection.request_partition(channel.consumer, request)
-                    link.flush_soon()
-            case Attach(worker, request, partition_id):
-                self._attach(worker, request.channel, partition_id, request.subpartition)
-            case Refuse(worker, channel_id, error):
-                link = self._links.get(worker)
-                if link is not None:
-                    link.connection.refuse(channel_id, error)
-                    link.flush_soon()
+            case RequestPartition():
+                self._peers.request(instruction, deployment.channel(instruction.channel))
+            case Attach():
+                self._peers.attach(instruction, deployment.partitions.get(instruction.partition))
+            case Refuse():
+                self._peers.refuse(instruction)
             case CancelTask(task_key):
                 if task_key in deployment.tasks:
                     deployment.tasks[task_key].paths.cancel()
@@ -247,9 +232,8 @@ class Worker:
                 self._schedule_flush()
             case DialPeer(peer):
                 self._dial(peer)
-            case CloseLinks(worker):
-                if worker in self._links:
-                    self._links[worker].abort(PeerLost(f"worker {worker} was declared lost"))
+            case CloseLinks():
+                self._peers.close(instruction)
             case Exit(reason):
                 self._end(reason)
 
@@ -264,24 +248,6 @@ class Worker:
             self._carry_out(self._state.task_ended(key, spec.attempt, "failed", info, b"", nothing))
         self._schedule_flush()
 
-    def _attach(self, worker: int, channel: int, partition_id: Any, consumer: int) -> None:
-        link, partition = self._links.get(worker), self._deployment.partitions.get(partition_id)
-        if link is None:
-            return
-        connection = link.connection
-        subpartition = partition.subpartition(consumer) if partition is not None else None
-        if subpartition is None:
-            connection.refuse(channel, RemoteProtocolError(f"{partition_id} has no subpartition {consumer}"))
-        else:
-
-            def on_available() -> None:
-                connection.available(channel)
-                link.flush_soon()
-
-            subpartition.attach(on_available)
-            connection.attach(channel, subpartition)
-        link.flush_soon()
-
     def _schedule_flush(self) -> None:
         interval = self._deployment.flush_interval()
         timer = self._timers.pop("flush", None)
@@ -291,16 +257,9 @@ class Worker:
             self._every("flush", interval, self._deployment.flush)
 
     def _dial(self, peer: WorkerAddress) -> None:
-        task = self._loop.create_task(self._dial_peer(peer), name=f"dial worker {peer.worker}")
+        task = self._loop.create_task(self._peers.dial(peer), name=f"dial worker {peer.worker}")
         self._dials.add(task)
         task.add_done_callback(self._dials.discard)
-
-    async def _dial_peer(self, peer: WorkerAddress) -> None:
-        try:
-            await self.endpoint.dial(Address(peer.host, peer.data_port), peer.worker, peer.epoch)
-        except ShuffleError as error:
-            _log.warning("dialing worker %d: %s", peer.worker, error)
-            self._carry_out(self._state.dial_failed(peer.worker, error, self._loop.time()))
 
     # --- tasks (called on the loop through the inbox) ------------------------------------------------
 
@@ -336,45 +295,6 @@ class Worker:
     def _on_log(self, task: Task, line: str) -> None:
         self._send(LogLines(term=self._state.term, job=task.attempt_id.subtask.job, lines=[line]))
 
-    # --- data connections (EndpointHandler) ----------------------------------------------------------
-
-    def authorize(self, peer: Identity) -> str | None:
-        if peer.role != Role.WORKER:
-            return "only workers connect to a worker's data port"
-        if self.endpoint.identity.worker == 0:
-            return "this worker is not registered yet"
-        link = self._links.get(peer.worker)
-        if link is not None and link.peer.epoch >= peer.epoch:
-            return f"worker {peer.worker} is connected already"
-        return None
-
-    def refused(self, reason: str, text: str, remote: str) -> None:
-        self.refusals[reason] = self.refusals.get(reason, 0) + 1
-        _log.warning("connection from %s refused (%s): %s", remote, reason, text)
-
-    def link_up(self, link: DataLink) -> None:
-        worker = link.peer.worker
-        old = self._links.get(worker)
-        self._links[worker] = link
-        if old is not None:
-            old.abort(PeerLost(f"worker {worker} connected anew"))
-        address = WorkerAddress(worker=worker, epoch=link.peer.epoch, host="", data_port=0)
-        self._carry_out(self._state.peer_up(address))
-
-    def link_events(self, link: DataLink, events: list[ConnectionEvent]) -> None:
-        for event in events:
-            if isinstance(event, PartitionRequested):
-                now = self._loop.time()
-                self._carry_out(self._state.partition_requested(link.peer.worker, event.request, now))
-            elif isinstance(event, PeerSilent):
-                link.abort(PeerLost(f"worker {link.peer.worker} was silent for {event.seconds:.1f} s"))
-
-    def link_down(self, link: DataLink, error: ShuffleError) -> None:
-        worker = link.peer.worker
-        if self._links.get(worker) is link:
-            del self._links[worker]
-            self._carry_out(self._state.peer_down(worker))
-
     # --- timers and figures --------------------------------------------------------------------------
 
     def _tick(self) -> None:
@@ -385,74 +305,34 @@ class Worker:
             self._carry_out(self._state.handle_timer(now))
 
     def _heartbeat(self) -> None:
-        links: dict[int, list[DataLink]] = {}
-        for link in self.endpoint.links:
-            links.setdefault(link.peer.worker, []).append(link)
+        state = self._state
         self._send(
             Heartbeat(
-                term=self._state.term,
-                worker=self._state.worker,
-                epoch=self._state.epoch,
-                report=self._report_figures(),
+                term=state.term,
+                worker=state.worker,
+                epoch=state.epoch,
+                report=self._report(),
                 tasks=self._deployment.reports(),
-                peers=[
-                    PeerReport(worker=peer, connections=len(all_), local=all_[0].local, remote=all_[0].remote)
-                    for peer, all_ in sorted(links.items())
-                ],
+                peers=self._peers.reports(),
             )
         )
 
-    def _report_figures(self) -> WorkerReport:
-        remote, pool = self.remote, self.pool
-        return WorkerReport(
-            network_cap_bytes=pool.total * (pool.segment_bytes + limits.SEGMENT_HEADROOM_BYTES),
-            network_peak_bytes=pool.peak_used * (pool.segment_bytes + limits.SEGMENT_HEADROOM_BYTES),
-            segments_free=pool.free,
-            abandoned_tasks=self._state.abandoned,
-            remote_bytes_out=remote.bytes_out,
-            remote_payload_bytes_out=remote.payload_bytes_out,
-            remote_records_out=remote.rows_out,
-            local_records_out=self._deployment.local_rows,
-            loop_lag_p99_seconds=self.loop_lag.quantile(0.99),
-        )
+    def _report(self) -> WorkerReport:
+        return worker_report(self.pool, self.remote, self._deployment, self.loop_lag, self._state.abandoned)
 
     def snapshot(self) -> WorkerSnapshot:
         """Everything that ``/metrics`` is made from."""
-        identity, pool, deployment = self.endpoint.identity, self.pool, self._deployment
-        tasks = deployment.snapshots()
-        return WorkerSnapshot(
-            worker=identity.worker,
-            epoch=identity.epoch,
-            slots=self.settings.slots,
-            slots_used=len({(task.job, task.index) for task in tasks}),
-            remote=self.remote,
-            local_bytes=deployment.local_bytes,
-            local_buffers=deployment.local_buffers,
-            connections=len(self.endpoint.links),
-            segments_total=pool.total,
-            segments_free=pool.free,
-            segments_peak=pool.peak_used,
-            segment_bytes=pool.segment_bytes,
-            assembly_bytes=deployment.budget.used,
-            loop_lag=self.loop_lag,
-            abandoned_tasks=self._state.abandoned,
-            connections_refused=self.refusals,
-            tasks=tasks,
+        return worker_snapshot(
+            self.endpoint.identity,
+            self.settings.slots,
+            self.remote,
+            len(self.endpoint.links),
+            self.refusals,
+            self.pool,
+            self._deployment,
+            self.loop_lag,
+            self._state.abandoned,
         )
-
-
-def _tune_interpreter(settings: ClusterSettings) -> None:
-    """Settings of this whole process, each measured.
-
-    The switch interval: with the default of 5 ms, four busy threads delay the loop by 100 ms at the
-    99th percentile. The allocator: freeing one large block raises glibc's thresholds for mmap and
-    trim, without which vector kernels spent most of their time on page faults. The garbage collector:
-    rows that are unpacked by the thousand set it off hundreds of times a second to find nothing.
-    """
-    sys.setswitchinterval(settings.switch_interval)
-    np.empty(WARM_BYTES, dtype=np.uint8).fill(0)
-    gc.freeze()
-    gc.set_threshold(GC_THRESHOLD, 50, 50)
 
 
 async def run_worker(
@@ -476,7 +356,7 @@ async def run_worker(
     Raises:
         ShuffleError: it could not register, or lost its coordinator.
     """
-    _tune_interpreter(settings)
+    tune_interpreter(settings.switch_interval)
     worker = Worker(settings, cluster, secret)
     data_port = await worker.endpoint.listen(host)
     server = await web(worker.snapshot, host, 0)
@@ -497,14 +377,8 @@ async def run_worker(
             requested_worker=requested_worker,
         )
         registered = await worker.register(control, request)
-        ready(
-            {
-                "worker": registered.worker,
-                "pid": os.getpid(),
-                "data_port": data_port,
-                "metrics_port": server.port,
-            }
-        )
+        ports = {"data_port": data_port, "metrics_port": server.port}
+        ready({"worker": registered.worker, "pid": os.getpid(), **ports})
         reason = await worker.ended
         if reason:
             raise PeerLost(reason)

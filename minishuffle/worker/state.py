@@ -8,7 +8,7 @@ what came of them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final
 
 from minishuffle.config import ClusterSettings
 from minishuffle.errors import PartitionNotFound, PeerLost, ShuffleError
@@ -29,150 +29,30 @@ from minishuffle.wire.messages import (
     WorkerAddress,
     WorkerLost,
 )
+from minishuffle.worker.instructions import (
+    AbandonTask,
+    Attach,
+    CancelTask,
+    ChannelKey,
+    CloseLinks,
+    ConnectLocal,
+    DialPeer,
+    Exit,
+    FailTask,
+    Instruction,
+    Refuse,
+    Release,
+    RequestPartition,
+    Send,
+    StartTask,
+    TaskKey,
+)
 
-__all__ = [
-    "AbandonTask",
-    "Attach",
-    "CancelTask",
-    "ChannelKey",
-    "CloseLinks",
-    "ConnectLocal",
-    "DialPeer",
-    "Exit",
-    "FailTask",
-    "Instruction",
-    "Refuse",
-    "Release",
-    "RequestPartition",
-    "Send",
-    "StartTask",
-    "TaskKey",
-    "WorkerState",
-]
-
-TaskKey: TypeAlias = tuple[str, int, int]
-"""(job, operator, index)"""
+__all__ = ["WorkerState"]
 
 DIAL_RETRY_SECONDS: Final = 0.2
 PEER_SECONDS_MAX: Final = 10.0
 """How long a connection to a peer is tried for before the tasks that need it fail."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChannelKey:
-    """One input channel of a task here."""
-
-    task: TaskKey
-    edge: int
-    producer: int
-
-
-@dataclass(frozen=True, slots=True)
-class StartTask:
-    """Build the task's gates and partitions and start its thread."""
-
-    job: str
-    job_name: str
-    spec: TaskSpec
-    program: bytes
-    settings: dict[str, object]
-
-
-@dataclass(frozen=True, slots=True)
-class CancelTask:
-    task: TaskKey
-
-
-@dataclass(frozen=True, slots=True)
-class AbandonTask:
-    """It still runs user code: close its paths and write it off."""
-
-    task: TaskKey
-
-
-@dataclass(frozen=True, slots=True)
-class FailTask:
-    """Have the task fail with this error, in order with what its channel delivered."""
-
-    channel: ChannelKey
-    error: ShuffleError
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """The job is over: free its partitions, gates and pools."""
-
-    job: str
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    message: ControlMessage
-
-
-@dataclass(frozen=True, slots=True)
-class DialPeer:
-    peer: WorkerAddress
-
-
-@dataclass(frozen=True, slots=True)
-class CloseLinks:
-    worker: int
-
-
-@dataclass(frozen=True, slots=True)
-class RequestPartition:
-    """Send a PartitionRequest for that channel over the link to ``worker``."""
-
-    worker: int
-    channel: ChannelKey
-    request: PartitionRequest
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectLocal:
-    channel: ChannelKey
-    partition: PartitionId
-
-
-@dataclass(frozen=True, slots=True)
-class Attach:
-    """Answer a peer's PartitionRequest with that partition; ``link`` is the shell's number."""
-
-    link: int
-    request: PartitionRequest
-    partition: PartitionId
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    link: int
-    channel: int
-    error: ShuffleError
-
-
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """Stop this worker; ``reason`` is empty for an orderly shutdown."""
-
-    reason: str
-
-
-Instruction: TypeAlias = (
-    StartTask
-    | CancelTask
-    | AbandonTask
-    | FailTask
-    | Release
-    | Send
-    | DialPeer
-    | CloseLinks
-    | RequestPartition
-    | ConnectLocal
-    | Attach
-    | Refuse
-    | Exit
-)
 
 
 @dataclass(slots=True)
@@ -231,8 +111,8 @@ class WorkerState:
                 return self._release(job)
             case Dial(peer=peer):
                 return self._dial(peer, now)
-            case WorkerLost(worker=worker):
-                return [CloseLinks(worker)]
+            case WorkerLost(worker=worker, epoch=epoch):
+                return [CloseLinks(worker, epoch)]
             case Shutdown():
                 return [Exit("")]
             case _:
@@ -372,6 +252,8 @@ class WorkerState:
         peer.address = peer.address if peer.address.data_port else address
         peer.up = True
         peer.dial_at = peer.give_up_at = None
+        # Requests that came over an older link name channels that this one does not know.
+        self._waiting = [waiting for waiting in self._waiting if waiting.link != address.worker]
         wanted, peer.wanted = peer.wanted, []
         return [RequestPartition(address.worker, channel, request) for channel, request in wanted]
 

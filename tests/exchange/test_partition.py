@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import cast
 
 import pytest
@@ -280,6 +281,38 @@ def test_the_open_segment_of_a_writer_that_could_not_be_stopped_is_never_lent_ag
     bench.write(b"abc")
     bench.first.discard(written_off=True)
     assert bench.local.in_use == 1
+
+
+def test_a_written_off_segment_is_not_lent_again_when_the_transport_lets_go_of_it() -> None:
+    bench = Bench()
+    bench.write(b"abc")
+    bench.first.flush()
+    held = bench.poll()
+    bench.first.discard(written_off=True)
+    held.released()
+    assert bench.local.in_use == 1
+
+
+def test_a_segment_that_the_writer_finishes_during_a_look_is_not_overtaken_by_the_next() -> None:
+    bench = Bench()
+    bench.write(b"abc")
+    bench.first.flush_requested = True
+
+    class Watched(deque[object]):
+        """The writer fills its segment and begins another right after the reader's first look."""
+
+        looks = 0
+
+        def __len__(self) -> int:
+            found = super().__len__()
+            self.looks += 1
+            if self.looks == 1:
+                bench.write(bytes(CAPACITY))
+            return found
+
+    bench.first._queue = Watched()  # type: ignore[assignment]
+    first = bench.poll()
+    assert bytes(first.payload) == b"abc" + bytes(CAPACITY - 3)
 
 
 def test_each_consumer_has_its_own_subpartition() -> None:

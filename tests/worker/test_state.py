@@ -26,7 +26,7 @@ from minishuffle.wire.messages import (
     WorkerAddress,
     WorkerLost,
 )
-from minishuffle.worker.state import (
+from minishuffle.worker.instructions import (
     AbandonTask,
     Attach,
     CancelTask,
@@ -42,8 +42,8 @@ from minishuffle.worker.state import (
     RequestPartition,
     Send,
     StartTask,
-    WorkerState,
 )
+from minishuffle.worker.state import WorkerState
 
 SETTINGS = ClusterSettings(task_cancel_timeout=10.0, abandoned_max=1, partition_request_timeout=5.0)
 SOURCE = TaskSpec(
@@ -261,5 +261,5 @@ def test_release_forgets_the_job() -> None:
 
 def test_verdicts_and_shutdown() -> None:
     machine = Machine()
-    assert machine.tell(WorkerLost(term=1, worker=3, epoch=1)) == [CloseLinks(3)]
+    assert machine.tell(WorkerLost(term=1, worker=3, epoch=1)) == [CloseLinks(3, 1)]
     assert machine.tell(Shutdown(term=1, reason="bye")) == [Exit("")]

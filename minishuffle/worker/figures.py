@@ -1,0 +1,68 @@
+"""A worker's figures for the heartbeat and for ``/metrics``, from its plain counters."""
+
+from __future__ import annotations
+
+from minishuffle import limits
+from minishuffle.counters import ConnectionCounters, Histogram, WorkerSnapshot
+from minishuffle.exchange.segments import NetworkBufferPool
+from minishuffle.wire.handshake import Identity
+from minishuffle.wire.messages import WorkerReport
+from minishuffle.worker.deployment import Deployment
+
+__all__ = ["worker_report", "worker_snapshot"]
+
+
+def worker_report(
+    pool: NetworkBufferPool,
+    remote: ConnectionCounters,
+    deployment: Deployment,
+    loop_lag: Histogram,
+    abandoned: int,
+) -> WorkerReport:
+    """For the heartbeat."""
+    stride = pool.segment_bytes + limits.SEGMENT_HEADROOM_BYTES
+    return WorkerReport(
+        network_cap_bytes=pool.total * stride,
+        network_peak_bytes=pool.peak_used * stride,
+        segments_free=pool.free,
+        abandoned_tasks=abandoned,
+        remote_bytes_out=remote.bytes_out,
+        remote_payload_bytes_out=remote.payload_bytes_out,
+        remote_records_out=remote.rows_out,
+        local_records_out=deployment.local_rows,
+        loop_lag_p99_seconds=loop_lag.quantile(0.99),
+    )
+
+
+def worker_snapshot(
+    identity: Identity,
+    slots: int,
+    remote: ConnectionCounters,
+    connections: int,
+    refused: dict[str, int],
+    pool: NetworkBufferPool,
+    deployment: Deployment,
+    loop_lag: Histogram,
+    abandoned: int,
+) -> WorkerSnapshot:
+    """For ``/metrics``."""
+    tasks = deployment.snapshots()
+    return WorkerSnapshot(
+        worker=identity.worker,
+        epoch=identity.epoch,
+        slots=slots,
+        slots_used=len({(task.job, task.index) for task in tasks}),
+        remote=remote,
+        local_bytes=deployment.local_bytes,
+        local_buffers=deployment.local_buffers,
+        connections=connections,
+        segments_total=pool.total,
+        segments_free=pool.free,
+        segments_peak=pool.peak_used,
+        segment_bytes=pool.segment_bytes,
+        assembly_bytes=deployment.budget.used,
+        loop_lag=loop_lag,
+        abandoned_tasks=abandoned,
+        connections_refused=refused,
+        tasks=tasks,
+    )
