@@ -12,8 +12,7 @@ connection.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 from minishuffle import limits
 from minishuffle.counters import ConnectionCounters
@@ -31,7 +30,10 @@ from minishuffle.protocol.channel import (
     ProducerChannel,
     SubpartitionView,
 )
-from minishuffle.wire.codec import FrameDecoder, encode_frame, write_buffer_header
+from minishuffle.protocol.events import ConnectionEvent, PartitionRequested, PeerClosed, PeerSilent
+from minishuffle.protocol.keepalive import KeepAlive
+from minishuffle.protocol.producers import Producers
+from minishuffle.wire.codec import FrameDecoder, encode_frame
 from minishuffle.wire.frames import (
     AddCredit,
     BacklogAnnouncement,
@@ -40,40 +42,15 @@ from minishuffle.wire.frames import (
     DataType,
     Error,
     Frame,
-    FrameType,
     PartitionRequest,
     Ping,
     Pong,
+    frame_name,
 )
 
 __all__ = ["Connection", "ConnectionEvent", "PartitionRequested", "PeerClosed", "PeerSilent"]
 
 DIALER_BIT: Final = 0x8000_0000
-SILENT_AFTER_PINGS: Final = 3
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionRequested:
-    """Answer with :meth:`Connection.attach` or :meth:`Connection.refuse`."""
-
-    request: PartitionRequest
-
-
-@dataclass(frozen=True, slots=True)
-class PeerClosed:
-    """The peer said Close or a connection-wide Error: nothing more will come."""
-
-    error: ShuffleError | None
-
-
-@dataclass(frozen=True, slots=True)
-class PeerSilent:
-    """No byte came for ``seconds`` although a Ping was sent."""
-
-    seconds: float
-
-
-ConnectionEvent: TypeAlias = PartitionRequested | PeerClosed | PeerSilent
 
 
 class Connection:
@@ -88,17 +65,12 @@ class Connection:
     ) -> None:
         self._dialer = dialer
         self._counters = counters
-        self._ping_interval = ping_interval
-        self._heard_at = now
-        self._pinged_at: float | None = None
-        self._ping_token = 0
+        self._alive = KeepAlive(ping_interval, now)
         self._next_id = 1
         self._consumers: dict[int, ConsumerChannel] = {}
-        self._producers: dict[int, ProducerChannel] = {}
-        self._requested: dict[int, PartitionRequest] = {}
         self._seen_ids: set[int] = set()
-        self._ready: deque[ProducerChannel] = deque()
         self._control: deque[Frame] = deque()
+        self._producers = Producers(self._control, counters)
         self._granting: dict[int, ConsumerChannel] = {}
         self._events: list[ConnectionEvent] = []
         self._arriving: ConsumerChannel | None = None
@@ -113,8 +85,7 @@ class Connection:
         Raises:
             RemoteProtocolError: the stream is malformed; call :meth:`lost` and close the socket.
         """
-        self._heard_at = now
-        self._pinged_at = None
+        self._alive.heard(now)
         self._counters.bytes_in += len(data)
         self._decoder.receive(data)
 
@@ -161,11 +132,11 @@ class Connection:
 
     def frame(self, frame: Frame) -> None:
         """(For the decoder.) Any other frame."""
-        name = _frame_name(frame)
+        name = frame_name(frame)
         self._counters.frames_in[name] = self._counters.frames_in.get(name, 0) + 1
         match frame:
             case AddCredit(channel, credit):
-                self._on_credit(channel, credit)
+                self._producers.on_credit(channel, credit)
             case PartitionRequest():
                 self._on_partition_request(frame)
             case BacklogAnnouncement(channel, backlog):
@@ -176,10 +147,7 @@ class Connection:
                     consumer.on_backlog(backlog)
                     self.announce_credit(consumer)
             case CancelPartitionRequest(channel):
-                self._requested.pop(channel, None)
-                producer = self._producers.pop(channel, None)
-                if producer is not None:
-                    producer.close()
+                self._producers.cancel(channel)
             case Error(channel, code, text) if channel:
                 consumer = self._consumers.pop(channel, None)
                 if consumer is not None:
@@ -196,20 +164,6 @@ class Connection:
             case _:
                 raise RemoteProtocolError(f"{name} frame has no place on an established data connection")
 
-    def _on_credit(self, channel: int, credit: int) -> None:
-        producer = self._producers.get(channel)
-        if producer is None:
-            return
-        self._counters.credits_received += credit
-        try:
-            producer.on_credit(credit)
-        except RemoteProtocolError as error:
-            self._producers.pop(channel)
-            producer.close()
-            self._control.append(Error(channel, error.code, str(error)))
-            return
-        self.available(channel)
-
     def _on_partition_request(self, request: PartitionRequest) -> None:
         channel = request.channel
         given_by_dialer = bool(channel & DIALER_BIT)
@@ -217,14 +171,9 @@ class Connection:
             raise RemoteProtocolError(
                 f"PartitionRequest names channel {channel:#x}, which is not the peer's to give"
             )
-        if len(self._producers) + len(self._requested) >= limits.CHANNELS_PER_CONNECTION_MAX:
-            self._control.append(
-                Error(channel, 50, f"more than {limits.CHANNELS_PER_CONNECTION_MAX} channels")
-            )
-            return
         self._seen_ids.add(channel)
-        self._requested[channel] = request
-        self._events.append(PartitionRequested(request))
+        if self._producers.expect(request):
+            self._events.append(PartitionRequested(request))
 
     def _check_id_was_given(self, channel: int) -> None:
         own = bool(channel & DIALER_BIT) == self._dialer
@@ -289,43 +238,19 @@ class Connection:
 
     def attach(self, channel: int, view: SubpartitionView) -> ProducerChannel | None:
         """Answer a PartitionRequested; None (and the view released) if it was cancelled meanwhile."""
-        request = self._requested.pop(channel, None)
-        if request is None:
-            view.release()
-            return None
-        producer = ProducerChannel(channel, view, request.initial_credit)
-        self._counters.credits_received += request.initial_credit
-        self._producers[channel] = producer
-        self.available(channel)
-        return producer
+        return self._producers.attach(channel, view)
 
     def refuse(self, channel: int, error: ShuffleError) -> None:
         """Answer a PartitionRequested in the negative."""
-        if self._requested.pop(channel, None) is not None:
-            self._control.append(Error(channel, error.code, str(error)))
+        self._producers.refuse(channel, error)
 
     def fail_producer(self, channel: int, error: ShuffleError) -> None:
         """The producing task is gone: tell the consumer why."""
-        producer = self._producers.pop(channel, None)
-        if producer is not None:
-            producer.close()
-            self._control.append(Error(channel, error.code, str(error)))
+        self._producers.fail(channel, error)
 
     def available(self, channel: int) -> None:
-        """Something became available on a producer channel, or credit for it came."""
-        producer = self._producers.get(channel)
-        if producer is None or producer.enqueued:
-            return
-        if producer.sendable():
-            producer.enqueued = True
-            self._ready.append(producer)
-        else:
-            self._announce_backlog(producer)
-
-    def _announce_backlog(self, producer: ProducerChannel) -> None:
-        backlog = producer.backlog_to_announce()
-        if backlog:
-            self._control.append(BacklogAnnouncement(producer.id, min(backlog, limits.CREDIT_MAX)))
+        """Something became available on a producer channel."""
+        self._producers.available(channel)
 
     # --- sending --------------------------------------------------------------------------------
 
@@ -336,54 +261,15 @@ class Connection:
         transport has let go.
         """
         chunks: list[bytes | memoryview] = []
-        pieces: list[Outgoing] = []
-        counters = self._counters
         self._take_credit()
         if self._control:
             chunks.append(self._take_control())
-        ready = self._ready
-        while ready and len(pieces) < buffers_max:
-            producer = ready.popleft()
-            producer.enqueued = False
-            if producer.state is ChannelState.CLOSED:
-                continue
-            polled = producer.poll() if producer.sendable() else None
-            if polled is None:
-                continue
-            piece, sequence, backlog = polled
-            frame = write_buffer_header(
-                piece.memory,
-                piece.start,
-                piece.size,
-                producer.id,
-                sequence,
-                backlog,
-                piece.data_type,
-                piece.flags,
-                piece.first_start,
-                piece.rows,
-            )
-            chunks.append(frame)
-            pieces.append(piece)
-            counters.bytes_out += len(frame)
-            if piece.data_type == DataType.DATA:
-                counters.buffers_out += 1
-                counters.payload_bytes_out += piece.size
-                counters.rows_out += piece.rows
-            if producer.sendable():
-                producer.enqueued = True
-                ready.append(producer)
-            elif piece.data_type == DataType.EVENT:
-                self._announce_backlog(producer)
-        if pieces:
-            counters.frames_out["buffer_response"] = counters.frames_out.get("buffer_response", 0) + len(
-                pieces
-            )
+        pieces = self._producers.take_turns(buffers_max, chunks)
         return chunks, pieces
 
     @property
     def wants_to_send(self) -> bool:
-        return bool(self._control or self._ready or self._granting)
+        return bool(self._control or self._granting or self._producers.ready)
 
     def _take_credit(self) -> None:
         if self._granting:
@@ -398,7 +284,7 @@ class Connection:
         frames_out = self._counters.frames_out
         encoded = []
         for frame in self._control:
-            name = _frame_name(frame)
+            name = frame_name(frame)
             frames_out[name] = frames_out.get(name, 0) + 1
             encoded.append(encode_frame(frame))
         self._control.clear()
@@ -410,21 +296,15 @@ class Connection:
 
     def next_deadline(self) -> float:
         """When :meth:`handle_timer` wants to be called."""
-        if self._pinged_at is not None:
-            return self._pinged_at + self._ping_interval * SILENT_AFTER_PINGS
-        return self._heard_at + self._ping_interval
+        return self._alive.next_deadline()
 
     def handle_timer(self, now: float) -> None:
         """Send a Ping into silence; report a peer that does not answer."""
-        if now < self.next_deadline():
-            return
-        if self._pinged_at is not None:
-            self._events.append(PeerSilent(now - self._heard_at))
-            self._pinged_at = now
-            return
-        self._pinged_at = now
-        self._ping_token += 1
-        self._control.append(Ping(self._ping_token))
+        due = self._alive.handle_timer(now)
+        if isinstance(due, Ping):
+            self._control.append(due)
+        elif due is not None:
+            self._events.append(due)
 
     def close(self) -> None:
         """Say Close; call :meth:`lost` when the socket is gone."""
@@ -438,14 +318,10 @@ class Connection:
         self._closed = True
         self._decoder.discard_payload()
         self._arriving = None
-        for producer in self._producers.values():
-            producer.close()
+        self._producers.lost()
         reason = error or PeerLost("the peer closed the connection")
         consumers = list(self._consumers.values())
-        self._producers.clear()
         self._consumers.clear()
-        self._requested.clear()
-        self._ready.clear()
         self._control.clear()
         self._granting.clear()
         for consumer in consumers:
@@ -453,20 +329,7 @@ class Connection:
 
     def validate(self) -> None:
         """Check every invariant; for tests, after each step."""
-        line = [producer.id for producer in self._ready if producer.state is ChannelState.OPEN]
-        assert len(line) == len(set(line))
-        assert all(producer.enqueued for producer in self._ready)
-        assert not set(self._producers) & set(self._consumers)
-        assert not set(self._requested) & set(self._producers)
-        for producer in self._producers.values():
-            producer.validate()
+        self._producers.validate()
+        assert not set(self._producers.channels) & set(self._consumers)
         for consumer in self._consumers.values():
             consumer.validate()
-
-
-_NAMES: Final = {kind: "".join(part.capitalize() for part in kind.name.split("_")) for kind in FrameType}
-_BY_CLASS: Final = {name: kind.name.lower() for kind, name in _NAMES.items()}
-
-
-def _frame_name(frame: Frame) -> str:
-    return _BY_CLASS[type(frame).__name__]

@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 from minishuffle import limits
 from minishuffle.errors import LocalProtocolError, RemoteProtocolError
+from minishuffle.wire.body import U16, U32, U64, BodyReader
 from minishuffle.wire.frames import (
     BUFFER_HEADER,
     BUFFER_HEADER_BYTES,
@@ -38,9 +39,6 @@ from minishuffle.wire.frames import (
 
 __all__ = ["FrameDecoder", "FrameSink", "decode_body", "encode_frame", "write_buffer_header"]
 
-_U16: Final = struct.Struct(">H")
-_U32: Final = struct.Struct(">I")
-_U64: Final = struct.Struct(">Q")
 _HELLO: Final = struct.Struct(">IHBIQI32s")
 _WELCOME: Final = struct.Struct(">IQ")
 _REQUEST: Final = struct.Struct(">IIIIIII")
@@ -59,14 +57,14 @@ def _name(text: str) -> bytes:
         raise LocalProtocolError(
             f"name of {len(raw)} bytes, at most {limits.NAME_BYTES_MAX} fit: {text[:40]!r}…"
         )
-    return _U16.pack(len(raw)) + raw
+    return U16.pack(len(raw)) + raw
 
 
 def _text(text: str) -> bytes:
     raw = text.encode()
     if len(raw) > limits.ERROR_TEXT_BYTES_MAX:
         raw = raw[: limits.ERROR_TEXT_BYTES_MAX].decode(errors="ignore").encode()
-    return _U32.pack(len(raw)) + raw
+    return U32.pack(len(raw)) + raw
 
 
 def _encode_hello(f: Hello) -> bytes:
@@ -92,9 +90,9 @@ def encode_frame(frame: Frame) -> bytes:
     channel = 0
     match frame:
         case AddCredit(channel, credit):
-            kind, body = FrameType.ADD_CREDIT, _U32.pack(credit)
+            kind, body = FrameType.ADD_CREDIT, U32.pack(credit)
         case BacklogAnnouncement(channel, backlog):
-            kind, body = FrameType.BACKLOG_ANNOUNCEMENT, _U32.pack(backlog)
+            kind, body = FrameType.BACKLOG_ANNOUNCEMENT, U32.pack(backlog)
         case Message(channel, body):
             kind = FrameType.MESSAGE
         case PartitionRequest():
@@ -104,13 +102,13 @@ def encode_frame(frame: Frame) -> bytes:
         case ResumeConsumption(channel):
             kind, body = FrameType.RESUME_CONSUMPTION, b""
         case NewBufferSize(channel, size):
-            kind, body = FrameType.NEW_BUFFER_SIZE, _U32.pack(size)
+            kind, body = FrameType.NEW_BUFFER_SIZE, U32.pack(size)
         case Error(channel, code, text):
-            kind, body = FrameType.ERROR, _U16.pack(code) + _text(text)
+            kind, body = FrameType.ERROR, U16.pack(code) + _text(text)
         case Ping(token):
-            kind, body = FrameType.PING, _U64.pack(token)
+            kind, body = FrameType.PING, U64.pack(token)
         case Pong(token):
-            kind, body = FrameType.PONG, _U64.pack(token)
+            kind, body = FrameType.PONG, U64.pack(token)
         case Close():
             kind, body = FrameType.CLOSE, b""
         case Hello():
@@ -118,7 +116,7 @@ def encode_frame(frame: Frame) -> bytes:
         case Welcome(worker, epoch):
             kind, body = FrameType.WELCOME, _WELCOME.pack(worker, epoch)
         case Reject(code, text):
-            kind, body = FrameType.REJECT, _U16.pack(code) + _text(text)
+            kind, body = FrameType.REJECT, U16.pack(code) + _text(text)
     return FRAME_HEADER.pack(_TYPE_AND_CHANNEL_BYTES + len(body), kind, channel) + body
 
 
@@ -159,51 +157,14 @@ def write_buffer_header(
 # --- decoding ---------------------------------------------------------------------------------
 
 
-class _Body:
-    """Reads a frame's body from front to back; running out is the peer's fault."""
-
-    __slots__ = ("_at", "_view")
-
-    def __init__(self, view: memoryview) -> None:
-        self._view = view
-        self._at = 0
-
-    def unpack(self, layout: struct.Struct) -> tuple[int, ...]:
-        at = self._at
-        self._at += layout.size
-        if self._at > len(self._view):
-            raise RemoteProtocolError(f"body ends after {len(self._view)} bytes, {self._at} are needed")
-        return layout.unpack_from(self._view, at)
-
-    def take(self, size: int) -> bytes:
-        at = self._at
-        self._at += size
-        if self._at > len(self._view):
-            raise RemoteProtocolError(f"body ends after {len(self._view)} bytes, {self._at} are needed")
-        return bytes(self._view[at : self._at])
-
-    def name(self, length: struct.Struct = _U16, size_max: int = limits.NAME_BYTES_MAX) -> str:
-        (size,) = self.unpack(length)
-        if size > size_max:
-            raise RemoteProtocolError(f"text of {size} bytes, at most {size_max} are allowed")
-        try:
-            return self.take(size).decode()
-        except UnicodeDecodeError as error:
-            raise RemoteProtocolError("text is not UTF-8") from error
-
-    def end(self) -> None:
-        if self._at != len(self._view):
-            raise RemoteProtocolError(f"{len(self._view) - self._at} bytes too many")
-
-
-def _decode_hello(body: _Body) -> Hello:
+def _decode_hello(body: BodyReader) -> Hello:
     magic, version, role, worker, epoch, target, nonce = body.unpack(_HELLO)
     cluster = body.name()
     (size,) = body.take(1)
     return Hello(role, cluster, worker, epoch, target, nonce, body.take(size), magic, version)  # type: ignore[arg-type]
 
 
-def _decode_request(channel: int, body: _Body) -> PartitionRequest:
+def _decode_request(channel: int, body: BodyReader) -> PartitionRequest:
     edge, producer, subpartition, produced_by, consumed_by, generation, credit = body.unpack(_REQUEST)
     if credit > limits.CREDIT_MAX:
         raise RemoteProtocolError(f"initial credit {credit}, at most {limits.CREDIT_MAX} is allowed")
@@ -219,29 +180,29 @@ def _positive(what: str, value: int) -> int:
     return value
 
 
-def _coded_text(body: _Body) -> tuple[int, str]:
-    (code,) = body.unpack(_U16)
-    return code, body.name(_U32, limits.ERROR_TEXT_BYTES_MAX)
+def _coded_text(body: BodyReader) -> tuple[int, str]:
+    (code,) = body.unpack(U16)
+    return code, body.name(U32, limits.ERROR_TEXT_BYTES_MAX)
 
 
-_DECODERS: Final[dict[int, Callable[[int, _Body], Frame]]] = {
+_DECODERS: Final[dict[int, Callable[[int, BodyReader], Frame]]] = {
     FrameType.HELLO: lambda channel, body: _decode_hello(body),
     FrameType.WELCOME: lambda channel, body: Welcome(*body.unpack(_WELCOME)),
     FrameType.REJECT: lambda channel, body: Reject(*_coded_text(body)),
     FrameType.PARTITION_REQUEST: _decode_request,
-    FrameType.ADD_CREDIT: lambda channel, body: AddCredit(channel, _positive("credit", *body.unpack(_U32))),
+    FrameType.ADD_CREDIT: lambda channel, body: AddCredit(channel, _positive("credit", *body.unpack(U32))),
     FrameType.BACKLOG_ANNOUNCEMENT: lambda channel, body: BacklogAnnouncement(
-        channel, _positive("backlog", *body.unpack(_U32))
+        channel, _positive("backlog", *body.unpack(U32))
     ),
     FrameType.RESUME_CONSUMPTION: lambda channel, body: ResumeConsumption(channel),
     FrameType.CANCEL_PARTITION_REQUEST: lambda channel, body: CancelPartitionRequest(channel),
     FrameType.CLOSE: lambda channel, body: Close(),
     FrameType.ERROR: lambda channel, body: Error(channel, *_coded_text(body)),
     FrameType.NEW_BUFFER_SIZE: lambda channel, body: NewBufferSize(
-        channel, _positive("buffer size", *body.unpack(_U32))
+        channel, _positive("buffer size", *body.unpack(U32))
     ),
-    FrameType.PING: lambda channel, body: Ping(*body.unpack(_U64)),
-    FrameType.PONG: lambda channel, body: Pong(*body.unpack(_U64)),
+    FrameType.PING: lambda channel, body: Ping(*body.unpack(U64)),
+    FrameType.PONG: lambda channel, body: Pong(*body.unpack(U64)),
 }
 
 
@@ -256,7 +217,7 @@ def decode_body(frame_type: int, channel: int, body: memoryview) -> Frame:
     decoder = _DECODERS.get(frame_type)
     if decoder is None:
         raise RemoteProtocolError(f"frame of unknown type {frame_type}")
-    reader = _Body(body)
+    reader = BodyReader(body)
     try:
         frame = decoder(channel, reader)
         reader.end()

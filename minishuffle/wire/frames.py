@@ -64,6 +64,7 @@ __all__ = [
     "ResumeConsumption",
     "Role",
     "Welcome",
+    "frame_name",
 ]
 
 MAGIC: Final = 0x4D534846
@@ -272,3 +273,12 @@ Frame: TypeAlias = (
     | Pong
     | Message
 )
+
+_NAMES: Final = {
+    "".join(part.capitalize() for part in kind.name.split("_")): kind.name.lower() for kind in FrameType
+}
+
+
+def frame_name(frame: Frame) -> str:
+    """Its type in snake case, as metrics name it."""
+    return _NAMES[type(frame).__name__]

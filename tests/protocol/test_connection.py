@@ -17,7 +17,8 @@ from minishuffle.errors import (
     RemoteProtocolError,
     TaskFailed,
 )
-from minishuffle.protocol.connection import Connection, PeerClosed, PeerSilent
+from minishuffle.protocol.connection import Connection
+from minishuffle.protocol.events import PeerClosed, PeerSilent
 from minishuffle.wire.codec import encode_frame, write_buffer_header
 from minishuffle.wire.frames import (
     AddCredit,
