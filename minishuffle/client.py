@@ -26,13 +26,10 @@ from minishuffle.wire.messages import (
     Accepted,
     CancelJob,
     ClusterStatus,
-    ControlMessage,
-    ErrorInfo,
     GetEvents,
     GetLogs,
     GetRows,
     GetStatus,
-    JobEvent,
     JobEvents,
     JobInfo,
     JobList,
@@ -42,8 +39,13 @@ from minishuffle.wire.messages import (
     ShowJob,
     StopCluster,
     SubmitJob,
-    TaskInfo,
     WaitJob,
+)
+from minishuffle.wire.parts import (
+    ControlMessage,
+    ErrorInfo,
+    JobEvent,
+    TaskInfo,
 )
 
 if TYPE_CHECKING:

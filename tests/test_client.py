@@ -11,19 +11,21 @@ from minishuffle.exchange.elements import pack_rows
 from minishuffle.wire.messages import (
     Accepted,
     CancelJob,
-    ControlMessage,
-    ErrorInfo,
     GetEvents,
     GetRows,
-    JobEvent,
     JobEvents,
     JobInfo,
     JobLogs,
     JobRows,
     ShowJob,
+    WaitJob,
+)
+from minishuffle.wire.parts import (
+    ControlMessage,
+    ErrorInfo,
+    JobEvent,
     TaskCountersMessage,
     TaskInfo,
-    WaitJob,
 )
 
 Answer = Callable[[ControlMessage], ControlMessage]

@@ -8,6 +8,8 @@ from minishuffle.coordinator.placement import Placement
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.wire.messages import (
     DeployTasks,
+)
+from minishuffle.wire.parts import (
     InputChannelSpec,
     InputSpec,
     OutputSpec,

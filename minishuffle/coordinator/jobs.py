@@ -26,12 +26,14 @@ from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import ResourceExhausted, ShuffleError, TaskCancelled
 from minishuffle.wire.messages import (
     Collected,
-    ErrorInfo,
     JobInfo,
+    TaskStateChanged,
+)
+from minishuffle.wire.parts import (
+    ErrorInfo,
     TaskCountersMessage,
     TaskInfo,
     TaskReport,
-    TaskStateChanged,
 )
 
 __all__ = ["JOB_OVER", "TASK_OVER", "Job"]

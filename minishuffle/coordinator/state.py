@@ -28,10 +28,8 @@ from minishuffle.wire.messages import (
     CancelJob,
     CancelTasks,
     Collected,
-    ControlMessage,
     DeployTasks,
     Dial,
-    ErrorInfo,
     Failure,
     GetEvents,
     GetLogs,
@@ -51,6 +49,10 @@ from minishuffle.wire.messages import (
     TaskStateChanged,
     WaitJob,
     WorkerLost,
+)
+from minishuffle.wire.parts import (
+    ControlMessage,
+    ErrorInfo,
 )
 
 __all__ = ["CoordinatorState"]

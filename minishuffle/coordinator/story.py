@@ -7,7 +7,15 @@ from collections.abc import Iterable
 
 from minishuffle import limits
 from minishuffle.errors import PartitionNotFound, PeerLost, TaskCancelled
-from minishuffle.wire.messages import ErrorInfo, JobEvent, JobEvents, JobLogs, JobRows
+from minishuffle.wire.messages import (
+    JobEvents,
+    JobLogs,
+    JobRows,
+)
+from minishuffle.wire.parts import (
+    ErrorInfo,
+    JobEvent,
+)
 
 __all__ = ["Story"]
 

@@ -11,8 +11,10 @@ from minishuffle.counters import WorkerEntry
 from minishuffle.errors import UsageError
 from minishuffle.wire.messages import (
     Heartbeat,
-    PeerReport,
     Register,
+)
+from minishuffle.wire.parts import (
+    PeerReport,
     WorkerAddress,
     WorkerInfo,
     WorkerReport,

@@ -6,7 +6,13 @@ from minishuffle import limits
 from minishuffle.errors import LocalProtocolError, RemoteProtocolError, ResourceExhausted
 from minishuffle.wire.codec import FrameDecoder, encode_frame
 from minishuffle.wire.frames import Frame, Message
-from minishuffle.wire.messages import ControlMessage, pack_message, unpack_message
+from minishuffle.wire.messages import (
+    pack_message,
+    unpack_message,
+)
+from minishuffle.wire.parts import (
+    ControlMessage,
+)
 
 __all__ = ["MessageDecoder", "encode_message"]
 

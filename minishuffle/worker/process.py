@@ -26,13 +26,15 @@ from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import (
     Collected,
-    ControlMessage,
     Failure,
     Heartbeat,
     LogLines,
     Register,
     Registered,
     Shutdown,
+)
+from minishuffle.wire.parts import (
+    ControlMessage,
     TaskCountersMessage,
     WorkerAddress,
     WorkerReport,

@@ -17,17 +17,19 @@ from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.messages import (
     AskDial,
     CancelTasks,
-    ControlMessage,
     DeployTasks,
     Dial,
-    ErrorInfo,
     ReleaseJob,
     Shutdown,
+    TaskStateChanged,
+    WorkerLost,
+)
+from minishuffle.wire.parts import (
+    ControlMessage,
+    ErrorInfo,
     TaskCountersMessage,
     TaskSpec,
-    TaskStateChanged,
     WorkerAddress,
-    WorkerLost,
 )
 from minishuffle.worker.instructions import (
     AbandonTask,

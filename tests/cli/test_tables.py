@@ -6,8 +6,10 @@ import pytest
 from minishuffle.cli import tables
 from minishuffle.wire.messages import (
     ClusterStatus,
-    ErrorInfo,
     JobInfo,
+)
+from minishuffle.wire.parts import (
+    ErrorInfo,
     PeerReport,
     TaskCountersMessage,
     TaskInfo,

@@ -24,9 +24,7 @@ from minishuffle.wire.messages import (
     Accepted,
     CancelTasks,
     Collected,
-    ControlMessage,
     DeployTasks,
-    ErrorInfo,
     Heartbeat,
     JobInfo,
     LogLines,
@@ -35,9 +33,13 @@ from minishuffle.wire.messages import (
     ReleaseJob,
     ShowJob,
     SubmitJob,
+    TaskStateChanged,
+)
+from minishuffle.wire.parts import (
+    ControlMessage,
+    ErrorInfo,
     TaskReport,
     TaskSpec,
-    TaskStateChanged,
     WorkerReport,
 )
 

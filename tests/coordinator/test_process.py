@@ -27,7 +27,6 @@ from minishuffle.wire.messages import (
     Accepted,
     CancelTasks,
     ClusterStatus,
-    ControlMessage,
     DeployTasks,
     Failure,
     GetStatus,
@@ -42,6 +41,9 @@ from minishuffle.wire.messages import (
     TaskStateChanged,
     WaitJob,
     WorkerLost,
+)
+from minishuffle.wire.parts import (
+    ControlMessage,
 )
 
 SECRET = b"the secret of this cluster"

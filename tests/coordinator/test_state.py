@@ -24,7 +24,6 @@ from minishuffle.wire.messages import (
     Accepted,
     CancelJob,
     CancelTasks,
-    ControlMessage,
     DeployTasks,
     Failure,
     GetEvents,
@@ -38,9 +37,12 @@ from minishuffle.wire.messages import (
     Shutdown,
     StopCluster,
     SubmitJob,
+    WaitJob,
+)
+from minishuffle.wire.parts import (
+    ControlMessage,
     TaskCountersMessage,
     TaskReport,
-    WaitJob,
 )
 
 if TYPE_CHECKING:

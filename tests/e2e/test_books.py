@@ -35,12 +35,14 @@ from minishuffle.wire.frames import (
 from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import (
     Collected,
-    ControlMessage,
     Heartbeat,
     Register,
     Registered,
     ReleaseJob,
     TaskStateChanged,
+)
+from minishuffle.wire.parts import (
+    ControlMessage,
     WorkerAddress,
 )
 

@@ -31,11 +31,13 @@ from minishuffle.wire.messages import (
     Accepted,
     CancelTasks,
     Collected,
-    ControlMessage,
     Failure,
     GetStatus,
     ListJobs,
     ShowJob,
+)
+from minishuffle.wire.parts import (
+    ControlMessage,
 )
 
 SECRET = b"a secret of the cluster"

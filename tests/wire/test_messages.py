@@ -13,13 +13,15 @@ from hypothesis import strategies as st
 from minishuffle.errors import RemoteProtocolError
 from minishuffle.wire.messages import (
     AnyMessage,
-    ControlMessage,
-    ErrorInfo,
     GetRows,
     ListJobs,
     TaskStateChanged,
     pack_message,
     unpack_message,
+)
+from minishuffle.wire.parts import (
+    ControlMessage,
+    ErrorInfo,
 )
 
 MESSAGE_TYPES: tuple[type[ControlMessage], ...] = get_args(get_args(AnyMessage)[0])

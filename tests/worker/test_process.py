@@ -34,7 +34,6 @@ from minishuffle.wire.messages import (
     AskDial,
     CancelTasks,
     Collected,
-    ControlMessage,
     Dial,
     Failure,
     Heartbeat,
@@ -44,8 +43,11 @@ from minishuffle.wire.messages import (
     ReleaseJob,
     Shutdown,
     TaskStateChanged,
-    WorkerAddress,
     WorkerLost,
+)
+from minishuffle.wire.parts import (
+    ControlMessage,
+    WorkerAddress,
 )
 from minishuffle.worker import process
 from minishuffle.worker.process import run_worker
