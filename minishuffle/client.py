@@ -41,12 +41,7 @@ from minishuffle.wire.messages import (
     SubmitJob,
     WaitJob,
 )
-from minishuffle.wire.parts import (
-    ControlMessage,
-    ErrorInfo,
-    JobEvent,
-    TaskInfo,
-)
+from minishuffle.wire.parts import ControlMessage, ErrorInfo, JobEvent, TaskInfo
 
 if TYPE_CHECKING:
     from minishuffle.dataflow.graph import JobSettings

@@ -15,9 +15,7 @@ from minishuffle.client import Client, JobHandle
 from minishuffle.config import create_secret
 from minishuffle.errors import ShuffleError, UnknownName, UsageError
 from minishuffle.launch import LocalProcesses, checked_settings, start_processes, stop_children
-from minishuffle.wire.messages import (
-    ClusterStatus,
-)
+from minishuffle.wire.messages import ClusterStatus
 
 if TYPE_CHECKING:
     from minishuffle.dataflow.graph import JobSettings

@@ -20,13 +20,7 @@ from minishuffle.wire.messages import (
     ShowJob,
     WaitJob,
 )
-from minishuffle.wire.parts import (
-    ControlMessage,
-    ErrorInfo,
-    JobEvent,
-    TaskCountersMessage,
-    TaskInfo,
-)
+from minishuffle.wire.parts import ControlMessage, ErrorInfo, JobEvent, TaskCountersMessage, TaskInfo
 
 Answer = Callable[[ControlMessage], ControlMessage]
 

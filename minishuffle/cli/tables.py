@@ -11,13 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from minishuffle.client import cause_text
-from minishuffle.wire.messages import (
-    ClusterStatus,
-    JobInfo,
-)
-from minishuffle.wire.parts import (
-    TaskInfo,
-)
+from minishuffle.wire.messages import ClusterStatus, JobInfo
+from minishuffle.wire.parts import TaskInfo
 
 __all__ = [
     "byte_text",

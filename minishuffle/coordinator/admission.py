@@ -11,9 +11,7 @@ from minishuffle.coordinator.placement import Placement, buffers_needed, check_b
 from minishuffle.coordinator.workers import Worker
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import InvalidGraph, UsageError
-from minishuffle.wire.messages import (
-    SubmitJob,
-)
+from minishuffle.wire.messages import SubmitJob
 
 __all__ = ["admit", "checked_graph", "segments_required", "slots_used"]
 

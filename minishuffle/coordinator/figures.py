@@ -10,9 +10,7 @@ from minishuffle.coordinator.admission import slots_used
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.workers import Worker
 from minishuffle.counters import CoordinatorSnapshot
-from minishuffle.wire.messages import (
-    ClusterStatus,
-)
+from minishuffle.wire.messages import ClusterStatus
 
 __all__ = ["CoordinatorFacts", "cluster_status", "coordinator_snapshot"]
 

@@ -7,14 +7,8 @@ from typing import Final, TypeAlias
 
 from minishuffle.coordinator.instructions import Reply
 from minishuffle.coordinator.jobs import Job
-from minishuffle.wire.messages import (
-    GetEvents,
-    GetLogs,
-    WaitJob,
-)
-from minishuffle.wire.parts import (
-    ControlMessage,
-)
+from minishuffle.wire.messages import GetEvents, GetLogs, WaitJob
+from minishuffle.wire.parts import ControlMessage
 
 __all__ = ["LongPolls", "PollRequest"]
 

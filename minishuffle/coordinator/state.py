@@ -50,10 +50,7 @@ from minishuffle.wire.messages import (
     WaitJob,
     WorkerLost,
 )
-from minishuffle.wire.parts import (
-    ControlMessage,
-    ErrorInfo,
-)
+from minishuffle.wire.parts import ControlMessage, ErrorInfo
 
 __all__ = ["CoordinatorState"]
 

@@ -7,15 +7,8 @@ from collections.abc import Iterable
 
 from minishuffle import limits
 from minishuffle.errors import PartitionNotFound, PeerLost, TaskCancelled
-from minishuffle.wire.messages import (
-    JobEvents,
-    JobLogs,
-    JobRows,
-)
-from minishuffle.wire.parts import (
-    ErrorInfo,
-    JobEvent,
-)
+from minishuffle.wire.messages import JobEvents, JobLogs, JobRows
+from minishuffle.wire.parts import ErrorInfo, JobEvent
 
 __all__ = ["Story"]
 

@@ -6,13 +6,8 @@ from minishuffle import limits
 from minishuffle.errors import LocalProtocolError, RemoteProtocolError, ResourceExhausted
 from minishuffle.wire.codec import FrameDecoder, encode_frame
 from minishuffle.wire.frames import Frame, Message
-from minishuffle.wire.messages import (
-    pack_message,
-    unpack_message,
-)
-from minishuffle.wire.parts import (
-    ControlMessage,
-)
+from minishuffle.wire.messages import pack_message, unpack_message
+from minishuffle.wire.parts import ControlMessage
 
 __all__ = ["MessageDecoder", "encode_message"]
 

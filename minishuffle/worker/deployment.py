@@ -18,18 +18,9 @@ from minishuffle.exchange.segments import LocalPool, NetworkBufferPool
 from minishuffle.ids import AttemptId, JobId, OperatorId, PartitionId, SubtaskId
 from minishuffle.protocol.channel import Outgoing
 from minishuffle.wire.frames import DataType
-from minishuffle.wire.parts import (
-    InputSpec,
-    TaskCountersMessage,
-    TaskReport,
-    TaskSpec,
-)
+from minishuffle.wire.parts import InputSpec, TaskCountersMessage, TaskReport, TaskSpec
 from minishuffle.worker.handoff import LoopInbox, TaskPaths
-from minishuffle.worker.instructions import (
-    ChannelKey,
-    StartTask,
-    TaskKey,
-)
+from minishuffle.worker.instructions import ChannelKey, StartTask, TaskKey
 from minishuffle.worker.task import Task, TaskOutcome
 
 __all__ = ["Deployment"]

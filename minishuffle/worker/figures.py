@@ -6,9 +6,7 @@ from minishuffle import limits
 from minishuffle.counters import ConnectionCounters, Histogram, WorkerSnapshot
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.wire.handshake import Identity
-from minishuffle.wire.parts import (
-    WorkerReport,
-)
+from minishuffle.wire.parts import WorkerReport
 from minishuffle.worker.deployment import Deployment
 
 __all__ = ["worker_report", "worker_snapshot"]

@@ -8,11 +8,7 @@ from typing import TypeAlias
 from minishuffle.errors import ShuffleError
 from minishuffle.ids import PartitionId
 from minishuffle.wire.frames import PartitionRequest
-from minishuffle.wire.parts import (
-    ControlMessage,
-    TaskSpec,
-    WorkerAddress,
-)
+from minishuffle.wire.parts import ControlMessage, TaskSpec, WorkerAddress
 
 __all__ = [
     "AbandonTask",

@@ -24,21 +24,8 @@ from minishuffle.transport.control import ControlLink, connect_control
 from minishuffle.transport.tcp import DataEndpoint
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
-from minishuffle.wire.messages import (
-    Collected,
-    Failure,
-    Heartbeat,
-    LogLines,
-    Register,
-    Registered,
-    Shutdown,
-)
-from minishuffle.wire.parts import (
-    ControlMessage,
-    TaskCountersMessage,
-    WorkerAddress,
-    WorkerReport,
-)
+from minishuffle.wire.messages import Collected, Failure, Heartbeat, LogLines, Register, Registered, Shutdown
+from minishuffle.wire.parts import ControlMessage, TaskCountersMessage, WorkerAddress, WorkerReport
 from minishuffle.worker.deployment import Deployment, counters_message
 from minishuffle.worker.figures import worker_report, worker_snapshot
 from minishuffle.worker.handoff import LoopInbox

@@ -24,13 +24,7 @@ from minishuffle.wire.messages import (
     TaskStateChanged,
     WorkerLost,
 )
-from minishuffle.wire.parts import (
-    ControlMessage,
-    ErrorInfo,
-    TaskCountersMessage,
-    TaskSpec,
-    WorkerAddress,
-)
+from minishuffle.wire.parts import ControlMessage, ErrorInfo, TaskCountersMessage, TaskSpec, WorkerAddress
 from minishuffle.worker.instructions import (
     AbandonTask,
     Attach,

@@ -29,9 +29,7 @@ from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.partitioner import Partitioner
 from minishuffle.ids import AttemptId
 from minishuffle.wire.frames import EventKind
-from minishuffle.wire.parts import (
-    ErrorInfo,
-)
+from minishuffle.wire.parts import ErrorInfo
 from minishuffle.worker.handoff import TaskPaths
 
 __all__ = ["Task", "TaskOutcome"]

@@ -4,10 +4,7 @@ import msgpack
 import pytest
 
 from minishuffle.cli import tables
-from minishuffle.wire.messages import (
-    ClusterStatus,
-    JobInfo,
-)
+from minishuffle.wire.messages import ClusterStatus, JobInfo
 from minishuffle.wire.parts import (
     ErrorInfo,
     PeerReport,

@@ -35,13 +35,7 @@ from minishuffle.wire.messages import (
     SubmitJob,
     TaskStateChanged,
 )
-from minishuffle.wire.parts import (
-    ControlMessage,
-    ErrorInfo,
-    TaskReport,
-    TaskSpec,
-    WorkerReport,
-)
+from minishuffle.wire.parts import ControlMessage, ErrorInfo, TaskReport, TaskSpec, WorkerReport
 
 TERM = 7
 WALL = 1_000_000.0

@@ -42,9 +42,7 @@ from minishuffle.wire.messages import (
     WaitJob,
     WorkerLost,
 )
-from minishuffle.wire.parts import (
-    ControlMessage,
-)
+from minishuffle.wire.parts import ControlMessage
 
 SECRET = b"the secret of this cluster"
 SECONDS_MAX = 20.0

@@ -39,11 +39,7 @@ from minishuffle.wire.messages import (
     SubmitJob,
     WaitJob,
 )
-from minishuffle.wire.parts import (
-    ControlMessage,
-    TaskCountersMessage,
-    TaskReport,
-)
+from minishuffle.wire.parts import ControlMessage, TaskCountersMessage, TaskReport
 
 if TYPE_CHECKING:
     from conftest import FakeCluster, FakeWorker

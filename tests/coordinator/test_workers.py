@@ -17,10 +17,7 @@ from minishuffle.wire.messages import (
     SubmitJob,
     WorkerLost,
 )
-from minishuffle.wire.parts import (
-    PeerReport,
-    WorkerInfo,
-)
+from minishuffle.wire.parts import PeerReport, WorkerInfo
 
 if TYPE_CHECKING:
     from conftest import FakeCluster, FakeWorker

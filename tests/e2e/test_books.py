@@ -33,18 +33,8 @@ from minishuffle.wire.frames import (
     Role,
 )
 from minishuffle.wire.handshake import Identity
-from minishuffle.wire.messages import (
-    Collected,
-    Heartbeat,
-    Register,
-    Registered,
-    ReleaseJob,
-    TaskStateChanged,
-)
-from minishuffle.wire.parts import (
-    ControlMessage,
-    WorkerAddress,
-)
+from minishuffle.wire.messages import Collected, Heartbeat, Register, Registered, ReleaseJob, TaskStateChanged
+from minishuffle.wire.parts import ControlMessage, WorkerAddress
 
 CLUSTER = "books"
 HOST = "127.0.0.1"

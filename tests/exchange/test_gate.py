@@ -271,7 +271,7 @@ def test_credit_of_a_paused_task_falls_to_zero_and_the_queue_stays_within_what_w
         partition.write(0, 1, [element_of(SEGMENT_BYTES, str(number))])
         wire.settle()
         assert len(channel.queue) <= channel.consumer.credit.granted <= 2 + 4
-    (sending,) = wire.producer._producers.values()
+    (sending,) = wire.producer._producers.channels.values()
     assert sending.credit.available == 0
     assert len(channel.queue) == 6
     assert partition.backlog() == 44
@@ -507,7 +507,7 @@ def test_close_tells_the_producer_and_what_comes_later_takes_no_segment() -> Non
     wire.consumer.receive(data, 0.0)
     wire.settle()
     assert setup.pool.in_use == 0
-    assert wire.producer._producers == {}
+    assert wire.producer._producers.channels == {}
     assert partition.subpartitions[0].on_available is None
 
 

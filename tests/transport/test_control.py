@@ -27,18 +27,8 @@ from minishuffle.wire.codec import encode_frame
 from minishuffle.wire.control import encode_message
 from minishuffle.wire.frames import FRAME_HEADER, Ping, Role
 from minishuffle.wire.handshake import Handshake, HandshakeRefused, Identity
-from minishuffle.wire.messages import (
-    Accepted,
-    CancelTasks,
-    Collected,
-    Failure,
-    GetStatus,
-    ListJobs,
-    ShowJob,
-)
-from minishuffle.wire.parts import (
-    ControlMessage,
-)
+from minishuffle.wire.messages import Accepted, CancelTasks, Collected, Failure, GetStatus, ListJobs, ShowJob
+from minishuffle.wire.parts import ControlMessage
 
 SECRET = b"a secret of the cluster"
 COORDINATOR = Identity(Role.COORDINATOR, "blue", 0, 0)

@@ -19,10 +19,7 @@ from minishuffle.wire.messages import (
     pack_message,
     unpack_message,
 )
-from minishuffle.wire.parts import (
-    ControlMessage,
-    ErrorInfo,
-)
+from minishuffle.wire.parts import ControlMessage, ErrorInfo
 
 MESSAGE_TYPES: tuple[type[ControlMessage], ...] = get_args(get_args(AnyMessage)[0])
 PLAIN: dict[Any, st.SearchStrategy[Any]] = {

@@ -15,12 +15,8 @@ from minishuffle.dataflow.stream import Stream
 from minishuffle.exchange.elements import unpack_rows
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import JobId, PartitionId
-from minishuffle.wire.messages import (
-    DeployTasks,
-)
-from minishuffle.wire.parts import (
-    WorkerAddress,
-)
+from minishuffle.wire.messages import DeployTasks
+from minishuffle.wire.parts import WorkerAddress
 from minishuffle.worker.deployment import Deployment
 from minishuffle.worker.handoff import LoopInbox
 from minishuffle.worker.state import ChannelKey, StartTask, TaskKey

@@ -45,10 +45,7 @@ from minishuffle.wire.messages import (
     TaskStateChanged,
     WorkerLost,
 )
-from minishuffle.wire.parts import (
-    ControlMessage,
-    WorkerAddress,
-)
+from minishuffle.wire.parts import ControlMessage, WorkerAddress
 from minishuffle.worker import process
 from minishuffle.worker.process import run_worker
 
