@@ -1,0 +1,158 @@
+"""What holds for every test: nothing may be left behind, and how hard Hypothesis looks.
+
+A test that leaves a thread, a file descriptor, a child process or an asyncio task behind ends in an
+error. The look before comes after fixtures of a wider scope are set up, so a cluster that a module
+shares is no leak; what such a fixture opens later, while a test runs, is left out by naming it with
+``@pytest.mark.usefixtures("wider_resources")``. Threads of C libraries (pyarrow's pools, jemalloc)
+are not Python threads and are not seen.
+
+``MINISHUFFLE_SOAK=1`` looks for many more examples, ``CI`` makes every run the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+import uvloop
+from hypothesis import HealthCheck, settings
+
+SETTLE_SECONDS_MAX = 2.0
+"""How long a thread, a process or a socket that is ending may take after its test."""
+SETTLE_STEP_SECONDS = 0.01
+LOOP_TURNS_MAX = 50
+
+# No deadlines: on a busy machine any example may be slow.
+settings.register_profile("default", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True, database=None, print_blob=True)
+settings.register_profile(
+    "soak", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+def hypothesis_profile() -> str:
+    if os.environ.get("MINISHUFFLE_SOAK") == "1":
+        return "soak"
+    return "ci" if os.environ.get("CI") else "default"
+
+
+settings.load_profile(hypothesis_profile())
+
+# libuv opens a pipe for signals with a process' first loop and keeps it: that is nobody's leak.
+uvloop.new_event_loop().close()
+
+# libuv opens a signal pipe for the whole process at its first loop, which is no test's leak.
+with asyncio.Runner(loop_factory=uvloop.new_event_loop) as first_loop:
+    first_loop.run(asyncio.sleep(0))
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a process holds: descriptions of threads, file descriptors and child processes, by identity."""
+
+    threads: dict[int | None, str]
+    descriptors: dict[tuple[int, str], str]
+    children: dict[tuple[int, float], str]
+
+    @classmethod
+    def now(cls) -> Held:
+        threads = {thread.ident: f"thread {thread.name!r}" for thread in threading.enumerate()}
+        children = {}
+        for child in psutil.Process().children():
+            try:
+                children[child.pid, child.create_time()] = f"process {child.pid} ({child.name()})"
+            except psutil.NoSuchProcess:
+                continue
+        return cls(threads, open_descriptors(), children)
+
+    def beyond(self, before: Held) -> list[str]:
+        """Descriptions of what is held now and was not before."""
+        return [
+            *(text for key, text in self.threads.items() if key not in before.threads),
+            *(text for key, text in self.descriptors.items() if key not in before.descriptors),
+            *(text for key, text in self.children.items() if key not in before.children),
+        ]
+
+
+def open_descriptors() -> dict[tuple[int, str], str]:
+    """By number and target: a number that was closed and opened anew is another descriptor."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except FileNotFoundError:  # The directory's own.
+            continue
+        found[int(name), target] = f"file descriptor {name} ({target})"
+    return found
+
+
+def left_behind(before: Held) -> list[str]:
+    """What is still there once everything that is about to end has had time to."""
+    leaked = Held.now().beyond(before)
+    if not leaked:
+        return []
+    gc.collect()
+    deadline = time.monotonic() + SETTLE_SECONDS_MAX
+    while (leaked := Held.now().beyond(before)) and time.monotonic() < deadline:
+        time.sleep(SETTLE_STEP_SECONDS)
+    return leaked
+
+
+@pytest.fixture
+def wider_resources() -> None:
+    """Says that a fixture of a wider scope opens what this test leaves open."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Set up before every other fixture of the test, its event loop too, and torn down after them."""
+    before = Held.now()
+    yield
+    if "wider_resources" in request.fixturenames:
+        return
+    if leaked := left_behind(before):
+        pytest.fail(f"the test left behind: {'; '.join(leaked)}", pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def tasks_watched(request: pytest.FixtureRequest, nothing_left_behind: None) -> None:
+    """Asks for the event loop of tests that are coroutines, and of no other."""
+    if inspect.iscoroutinefunction(request.function):
+        request.getfixturevalue("no_task_left_behind")
+
+
+@pytest.fixture
+async def no_task_left_behind() -> AsyncIterator[None]:
+    """For tests that are coroutines: ends after their other fixtures, before their loop is closed."""
+    before = asyncio.all_tasks()
+    yield
+    for _ in range(LOOP_TURNS_MAX):
+        leaked = {task for task in asyncio.all_tasks() - before if task is not asyncio.current_task()}
+        if not leaked:
+            return
+        await asyncio.sleep(0)
+    names = sorted(f"{task.get_name()} ({task.get_coro()!r})" for task in leaked)
+    pytest.fail(f"the test left behind: task {'; task '.join(names)}", pytrace=False)
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def any_loop(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
+    """A runner of coroutines, once on asyncio's own loop and once on uvloop."""
+    factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        yield runner
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The top level of the checkout."""
+    return Path(__file__).resolve().parents[1]
