@@ -1,0 +1,90 @@
+"""The leak check finds what it is there to find, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LONG_WAIT, SHORT_WAIT = "SETTLE_SECONDS_MAX = 2.0", "SETTLE_SECONDS_MAX = 0.5"
+
+TESTS = """
+import asyncio, os, subprocess, sys, threading
+import pytest
+
+held = []
+
+@pytest.fixture(scope="module")
+def shared_pipe():
+    ends = os.pipe()
+    yield ends
+    for end in ends:
+        os.close(end)
+
+def test_leaks_a_descriptor():
+    held.append(os.pipe())
+    assert held
+
+def test_leaks_a_thread():
+    thread = threading.Thread(target=threading.Event().wait, args=(20,), name="left", daemon=True)
+    thread.start()
+    assert thread.is_alive()
+
+def test_leaks_a_process():
+    held.append(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE))
+    assert held
+
+async def test_leaks_a_task():
+    held.append(asyncio.create_task(asyncio.Event().wait(), name="forgotten"))
+    assert held
+
+@pytest.mark.usefixtures("wider_resources")
+def test_opted_out_keeps_a_descriptor():
+    held.append(os.pipe())
+    assert held
+
+def test_clean_ends_a_thread_soon_after():
+    thread = threading.Thread(target=threading.Event().wait, args=(0.1,))
+    thread.start()
+    assert thread.ident
+
+def test_clean_uses_what_the_module_shares(shared_pipe):
+    os.write(shared_pipe[1], b"x")
+    assert os.read(shared_pipe[0], 1) == b"x"
+
+async def test_clean_awaits_its_task():
+    assert await asyncio.create_task(asyncio.sleep(0, 1)) == 1
+
+async def test_clean_cancels_its_task():
+    assert asyncio.create_task(asyncio.Event().wait()).cancel()
+"""
+
+
+def test_each_kind_of_leak_fails_its_test_alone(repository: Path, tmp_path: Path) -> None:
+    conftest = (repository / "tests" / "conftest.py").read_text()
+    assert conftest.count(LONG_WAIT) == 1
+    (tmp_path / "conftest.py").write_text(conftest.replace(LONG_WAIT, SHORT_WAIT))
+    (tmp_path / "test_leaks.py").write_text(TESTS)
+    config = ["-c", str(repository / "pyproject.toml"), "--rootdir", str(tmp_path)]
+    command = [sys.executable, "-m", "pytest", *config, "-p", "no:cacheprovider", "-rA", str(tmp_path)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    passed = set(re.findall(r"^PASSED \S+::test_(\w+)", ran.stdout, re.MULTILINE))
+    errors = set(re.findall(r"^ERROR \S+::test_(\w+)", ran.stdout, re.MULTILINE))
+    assert "FAILED" not in ran.stdout
+    assert passed == set(re.findall(r"def test_(\w+)", TESTS))
+    assert errors == {"leaks_a_descriptor", "leaks_a_thread", "leaks_a_process", "leaks_a_task"}
+    for what in ("pipe:[", "thread 'left'", "process ", "task forgotten"):
+        assert re.search(rf"left behind: .*{re.escape(what)}", ran.stdout), what
+
+
+def test_both_event_loops_run_coroutines(any_loop: asyncio.Runner, request: pytest.FixtureRequest) -> None:
+    async def kind() -> str:
+        return type(asyncio.get_running_loop()).__module__
+
+    is_uvloop = any_loop.run(kind()).startswith("uvloop")
+    assert is_uvloop == ("uvloop" in request.node.name)
