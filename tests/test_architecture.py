@@ -1,0 +1,414 @@
+"""The house's rules as tests: layers, who may touch clocks and sockets, sizes, banned calls."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "minishuffle"
+TESTS = ROOT / "tests"
+
+FILE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 70
+
+
+def names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+LAYERS = (
+    names("errors limits config ids counters"),
+    names("wire"),
+    names("protocol"),
+    names("transport"),
+    names("exchange"),
+    names("dataflow"),
+    names("worker coordinator"),
+    names("observe"),
+    names("web"),
+    names("client launch local_cluster __init__"),
+    names("bench examples"),  # Built with the public names, which are the row above.
+    names("cli"),
+)
+"""From the bottom up: a file imports only from a row below its own, or from its own package."""
+OBSERVE = 7
+"""Everything below this row is sans-IO but for the files that follow."""
+
+MAY_BLOCK = frozenset(
+    {
+        "transport/tcp.py",
+        "transport/control.py",
+        "worker/handoff.py",
+        "worker/task.py",
+        "worker/process.py",
+        "coordinator/process.py",
+    }
+)
+CLOCKS_AND_SOCKETS = names(
+    "asyncio _thread concurrent multiprocessing queue sched select selectors signal socket "
+    "socketserver subprocess threading time uvloop"
+)
+MAY_CLOUDPICKLE = frozenset({"dataflow/pickling.py", "worker/task.py", "cli/loading.py"})
+"""Where the functions of a job are packed, opened, and found: never where its records go."""
+PICKLES = names("pickle _pickle dill marshal shelve")
+
+BANNED_NAMES = re.compile(r"(^|_)(utils?|helpers?|misc|common)(_|$)")
+BANNED_CLASSES = re.compile(r"(Manager|Factory|Impl)$")
+# Put together, so that this file does not find itself.
+LEFTOVER = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "X" + "XX"]) + r")\b")
+
+TOP_LEVEL = names(
+    "pyproject.toml README.md minishuffle tests deploy scripts Makefile LICENSE CHANGELOG.md "
+    "requirements.lock requirements-spark.lock"
+)
+BUILT = frozenset({"build", "dist", "__pycache__"})
+"""Made by tools, never committed."""
+
+MAY_SLEEP = {
+    "conftest.py": "left_behind",
+    "e2e/conftest.py": "until",
+    "e2e/test_command_line.py": "until",
+    "e2e/test_consumed.py": "write _still",
+    "e2e/test_isolation.py": "write watch_heartbeats",
+    "observe/test_prometheus.py": "wait_for",
+}
+"""Functions that look again until something has happened or a limit is over, and user functions that
+are slow on purpose. A test never sleeps to give something time to happen."""
+
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Module:
+    """One source file; ``name`` is its path below the folder that it was found in."""
+
+    name: str
+    text: str
+    tree: ast.Module
+
+    @property
+    def part(self) -> str:
+        """The folder, or the module at the top, that the file belongs to."""
+        return self.name.partition("/")[0].removesuffix(".py")
+
+    @property
+    def layer(self) -> int:
+        return next((row for row, parts in enumerate(LAYERS) if self.part in parts), -1)
+
+    def functions(self) -> Iterator[FunctionNode]:
+        return (node for node in ast.walk(self.tree) if isinstance(node, FunctionNode))
+
+    def imports(self) -> Iterator[tuple[int, str]]:
+        """Line and dotted name of everything imported, anywhere in the file; relative ones resolved."""
+        package = ["minishuffle", *self.name.split("/")[:-1]]
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                yield from ((node.lineno, alias.name) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                above = package[: len(package) - node.level + 1] if node.level else []
+                base = ".".join([*above, *([node.module] if node.module else [])])
+                yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+
+    def calls(self) -> Iterator[tuple[int, str]]:
+        """Line and name, as written, of everything that is called."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Call):
+                yield node.lineno, ast.unparse(node.func)
+
+
+@cache
+def modules(folder: Path) -> tuple[Module, ...]:
+    found = []
+    for path in sorted(folder.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        found.append(Module(path.relative_to(folder).as_posix(), text, ast.parse(text)))
+    assert found, f"no files in {folder}"
+    return tuple(found)
+
+
+def none_of(problems: list[str]) -> None:
+    assert not problems, "\n" + "\n".join(problems)
+
+
+# --- layers ----------------------------------------------------------------------------------------
+
+
+def layer_problems(module: Module) -> Iterator[str]:
+    for line, imported in module.imports():
+        part = f"{imported}.".split(".")[1] if imported.startswith("minishuffle.") else ""
+        if not part or part == module.part:
+            continue
+        target = Module(part, "", ast.Module([], []))
+        same_package = "/" not in module.name and target.layer == module.layer
+        if target.layer >= module.layer and not same_package:
+            yield f"{module.name}:{line} imports {imported}, which is not below {module.part}"
+
+
+def test_every_part_has_its_layer() -> None:
+    none_of([f"{module.name} is in no layer" for module in modules(PACKAGE) if module.layer < 0])
+
+
+def test_imports_go_down() -> None:
+    none_of([problem for module in modules(PACKAGE) for problem in layer_problems(module)])
+
+
+@pytest.mark.parametrize(("part", "other"), [("worker", "coordinator"), ("coordinator", "worker")])
+def test_worker_and_coordinator_never_import_each_other(part: str, other: str) -> None:
+    seen = {name for module in modules(PACKAGE) if module.part == part for _, name in module.imports()}
+    assert seen
+    assert not {name for name in seen if name.startswith(f"minishuffle.{other}")}
+
+
+def clock_problems(module: Module) -> Iterator[str]:
+    if module.layer >= OBSERVE or module.name in MAY_BLOCK:
+        return
+    for line, name in module.imports():
+        if name.partition(".")[0] in CLOCKS_AND_SOCKETS:
+            yield f"{module.name}:{line} imports {name}: take time, bytes and wake-ups as arguments"
+        elif name.partition(".")[0] == "random" and name != "random.Random":
+            yield f"{module.name}:{line} imports {name}: take a random.Random as an argument"
+
+
+def test_only_the_shells_import_clocks_threads_and_sockets() -> None:
+    none_of([problem for module in modules(PACKAGE) for problem in clock_problems(module)])
+
+
+def test_the_lists_of_files_are_up_to_date() -> None:
+    there = {module.name for module in modules(PACKAGE)}
+    assert there >= MAY_BLOCK | MAY_CLOUDPICKLE
+    assert {module.name for module in modules(TESTS)} >= set(MAY_SLEEP)
+
+
+def pickle_problems(module: Module) -> Iterator[str]:
+    for line, name in module.imports():
+        top = name.partition(".")[0]
+        if top in PICKLES or (top == "cloudpickle" and module.name not in MAY_CLOUDPICKLE):
+            yield f"{module.name}:{line} imports {name}: records travel as msgpack or Arrow"
+
+
+def test_nothing_on_the_data_path_is_pickled() -> None:
+    none_of([problem for module in modules(PACKAGE) for problem in pickle_problems(module)])
+
+
+# --- sizes and names -------------------------------------------------------------------------------
+
+
+def test_files_have_a_size_that_can_be_read() -> None:
+    lengths = {module.name: len(module.text.splitlines()) for module in modules(PACKAGE)}
+    none_of([f"{name} has {lines} lines" for name, lines in lengths.items() if lines > FILE_LINES_MAX])
+
+
+@pytest.mark.parametrize("folder", [PACKAGE, TESTS], ids=["package", "tests"])
+def test_functions_have_a_size_that_can_be_read(folder: Path) -> None:
+    none_of([problem for module in modules(folder) for problem in long_functions(module)])
+
+
+def long_functions(module: Module) -> Iterator[str]:
+    for node in module.functions():
+        lines = (node.end_lineno or node.lineno) - node.lineno + 1
+        if lines > FUNCTION_LINES_MAX:
+            yield f"{module.name}:{node.lineno} {node.name} has {lines} lines"
+
+
+def test_names_say_what_a_thing_is() -> None:
+    parts = {(module.name, part) for module in modules(PACKAGE) for part in module.name[:-3].split("/")}
+    classes = {
+        (module.name, node.name)
+        for module in modules(PACKAGE)
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ClassDef)
+    }
+    assert classes
+    none_of([f"{name}: {part} says nothing" for name, part in sorted(parts) if BANNED_NAMES.search(part)])
+    none_of([f"{name}: {kind} says nothing" for name, kind in sorted(classes) if BANNED_CLASSES.search(kind)])
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    none_of([f"{m.name} has no docstring" for m in modules(PACKAGE) if not ast.get_docstring(m.tree)])
+
+
+def test_the_top_level_holds_what_it_should() -> None:
+    there = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")}
+    there = {name for name in there - BUILT if not name.endswith(".egg-info")}
+    assert there <= TOP_LEVEL, f"{sorted(there - TOP_LEVEL)} does not belong at the top level"
+    assert there >= TOP_LEVEL - {"deploy"}, f"{sorted(TOP_LEVEL - there - {'deploy'})} is missing"
+
+
+# --- what is never written -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Banned:
+    """A call that is not made in the files that ``applies`` picks, and what to write instead."""
+
+    call: re.Pattern[str]
+    instead: str
+    applies: Callable[[Module], bool]
+
+
+def everywhere(module: Module) -> bool:
+    return True
+
+
+def below_observe(module: Module) -> bool:
+    return module.layer < OBSERVE
+
+
+BANNED = (
+    Banned(re.compile(r"^(time\.)?sleep$"), "wait on a bell or a timer of the loop", below_observe),
+    Banned(re.compile(r"^print$"), "use logging", lambda m: m.part not in ("bench", "cli")),
+    Banned(re.compile(r"^hash$"), "use stable_hash: Python's hash differs between runs", everywhere),
+    Banned(re.compile(r"(^|\.)get_event_loop$"), "use asyncio.get_running_loop", everywhere),
+    Banned(
+        re.compile(r"\.writelines$"),
+        "use write: writelines has no back-pressure on some releases of asyncio",
+        lambda m: m.name != "transport/tcp.py",
+    ),
+    Banned(re.compile(r"(^|\.)(utcnow|today)$"), "use a clock that was passed in", below_observe),
+    Banned(re.compile(r"^(datetime\.)+now$"), "use a clock that was passed in", below_observe),
+    Banned(re.compile(r"^(eval|exec|breakpoint|input)$"), "nothing: it has no place here", everywhere),
+    Banned(re.compile(r"^os\.(system|popen)$"), "use subprocess with a list", everywhere),
+)
+
+
+def banned_calls(module: Module) -> Iterator[str]:
+    for line, call in module.calls():
+        for rule in BANNED:
+            if rule.applies(module) and rule.call.search(call):
+                yield f"{module.name}:{line} calls {call}: {rule.instead}"
+
+
+def test_no_banned_call_is_made() -> None:
+    none_of([problem for module in modules(PACKAGE) for problem in banned_calls(module)])
+
+
+def swallowed(module: Module) -> Iterator[str]:
+    """Bare excepts, and broad ones that do nothing with what they caught."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.ExceptHandler):
+            caught = set(re.findall(r"\w+", ast.unparse(node.type))) if node.type else set()
+            if not caught:
+                yield f"{module.name}:{node.lineno} catches everything: name what may be raised"
+            elif caught & {"Exception", "BaseException"} and all(map(does_nothing, node.body)):
+                yield f"{module.name}:{node.lineno} swallows whatever went wrong"
+        elif isinstance(node, ast.Call) and re.search(r"suppress\(.*\b(Base)?Exception\b", ast.unparse(node)):
+            yield f"{module.name}:{node.lineno} suppresses whatever went wrong"
+
+
+def does_nothing(node: ast.stmt) -> bool:
+    return isinstance(node, (ast.Pass, ast.Continue)) or (
+        isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    )
+
+
+@pytest.mark.parametrize("folder", [PACKAGE, TESTS], ids=["package", "tests"])
+def test_no_error_is_swallowed(folder: Path) -> None:
+    none_of([problem for module in modules(folder) for problem in swallowed(module)])
+
+
+def test_nothing_is_left_for_later() -> None:
+    texts = {module.name: module.text for folder in (PACKAGE, TESTS) for module in modules(folder)}
+    for path in [*(ROOT / "scripts").iterdir(), ROOT / "Makefile", ROOT / "README.md"]:
+        texts[path.name] = path.read_text(encoding="utf-8")
+    none_of([f"{name}: {found[0]}" for name, text in texts.items() if (found := LEFTOVER.search(text))])
+
+
+# --- tests of the tests ----------------------------------------------------------------------------
+
+
+def sleeps(module: Module) -> Iterator[str]:
+    """Calls of time.sleep outside the functions that may."""
+    allowed: set[int] = set()
+    for node in module.functions():
+        if node.name in MAY_SLEEP.get(module.name, "").split():
+            allowed.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    for line, call in module.calls():
+        if call in ("time.sleep", "sleep") and line not in allowed:
+            yield f"{module.name}:{line} sleeps: wait for what should happen, with a limit"
+
+
+def test_tests_do_not_sleep() -> None:
+    none_of([problem for module in modules(TESTS) for problem in sleeps(module)])
+
+
+CHECKS = frozenset({"raises", "warns", "fail", "validate", "assert_called_once_with"})
+"""Names of calls that fail a test; the machines' own ``validate`` asserts their invariants."""
+
+
+def called_names(node: ast.AST) -> set[str]:
+    """The last part of the name of each call below a node."""
+    calls = (part.func for part in ast.walk(node) if isinstance(part, ast.Call))
+    return {re.split(r"\W", ast.unparse(function))[-1] for function in calls}
+
+
+def asserts_itself(node: ast.AST) -> bool:
+    return any(isinstance(part, ast.Assert) for part in ast.walk(node)) or bool(called_names(node) & CHECKS)
+
+
+def asserting(folder: Path) -> frozenset[str]:
+    """Names of the functions in the tests that assert something, themselves or by what they call."""
+    functions = [node for module in modules(folder) for node in module.functions()]
+    found = {node.name for node in functions if asserts_itself(node)}
+    calls = [(node.name, called_names(node)) for node in functions]
+    while more := {name for name, called in calls if called & found} - found:
+        found |= more
+    return frozenset(found)
+
+
+def test_every_test_asserts_something() -> None:
+    known = asserting(TESTS)
+    idle = [
+        f"{module.name}:{node.lineno} {node.name} asserts nothing"
+        for module in modules(TESTS)
+        for node in module.functions()
+        if node.name.startswith("test_") and not asserts_itself(node) and not called_names(node) & known
+    ]
+    none_of(idle)
+
+
+# --- the rules themselves --------------------------------------------------------------------------
+
+VIOLATIONS = (
+    ("protocol/x.py", "import asyncio", clock_problems),
+    ("exchange/x.py", "def f():\n    from time import monotonic", clock_problems),
+    ("coordinator/state.py", "import random", clock_problems),
+    ("wire/x.py", "from minishuffle.protocol.credit import Credit", layer_problems),
+    ("wire/x.py", "from minishuffle import cli", layer_problems),
+    ("wire/x.py", "from ..exchange import gate", layer_problems),
+    ("worker/x.py", "import minishuffle.coordinator.state", layer_problems),
+    ("examples/x.py", "from minishuffle.bench import keyby", layer_problems),
+    ("client.py", "from minishuffle.bench import keyby", layer_problems),
+    ("exchange/x.py", "import cloudpickle", pickle_problems),
+    ("cli/x.py", "from pickle import loads", pickle_problems),
+    ("worker/task.py", "import time\ntime.sleep(1)", banned_calls),
+    ("client.py", "print(1)", banned_calls),
+    ("exchange/x.py", "hash('a')", banned_calls),
+    ("transport/control.py", "self.transport.writelines([])", banned_calls),
+    ("dataflow/x.py", "datetime.now()", banned_calls),
+    ("cli/x.py", "try:\n    f()\nexcept:\n    g()", swallowed),
+    ("cli/x.py", "try:\n    f()\nexcept Exception:\n    pass", swallowed),
+    ("cli/x.py", "with contextlib.suppress(Exception):\n    f()", swallowed),
+    ("cli/x.py", "def f():\n" + "    g()\n" * FUNCTION_LINES_MAX, long_functions),
+    ("wire/test_x.py", "def test_x():\n    time.sleep(1)", sleeps),
+    ("e2e/conftest.py", "def other():\n    time.sleep(1)", sleeps),
+)
+
+
+@pytest.mark.parametrize(("name", "text", "rule"), VIOLATIONS)
+def test_each_rule_finds_what_breaks_it(
+    name: str, text: str, rule: Callable[[Module], Iterator[str]]
+) -> None:
+    assert len(list(rule(Module(name, text, ast.parse(text))))) == 1
+
+
+def test_a_test_that_checks_nothing_is_found() -> None:
+    body = ast.parse("def test_x():\n    compute(1)\n    print(2)").body[0]
+    assert not asserts_itself(body)
+    assert not called_names(body) & asserting(TESTS)
