@@ -40,7 +40,7 @@ class _KeyedColumns(ChainedOperator):
         if len(set(self.names)) < len(self.names):
             raise UsageError(f"two output columns have one name: rename some of {', '.join(self.names)}")
         self._index = KeyIndex()
-        self._last = np.zeros(0, dtype=np.int64)
+        self._last = np.zeros(0, dtype=np.int32)
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         assert isinstance(batch, pa.RecordBatch)
@@ -73,12 +73,12 @@ class _KeyedColumns(ChainedOperator):
     def _latest(self, batch: pa.RecordBatch, slots: np.ndarray[Any, Any]) -> pa.RecordBatch:
         """One row for each key of the batch, in the order of the keys' last rows."""
         if len(self._last) < len(self._index):
-            self._last = np.zeros(2 * len(self._index), dtype=np.int64)
-        numbers = np.arange(len(slots))
+            self._last = np.zeros(2 * len(self._index), dtype=np.int32)
+        numbers = np.arange(len(slots), dtype=np.int32)
         self._last[slots] = numbers  # of equal slots the last assignment stays
-        rows = np.flatnonzero(self._last[slots] == numbers)
-        chosen = slots[rows]
-        columns = [column_of(batch, name).take(pa.array(rows)) for name in self.keys]
+        is_last = self._last.take(slots) == numbers
+        columns = [_compressed(column_of(batch, name), is_last) for name in self.keys]
+        chosen = np.compress(is_last, slots)
         values = [aggregate.at(chosen) for _, _, aggregate in self.outputs]
         return pa.RecordBatch.from_arrays([*columns, *values], names=self.names)
 
@@ -91,6 +91,14 @@ class _KeyedColumns(ChainedOperator):
             columns = [column.slice(start, stop - start) for column in key_columns]
             values = [aggregate.at(slice(start, stop)) for _, _, aggregate in self.outputs]
             emit(pa.RecordBatch.from_arrays([*columns, *values], names=self.names))
+
+
+def _compressed(column: pa.Array, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> pa.Array:
+    """The rows of ``column`` at which ``mask`` holds. numpy's compress is twice as fast as a filter, but
+    knows plain numbers only."""
+    if pa.types.is_integer(column.type) and not column.null_count:
+        return pa.array(np.compress(mask, column.to_numpy()), type=column.type)
+    return column.filter(pa.array(mask))
 
 
 class CountArrow(_KeyedColumns):

@@ -219,7 +219,8 @@ class Fold:
         return self._array(values, missing)
 
     def at(self, slots: Vector | slice) -> pa.Array:
-        return self._array(self.state[slots], None if self._seen is None else ~self._seen[slots])
+        state = self.state[slots] if isinstance(slots, slice) else self.state.take(slots)
+        return self._array(state, None if self._seen is None else ~self._seen[slots])
 
     def _numbers(self, column: pa.Array) -> Vector:
         if self.type is None:
