@@ -9,27 +9,11 @@ import socket
 import psutil
 
 from minishuffle.errors import ResourceExhausted, UnknownName, UsageError
+from minishuffle.transport.ports import port_holder
 
 __all__ = ["is_minishuffle", "port_holder", "require_free_port", "require_local"]
 
 START_TIME_TOLERANCE_SECONDS = 2.0
-
-
-def port_holder(port: int) -> str:
-    """Who listens on a TCP port: ``name (pid 123)``, or why that cannot be told."""
-    try:
-        connections = psutil.net_connections("tcp")
-    except psutil.AccessDenied:
-        return "another process (run as root to see which)"
-    for connection in connections:
-        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
-            try:
-                process = psutil.Process(connection.pid)
-                command = " ".join(process.cmdline())[:80] or process.name()
-            except psutil.Error:
-                break
-            return f"'{command}' (pid {connection.pid})"
-    return "a process of another user"
 
 
 def require_free_port(host: str, port: int, flag: str) -> None:

@@ -10,7 +10,7 @@ from minishuffle.errors import UsageError
 from minishuffle.ids import Address
 from minishuffle.wire.handshake import HandshakeRefused
 
-__all__ = ["cannot_listen", "host_port", "refused_at", "unreachable"]
+__all__ = ["cannot_listen", "host_port", "port_holder", "refused_at", "unreachable"]
 
 _MENDS: Final = {
     "secret": "; give the cluster's own secret with --secret-file",
@@ -25,7 +25,7 @@ def cannot_listen(host: str, port: int, error: OSError, flag: str = "--port") ->
     """
     if error.errno == errno.EADDRINUSE:
         return UsageError(
-            f"port {port} on {host} is taken by {_holder(port)}; stop that or choose another port with {flag}"
+            f"port {port} on {host} is taken by {port_holder(port)}; stop that or choose another port with {flag}"
         )
     return UsageError(
         f"cannot listen on {host}:{port}: {os.strerror(error.errno) if error.errno else error}; "
@@ -33,17 +33,23 @@ def cannot_listen(host: str, port: int, error: OSError, flag: str = "--port") ->
     )
 
 
-def _holder(port: int) -> str:
-    """Who listens on the port, as far as this user may see."""
+def port_holder(port: int) -> str:
+    """Who listens on a TCP port: ``'command' (pid 123)``, or why that cannot be told."""
     import psutil
 
     try:
-        for connection in psutil.net_connections(kind="tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
-                return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
-    except psutil.Error:
-        return "another process"
-    return "another process"
+        connections = psutil.net_connections("tcp")
+    except psutil.AccessDenied:
+        return "another process (run as root to see which)"
+    for connection in connections:
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+            try:
+                process = psutil.Process(connection.pid)
+                command = " ".join(process.cmdline())[:80] or process.name()
+            except psutil.Error:
+                break
+            return f"'{command}' (pid {connection.pid})"
+    return "a process of another user"
 
 
 def refused_at(address: Address, refusal: HandshakeRefused) -> HandshakeRefused:
