@@ -3,6 +3,9 @@ SHELL := /bin/bash
 BIN := .venv/bin
 export PYTHONUNBUFFERED := 1
 
+# In the foreground, so that Ctrl-C reaches what runs and not only make.
+WITHIN := timeout --foreground --kill-after=30
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-fast fmt lint types bench soak clean
 
@@ -13,14 +16,14 @@ setup: ## Make .venv with every pinned dependency
 	@scripts/bootstrap
 
 demo: setup ## Run the main job on a local cluster, with its metrics
-	@$(BIN)/minishuffle demo
+	@$(WITHIN) 300 $(BIN)/minishuffle demo
 
 test: lint types ## Check style and types, then run every test
 	@scripts/bootstrap --tests
-	timeout --kill-after=30 3000 $(BIN)/python -m pytest -q
+	$(WITHIN) 3000 $(BIN)/python -m pytest -q
 
 test-fast: setup ## Run the tests that take less than a few seconds each
-	timeout --kill-after=30 600 $(BIN)/python -m pytest -q -m "not slow"
+	$(WITHIN) 600 $(BIN)/python -m pytest -q -m "not slow"
 
 fmt: setup ## Format the code
 	$(BIN)/ruff check --fix-only --quiet .
@@ -31,18 +34,18 @@ lint: setup ## Check style and formatting
 	$(BIN)/ruff format --check .
 
 types: setup ## Check types
-	$(BIN)/mypy
+	$(WITHIN) 600 $(BIN)/mypy
 
 bench: setup ## Measure transport, exchange and keyBy (some minutes)
-	$(BIN)/minishuffle bench transport
-	$(BIN)/minishuffle bench exchange
-	$(BIN)/minishuffle bench keyby --records 100000000
-	$(BIN)/minishuffle bench keyby --emit each --records 30000000
-	$(BIN)/minishuffle bench keyby --format rows --record event --emit each --records 6000000
+	$(WITHIN) 900 $(BIN)/minishuffle bench transport
+	$(WITHIN) 900 $(BIN)/minishuffle bench exchange
+	$(WITHIN) 900 $(BIN)/minishuffle bench keyby --records 100000000
+	$(WITHIN) 900 $(BIN)/minishuffle bench keyby --emit each --records 30000000
+	$(WITHIN) 900 $(BIN)/minishuffle bench keyby --format rows --record event --emit each --records 6000000
 
 soak: setup ## Run the tests with many more seeds and longer spans (about an hour)
 	@scripts/bootstrap --tests
-	MINISHUFFLE_SOAK=1 timeout --kill-after=30 10000 $(BIN)/python -m pytest -q --timeout 3600
+	MINISHUFFLE_SOAK=1 $(WITHIN) 10000 $(BIN)/python -m pytest -q --timeout 3600
 
 clean: ## Remove .venv and everything that was built
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
