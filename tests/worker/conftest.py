@@ -1,24 +1,29 @@
-"""A worker's tasks without its process: one deployment with its inbox, on the test's own loop."""
+"""A worker's tasks without its process: one deployment with its inbox, or the paths of one task."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, cast
 
 import pytest
 
 from minishuffle.coordinator.deployment import deployments
+from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.graph import JobGraph, JobSettings
 from minishuffle.dataflow.stream import Stream
 from minishuffle.exchange.elements import unpack_rows
+from minishuffle.exchange.partition import Subpartition
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.wire.messages import DeployTasks
 from minishuffle.wire.parts import WorkerAddress
+from minishuffle.worker import handoff
 from minishuffle.worker.deployment import Deployment
-from minishuffle.worker.handoff import LoopInbox
+from minishuffle.worker.handoff import LoopInbox, TaskPaths
 from minishuffle.worker.state import ChannelKey, StartTask, TaskKey
 from minishuffle.worker.task import Task, TaskOutcome
 
@@ -116,6 +121,25 @@ class Site:
         assert self.deployment.partitions == {}
 
 
+class Turns:
+    """An event loop's two calls, whose turns the test takes."""
+
+    def __init__(self) -> None:
+        self.wakes = 0
+        self.scheduled: deque[Callable[[], None]] = deque()
+
+    def call_soon_threadsafe(self, call: Callable[[], None]) -> None:
+        self.wakes += 1
+        self.scheduled.append(call)
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        self.scheduled.append(call)
+
+    def turn(self) -> None:
+        for _ in range(len(self.scheduled)):
+            self.scheduled.popleft()()
+
+
 @pytest.fixture
 async def site() -> AsyncIterator[Site]:
     """With 256 segments of 1 KiB; all of them have to be back in the end."""
@@ -131,3 +155,41 @@ async def site() -> AsyncIterator[Site]:
 def site_of() -> type[Site]:
     """For tests that choose the memory, or that write segments off."""
     return Site
+
+
+@pytest.fixture
+def turns() -> Turns:
+    return Turns()
+
+
+@pytest.fixture
+def inbox(turns: Turns) -> LoopInbox:
+    return LoopInbox(cast(asyncio.AbstractEventLoop, turns))
+
+
+@pytest.fixture
+def long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No wait ends by itself before the test does: a wake-up that is lost is seen."""
+    monkeypatch.setattr(handoff, "WAIT_SECONDS_MAX", 10 * SECONDS_MAX)
+
+
+@pytest.fixture
+def busy_switching() -> Iterator[None]:
+    """Have the interpreter switch threads as often as it can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.fixture
+def paths_of(inbox: LoopInbox) -> Callable[..., TaskPaths]:
+    """Makes an attempt's paths; what the test does not care about may be left out."""
+
+    def make(
+        attend: Callable[[Subpartition], None] = lambda subpartition: None,
+        counters: TaskCounters | None = None,
+    ) -> TaskPaths:
+        return TaskPaths(inbox, attend, counters or TaskCounters())
+
+    return make
