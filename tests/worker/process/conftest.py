@@ -1,0 +1,212 @@
+"""Worker processes' loops with a coordinator around them that the test plays."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import pytest
+
+from minishuffle.config import ClusterSettings
+from minishuffle.coordinator.deployment import deployments
+from minishuffle.counters import WorkerSnapshot
+from minishuffle.dataflow.compile import compile_job
+from minishuffle.dataflow.stream import Stream
+from minishuffle.ids import Address
+from minishuffle.transport.control import ControlLink, ControlServer
+from minishuffle.wire.frames import Role
+from minishuffle.wire.handshake import Identity
+from minishuffle.wire.messages import AskDial, Dial, Register, Registered, TaskStateChanged
+from minishuffle.wire.parts import ControlMessage, WorkerAddress
+from minishuffle.worker.process import run_worker
+
+HOST = "127.0.0.1"
+SECRET = b"the cluster's"
+CLUSTER = "test"
+SECONDS_MAX = 20.0
+TERM = 3
+SETTINGS = ClusterSettings(
+    heartbeat_interval=0.02, heartbeat_timeout=5.0, network_memory_bytes=4 << 20, task_cancel_timeout=5.0
+)
+
+M = TypeVar("M", bound=ControlMessage)
+
+
+class Web:
+    """Stands in for the metrics server."""
+
+    def __init__(self, snapshot: Callable[[], WorkerSnapshot]) -> None:
+        self.snapshot = snapshot
+        self.port = 9
+        self.closed = False
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class Running:
+    """One worker: what it said when it was ready, its figures, and how to end it."""
+
+    stop: asyncio.Event
+    told: dict[str, Any] = field(default_factory=dict)
+    web: list[Web] = field(default_factory=list)
+    task: asyncio.Task[None] | None = None
+
+    def snapshot(self) -> WorkerSnapshot:
+        return self.web[0].snapshot()
+
+    async def ended(self) -> None:
+        """Wait for the end; raises what ``run_worker`` raised."""
+        assert self.task is not None
+        await asyncio.wait_for(self.task, SECONDS_MAX)
+
+
+class Coordinator:
+    """Registers whoever asks, with the id that was asked for and the next epoch; passes AskDial on."""
+
+    def __init__(self) -> None:
+        self.term, self.settings = TERM, SETTINGS
+        self.server = ControlServer()
+        self.links: dict[int, ControlLink] = {}
+        self.addresses: dict[int, WorkerAddress] = {}
+        self.messages: list[ControlMessage] = []
+        self.requests: list[Register] = []
+        self.answer: ControlMessage | None = None
+        """Instead of a registration."""
+        self.silent = False
+        self.epoch = 0
+        self.workers: list[Running] = []
+
+    async def start(self) -> None:
+        identity = Identity(Role.COORDINATOR, CLUSTER, 0, 0)
+        await self.server.start(HOST, 0, identity, SECRET, self._on_link, lambda *refusal: None)
+
+    @property
+    def address(self) -> Address:
+        return Address(HOST, self.server.port)
+
+    def _on_link(self, link: ControlLink) -> None:
+        link.start(lambda message, request: self._on_message(link, message), lambda error: None)
+
+    def _on_message(self, link: ControlLink, message: ControlMessage) -> None:
+        if not isinstance(message, Register):
+            self.messages.append(message)
+            if isinstance(message, AskDial):
+                self.links[message.target].send(Dial(term=TERM, peer=self.addresses[message.worker]))
+            return
+        self.requests.append(message)
+        if self.answer is not None:
+            link.send(self.answer)
+        elif not self.silent:
+            self._register(link, message)
+
+    def _register(self, link: ControlLink, message: Register) -> None:
+        self.epoch += 1
+        worker = message.requested_worker
+        self.links[worker] = link
+        self.addresses[worker] = WorkerAddress(
+            worker=worker, epoch=self.epoch, host=message.host, data_port=message.data_port
+        )
+        link.send(
+            Registered(
+                term=TERM,
+                worker=worker,
+                epoch=self.epoch,
+                heartbeat_interval=SETTINGS.heartbeat_interval,
+                heartbeat_timeout=SETTINGS.heartbeat_timeout,
+            )
+        )
+
+    # --- workers --------------------------------------------------------------------------------------
+
+    def begin(
+        self, worker: int = 1, settings: ClusterSettings = SETTINGS, address: Address | None = None
+    ) -> Running:
+        """Start a worker without waiting for anything."""
+        running = Running(asyncio.Event())
+
+        async def web(snapshot: Callable[[], WorkerSnapshot], host: str, port: int) -> Web:
+            running.web.append(Web(snapshot))
+            return running.web[0]
+
+        running.task = asyncio.create_task(
+            run_worker(
+                settings,
+                coordinator=address or self.address,
+                secret=SECRET,
+                cluster=CLUSTER,
+                host=HOST,
+                requested_worker=worker,
+                web=web,
+                ready=running.told.update,
+                stop=running.stop,
+            )
+        )
+        self.workers.append(running)
+        return running
+
+    async def worker(self, worker: int = 1, settings: ClusterSettings = SETTINGS) -> Running:
+        running = self.begin(worker, settings)
+        await self.until(lambda: running.told)
+        return running
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        async with asyncio.timeout(SECONDS_MAX):
+            while not condition():
+                await asyncio.sleep(0.001)
+
+    # --- what was said and what is to be said ---------------------------------------------------------
+
+    def said(self, kind: type[M]) -> list[M]:
+        return [message for message in self.messages if isinstance(message, kind)]
+
+    def states(self, job: str = "j1") -> list[tuple[int, int, str]]:
+        """(operator, index, state), in the order of the messages."""
+        return [(m.operator, m.index, m.state) for m in self.said(TaskStateChanged) if m.job == job]
+
+    def ended(self, job: str = "j1") -> list[str]:
+        return [state for _, _, state in self.states(job) if state != "running"]
+
+    def deploy(self, stream: Stream[Any], placement: dict[int, int], job: str = "j1") -> int:
+        """Deploy a job; ``placement`` is slot -> worker, as many as the parallelism. Returns its tasks."""
+        graph = compile_job(stream, parallelism=len(placement))
+        used = [self.addresses[worker] for worker in sorted(set(placement.values()))]
+        slots = tuple(worker for _, worker in sorted(placement.items()))
+        messages = deployments(graph, slots, used, term=TERM, job=job, name="a job")
+        for worker, message in messages.items():
+            self.links[worker].send(message)
+        return sum(len(message.tasks) for message in messages.values())
+
+    def send(self, message: ControlMessage) -> None:
+        for link in self.links.values():
+            link.send(message)
+
+    async def close(self) -> None:
+        for running in self.workers:
+            running.stop.set()
+        tasks = [running.task for running in self.workers if running.task is not None]
+        await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), SECONDS_MAX)
+        await self.server.close()
+
+
+@pytest.fixture(autouse=True)
+def _interpreter_as_it_was() -> Iterator[None]:
+    """A worker tunes its whole process."""
+    interval, threshold = sys.getswitchinterval(), gc.get_threshold()
+    yield
+    sys.setswitchinterval(interval)
+    gc.set_threshold(*threshold)
+    gc.unfreeze()
+
+
+@pytest.fixture
+async def coordinator() -> AsyncIterator[Coordinator]:
+    coordinator = Coordinator()
+    await coordinator.start()
+    yield coordinator
+    await coordinator.close()

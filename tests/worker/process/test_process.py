@@ -1,0 +1,207 @@
+"""A worker process' life with its coordinator, and who may connect to its data port."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from minishuffle.counters import ConnectionCounters
+from minishuffle.dataflow.stream import Stream
+from minishuffle.errors import PeerLost, RemoteProtocolError, ShuffleError, UsageError
+from minishuffle.ids import Address
+from minishuffle.protocol.connection import ConnectionEvent
+from minishuffle.transport.tcp import DataEndpoint, DataLink
+from minishuffle.wire.frames import Role
+from minishuffle.wire.handshake import HandshakeRefused, Identity
+from minishuffle.wire.messages import Failure, Heartbeat, Shutdown
+from minishuffle.worker import process
+
+if TYPE_CHECKING:
+    from conftest import Coordinator, Running
+
+HOST = "127.0.0.1"
+SECRET = b"the cluster's"
+CLUSTER = "test"
+
+
+# --- registration ---------------------------------------------------------------------------------------
+
+
+async def test_a_worker_registers_and_sends_heartbeats(coordinator: Coordinator) -> None:
+    running = await coordinator.worker(4)
+    (request,) = coordinator.requests
+    assert (request.pid, request.slots, request.host) == (os.getpid(), coordinator.settings.slots, HOST)
+    assert request.python == ".".join(map(str, sys.version_info[:2]))
+    assert request.segments * request.segment_bytes <= coordinator.settings.network_memory_bytes
+    assert running.told == {
+        "worker": 4,
+        "pid": os.getpid(),
+        "data_port": request.data_port,
+        "metrics_port": 9,
+    }
+    await coordinator.until(lambda: len(coordinator.said(Heartbeat)) >= 3)
+    for beat in coordinator.said(Heartbeat):
+        assert (beat.term, beat.worker, beat.epoch, beat.tasks, beat.peers) == (
+            coordinator.term,
+            4,
+            1,
+            [],
+            [],
+        )
+        assert beat.report.segments_free == request.segments
+    assert running.snapshot().worker == 4
+
+
+async def test_shutdown_ends_a_worker_in_order(coordinator: Coordinator) -> None:
+    running = await coordinator.worker()
+    coordinator.send(Shutdown(term=coordinator.term, reason="bye"))
+    await running.ended()
+    assert running.web[0].closed
+
+
+async def test_messages_of_another_term_are_not_obeyed(coordinator: Coordinator) -> None:
+    running = await coordinator.worker()
+    coordinator.send(Shutdown(term=coordinator.term + 1, reason="bye"))
+    beats = len(coordinator.said(Heartbeat))
+    await coordinator.until(lambda: len(coordinator.said(Heartbeat)) >= beats + 3)
+    assert running.task is not None and not running.task.done()
+
+
+async def test_stop_ends_a_worker_in_order(coordinator: Coordinator) -> None:
+    running = await coordinator.worker()
+    running.stop.set()
+    await running.ended()
+    assert running.web[0].closed
+
+
+async def test_a_lost_coordinator_ends_the_worker(coordinator: Coordinator) -> None:
+    running = await coordinator.worker()
+    await coordinator.server.close()
+    with pytest.raises(PeerLost, match="the coordinator is gone"):
+        await running.ended()
+    assert running.web[0].closed
+
+
+async def test_a_coordinator_that_is_not_there_is_named(coordinator: Coordinator) -> None:
+    address = coordinator.address
+    await coordinator.server.close()
+    running = coordinator.begin(address=address)
+    with pytest.raises(PeerLost, match=f"cannot connect to {re.escape(str(address))}"):
+        await running.ended()
+    assert running.web[0].closed
+
+
+async def test_a_refused_registration_is_raised_as_what_it_is(coordinator: Coordinator) -> None:
+    coordinator.answer = Failure(code=UsageError.code, text="worker 1 runs already; ask for another id")
+    running = coordinator.begin()
+    with pytest.raises(UsageError, match="worker 1 runs already"):
+        await running.ended()
+    assert running.told == {}
+
+
+async def test_a_registration_that_is_never_answered_ends_the_worker(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "COORDINATOR_SECONDS_MAX", 0.5)
+    coordinator.silent = True
+    with pytest.raises(PeerLost, match=r"did not register this worker within 0\.5 s"):
+        await coordinator.begin().ended()
+
+
+async def test_stop_ends_a_worker_that_waits_for_its_registration(coordinator: Coordinator) -> None:
+    coordinator.silent = True
+    running = coordinator.begin()
+    await coordinator.until(lambda: coordinator.requests)
+    running.stop.set()
+    await running.ended()
+    assert running.web[0].closed
+
+
+async def test_an_order_before_the_registration_ends_the_worker(coordinator: Coordinator) -> None:
+    coordinator.answer = Shutdown(term=coordinator.term, reason="too early")
+    with pytest.raises(RemoteProtocolError, match="sent Shutdown before it registered this worker"):
+        await coordinator.begin().ended()
+
+
+# --- data connections -----------------------------------------------------------------------------------
+
+
+class Peer:
+    """Another worker's end of data connections."""
+
+    def __init__(self, number: int, epoch: int, role: Role = Role.WORKER) -> None:
+        self.down: list[ShuffleError] = []
+        identity = Identity(role, CLUSTER, number, epoch)
+        self.endpoint = DataEndpoint(self, identity, SECRET, ConnectionCounters(), 60.0)
+
+    async def dial(self, running: Running, worker: int = 1) -> DataLink:
+        return await self.endpoint.dial(Address(HOST, running.told["data_port"]), worker, None)
+
+    def authorize(self, peer: Identity) -> str | None:
+        return None
+
+    def refused(self, reason: str, text: str, remote: str) -> None: ...
+
+    def link_up(self, link: DataLink) -> None: ...
+
+    def link_events(self, link: DataLink, events: list[ConnectionEvent]) -> None: ...
+
+    def link_down(self, link: DataLink, error: ShuffleError) -> None:
+        self.down.append(error)
+
+
+async def test_a_second_connection_of_a_pair_is_refused_unless_its_epoch_is_newer(
+    coordinator: Coordinator,
+) -> None:
+    running = await coordinator.worker(1)
+    first, same, newer, older = Peer(9, 5), Peer(9, 5), Peer(9, 6), Peer(9, 4)
+    await first.dial(running)
+    for peer in (same, older):
+        with pytest.raises(HandshakeRefused, match="worker 9 is connected already"):
+            await peer.dial(running)
+    assert first.down == []
+    await newer.dial(running)
+    await coordinator.until(lambda: first.down)
+    assert newer.down == []
+    assert running.snapshot().connections == 1
+    assert running.snapshot().connections_refused == {"peer": 2}
+    await newer.endpoint.close()
+    await coordinator.until(lambda: running.snapshot().connections == 0)
+    again = Peer(9, 6)
+    await again.dial(running)
+    assert running.snapshot().connections == 1
+    await again.endpoint.close()
+
+
+async def test_only_workers_connect_to_a_data_port(coordinator: Coordinator) -> None:
+    running = await coordinator.worker(1)
+    with pytest.raises(HandshakeRefused, match="only workers connect to a worker's data port"):
+        await Peer(0, 0, Role.CLIENT).dial(running)
+    assert running.snapshot().connections_refused == {"peer": 1}
+
+
+async def test_a_worker_that_is_not_registered_yet_is_nobodys_peer(coordinator: Coordinator) -> None:
+    coordinator.silent = True
+    running = coordinator.begin(1)
+    await coordinator.until(lambda: coordinator.requests)
+    running.told["data_port"] = coordinator.requests[0].data_port
+    with pytest.raises(HandshakeRefused, match="worker 1 was dialed"):
+        await Peer(9, 5).dial(running)
+
+
+async def test_a_worker_is_its_new_self_before_it_handles_the_next_message(coordinator: Coordinator) -> None:
+    """Registered, a deploy and a dial in one piece: the dial proves the id that was just given."""
+    other = await coordinator.worker(2)
+    coordinator.silent = True
+    first = coordinator.begin(1)
+    await coordinator.until(lambda: len(coordinator.requests) == 2)
+    (link,) = coordinator.server._links - set(coordinator.links.values())
+    coordinator._register(link, coordinator.requests[1])
+    count = coordinator.deploy(Stream.items(range(100)).rebalance().to_count(), {0: 1, 1: 2})
+    await coordinator.until(lambda: len(coordinator.ended()) == count)
+    assert set(coordinator.ended()) == {"finished"}
+    assert first.snapshot().connections_refused == other.snapshot().connections_refused == {}

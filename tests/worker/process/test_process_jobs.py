@@ -1,0 +1,205 @@
+"""Jobs on one worker process and on two, from deploy to release."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+import pytest
+
+from minishuffle.counters import ConnectionCounters
+from minishuffle.dataflow.stream import Stream
+from minishuffle.errors import ResourceExhausted, ShuffleError
+from minishuffle.exchange.elements import unpack_rows
+from minishuffle.wire.messages import (
+    CancelTasks,
+    Collected,
+    Heartbeat,
+    LogLines,
+    ReleaseJob,
+    TaskStateChanged,
+    WorkerLost,
+)
+
+if TYPE_CHECKING:
+    from conftest import Coordinator, Running
+
+SECONDS_MAX = 20.0
+TEXT = ["to be or not to be", "that is the question", "to die to sleep no more"] * 40
+
+
+class Endless:
+    bounded = False
+
+    def splits(self) -> list[int]:
+        return [0, 1]
+
+    def read(self, split: int, offset: int) -> Iterator[list[Any]]:
+        while True:
+            yield ["row"] * 50
+
+
+class Stuck:
+    let_go = threading.Event()
+
+
+def stuck(row: Any) -> Any:
+    Stuck.let_go.wait(SECONDS_MAX)
+    return row
+
+
+@pytest.fixture(autouse=True)
+def _let_go() -> Iterator[None]:
+    """Nobody is stuck any more when the test is over."""
+    Stuck.let_go = threading.Event()
+    yield
+    Stuck.let_go.set()
+
+
+# --- jobs -----------------------------------------------------------------------------------------------
+
+
+async def test_a_job_on_one_worker_from_deploy_to_release(coordinator: Coordinator) -> None:
+    running = await coordinator.worker()
+    stream = Stream.items(range(5000)).rebalance().to_count()
+    assert coordinator.deploy(stream, {0: 1}) == 2
+    await coordinator.until(lambda: len(coordinator.ended()) == 2)
+    assert set(coordinator.states()) == {(o, 0, s) for o in (0, 1) for s in ("running", "finished")}
+    source, sink = sorted(
+        (m for m in coordinator.said(TaskStateChanged) if m.state == "finished"), key=lambda m: m.operator
+    )
+    assert msgpack.unpackb(sink.result) == 5000
+    assert source.counters.records_out == sink.counters.records_in == 5000
+    assert {task.state for task in running.snapshot().tasks} == {"finished"}
+    coordinator.send(ReleaseJob(term=coordinator.term, job="j1"))
+    await coordinator.until(lambda: running.snapshot().tasks == ())
+    assert running.snapshot().segments_free == running.snapshot().segments_total
+    assert running.snapshot().remote == ConnectionCounters(), "nothing of it went over a socket"
+
+
+async def test_collected_rows_and_lines_reach_the_coordinator(coordinator: Coordinator) -> None:
+    await coordinator.worker()
+    rows = Stream.items(["a", "b"])
+    coordinator.deploy(Stream.together(rows.collect(), rows.print()), {0: 1})
+    await coordinator.until(lambda: len(coordinator.ended()) == 3)
+    assert [unpack_rows(m.payload) for m in coordinator.said(Collected)] == [["a"], ["b"]]
+    assert [line for m in coordinator.said(LogLines) for line in m.lines] == ["'a'", "'b'"]
+
+
+async def test_a_deploy_said_twice_runs_once(coordinator: Coordinator) -> None:
+    await coordinator.worker()
+    stream = Stream.items([1]).to_count()
+    for _ in range(2):
+        coordinator.deploy(stream, {0: 1})
+    coordinator.deploy(stream, {0: 1}, "j2")
+    await coordinator.until(lambda: coordinator.ended("j2"))
+    await coordinator.until(lambda: coordinator.ended())
+    assert coordinator.states() == [(0, 0, "running"), (0, 0, "finished")]
+
+
+async def test_cancel_ends_the_tasks_of_that_job_alone(coordinator: Coordinator) -> None:
+    running = await coordinator.worker()
+    for job in ("j1", "j2"):
+        coordinator.deploy(Stream.source(Endless()).rebalance().to_count(), {0: 1}, job)
+
+    def taken(job: str) -> int:
+        return sum(task.counters.records_in for task in running.snapshot().tasks if task.job == job)
+
+    await coordinator.until(lambda: taken("j1") and taken("j2"))
+    coordinator.send(CancelTasks(term=coordinator.term, job="j1"))
+    await coordinator.until(lambda: coordinator.ended() == ["canceled"] * 2)
+    before = taken("j2")
+    await coordinator.until(lambda: taken("j2") > before)
+    assert coordinator.ended("j2") == []
+
+
+async def test_a_task_that_does_not_fit_fails_with_the_arithmetic(coordinator: Coordinator) -> None:
+    settings = coordinator.settings.model_copy(update={"network_memory_bytes": 70_000})
+    running = await coordinator.worker(settings=settings)
+    coordinator.deploy(Stream.items([1]).rebalance().to_count(), {0: 1})
+    await coordinator.until(lambda: "failed" in coordinator.ended())
+    (failed,) = [m for m in coordinator.said(TaskStateChanged) if m.state == "failed"]
+    assert failed.error is not None
+    assert failed.error.code == ResourceExhausted.code
+    assert "2 of 2 are required by other tasks" in failed.error.text
+    assert running.task is not None and not running.task.done()
+
+
+async def test_tasks_that_ignore_their_cancel_are_abandoned_and_too_many_end_the_worker(
+    coordinator: Coordinator,
+) -> None:
+    settings = coordinator.settings.model_copy(update={"task_cancel_timeout": 0.05, "abandoned_max": 1})
+    running = await coordinator.worker(settings=settings)
+    for job in ("j1", "j2"):
+        coordinator.deploy(Stream.items([1]).map(stuck).to_count(), {0: 1}, job)
+    await coordinator.until(lambda: coordinator.states("j1") and coordinator.states("j2"))
+    coordinator.send(CancelTasks(term=coordinator.term, job="j1"))
+    await coordinator.until(lambda: coordinator.ended("j1") == ["abandoned"])
+    assert running.snapshot().abandoned_tasks == 1
+    assert running.task is not None and not running.task.done()
+    coordinator.send(CancelTasks(term=coordinator.term, job="j2"))
+    with pytest.raises(ShuffleError, match="2 tasks ran on after their cancel, at most 1 may"):
+        await running.ended()
+    assert coordinator.ended("j2") == ["abandoned"]
+
+
+async def test_stop_cancels_what_runs(coordinator: Coordinator) -> None:
+    running = await coordinator.worker()
+    threads = set(threading.enumerate())
+    coordinator.deploy(Stream.source(Endless()).rebalance().to_count(), {0: 1})
+    await coordinator.until(lambda: len(coordinator.states()) == 2)
+    assert len(set(threading.enumerate()) - threads) == 2
+    running.stop.set()
+    await running.ended()
+    assert not set(threading.enumerate()) - threads
+
+
+# --- several workers ------------------------------------------------------------------------------------
+
+
+def _has_no_task(running: Running) -> bool:
+    return running.snapshot().tasks == ()
+
+
+async def test_two_workers_count_words_over_one_connection(coordinator: Coordinator) -> None:
+    workers = [await coordinator.worker(number) for number in (1, 2)]
+    words = Stream.items(TEXT).flat_map(str.split)
+    stream = words.key_by(lambda word: word).count()
+    count = coordinator.deploy(stream.collect(), {0: 1, 1: 2})
+    await coordinator.until(lambda: len(coordinator.ended()) == count)
+    assert set(coordinator.ended()) == {"finished"}
+    rows = [row for m in coordinator.said(Collected) for row in unpack_rows(m.payload)]
+    assert sorted(map(tuple, rows)) == sorted(Counter(" ".join(TEXT).split()).items())
+    first, second = (running.snapshot() for running in workers)
+    assert (first.connections, second.connections) == (1, 1)
+    assert first.remote.rows_out > 0 and second.remote.rows_out > 0
+    beats = len(coordinator.said(Heartbeat))
+    await coordinator.until(lambda: len(coordinator.said(Heartbeat)) >= beats + 4)
+    ends = {beat.worker: beat.peers for beat in coordinator.said(Heartbeat)[-4:]}
+    ((one,), (two,)) = ends[1], ends[2]
+    assert (one.worker, one.connections, two.worker, two.connections) == (2, 1, 1, 1)
+    assert (one.local, one.remote) == (two.remote, two.local)
+    coordinator.send(ReleaseJob(term=coordinator.term, job="j1"))
+    for running in workers:
+        await coordinator.until(partial(_has_no_task, running))
+        assert running.snapshot().segments_free == running.snapshot().segments_total
+
+
+async def test_a_lost_peer_fails_the_tasks_that_read_from_it(coordinator: Coordinator) -> None:
+    running = await coordinator.worker(1)
+    other = await coordinator.worker(2)
+    stream = Stream.source(Endless()).rebalance().to_count()
+    coordinator.deploy(stream, {0: 1, 1: 2})
+    await coordinator.until(lambda: running.snapshot().remote.payload_bytes_in > 0)
+    coordinator.links[1].send(WorkerLost(term=coordinator.term, worker=2, epoch=2))
+    await coordinator.until(lambda: coordinator.ended().count("failed") == 2)
+    failed = [m for m in coordinator.said(TaskStateChanged) if m.state == "failed"]
+    assert {(m.operator, m.index) for m in failed} == {(1, 0), (1, 1)}
+    texts = sorted(m.error.text for m in failed if m.error is not None)
+    assert "connection to worker 1 broke" in texts[1] or "connection to worker 1 broke" in texts[0]
+    assert any("worker 2 was declared lost" in text for text in texts)
+    assert (running.snapshot().connections, other.snapshot().connections) == (0, 0)
