@@ -35,6 +35,8 @@ class Subpartition:
 
     __slots__ = (
         "_discarded",
+        "_events_added",
+        "_events_polled",
         "_notify",
         "_open",
         "_partial",
@@ -64,6 +66,9 @@ class Subpartition:
         """The builder of a slice that is in flight while more of that segment is to come."""
         self._written = 0
         self._polled = 0
+        self._events_added = 0
+        """Written by the writer; like ``_written``, and unlike the queue, it may be read at any time."""
+        self._events_polled = 0
         self._state_events: list[EventKind] = []
         """Ends that the reader has polled: they are state, told to each new consumer again."""
 
@@ -105,10 +110,11 @@ class Subpartition:
         """
         if self._open is not None:
             self.finish_open(ends=True)
-        queued = sum(1 for item in self._queue if isinstance(item, EventKind))
+        queued = self._events_added - self._events_polled
         if queued >= EVENTS_QUEUED_PER_CHANNEL_MAX:
             raise LocalProtocolError(f"{queued} events are queued for one channel")
         self._queue.append(kind)
+        self._events_added += 1
         self._notify(self)
 
     # --- reader (loop thread) ----------------------------------------------------------------
@@ -117,6 +123,7 @@ class Subpartition:
         """A consumer reads from here now; ends that an earlier one was told of are told again."""
         self.on_available = on_available
         self._queue.extendleft(reversed(self._state_events))
+        self._events_polled -= len(self._state_events)
         self._state_events.clear()
 
     def flush(self) -> bool:
@@ -164,6 +171,7 @@ class Subpartition:
             return None
         if isinstance(head, EventKind):
             self._queue.popleft()
+            self._events_polled += 1
             self._state_events.append(head)
             return event_slice(head)
         return self._slice(head)

@@ -25,7 +25,8 @@ def cannot_listen(host: str, port: int, error: OSError, flag: str = "--port") ->
     """
     if error.errno == errno.EADDRINUSE:
         return UsageError(
-            f"port {port} on {host} is taken by {port_holder(port)}; stop that or choose another port with {flag}"
+            f"port {port} on {host} is taken by {port_holder(port)}; stop that or choose another port with "
+            f"{flag}"
         )
     return UsageError(
         f"cannot listen on {host}:{port}: {os.strerror(error.errno) if error.errno else error}; "

@@ -14,7 +14,7 @@ __all__ = ["tune_interpreter"]
 
 WARM_BYTES: Final = 16 * limits.MIB
 """Below 32 MiB, above which glibc does not learn from a block."""
-GC_THRESHOLD: Final = 100_000
+GC_THRESHOLD: Final = 1_000_000
 
 
 def tune_interpreter(switch_interval: float) -> None:

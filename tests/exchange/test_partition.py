@@ -322,3 +322,16 @@ def test_each_consumer_has_its_own_subpartition() -> None:
     bench.write(bytes(CAPACITY), position=1)
     assert bench.first.next_type() is NextType.NONE
     assert bench.partition.backlog() == 1
+
+
+def test_events_are_counted_without_a_look_at_the_queue_that_the_loop_is_emptying() -> None:
+    """The loop pops while the writer adds: iterating the queue there raised now and then."""
+    bench = Bench()
+    for _ in range(EVENTS_QUEUED_PER_CHANNEL_MAX):
+        bench.first.add_event(EventKind.END_OF_DATA)
+    bench.drain()
+    bench.first.add_event(EventKind.END_OF_PARTITION)
+    assert bench.first.next_type() is NextType.EVENT
+    bench.first.attach(lambda: None)
+    with pytest.raises(LocalProtocolError, match=f"{EVENTS_QUEUED_PER_CHANNEL_MAX + 1} events are queued"):
+        bench.first.add_event(EventKind.END_OF_DATA)
