@@ -6,6 +6,7 @@ partitions. It never touches a socket: see ``handoff``.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -39,6 +40,7 @@ RUNTIME_CODE: Final = f"{PACKAGE}{os.sep}"
 USER_CODE_INSIDE: Final = tuple(f"{PACKAGE / part}{os.sep}" for part in ("examples", "bench"))
 MESSAGE_BYTES_MAX: Final = limits.CONTROL_FRAME_BYTES_MAX - limits.MIB
 """Most bytes of collected rows, or of a result, that a control frame takes."""
+_log = logging.getLogger("minishuffle.worker")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,7 @@ class Task:
             outcome = TaskOutcome("canceled")
         except BaseException as error:  # whatever user code raises, SystemExit included, ends this task alone
             state = "canceled" if self.paths.cancelled else "failed"
+            _log.info("attempt %s of %s failed", self.attempt_id, self.name, exc_info=error)
             outcome = TaskOutcome(state, describe_failure(error, self._task_name()))
         self.paths.post(self.report, self, outcome)
 
