@@ -10,14 +10,7 @@ import pytest
 
 from minishuffle.config import ClusterSettings
 from minishuffle.coordinator.figures import CoordinatorFacts
-from minishuffle.coordinator.instructions import (
-    CloseLink,
-    Instruction,
-    Journal,
-    Reply,
-    SendToWorker,
-    Stopped,
-)
+from minishuffle.coordinator.instructions import CloseLink, Instruction, Journal, Reply, SendToWorker, Stopped
 from minishuffle.coordinator.state import CoordinatorState
 from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.wire.messages import (
@@ -25,6 +18,8 @@ from minishuffle.wire.messages import (
     CancelTasks,
     Collected,
     DeployTasks,
+    Failure,
+    GetStatus,
     Heartbeat,
     JobInfo,
     LogLines,
@@ -198,6 +193,12 @@ class FakeCluster:
         """The reply, which has to come at once."""
         return self.replies[CLIENT, self.ask(message)]
 
+    def refusal(self, message: ControlMessage) -> tuple[int, str]:
+        """The code and the text with which a request fails."""
+        reply = self.request(message)
+        assert isinstance(reply, Failure), reply
+        return reply.code, reply.text
+
     def submit(self, graph: JobGraph, name: str = "count words") -> str:
         accepted = self.request(SubmitJob(name=name, python="3.11", graph=graph.to_bytes()))
         assert isinstance(accepted, Accepted), accepted
@@ -207,6 +208,9 @@ class FakeCluster:
         info = self.request(ShowJob(job=job))
         assert isinstance(info, JobInfo), info
         return info
+
+    def free_slots(self) -> list[int]:
+        return [worker.slots_free for worker in self.request(GetStatus()).workers]
 
 
 def two_stage_graph(sources: int = 2, sinks: int = 2, partitioner: Any = "hash", **settings: Any) -> JobGraph:
@@ -238,3 +242,9 @@ def make_cluster() -> Callable[..., FakeCluster]:
 @pytest.fixture
 def cluster(make_cluster: Callable[..., FakeCluster]) -> FakeCluster:
     return make_cluster()
+
+
+@pytest.fixture
+def pair(cluster: FakeCluster) -> tuple[FakeWorker, FakeWorker]:
+    """Two workers; a job of parallelism 2 has subtasks 0 on the first, 1 on the second."""
+    return cluster.add(), cluster.add()
