@@ -1,0 +1,1 @@
+"""Measurements behind `minishuffle bench`; nothing else imports them."""

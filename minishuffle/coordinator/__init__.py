@@ -1,0 +1,1 @@
+"""Registers workers, places subtasks, follows jobs, answers clients."""

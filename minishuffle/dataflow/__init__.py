@@ -1,0 +1,1 @@
+"""What a user writes, and the job graph that becomes of it."""

@@ -1,0 +1,1 @@
+"""Records to network buffers and back: keys, partitioners, elements, partitions, gates, pools."""

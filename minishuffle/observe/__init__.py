@@ -1,0 +1,1 @@
+"""Metric families made from the processes' plain counters."""

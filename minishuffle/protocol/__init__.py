@@ -1,0 +1,1 @@
+"""Credit-based flow control as pure machines: ledgers, channels, connections."""

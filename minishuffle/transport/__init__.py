@@ -1,0 +1,1 @@
+"""Bytes between machines: sockets on asyncio, and a seeded wire in memory."""

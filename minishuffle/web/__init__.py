@@ -1,0 +1,1 @@
+"""HTTP servers of workers and coordinator."""

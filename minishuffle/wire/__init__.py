@@ -1,0 +1,1 @@
+"""Frames, messages and the handshake: bytes and what they mean."""

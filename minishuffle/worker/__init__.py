@@ -1,0 +1,1 @@
+"""The worker process: decisions, task threads, and the paths between them and the loop."""

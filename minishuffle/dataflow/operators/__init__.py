@@ -1,0 +1,1 @@
+"""What a task thread runs: sources, functions, keyed state, sinks."""
