@@ -1,15 +1,12 @@
-"""Elements: what goes in comes out, over buffers of any size; bad ones are refused."""
+"""Elements: what goes in comes out; bad ones are refused."""
 
 from __future__ import annotations
 
 import enum
-import errno
 import math
-import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
-from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -20,13 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minishuffle import limits
-from minishuffle.errors import RemoteProtocolError, ResourceExhausted, UnserializableRecord, UsageError
-from minishuffle.exchange import assembly, elements
+from minishuffle.errors import RemoteProtocolError, UnserializableRecord, UsageError
+from minishuffle.exchange import elements
 from minishuffle.exchange.elements import (
     ELEMENT_HEADER,
-    Assembler,
-    AssemblyBudget,
     Batch,
     ElementFormat,
     KeyedRows,
@@ -36,40 +30,20 @@ from minishuffle.exchange.elements import (
     unpack_rows,
 )
 
-
-def written(batch: Batch) -> bytes:
-    rows, parts = encode(batch)
-    data = b"".join(parts)
-    size, header_rows, _ = ELEMENT_HEADER.unpack_from(data)
-    assert (size, header_rows) == (len(data) - ELEMENT_HEADER.size, rows)
-    assert all(memoryview(part).format == "B" for part in parts)
-    return data
+Written = Callable[[Batch], bytes]
+Through = Callable[[Batch], Any]
 
 
-def through(batch: Batch) -> Any:
-    data = written(batch)
-    _, rows, kind = ELEMENT_HEADER.unpack_from(data)
-    return decode(kind, rows, memoryview(data)[ELEMENT_HEADER.size :])
+@pytest.fixture
+def through(written: Written) -> Through:
+    """Encodes a batch and decodes it again."""
 
+    def encode_and_decode(batch: Batch) -> Any:
+        data = written(batch)
+        _, rows, kind = ELEMENT_HEADER.unpack_from(data)
+        return decode(kind, rows, memoryview(data)[ELEMENT_HEADER.size :])
 
-def assembler(limit_bytes: int = limits.ASSEMBLY_BYTES_MAX, directory: Path | None = None) -> Assembler:
-    return Assembler(AssemblyBudget(limit_bytes), None if directory is None else str(directory))
-
-
-def fed(target: Assembler, buffers: Iterable[bytes]) -> Iterator[tuple[int, int, Any]]:
-    """The elements of consecutive buffers; each is overwritten when it has been given back."""
-    for buffer in buffers:
-        segment = bytearray(buffer)
-        target.feed(memoryview(segment))
-        while (element := target.next()) is not None:
-            yield element
-        assert target.exhausted
-        segment[:] = b"\xff" * len(segment)
-        segment.append(0)  # fails if anything still refers to the segment
-
-
-def cut(data: bytes, size: int) -> list[bytes]:
-    return [data[at : at + size] for at in range(0, len(data), size)]
+    return encode_and_decode
 
 
 # --- rows -------------------------------------------------------------------------------------------
@@ -117,13 +91,13 @@ SAME = [
 
 
 @pytest.mark.parametrize("value", SAME, ids=lambda value: repr(value)[:30])
-def test_values_come_back_equal(value: Any) -> None:
+def test_values_come_back_equal(value: Any, through: Through) -> None:
     (back,) = through([value])
     assert back == value
     assert through([{"deep": [value]}]) == [{"deep": (value,)}]
 
 
-def test_values_that_change_their_type() -> None:
+def test_values_that_change_their_type(through: Through) -> None:
     rows = [
         [1, [2]],
         bytearray(b"x"),
@@ -138,40 +112,13 @@ def test_values_that_change_their_type() -> None:
     assert [type(value) for value in back] == [tuple, bytes, int, int, float, bool, int]
 
 
-def test_aware_and_naive_datetimes_stay_apart() -> None:
+def test_aware_and_naive_datetimes_stay_apart(through: Through) -> None:
     naive, aware = datetime(2026, 1, 1, 5), datetime(2026, 1, 1, 5, tzinfo=timezone(timedelta(hours=2)))
     back = through([naive, aware, Decimal("1.10"), math.nan])
     assert back[0].tzinfo is None
     assert back[1].utcoffset() == timedelta(hours=2)
     assert str(back[2]) == "1.10"
     assert math.isnan(back[3])
-
-
-values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False)
-    | st.text()
-    | st.binary()
-    | st.datetimes()
-    | st.datetimes(timezones=st.just(UTC))
-    | st.dates()
-    | st.timedeltas()
-    | st.decimals(allow_nan=False)
-    | st.uuids(),
-    lambda inner: (
-        st.lists(inner, max_size=3).map(tuple) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
-    ),
-    max_leaves=8,
-)
-
-
-@given(st.lists(values, max_size=5), st.integers(1, 40))
-def test_rows_of_any_kind_over_buffers_of_any_size(rows: list[Any], size: int) -> None:
-    keyed = KeyedRows([str(number) for number in range(len(rows))], rows)
-    data = written(rows) + written(keyed)
-    assert [decode(*element) for element in fed(assembler(), cut(data, size))] == [rows, keyed]
 
 
 class Broken:
@@ -236,7 +183,7 @@ BATCHES = [
 
 
 @pytest.mark.parametrize("batch", BATCHES, ids=lambda batch: ",".join(map(str, batch.schema.types)))
-def test_record_batches_come_back_equal(batch: pa.RecordBatch) -> None:
+def test_record_batches_come_back_equal(batch: pa.RecordBatch, through: Through) -> None:
     back = through(batch)
     assert back.equals(batch, check_metadata=True)
     assert back.schema.equals(batch.schema, check_metadata=True)
@@ -245,7 +192,7 @@ def test_record_batches_come_back_equal(batch: pa.RecordBatch) -> None:
     part.validate(full=True)
 
 
-def test_a_slice_takes_its_own_bytes_only() -> None:
+def test_a_slice_takes_its_own_bytes_only(written: Written) -> None:
     assert len(written(BATCHES[0].slice(500, 10))) < len(written(BATCHES[0].slice(0, 100))) < 2500
 
 
@@ -263,14 +210,14 @@ DICTIONARY = pa.array(["a", "b", None, "a"]).dictionary_encode()
     ],
     ids=["plain", "list", "struct", "fixed", "large"],
 )
-def test_dictionaries_are_decoded(encoded: pa.Array, plain: pa.DataType) -> None:
+def test_dictionaries_are_decoded(encoded: pa.Array, plain: pa.DataType, through: Through) -> None:
     batch = pa.RecordBatch.from_arrays([encoded, pa.array(range(len(encoded)))], names=["d", "n"])
     back = through(batch)
     assert back.schema.types == [plain, pa.int64()]
     assert back.to_pylist() == batch.to_pylist()
 
 
-def test_columns_lie_in_the_payload() -> None:
+def test_columns_lie_in_the_payload(written: Written) -> None:
     payload = np.frombuffer(written(BATCHES[0])[ELEMENT_HEADER.size :], np.uint8).copy()
     back = decode(ElementFormat.ARROW, 1000, payload.data)
     assert isinstance(back, pa.RecordBatch)
@@ -281,7 +228,7 @@ def test_columns_lie_in_the_payload() -> None:
         assert (address - begin) % 8 == 0
 
 
-def test_schemas_are_kept_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schemas_are_kept_within_a_bound(monkeypatch: pytest.MonkeyPatch, through: Through) -> None:
     monkeypatch.setattr(elements, "_SCHEMAS_KEPT", 3)
     monkeypatch.setattr(elements, "_schemas", {})
     for number in range(10):
@@ -291,191 +238,7 @@ def test_schemas_are_kept_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> Non
         assert len(elements._schemas) <= 3
 
 
-# --- buffers ----------------------------------------------------------------------------------------
-
-STREAM: list[Batch] = [["a"], KeyedRows(["k"], [("row", 1)]), [], pa.record_batch({"k": [1, 2]}), [b"x" * 30]]
-
-
-def expect_stream(found: list[tuple[int, int, Any]]) -> None:
-    batches = [decode(*element) for element in found]
-    assert [element[1] for element in found] == [1, 1, 0, 2, 1]
-    assert batches[3].equals(STREAM[3])  # type: ignore[union-attr]
-    del batches[3]
-    assert batches == STREAM[:3] + STREAM[4:]
-
-
-def test_every_cut_of_a_stream() -> None:
-    data = b"".join(map(written, STREAM))
-    for at in range(len(data) + 1):
-        expect_stream(list(fed(assembler(), [data[:at], data[at:]])))
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 11, 12, 13, 64, 1000])
-def test_a_stream_over_small_buffers(size: int) -> None:
-    target = assembler()
-    for _ in range(2):
-        expect_stream(list(fed(target, cut(b"".join(map(written, STREAM)), size))))
-
-
-@pytest.mark.parametrize("size", [256, 4099, 32 * 1024])
-@pytest.mark.parametrize("length", [0, 1, 100, 32 * 1024 - 12, 32 * 1024, 100_003, 3 * limits.MIB + 1])
-def test_elements_of_many_lengths(length: int, size: int) -> None:
-    rows = [np.random.default_rng(length).bytes(length), "end"]
-    target = assembler()
-    found = [decode(*element) for element in fed(target, cut(written(rows) * 2, size))]
-    assert found == [rows, rows]
-
-
-def test_arrow_elements_over_buffers_are_aligned() -> None:
-    found = list(fed(assembler(), cut(written(BATCHES[0]) * 3, 1001)))
-    assert len(found) == 3
-    for kind, rows, payload in found:
-        back = decode(kind, rows, payload)
-        assert isinstance(back, pa.RecordBatch)
-        assert back.equals(BATCHES[0])
-        assert all(column.buffers()[1].address % 8 == 0 for column in back.columns)
-
-
-# --- memory and files ---------------------------------------------------------------------------------
-
-
-def test_the_budget_is_held_while_an_element_is_under_way() -> None:
-    budget = AssemblyBudget(1000)
-    data = written([b"x" * 300])
-    size = len(data) - ELEMENT_HEADER.size
-    first, second = Assembler(budget, None), Assembler(budget, None)
-    for number, target in enumerate((first, second), start=1):
-        target.feed(memoryview(data)[:50])
-        assert target.next() is None
-        assert budget.used == number * size
-    first.feed(memoryview(data)[50:])
-    assert first.next() is not None
-    assert budget.used == size
-    assert second.clear() == 1
-    assert budget.used == 0
-
-
-def test_an_element_in_one_buffer_needs_no_budget() -> None:
-    budget = AssemblyBudget(0)
-    (element,) = fed(Assembler(budget, None), [written(["a"])])
-    assert decode(*element) == ["a"]
-
-
-def spilled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of the files that are mapped from now on."""
-    sizes: list[int] = []
-    real = assembly._map_file
-
-    def counting(size: int, directory: str | None) -> Any:
-        sizes.append(size)
-        return real(size, directory)
-
-    monkeypatch.setattr(assembly, "_map_file", counting)
-    return sizes
-
-
-def test_what_the_budget_has_no_room_for_goes_to_a_file(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    sizes = spilled(monkeypatch)
-    target = assembler(limit_bytes=1000, directory=tmp_path)
-    data = written([b"x" * 990]) + written([b"y" * 2000]) + written([b"z"])
-    found = [decode(*element) for element in fed(target, cut(data, 100))]
-    assert found == [[b"x" * 990], [b"y" * 2000], [b"z"]]
-    assert [size // 1000 for size in sizes] == [2]
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_long_arrow_elements_are_used_from_their_file(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(assembly, "SPILL_ELEMENT_BYTES", 4096)
-    sizes = spilled(monkeypatch)
-    (element,) = fed(assembler(directory=tmp_path), cut(written(BATCHES[0]), 512))
-    back = decode(*element)
-    del element
-    assert isinstance(back, pa.RecordBatch)
-    assert back.equals(BATCHES[0])
-    assert len(sizes) == 1
-
-
-def test_an_element_of_256_mib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    sizes = spilled(monkeypatch)
-    size = 256 * limits.MIB
-    block = np.arange(4 * limits.MIB, dtype=np.uint32).tobytes()  # 16 MiB
-    budget = AssemblyBudget(limits.ASSEMBLY_BYTES_MAX)
-    target = Assembler(budget, str(tmp_path))
-    target.feed(memoryview(ELEMENT_HEADER.pack(size, 1, ElementFormat.ROWS)))
-    assert target.next() is None
-    for _ in range(size // len(block)):
-        target.feed(memoryview(block))
-        element = target.next()
-        assert target.exhausted
-        assert budget.used == 0
-    assert element is not None
-    assert element[:2] == (ElementFormat.ROWS, 1)
-    assert sizes == [len(element[2])] == [size]
-    words = np.frombuffer(element[2], dtype=np.uint32)
-    for at in range(0, size, len(block)):
-        assert np.array_equal(words[at // 4 : at // 4 + 1000], np.arange(1000))
-    assert int(words[-1]) == 4 * limits.MIB - 1
-
-
-def test_a_full_disk_names_the_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def full(descriptor: int, offset: int, size: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    target = assembler(limit_bytes=0, directory=tmp_path)
-    target.feed(memoryview(written([b"x" * 100])[:50]))
-    with pytest.raises(ResourceExhausted, match=rf"{tmp_path} \(No space left on device\): free space there"):
-        target.next()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_missing_directory_is_named(tmp_path: Path) -> None:
-    target = assembler(limit_bytes=0, directory=tmp_path / "gone")
-    target.feed(memoryview(written([b"x" * 100])[:50]))
-    with pytest.raises(ResourceExhausted, match=r"gone \(No such file or directory\)"):
-        target.next()
-
-
-# --- half elements and bad ones -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("kept", "rows"), [(0, 0), (5, 0), (11, 0), (12, 3), (40, 3)])
-def test_a_half_element_is_thrown_away_with_its_rows_counted(kept: int, rows: int) -> None:
-    target = assembler()
-    other = written(["before"])
-    found = list(fed(target, [other + written([b"x" * 50, 2, 3])[:kept]]))
-    assert len(found) == 1
-    assert target.clear() == rows
-    assert target.clear() == 0
-    assert [decode(*element) for element in fed(target, [other])] == [["before"]]
-
-
-def test_clear_drops_the_rest_of_the_view() -> None:
-    target = assembler()
-    target.feed(memoryview(written(["a"]) + written(["b"])))
-    assert target.next() is not None
-    assert not target.exhausted
-    assert target.clear() == 0
-    assert target.exhausted
-
-
-@pytest.mark.parametrize(
-    "header",
-    [(limits.ELEMENT_BYTES_MAX + 1, 1, 1), (2**32 - 1, 1, 3), (10, 1, 0), (10, 1, 4), (10, 1, 255)],
-)
-def test_headers_that_cannot_be(header: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = spilled(monkeypatch)
-    target = assembler()
-    target.feed(memoryview(ELEMENT_HEADER.pack(*header) + bytes(10)))
-    with pytest.raises(
-        RemoteProtocolError, match=rf"an element of {header[0]} bytes, 1 rows and format {header[2]}"
-    ):
-        target.next()
-    assert sizes == []
+# --- bad ones -----------------------------------------------------------------------------------------
 
 
 def test_a_batch_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -502,7 +265,7 @@ BAD_PAYLOADS = [
     (ElementFormat.ARROW, b""),
     (ElementFormat.ARROW, b"\xff" * 64),
     (ElementFormat.ARROW, bytes(64)),
-    (ElementFormat.ARROW, written(BATCHES[0])[ELEMENT_HEADER.size :]),
+    (ElementFormat.ARROW, b"".join(encode(BATCHES[0])[1])[ELEMENT_HEADER.size :]),
     (9, b""),
 ]
 
@@ -513,7 +276,7 @@ def test_payloads_that_cannot_be(kind: int, payload: bytes) -> None:
         decode(kind, 1, payload)
 
 
-def test_truncated_arrow_payloads() -> None:
+def test_truncated_arrow_payloads(written: Written) -> None:
     payload = written(BATCHES[1])[ELEMENT_HEADER.size :]
     for length in range(len(payload) - 8):
         with pytest.raises(RemoteProtocolError):
