@@ -1,0 +1,203 @@
+"""A gate's buffers: floating ones go to the channels that wait, and all come home when it is closed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from minishuffle.counters import GateSnapshot, TaskCounters
+from minishuffle.errors import PeerLost
+from minishuffle.exchange.elements import AssemblyBudget
+from minishuffle.exchange.gate import InputGate, RemoteInputChannel
+from minishuffle.exchange.segments import LocalPool, NetworkBufferPool
+
+if TYPE_CHECKING:
+    from conftest import Setup
+
+SEGMENT_BYTES = 256
+
+
+# --- floating buffers -----------------------------------------------------------------------------------
+
+
+def floating_all_at_one_channel(make_setup: type[Setup], segments: int = 512) -> Setup:
+    """Four channels with one exclusive buffer each; the first has all three floating ones in its queue,
+    the others wait for two each."""
+    setup = make_setup(remote=4, exclusive=1, floating=3, segments=segments)
+    first, *others = setup.remotes
+    first.consumer.on_backlog(3)
+    assert first.consumer.credit.take_unannounced() == 3
+    for channel in others:
+        channel.consumer.on_backlog(1)
+        assert channel.consumer.credit.waiting
+    assert list(setup.gate.line) == others
+    for number in range(3):
+        setup.arrive(first, setup.element([number]))
+    return setup
+
+
+def test_floating_buffers_go_to_the_waiting_channels_one_each_in_turn(make_setup: type[Setup]) -> None:
+    setup = floating_all_at_one_channel(make_setup)
+    _, *others = setup.remotes
+    for number in range(3):
+        assert setup.gate.poll() is not None
+        assert [len(channel.consumer.credit.floating) for channel in others] == [
+            1 if position <= number else 0 for position in range(3)
+        ]
+    assert [channel.consumer.credit.unannounced for channel in others] == [1, 1, 1]
+    assert not setup.gate.line
+    assert setup.pool.in_use == 4 + 3
+
+
+def test_a_channel_that_wants_more_goes_to_the_end_of_the_line(make_setup: type[Setup]) -> None:
+    setup = floating_all_at_one_channel(make_setup)
+    _, second, third, fourth = setup.remotes
+    second.consumer.on_backlog(2)
+    assert setup.gate.poll() is not None
+    assert list(setup.gate.line) == [third, fourth, second]
+    assert setup.gate.poll() is not None
+    assert setup.gate.poll() is not None
+    assert list(setup.gate.line) == [second]
+    assert setup.gate.snapshot().channels_starved == 1
+
+
+def test_a_waiting_channel_that_fails_leaves_the_line_and_its_buffers_to_the_others(
+    make_setup: type[Setup],
+) -> None:
+    setup = floating_all_at_one_channel(make_setup)
+    _, second, third, fourth = setup.remotes
+    second.consumer.fail(PeerLost("gone"))
+    assert third.consumer.credit.unannounced == 1, "the exclusive buffer of the one that failed"
+    assert list(setup.gate.line) == [fourth]
+    with pytest.raises(PeerLost, match="gone"):
+        setup.rows()
+
+
+def test_a_shrunken_pool_takes_floating_buffers_back_and_serves_the_line_when_it_grows(
+    make_setup: type[Setup],
+) -> None:
+    setup = floating_all_at_one_channel(make_setup, segments=7)
+    _, *others = setup.remotes
+    assert setup.network.free == 0
+    other = setup.network.create_pool("other", 2, 2)
+    assert setup.pool.size == 5
+    assert setup.gate.poll() is not None
+    assert setup.gate.poll() is not None
+    assert setup.network.free == 2
+    assert list(setup.gate.line) == others
+    other.destroy()
+    assert setup.pool.size == 7
+    assert [channel.consumer.credit.unannounced for channel in others] == [1, 1, 0]
+    assert list(setup.gate.line) == [others[2]]
+
+
+def test_snapshot_says_what_is_used_and_who_starves(make_setup: type[Setup]) -> None:
+    setup = floating_all_at_one_channel(make_setup)
+    assert setup.gate.snapshot() == GateSnapshot(
+        queue_buffers=3,
+        exclusive_used=0,
+        exclusive_capacity=4,
+        floating_used=3,
+        floating_capacity=3,
+        channels=4,
+        channels_starved=3,
+    )
+    setup.arrive(setup.remotes[1], setup.element([9]))
+    snapshot = setup.gate.snapshot()
+    assert (snapshot.queue_buffers, snapshot.exclusive_used, snapshot.floating_used) == (4, 1, 3)
+    setup.rows()
+    snapshot = setup.gate.snapshot()
+    assert (snapshot.queue_buffers, snapshot.exclusive_used, snapshot.floating_used) == (0, 0, 0)
+    setup.gate.close()
+    snapshot = setup.gate.snapshot()
+    assert (snapshot.exclusive_used, snapshot.floating_used, snapshot.channels_starved) == (0, 0, 0)
+
+
+# --- the end --------------------------------------------------------------------------------------------
+
+
+def test_close_gives_queued_current_and_idle_buffers_back(make_setup: type[Setup]) -> None:
+    setup = floating_all_at_one_channel(make_setup)
+    setup.arrive(setup.remotes[1], setup.element(["half"])[:-1])
+    setup.arrive(setup.remotes[2], setup.element(["now"]) + setup.element(["current"]))
+    for _ in range(10):
+        setup.gate.poll()
+        if setup.remotes[2].current is not None:
+            break
+    assert setup.remotes[2].current is not None
+    setup.gate.close()
+    assert setup.pool.in_use == 0
+    assert setup.network.free == setup.network.total
+    assert setup.network.required == 0
+    assert setup.gate.poll() is None
+    setup.gate.close()
+    assert setup.network.free == setup.network.total
+
+
+def test_close_of_local_channels_gives_the_producers_segments_back(make_setup: type[Setup]) -> None:
+    setup = make_setup()
+    partitions = [setup.partition(producer) for producer in range(2)]
+    for partition in partitions:
+        setup.local(partition, credit=4)
+        partition.write(0, 1, [setup.element(["a"]) + setup.element(["b"])])
+        partition.subpartitions[0].flush()
+        setup.attend(partition.subpartitions[0])
+        for _ in range(6):
+            partition.write(0, 1, [setup.element_of(SEGMENT_BYTES)])
+    assert setup.gate.poll() is not None
+    assert setup.gate.channels[0].current is not None
+    setup.gate.close()
+    for partition in partitions:
+        assert partition.subpartitions[0].on_available is None
+        partition.subpartitions[0].discard()
+    assert setup.network.free == setup.network.total
+
+
+def test_a_buffer_that_was_given_back_before_the_close_comes_home_after_it(make_setup: type[Setup]) -> None:
+    setup = make_setup(remote=1, direct=False)
+    partition = setup.partition(5)
+    setup.local(partition, credit=4)
+    partition.write(0, 1, [setup.element_of(SEGMENT_BYTES)])
+    setup.arrive(setup.remotes[0], setup.element([1]))
+    setup.rows()
+    setup.gate.close()
+    assert setup.network.total - setup.network.free == 2
+    for channel, buffer in setup.returned:
+        channel.consumed(buffer)
+    assert setup.network.free == setup.network.total
+
+
+def test_close_tells_the_producer_and_what_comes_later_takes_no_segment(make_setup: type[Setup]) -> None:
+    setup = make_setup(remote=1)
+    partition = setup.partition(0, segments=8)
+    wire = setup.wire([partition])
+    partition.write(0, 1, [setup.element_of(SEGMENT_BYTES)])
+    chunks, pieces = wire.producer.data_to_send(16)
+    data = b"".join(chunks)
+    for piece in pieces:
+        piece.released()
+    setup.gate.close()
+    wire.consumer.receive(data, 0.0)
+    wire.settle()
+    assert setup.pool.in_use == 0
+    assert wire.producer._producers.channels == {}
+    assert partition.subpartitions[0].on_available is None
+
+
+def test_fewer_exclusive_buffers_than_asked_for_are_promised_as_what_they_are() -> None:
+    network = NetworkBufferPool(8, SEGMENT_BYTES)
+    pool: LocalPool = network.create_pool("gate", 1, 1)
+    gate = InputGate(
+        0,
+        0,
+        pool,
+        SEGMENT_BYTES,
+        lambda: None,
+        lambda channel, buffer: None,
+        AssemblyBudget(1 << 20),
+        None,
+        TaskCounters(),
+    )
+    channel = RemoteInputChannel(gate, 0, 2)
+    assert (channel.consumer.credit.granted, channel.consumer.credit.exclusive_total) == (1, 1)
