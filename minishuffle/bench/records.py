@@ -93,8 +93,9 @@ class Numbers:
     def read(self, split: int, offset: int) -> Iterator[Batch]:
         """Batches of one block each; ``offset`` is 0 here, since nothing is restarted."""
         make = getattr(self, f"_{self.kind}_{self.format}")
-        users = [f"user{number:0{_DIGITS}d}" for number in range(KEYS)]
-        shared = (pa.array(users), pa.array(CITIES)) if self.format == "arrow" else (np.array(users),)
+        shared: tuple[Any, ...] = ()
+        if self.format == "arrow":
+            shared = (pa.array(user_names(np.arange(KEYS, dtype=np.uint64))), pa.array(CITIES))
         end = None if self._seconds is None else time.monotonic() + self._seconds
         for start, count in blocks_of(BLOCK[self.format], split, self._splits, self._records):
             if end is not None and time.monotonic() >= end:
@@ -118,10 +119,10 @@ class Numbers:
         ]
         return pa.RecordBatch.from_arrays(columns, ["user", "city", "ts", "amount", "qty"])
 
-    def _event_rows(self, start: int, keys: U64, values: U64, users: Any) -> list[Any]:
+    def _event_rows(self, start: int, keys: U64, values: U64) -> list[Any]:
         return list(
             zip(
-                users[keys].tolist(),
+                user_names(keys),
                 map(CITIES.__getitem__, (values % np.uint64(len(CITIES))).tolist()),
                 range(TS_BEGIN + start, TS_BEGIN + start + len(keys)),
                 (values.astype(np.float64) * 0.25).tolist(),
@@ -173,6 +174,19 @@ class Checker:
             "keys": keys.astype(np.int64).tobytes(),
             "sums": self._sums[keys].tobytes(),
         }
+
+
+def user_names(numbers: U64) -> list[str]:
+    """The user of each number, made digit by digit: a table of all would not stay in the cache."""
+    letters = np.empty((len(numbers), USER_CHARS), dtype=np.uint32)
+    letters[:, : USER_CHARS - _DIGITS] = [ord(letter) for letter in "user"]
+    rest = numbers
+    for place in range(USER_CHARS - 1, USER_CHARS - _DIGITS - 1, -1):
+        shorter = rest // np.uint64(10)
+        letters[:, place] = rest - shorter * np.uint64(10) + np.uint64(ord("0"))
+        rest = shorter
+    names: list[str] = letters.view(f"U{USER_CHARS}").ravel().tolist()
+    return names
 
 
 def user_numbers(users: Iterable[str]) -> np.ndarray[Any, np.dtype[np.int64]]:

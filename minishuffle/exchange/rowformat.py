@@ -13,6 +13,7 @@ import struct
 from collections.abc import Sequence
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal, InvalidOperation
+from operator import is_, itemgetter
 from typing import Any, Final
 from uuid import UUID
 
@@ -142,12 +143,29 @@ def pack_rows(rows: Sequence[Any]) -> bytes:
 
 
 def pack_keyed_rows(keys: Sequence[Any], rows: Sequence[Any]) -> bytes:
-    """Keys and rows, equally many, as one value. Raises as :func:`pack_rows`."""
+    """Keys and rows, equally many, as one value. Raises as :func:`pack_rows`.
+
+    Where every key is the very object at one place of its row, that place goes instead of the keys.
+    """
     try:
-        return _pack((keys, rows))
+        place = _place_of_keys(keys, rows)
+        return _pack((keys if place is None else place, rows))
     except _MISFITS as error:
         refusal = _refusal(keys, "the key of row") or _refusal(rows, "row")
         raise refusal or UnserializableRecord(f"rows cannot be packed: {error}") from error
+
+
+def _place_of_keys(keys: Sequence[Any], rows: Sequence[Any]) -> int | None:
+    """Where in each row its key stands, if it is the same place in all of them."""
+    if not rows or type(rows[0]) is not tuple:
+        return None
+    place = next((number for number, value in enumerate(rows[0]) if value is keys[0]), None)
+    if place is None or set(map(type, rows)) != {tuple}:
+        return None
+    try:
+        return place if all(map(is_, keys, map(itemgetter(place), rows))) else None
+    except IndexError:
+        return None
 
 
 def _unpack(data: Any) -> tuple[Any, ...]:
@@ -174,4 +192,9 @@ def unpack_keyed_rows(data: Any) -> tuple[list[Any], list[Any]]:
     match _unpack(data):
         case (tuple() as keys, tuple() as rows) if len(keys) == len(rows):
             return list(keys), list(rows)
+        case (int() as place, tuple() as rows) if place >= 0:
+            try:
+                return list(map(itemgetter(place), rows)), list(rows)
+            except (IndexError, TypeError, KeyError):
+                raise RemoteProtocolError(f"keyed rows cannot be unpacked: no key at place {place}") from None
     raise RemoteProtocolError("keyed rows cannot be unpacked: not one key for each row")
