@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from minishuffle.cli.scrape import Samples, scrape, total
+from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import UsageError
 from minishuffle.ids import Address
 from minishuffle.local_cluster import LocalCluster
@@ -172,3 +173,39 @@ def prometheus_binaries() -> Path:
     if fetched.returncode:
         pytest.fail(f"{script.name} {cache} failed:\n{fetched.stdout}{fetched.stderr}", pytrace=False)
     return cache / "usr" / "bin"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(workers=2, slots=3, segment_bytes=4096, network_memory_bytes=1 << 20) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def endless(cluster: LocalCluster, watch: Any, wait_until: Callable[..., Any]) -> Iterator[Any]:
+    """A job that runs through everything that the tests of this module do."""
+    seen = watch(cluster)
+    numbers = Stream.generate(lambda start, count: list(range(start, start + count)), rate=5_000)
+    counted = numbers.key_by(lambda number: number % 100).count(emit="batch").to_count()
+    seen.handle = cluster.submit(counted, name="endless", parallelism=2)
+    wait_until(lambda: all(worker.peers for worker in cluster.status().workers), "the data connection")
+    seen.link = sorted(peer.local for worker in cluster.status().workers for peer in worker.peers)
+    yield seen
+    assert seen.handle.info().state == "running"
+
+
+@pytest.fixture
+def goes_on(endless: Any, wait_until: Callable[..., Any]) -> Callable[[], None]:
+    """Fails unless the endless job takes in further records over the same connection as ever."""
+
+    def check() -> None:
+        def taken() -> float:
+            return float(endless.total("minishuffle_task_records_total", pipeline="endless", direction="in"))
+
+        before = taken()
+        wait_until(lambda: taken() > before, "that the other job goes on")
+        workers = endless.cluster.status().workers
+        assert sorted(peer.local for worker in workers for peer in worker.peers) == endless.link
+        assert [worker.state for worker in workers] == ["alive", "alive"]
+
+    return check
