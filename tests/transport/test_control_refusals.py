@@ -1,0 +1,247 @@
+"""Who is refused a control link, and which links are closed: strangers, garbage, silence, limits."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from minishuffle import limits
+from minishuffle.errors import PeerLost, RemoteProtocolError, ResourceExhausted
+from minishuffle.ids import Address
+from minishuffle.transport.control import BlockingControlClient, connect_control
+from minishuffle.wire.codec import encode_frame
+from minishuffle.wire.control import encode_message
+from minishuffle.wire.frames import FRAME_HEADER, Ping, Role
+from minishuffle.wire.handshake import Handshake, HandshakeRefused, Identity
+from minishuffle.wire.messages import Accepted, Collected, ListJobs
+from minishuffle.wire.parts import ControlMessage
+
+if TYPE_CHECKING:
+    from conftest import Listener, Stranger
+
+SECRET = b"a secret of the cluster"
+WORKER = Identity(Role.WORKER, "blue", 0, 0)
+CLIENT = Identity(Role.CLIENT, "blue", 0, 0)
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+MakeStranger = Callable[[Address], Awaitable["Stranger"]]
+
+
+def collected(size: int) -> Collected:
+    return Collected(term=1, job="j1", operator=0, index=0, attempt=1, rows=1, payload=bytes(size))
+
+
+@pytest.mark.parametrize(
+    ("identity", "secret", "reason", "mend"),
+    [
+        (WORKER, b"another", "secret", "--secret-file"),
+        (Identity(Role.WORKER, "red", 0, 0), SECRET, "cluster", "--cluster"),
+        (CLIENT, SECRET, "peer", "clients dial another port"),
+    ],
+)
+def test_refused_peers_learn_why_and_are_reported(
+    run: Run, identity: Identity, secret: bytes, reason: str, mend: str, make_listener: type[Listener]
+) -> None:
+    def workers_only(peer: Identity) -> str | None:
+        return None if peer.role is Role.WORKER else "clients dial another port"
+
+    async def main() -> None:
+        listener = make_listener()
+        address = await listener.start(authorize=workers_only)
+        with pytest.raises(HandshakeRefused, match=mend) as caught:
+            await connect_control(address, identity, secret, timeout=5)
+        assert caught.value.reason == reason
+        assert str(address) in str(caught.value)
+        reported, _, remote = await listener.refusals.get()
+        assert reported == reason
+        assert remote.startswith("127.0.0.1:")
+        with pytest.raises(HandshakeRefused, match=mend):
+            await asyncio.to_thread(BlockingControlClient, address, identity, secret, 5)
+        assert (await listener.refusals.get())[0] == reason
+        assert listener.links == []
+        await listener.server.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        FRAME_HEADER.pack(limits.HANDSHAKE_FRAME_BYTES_MAX + 1, 1, 0),
+        encode_message(ListJobs(), 1),
+    ],
+)
+def test_garbage_instead_of_a_handshake(
+    run: Run, garbage: bytes, make_listener: type[Listener], make_stranger: MakeStranger
+) -> None:
+    async def main() -> None:
+        listener = make_listener()
+        stranger = await make_stranger(await listener.start())
+        stranger.writer.write(garbage)
+        answer = await stranger.closed_by_peer()
+        assert FRAME_HEADER.unpack_from(answer)[1] == 3, "a Reject says why"
+        assert (await listener.refusals.get())[0] == "malformed"
+        assert listener.links == []
+        await listener.server.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        FRAME_HEADER.pack(limits.CONTROL_FRAME_BYTES_MAX + 1, 15, 0),
+        FRAME_HEADER.pack(200, 77, 0),
+        encode_frame(Ping(1)),
+        FRAME_HEADER.pack(5 + 3, 15, 0) + b"\xc1\xc1\xc1",
+    ],
+)
+def test_garbage_after_the_handshake_closes_that_link_alone(
+    run: Run, garbage: bytes, make_listener: type[Listener], make_stranger: MakeStranger
+) -> None:
+    async def main() -> None:
+        listener = make_listener()
+        address = await listener.start()
+        good = await connect_control(address, WORKER, SECRET, timeout=5)
+        replies: asyncio.Queue[ControlMessage] = asyncio.Queue()
+        good.start(lambda message, request: replies.put_nowait(message), lambda error: None)
+        stranger = await make_stranger(address)
+        await stranger.prove()
+        stranger.writer.write(encode_message(ListJobs(), 0) + garbage)
+        assert isinstance(await listener.ends.get(), RemoteProtocolError)
+        assert await stranger.closed_by_peer() == b""
+        good.send(ListJobs(), 1)
+        assert await replies.get() == Accepted(job="j1")
+        await listener.server.close()
+
+    run(main())
+
+
+def test_handler_may_refuse_a_message(
+    run: Run, make_listener: type[Listener], make_stranger: MakeStranger
+) -> None:
+    async def main() -> None:
+        listener = make_listener(starts_links=False)
+        stranger = await make_stranger(await listener.start())
+        await stranger.prove(and_then=encode_message(ListJobs(), 1) + encode_message(ListJobs(), 2))
+        seen: list[int] = []
+
+        def refuse(message: ControlMessage, request: int) -> None:
+            seen.append(request)
+            raise RemoteProtocolError("no client may say that")
+
+        listener.links[0].start(refuse, listener.ends.put_nowait)
+        assert str(await listener.ends.get()) == "no client may say that"
+        assert seen == [1]
+        stranger.close()
+        await listener.server.close()
+
+    run(main())
+
+
+def test_silent_peer_is_turned_away(
+    run: Run, make_listener: type[Listener], make_stranger: MakeStranger
+) -> None:
+    async def main() -> None:
+        listener = make_listener()
+        stranger = await make_stranger(await listener.start(handshake_seconds=0.02))
+        assert await stranger.closed_by_peer() == b""
+        reason, text, _ = await listener.refusals.get()
+        assert (reason, text) == ("timeout", "no handshake within 0.02 s")
+        await listener.server.close()
+
+    run(main())
+
+
+def test_timer_of_a_proven_link_is_gone(
+    run: Run, make_listener: type[Listener], make_stranger: MakeStranger
+) -> None:
+    async def main() -> None:
+        listener = make_listener()
+        address = await listener.start(handshake_seconds=0.05)
+        link = await connect_control(address, WORKER, SECRET, timeout=5)
+        replies: asyncio.Queue[ControlMessage] = asyncio.Queue()
+        link.start(lambda message, request: replies.put_nowait(message), lambda error: None)
+        stranger = await make_stranger(address)
+        assert await stranger.closed_by_peer() == b"", "the stranger, who came later, is out of time"
+        link.send(ListJobs(), 1)
+        assert await replies.get() == Accepted(job="j1")
+        assert (await listener.refusals.get())[0] == "timeout"
+        assert listener.refusals.empty()
+        await listener.server.close()
+
+    run(main())
+
+
+def test_half_a_handshake_is_reported_and_a_mere_look_is_not(
+    run: Run, make_listener: type[Listener], make_stranger: MakeStranger
+) -> None:
+    async def main() -> None:
+        listener = make_listener()
+        address = await listener.start()
+        looker = await make_stranger(address)
+        looker.close()
+        stranger = await make_stranger(address)
+        stranger.writer.write(b"\x00\x00")
+        stranger.close()
+        reason, text, _ = await listener.refusals.get()
+        assert reason == "peer"
+        assert "closed the connection during the handshake" in text
+        assert listener.refusals.empty()
+        await listener.server.close()
+
+    run(main())
+
+
+def test_number_of_unproven_connections_is_bounded(
+    run: Run, make_listener: type[Listener], make_stranger: MakeStranger
+) -> None:
+    async def main() -> None:
+        listener = make_listener()
+        address = await listener.start(unproven_max=2)
+        waiting = [await make_stranger(address), await make_stranger(address)]
+        for stranger in waiting:  # an answer shows that the server has taken it up
+            stranger.writer.write(Handshake(WORKER, SECRET, os.urandom(32), dialer=True).start())
+            assert await stranger.reader.read(1)
+        with pytest.raises(PeerLost, match="cannot connect to|closed the connection"):
+            await connect_control(address, WORKER, SECRET, timeout=5)
+        reason, text, _ = await listener.refusals.get()
+        assert (reason, text) == ("limit", "2 connections wait for their handshake already")
+        waiting[0].close()
+        assert (await listener.refusals.get())[0] == "peer"
+        link = await connect_control(address, WORKER, SECRET, timeout=5)
+        link.close()
+        waiting[1].close()
+        await listener.server.close()
+
+    run(main())
+
+
+def test_peer_that_does_not_read_is_dropped(
+    run: Run, monkeypatch: pytest.MonkeyPatch, make_listener: type[Listener], make_stranger: MakeStranger
+) -> None:
+    monkeypatch.setattr(limits, "CONTROL_UNSENT_BYTES_MAX", 1 << 20)
+
+    async def main() -> None:
+        listener = make_listener()
+        stranger = await make_stranger(await listener.start())
+        await stranger.prove()
+        (link,) = listener.links
+        sent = 0
+        while listener.ends.empty():
+            link.send(collected(1 << 18))
+            sent += 1 << 18
+            assert sent < 1 << 30, "never dropped"
+            await asyncio.sleep(0)
+        error = await listener.ends.get()
+        assert isinstance(error, ResourceExhausted)
+        assert "a worker at 127.0.0.1:" in str(error)
+        stranger.close()
+        await listener.server.close()
+
+    run(main())
