@@ -160,6 +160,7 @@ def test_a_wrong_secret_is_refused(shell: Shell, secret: Path, tmp_path: Path) -
     assert "secret" in log
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_detached_cluster_from_up_to_down(shell: Shell, tmp_path: Path) -> None:
     port, web_port = free_ports()
@@ -284,6 +285,7 @@ def test_ctrl_c_in_the_demo_leaves_nothing(
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_the_demo_passes_and_leaves_nothing(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

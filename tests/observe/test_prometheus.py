@@ -127,6 +127,7 @@ def query(ask: Ask, text: str) -> list[dict[str, Any]]:
     return result
 
 
+@pytest.mark.slow
 def test_prometheus_scrapes_a_cluster_through_service_discovery(
     cluster_web: str, prometheus_binaries: Path, tmp_path: Path
 ) -> None:
