@@ -95,6 +95,10 @@ class TaskCounters:
     buffers_out: int = 0
     user_errors: dict[str, int] = field(default_factory=dict)
     """By policy: skip, dead_letter."""
+    records_late: int = 0
+    """Records that came behind the watermark that closed what they belong to."""
+    watermark: int | None = None
+    """The last event time that the task told its consumers, in microseconds since 1970; None: none yet."""
     busy_seconds: float = 0.0
     idle_seconds: float = 0.0
     backpressured_seconds: float = 0.0

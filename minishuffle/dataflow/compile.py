@@ -43,7 +43,7 @@ class _Chain:
         return " -> ".join(labels or [node.label for node in self.nodes])
 
     def operator_names(self) -> list[str]:
-        sources = [node.label for node in self.nodes if node.source is not None]
+        sources = [node.label for node in self.nodes if node.is_source]
         return [*sources, *(operator.name for operator in self.operators)]
 
 
@@ -114,15 +114,17 @@ def _chains_and_edges(nodes: list[Node], widths: dict[Node, int]) -> tuple[list[
             if exchange.partitioner == "forward":
                 _check_forward(feed.node, node, widths)
             chains[source].outputs.append(
-                Output(len(edges), exchange.partitioner, exchange.keys, exchange.choose)
+                Output(len(edges), exchange.partitioner, exchange.keys, exchange.choose, feed.side)
             )
-            edges.append(Edge(source=source, target=target, partitioner=exchange.partitioner))
+            edges.append(
+                Edge(source=source, target=target, input=feed.input, partitioner=exchange.partitioner)
+            )
     return chains, edges
 
 
 def _chains(node: Node, widths: dict[Node, int]) -> bool:
     feed = node.feeds[0]
-    return _stays(feed) and widths[feed.node] == widths[node]
+    return _stays(feed) and feed.side is None and widths[feed.node] == widths[node]
 
 
 def _default_exchange(producers: int, consumers: int) -> Exchange:
@@ -138,15 +140,21 @@ def _check_forward(source: Node, target: Node, widths: dict[Node, int]) -> None:
 
 
 def _vertex(chain: _Chain) -> Vertex:
-    source = chain.nodes[0].source
-    program = Program(source=source, operators=chain.operators, outputs=chain.outputs)
+    first, last = chain.nodes[0], chain.nodes[-1]
+    program = Program(source=first.source, operators=chain.operators, outputs=chain.outputs)
+    stream = first.boundary if first.is_source else None
+    sink = last.boundary if last.is_sink else None
     return Vertex(
         name=chain.name,
         parallelism=chain.parallelism,
         operators=chain.operator_names(),
-        is_source=source is not None,
-        bounded=chain.nodes[0].bounded,
+        is_source=first.is_source,
+        bounded=first.bounded,
         program=pickle_program(program, chain.name),
+        stream=stream.name if stream else "",
+        sink=sink.name if sink else "",
+        stream_schema=stream.schema_message if stream else b"",
+        sink_schema=sink.schema_message if sink else b"",
     )
 
 

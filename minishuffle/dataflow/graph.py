@@ -39,6 +39,13 @@ class Vertex(BaseModel):
     is_source: bool
     bounded: bool = True
     program: bytes
+    stream: str = ""
+    """Of a source that reads no splits: the name under which other programs write its records."""
+    sink: str = ""
+    """Of a sink whose batches are kept for other programs to read: its name."""
+    stream_schema: bytes = b""
+    """An Arrow schema as an IPC message."""
+    sink_schema: bytes = b""
 
 
 class Edge(BaseModel):

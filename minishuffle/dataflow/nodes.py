@@ -15,6 +15,7 @@ from minishuffle.dataflow.operators.base import Operator, Source
 from minishuffle.errors import InvalidGraph
 
 __all__ = [
+    "Boundary",
     "Exchange",
     "Feed",
     "Format",
@@ -39,6 +40,18 @@ class Exchange:
     choose: Callable[[Any, int], int] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """Where records come from another program, or are kept for one to read.
+
+    ``name`` is the stream's or the sink's, ``schema_message`` an Arrow schema as an IPC message.
+    """
+
+    name: str
+    schema_message: bytes
+    bounded: bool = True
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
     """One step. A source has no feeds and no operators, every other node has both."""
@@ -46,6 +59,8 @@ class Node:
     label: str
     feeds: tuple[Feed, ...] = ()
     source: Source | None = None
+    boundary: Boundary | None = None
+    """Of a source without ``source``: the stream that other programs write; of a sink: what they read."""
     operators: tuple[Operator, ...] = ()
     parallelism: int | None = None
     """None: the job's, or with ``follows`` the input's."""
@@ -58,7 +73,11 @@ class Node:
     @property
     def bounded(self) -> bool:
         """Whether its data come to an end: those of every source before it do."""
-        return all(getattr(node.source, "bounded", True) for node in inputs_first([self]))
+        return all(getattr(node.source or node.boundary, "bounded", True) for node in inputs_first([self]))
+
+    @property
+    def is_source(self) -> bool:
+        return not self.feeds
 
     def named(self, label: str) -> Node:
         """The same under another name, which errors and the job's tables show."""
@@ -71,10 +90,16 @@ class Node:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Feed:
-    """One input of a node. Without an exchange records stay where they are, if they can."""
+    """One input of a node. Without an exchange records stay where they are, if they can.
+
+    ``input`` is the number under which the node's operator takes it. With ``side``, it is that side
+    output of ``node`` that is read, not its records.
+    """
 
     node: Node
     exchange: Exchange | None = None
+    input: int = 0
+    side: str | None = None
 
 
 def inputs_first(ends: Sequence[Node]) -> Iterator[Node]:

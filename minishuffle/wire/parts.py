@@ -38,6 +38,7 @@ class TaskCountersMessage(ControlMessage):
     bytes_in: int = 0
     bytes_out: int = 0
     user_errors: dict[str, int] = Field(default_factory=dict)
+    records_late: int = 0
     busy_seconds: float = 0.0
     idle_seconds: float = 0.0
     backpressured_seconds: float = 0.0

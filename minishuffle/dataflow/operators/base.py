@@ -1,13 +1,17 @@
-"""What a task thread runs: a chain of operators that hand batches to each other.
+"""What a task thread runs: a chain of operators that hand batches and marks to each other.
 
-A *batch* is a list of Python objects (rows), a :class:`KeyedRows`, or a ``pyarrow.RecordBatch``.
+A *batch* is a list of Python objects (rows), a :class:`KeyedRows`, or a ``pyarrow.RecordBatch``. A
+*mark* (:class:`Watermark`, :class:`Idle`, :class:`Side`, :class:`SplitMark`) goes the same way, in
+order with the batches.
+
+Event times are int, microseconds since 1970 in UTC.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, runtime_checkable
 
 from minishuffle.counters import TaskCounters
 from minishuffle.exchange.elements import KeyedRows
@@ -15,11 +19,77 @@ from minishuffle.exchange.elements import KeyedRows
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Batch", "Emit", "KeyedRows", "Operator", "Program", "Output", "Source", "TaskContext"]
+__all__ = [
+    "END_OF_TIME",
+    "Batch",
+    "Emit",
+    "Idle",
+    "KeyedRows",
+    "Mark",
+    "Operator",
+    "Output",
+    "Program",
+    "Side",
+    "Source",
+    "SplitMark",
+    "TaskContext",
+    "Watermark",
+]
 
 
 Batch: TypeAlias = "list[Any] | KeyedRows | pa.RecordBatch"
-Emit: TypeAlias = Callable[["Batch"], None]
+
+END_OF_TIME: Final = (1 << 63) - 1
+"""The watermark of an input that has ended: nothing waits for it any more."""
+BEGINNING_OF_TIME: Final = -(1 << 63)
+"""The watermark of an input that has not told one yet."""
+
+
+class Mark:
+    """What travels between batches."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Watermark(Mark):
+    """No record with an event time at or below ``time`` is expected from here on; one is late.
+
+    Never goes back. (Flink: ``Watermark``.)
+    """
+
+    time: int
+
+
+@dataclass(frozen=True, slots=True)
+class Idle(Mark):
+    """The input pauses: until its next batch or watermark it holds nobody's watermark back.
+
+    (Flink: ``WatermarkStatus.IDLE``.)
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Side(Mark):
+    """A batch of a side output; it goes to the outputs of that name and to no operator."""
+
+    tag: str
+    batch: Batch
+
+
+@dataclass(frozen=True, slots=True)
+class SplitMark(Mark):
+    """Which split the records are of: for watermarks by split, seen by the source's own chain only.
+
+    ``open``: the split belongs to this subtask and has yet to end. ``current``: the batches that
+    follow are of it. ``done``: it has ended.
+    """
+
+    split: int
+    state: Literal["open", "current", "done"]
+
+
+Emit: TypeAlias = Callable[["Batch | Mark"], None]
 
 
 @dataclass(slots=True)
@@ -41,14 +111,27 @@ class TaskContext:
 
 
 class Operator(Protocol):
-    """One function of a chain. Called by one thread only, in the order open, process*, finish, close."""
+    """One function of a chain. Called by one thread only, in the order open, (process, on_mark,
+    on_clock)*, finish, close. ``chained.ChainedOperator`` has the defaults."""
 
     name: str
+    first_input: int | None
+    """The number of the input that is read to its end before any other is; None: in turn."""
 
     def open(self, context: TaskContext) -> None: ...
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         """Take one batch of input number ``input`` (0 unless the operator joins)."""
+
+    def on_mark(self, mark: Mark, input: int, emit: Emit) -> None:
+        """Take a mark. By default it is passed on. An input that has ended says
+        ``Watermark(END_OF_TIME)``; a :class:`Side` never comes here."""
+
+    def deadline(self) -> float | None:
+        """When :meth:`on_clock` wants to be called, on the clock of ``TaskContext.now``; None: never."""
+
+    def on_clock(self, now: float, emit: Emit) -> None:
+        """The deadline has passed."""
 
     def finish(self, emit: Emit) -> None:
         """Every input has ended; what was kept back may be emitted now."""
@@ -81,13 +164,15 @@ class Output:
 
     ``edge`` is the index in the job graph. ``keys`` are column names (Arrow) or None; with
     ``partitioner == "hash"`` and ``keys is None`` batches are KeyedRows. ``choose`` is the user's
-    own function (row, consumers) -> consumer index for ``partitioner == "custom"``.
+    own function (row, consumers) -> consumer index for ``partitioner == "custom"``. An output with a
+    ``side`` takes the batches of the :class:`Side` of that tag, and no others.
     """
 
     edge: int
     partitioner: str
     keys: tuple[str, ...] | None = None
     choose: Callable[[Any, int], int] | None = None
+    side: str | None = None
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
-from minishuffle.dataflow.operators.base import Emit, TaskContext
+from minishuffle.dataflow.operators.base import Emit, Mark, TaskContext
 from minishuffle.errors import UsageError
 from minishuffle.limits import BATCH_ROWS_MAX, ROW_PREVIEW_CHARS
 
@@ -20,12 +20,22 @@ Emission: TypeAlias = Literal["each", "batch", "end"]
 
 
 class ChainedOperator:
-    """Opens, finishes and closes with nothing to do; subclasses add ``process``."""
+    """Opens, finishes and closes with nothing to do, passes marks on; subclasses add ``process``."""
 
     name = "operator"
+    first_input: int | None = None
 
     def open(self, context: TaskContext) -> None:
         self.context = context
+
+    def on_mark(self, mark: Mark, input: int, emit: Emit) -> None:
+        emit(mark)
+
+    def deadline(self) -> float | None:
+        return None
+
+    def on_clock(self, now: float, emit: Emit) -> None:
+        """Nothing is due."""
 
     def finish(self, emit: Emit) -> None:
         """Nothing is kept back."""
