@@ -6,9 +6,9 @@ from typing import Protocol
 
 from minishuffle.exchange.segments import Segment
 from minishuffle.limits import SEGMENT_HEADROOM_BYTES
-from minishuffle.wire.frames import NO_ELEMENT_START, BufferFlags, DataType, EventKind
+from minishuffle.wire.frames import NO_ELEMENT_START, WATERMARK_EVENT, BufferFlags, DataType, EventKind
 
-__all__ = ["BufferBuilder", "Slice", "SliceOwner", "event_slice"]
+__all__ = ["BufferBuilder", "Event", "Slice", "SliceOwner"]
 
 
 class BufferBuilder:
@@ -108,8 +108,30 @@ class Slice:
         view.slice_released(builder)
 
 
-def event_slice(event: EventKind) -> Slice:
-    memory = memoryview(bytearray(SEGMENT_HEADROOM_BYTES + 1))
-    memory[SEGMENT_HEADROOM_BYTES] = event
-    flags = BufferFlags.NONE
-    return Slice(memory, SEGMENT_HEADROOM_BYTES, 1, DataType.EVENT, flags, NO_ELEMENT_START, 0)
+class Event:
+    """An event in a subpartition's queue. A watermark that is not ``taken`` yet may be overtaken by a
+    newer one: the writer changes it in place."""
+
+    __slots__ = ("idle", "kind", "taken", "time")
+
+    def __init__(self, kind: EventKind, time: int = 0, idle: bool = False) -> None:
+        self.kind = kind
+        self.time = time
+        self.idle = idle
+        self.taken = False
+
+    def overtake(self, time: int, idle: bool) -> bool:
+        """(Writer.) Say something newer instead; False if the reader may have taken it before."""
+        self.time, self.idle = time, idle
+        return not self.taken
+
+    def slice(self) -> Slice:
+        """(Reader.) The event as it goes out."""
+        self.taken = True  # before the look at what it says: see overtake
+        if self.kind is EventKind.WATERMARK:
+            payload = WATERMARK_EVENT.pack(self.kind, self.idle, self.time)
+        else:
+            payload = bytes((self.kind,))
+        memory = memoryview(bytearray(SEGMENT_HEADROOM_BYTES) + payload)
+        size, flags = len(payload), BufferFlags.NONE
+        return Slice(memory, SEGMENT_HEADROOM_BYTES, size, DataType.EVENT, flags, NO_ELEMENT_START, 0)

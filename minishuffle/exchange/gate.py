@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from minishuffle.counters import GateSnapshot, TaskCounters
 from minishuffle.errors import RemoteProtocolError, ShuffleError
 from minishuffle.exchange.elements import Assembler, AssemblyBudget
 from minishuffle.exchange.segments import LocalPool, Segment
+from minishuffle.exchange.watermarks import WatermarkValve
 from minishuffle.protocol.channel import (
     ChannelState,
     ConsumerChannel,
@@ -28,7 +29,7 @@ from minishuffle.protocol.channel import (
     SubpartitionView,
 )
 from minishuffle.protocol.connection import Connection
-from minishuffle.wire.frames import DataType, EventKind
+from minishuffle.wire.frames import WATERMARK_EVENT, DataType, EventKind
 
 __all__ = ["Element", "InputChannel", "InputGate", "LocalInputChannel", "RemoteInputChannel"]
 
@@ -59,6 +60,7 @@ class InputChannel:
         self.gate = gate
         self.producer = producer
         """Index of the producer subtask."""
+        self.number = gate.valve.add()
         self.queue: deque[_Buffer | ShuffleError] = deque()
         self.enqueued = False
         self.assembler = Assembler(gate.budget, gate.spill_directory)
@@ -234,6 +236,12 @@ class InputGate:
         self.ready: deque[InputChannel] = deque()
         self.line: deque[RemoteInputChannel] = deque()
         """Channels that wait for a floating buffer, in turn."""
+        self.valve = WatermarkValve()
+        self.marked = False
+        """(Task.) ``valve`` says something new since whoever reads it took this back."""
+        self.split_changes: deque[tuple[int, Literal["open", "done"]]] | None = None
+        """Of a gate whose channels are the splits of a source and come and go: which of them began and
+        ended, in order. Their watermarks are made behind the gate, not in ``valve``."""
         self._give_back = give_back
         self._counters = counters
         self._unfinished = 0
@@ -303,6 +311,8 @@ class InputGate:
     def poll(self) -> Element | None:
         """The next element of any channel, one buffer per channel and turn; None if there is none.
 
+        Look at ``marked`` after it: a change of the watermark comes before the element.
+
         Raises:
             ShuffleError: a channel failed; what it had delivered before was given out first.
         """
@@ -328,19 +338,27 @@ class InputGate:
             raise item
         payload = item.payload
         if item.data_type == DataType.EVENT:
-            kind = payload[0]
+            event = bytes(payload)
             self._give_back(channel, item)
-            self._on_event(channel, kind)
+            self._on_event(channel, event)
             self._end_turn(channel)
             return False
+        if self.valve.active(channel.number):
+            self.marked = True
         self._counters.buffers_in += 1
         self._counters.bytes_in += len(payload)
         channel.current = item
         channel.assembler.feed(payload)
         return True
 
-    def _on_event(self, channel: InputChannel, kind: int) -> None:
-        if kind == EventKind.END_OF_PARTITION:
+    def _on_event(self, channel: InputChannel, event: bytes) -> None:
+        kind = event[0]
+        if kind == EventKind.WATERMARK and len(event) == WATERMARK_EVENT.size:
+            _, idle, time = WATERMARK_EVENT.unpack(event)
+            self.marked |= self.valve.update(channel.number, time, bool(idle))
+        elif kind == EventKind.END_OF_DATA:
+            self.marked |= self.valve.end(channel.number)
+        elif kind == EventKind.END_OF_PARTITION:
             if channel.finished:
                 raise RemoteProtocolError(f"the partition of producer {channel.producer} ended twice")
             if lost := channel.assembler.clear():
@@ -350,8 +368,9 @@ class InputGate:
                 )
             channel.finished = True
             self._unfinished -= 1
-        elif kind != EventKind.END_OF_DATA:
-            raise RemoteProtocolError(f"event of unknown kind {kind}")
+            self.marked |= self.valve.end(channel.number)
+        else:
+            raise RemoteProtocolError(f"event of unknown kind {kind} and {len(event)} bytes")
 
     def _end_turn(self, channel: InputChannel) -> None:
         """Give the current buffer back; the channel goes to the end of the line if it has more."""

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import LocalProtocolError
-from minishuffle.exchange.buffers import BufferBuilder, Slice, event_slice
+from minishuffle.exchange.buffers import BufferBuilder, Event, Slice
 from minishuffle.exchange.segments import Segment
 from minishuffle.ids import PartitionId
 from minishuffle.limits import EVENTS_QUEUED_PER_CHANNEL_MAX, SEGMENT_HEADROOM_BYTES
@@ -36,13 +36,15 @@ class Subpartition:
     __slots__ = (
         "_discarded",
         "_events_added",
+        "_ends",
         "_events_polled",
+        "_mark",
         "_notify",
         "_open",
         "_partial",
         "_polled",
         "_queue",
-        "_state_events",
+        "_told",
         "_written",
         "consumer",
         "flush_requested",
@@ -60,7 +62,7 @@ class Subpartition:
         self.flush_requested = False
         self._discarded = False
         self._notify = notify
-        self._queue: deque[BufferBuilder | EventKind] = deque()
+        self._queue: deque[BufferBuilder | Event] = deque()
         self._open: BufferBuilder | None = None
         self._partial: BufferBuilder | None = None
         """The builder of a slice that is in flight while more of that segment is to come."""
@@ -69,8 +71,11 @@ class Subpartition:
         self._events_added = 0
         """Written by the writer; like ``_written``, and unlike the queue, it may be read at any time."""
         self._events_polled = 0
-        self._state_events: list[EventKind] = []
-        """Ends that the reader has polled: they are state, told to each new consumer again."""
+        self._mark: Event | None = None
+        """The writer's: the watermark that is the last thing queued, if any is."""
+        self._told: Event | None = None
+        """The reader's: the watermark polled last. It and the ends are state: each new consumer is told."""
+        self._ends: list[Event] = []
 
     # --- writer (task thread) ----------------------------------------------------------------
 
@@ -82,6 +87,7 @@ class Subpartition:
     @open.setter
     def open(self, builder: BufferBuilder) -> None:
         self._open = builder
+        self._mark = None
 
     def publish(self, flush: bool) -> None:
         """Let the reader see what was written; wake it if it shall be sent now."""
@@ -108,23 +114,38 @@ class Subpartition:
         Raises:
             LocalProtocolError: more events are queued than a channel may have.
         """
-        if self._open is not None:
-            self.finish_open(ends=True)
         queued = self._events_added - self._events_polled
         if queued >= EVENTS_QUEUED_PER_CHANNEL_MAX:
             raise LocalProtocolError(f"{queued} events are queued for one channel")
-        self._queue.append(kind)
+        self._append(Event(kind))
         self._events_added += 1
+
+    def add_watermark(self, time: int, idle: bool) -> None:
+        """Queue a watermark behind everything written so far. It takes the place of an unsent one that has
+        no data behind it, so no more of them can be queued than segments."""
+        mark = self._mark
+        if mark is not None and mark.overtake(time, idle):
+            return
+        self._append(mark := Event(EventKind.WATERMARK, time, idle))
+        self._mark = mark
+
+    def _append(self, event: Event) -> None:
+        if self._open is not None:
+            self.finish_open(ends=True)
+        self._mark = None
+        self._queue.append(event)
         self._notify(self)
 
     # --- reader (loop thread) ----------------------------------------------------------------
 
     def attach(self, on_available: Callable[[], None]) -> None:
-        """A consumer reads from here now; ends that an earlier one was told of are told again."""
+        """A consumer reads from here now; what an earlier one was told of watermark and ends is told
+        again."""
         self.on_available = on_available
-        self._queue.extendleft(reversed(self._state_events))
-        self._events_polled -= len(self._state_events)
-        self._state_events.clear()
+        told = [] if self._told is None else [Event(EventKind.WATERMARK, self._told.time, self._told.idle)]
+        self._queue.extendleft(reversed([*told, *self._ends]))
+        self._events_polled -= len(self._ends)
+        self._ends.clear()
 
     def flush(self) -> bool:
         """The buffer timeout has passed: True if there is something published to be sent."""
@@ -134,13 +155,13 @@ class Subpartition:
         self.flush_requested = True
         return True
 
-    def _head(self) -> BufferBuilder | EventKind | None:
+    def _head(self) -> BufferBuilder | Event | None:
         """What a poll would take now; gives finished builders back that were sent in slices."""
         queue = self._queue
         builder = self._open
         while queue:
             head = queue[0]
-            if isinstance(head, EventKind):
+            if isinstance(head, Event):
                 return head
             if head.in_flight:
                 return None
@@ -160,7 +181,7 @@ class Subpartition:
         head = self._head()
         if head is None:
             return NextType.NONE
-        return NextType.EVENT if isinstance(head, EventKind) else NextType.DATA
+        return NextType.EVENT if isinstance(head, Event) else NextType.DATA
 
     def backlog(self) -> int:
         return max(0, self._written - self._polled)
@@ -169,11 +190,14 @@ class Subpartition:
         head = self._head()
         if head is None:
             return None
-        if isinstance(head, EventKind):
+        if isinstance(head, Event):
             self._queue.popleft()
-            self._events_polled += 1
-            self._state_events.append(head)
-            return event_slice(head)
+            if head.kind is EventKind.WATERMARK:
+                self._told = head
+            else:
+                self._events_polled += 1
+                self._ends.append(head)
+            return head.slice()
         return self._slice(head)
 
     def _slice(self, builder: BufferBuilder) -> Slice:
@@ -314,6 +338,13 @@ class ResultPartition:
             if subpartition.open is not None:
                 self._counters.buffers_out += 1
             subpartition.add_event(kind)
+
+    def broadcast_watermark(self, time: int, idle: bool) -> None:
+        """Tell every consumer the event time, in microseconds since 1970, behind everything written."""
+        for subpartition in self.subpartitions:
+            if subpartition.open is not None:
+                self._counters.buffers_out += 1
+            subpartition.add_watermark(time, idle)
 
     def backlog(self) -> int:
         return sum(subpartition.backlog() for subpartition in self.subpartitions)

@@ -43,6 +43,7 @@ __all__ = [
     "MAGIC",
     "NO_ELEMENT_START",
     "PROTOCOL_VERSION",
+    "WATERMARK_EVENT",
     "AddCredit",
     "BacklogAnnouncement",
     "BufferFlags",
@@ -75,6 +76,8 @@ BUFFER_HEADER: Final = struct.Struct(">IBIIIBBII")
 """Frame header and BufferResponse fields as one structure, the size of a segment's headroom use."""
 BUFFER_HEADER_BYTES: Final = BUFFER_HEADER.size
 NO_ELEMENT_START: Final = 0xFFFF_FFFF
+WATERMARK_EVENT: Final = struct.Struct(">BBq")
+"""Kind, whether the producer is idle (0 or 1), and the watermark in microseconds since 1970."""
 
 
 class FrameType(IntEnum):
@@ -119,6 +122,8 @@ class EventKind(IntEnum):
     """The producer will write no more rows; the channel stays open."""
     END_OF_PARTITION = 2
     """Nothing at all follows on this channel."""
+    WATERMARK = 3
+    """How far the producer's event time has come: :data:`WATERMARK_EVENT` is the whole payload."""
 
 
 class BufferFlags(IntFlag):

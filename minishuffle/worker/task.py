@@ -7,12 +7,13 @@ partitions. It never touches a socket: see ``handoff``.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,17 +22,28 @@ import msgpack
 
 from minishuffle import limits
 from minishuffle.counters import TaskCounters
-from minishuffle.dataflow.operators.base import Batch, Emit, Operator, Output, Program, TaskContext
+from minishuffle.dataflow.operators.base import (
+    END_OF_TIME,
+    Batch,
+    Emit,
+    Mark,
+    Operator,
+    Program,
+    Source,
+    TaskContext,
+    Watermark,
+)
 from minishuffle.dataflow.operators.reader import SourceReader
 from minishuffle.errors import ResourceExhausted, ShuffleError, TaskCancelled, TaskFailed
-from minishuffle.exchange.elements import decode, encode, pack_rows
+from minishuffle.exchange.elements import pack_rows
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.partition import ResultPartition
-from minishuffle.exchange.partitioner import Partitioner
 from minishuffle.ids import AttemptId
 from minishuffle.wire.frames import EventKind
 from minishuffle.wire.parts import ErrorInfo
+from minishuffle.worker.chain import Chain
 from minishuffle.worker.handoff import TaskPaths
+from minishuffle.worker.inputs import Inputs
 
 __all__ = ["Task", "TaskOutcome"]
 
@@ -40,6 +52,8 @@ RUNTIME_CODE: Final = f"{PACKAGE}{os.sep}"
 USER_CODE_INSIDE: Final = tuple(f"{PACKAGE / part}{os.sep}" for part in ("examples", "bench"))
 MESSAGE_BYTES_MAX: Final = limits.CONTROL_FRAME_BYTES_MAX - limits.MIB
 """Most bytes of collected rows, or of a result, that a control frame takes."""
+GATES_WAIT_SECONDS: Final = 1.0
+"""How long a task that is not woken waits before it looks at its gates again."""
 _log = logging.getLogger("minishuffle.worker")
 
 
@@ -75,8 +89,6 @@ class Task:
     log: Callable[[Task, str], None]
     state: str = "deploying"
     thread: threading.Thread | None = None
-    _stages: list[Emit] = field(default_factory=list)
-    """Entrances of the chain's operators, first to last, and of what follows the last."""
 
     def start(self) -> None:
         name = f"{self.attempt_id.subtask.job}:{self.name}[{self.attempt_id.subtask.index}]"
@@ -119,13 +131,17 @@ class Task:
             for operator in program.operators:
                 operator.open(context)
                 opened.append(operator)
-            emit = self._chain(program)
+            chain = Chain(program, self.partitions, context.index, self.counters)
             self.paths.post(self.report, self, None)
             if program.source is not None:
-                self._run_source(program, emit)
+                emit = chain.entrance(0)
+                self._run_source(program.source, chain, emit)
+                emit(Watermark(END_OF_TIME))
             else:
-                self._run_gates(program, emit)
-            self._finish(program)
+                first = program.operators[0].first_input if program.operators else None
+                self._run_gates(Inputs(self.gates, first), chain)
+            chain.finish(self.paths.check)
+            self._end_partitions()
         finally:
             results = [operator.close() for operator in opened]
         found = [result for result in results if result is not None]
@@ -137,96 +153,64 @@ class Task:
             )
         return packed
 
-    def _chain(self, program: Program) -> Emit:
-        """Build the calls from operator to operator, last to first; returns the chain's entrance."""
-        emit = self._writer(program.outputs)
-        self._stages = [emit]
-        for operator in reversed(program.operators):
-            emit = _stage(operator, emit)
-            self._stages.insert(0, emit)
-        return emit
-
-    def _writer(self, outputs: list[Output]) -> Emit:
-        writers = [self._edge_writer(output) for output in outputs]
-        if len(writers) == 1:
-            return writers[0]
-
-        def write_all(batch: Batch) -> None:
-            for write in writers:
-                write(batch)
-
-        return write_all
-
-    def _edge_writer(self, output: Output) -> Emit:
-        partition = self.partitions[output.edge]
-        consumers = len(partition.subpartitions)
-        start = self.attempt_id.subtask.index
-        partitioner = Partitioner(output.partitioner, consumers, output.keys, output.choose, start)
-        broadcast = output.partitioner == "broadcast"
-
-        def write(batch: Batch) -> None:
-            if not len(batch):
-                return
-            if broadcast:
-                rows, parts = encode(batch)
-                for position in range(consumers):
-                    partition.write(position, rows, parts)
-                return
-            for position, piece in partitioner.split(batch):
-                rows, parts = encode(piece)
-                partition.write(position, rows, parts)
-
-        return write
-
-    def _run_source(self, program: Program, emit: Emit) -> None:
-        assert program.source is not None
-        subtask = self.attempt_id.subtask
-        reader = SourceReader(program.source, subtask.index, self.parallelism, time.time())
+    def _run_source(self, source: Source, chain: Chain, emit: Emit) -> None:
+        in_turn = any(operator.by_split for operator in chain.operators)
+        reader = SourceReader(
+            source, self.attempt_id.subtask.index, self.parallelism, time.time(), in_turn=in_turn
+        )
         try:
-            self._read(reader, emit)
+            self._read(reader, chain, emit)
         finally:
             reader.close()
 
-    def _read(self, reader: SourceReader, emit: Emit) -> None:
+    def _read(self, reader: SourceReader, chain: Chain, emit: Emit) -> None:
         paths, counters = self.paths, self.counters
         while True:
             paths.check()
             paths.bell.clear()
             begin = time.time()
+            due = self._look_at_clock(chain, begin)
             batch = reader.poll(begin)
+            for mark in reader.take_marks():
+                emit(mark)
             if batch is None:
                 return
             if not len(batch):
-                paths.wait(reader.next_due - time.time())
+                paths.wait(min(reader.next_due, due) - time.time())
                 continue
             if not counters.first_output_at:
                 counters.first_output_at = begin
             counters.records_in += len(batch)
             self._timed(emit, batch)
 
-    def _run_gates(self, program: Program, emit: Emit) -> None:
-        gates, paths, counters = self.gates, self.paths, self.counters
-        entrances = [emit if gate.input == 0 else self._entrance(program, gate.input) for gate in gates]
-        turn = 0
-        while not all(gate.finished for gate in gates):
+    def _run_gates(self, inputs: Inputs, chain: Chain) -> None:
+        paths, counters = self.paths, self.counters
+        entrances = {gate.input: chain.entrance(gate.input) for gate in self.gates}
+        while not inputs.finished:
             paths.check()
             paths.bell.clear()
-            idle = True
-            for step in range(len(gates)):
-                position = (turn + step) % len(gates)
-                element = gates[position].poll()
-                if element is None:
-                    continue
-                idle = False
-                counters.records_in += element.rows
-                self._timed(entrances[position], decode(element.format, element.rows, element.payload))
-            turn += 1
-            if idle and not all(gate.finished for gate in gates):
-                paths.wait(1.0)
+            now = time.time()
+            due = self._look_at_clock(chain, now)
+            found = inputs.poll()
+            if found is None:
+                if not inputs.finished:
+                    paths.wait(min(GATES_WAIT_SECONDS, due - now))
+                continue
+            number, item = found
+            if isinstance(item, Mark):
+                entrances[number](item)
+            else:
+                counters.records_in += len(item)
+                self._timed(entrances[number], item)
 
-    def _entrance(self, program: Program, number: int) -> Emit:
-        operator, following = program.operators[0], self._stages[1]
-        return lambda batch: operator.process(batch, number, following)
+    @staticmethod
+    def _look_at_clock(chain: Chain, now: float) -> float:
+        """Call operators whose time has come; returns when the next one's does (inf: never)."""
+        due = chain.deadline()
+        if due is not None and due <= now:
+            chain.on_clock(now)
+            due = chain.deadline()
+        return math.inf if due is None else due
 
     def _timed(self, emit: Emit, batch: Batch) -> None:
         """Push one batch through the chain; what it waits for segments is not busy time."""
@@ -238,10 +222,7 @@ class Task:
         counters.busy_seconds += max(0.0, end - begin - (counters.backpressured_seconds - blocked))
         counters.last_input_at = end
 
-    def _finish(self, program: Program) -> None:
-        for operator, following in zip(program.operators, self._stages[1:], strict=True):
-            self.paths.check()
-            operator.finish(following)
+    def _end_partitions(self) -> None:
         for partition in self.partitions.values():
             partition.broadcast_event(EventKind.END_OF_DATA)
             partition.broadcast_event(EventKind.END_OF_PARTITION)
@@ -260,10 +241,6 @@ class Task:
                 f"a row of {len(payload)} bytes cannot be collected, at most {MESSAGE_BYTES_MAX} fit: "
                 "write such rows with to_parquet or a sink of your own"
             )
-
-
-def _stage(operator: Operator, following: Emit) -> Emit:
-    return lambda batch: operator.process(batch, 0, following)
 
 
 def describe_failure(error: BaseException, task: str) -> ErrorInfo:

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from minishuffle.counters import TaskCounters
 from minishuffle.exchange.elements import KeyedRows
+from minishuffle.exchange.watermarks import BEGINNING_OF_TIME, END_OF_TIME
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
+    "BEGINNING_OF_TIME",
     "END_OF_TIME",
     "Batch",
     "Emit",
@@ -38,11 +40,6 @@ __all__ = [
 
 
 Batch: TypeAlias = "list[Any] | KeyedRows | pa.RecordBatch"
-
-END_OF_TIME: Final = (1 << 63) - 1
-"""The watermark of an input that has ended: nothing waits for it any more."""
-BEGINNING_OF_TIME: Final = -(1 << 63)
-"""The watermark of an input that has not told one yet."""
 
 
 class Mark:
@@ -117,6 +114,8 @@ class Operator(Protocol):
     name: str
     first_input: int | None
     """The number of the input that is read to its end before any other is; None: in turn."""
+    by_split: bool
+    """It keeps the splits of a source apart (:class:`SplitMark`), which are then read in turn."""
 
     def open(self, context: TaskContext) -> None: ...
 

@@ -24,6 +24,7 @@ class ChainedOperator:
 
     name = "operator"
     first_input: int | None = None
+    by_split = False
 
     def open(self, context: TaskContext) -> None:
         self.context = context

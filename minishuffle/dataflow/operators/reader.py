@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.base import Batch, Source
+from minishuffle.dataflow.operators.base import Batch, Source, SplitMark
 from minishuffle.errors import UsageError
 from minishuffle.limits import BATCH_ROWS_MAX
 
@@ -19,6 +19,9 @@ IDLE_SECONDS = 0.01
 """How soon a source that had nothing is asked again."""
 STALL_SECONDS_MAX = 1.0
 """What a paced source may catch up on after a stall; the rest is left out of its pace."""
+
+SPLITS_IN_TURN_MAX = 64
+"""Most splits of a bounded source that are read in turn, which keeps that many files open."""
 
 _END: Any = object()
 
@@ -52,7 +55,8 @@ class _Pace:
 class SourceReader:
     """Polls the splits that belong to subtask ``index`` of ``parallelism``.
 
-    Bounded sources are read split after split, unbounded ones a batch of each split in turn.
+    Bounded sources are read split after split, unbounded ones and with ``in_turn`` a batch of each split
+    in turn.
     ``next_due`` says when to poll again after an empty answer, in the unit and origin of ``now``
     (seconds).
 
@@ -60,7 +64,9 @@ class SourceReader:
         UsageError: the source is not a :class:`Source`, or yields what it must not.
     """
 
-    def __init__(self, source: Source, index: int, parallelism: int, started_at: float) -> None:
+    def __init__(
+        self, source: Source, index: int, parallelism: int, started_at: float, *, in_turn: bool = False
+    ) -> None:
         if not isinstance(source, Source):
             raise UsageError(
                 f"{type(source).__name__} is not a source: it needs the methods splits() and "
@@ -71,8 +77,12 @@ class SourceReader:
         rate: float | None = getattr(source, "rate", None)
         self._source = source
         self._format = getattr(source, "format", "rows")
-        self._in_turn = not getattr(source, "bounded", True)
+        bounded = getattr(source, "bounded", True)
+        self._in_turn = SPLITS_IN_TURN_MAX if bounded and in_turn else 1 if bounded else len(mine)
+        """How many splits at the head of those that wait take turns."""
         self._waiting = deque(mine)
+        self._marks = [SplitMark(split.number, "open") for split in mine]
+        self._current = -1
         self._splits = mine
         self._pace = _Pace(rate * len(mine) / len(everything), started_at) if rate and mine else None
         self.next_due = started_at
@@ -91,17 +101,23 @@ class SourceReader:
             return []
         asked = 0
         while self._waiting:
-            if asked >= (len(self._waiting) if self._in_turn else 1):
+            turns = min(self._in_turn, len(self._waiting))
+            if asked >= turns:
                 self.next_due = now + IDLE_SECONDS
                 return []
             split = self._waiting[0]
             batch = self._next_of(split)
             if batch is None:
                 self._waiting.popleft()
+                self._marks.append(SplitMark(split.number, "done"))
                 continue
-            if self._in_turn:
-                self._waiting.rotate(-1)
+            if turns > 1:
+                self._waiting.popleft()
+                self._waiting.insert(turns - 1, split)
             if count := len(batch):
+                if split.number != self._current:
+                    self._current = split.number
+                    self._marks.append(SplitMark(split.number, "current"))
                 split.position += count
                 if self._pace is not None:
                     self._pace.records += count
@@ -109,6 +125,11 @@ class SourceReader:
                 return batch
             asked += 1
         return None
+
+    def take_marks(self) -> list[SplitMark]:
+        """What changed about splits up to the batch polled last; comes before it."""
+        marks, self._marks = self._marks, []
+        return marks
 
     def close(self) -> None:
         """Let go of open files: close every read that has not ended."""
