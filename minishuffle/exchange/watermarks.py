@@ -39,11 +39,16 @@ class WatermarkValve:
     def update(self, channel: int, time: int, idle: bool) -> bool:
         """The channel has told its status; True if watermark or idleness of all changed by it.
 
-        A time before one that the channel told is taken as the later one.
+        A time before one that the channel told is taken as the later one. A time that comes together with
+        idleness was reached before it.
         """
-        self._times[channel] = max(time, self._times[channel])
+        changed = False
+        if time > self._times[channel]:
+            self._times[channel] = time
+            self._held[channel] = True
+            changed = self._combine()
         self._held[channel] = not idle
-        return self._combine()
+        return self._combine() or changed
 
     def end(self, channel: int) -> bool:
         return self.update(channel, END_OF_TIME, False)

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from minishuffle.dataflow.operators import reader as reader_module
 from minishuffle.dataflow.operators.reader import SourceReader
 from minishuffle.dataflow.operators.sources import GeneratorSource
 from minishuffle.errors import UsageError
@@ -135,3 +136,34 @@ def test_close_closes_reads_that_have_not_ended() -> None:
     reader.close()
     assert closed == [0]
     assert reader.poll(0.0) is None
+
+
+def test_bounded_splits_are_read_in_turn_when_asked_for() -> None:
+    splits = [["a"], ["b"]], [["x"], ["y"], ["z"]]
+    reader = SourceReader(Fed(*splits), 0, 1, 0.0, in_turn=True)
+    assert [reader.poll(0.0) for _ in range(6)] == [["a"], ["x"], ["b"], ["y"], ["z"], None]
+
+
+def test_no_more_splits_than_the_limit_are_open_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "SPLITS_IN_TURN_MAX", 2)
+    reader = SourceReader(Fed([["a"], ["b"]], [["m"], ["n"]], [["x"]]), 0, 1, 0.0, in_turn=True)
+    assert [reader.poll(0.0) for _ in range(6)] == [["a"], ["m"], ["b"], ["n"], ["x"], None]
+
+
+def test_marks_say_which_split_a_batch_is_of_and_which_have_ended() -> None:
+    reader = SourceReader(Fed([["a"], ["b"]], [["skipped"]], [["x"]]), 0, 2, 0.0)
+    seen: list[Any] = []
+    while (batch := reader.poll(0.0)) is not None:
+        seen += [*((mark.split, mark.state) for mark in reader.take_marks()), batch]
+    seen += [(mark.split, mark.state) for mark in reader.take_marks()]
+    assert seen == [
+        (0, "open"),
+        (2, "open"),
+        (0, "current"),
+        ["a"],
+        ["b"],
+        (0, "done"),
+        (2, "current"),
+        ["x"],
+        (2, "done"),
+    ]

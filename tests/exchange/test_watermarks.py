@@ -1,0 +1,240 @@
+"""The watermark of several channels together: what Flink's StatusWatermarkValve tests assert, and the
+invariants under any order of steps; then on a gate, behind subpartitions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minishuffle.counters import TaskCounters
+from minishuffle.errors import RemoteProtocolError
+from minishuffle.exchange.partition import ResultPartition, Subpartition
+from minishuffle.exchange.segments import NetworkBufferPool, Segment
+from minishuffle.exchange.watermarks import BEGINNING_OF_TIME, END_OF_TIME, WatermarkValve
+from minishuffle.ids import JobId, PartitionId
+from minishuffle.protocol.channel import NextType
+from minishuffle.wire.frames import WATERMARK_EVENT, EventKind
+
+if TYPE_CHECKING:
+    from conftest import Setup
+
+
+def valve_of(channels: int) -> WatermarkValve:
+    valve = WatermarkValve()
+    assert [valve.add() for _ in range(channels)] == list(range(channels))
+    return valve
+
+
+def state(valve: WatermarkValve) -> tuple[int, bool]:
+    return valve.watermark, valve.idle
+
+
+def test_one_channel_passes_on_what_grows() -> None:
+    valve = valve_of(1)
+    assert state(valve) == (BEGINNING_OF_TIME, False)
+    assert valve.update(0, 0, False)
+    assert valve.update(0, 25, False)
+    assert not valve.update(0, 18, False)
+    assert not valve.update(0, 25, False)
+    assert state(valve) == (25, False)
+
+
+def test_several_channels_are_as_far_as_the_last_of_them() -> None:
+    valve = valve_of(3)
+    assert not valve.update(0, 0, False)
+    assert not valve.update(1, 0, False)
+    assert valve.update(2, 0, False)
+    assert not valve.update(0, 12, False)
+    assert not valve.update(2, 10, False)
+    assert valve.update(1, 15, False)
+    assert valve.watermark == 10
+    assert valve.update(2, 20, False)
+    assert valve.watermark == 12
+
+
+def test_idle_channels_hold_nobody_back_and_count_again_when_they_go_on() -> None:
+    valve = valve_of(3)
+    valve.update(0, 15, False)
+    valve.update(1, 10, False)
+    assert valve.update(2, BEGINNING_OF_TIME, True)
+    assert state(valve) == (10, False)
+    assert valve.update(1, 10, True)
+    assert state(valve) == (15, False)
+    assert valve.update(0, 15, True)
+    assert state(valve) == (15, True), "all idle: it holds"
+    assert valve.active(2)
+    assert state(valve) == (15, False), "one that lags is counted again, and nothing goes back"
+    assert not valve.update(2, 12, False)
+    assert valve.update(2, 17, False)
+    assert valve.watermark == 17
+
+
+def test_ended_channels_hold_nobody_back_and_the_last_one_ends_all() -> None:
+    valve = valve_of(3)
+    valve.update(0, 5, False)
+    valve.update(1, 7, False)
+    assert valve.end(2)
+    assert valve.watermark == 5
+    assert valve.end(0)
+    assert valve.watermark == 7
+    assert valve.update(1, 7, True)
+    assert state(valve) == (7, True), "the rest is idle, not over"
+    assert valve.end(1)
+    assert state(valve) == (END_OF_TIME, False)
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.integers(0, 3),
+        st.one_of(
+            st.tuples(st.just("tell"), st.integers(-50, 50)),
+            st.sampled_from([("idle", 0), ("data", 0), ("end", 0)]),
+        ),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS)
+def test_it_never_goes_back_and_never_passes_an_active_channel(
+    steps: list[tuple[int, tuple[str, int]]],
+) -> None:
+    valve = valve_of(4)
+    times = [BEGINNING_OF_TIME] * 4
+    active, ended = [True] * 4, [False] * 4
+    for channel, (step, time) in steps:
+        before, idle_before = state(valve)
+        if ended[channel]:
+            continue
+        match step:
+            case "tell":
+                times[channel], active[channel] = max(times[channel], time), True
+                changed = valve.update(channel, time, False)
+            case "idle":
+                active[channel] = False
+                changed = valve.update(channel, times[channel], True)
+            case "data":
+                changed, active[channel] = valve.active(channel), True
+            case _:
+                ended[channel] = active[channel] = True
+                changed = valve.end(channel)
+        assert changed == ((before, idle_before) != state(valve))
+        assert valve.watermark >= before
+        counting = [times[i] for i in range(4) if active[i] and not ended[i]]
+        if counting:
+            assert valve.watermark == max(before, min(counting))
+        assert valve.idle == (not counting and not all(ended))
+
+
+# --- on a subpartition ----------------------------------------------------------------------------------
+
+
+class Written:
+    """A partition of one subpartition, and what its reader is told."""
+
+    def __init__(self) -> None:
+        pool = NetworkBufferPool(8, 16).create_pool("p", 1, 8)
+
+        def acquire() -> Segment:
+            segment = pool.request()
+            assert segment is not None
+            return segment
+
+        partition_id = PartitionId(JobId("j1"), 0, 0)
+        self.notified: list[Subpartition] = []
+        self.partition = ResultPartition(partition_id, 0, 1, acquire, self.notified.append, TaskCounters())
+        self.subpartition = self.partition.subpartitions[0]
+
+    def polled(self) -> list[bytes | tuple[int, ...]]:
+        found: list[bytes | tuple[int, ...]] = []
+        while (piece := self.subpartition.poll()) is not None:
+            payload = bytes(piece.payload)
+            is_mark = len(payload) == WATERMARK_EVENT.size and payload[0] == EventKind.WATERMARK
+            found.append(WATERMARK_EVENT.unpack(payload) if is_mark else payload)
+            piece.released()
+        return found
+
+
+WATERMARK = int(EventKind.WATERMARK)
+
+
+def test_a_newer_watermark_takes_the_place_of_an_unsent_one_with_no_data_between() -> None:
+    written = Written()
+    for time in range(1000):
+        written.partition.broadcast_watermark(time, False)
+    written.partition.broadcast_watermark(999, True)
+    assert written.polled() == [(WATERMARK, 1, 999)]
+    written.partition.broadcast_watermark(1000, False)
+    written.partition.write(0, 1, [b"row"])
+    written.partition.broadcast_watermark(1001, False)
+    written.partition.broadcast_watermark(1002, False)
+    assert written.polled() == [(WATERMARK, 0, 1000), b"row", (WATERMARK, 0, 1002)]
+
+
+def test_a_watermark_that_was_taken_is_not_changed_any_more() -> None:
+    written = Written()
+    written.partition.broadcast_watermark(1, False)
+    piece = written.subpartition.poll()
+    assert piece is not None
+    written.partition.broadcast_watermark(2, False)
+    assert WATERMARK_EVENT.unpack(piece.payload) == (WATERMARK, 0, 1)
+    assert written.polled() == [(WATERMARK, 0, 2)]
+
+
+def test_watermarks_do_not_count_as_queued_events() -> None:
+    written = Written()
+    for time in range(8):
+        written.partition.write(0, 1, [b"0123456789abcdef"])
+        written.partition.broadcast_watermark(time, False)
+    written.partition.broadcast_event(EventKind.END_OF_DATA)
+    assert written.subpartition.next_type() is NextType.DATA
+    assert len(written.polled()) == 17
+
+
+def test_a_new_view_is_told_watermark_and_ends_again() -> None:
+    written = Written()
+    written.subpartition.attach(lambda: None)
+    written.partition.broadcast_watermark(5, False)
+    written.partition.broadcast_watermark(7, True)
+    assert written.polled() == [(WATERMARK, 1, 7)]
+    written.subpartition.attach(lambda: None)
+    assert written.polled() == [(WATERMARK, 1, 7)]
+    written.partition.broadcast_event(EventKind.END_OF_DATA)
+    assert written.polled() == [bytes((EventKind.END_OF_DATA,))]
+    for _ in range(2):
+        written.subpartition.attach(lambda: None)
+        assert written.polled() == [(WATERMARK, 1, 7), bytes((EventKind.END_OF_DATA,))]
+
+
+# --- on a gate ------------------------------------------------------------------------------------------
+
+
+def test_a_gate_gives_the_least_watermark_before_the_element_behind_it(make_setup: type[Setup]) -> None:
+    setup = make_setup()
+    first, second = setup.partition(0), setup.partition(1)
+    first.broadcast_watermark(10, False)
+    second.broadcast_watermark(8, False)
+    second.write(0, 1, [setup.element(["behind"])])
+    for partition in (first, second):
+        partition.broadcast_event(EventKind.END_OF_DATA)
+        setup.local(partition, credit=4)
+    gate = setup.gate
+    element = gate.poll()
+    assert element is not None
+    assert setup.rows_of(element) == ["behind"]
+    assert gate.marked
+    assert gate.valve.watermark == 8
+    gate.marked = False
+    assert gate.poll() is None
+    assert gate.marked
+    assert gate.valve.watermark == END_OF_TIME
+
+
+def test_a_watermark_of_the_wrong_size_is_refused(make_setup: type[Setup]) -> None:
+    setup = make_setup(remote=1)
+    setup.arrive_event(setup.remotes[0], EventKind.WATERMARK)
+    with pytest.raises(RemoteProtocolError, match="event of unknown kind 3 and 1 bytes"):
+        setup.gate.poll()

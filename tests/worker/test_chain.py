@@ -1,0 +1,186 @@
+"""Chains of operators: batches, marks, side outputs and clocks find their way, in order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minishuffle.counters import TaskCounters
+from minishuffle.dataflow.operators.base import (
+    END_OF_TIME,
+    Batch,
+    Emit,
+    Idle,
+    Mark,
+    Operator,
+    Output,
+    Program,
+    Side,
+    SplitMark,
+    Watermark,
+)
+from minishuffle.dataflow.operators.chained import ChainedOperator
+from minishuffle.exchange.elements import ELEMENT_HEADER, decode
+from minishuffle.exchange.partition import ResultPartition, Subpartition
+from minishuffle.exchange.segments import NetworkBufferPool, Segment
+from minishuffle.ids import JobId, PartitionId
+from minishuffle.wire.frames import WATERMARK_EVENT, EventKind
+from minishuffle.worker.chain import Chain
+
+
+class Noting(ChainedOperator):
+    """Passes everything on and notes it."""
+
+    def __init__(self, name: str, seen: list[Any]) -> None:
+        self.name, self.seen = name, seen
+
+    def process(self, batch: Batch, input: int, emit: Emit) -> None:
+        self.seen.append((self.name, input, batch))
+        emit(batch)
+
+    def on_mark(self, mark: Mark, input: int, emit: Emit) -> None:
+        self.seen.append((self.name, input, mark))
+        emit(mark)
+
+    def finish(self, emit: Emit) -> None:
+        emit([f"end of {self.name}"])
+
+
+class Late(ChainedOperator):
+    """Sends rows below 0 aside."""
+
+    def process(self, batch: Batch, input: int, emit: Emit) -> None:
+        assert isinstance(batch, list)
+        emit(Side("late", [row for row in batch if row < 0]))
+        emit([row for row in batch if row >= 0])
+
+
+class Alarm(ChainedOperator):
+    def __init__(self, *times: float) -> None:
+        self.times = list(times)
+
+    def process(self, batch: Batch, input: int, emit: Emit) -> None:
+        emit(batch)
+
+    def deadline(self) -> float | None:
+        return self.times[0] if self.times else None
+
+    def on_clock(self, now: float, emit: Emit) -> None:
+        emit([self.times.pop(0)])
+
+
+class Bench:
+    """A chain with an output on each edge; ``sides`` are their sides."""
+
+    def __init__(self, *operators: Operator, sides: tuple[str | None, ...] = (None,)) -> None:
+        pool = NetworkBufferPool(64, 256).create_pool("p", 1, 64)
+
+        def acquire() -> Segment:
+            segment = pool.request()
+            assert segment is not None
+            return segment
+
+        self.counters = TaskCounters()
+        self.partitions = {
+            edge: ResultPartition(
+                PartitionId(JobId("j1"), edge, 0), 0, 1, acquire, lambda each: None, TaskCounters()
+            )
+            for edge in range(len(sides))
+        }
+        outputs = [Output(edge, "rebalance", side=side) for edge, side in enumerate(sides)]
+        program = Program(None, list(operators), outputs)
+        self.chain = Chain(program, self.partitions, 0, self.counters)
+        self.put = self.chain.entrance(0)
+
+    def out(self, edge: int = 0) -> list[Any]:
+        """Everything that the edge's consumer gets: rows, and (watermark, idle)."""
+        subpartition: Subpartition = self.partitions[edge].subpartitions[0]
+        subpartition.flush()
+        found: list[Any] = []
+        while (piece := subpartition.poll()) is not None:
+            payload = bytes(piece.payload)
+            if payload[0] == EventKind.WATERMARK and len(payload) == WATERMARK_EVENT.size:
+                _, idle, time = WATERMARK_EVENT.unpack(payload)
+                found.append((time, bool(idle)))
+            else:
+                while payload:
+                    size, rows, kind = ELEMENT_HEADER.unpack_from(payload)
+                    begin = ELEMENT_HEADER.size
+                    batch = decode(kind, rows, payload[begin : begin + size])
+                    assert isinstance(batch, list)
+                    found += batch
+                    payload = payload[begin + size :]
+            piece.released()
+            subpartition.flush()
+        return found
+
+
+def test_batches_and_marks_go_through_all_operators_in_order() -> None:
+    seen: list[Any] = []
+    bench = Bench(Noting("a", seen), Noting("b", seen))
+    bench.put([1])
+    bench.put(Watermark(5))
+    bench.put([2])
+    bench.put(Idle())
+    assert bench.out() == [1, (5, False), 2, (5, True)]
+    assert seen == [(name, 0, item) for item in ([1], Watermark(5), [2], Idle()) for name in ("a", "b")]
+    assert bench.counters.watermark == 5
+
+
+def test_a_watermark_goes_out_once_and_never_back_and_the_end_of_time_not_at_all() -> None:
+    bench = Bench(Noting("a", []))
+    for time in (5, 5, 3, 7, END_OF_TIME):
+        bench.put(Watermark(time))
+        bench.put([time if time != END_OF_TIME else "end"])
+    assert bench.out() == [(5, False), 5, 5, 3, (7, False), 7, "end"]
+
+
+def test_side_outputs_pass_by_the_operators_behind_and_reach_their_edges_only() -> None:
+    seen: list[Any] = []
+    bench = Bench(Late(), Noting("behind", seen), sides=(None, "late", "other"))
+    bench.put([1, -2, 3, -4])
+    bench.put(Watermark(9))
+    assert bench.out(0) == [1, 3, (9, False)]
+    assert bench.out(1) == [-2, -4, (9, False)]
+    assert bench.out(2) == [(9, False)]
+    assert seen == [("behind", 0, [1, 3]), ("behind", 0, Watermark(9))]
+
+
+def test_split_marks_end_with_the_chain() -> None:
+    bench = Bench(Noting("a", []))
+    bench.put(SplitMark(3, "open"))
+    assert bench.out() == []
+
+
+def test_other_inputs_enter_at_the_first_operator_under_their_number() -> None:
+    seen: list[Any] = []
+    bench = Bench(Noting("a", seen), Noting("b", seen))
+    bench.chain.entrance(1)(["other"])
+    bench.chain.entrance(1)(Watermark(1))
+    assert seen == [
+        ("a", 1, ["other"]),
+        ("b", 0, ["other"]),
+        ("a", 1, Watermark(1)),
+        ("b", 0, Watermark(1)),
+    ]
+
+
+def test_operators_are_called_when_their_time_has_come_and_not_before() -> None:
+    bench = Bench(Alarm(7.0, 9.0), Alarm(8.0))
+    assert bench.chain.deadline() == 7.0
+    bench.chain.on_clock(6.9)
+    assert bench.out() == []
+    bench.chain.on_clock(8.0)
+    assert bench.out() == [7.0, 8.0]
+    assert bench.chain.deadline() == 9.0
+    bench.chain.on_clock(9.5)
+    assert bench.chain.deadline() is None
+
+
+def test_finish_lets_each_operator_see_what_the_one_before_kept_back() -> None:
+    seen: list[Any] = []
+    bench = Bench(Noting("a", seen), Noting("b", seen))
+    checks: list[None] = []
+    bench.chain.finish(lambda: checks.append(None))
+    assert bench.out() == ["end of a", "end of b"]
+    assert seen == [("b", 0, ["end of a"])]
+    assert len(checks) == 2

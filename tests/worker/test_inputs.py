@@ -1,0 +1,144 @@
+"""What a task reads from several gates: turns, order of marks and batches, the input that comes first."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, cast
+
+from minishuffle.dataflow.operators.base import END_OF_TIME, Idle, SplitMark, Watermark
+from minishuffle.exchange.elements import ElementFormat, pack_rows
+from minishuffle.exchange.gate import Element, InputGate
+from minishuffle.exchange.watermarks import WatermarkValve
+from minishuffle.worker.inputs import Inputs
+
+
+class Gate:
+    """Gives what a script says: rows, (watermark, idle), or the end; ``producer`` comes with rows."""
+
+    def __init__(self, number: int, *script: Any, splits: bool = False) -> None:
+        self.input = number
+        self.script = deque(script)
+        self.valve = WatermarkValve()
+        self.valve.add()
+        self.marked = False
+        self.finished = False
+        self.split_changes: deque[tuple[int, str]] | None = deque() if splits else None
+
+    def poll(self) -> Element | None:
+        while self.script:
+            match self.script.popleft():
+                case "end":
+                    self.finished = True
+                case (int(time), bool(idle)):
+                    self.marked |= self.valve.update(0, time, idle)
+                case ("split", int(split), str(state)):
+                    assert self.split_changes is not None
+                    self.split_changes.append((split, state))
+                case None:
+                    return None
+                case (int(producer), list(rows)):
+                    channel = type("Channel", (), {"producer": producer})()
+                    return Element(channel, ElementFormat.ROWS, len(rows), pack_rows(rows))
+        return None
+
+
+def read(*gates: Gate, first: int | None = None) -> list[tuple[int, Any]]:
+    """Everything until the end."""
+    inputs = Inputs([cast(InputGate, gate) for gate in gates], first)
+    found: list[tuple[int, Any]] = []
+    for _ in range(200):
+        if inputs.finished:
+            return found
+        item = inputs.poll()
+        if item is not None:
+            found.append(item)
+    raise AssertionError(f"no end after {found}")
+
+
+END = Watermark(END_OF_TIME)
+
+
+def test_gates_take_turns() -> None:
+    one = Gate(0, (0, ["a"]), (0, ["b"]), "end")
+    other = Gate(0, (0, ["x"]), (0, ["y"]), (0, ["z"]), "end")
+    assert read(one, other) == [(0, [row]) for row in "axbyz"] + [(0, END)]
+
+
+def test_gates_of_one_input_are_as_far_as_the_last_of_them() -> None:
+    one = Gate(0, (10, False), (0, ["a"]), (30, False), (0, ["b"]), "end")
+    other = Gate(0, (20, False), (0, ["x"]), (25, False), (0, ["y"]), "end")
+    assert read(one, other) == [
+        (0, ["a"]),
+        (0, Watermark(10)),
+        (0, ["x"]),
+        (0, Watermark(20)),
+        (0, ["b"]),
+        (0, Watermark(25)),
+        (0, ["y"]),
+        (0, END),
+    ]
+
+
+def test_each_input_has_a_watermark_of_its_own_and_an_end() -> None:
+    left = Gate(0, (10, False), (0, ["l"]), "end")
+    right = Gate(1, (0, ["r"]), (5, False), (7, True), "end")
+    assert read(left, right) == [
+        (0, Watermark(10)),
+        (0, ["l"]),
+        (1, ["r"]),
+        (0, END),
+        (1, Watermark(7)),
+        (1, Idle()),
+        (1, END),
+    ]
+
+
+def test_an_input_that_comes_first_is_read_to_its_end_before_any_other() -> None:
+    big = Gate(0, (0, ["big"]), "end")
+    small = Gate(1, None, (0, ["small"]), None, (0, ["more"]), "end")
+    assert read(big, small, first=1) == [
+        (1, ["small"]),
+        (1, ["more"]),
+        (1, END),
+        (0, ["big"]),
+        (0, END),
+    ]
+
+
+def test_a_gate_of_splits_says_which_split_a_batch_is_of_and_no_watermark_but_its_end() -> None:
+    gate = Gate(
+        0,
+        ("split", 0, "open"),
+        ("split", 2, "open"),
+        (0, ["a"]),
+        (0, ["b"]),
+        (2, ["c"]),
+        (99, False),
+        ("split", 0, "done"),
+        (2, ["d"]),
+        "end",
+        splits=True,
+    )
+    assert read(gate) == [
+        (0, SplitMark(0, "open")),
+        (0, SplitMark(2, "open")),
+        (0, SplitMark(0, "current")),
+        (0, ["a"]),
+        (0, ["b"]),
+        (0, SplitMark(2, "current")),
+        (0, ["c"]),
+        (0, SplitMark(0, "done")),
+        (0, ["d"]),
+        (0, END),
+    ]
+
+
+def test_data_of_an_idle_gate_makes_it_count_again() -> None:
+    one = Gate(0, (10, True), None, (0, ["late riser"]), None, None, None, "end")
+    other = Gate(0, (20, False), None, None, (30, False), None, None, None, None, "end")
+    assert read(one, other) == [
+        (0, Watermark(20)),
+        (0, ["late riser"]),
+        (0, Watermark(30)),
+        (0, END),
+    ]
