@@ -223,6 +223,20 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "worker",
     ),
     MetricSpec(
+        "minishuffle_records_late_total",
+        "counter",
+        _TASK,
+        "Records that came behind the watermark that closed what they belong to.",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_watermark_lag_seconds",
+        "gauge",
+        _TASK,
+        "Seconds from the event time that a subtask told last, if it told one, to the wall clock.",
+        "worker",
+    ),
+    MetricSpec(
         "minishuffle_input_queue_buffers",
         "gauge",
         _TASK,

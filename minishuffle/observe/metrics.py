@@ -8,6 +8,7 @@ totals and present values are served: rates are the scraper's work.
 from __future__ import annotations
 
 import platform
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
@@ -34,6 +35,8 @@ _FAMILY_TYPES: dict[MetricType, type[CounterMetricFamily | GaugeMetricFamily | H
     "gauge": GaugeMetricFamily,
     "histogram": HistogramMetricFamily,
 }
+
+MICROSECONDS = 1_000_000
 
 # Label values that exist from the start, so that a first increase is seen as one.
 _DATA_FRAMES = tuple(kind.name.lower() for kind in FrameType if kind is not FrameType.MESSAGE)
@@ -179,6 +182,10 @@ def _add_task(scrape: _Scrape, labels: Sequence[str], task: TaskSnapshot) -> Non
     # The task thread may add a policy at any moment: dict() copies without giving way to it.
     errors = _from_zero(_ERROR_POLICIES, dict(counters.user_errors))
     scrape.by_label("minishuffle_user_errors_total", errors, labels)
+    scrape.value("minishuffle_records_late_total", counters.records_late, *labels)
+    if counters.watermark is not None:
+        lag = time.time() - counters.watermark / MICROSECONDS
+        scrape.value("minishuffle_watermark_lag_seconds", lag, *labels)
 
 
 def _add_input(scrape: _Scrape, labels: Sequence[str], task: TaskSnapshot) -> None:

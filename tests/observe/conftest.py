@@ -40,7 +40,7 @@ def make_task() -> Callable[..., TaskSnapshot]:
             index=0,
             attempt=1,
             state="running",
-            counters=TaskCounters(),
+            counters=TaskCounters(watermark=1_000_000),
             gates=(GateSnapshot(3, 2, 4, 1, 8, 2, 1),),
             partitions=(PartitionSnapshot(5, PoolSnapshot(2, 8)),),
         )

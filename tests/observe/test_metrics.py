@@ -182,6 +182,7 @@ def test_counters_of_a_task(make_worker: MakeWorker, make_task: MakeTask) -> Non
         buffers_in=5,
         buffers_out=6,
         user_errors={"skip": 7},
+        records_late=9,
         busy_seconds=0.5,
         idle_seconds=0.25,
         backpressured_seconds=0.125,
@@ -195,6 +196,7 @@ def test_counters_of_a_task(make_worker: MakeWorker, make_task: MakeTask) -> Non
     for state, seconds in (("busy", 0.5), ("idle", 0.25), ("backpressured_hard", 0.125)):
         assert value("minishuffle_task_time_seconds_total", {**FIRST_TASK, "state": state}) == seconds
     assert value("minishuffle_user_errors_total", {**FIRST_TASK, "policy": "skip"}) == 7
+    assert value("minishuffle_records_late_total", FIRST_TASK) == 9
     assert value("minishuffle_user_errors_total", {**FIRST_TASK, "policy": "dead_letter"}) == 0
 
 
@@ -249,6 +251,16 @@ def test_each_scrape_reads_anew(make_worker: MakeWorker, make_task: MakeTask) ->
     assert registry.get_sample_value("minishuffle_task_records_total", records) == 0
     task.counters.records_in = 42
     assert registry.get_sample_value("minishuffle_task_records_total", records) == 42
+
+
+def test_the_lag_of_the_watermark_is_told_once_there_is_one(
+    make_worker: MakeWorker, make_task: MakeTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minishuffle.observe.metrics.time.time", lambda: 1_000.0)
+    for watermark, lag in ((990_500_000, 9.5), (None, None)):
+        task = make_task(counters=TaskCounters(watermark=watermark))
+        registry = worker_registry(lambda task=task: make_worker(tasks=(task,)), "1.2.3")
+        assert registry.get_sample_value("minishuffle_watermark_lag_seconds", FIRST_TASK) == lag
 
 
 def test_two_jobs_of_one_name_have_series_of_their_own(make_worker: MakeWorker, make_task: MakeTask) -> None:
