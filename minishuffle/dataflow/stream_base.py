@@ -1,0 +1,141 @@
+"""What every part of :class:`~minishuffle.dataflow.stream.Stream` builds on: what is known of the records,
+and how steps are added."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+from minishuffle.dataflow.nodes import Exchange, Feed, Format, Node, check_not_sinks, with_last_step
+from minishuffle.dataflow.operators.base import Operator, Source
+from minishuffle.dataflow.operators.times import EventTime
+from minishuffle.errors import InvalidGraph
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from minishuffle.dataflow.stream import Stream
+
+__all__ = ["Columns", "Feeds", "SideOutput", "StreamBase"]
+
+Columns: TypeAlias = tuple[str, ...] | None
+Feeds: TypeAlias = tuple[Feed, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SideOutput:
+    """Records that a step gives beside its stream, under a tag that no other step of the job has."""
+
+    tag: str
+    format: Format
+    schema: pa.Schema | None = None
+    columns: Columns = None
+    time: EventTime | None = None
+
+
+class StreamBase:
+    """What is known of the records: batches' format, columns as far as known, where the event time stands.
+
+    ``sides`` are the side outputs of the step before, by the name of the property that gives them.
+    """
+
+    __slots__ = ("_columns", "_feeds", "_format", "_schema", "_sides", "_time")
+
+    def __init__(
+        self,
+        feeds: Feeds,
+        format: Format,
+        schema: pa.Schema | None = None,
+        columns: Columns = None,
+        time: EventTime | None = None,
+        sides: Mapping[str, SideOutput] | None = None,
+    ) -> None:
+        self._feeds = feeds
+        self._format: Format = format
+        self._schema = schema
+        self._columns = columns if schema is None else tuple(schema.names)
+        self._time = time
+        self._sides = dict(sides or {})
+
+    def __repr__(self) -> str:
+        return f"<Stream {', '.join(feed.node.label for feed in self._feeds)} ({self._format})>"
+
+    @property
+    def ends(self) -> tuple[Node, ...]:
+        """The nodes that this stream ends with: one, or several after union or together."""
+        return tuple(dict.fromkeys(feed.node for feed in self._feeds))
+
+    # --- new streams -----------------------------------------------------------------------------
+
+    @classmethod
+    def _new(
+        cls,
+        feeds: Feeds,
+        format: Format,
+        schema: pa.Schema | None = None,
+        columns: Columns = None,
+        time: EventTime | None = None,
+    ) -> Stream[Any]:
+        return cast("Stream[Any]", cls(feeds, format, schema, columns, time))
+
+    @classmethod
+    def _from_source(cls, label: str, source: Source, schema: pa.Schema | None = None) -> Stream[Any]:
+        return cls._new((Feed(Node(label, source=source)),), getattr(source, "format", "rows"), schema)
+
+    def _same_records(self, feeds: Feeds) -> Stream[Any]:
+        """The same records from elsewhere."""
+        return self._new(feeds, self._format, self._schema, self._columns, self._time)
+
+    # --- making nodes ----------------------------------------------------------------------------
+
+    def _open_feeds(self, method: str) -> Feeds:
+        check_not_sinks(self._feeds, method)
+        return self._feeds
+
+    def _to_arrow(self) -> tuple[Operator, ...]:
+        """What makes Arrow of this stream's batches, if they are not."""
+        from minishuffle.dataflow.operators.convert import ToArrow
+
+        return () if self._format == "arrow" else (ToArrow(self._schema),)
+
+    def _to_rows(self) -> tuple[Operator, ...]:
+        """What makes rows of this stream's batches, if they are not."""
+        from minishuffle.dataflow.operators.convert import ToRows
+
+        return () if self._format == "rows" else (ToRows(),)
+
+    def _time_by_column(self) -> EventTime | None:
+        """Where the event time stands after a step that makes other records: a column may be left."""
+        return self._time if self._time is not None and self._time.column is not None else None
+
+    def _on_rows(self, operator: Operator) -> Stream[Any]:
+        feeds = self._open_feeds(operator.name)
+        node = Node(operator.name, feeds, operators=(*self._to_rows(), operator))
+        return self._new((Feed(node),), "rows", time=self._time_by_column())
+
+    def _beside(self, method: str, operator: Operator, format: Format) -> Stream[Any]:
+        """A step that runs where its input does and changes no column."""
+        feeds = self._open_feeds(method)
+        node = Node(operator.name, feeds, operators=(operator,), follows=True, is_auxiliary=True)
+        return self._new((Feed(node),), format, self._schema, self._columns, self._time)
+
+    def _sink(self, label: str, sink: Operator, *convert: Operator) -> Stream[Any]:
+        feeds = self._open_feeds(label)
+        node = Node(label, feeds, operators=(*convert, sink), follows=True, is_sink=True)
+        return self._new((Feed(node.named(label)),), "rows")
+
+    def _exchanged(self, method: str, exchange: Exchange) -> Stream[Any]:
+        feeds = self._open_feeds(method)
+        if any(feed.exchange is not None for feed in feeds):
+            raise InvalidGraph(f"{method}() follows another choice of subtasks: leave one of them out")
+        chosen = tuple(Feed(feed.node, exchange) for feed in feeds)
+        return self._same_records(chosen)
+
+    def _with_last_step(self, method: str, change: Callable[[Node], Node]) -> Stream[Any]:
+        if len(self._feeds) > 1 or self._feeds[0].exchange is not None:
+            raise InvalidGraph(f"{method}() must directly follow the operator that it is about")
+        node = with_last_step(self._feeds[0].node, change)
+        changed = self._same_records((Feed(node),))
+        changed._sides = self._sides
+        return changed

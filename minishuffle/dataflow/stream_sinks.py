@@ -1,0 +1,58 @@
+"""Where a stream's records go: the sinks of :class:`~minishuffle.dataflow.stream.Stream`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from minishuffle.dataflow.stream_base import StreamBase
+from minishuffle.errors import UsageError
+
+if TYPE_CHECKING:
+    from minishuffle.dataflow.operators.sinks import Sink
+    from minishuffle.dataflow.stream import Stream
+
+__all__ = ["StreamSinks"]
+
+
+class StreamSinks(StreamBase):
+    """Ends streams."""
+
+    __slots__ = ()
+
+    def to_parquet(self, path: str | Path) -> Stream[Any]:
+        """Write Parquet files into the directory ``path``, which must not hold any.
+
+        Raises:
+            UsageError: it holds some, or is a file.
+        """
+        from minishuffle.dataflow.operators.sinks import ParquetSink
+
+        convert = () if self._schema is None else self._to_arrow()
+        return self._sink("to_parquet", ParquetSink(path), *convert)
+
+    def collect(self) -> Stream[Any]:
+        """Send every row to the program that submitted the job; Arrow as dicts."""
+        from minishuffle.dataflow.operators.sinks import CollectSink
+
+        return self._sink("collect", CollectSink())
+
+    def to_count(self) -> Stream[Any]:
+        """Count the records; each subtask's result is its number."""
+        from minishuffle.dataflow.operators.sinks import CountSink
+
+        return self._sink("to_count", CountSink())
+
+    def print(self) -> Stream[Any]:
+        """Write each row into the job's log."""
+        from minishuffle.dataflow.operators.sinks import PrintSink
+
+        return self._sink("print", PrintSink())
+
+    def to(self, sink: Sink) -> Stream[Any]:
+        """Give the batches to the user's own :class:`~minishuffle.dataflow.operators.sinks.Sink`."""
+        from minishuffle.dataflow.operators.sinks import UserSink
+
+        if isinstance(sink, type):
+            raise UsageError(f"to takes a sink, not the class {sink.__name__}: write {sink.__name__}(...)")
+        return self._sink(type(sink).__name__, UserSink(sink))

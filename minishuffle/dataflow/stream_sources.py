@@ -1,0 +1,109 @@
+"""Where a stream's records come from: the class methods of :class:`~minishuffle.dataflow.stream.Stream`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from minishuffle.dataflow.arguments import (
+    check_callable,
+    checked_paths,
+    parquet_schema,
+)
+from minishuffle.dataflow.numbers import number_batch, number_rows
+from minishuffle.dataflow.operators.base import Source
+from minishuffle.dataflow.stream_base import StreamBase
+from minishuffle.errors import UsageError
+
+if TYPE_CHECKING:
+    from minishuffle.dataflow.stream import Stream
+
+__all__ = ["StreamSources"]
+
+U = TypeVar("U")
+"""A row."""
+
+
+class StreamSources(StreamBase):
+    """Makes streams."""
+
+    __slots__ = ()
+
+    @classmethod
+    def text(cls, *paths: str | Path, parallelism: int | None = None) -> Stream[str]:
+        """Lines of UTF-8 files, without their line ends. A path may be a directory or a glob pattern.
+
+        Raises:
+            UnknownName: there is no such file.
+        """
+        from minishuffle.dataflow.operators.sources import TextSource
+
+        stream: Stream[str] = cls._from_source("text", TextSource(checked_paths(paths, "Stream.text")))
+        return stream if parallelism is None else stream.parallel(parallelism)
+
+    @classmethod
+    def parquet(cls, *paths: str | Path, columns: Sequence[str] | None = None) -> Stream[Any]:
+        """Arrow batches of Parquet files, of all columns or of those named.
+
+        Raises:
+            UnknownName: there is no such file or column.
+        """
+        from minishuffle.dataflow.operators.sources import ParquetSource
+
+        if isinstance(columns, str):
+            raise UsageError(f"columns takes a list of names: write columns=[{columns!r}]")
+        source = ParquetSource(checked_paths(paths, "Stream.parquet"), columns)
+        splits = source.splits()
+        return cls._from_source("parquet", source, parquet_schema(splits[0][0], columns) if splits else None)
+
+    @classmethod
+    def items(cls, items: Iterable[U]) -> Stream[U]:
+        """A collection in memory, which travels with the job: rows, or a ``pyarrow`` table or batch."""
+        import pyarrow as pa
+
+        from minishuffle.dataflow.operators.sources import ArrowItemsSource, ItemsSource
+
+        if isinstance(items, pa.Table | pa.RecordBatch):
+            return cls._from_source("items", ArrowItemsSource(items), items.schema)
+        if not isinstance(items, Iterable) or isinstance(items, str | bytes | Mapping):
+            raise UsageError(
+                f"Stream.items takes a list of rows or a pyarrow.Table, not a {type(items).__name__}: "
+                "put a single row into a list"
+            )
+        return cls._from_source("items", ItemsSource(list(items)))
+
+    @classmethod
+    def generate(
+        cls,
+        fn: Callable[[int, int], Any] | None = None,
+        *,
+        rate: float | None = None,
+        records: int | None = None,
+        format: Literal["rows", "arrow"] = "rows",
+    ) -> Stream[Any]:
+        """Records by number: ``fn(start, count)`` gives ``count`` of them, from number ``start`` on.
+
+        ``fn`` returns a list or, with ``format="arrow"``, a record batch, and the same for the same
+        numbers. Without it a record is its number (column ``number`` in Arrow). ``rate`` is in
+        records/s over all subtasks (None: as fast as they are taken); ``records`` None: without end.
+        """
+        from minishuffle.dataflow.operators.sources import GeneratorSource
+
+        if format not in ("rows", "arrow"):
+            raise UsageError(f"format is {format!r}: write 'rows' or 'arrow'")
+        if fn is None:
+            fn = number_rows if format == "rows" else number_batch
+        check_callable(fn, "Stream.generate")
+        return cls._from_source("generate", GeneratorSource(fn, rate=rate, records=records, format=format))
+
+    @classmethod
+    def source(cls, source: Source) -> Stream[Any]:
+        """The user's own :class:`~minishuffle.dataflow.operators.base.Source`, named after its class."""
+        name = type(source).__name__
+        if isinstance(source, type) or not isinstance(source, Source):
+            raise UsageError(f"{name} is not a source: it needs the methods splits() and read(split, offset)")
+        format = getattr(source, "format", "rows")
+        if format not in ("rows", "arrow"):
+            raise UsageError(f"{name}.format is {format!r}: set it to 'rows' or 'arrow'")
+        return cls._from_source(name, source)
