@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minishuffle.errors import UnknownName, UsageError
-from minishuffle.limits import PARALLELISM_MAX
+from minishuffle.limits import NAME_BYTES_MAX, PARALLELISM_MAX
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -17,11 +18,15 @@ __all__ = [
     "arrow_schema",
     "check_callable",
     "check_columns",
+    "checked_duration",
+    "checked_name",
     "checked_parallelism",
     "checked_paths",
     "key_columns",
     "parquet_schema",
     "same_schema",
+    "schema_message",
+    "spark_schema",
 ]
 
 
@@ -40,6 +45,31 @@ def checked_parallelism(count: Any, where: str) -> int:
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= PARALLELISM_MAX:
         raise UsageError(f"{where} takes a whole number from 1 to {PARALLELISM_MAX}, not {_shown(count)}")
     return count
+
+
+def checked_duration(duration: Any, where: str, *, positive: bool = False) -> int:
+    """Microseconds of a ``timedelta`` from 0 on, or above 0 if it must be ``positive``.
+
+    Raises:
+        UsageError: it is no timedelta, or out of range.
+    """
+    if not isinstance(duration, timedelta):
+        raise UsageError(f"{where} takes a datetime.timedelta, not {_shown(duration)}")
+    micros = duration // timedelta(microseconds=1)
+    if micros < 0 or (positive and not micros):
+        raise UsageError(f"{where} takes a time {'above' if positive else 'from'} 0, not {duration}")
+    return micros
+
+
+def checked_name(name: Any, where: str) -> str:
+    """The name of what other programs write or read.
+
+    Raises:
+        UsageError: it is no text, is empty, or too long.
+    """
+    if not isinstance(name, str) or not name.strip() or len(name.encode()) > NAME_BYTES_MAX:
+        raise UsageError(f"{where} takes a name of 1 to {NAME_BYTES_MAX} bytes, not {_shown(name)}")
+    return name
 
 
 def check_columns(names: Sequence[str], known: Sequence[str] | None, method: str) -> None:
@@ -110,6 +140,21 @@ def arrow_schema(given: Any) -> pa.Schema:
                 f"schema: {kind!r:.80} is no type for the column {name!r}: write a pyarrow type, its name "
                 "such as 'int64', or int, float, str, bool, bytes"
             ) from error
+    return pa.schema(fields)
+
+
+def schema_message(schema: pa.Schema) -> bytes:
+    """The schema as an Arrow IPC message, without its metadata."""
+    message: bytes = schema.remove_metadata().serialize().to_pybytes()
+    return message
+
+
+def spark_schema(schema: pa.Schema) -> pa.Schema:
+    """The schema with every timestamp in microseconds and UTC, as Spark's timestamps are."""
+    import pyarrow as pa
+
+    moment = pa.timestamp("us", "UTC")
+    fields = [field.with_type(moment) if pa.types.is_timestamp(field.type) else field for field in schema]
     return pa.schema(fields)
 
 

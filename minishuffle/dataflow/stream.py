@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Generic, Literal
 
 from typing_extensions import TypeVar
 
@@ -22,11 +23,13 @@ from minishuffle.dataflow.arguments import (
     arrow_schema,
     check_callable,
     check_columns,
+    checked_duration,
     checked_parallelism,
     key_columns,
     same_schema,
 )
 from minishuffle.dataflow.nodes import Exchange, Feed, Node
+from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.dataflow.stream_sinks import StreamSinks
 from minishuffle.dataflow.stream_sources import StreamSources
 from minishuffle.errors import InvalidGraph, UsageError
@@ -127,6 +130,48 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         check_columns(columns, self._columns, "key_by")
         return KeyedStream(self, feeds, columns, None, on_error)
 
+    def event_time(
+        self,
+        time: str | Callable[[T], datetime | int],
+        *,
+        out_of_order: timedelta = timedelta(0),
+        idle_after: timedelta | None = None,
+        watermarks: Literal["batch", "each"] = "batch",
+    ) -> Stream[T]:
+        """Say when each record happened, for windows, joins and timers; call it right after the source.
+
+        Args:
+            time: a column, or a function of the row that gives a datetime (without time zone: in UTC)
+                or int microseconds since 1970. Columns are timestamps, dates or such integers.
+                What :meth:`map` makes of a row has no time of its own, unless it keeps the column.
+            out_of_order: how far behind the latest record of its split another may come; the
+                watermark stays so far behind. One that comes later yet is *late*.
+            idle_after: without a record for so long, this stream holds no other's time back.
+            watermarks: ``"batch"``: after a batch, several times a second. ``"each"``: after each
+                record, so that what is late depends on the records' order alone.
+
+        Raises:
+            UnknownName: the stream's columns are known, and this is not among them.
+        """
+        from minishuffle.dataflow.operators.eventtime import AssignEventTime
+
+        late_by = checked_duration(out_of_order, "event_time(out_of_order=...)")
+        idle = None
+        if idle_after is not None:
+            idle = checked_duration(idle_after, "event_time(idle_after=...)", positive=True) / 1_000_000
+        stream: Stream[T] = self
+        if isinstance(time, str):
+            check_columns([time], self._columns, "event_time")
+            place = EventTime(column=time)
+        else:
+            check_callable(time, "event_time")
+            place = EventTime(fn=time)
+            stream = self._as_rows("event_time")
+        operator = AssignEventTime(place, late_by, idle, watermarks)
+        timed: Stream[T] = stream._beside("event_time", operator, stream._format)
+        timed._time = place
+        return timed
+
     # --- who gets which record -------------------------------------------------------------------
 
     def rebalance(self) -> Stream[T]:
@@ -151,12 +196,7 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         The stream's records become rows. What ``fn`` raises fails the job.
         """
         check_callable(fn, "partition")
-        stream: Stream[T] = self
-        if self._format != "rows":
-            from minishuffle.dataflow.operators.convert import ToRows
-
-            stream = self._beside("partition", ToRows(), "rows")
-        return stream._exchanged("partition", Exchange("custom", choose=fn))
+        return self._as_rows("partition")._exchanged("partition", Exchange("custom", choose=fn))
 
     # --- what is known of the operator before ----------------------------------------------------
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from minishuffle.dataflow.nodes import Exchange, Feed, Format, Node, check_not_sinks, with_last_step
+from minishuffle.dataflow.nodes import Boundary, Exchange, Feed, Format, Node, check_not_sinks, with_last_step
 from minishuffle.dataflow.operators.base import Operator, Source
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import InvalidGraph
@@ -32,6 +33,15 @@ class SideOutput:
     schema: pa.Schema | None = None
     columns: Columns = None
     time: EventTime | None = None
+
+    @classmethod
+    def late_of(cls, stream: StreamBase, format: Format) -> SideOutput:
+        """For late records of ``stream``, with a tag of their own."""
+        tag = f"late-{next(_TAGS)}"
+        return cls(tag, format, stream._schema, stream._columns, stream._time)
+
+
+_TAGS = count(1)
 
 
 class StreamBase:
@@ -65,6 +75,32 @@ class StreamBase:
     def ends(self) -> tuple[Node, ...]:
         """The nodes that this stream ends with: one, or several after union or together."""
         return tuple(dict.fromkeys(feed.node for feed in self._feeds))
+
+    @property
+    def late(self) -> Stream[Any]:
+        """The records that came too late for the window or join before this, made with ``late="side"``.
+
+        Of a join, those of its left side. They keep their columns and event time.
+
+        Raises:
+            InvalidGraph: the step before this gives no late records aside.
+        """
+        return self._side("late")
+
+    @property
+    def late_right(self) -> Stream[Any]:
+        """Like :attr:`late`, of the right side of a join."""
+        return self._side("late_right")
+
+    def _side(self, name: str) -> Stream[Any]:
+        if name not in self._sides:
+            raise InvalidGraph(
+                f".{name} must directly follow a step that gives such records: a window or join with "
+                "late='side'"
+            )
+        side = self._sides[name]
+        feeds = tuple(Feed(feed.node, side=side.tag) for feed in self._feeds)
+        return self._new(feeds, side.format, side.schema, side.columns, side.time)
 
     # --- new streams -----------------------------------------------------------------------------
 
@@ -120,9 +156,20 @@ class StreamBase:
         node = Node(operator.name, feeds, operators=(operator,), follows=True, is_auxiliary=True)
         return self._new((Feed(node),), format, self._schema, self._columns, self._time)
 
-    def _sink(self, label: str, sink: Operator, *convert: Operator) -> Stream[Any]:
+    def _as_rows(self, method: str) -> Stream[Any]:
+        """The same records as rows."""
+        if self._format == "rows":
+            return cast("Stream[Any]", self)
+        from minishuffle.dataflow.operators.convert import ToRows
+
+        return self._beside(method, ToRows(), "rows")
+
+    def _sink(
+        self, label: str, sink: Operator, *convert: Operator, boundary: Boundary | None = None
+    ) -> Stream[Any]:
         feeds = self._open_feeds(label)
-        node = Node(label, feeds, operators=(*convert, sink), follows=True, is_sink=True)
+        operators = (*convert, sink)
+        node = Node(label, feeds, boundary=boundary, operators=operators, follows=True, is_sink=True)
         return self._new((Feed(node.named(label)),), "rows")
 
     def _exchanged(self, method: str, exchange: Exchange) -> Stream[Any]:

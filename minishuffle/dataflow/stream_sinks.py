@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minishuffle.dataflow.arguments import checked_name, schema_message, spark_schema
+from minishuffle.dataflow.nodes import Boundary
 from minishuffle.dataflow.stream_base import StreamBase
-from minishuffle.errors import UsageError
+from minishuffle.errors import InvalidGraph, UsageError
 
 if TYPE_CHECKING:
     from minishuffle.dataflow.operators.sinks import Sink
@@ -56,3 +58,23 @@ class StreamSinks(StreamBase):
         if isinstance(sink, type):
             raise UsageError(f"to takes a sink, not the class {sink.__name__}: write {sink.__name__}(...)")
         return self._sink(type(sink).__name__, UserSink(sink))
+
+    def to_spark(self, name: str = "result") -> Stream[Any]:
+        """Keep the records for Spark to read: ``format("minishuffle").option("sink", name)``.
+
+        They become Arrow of the stream's schema, timestamps in microseconds and UTC.
+
+        Raises:
+            InvalidGraph: the schema is not known here.
+        """
+        from minishuffle.dataflow.operators.spool import SpoolSink
+
+        checked_name(name, "to_spark")
+        if self._schema is None:
+            raise InvalidGraph(
+                "to_spark needs to know the columns and their types: declare them before it with "
+                "schema({'name': 'int64', ...})"
+            )
+        schema = spark_schema(self._schema)
+        boundary = Boundary(name, schema_message(schema))
+        return self._sink(f"to_spark {name}", SpoolSink(name, schema), *self._to_arrow(), boundary=boundary)

@@ -7,16 +7,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from minishuffle.dataflow.arguments import (
+    arrow_schema,
     check_callable,
+    checked_name,
     checked_paths,
     parquet_schema,
+    schema_message,
 )
+from minishuffle.dataflow.nodes import Boundary, Feed, Node
 from minishuffle.dataflow.numbers import number_batch, number_rows
 from minishuffle.dataflow.operators.base import Source
 from minishuffle.dataflow.stream_base import StreamBase
 from minishuffle.errors import UsageError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from minishuffle.dataflow.stream import Stream
 
 __all__ = ["StreamSources"]
@@ -107,3 +113,16 @@ class StreamSources(StreamBase):
         if format not in ("rows", "arrow"):
             raise UsageError(f"{name}.format is {format!r}: set it to 'rows' or 'arrow'")
         return cls._from_source(name, source)
+
+    @classmethod
+    def from_spark(
+        cls, name: str, schema: pa.Schema | Mapping[str, Any], *, bounded: bool = True
+    ) -> Stream[Any]:
+        """Arrow batches that Spark writes while the job runs.
+
+        There: ``df.write.format("minishuffle").option("stream", name)``. ``schema`` is that of the DataFrame, see :meth:`Stream.schema`; one that differs is refused.
+        A bounded stream ends with the first write, one that is not bounded with the job.
+        """
+        columns = arrow_schema(schema)
+        boundary = Boundary(checked_name(name, "Stream.from_spark"), schema_message(columns), bounded)
+        return cls._new((Feed(Node(f"from_spark {name}", boundary=boundary)),), "arrow", columns)

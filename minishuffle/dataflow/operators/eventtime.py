@@ -1,0 +1,185 @@
+"""Event time: watermarks made of the records' times. (Flink: ``WatermarkStrategy``.)"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from minishuffle.dataflow.operators.base import (
+    BEGINNING_OF_TIME,
+    END_OF_TIME,
+    Batch,
+    Emit,
+    Idle,
+    KeyedRows,
+    Mark,
+    SplitMark,
+    TaskContext,
+    Watermark,
+)
+from minishuffle.dataflow.operators.chained import ChainedOperator
+from minishuffle.dataflow.operators.moments import Vector, event_times
+from minishuffle.dataflow.operators.times import EventTime
+from minishuffle.errors import UsageError
+from minishuffle.limits import WATERMARK_SECONDS_MIN
+
+__all__ = ["AssignEventTime", "Watermarks"]
+
+Watermarks: TypeAlias = Literal["batch", "each"]
+"""When watermarks go out: after a batch, at most every ``WATERMARK_SECONDS_MIN``; after each record."""
+
+_NO_SPLIT = -1
+"""The only split of a stream that does not come straight from a source."""
+
+
+class AssignEventTime(ChainedOperator):
+    """Passes records on, and after them ``Watermark(greatest time - out_of_order - 1)``.
+
+    The greatest time is kept for each split of the source; the least of those that are open counts,
+    and one without a record yet holds all back. When none is open, the greatest of all counts.
+    Watermarks and idleness from before are not passed on: these replace them.
+
+    Args:
+        time: where the records' times stand.
+        out_of_order: microseconds by which a record may come after one of a later time.
+        idle_after: seconds without a record after which the stream is :class:`Idle`; None: never.
+        watermarks: see :data:`Watermarks`.
+    """
+
+    name = "event_time"
+    by_split = True
+
+    def __init__(
+        self,
+        time: EventTime,
+        out_of_order: int = 0,
+        idle_after: float | None = None,
+        watermarks: Watermarks = "batch",
+    ) -> None:
+        if watermarks not in ("batch", "each"):
+            raise UsageError(f"watermarks is {watermarks!r}: write 'batch' or 'each'")
+        self.time = time
+        self.out_of_order = out_of_order
+        self.idle_after = idle_after
+        self.each = watermarks == "each"
+        self._open: dict[int, int] = {}
+        """The greatest time of each split that has not ended."""
+        self._current = _NO_SPLIT
+        self._greatest = BEGINNING_OF_TIME
+        self._told = BEGINNING_OF_TIME
+        self._told_at = -np.inf
+        self._idle = False
+
+    def open(self, context: TaskContext) -> None:
+        super().open(context)
+        self._last_record_at = context.now()
+
+    # --- records ---------------------------------------------------------------------------------
+
+    def process(self, batch: Batch, input: int, emit: Emit) -> None:
+        if not len(batch):
+            return
+        times = event_times(self.time, batch)
+        self._idle = False
+        if self.idle_after is not None:
+            self._last_record_at = self.context.now()
+        if self.each:
+            self._emit_each(batch, times, emit)
+        else:
+            emit(batch)
+            self._take(int(times.max()))
+            self._tell_in_time(emit)
+
+    def _take(self, greatest: int) -> None:
+        self._open[self._current] = max(greatest, self._open.get(self._current, BEGINNING_OF_TIME))
+        self._greatest = max(self._greatest, greatest)
+
+    def _emit_each(self, batch: Batch, times: Vector, emit: Emit) -> None:
+        """Cut the batch after each record that brings the watermark forward."""
+        others = [greatest for split, greatest in self._open.items() if split != self._current]
+        reached = np.maximum.accumulate(times)
+        np.maximum(reached, self._open.get(self._current, BEGINNING_OF_TIME), out=reached)
+        held = np.minimum(reached, min(others)) if others else reached
+        held = np.maximum(held, self._told_time())
+        advances = held > np.concatenate(([self._told_time()], held[:-1]))
+        start = 0
+        for end in (np.flatnonzero(advances) + 1).tolist():
+            emit(_cut(batch, start, end))
+            self._take(int(reached[end - 1]))
+            self._tell(emit)
+            start = end
+        if start < len(batch):
+            emit(_cut(batch, start, len(batch)))
+        self._take(int(reached[-1]))
+
+    # --- watermarks ------------------------------------------------------------------------------
+
+    def _reached(self) -> int:
+        """The time that all open splits have reached."""
+        return min(self._open.values()) if self._open else self._greatest
+
+    def _told_time(self) -> int:
+        """The reached time that the last watermark told of."""
+        told = self._told
+        return BEGINNING_OF_TIME if told == BEGINNING_OF_TIME else told + self.out_of_order + 1
+
+    def _due_watermark(self) -> int | None:
+        """The watermark that is to be told, if it has advanced."""
+        reached = self._reached()
+        if reached == BEGINNING_OF_TIME:
+            return None
+        watermark = max(reached - self.out_of_order - 1, BEGINNING_OF_TIME)
+        return watermark if watermark > self._told else None
+
+    def _tell(self, emit: Emit) -> None:
+        watermark = self._due_watermark()
+        if watermark is not None:
+            self._told = watermark
+            emit(Watermark(watermark))
+
+    def _tell_in_time(self, emit: Emit) -> None:
+        now = self.context.now()
+        if not self._told_at <= now < self._told_at + WATERMARK_SECONDS_MIN:
+            self._told_at = now
+            self._tell(emit)
+
+    # --- marks and the clock ---------------------------------------------------------------------
+
+    def on_mark(self, mark: Mark, input: int, emit: Emit) -> None:
+        match mark:
+            case SplitMark(split, "open"):
+                self._open.setdefault(split, BEGINNING_OF_TIME)
+            case SplitMark(split, "current"):
+                self._current = split
+            case SplitMark(split, "done"):
+                self._open.pop(split, None)
+                if self.each:
+                    self._tell(emit)
+                else:
+                    self._tell_in_time(emit)
+            case Watermark(time) if time == END_OF_TIME:
+                self._told = END_OF_TIME
+                emit(mark)
+
+    def deadline(self) -> float | None:
+        times = []
+        if self._due_watermark() is not None:
+            times.append(self._told_at + WATERMARK_SECONDS_MIN)
+        if self.idle_after is not None and not self._idle and self._told < END_OF_TIME:
+            times.append(self._last_record_at + self.idle_after)
+        return min(times, default=None)
+
+    def on_clock(self, now: float, emit: Emit) -> None:
+        idle_at = np.inf if self.idle_after is None else self._last_record_at + self.idle_after
+        if now >= self._told_at + WATERMARK_SECONDS_MIN or now >= idle_at:
+            self._told_at = now
+            self._tell(emit)
+        if now >= idle_at and not self._idle and self._told < END_OF_TIME:
+            self._idle = True
+            emit(Idle())
+
+
+def _cut(batch: Batch, start: int, end: int) -> Batch:
+    assert not isinstance(batch, KeyedRows)
+    return batch[start:end] if isinstance(batch, list) else batch.slice(start, end - start)
