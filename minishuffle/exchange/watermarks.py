@@ -26,15 +26,16 @@ class WatermarkValve:
     def __init__(self) -> None:
         self.watermark = BEGINNING_OF_TIME
         self.idle = False
-        self._times: list[int] = []
-        self._held: list[bool] = []
-        """Whether the channel counts: it is not idle."""
+        self._added = 0
+        self._times: dict[int, int] = {}
+        """Of channels that have not ended."""
+        self._idle: set[int] = set()
 
     def add(self) -> int:
         """A further channel; returns its number."""
-        self._times.append(BEGINNING_OF_TIME)
-        self._held.append(True)
-        return len(self._times) - 1
+        number, self._added = self._added, self._added + 1
+        self._times[number] = BEGINNING_OF_TIME
+        return number
 
     def update(self, channel: int, time: int, idle: bool) -> bool:
         """The channel has told its status; True if watermark or idleness of all changed by it.
@@ -42,35 +43,39 @@ class WatermarkValve:
         A time before one that the channel told is taken as the later one. A time that comes together with
         idleness was reached before it.
         """
+        if time == END_OF_TIME:
+            return self.end(channel)
         changed = False
         if time > self._times[channel]:
             self._times[channel] = time
-            self._held[channel] = True
+            self._idle.discard(channel)
             changed = self._combine()
-        self._held[channel] = not idle
+        if idle:
+            self._idle.add(channel)
+        else:
+            self._idle.discard(channel)
         return self._combine() or changed
 
     def end(self, channel: int) -> bool:
-        return self.update(channel, END_OF_TIME, False)
+        """The channel tells nothing more; idempotent."""
+        if self._times.pop(channel, None) is None:
+            return False
+        self._idle.discard(channel)
+        return self._combine()
 
     def active(self, channel: int) -> bool:
         """Data came: an idle channel counts again."""
-        if self._held[channel]:
+        if channel not in self._idle:
             return False
-        self._held[channel] = True
+        self._idle.remove(channel)
         return self._combine()
 
     def _combine(self) -> bool:
         before = (self.watermark, self.idle)
-        counting = [
-            time for time, held in zip(self._times, self._held, strict=True) if held and time != END_OF_TIME
-        ]
-        if counting:
-            self.idle = False
-            self.watermark = max(self.watermark, min(counting))
-        elif all(time == END_OF_TIME for time in self._times):
-            self.idle = False
+        counting = [time for channel, time in self._times.items() if channel not in self._idle]
+        self.idle = bool(self._times) and not counting
+        if not self._times:
             self.watermark = END_OF_TIME
-        else:
-            self.idle = True
+        elif counting:
+            self.watermark = max(self.watermark, min(counting))
         return (self.watermark, self.idle) != before
