@@ -43,7 +43,7 @@ class WatermarkValve:
         A time before one that the channel told is taken as the later one. A time that comes together with
         idleness was reached before it.
         """
-        if time == END_OF_TIME:
+        if time == END_OF_TIME or channel not in self._times:
             return self.end(channel)
         changed = False
         if time > self._times[channel]:
