@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from minishuffle.dataflow.arguments import check_callable, check_columns
+from minishuffle.dataflow.arguments import check_callable, check_columns, checked_duration
 from minishuffle.dataflow.nodes import Exchange, Feed, Format, Node
 from minishuffle.dataflow.operators.base import Operator
+from minishuffle.dataflow.schemas import aggregated_schema
 from minishuffle.dataflow.stream import Stream, T
 from minishuffle.errors import InvalidGraph, UsageError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from minishuffle.dataflow.operators.chained import Emission, OnError
+    from minishuffle.dataflow.windowed import WindowedStream
 
 __all__ = ["KeyedStream"]
 
@@ -57,7 +62,9 @@ class KeyedStream(Generic[T]):
 
         when = self._emission(emit)
         if self._keys is not None and self._stream._format == "arrow":
-            return self._on_arrow(CountArrow(self._keys, when, "count"), (*self._keys, "count"))
+            columns, counted = (*self._keys, "count"), {"count": (self._keys[0], "count")}
+            schema = aggregated_schema(self._stream._schema, self._keys, counted, at_end=when == "end")
+            return self._on_arrow(CountArrow(self._keys, when, "count"), columns, schema)
         return self._on_rows(CountRows(when))
 
     def reduce(
@@ -100,15 +107,40 @@ class KeyedStream(Generic[T]):
         """
         from minishuffle.dataflow.operators.keyed import AggregateArrow
 
+        keys, when = self._check_aggregates(columns), self._emission(emit)
+        operator = AggregateArrow(keys, columns, when)  # type: ignore[arg-type]
+        schema = aggregated_schema(self._stream._schema, keys, columns, at_end=when == "end")
+        return self._on_arrow(operator, (*keys, *columns), schema)
+
+    def window(self, size: timedelta, *, late: Literal["drop", "side"] = "drop") -> WindowedStream[T]:
+        """Cut the records of each key into tumbling windows of event time, aligned to 1970 UTC.
+
+        A window's values go out when the watermark has reached its end. A record that comes after that
+        is late: it is counted (``records_late``) and dropped, or with ``"side"`` put into the stream
+        :attr:`Stream.late` of what follows.
+
+        Raises:
+            InvalidGraph: the records have no event time: see :meth:`Stream.event_time`.
+        """
+        from minishuffle.dataflow.windowed import WindowedStream
+
+        return WindowedStream(self, checked_duration(size, "window", positive=True), late)
+
+    def _check_aggregates(self, columns: dict[str, tuple[str, str]]) -> tuple[str, ...]:
+        """The key columns, if these aggregates can be made by them."""
         if self._keys is None:
             raise InvalidGraph(
                 "aggregate needs the key in columns: write key_by('column'), after a map that makes "
                 "the column, or use fold"
             )
-        _check_aggregates(columns)
+        if not columns:
+            raise UsageError("aggregate takes at least one column, such as total=('amount', 'sum')")
+        for name, wanted in columns.items():
+            is_pair = isinstance(wanted, tuple | list) and len(wanted) == 2
+            if not is_pair or not all(isinstance(part, str) for part in wanted):
+                raise UsageError(f"aggregate: {name}={wanted!r:.80}: write {name}=('column', 'sum')")
         check_columns([column for column, _ in columns.values()], self._stream._columns, "aggregate")
-        operator = AggregateArrow(self._keys, columns, self._emission(emit))  # type: ignore[arg-type]
-        return self._on_arrow(operator, (*self._keys, *columns))
+        return self._keys
 
     def _emission(self, emit: Emission | None) -> Emission:
         bounded = all(feed.node.bounded for feed in self._feeds)
@@ -138,7 +170,13 @@ class KeyedStream(Generic[T]):
         node = Node(operator.name, feeds, operators=(operator,))
         return self._stream_of(node.named(label) if label else node, "rows", None)
 
-    def _on_arrow(self, operator: Operator, columns: tuple[str, ...]) -> Stream[Any]:
+    def _on_arrow(
+        self,
+        operator: Operator,
+        columns: tuple[str, ...],
+        schema: pa.Schema | None,
+        label: str | None = None,
+    ) -> Stream[Any]:
         exchange = Exchange("hash", keys=self._keys)
         convert = self._stream._to_arrow()
         if convert:
@@ -147,20 +185,14 @@ class KeyedStream(Generic[T]):
             raise InvalidGraph("key_by itself chooses the subtasks: leave out the choice before it")
         else:
             feeds = tuple(Feed(feed.node, exchange) for feed in self._feeds)
-        return self._stream_of(Node(operator.name, feeds, operators=(operator,)), "arrow", columns)
+        node = Node(operator.name, feeds, operators=(operator,))
+        return self._stream_of(node.named(label) if label else node, "arrow", columns, schema)
 
     def _auxiliary(self, label: str, operators: tuple[Operator, ...]) -> Node:
         return Node(label, self._feeds, operators=operators, follows=True, is_auxiliary=True)
 
     @staticmethod
-    def _stream_of(node: Node, format: Format, columns: tuple[str, ...] | None) -> Stream[Any]:
-        return Stream((Feed(node),), format, columns=columns)
-
-
-def _check_aggregates(columns: dict[str, tuple[str, str]]) -> None:
-    if not columns:
-        raise UsageError("aggregate takes at least one column, such as total=('amount', 'sum')")
-    for name, wanted in columns.items():
-        is_pair = isinstance(wanted, tuple | list) and len(wanted) == 2
-        if not is_pair or not all(isinstance(part, str) for part in wanted):
-            raise UsageError(f"aggregate: {name}={wanted!r:.80}: write {name}=('column', 'sum')")
+    def _stream_of(
+        node: Node, format: Format, columns: tuple[str, ...] | None, schema: pa.Schema | None = None
+    ) -> Stream[Any]:
+        return Stream((Feed(node),), format, schema, columns)

@@ -120,7 +120,8 @@ class StreamSources(StreamBase):
     ) -> Stream[Any]:
         """Arrow batches that Spark writes while the job runs.
 
-        There: ``df.write.format("minishuffle").option("stream", name)``. ``schema`` is that of the DataFrame, see :meth:`Stream.schema`; one that differs is refused.
+        There: ``df.write.format("minishuffle").option("stream", name)``. ``schema`` is that of the
+        DataFrame, see :meth:`Stream.schema`; one that differs is refused.
         A bounded stream ends with the first write, one that is not bounded with the job.
         """
         columns = arrow_schema(schema)

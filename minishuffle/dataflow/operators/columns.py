@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from minishuffle.errors import UsageError
 
-__all__ = ["AGGREGATES", "Aggregate", "Function", "Groups", "RowCount", "aggregate_named"]
+__all__ = ["AGGREGATES", "Aggregate", "Function", "Groups", "RowCount", "aggregate_named", "result_type"]
 
 Function: TypeAlias = Literal["sum", "count", "min", "max", "mean"]
 Vector: TypeAlias = "np.ndarray[Any, Any]"
@@ -107,6 +107,9 @@ class Aggregate(Protocol):
     def at(self, slots: Vector | slice) -> pa.Array:
         """The values of these slots now."""
 
+    def keep(self, slots: Vector) -> None:
+        """Forget all slots but these, which are numbered anew in this order."""
+
 
 class RowCount:
     """Number of rows."""
@@ -129,6 +132,9 @@ class RowCount:
 
     def at(self, slots: Vector | slice) -> pa.Array:
         return pa.array(self.counts[slots])
+
+    def keep(self, slots: Vector) -> None:
+        self.counts = self.counts.take(slots)
 
 
 class ValueCount(RowCount):
@@ -161,21 +167,15 @@ class Fold:
     def _settle(self, kind: pa.DataType) -> None:
         """Choose operation, number type and neutral element by the column's type."""
         floats = pa.types.is_float32(kind) or pa.types.is_float64(kind)
-        numbers = floats or pa.types.is_integer(kind) or pa.types.is_boolean(kind)
-        if not numbers and (self.function == "sum" or not _is_moment(kind)):
-            raise UsageError(
-                f"{self.function} of column {self.name!r} of type {kind} is not supported: cast the column "
-                "to int64 or float64 first (a decimal to int64 in its smallest unit, to stay exact)"
-            )
+        self.result = result_type(self.function, self.name, kind)
         self.type = kind
         self.neutral: float | int = 0
         self.operation: np.ufunc
         if self.function == "sum":
-            self.stored = self.result = pa.float64() if floats else pa.int64()
+            self.stored = self.result
             self.operation = np.add
         else:
             lowest = self.function == "min"
-            self.result = kind
             self.stored = kind if floats or pa.types.is_integer(kind) else _NUMBERS[kind.bit_width]
             if floats:
                 self.operation, self.neutral = np.fmin if lowest else np.fmax, np.nan
@@ -221,6 +221,13 @@ class Fold:
     def at(self, slots: Vector | slice) -> pa.Array:
         state = self.state[slots] if isinstance(slots, slice) else self.state.take(slots)
         return self._array(state, None if self._seen is None else ~self._seen[slots])
+
+    def keep(self, slots: Vector) -> None:
+        if self.type is not None:
+            self.state = self.state.take(slots)
+        if self._seen is not None:
+            self._seen = self._seen.take(slots)
+        self._size = self._known = len(slots)
 
     def _numbers(self, column: pa.Array) -> Vector:
         if self.type is None:
@@ -274,6 +281,10 @@ class Mean:
     def at(self, slots: Vector | slice) -> pa.Array:
         return _quotient(self._sum.at(slots), self._count.at(slots))
 
+    def keep(self, slots: Vector) -> None:
+        self._sum.keep(slots)
+        self._count.keep(slots)
+
 
 class SumGuard:
     """Refuses int64 sums that wrap around, at the price of two reductions per batch as long as no sum
@@ -315,6 +326,28 @@ def _magnitude(numbers: Vector) -> int:
 def _quotient(total: pa.Array, count: pa.Array) -> pa.Array:
     """Null where there is no value: the total is null there."""
     return pc.divide(total.cast(pa.float64(), safe=False), count.cast(pa.float64()))
+
+
+def result_type(function: str, name: str, kind: pa.DataType) -> pa.DataType:
+    """The type of an aggregate of the column ``name``, which is of type ``kind``.
+
+    Raises:
+        UsageError: the function cannot aggregate this type.
+    """
+    floats = pa.types.is_float32(kind) or pa.types.is_float64(kind)
+    numbers = floats or pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+    if function == "count":
+        return pa.int64()
+    if not numbers and (function in ("sum", "mean") or not _is_moment(kind)):
+        raise UsageError(
+            f"{function} of column {name!r} of type {kind} is not supported: cast the column "
+            "to int64 or float64 first (a decimal to int64 in its smallest unit, to stay exact)"
+        )
+    if function == "mean":
+        return pa.float64()
+    if function == "sum":
+        return pa.float64() if floats else pa.int64()
+    return kind
 
 
 def aggregate_named(function: Function, name: str) -> Aggregate:

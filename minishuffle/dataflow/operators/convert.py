@@ -43,13 +43,28 @@ def rows_of(batch: Batch) -> list[Any]:
 
 def _python_values(name: str, column: pa.Array) -> list[Any]:
     try:
-        values: list[Any] = column.to_pylist()
+        held = _in_microseconds(column.type)
+        values: list[Any] = (column if held == column.type else column.cast(held)).to_pylist()
     except ValueError as error:
         raise UsageError(
             f"column {name!r} of type {column.type} does not fit Python values ({error}): "
             "cast it first, a timestamp to microseconds for example"
         ) from error
     return values
+
+
+def _in_microseconds(kind: pa.DataType) -> pa.DataType:
+    """The type with microseconds for nanoseconds, of which pyarrow makes pandas' values if it can."""
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        return pa.timestamp("us", kind.tz)
+    if pa.types.is_duration(kind) and kind.unit == "ns":
+        return pa.duration("us")
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        field = kind.value_field.with_type(_in_microseconds(kind.value_type))
+        return pa.list_(field) if pa.types.is_list(kind) else pa.large_list(field)
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_in_microseconds(field.type)) for field in kind])
+    return kind
 
 
 def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:

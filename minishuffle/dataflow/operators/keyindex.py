@@ -45,9 +45,9 @@ class KeyIndex:
     def __len__(self) -> int:
         return len(self._columns[0]) if self._columns else 0
 
-    def keys(self) -> list[pa.Array]:
-        """The keys' columns in the order of their slots, in the types of the first batch."""
-        return [column.array() for column in self._columns]
+    def keys(self, slots: Vector | None = None) -> list[pa.Array]:
+        """The columns of the keys in ``slots``, or of all in order; in the types of the first batch."""
+        return [column.array(slots) for column in self._columns]
 
     def lookup(self, arrays: Sequence[pa.Array]) -> Vector:
         """The slot (int64) of each row; new keys get the next slots.
@@ -145,6 +145,10 @@ def _nulls(array: pa.Array) -> Vector | None:
     return marks
 
 
+def _taken(values: Growing, slots: Vector | None) -> Vector:
+    return values.values if slots is None else values.values.take(slots)
+
+
 class _Column:
     """What both kinds of stored columns share: the type, and which slots are null."""
 
@@ -194,10 +198,10 @@ class _Column:
             return bool((equal & ~stored).all())
         return bool(((stored == nulls) & (equal | nulls)).all())
 
-    def _validity(self) -> pa.Buffer | None:
+    def _validity(self, slots: Vector | None = None) -> pa.Buffer | None:
         if not self._has_nulls:
             return None
-        return pa.py_buffer(np.packbits(~self._nulls.values, bitorder="little"))
+        return pa.py_buffer(np.packbits(~_taken(self._nulls, slots), bitorder="little"))
 
 
 class _FixedColumn(_Column):
@@ -241,17 +245,18 @@ class _FixedColumn(_Column):
             return values
         return [None if null else value for null, value in zip(nulls.tolist(), values, strict=True)]
 
-    def array(self) -> pa.Array:
-        kind, words, length = self.kind, self._words.values, len(self)
+    def array(self, slots: Vector | None) -> pa.Array:
+        kind, words = self.kind, _taken(self._words, slots)
+        length = len(words)
         if pa.types.is_null(kind):
             return pa.nulls(length)
         if pa.types.is_boolean(kind):
-            return pa.array(words.astype(np.bool_), mask=self._nulls.values)
+            return pa.array(words.astype(np.bool_), mask=_taken(self._nulls, slots))
         if pa.types.is_floating(kind):
             numbers = words.view(np.float64).astype(f"f{kind.bit_width // 8}")
         else:
             numbers = words.astype(_INTEGERS[kind.bit_width])
-        return pa.Array.from_buffers(kind, length, [self._validity(), pa.py_buffer(numbers)])
+        return pa.Array.from_buffers(kind, length, [self._validity(slots), pa.py_buffer(numbers)])
 
 
 class _BytesColumn(_Column):
@@ -299,12 +304,13 @@ class _BytesColumn(_Column):
         values: list[Any] = self._binary(array).to_pylist()
         return values
 
-    def array(self) -> pa.Array:
+    def array(self, slots: Vector | None) -> pa.Array:
+        stored = self._stored() if slots is None else self._stored().take(pa.array(slots))
         if pa.types.is_decimal(self.kind):
             width = self.kind.byte_width
-            held = self._stored().fill_null(bytes(width)).cast(pa.binary(width))
-            return pa.Array.from_buffers(self.kind, len(self), [self._validity(), held.buffers()[1]])
-        return self._stored().cast(self.kind)
+            held = stored.fill_null(bytes(width)).cast(pa.binary(width))
+            return pa.Array.from_buffers(self.kind, len(stored), [self._validity(slots), held.buffers()[1]])
+        return stored.cast(self.kind)
 
 
 def _column_for(array: pa.Array) -> _FixedColumn | _BytesColumn:

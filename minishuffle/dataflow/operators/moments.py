@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -22,6 +22,7 @@ Vector: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _NAIVE_EPOCH: Final = datetime(1970, 1, 1)
 _MICROSECOND: Final = timedelta(microseconds=1)
+_MIDNIGHT: Final = time()
 
 TIME_MIN: Final = (datetime.min - _NAIVE_EPOCH) // _MICROSECOND
 TIME_MAX: Final = (datetime.max - _NAIVE_EPOCH) // _MICROSECOND
@@ -32,7 +33,7 @@ _MEND: Final = "give it a datetime or whole microseconds since 1970, or leave su
 
 
 def microseconds(value: Any) -> int:
-    """A datetime (without a time zone: in UTC) or int microseconds as int microseconds.
+    """A datetime (without a time zone: in UTC), a date or int microseconds as int microseconds.
 
     Raises:
         TypeError: it is neither.
@@ -41,6 +42,8 @@ def microseconds(value: Any) -> int:
         if value.tzinfo is None:
             return (value - _NAIVE_EPOCH) // _MICROSECOND
         return (value - _EPOCH) // _MICROSECOND
+    if isinstance(value, date):
+        return (datetime.combine(value, _MIDNIGHT) - _NAIVE_EPOCH) // _MICROSECOND
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
         return int(value)
     raise TypeError(f"{value!r:.80} ({type(value).__name__}) is no time")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
-__all__ = ["EventTime"]
+__all__ = ["EventTime", "LastMoment"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,3 +20,13 @@ class EventTime:
     column: str | None = None
     fn: Callable[[Any], Any] | None = None
     shift: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LastMoment:
+    """The event time of (key, window start, value): the last microsecond of its window, ``size`` long."""
+
+    size: int
+
+    def __call__(self, row: tuple[Any, datetime, Any]) -> datetime:
+        return row[1] + timedelta(microseconds=self.size - 1)
