@@ -140,7 +140,9 @@ class AssignEventTime(ChainedOperator):
 
     def _tell_in_time(self, emit: Emit) -> None:
         now = self.context.now()
-        if not self._told_at <= now < self._told_at + WATERMARK_SECONDS_MIN:
+        if self._due_watermark() is not None and not (
+            self._told_at <= now < self._told_at + WATERMARK_SECONDS_MIN
+        ):
             self._told_at = now
             self._tell(emit)
 

@@ -1,0 +1,360 @@
+"""Windows of rows and of Arrow against a loop over the records: results, order, late records, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minishuffle.dataflow.operators import windowarrow
+from minishuffle.dataflow.operators.base import (
+    END_OF_TIME,
+    Idle,
+    KeyedRows,
+    Mark,
+    Side,
+    TaskContext,
+    Watermark,
+)
+from minishuffle.dataflow.operators.columns import aggregate_named
+from minishuffle.dataflow.operators.convert import rows_of
+from minishuffle.dataflow.operators.eventtime import AssignEventTime
+from minishuffle.dataflow.operators.moments import microseconds
+from minishuffle.dataflow.operators.times import EventTime
+from minishuffle.dataflow.operators.windowarrow import WindowArrow
+from minishuffle.dataflow.operators.windowrows import WindowRows, one_more
+from minishuffle.dataflow.operators.windows import OpenWindows
+from minishuffle.errors import UsageError
+
+T = EventTime(column="t")
+SIZE = 10
+FUNCTIONS = ("sum", "count", "min", "max", "mean")
+
+Row = tuple[Any, int, int | None]
+"""Key, time, value."""
+
+
+def context() -> TaskContext:
+    return TaskContext("job", "task", 0, 1, 1)
+
+
+def keyed(rows: list[Row]) -> KeyedRows:
+    return KeyedRows([key for key, _, _ in rows], [{"k": k, "t": t, "v": v} for k, t, v in rows])
+
+
+def arrow(rows: list[Row], key: pa.DataType | None = None) -> pa.RecordBatch:
+    columns = {
+        "k": pa.array([row[0] for row in rows], key or pa.int64()),
+        "t": pa.array([row[1] for row in rows], pa.timestamp("us")),
+        "v": pa.array([row[2] for row in rows], pa.int64()),
+    }
+    return pa.record_batch(columns)
+
+
+def listed(values: list[Any], row: dict[str, Any]) -> list[Any]:
+    return [*values, row["v"]]
+
+
+def on_rows(late: str | None = None, size: int = SIZE) -> WindowRows:
+    return WindowRows(OpenWindows(T, size, late), list, listed)
+
+
+def on_arrow(late: str | None = None, size: int = SIZE) -> WindowArrow:
+    outputs = [(name, "v", aggregate_named(name, "v")) for name in FUNCTIONS]
+    return WindowArrow(OpenWindows(T, size, late), ("k",), outputs)
+
+
+def aggregates(values: list[int | None]) -> tuple[Any, ...]:
+    known = [value for value in values if value is not None]
+    if not known:
+        return (None, 0, None, None, None)
+    return (sum(known), len(known), min(known), max(known), sum(known) / len(known))
+
+
+class Run:
+    """What an operator gives, as (key, start, aggregates) tuples, marks, and late (key, time, value)."""
+
+    def __init__(self, operator: WindowRows | WindowArrow) -> None:
+        self.operator = operator
+        self.out: list[Any] = []
+        self.late: list[Row] = []
+        self.context = context()
+        operator.open(self.context)
+
+    def emit(self, item: Any) -> None:
+        if isinstance(item, Side):
+            records = rows_of(item.batch)
+            self.late += [(row["k"], microseconds(row["t"]), row["v"]) for row in records]
+        elif isinstance(item, Mark):
+            self.out.append(item)
+        elif isinstance(item, list):
+            self.out += [(key, microseconds(start), aggregates(values)) for key, start, values in item]
+        else:
+            for row in item.to_pylist():
+                assert row["window_end"] - row["window_start"] == timedelta(microseconds=SIZE)
+                values = tuple(row[name] for name in FUNCTIONS)
+                self.out.append((row["k"], microseconds(row["window_start"]), values))
+
+    def take(self, item: Any) -> None:
+        if isinstance(item, Mark):
+            self.operator.on_mark(item, 0, self.emit)
+        else:
+            self.operator.process(item, 0, self.emit)
+
+
+def reference(items: list[list[Row] | int]) -> tuple[list[Any], list[Row]]:
+    """One record after the other; an int is a watermark."""
+    windows: dict[int, dict[Any, list[int | None]]] = {}
+    watermark = -(1 << 63)
+    out: list[Any] = []
+    late: list[Row] = []
+    for item in items:
+        if isinstance(item, int):
+            watermark = max(watermark, item)
+            for start in sorted(start for start in windows if start + SIZE - 1 <= watermark):
+                window = windows.pop(start)
+                out += [(key, start, aggregates(values)) for key, values in window.items()]
+            out.append(Watermark(item))
+            continue
+        for key, time, value in item:
+            start = time // SIZE * SIZE
+            if start + SIZE - 1 <= watermark:
+                late.append((key, time, value))
+            else:
+                windows.setdefault(start, {}).setdefault(key, []).append(value)
+    return out, late
+
+
+rows_strategy = st.lists(
+    st.tuples(st.none() | st.integers(0, 3), st.integers(-40, 40), st.none() | st.integers(-9, 9)), max_size=8
+)
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> list[list[Row] | int]:
+    """Batches, and watermarks that never go back, END_OF_TIME at last."""
+    batches = draw(st.lists(rows_strategy, max_size=6))
+    marks = sorted(draw(st.lists(st.integers(-45, 45), min_size=len(batches), max_size=len(batches))))
+    items: list[list[Row] | int] = []
+    for batch, mark in zip(batches, marks, strict=True):
+        items += [batch, mark]
+    return [*items, END_OF_TIME]
+
+
+@given(items=streams())
+def test_rows_and_arrow_agree_with_a_loop_over_records(items: list[list[Row] | int]) -> None:
+    out, late = reference(items)
+    for operator, convert in ((on_rows("late"), keyed), (on_arrow("late"), arrow)):
+        run = Run(operator)
+        for item in items:
+            run.take(Watermark(item) if isinstance(item, int) else convert(item))
+        run.operator.finish(run.emit)
+        assert run.out == out
+        assert run.late == late
+        assert run.context.counters.records_late == len(late)
+
+
+@given(batches=st.lists(rows_strategy, max_size=6), out_of_order=st.integers(0, 15))
+def test_with_a_watermark_after_each_record_the_batches_do_not_matter(
+    batches: list[list[Row]], out_of_order: int
+) -> None:
+    greatest = -100
+    items: list[list[Row] | int] = []
+    for row in (row for batch in batches for row in batch):
+        greatest = max(greatest, row[1])
+        items += [[row], greatest - out_of_order - 1]
+    out, late = reference([*items, END_OF_TIME])
+    results = [item for item in out if not isinstance(item, Watermark)]
+    for operator, is_arrow in ((on_rows("late"), False), (on_arrow("late"), True)):
+        run = Run(operator)
+        timing = AssignEventTime(T, out_of_order, watermarks="each")
+        timing.open(context())
+
+        def keyed_after(item: Any, run: Run = run, is_arrow: bool = is_arrow) -> None:
+            run.take(item if is_arrow or isinstance(item, Mark) else KeyedRows([r["k"] for r in item], item))
+
+        for batch in batches:
+            timing.process(arrow(batch) if is_arrow else keyed(batch).rows, 0, keyed_after)
+        timing.on_mark(Watermark(END_OF_TIME), 0, keyed_after)
+        assert [item for item in run.out if not isinstance(item, Watermark)] == results
+        assert run.late == late
+
+
+both = pytest.mark.parametrize(
+    ("make", "convert"), [(on_rows, keyed), (on_arrow, arrow)], ids=["rows", "arrow"]
+)
+Make = Callable[..., Any]
+
+
+@both
+def test_a_window_fires_at_its_last_microsecond_and_before_the_watermark(make: Make, convert: Make) -> None:
+    run = Run(make())
+    run.take(convert([(1, 0, 5), (1, 9, 6), (1, 10, 7)]))
+    run.take(Watermark(8))
+    run.take(Watermark(9))
+    assert run.out == [Watermark(8), (1, 0, aggregates([5, 6])), Watermark(9)]
+
+
+@both
+def test_times_before_1970_fall_into_windows_too(make: Make, convert: Make) -> None:
+    run = Run(make())
+    run.take(convert([(1, -1, 5), (1, -10, 6), (1, -11, 7)]))
+    run.take(Watermark(-1))
+    assert run.out[:-1] == [(1, -20, aggregates([7])), (1, -10, aggregates([5, 6]))]
+
+
+@both
+def test_late_records_are_counted_and_dropped(make: Make, convert: Make) -> None:
+    run = Run(make())
+    run.take(Watermark(9))
+    run.take(convert([(1, 9, 5), (1, 10, 6)]))
+    run.take(Watermark(END_OF_TIME))
+    assert run.out[1:-1] == [(1, 10, aggregates([6]))]
+    assert run.late == []
+    assert run.context.counters.records_late == 1
+
+
+@both
+def test_idleness_passes(make: Make, convert: Make) -> None:
+    run = Run(make())
+    run.take(Idle())
+    assert run.out == [Idle()]
+
+
+@both
+def test_what_is_left_goes_out_when_the_input_finishes(make: Make, convert: Make) -> None:
+    run = Run(make())
+    run.take(convert([(1, 25, 5)]))
+    run.operator.finish(run.emit)
+    assert run.out == [(1, 20, aggregates([5]))]
+
+
+@both
+def test_fired_windows_leave_nothing_behind(
+    make: Make, convert: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(windowarrow, "SPARE_SLOTS", 50)
+    operator = make()
+    run = Run(operator)
+    held = 0
+    for step in range(100):
+        run.take(convert([(key, step * SIZE, key) for key in range(20)] + [(1, 5000, step)]))
+        run.take(Watermark(step * SIZE + SIZE - 1))
+        if isinstance(operator, WindowRows):
+            held = max(held, sum(map(len, operator._values.values())))
+        else:
+            held = max(held, len(operator._index))
+            assert len(operator._slots) == 1
+    assert held < 150
+    run.take(Watermark(END_OF_TIME))
+    results = [item for item in run.out if not isinstance(item, Watermark)]
+    assert len(results) == 100 * 20 + 1
+    assert results[-1] == (1, 5000, aggregates(list(range(100))))
+    assert results[-2] == (19, 990, aggregates([19]))
+
+
+# --- Arrow ----------------------------------------------------------------------------------------
+
+
+def test_the_columns_and_types_of_an_arrow_result() -> None:
+    out: list[Any] = []
+    operator = WindowArrow(
+        OpenWindows(T, SIZE, None), ("k", "t"), [("n", "v", aggregate_named("count", "v"))]
+    )
+    operator.open(context())
+    operator.process(arrow([("a", 3, 1), (None, 3, None), ("a", 3, 2)], pa.string()), 0, out.append)
+    operator.finish(out.append)
+    moment = pa.timestamp("us", "UTC")
+    names = {"k": pa.string(), "t": pa.timestamp("us"), "window_start": moment, "window_end": moment}
+    assert out[0].schema.equals(pa.schema({**names, "n": pa.int64()}))
+    assert out[0].column("k").to_pylist() == ["a", None]
+    assert out[0].column("n").to_pylist() == [2, 0]
+
+
+def test_two_columns_of_one_name_are_refused() -> None:
+    with pytest.raises(UsageError, match="two output columns have one name: rename some of k, window_start"):
+        WindowArrow(OpenWindows(T, 1, None), ("k",), [("window_start", "v", aggregate_named("sum", "v"))])
+
+
+def test_windows_of_windows() -> None:
+    """The results of a window are in time for the next one, whose size is a multiple."""
+    first, second = (
+        on_arrow(),
+        WindowArrow(
+            OpenWindows(EventTime(column="window_end", shift=-1), 2 * SIZE, None),
+            ("k",),
+            [("total", "sum", aggregate_named("sum", "sum"))],
+        ),
+    )
+    out: list[Any] = []
+    ctx = context()
+    first.open(ctx)
+    second.open(ctx)
+
+    def between(item: Any) -> None:
+        if isinstance(item, Mark):
+            second.on_mark(item, 0, out.append)
+        else:
+            second.process(item, 0, out.append)
+
+    first.process(arrow([(1, 0, 1), (1, 12, 2), (1, 19, 3), (1, 20, 4)]), 0, between)
+    for time in (9, 19, END_OF_TIME):
+        first.on_mark(Watermark(time), 0, between)
+    rows = [
+        (row["window_start"], row["total"])
+        for b in out
+        if isinstance(b, pa.RecordBatch)
+        for row in b.to_pylist()
+    ]
+    assert rows == [
+        (datetime(1970, 1, 1, tzinfo=UTC), 6),
+        (datetime(1970, 1, 1, 0, 0, 0, 20, tzinfo=UTC), 4),
+    ]
+    assert [item.time for item in out if isinstance(item, Watermark)] == [9, 19, END_OF_TIME]
+    assert ctx.counters.records_late == 0
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+def test_equal_keys_of_several_kinds_are_one_and_shown_as_the_first() -> None:
+    out: list[Any] = []
+    operator = WindowRows(OpenWindows(T, SIZE, None), int, one_more)
+    operator.open(context())
+    operator.process(keyed([(1.0, 0, 1), (1, 1, 1), (True, 2, 1), ("1", 3, 1)]), 0, out.append)
+    operator.finish(out.append)
+    start = datetime(1970, 1, 1, tzinfo=UTC)
+    assert out == [[(1.0, start, 3), ("1", start, 1)]]
+    assert type(out[0][0][0]) is float
+
+
+def test_the_first_row_is_the_first_value_without_create() -> None:
+    out: list[Any] = []
+    operator = WindowRows(OpenWindows(T, SIZE, None), None, lambda value, row: {"v": value["v"] + row["v"]})
+    operator.open(context())
+    operator.process(keyed([(1, 0, 1), (1, 1, 2), (2, 1, 7)]), 0, out.append)
+    operator.finish(out.append)
+    assert [(key, value["v"]) for key, _, value in out[0]] == [(1, 3), (2, 7)]
+
+
+def test_a_record_whose_function_raises_is_dropped_alone_or_fails_the_task() -> None:
+    def add(total: int, row: dict[str, int]) -> int:
+        return total + 10 // row["v"]
+
+    out: list[Any] = []
+    operator = WindowRows(OpenWindows(T, SIZE, None), int, add, "skip")
+    operator.open(context())
+    operator.process(keyed([(1, 0, 0), (2, 0, 5), (2, 1, 0), (2, 2, 2)]), 0, out.append)
+    operator.finish(out.append)
+    assert [(key, value) for key, _, value in out[0]] == [(2, 7)]
+    assert operator.context.counters.user_errors == {"skip": 2}
+    failing = WindowRows(OpenWindows(T, SIZE, None), int, add)
+    failing.open(context())
+    with pytest.raises(ZeroDivisionError) as caught:
+        failing.process(keyed([(1, 0, 0)]), 0, out.append)
+    assert "'v': 0" in caught.value.__notes__[0]
