@@ -64,6 +64,32 @@ class StreamSources(StreamBase):
         return cls._from_source("parquet", source, parquet_schema(splits[0][0], columns) if splits else None)
 
     @classmethod
+    def csv(
+        cls,
+        *paths: str | Path,
+        schema: pa.Schema | Mapping[str, Any],
+        nulls: Sequence[str] = ("",),
+        header: bool = True,
+        delimiter: str = ",",
+    ) -> Stream[Any]:
+        """Arrow batches of UTF-8 CSV files: the columns of ``schema``, see :meth:`Stream.schema`.
+
+        Args:
+            nulls: spellings that stand for null where they are not quoted.
+            header: each file's first line names its columns; else they are those of ``schema``.
+
+        Raises:
+            UnknownName: there is no such file, or it lacks a column.
+        """
+        from minishuffle.dataflow.operators.csv import CsvSource
+
+        if isinstance(nulls, str):
+            raise UsageError(f"nulls takes a list of spellings: write nulls=[{nulls!r}]")
+        columns = arrow_schema(schema)
+        source = CsvSource(checked_paths(paths, "Stream.csv"), columns, nulls, header, delimiter)
+        return cls._from_source("csv", source, columns)
+
+    @classmethod
     def items(cls, items: Iterable[U]) -> Stream[U]:
         """A collection in memory, which travels with the job: rows, or a ``pyarrow`` table or batch."""
         import pyarrow as pa

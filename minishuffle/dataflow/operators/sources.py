@@ -26,6 +26,8 @@ __all__ = [
     "ParquetSource",
     "SourceReader",
     "TextSource",
+    "files_of",
+    "opened",
 ]
 
 Paths: TypeAlias = "str | Path | Sequence[str | Path]"
@@ -58,7 +60,7 @@ class TextSource:
     format: Format = "rows"
 
     def __init__(self, paths: Paths) -> None:
-        self._splits = [split for path in _files(paths) for split in _text_splits(path)]
+        self._splits = [split for path in files_of(paths) for split in _text_splits(path)]
 
     def splits(self) -> list[tuple[str, int, int]]:
         return self._splits
@@ -83,7 +85,7 @@ class TextSource:
 
 def _text_splits(path: str) -> Iterator[tuple[str, int, int]]:
     """Cut at the first line start at or after each multiple of the split size."""
-    with _opened(path) as file:
+    with opened(path) as file:
         size = file.seek(0, 2)
         start = 0
         while start < size:
@@ -110,7 +112,7 @@ class ParquetSource:
     def __init__(self, paths: Paths, columns: Sequence[str] | None = None) -> None:
         self.columns = None if columns is None else list(columns)
         self._splits = [
-            (path, group) for path in _files(paths) for group in range(_row_groups(path, self.columns))
+            (path, group) for path in files_of(paths) for group in range(_row_groups(path, self.columns))
         ]
 
     def splits(self) -> list[tuple[str, int]]:
@@ -128,7 +130,7 @@ class ParquetSource:
 
 def _row_groups(path: str, columns: list[str] | None) -> int:
     try:
-        with _opened(path) as raw, pq.ParquetFile(raw) as file:
+        with opened(path) as raw, pq.ParquetFile(raw) as file:
             names = file.schema_arrow.names
             groups: int = file.metadata.num_row_groups
     except pa.ArrowException as error:
@@ -139,15 +141,24 @@ def _row_groups(path: str, columns: list[str] | None) -> int:
     return groups
 
 
-def _opened(path: str) -> Any:
+def opened(path: str) -> Any:
+    """The file, for reading bytes.
+
+    Raises:
+        UsageError: it cannot be opened.
+    """
     try:
         return open(path, "rb")
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _files(paths: Paths) -> list[str]:
-    """All files meant, absolute; a directory's and a pattern's sorted, hidden ones left out."""
+def files_of(paths: Paths) -> list[str]:
+    """All files meant, absolute; a directory's and a pattern's sorted, hidden ones left out.
+
+    Raises:
+        UnknownName: there is no such file.
+    """
     given = [paths] if isinstance(paths, str | Path) else list(paths)
     if not given:
         raise UsageError("a source needs at least one file")

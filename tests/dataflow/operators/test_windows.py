@@ -21,7 +21,7 @@ from minishuffle.dataflow.operators.base import (
     TaskContext,
     Watermark,
 )
-from minishuffle.dataflow.operators.columns import aggregate_named
+from minishuffle.dataflow.operators.columns import Function, aggregate_named
 from minishuffle.dataflow.operators.convert import rows_of
 from minishuffle.dataflow.operators.eventtime import AssignEventTime
 from minishuffle.dataflow.operators.moments import microseconds
@@ -33,7 +33,7 @@ from minishuffle.errors import UsageError
 
 T = EventTime(column="t")
 SIZE = 10
-FUNCTIONS = ("sum", "count", "min", "max", "mean")
+FUNCTIONS: tuple[Function, ...] = ("sum", "count", "min", "max", "mean")
 
 Row = tuple[Any, int, int | None]
 """Key, time, value."""
@@ -65,7 +65,7 @@ def on_rows(late: str | None = None, size: int = SIZE) -> WindowRows:
 
 
 def on_arrow(late: str | None = None, size: int = SIZE) -> WindowArrow:
-    outputs = [(name, "v", aggregate_named(name, "v")) for name in FUNCTIONS]
+    outputs = [(str(name), "v", aggregate_named(name, "v")) for name in FUNCTIONS]
     return WindowArrow(OpenWindows(T, size, late), ("k",), outputs)
 
 

@@ -1,0 +1,105 @@
+"""CSV files as Arrow batches of a declared schema."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+
+from minishuffle.dataflow.operators.sources import Paths, files_of, opened
+from minishuffle.errors import UnknownName, UsageError
+from minishuffle.limits import BATCH_ROWS_MAX
+
+__all__ = ["CsvSource"]
+
+
+class CsvSource:
+    """Record batches of UTF-8 CSV files; a split is a file. Values may be quoted and hold line ends.
+
+    Args:
+        schema: the columns to read, in this order. With a header, files may have others.
+        nulls: the spellings that stand for null, where they are not quoted.
+        header: the first line of each file names its columns; else they are those of ``schema``.
+        delimiter: between two values, one character.
+
+    Raises:
+        UnknownName: no such file, or a file's header lacks a column of ``schema``.
+        UsageError: a file cannot be read, or (from ``read``) a value does not fit its column; names
+            file and line.
+    """
+
+    bounded = True
+    format: Literal["arrow"] = "arrow"
+
+    def __init__(
+        self,
+        paths: Paths,
+        schema: pa.Schema,
+        nulls: Sequence[str] = ("",),
+        header: bool = True,
+        delimiter: str = ",",
+    ) -> None:
+        self.schema = schema
+        self.nulls = list(nulls)
+        self.header = header
+        self.delimiter = delimiter
+        self._splits = files_of(paths)
+        for path in self._splits:
+            self._check_header(path)
+
+    def _check_header(self, path: str) -> None:
+        with opened(path) as file:
+            line = file.readline().decode("utf-8-sig", errors="replace")
+        if not self.header or not line:
+            return
+        names = next(csv.reader([line], delimiter=self.delimiter), [])
+        missing = [name for name in self.schema.names if name not in names]
+        if missing:
+            raise UnknownName(f"no column {missing[0]!r} in {path}: its first line has {', '.join(names)}")
+
+    def splits(self) -> list[str]:
+        return self._splits
+
+    def read(self, split: str, offset: int) -> Iterator[pa.RecordBatch]:
+        with opened(split) as file:
+            if not file.read(1):
+                return
+            file.seek(0)
+            for batch in self._batches(split, file):
+                for start in range(min(offset, batch.num_rows), batch.num_rows, BATCH_ROWS_MAX):
+                    yield batch.slice(start, BATCH_ROWS_MAX)
+                offset = max(0, offset - batch.num_rows)
+
+    def _batches(self, path: str, file: pa.NativeFile) -> Iterator[pa.RecordBatch]:
+        names = None if self.header else self.schema.names
+        try:
+            with pa_csv.open_csv(
+                file,
+                read_options=pa_csv.ReadOptions(use_threads=False, column_names=names),
+                parse_options=pa_csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
+                convert_options=pa_csv.ConvertOptions(
+                    column_types=self.schema,
+                    include_columns=self.schema.names,
+                    null_values=self.nulls,
+                    strings_can_be_null=True,
+                    quoted_strings_can_be_null=False,
+                ),
+            ) as reader:
+                for batch in reader:
+                    self._check(batch)
+                    yield pa.RecordBatch.from_arrays(batch.columns, schema=self.schema)
+        except pa.ArrowException as error:
+            raise UsageError(
+                f"{path}: {error}: correct the file or the schema, or name what is null: nulls=('NA',)"
+            ) from error
+
+    def _check(self, batch: pa.RecordBatch) -> None:
+        """What the reader lets through: decimals with too many digits, nulls where none may be."""
+        for field, column in zip(self.schema, batch.columns, strict=True):
+            if pa.types.is_decimal(field.type):
+                column.validate(full=True)
+            if not field.nullable and column.null_count:
+                raise pa.ArrowInvalid(f"column {field.name!r} has an empty value and is not nullable")

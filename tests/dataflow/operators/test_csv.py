@@ -1,0 +1,115 @@
+"""CSV files as Arrow: types, nulls, quoting, and what each mistake in a file is answered with."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from minishuffle.dataflow.operators.csv import CsvSource
+from minishuffle.dataflow.stream import Stream
+from minishuffle.errors import UnknownName, UsageError
+from minishuffle.limits import BATCH_ROWS_MAX
+
+SCHEMA = pa.schema(
+    [
+        ("price", pa.decimal128(4, 2)),
+        pa.field("n", pa.int64()),
+        ("s", pa.string()),
+        ("at", pa.timestamp("us", "UTC")),
+    ]
+)
+
+
+def written(directory: Path, text: str | bytes, name: str = "a.csv") -> Path:
+    path = directory / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def read(source: CsvSource, offset: int = 0) -> list[dict[str, Any]]:
+    return [row for split in source.splits() for b in source.read(split, offset) for row in b.to_pylist()]
+
+
+def test_columns_have_the_declared_types_and_order(tmp_path: Path) -> None:
+    text = 'n,price,s,more,at\n1,0.10,"NA",x,2013-01-01T06:00:00Z\nNA,NA,NA,y,NA\n3,1,"a,\nb",z,NA\n'
+    source = CsvSource(written(tmp_path, b"\xef\xbb\xbf" + text.encode()), SCHEMA, nulls=["NA"])
+    (batch,) = source.read(source.splits()[0], 0)
+    assert batch.schema.equals(SCHEMA)
+    at = datetime(2013, 1, 1, 6, tzinfo=UTC)
+    assert batch.to_pylist() == [
+        {"price": Decimal("0.10"), "n": 1, "s": "NA", "at": at},
+        {"price": None, "n": None, "s": None, "at": None},
+        {"price": Decimal("1.00"), "n": 3, "s": "a,\nb", "at": None},
+    ]
+
+
+def test_without_a_header_the_schema_names_the_columns(tmp_path: Path) -> None:
+    schema = pa.schema([("a", pa.int64()), ("b", pa.string())])
+    source = CsvSource(written(tmp_path, "1;x\n;\n"), schema, header=False, delimiter=";")
+    assert read(source) == [{"a": 1, "b": "x"}, {"a": None, "b": None}]
+
+
+def test_reading_goes_on_at_an_offset_and_in_batches_of_bounded_length(tmp_path: Path) -> None:
+    rows = BATCH_ROWS_MAX * 2 + 5
+    path = written(tmp_path, "a\n" + "".join(f"{number}\n" for number in range(rows)))
+    source = CsvSource(path, pa.schema([("a", pa.int64())]))
+    for offset in (0, 1, BATCH_ROWS_MAX + 1, rows - 1, rows):
+        batches = list(source.read(str(path), offset))
+        assert all(0 < batch.num_rows <= BATCH_ROWS_MAX for batch in batches)
+        assert [v for batch in batches for v in batch.column(0).to_pylist()] == list(range(offset, rows))
+
+
+def test_each_file_is_a_split_and_may_be_empty(tmp_path: Path) -> None:
+    schema = pa.schema([("a", pa.int64())])
+    for name, text in (("1.csv", "a\n1\n"), ("2.csv", ""), ("3.csv", "a\n"), ("4.csv", "b,a\n0,4\n")):
+        written(tmp_path, text, name)
+    source = CsvSource(tmp_path, schema)
+    assert len(source.splits()) == 4
+    assert read(source) == [{"a": 1}, {"a": 4}]
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("x,1,y,", r"a\.csv: In CSV column #0: Row #3: CSV conversion error to int64: invalid value 'x'"),
+        ("1,1.234,y,", r"a\.csv: .* Row #3: .*data loss"),
+        ("1,123.4,y,", r"a\.csv: .*does not fit in precision of decimal128\(4, 2\)"),
+        ("1,1,y,2013-01-01", r"a\.csv: .* Row #3: .*expected a zone offset"),
+        ("1,1", r"a\.csv: .*Row #3: Expected 4 columns, got 2"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_named_with_file_and_line(tmp_path: Path, line: str, told: str) -> None:
+    path = written(tmp_path, f"n,price,s,at\n1,1,x,\n{line}\n")
+    with pytest.raises(UsageError, match=f"{told}.*correct the file or the schema"):
+        read(CsvSource(path, SCHEMA))
+
+
+def test_a_null_in_a_column_without_nulls_is_told(tmp_path: Path) -> None:
+    schema = pa.schema([pa.field("a", pa.int64(), nullable=False)])
+    with pytest.raises(UsageError, match=r"a\.csv: column 'a' has an empty value and is not nullable"):
+        read(CsvSource(written(tmp_path, "a,b\n1,1\n,1\n"), schema))
+
+
+def test_bytes_that_are_not_utf8_are_told(tmp_path: Path) -> None:
+    path = written(tmp_path, b"a\n\xff\n")
+    with pytest.raises(UsageError, match=r"a\.csv: .*invalid UTF8"):
+        read(CsvSource(path, pa.schema([("a", pa.string())])))
+
+
+def test_a_stream_of_csv_knows_its_columns(tmp_path: Path) -> None:
+    path = written(tmp_path, "n,price,s,at\n")
+    stream = Stream.csv(path, schema=SCHEMA, nulls=("NA",))
+    with pytest.raises(UnknownName, match="no column 'm'; there are price, n, s, at"):
+        stream.key_by("m")
+    with pytest.raises(UnknownName, match=r"no column 'x' in .*a\.csv: its first line has n, price, s, at"):
+        Stream.csv(path, schema={"x": int})
+    with pytest.raises(UnknownName, match=r"no file .*b\.csv"):
+        Stream.csv(tmp_path / "b.csv", schema={"x": int})
+    with pytest.raises(UsageError, match=r"write nulls=\['NA'\]"):
+        Stream.csv(path, schema=SCHEMA, nulls="NA")
