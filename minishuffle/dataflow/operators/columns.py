@@ -13,6 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from minishuffle.dataflow.operators.decimals import DIGITS_MAX, decimal_array, decimal_units, is_decimal
+from minishuffle.dataflow.operators.sumguard import SumGuard
 from minishuffle.errors import UsageError
 
 __all__ = ["AGGREGATES", "Aggregate", "Function", "Groups", "RowCount", "aggregate_named", "result_type"]
@@ -152,8 +154,8 @@ class ValueCount(RowCount):
 class Fold:
     """Sum, minimum or maximum: a ufunc over the values, from its neutral element on.
 
-    Integers and booleans sum as int64, floats as float64. The first batch's column sets the type;
-    later ones are cast to it.
+    Integers and booleans sum as int64, floats as float64, decimals as decimal128 of 38 digits. The
+    first batch's column sets the type; later ones are cast to it.
     """
 
     def __init__(self, function: Function, name: str) -> None:
@@ -171,7 +173,12 @@ class Fold:
         self.type = kind
         self.neutral: float | int = 0
         self.operation: np.ufunc
-        if self.function == "sum":
+        if is_decimal(kind):
+            self.stored = pa.int64()
+            self.operation = {"sum": np.add, "min": np.minimum, "max": np.maximum}[self.function]
+            if self.function != "sum":
+                self.neutral = _INT64_MAX if self.function == "min" else -_INT64_MAX - 1
+        elif self.function == "sum":
             self.stored = self.result
             self.operation = np.add
         else:
@@ -184,7 +191,9 @@ class Fold:
                 self.operation = np.minimum if lowest else np.maximum
                 self.neutral = int(bounds.max if lowest else bounds.min)
         self.state = np.full(self._size, self.neutral, dtype=self.stored.to_pandas_dtype())
-        self._guard = SumGuard(self.name) if self.function == "sum" and not floats else None
+        guard = SumGuard(self.name) if self.function == "sum" and not floats else None
+        self._guard = None if is_decimal(kind) else guard
+        self._units_guard = guard if is_decimal(kind) else None
 
     def grow(self, size: int) -> None:
         self._known, self._size = self._size, size
@@ -236,6 +245,8 @@ class Fold:
         try:
             if given != self.type:
                 column = column.cast(self.type)
+            if is_decimal(self.type):
+                return self._units(column)
             if self.type != self.stored:
                 column = column.cast(self.stored)
         except pa.ArrowException as error:
@@ -248,6 +259,22 @@ class Fold:
         numbers: Vector = column.to_numpy(zero_copy_only=False)
         return numbers
 
+    def _units(self, column: pa.Array) -> Vector:
+        """Decimals in their smallest unit: int64 as long as that holds state and values."""
+        units = decimal_units(column, int(self.neutral))
+        is_wide = self.state.dtype == object
+        if is_wide or (
+            units.dtype != object
+            and (self._units_guard is None or self._units_guard.is_safe(units, self.state))
+        ):
+            return units.astype(self.state.dtype, copy=False)
+        unseen = np.arange(len(self.state)) >= self._known if self._seen is None else ~self._seen
+        self.state = self.state.astype(object)
+        if self.function != "sum":
+            self.neutral = 10 ** (DIGITS_MAX + 1) * (1 if self.function == "min" else -1)
+            self.state[unseen] = self.neutral
+        return decimal_units(column, int(self.neutral)).astype(object)
+
     def _seen_from(self, column: pa.Array) -> Vector | None:
         """The marks of slots that had a value, if this or an earlier batch has a null."""
         if self._seen is None and column.null_count:
@@ -256,6 +283,9 @@ class Fold:
         return self._seen
 
     def _array(self, values: Vector, missing: Vector | None) -> pa.Array:
+        if is_decimal(self.result):
+            what = f"{self.function} of column {self.name!r}"
+            return decimal_array(values, missing, self.result, what)
         array = pa.array(values, mask=missing)
         return array if array.type == self.result else array.cast(self.result)
 
@@ -286,41 +316,12 @@ class Mean:
         self._count.keep(slots)
 
 
-class SumGuard:
-    """Refuses int64 sums that wrap around, at the price of two reductions per batch as long as no sum
-    can have come near the limit."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._largest = 0
-        """No sum is further from 0 than this."""
-
-    def is_safe(self, numbers: Vector, state: Vector) -> bool:
-        """Whether no sum can leave int64, whatever slots these numbers go to."""
-        added = len(numbers) * _magnitude(numbers)
-        if self._largest + added > _INT64_MAX:
-            self._largest = _magnitude(state)
-        self._largest += added
-        return self._largest <= _INT64_MAX
-
-    def compare(self, sums: Vector, rough: Vector) -> None:
-        """Raise UsageError where the same sums in float64 are far from those in int64."""
-        if np.any(np.abs(sums.astype(np.float64) - rough) > 2.0**62):
-            raise UsageError(
-                f"a sum of column {self._name!r} leaves the range of int64: cast the column to float64 first"
-            )
-
-
 _NUMBERS = {1: pa.uint8(), 32: pa.int32(), 64: pa.int64()}
 """How booleans and moments are kept, by the width of the type in bits."""
 
 
 def _is_moment(kind: pa.DataType) -> bool:
     return bool(pa.types.is_temporal(kind)) and kind.bit_width in _NUMBERS
-
-
-def _magnitude(numbers: Vector) -> int:
-    return max(int(numbers.max(initial=0)), -int(numbers.min(initial=0)))
 
 
 def _quotient(total: pa.Array, count: pa.Array) -> pa.Array:
@@ -335,17 +336,19 @@ def result_type(function: str, name: str, kind: pa.DataType) -> pa.DataType:
         UsageError: the function cannot aggregate this type.
     """
     floats = pa.types.is_float32(kind) or pa.types.is_float64(kind)
-    numbers = floats or pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+    numbers = floats or is_decimal(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind)
     if function == "count":
         return pa.int64()
     if not numbers and (function in ("sum", "mean") or not _is_moment(kind)):
         raise UsageError(
             f"{function} of column {name!r} of type {kind} is not supported: cast the column "
-            "to int64 or float64 first (a decimal to int64 in its smallest unit, to stay exact)"
+            "to int64, float64 or decimal128 first"
         )
     if function == "mean":
         return pa.float64()
     if function == "sum":
+        if is_decimal(kind):
+            return pa.decimal128(DIGITS_MAX, kind.scale)
         return pa.float64() if floats else pa.int64()
     return kind
 

@@ -246,7 +246,7 @@ def test_later_batches_are_cast_to_the_first_ones_type() -> None:
 @pytest.mark.parametrize(
     ("function", "kind"),
     [
-        ("sum", pa.decimal128(5, 2)),
+        ("sum", pa.decimal256(5, 2)),
         ("sum", pa.string()),
         ("mean", pa.date32()),
         ("min", pa.string()),

@@ -1,0 +1,131 @@
+"""Decimals: exact aggregates of any size, as keys, and between rows and Arrow."""
+
+from __future__ import annotations
+
+from decimal import Context, Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minishuffle.dataflow.operators.aggregate import AggregateArrow
+from minishuffle.dataflow.operators.base import TaskContext
+from minishuffle.dataflow.operators.chained import Emission
+from minishuffle.dataflow.operators.columns import result_type
+from minishuffle.dataflow.operators.convert import RowsToArrow, rows_of
+from minishuffle.dataflow.operators.decimals import decimal_array, decimal_units
+from minishuffle.errors import UsageError
+from minishuffle.exchange.rowformat import pack_rows, unpack_rows
+
+EXACT = Context(prec=80)
+LARGE = pa.decimal128(38, 2)
+TOP = Decimal((0, (9,) * 38, -2))
+"""The greatest decimal128(38, 2)."""
+
+amounts = st.one_of(
+    st.integers(-(10**38) + 1, 10**38 - 1), st.integers(-(2**63), 2**63), st.integers(-99, 99)
+).map(lambda units: Decimal(units).scaleb(-2, EXACT))
+
+
+def run(operator: AggregateArrow, *batches: pa.RecordBatch) -> list[dict[str, Any]]:
+    out: list[pa.RecordBatch] = []
+    operator.open(TaskContext("job", "task", 0, 1, 1))
+    for batch in batches:
+        operator.process(batch, 0, out.append)
+    operator.finish(out.append)
+    return [row for batch in out for row in batch.to_pylist()]
+
+
+def batch_of(pairs: list[tuple[int, Decimal | None]], kind: pa.DataType = LARGE) -> pa.RecordBatch:
+    return pa.record_batch(
+        {"k": pa.array([k for k, _ in pairs], pa.int64()), "v": pa.array([v for _, v in pairs], kind)}
+    )
+
+
+def expected_of(batches: list[list[tuple[int, Decimal | None]]]) -> list[dict[str, Any]]:
+    """What an aggregation that emits each gives."""
+    values: dict[int, list[Decimal]] = {}
+    out = []
+    for key, value in (pair for batch in batches for pair in batch):
+        seen = values.setdefault(key, [])
+        seen.extend([] if value is None else [value])
+        total = None
+        if seen:
+            total = Decimal(0)
+            for item in seen:
+                total = EXACT.add(total, item)
+        out.append({"k": key, "s": total, "low": min(seen, default=None), "high": max(seen, default=None)})
+    return out
+
+
+pairs = st.lists(st.lists(st.tuples(st.integers(0, 2), st.none() | amounts), max_size=6), max_size=5)
+OUTPUTS = {"s": ("v", "sum"), "low": ("v", "min"), "high": ("v", "max")}
+
+
+@given(batches=pairs)
+def test_sums_and_bounds_are_exact(batches: list[list[tuple[int, Decimal | None]]]) -> None:
+    expected = expected_of(batches)
+    emissions: tuple[Emission, ...] = ("each", "end")
+    if any(row["s"] is not None and row["s"].copy_abs() > TOP for row in expected):
+        with pytest.raises(UsageError, match=r"sum of column 'v' leaves the range of decimal128\(38, 2\)"):
+            run(AggregateArrow(("k",), OUTPUTS, "each"), *map(batch_of, batches))  # type: ignore[arg-type]
+        return
+    for emit in emissions:
+        found = run(AggregateArrow(("k",), OUTPUTS, emit), *map(batch_of, batches))  # type: ignore[arg-type]
+        if emit == "end":
+            expected = list({row["k"]: row for row in expected}.values())
+            found.sort(key=lambda row: [r["k"] for r in expected].index(row["k"]))
+        assert found == expected
+
+
+@pytest.mark.parametrize("kind", [pa.decimal128(7, 3), pa.decimal32(7, 3), pa.decimal64(9, 3)], ids=str)
+def test_types_of_results(kind: pa.DataType) -> None:
+    batch = batch_of([(1, Decimal("1.125")), (1, Decimal("-2.500")), (1, None)], kind)
+    functions = {name: ("v", name) for name in ("sum", "min", "max", "mean", "count")}
+    out: list[pa.RecordBatch] = []
+    operator = AggregateArrow(("k",), functions, "end")  # type: ignore[arg-type]
+    operator.open(TaskContext("job", "task", 0, 1, 1))
+    operator.process(batch, 0, out.append)
+    operator.finish(out.append)
+    assert out[0].to_pylist() == [
+        {
+            "k": 1,
+            "sum": Decimal("-1.375"),
+            "min": Decimal("-2.5"),
+            "max": Decimal("1.125"),
+            "mean": -0.6875,
+            "count": 2,
+        }
+    ]
+    for name in functions:
+        assert out[0].schema.field(name).type == result_type(name, "v", kind)
+    assert result_type("sum", "v", kind) == pa.decimal128(38, 3)
+
+
+@given(values=st.lists(st.none() | amounts, max_size=8), start=st.integers(0, 3))
+def test_units_and_back(values: list[Decimal | None], start: int) -> None:
+    column = pa.array(values, LARGE).slice(start)
+    units = decimal_units(column, 0)
+    assert units.tolist() == [0 if v is None else int(v.scaleb(2, EXACT)) for v in values[start:]]
+    missing = column.is_null().to_numpy(zero_copy_only=False)
+    assert decimal_array(units, missing, LARGE, "it").equals(column)
+
+
+def test_decimals_are_keys_and_cross_between_rows_and_arrow() -> None:
+    rows = [{"d": Decimal("1.50"), "n": 1}, {"d": Decimal("2.25"), "n": 2}, {"d": None, "n": 3}]
+    schema = pa.schema({"d": pa.decimal128(20, 2), "n": pa.int64()})
+    batch = RowsToArrow(schema).convert(rows)
+    assert batch.schema.equals(schema)
+    assert rows_of(batch) == rows
+    assert unpack_rows(pack_rows(rows)) == rows
+    found = run(AggregateArrow(("d",), {"s": ("n", "sum")}, "end"), batch, batch)
+    assert {row["d"]: row["s"] for row in found} == {Decimal("1.50"): 2, Decimal("2.25"): 4, None: 6}
+
+
+def test_a_row_with_too_many_digits_is_refused() -> None:
+    schema = pa.schema({"d": pa.decimal128(4, 2)})
+    for value in (Decimal("123.45"), Decimal("1.234")):
+        with pytest.raises(UsageError, match=r"column 'd': the value Decimal.* does not fit"):
+            RowsToArrow(schema).convert([{"d": value}])
