@@ -1,0 +1,189 @@
+"""Event time and windows: what a user may write, what is known afterwards, what each mistake is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from minishuffle.dataflow.nodes import Node
+from minishuffle.dataflow.operators.base import Operator
+from minishuffle.dataflow.operators.eventtime import AssignEventTime
+from minishuffle.dataflow.operators.times import EventTime, LastMoment
+from minishuffle.dataflow.stream import Stream
+from minishuffle.errors import InvalidGraph, UnknownName, UsageError
+
+MOMENT = pa.timestamp("us", "UTC")
+SCHEMA = pa.schema({"user": pa.string(), "t": MOMENT, "n": pa.int32(), "price": pa.decimal128(6, 2)})
+HOUR = timedelta(hours=1)
+HOUR_MICROSECONDS = 3_600_000_000
+
+
+def arrow() -> Stream[Any]:
+    return Stream.items(SCHEMA.empty_table())
+
+
+def rows() -> Stream[Any]:
+    return Stream.items([{"user": "a", "t": 1}])
+
+
+def timed() -> Stream[Any]:
+    return arrow().event_time("t")
+
+
+def last(stream: Stream[Any]) -> Node:
+    (node,) = stream.ends
+    return node
+
+
+def operator(stream: Stream[Any]) -> Operator:
+    return last(stream).operators[-1]
+
+
+# --- event_time -----------------------------------------------------------------------------------
+
+
+def test_event_time_takes_a_column_or_a_function_of_rows() -> None:
+    by_column = operator(timed())
+    assert isinstance(by_column, AssignEventTime)
+    assert by_column.time == EventTime(column="t")
+    assert (by_column.out_of_order, by_column.idle_after, by_column.each) == (0, None, False)
+    fn = len
+    by_function = arrow().event_time(
+        fn, out_of_order=timedelta(seconds=2), idle_after=HOUR, watermarks="each"
+    )
+    assert "(rows)" in repr(by_function)
+    operated = operator(by_function)
+    assert isinstance(operated, AssignEventTime)
+    assert operated.time == EventTime(fn=fn)
+    assert (operated.out_of_order, operated.idle_after, operated.each) == (2_000_000, 3600.0, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"time": 3}, r"event_time takes a function, not 3"),
+        (
+            {"time": "t", "out_of_order": 5},
+            r"event_time\(out_of_order=...\) takes a datetime.timedelta, not 5",
+        ),
+        ({"time": "t", "out_of_order": -HOUR}, "takes a time from 0, not -1 day"),
+        ({"time": "t", "idle_after": timedelta(0)}, r"idle_after=...\) takes a time above 0, not 0:00:00"),
+        ({"time": "t", "watermarks": "all"}, "write 'batch' or 'each'"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_are_told(arguments: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        rows().event_time(**arguments)
+
+
+def test_the_column_of_the_time_must_exist() -> None:
+    with pytest.raises(UnknownName, match="event_time: there is no column 'time'"):
+        arrow().event_time("time")
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda s: s.filter(bool),
+        lambda s: s.rebalance(),
+        lambda s: s.schema(SCHEMA),
+        lambda s: s.union(s),
+        lambda s: s.parallel(2).name("x"),
+        lambda s: s.map(dict),
+        lambda s: s.flat_map(list),
+        lambda s: s.map_batches(lambda batch: batch),
+    ],
+)
+def test_steps_that_keep_a_column_keep_the_time(step: Callable[[Stream[Any]], Stream[Any]]) -> None:
+    assert step(timed())._time == EventTime(column="t")
+
+
+def test_what_makes_other_records_forgets_a_time_by_function() -> None:
+    by_function = rows().event_time(lambda row: row["t"])
+    assert by_function.filter(bool)._time == by_function._time
+    assert by_function.union(by_function)._time == by_function._time
+    for other in (by_function.map(dict), by_function.flat_map(list), by_function.map_batches(len)):
+        assert other._time is None
+    assert timed().union(arrow())._time is None
+    assert timed().key_by("user").count()._time is None
+
+
+# --- windows --------------------------------------------------------------------------------------
+
+
+def test_windows_need_a_size_and_event_time() -> None:
+    keyed = timed().key_by("user")
+    for size, told in ((5, "takes a datetime.timedelta"), (timedelta(0), "takes a time above 0")):
+        with pytest.raises(UsageError, match=f"window {told}"):
+            keyed.window(size)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="write 'drop' or 'side'"):
+        keyed.window(HOUR, late="keep")  # type: ignore[arg-type]
+    with pytest.raises(InvalidGraph, match=r"call event_time\(...\) before key_by, and again after a map"):
+        arrow().key_by("user").window(HOUR)
+    assert "of 3600 s" in repr(keyed.window(HOUR))
+
+
+def test_results_on_arrow_have_known_columns_and_a_time() -> None:
+    windows = timed().key_by("user").window(HOUR)
+    counts = windows.count()
+    moments = {"window_start": MOMENT, "window_end": MOMENT}
+    assert counts._schema == pa.schema({"user": pa.string(), **moments, "count": pa.int64()})
+    totals = windows.aggregate(n=("n", "sum"), price=("price", "sum"), high=("price", "max"), m=("n", "mean"))
+    price = pa.decimal128(6, 2)
+    types = {"n": pa.int64(), "price": pa.decimal128(38, 2), "high": price, "m": pa.float64()}
+    assert totals._schema == pa.schema({"user": pa.string(), **moments, **types})
+    assert totals._time == EventTime(column="window_end", shift=-1)
+    again = totals.key_by("user").window(2 * HOUR).count()
+    assert last(again).label == "window_count"
+
+
+def test_results_on_rows_have_a_time() -> None:
+    windows = rows().event_time("t").key_by("user").window(HOUR)
+    for stream in (windows.count(), windows.reduce(max), windows.fold(list, list.__add__)):
+        assert "(rows)" in repr(stream)
+        assert stream._time == EventTime(fn=LastMoment(HOUR_MICROSECONDS))
+    assert last(windows.fold(list, list.__add__)).label == "window_fold"
+    assert "(arrow)" in repr(windows.aggregate(n=("t", "count")))
+
+
+def test_aggregates_of_windows_are_checked_as_those_of_keys() -> None:
+    windows = timed().key_by("user").window(HOUR)
+    with pytest.raises(UsageError, match="at least one column"):
+        windows.aggregate()
+    with pytest.raises(UnknownName, match="no column 'm'"):
+        windows.aggregate(n=("m", "sum"))
+    with pytest.raises(UsageError, match="sum of column 'user' of type string is not supported"):
+        windows.aggregate(n=("user", "sum"))
+    with pytest.raises(InvalidGraph, match="aggregate needs the key in columns"):
+        timed().key_by(len).window(HOUR).aggregate(n=("n", "sum"))
+    by_function = rows().event_time(len).key_by("user").window(HOUR)
+    with pytest.raises(InvalidGraph, match=r"give event_time\(\) the name of a column, or use fold"):
+        by_function.aggregate(n=("t", "sum"))
+
+
+def test_late_records_are_a_stream_of_their_own() -> None:
+    windows = timed().key_by("user").window(HOUR, late="side")
+    counts, totals = windows.count(), windows.aggregate(n=("n", "sum"))
+    (one,), (other,) = counts.late._feeds, totals.late._feeds
+    assert one.node is last(counts)
+    assert one.side is not None
+    assert one.side != other.side
+    assert totals.late._schema == SCHEMA
+    assert totals.late._time == EventTime(column="t")
+    assert "(rows)" in repr(windows.reduce(max).late)
+    renamed = totals.name("totals").parallel(3)
+    assert [feed.node for feed in renamed.late._feeds] == list(renamed.ends)
+
+
+def test_streams_without_late_records_say_so() -> None:
+    counts = timed().key_by("user").window(HOUR, late="side").count()
+    for stream in (arrow(), timed().key_by("user").window(HOUR).count(), counts.filter(bool)):
+        with pytest.raises(InvalidGraph, match=r"\.late must directly follow .* late='side'"):
+            _ = stream.late
+    with pytest.raises(InvalidGraph, match=r"\.late_right must directly follow"):
+        _ = counts.late_right

@@ -1,0 +1,84 @@
+"""Event time through real processes: watermarks over exchanges, windows, windows of windows, late records."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from minishuffle.dataflow.operators.base import Batch
+from minishuffle.dataflow.stream import Stream
+from minishuffle.local_cluster import LocalCluster
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+ROWS: list[dict[str, Any]] = [{"k": i % 3, "t": START + timedelta(minutes=7 * i), "v": i} for i in range(300)]
+
+
+def hour(at: datetime) -> datetime:
+    return at.replace(minute=0, second=0)
+
+
+class OneSplit:
+    """Rows in their order."""
+
+    def __init__(self, rows: list[dict[str, Any]], format: str) -> None:
+        self.rows = rows
+        self.format = format
+
+    def splits(self) -> list[int]:
+        return [0]
+
+    def read(self, split: int, offset: int) -> Iterator[Batch]:
+        for first in range(offset, len(self.rows), 50):
+            rows = self.rows[first : first + 50]
+            yield rows if self.format == "rows" else pa.RecordBatch.from_pylist(rows)
+
+
+def test_windows_and_windows_of_windows_see_every_record(cluster: LocalCluster) -> None:
+    timed = Stream.items(pa.Table.from_pylist(ROWS)).event_time("t", out_of_order=HOUR)
+    hours = timed.key_by("k").window(HOUR).aggregate(n=("v", "count"), total=("v", "sum"))
+    longer = hours.key_by("k").window(3 * HOUR).aggregate(n=("n", "sum"))
+    counts = (
+        Stream.items(ROWS).event_time(lambda row: row["t"]).key_by(lambda row: row["k"]).window(HOUR).count()
+    )
+    expected = Counter((row["k"], hour(row["t"])) for row in ROWS)
+
+    found = cluster.run(hours.collect(), timeout=60)
+    assert {(row["k"], row["window_start"]): row["n"] for row in found} == expected
+    assert sum(row["total"] for row in found) == sum(range(300))
+    assert sum(row["n"] for row in cluster.run(longer.collect(), timeout=60)) == 300
+    found = cluster.run(counts.collect(), timeout=60)
+    assert {(key, start): n for key, start, n in found} == expected
+
+
+@pytest.mark.parametrize("format", ["rows", "arrow"])
+def test_late_records_are_the_ones_a_loop_names(cluster: LocalCluster, format: str) -> None:
+    rows = sorted(ROWS, key=lambda row: (row["v"] * 37 % 300 // 40, row["v"]))
+    late: list[int] = []
+    latest = START - HOUR
+    for row in rows:
+        latest = max(latest, row["t"])
+        if hour(row["t"]) + HOUR <= latest - HOUR:
+            late.append(row["v"])
+    assert 10 < len(late) < 290
+
+    source = Stream.source(OneSplit(rows, format)).parallel(1)
+    timed = source.event_time("t", out_of_order=HOUR, watermarks="each")
+    windows = timed.key_by("k").window(HOUR, late="side").aggregate(n=("v", "count"))
+    if format == "rows":
+        windows = timed.key_by("k").window(HOUR, late="side").count()
+    assert sorted(row["v"] for row in cluster.run(windows.late.collect(), timeout=60)) == sorted(late)
+    found = cluster.run(windows.collect(), timeout=60)
+    in_time = [row for row in ROWS if row["v"] not in late]
+    expected = Counter((row["k"], hour(row["t"])) for row in in_time)
+    if format == "rows":
+        assert {(key, start): n for key, start, n in found} == expected
+    else:
+        assert {(row["k"], row["window_start"]): row["n"] for row in found} == expected
