@@ -39,3 +39,17 @@ def test_the_word_count_of_the_readme_runs_as_printed(word_count: str, tmp_path:
     expected = Counter(word for line in SHIPPED_TEXT.read_text().splitlines() for word in line.split())
     assert printed
     assert printed.items() <= {word: str(count) for word, count in expected.items()}.items()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("title", ["Event time"])
+def test_the_example_of_a_section_prints_what_is_printed_there(title: str, tmp_path: Path) -> None:
+    section = README.read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    (example,) = BLOCK.findall(section)
+    told = re.findall(r"^    (.*\n)", section.partition(f"{example}```")[2], re.MULTILINE)
+    (tmp_path / "example.py").write_text(example)
+    ran = subprocess.run(
+        [sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=90, check=False
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout == "".join(told)
