@@ -67,14 +67,14 @@ class StreamSinks(StreamBase):
         Raises:
             InvalidGraph: the schema is not known here.
         """
-        from minishuffle.dataflow.operators.spool import SpoolSink
-
         checked_name(name, "to_spark")
         if self._schema is None:
             raise InvalidGraph(
                 "to_spark needs to know the columns and their types: declare them before it with "
                 "schema({'name': 'int64', ...})"
             )
+        from minishuffle.dataflow.operators.spool import SpoolSink
+
         schema = spark_schema(self._schema)
         boundary = Boundary(name, schema_message(schema))
         return self._sink(f"to_spark {name}", SpoolSink(name, schema), *self._to_arrow(), boundary=boundary)

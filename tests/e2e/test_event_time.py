@@ -82,3 +82,15 @@ def test_late_records_are_the_ones_a_loop_names(cluster: LocalCluster, format: s
         assert {(key, start): n for key, start, n in found} == expected
     else:
         assert {(row["k"], row["window_start"]): row["n"] for row in found} == expected
+
+
+def test_late_records_and_windows_in_one_job_are_all_records(cluster: LocalCluster) -> None:
+    source = Stream.source(OneSplit(ROWS[::-1], "arrow")).parallel(1)
+    timed = source.event_time("t", watermarks="each")
+    windows = timed.key_by("k").window(HOUR, late="side").aggregate(n=("v", "count")).name("hours")
+    late = windows.late.map(lambda row: ("late", row["v"]))
+    counted = windows.map(lambda row: ("in time", row["n"]))
+    rows = cluster.run(Stream.together(late.collect(), counted.collect()), timeout=60)
+    in_time = sum(n for kind, n in rows if kind == "in time")
+    assert in_time == sum(hour(row["t"]) == hour(ROWS[-1]["t"]) for row in ROWS)
+    assert len([v for kind, v in rows if kind == "late"]) == 300 - in_time

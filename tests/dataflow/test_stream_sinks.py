@@ -1,0 +1,36 @@
+"""The sink that Spark reads: what must be known of the records, and which types it gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from minishuffle.dataflow.arguments import spark_schema
+from minishuffle.dataflow.stream import Stream
+from minishuffle.errors import InvalidGraph, UsageError
+
+
+def test_the_schema_must_be_known() -> None:
+    with pytest.raises(InvalidGraph, match=r"to_spark needs to know the columns .*schema\(\{'name': 'int64'"):
+        Stream.items([1]).to_spark()
+
+
+@pytest.mark.parametrize("name", ["", 3])
+def test_other_names_are_refused(name: Any) -> None:
+    with pytest.raises(UsageError, match="to_spark takes a name"):
+        Stream.items(pa.table({"a": [1]})).to_spark(name)
+
+
+def test_timestamps_are_those_of_spark() -> None:
+    schema = pa.schema(
+        [
+            pa.field("at", pa.timestamp("ns", "America/New_York"), nullable=False),
+            ("naive", pa.timestamp("s")),
+            ("d", pa.date32()),
+        ]
+    )
+    moment = pa.timestamp("us", "UTC")
+    expected = pa.schema([pa.field("at", moment, nullable=False), ("naive", moment), ("d", pa.date32())])
+    assert spark_schema(schema) == expected
