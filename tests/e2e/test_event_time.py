@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -94,3 +94,33 @@ def test_late_records_and_windows_in_one_job_are_all_records(cluster: LocalClust
     in_time = sum(n for kind, n in rows if kind == "in time")
     assert in_time == sum(hour(row["t"]) == hour(ROWS[-1]["t"]) for row in ROWS)
     assert len([v for kind, v in rows if kind == "late"]) == 300 - in_time
+
+
+class Silent:
+    """A source that has nothing now, and never will."""
+
+    bounded = False
+
+    def splits(self) -> list[int]:
+        return [0]
+
+    def read(self, split: int, offset: int) -> Iterator[Batch]:
+        while True:
+            yield []
+
+
+def test_a_silent_source_holds_nothing_back_once_it_is_idle(
+    cluster: LocalCluster, wait_until: Callable[..., Any]
+) -> None:
+    def numbered(start: int, count: int) -> list[dict[str, int]]:
+        return [{"k": number % 3, "t": number * 10_000} for number in range(start, start + count)]
+
+    numbers = Stream.generate(numbered, rate=2_000).event_time("t")
+    silent: Stream[Any] = Stream.source(Silent()).event_time("t", idle_after=timedelta(seconds=1))
+    windows = numbers.union(silent).key_by("k").window(timedelta(seconds=1)).count()
+    job = cluster.submit(windows.print(), name="idle")
+    try:
+        wait_until(lambda: list(job.logs()), "the first window")
+    finally:
+        job.cancel()
+        job.wait_until_over(timeout=30)

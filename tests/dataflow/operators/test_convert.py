@@ -182,6 +182,33 @@ def test_values_that_python_cannot_hold_are_named() -> None:
     assert run(ToRows(), whole) == [[{"t": datetime.datetime(1970, 1, 1, 0, 0, 0, 1)}]]
 
 
+def test_nanoseconds_become_microseconds_wherever_they_stand() -> None:
+    moment, length = pa.timestamp("ns", "UTC"), pa.duration("ns")
+    batch = pa.record_batch(
+        {
+            "length": pa.array([3000, None], length),
+            "list": pa.array([[1000, None], []], pa.list_(moment)),
+            "large": pa.array([[1000], None], pa.large_list(length)),
+            "pair": pa.array([{"at": 2000, "n": 1}, None], pa.struct({"at": moment, "n": pa.int64()})),
+        }
+    )
+    start = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+    micro = datetime.timedelta(microseconds=1)
+    (rows,) = run(ToRows(), batch)
+    assert rows == [
+        {
+            "length": 3 * micro,
+            "list": [start + micro, None],
+            "large": [micro],
+            "pair": {"at": start + 2 * micro, "n": 1},
+        },
+        {"length": None, "list": [], "large": None, "pair": None},
+    ]
+    assert isinstance(rows, list)
+    assert type(rows[0]["length"]) is datetime.timedelta
+    assert type(rows[0]["pair"]["at"]) is datetime.datetime
+
+
 def test_columns_of_one_name_are_refused() -> None:
     twice = pa.RecordBatch.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
     with pytest.raises(UsageError, match="two columns of one name"):
