@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from minishuffle.dataflow.operators.base import TaskContext as TaskContext
     from minishuffle.dataflow.operators.sinks import Sink as Sink
     from minishuffle.dataflow.stream import Stream as Stream
+    from minishuffle.dataflow.windowed import WindowedStream as WindowedStream
     from minishuffle.errors import AuthenticationError as AuthenticationError
     from minishuffle.errors import InvalidGraph as InvalidGraph
     from minishuffle.errors import LocalProtocolError as LocalProtocolError
@@ -55,6 +56,7 @@ _MODULE_OF: Final = {
     "TaskContext": "minishuffle.dataflow.operators.base",
     "Sink": "minishuffle.dataflow.operators.sinks",
     "Stream": "minishuffle.dataflow.stream",
+    "WindowedStream": "minishuffle.dataflow.windowed",
     "AuthenticationError": "minishuffle.errors",
     "InvalidGraph": "minishuffle.errors",
     "LocalProtocolError": "minishuffle.errors",
