@@ -131,6 +131,9 @@ def canonical_rows(keys: list[Any]) -> list[Any]:
 
 
 _ARROW_TYPES: Final = {
+    frozenset({str}): pa.large_string(),
+    frozenset({bytes}): pa.large_binary(),
+    frozenset({float}): pa.float64(),
     frozenset({date}): pa.date32(),
     frozenset({int, NoneType}): pa.int64(),
     frozenset({str, NoneType}): pa.large_string(),
@@ -146,11 +149,8 @@ def hash_rows(keys: Sequence[Any]) -> Hashes:
     """
     kinds = frozenset(map(type, keys))
     try:
-        if kinds == {int} or kinds == {float}:
-            word = np.int64 if kinds == {int} else np.float64
-            return hash_columns([pa.array(np.fromiter(keys, word, len(keys)))])
-        if kinds == {str} or kinds == {bytes}:
-            return hash_columns([_texts(keys, kinds == {str})])
+        if kinds == {int}:
+            return hash_columns([pa.array(np.fromiter(keys, np.int64, len(keys)))])
         if kinds in _ARROW_TYPES:
             return hash_columns([pa.array(keys, _ARROW_TYPES[kinds])])
     except (OverflowError, UnicodeEncodeError, pa.ArrowInvalid):
@@ -158,25 +158,6 @@ def hash_rows(keys: Sequence[Any]) -> Hashes:
     if kinds == {tuple} and len(lengths := set(map(len, keys))) == 1 and lengths != {0}:
         return mix_tuple([hash_rows(column) for column in zip(*keys, strict=True)])
     return np.fromiter(map(stable_hash, keys), np.uint64, len(keys))
-
-
-def _texts(keys: Sequence[Any], is_str: bool) -> pa.Array:
-    """Strings (or bytes) as one Arrow array, joined in two calls: pyarrow itself takes 0.4 us for each.
-
-    Raises:
-        UnicodeEncodeError: a string has a lone surrogate.
-    """
-    if is_str:
-        joined = "".join(keys)
-        data = joined.encode()
-        if len(data) != len(joined):  # characters of several bytes
-            keys = [key.encode() for key in keys]
-    else:
-        data = b"".join(keys)
-    ends = np.zeros(len(keys) + 1, dtype=np.int64)
-    np.cumsum(np.fromiter(map(len, keys), np.int64, len(keys)), out=ends[1:])
-    buffers = [None, pa.py_buffer(ends), pa.py_buffer(data)]
-    return pa.Array.from_buffers(pa.large_string() if is_str else pa.large_binary(), len(keys), buffers)
 
 
 def hash_columns(arrays: Sequence[pa.Array]) -> Hashes:
