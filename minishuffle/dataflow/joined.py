@@ -1,0 +1,289 @@
+"""Two streams become one: the joins behind :meth:`KeyedStream.join` and :meth:`Stream.broadcast_join`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from minishuffle.dataflow.arguments import check_columns, checked_duration
+from minishuffle.dataflow.nodes import Exchange, Feed, Node, inputs_first
+from minishuffle.dataflow.operators.times import EventTime
+from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.stream_base import SideOutput
+from minishuffle.errors import InvalidGraph, UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from minishuffle.dataflow.keyed import KeyedStream
+    from minishuffle.dataflow.operators.base import Operator
+
+__all__ = ["How", "On", "broadcast_join", "interval_join", "keyed_rows"]
+
+How: TypeAlias = Literal["inner", "left", "full"]
+On: TypeAlias = str | Sequence[str] | Mapping[str, str]
+"""Columns of one name on both sides, or the small side's name by the other's."""
+
+
+def interval_join(
+    left: KeyedStream[Any],
+    right: KeyedStream[Any],
+    how: How = "inner",
+    within: timedelta = timedelta(0),
+    late: Literal["drop", "side"] = "drop",
+) -> Stream[Any]:
+    """Pairs of records of one key whose event times are at most ``within`` apart.
+
+    From two Arrow streams keyed by column come the key columns (the left one's names), the left's other
+    columns and the right's, with ``_right`` after a name that the left has; else (key, left row, right
+    row) tuples. Where a record has no partner there is null or None; a key that is null or has a null in
+    it has none. The event time is the left record's; that of a right one without a partner is its own,
+    and stands in the left's column.
+
+    Raises:
+        InvalidGraph: a stream has no event time, or an outer join of Arrow does not know the columns of
+            the side that may be absent.
+        UsageError: another argument is wrong, or the keys have different numbers of columns.
+    """
+    from minishuffle.dataflow.keyed import KeyedStream
+
+    if not isinstance(right, KeyedStream):
+        raise UsageError(f"join takes a keyed stream, not a {type(right).__name__}: call key_by() on it first")
+    if how not in ("inner", "left", "full"):
+        raise UsageError(f"how is {how!r}: write 'inner', 'left' or 'full'")
+    if late not in ("drop", "side"):
+        raise UsageError(f"late is {late!r}: write 'drop' or 'side'")
+    micros = checked_duration(within, "join(within=...)")
+    times = (_time_of(left, "left"), _time_of(right, "right"))
+    if left._keys is not None and right._keys is not None and len(left._keys) != len(right._keys):
+        raise UsageError(
+            f"join: the left key is ({', '.join(left._keys)}) and the right one ({', '.join(right._keys)}): "
+            "give both key_by() the same number of columns"
+        )
+    if _is_arrow(left) and _is_arrow(right):
+        return _joined_arrow(left, right, how, micros, late, times)
+    return _joined_rows(left, right, how, micros, late, times)
+
+
+def _time_of(keyed: KeyedStream[Any], side: str) -> EventTime:
+    time = keyed._stream._time
+    if time is None:
+        raise InvalidGraph(
+            f"join needs the event time of both streams, and the {side} one has none: call event_time(...) "
+            "before its key_by, and again after a map that makes other records"
+        )
+    return time
+
+
+def _is_arrow(keyed: KeyedStream[Any]) -> bool:
+    time = keyed._stream._time
+    by_column = keyed._keys is not None and time is not None and time.column is not None
+    return by_column and keyed._stream._format == "arrow"
+
+
+def _late_sides(
+    left: KeyedStream[Any], right: KeyedStream[Any], late: str, format: Literal["rows", "arrow"]
+) -> dict[str, SideOutput]:
+    if late == "drop":
+        return {}
+    return {
+        "late": SideOutput.late_of(left._stream, format),
+        "late_right": SideOutput.late_of(right._stream, format),
+    }
+
+
+def _tags(sides: dict[str, SideOutput]) -> tuple[str | None, str | None]:
+    return (sides["late"].tag, sides["late_right"].tag) if sides else (None, None)
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+def keyed_rows(keyed: KeyedStream[Any], input: int = 0) -> Feed:
+    """The stream's rows with their keys, brought to the subtask of the key."""
+    from minishuffle.dataflow.operators.functions import KeyRows, KeyRowsByColumns
+
+    keying: Operator
+    if keyed._keys is None:
+        assert keyed._fn is not None
+        keying = KeyRows(keyed._fn, keyed._on_error)
+    else:
+        keying = KeyRowsByColumns(keyed._keys)
+    node = keyed._auxiliary("key_by", (*keyed._stream._to_rows(), keying))
+    return Feed(node, Exchange("hash"), input)
+
+
+def _joined_rows(
+    left: KeyedStream[Any],
+    right: KeyedStream[Any],
+    how: How,
+    within: int,
+    late: str,
+    times: tuple[EventTime, EventTime],
+) -> Stream[Any]:
+    from minishuffle.dataflow.operators.joinrows import JoinedTime, JoinRows
+
+    sides = _late_sides(left, right, late, "rows")
+    operator = JoinRows(how, within, times, _tags(sides))
+    node = Node(operator.name, (keyed_rows(left), keyed_rows(right, 1)), operators=(operator,))
+    return Stream((Feed(node),), "rows", time=EventTime(fn=JoinedTime(*times)), sides=sides)
+
+
+# --- Arrow ----------------------------------------------------------------------------------------
+
+
+def _joined_arrow(
+    left: KeyedStream[Any],
+    right: KeyedStream[Any],
+    how: How,
+    within: int,
+    late: str,
+    times: tuple[EventTime, EventTime],
+) -> Stream[Any]:
+    from minishuffle.dataflow.operators.joinarrow import JoinArrow
+    from minishuffle.dataflow.operators.joincolumns import JoinColumns
+
+    if how != "inner":
+        _check_known(right, "right", how)
+    if how == "full":
+        _check_known(left, "left", how)
+    assert left._keys is not None
+    assert right._keys is not None
+    assert times[0].column is not None
+    schemas = (left._stream._schema, right._stream._schema)
+    columns = JoinColumns(left._keys, right._keys, how, times[0])
+    sides = _late_sides(left, right, late, "arrow")
+    operator = JoinArrow(columns, within, times, schemas, _tags(sides))
+    schema: pa.Schema | None = None
+    names: tuple[str, ...] | None = None
+    if schemas[0] is not None and schemas[1] is not None:
+        schema = columns.result(schemas[0], schemas[1])
+    elif left._stream._columns is not None and right._stream._columns is not None:
+        names = tuple(columns.names(left._stream._columns, right._stream._columns))
+    feeds = (*_arrow_feeds(left, 0), *_arrow_feeds(right, 1))
+    node = Node(operator.name, feeds, operators=(operator,))
+    time = times[0] if how != "full" or _holds_both_times(left._keys, right._keys, times) else None
+    return Stream((Feed(node),), "arrow", schema, names, time, sides)
+
+
+def _check_known(keyed: KeyedStream[Any], side: str, how: str) -> None:
+    if keyed._stream._schema is None:
+        raise InvalidGraph(
+            f"join(how={how!r}) has to know the {side} side's columns, for records without a partner there: "
+            "declare them with .schema(...) before event_time()"
+        )
+
+
+def _arrow_feeds(keyed: KeyedStream[Any], input: int) -> tuple[Feed, ...]:
+    if any(feed.exchange is not None for feed in keyed._feeds):
+        raise InvalidGraph("key_by itself chooses the subtasks: leave out the choice before it")
+    return tuple(Feed(feed.node, Exchange("hash", keys=keyed._keys), input, feed.side) for feed in keyed._feeds)
+
+
+def _holds_both_times(
+    left_keys: tuple[str, ...], right_keys: tuple[str, ...], times: tuple[EventTime, EventTime]
+) -> bool:
+    """Whether the left's time column can hold the right's time: a key's column holds the right's key."""
+    left, right = times
+    if left.column not in left_keys:
+        return True
+    return (right_keys[left_keys.index(left.column)], left.shift) == (right.column, right.shift)
+
+
+# --- broadcast ------------------------------------------------------------------------------------
+
+
+def broadcast_join(big: Stream[Any], small: Stream[Any], on: On, how: str = "inner") -> Stream[Any]:
+    """Each record of ``big`` with the records of ``small`` whose columns ``on`` are equal.
+
+    ``small`` is read to its end first and kept whole in every subtask; then ``big`` streams through
+    where it is. From Arrow comes Arrow: the columns of ``big`` and the other ones of ``small``, with
+    ``_right`` after a name that ``big`` has; else dict rows of the same names. With ``"left"`` a record
+    without a partner goes out with nulls. Event time and watermarks are those of ``big``.
+
+    Raises:
+        InvalidGraph: ``small`` has no end, or both read one source, which would wait for itself.
+        UsageError: an argument is wrong.
+        UnknownName: a stream's columns are known, and one of ``on`` is not among them.
+    """
+    if not isinstance(small, Stream):
+        raise UsageError(f"broadcast_join takes a stream, not a {type(small).__name__}")
+    if how not in ("inner", "left"):
+        raise UsageError(f"how is {how!r}: write 'inner' or 'left'")
+    pairs = _pairs(on)
+    check_columns(list(pairs), big._columns, "broadcast_join")
+    check_columns(list(pairs.values()), small._columns, "broadcast_join, small side")
+    big_feeds, small_feeds = big._open_feeds("broadcast_join"), small._open_feeds("broadcast_join")
+    _check_readable_first(big_feeds, small_feeds)
+    is_arrow = big._format == "arrow"
+    convert = small._to_arrow() if is_arrow else small._to_rows()
+    if convert:
+        before = Node("to_arrow" if is_arrow else "to_rows", small_feeds, operators=convert)
+        small_feeds = (Feed(before),)
+    if not is_arrow:
+        big = big._as_rows("broadcast_join")
+        big_feeds = big._feeds
+    feeds = (
+        *(Feed(feed.node, feed.exchange, 0, feed.side) for feed in big_feeds),
+        *(Feed(feed.node, Exchange("broadcast"), 1, feed.side) for feed in small_feeds),
+    )
+    return _broadcast(big, small, pairs, how, feeds)
+
+
+def _broadcast(
+    big: Stream[Any], small: Stream[Any], pairs: dict[str, str], how: str, feeds: tuple[Feed, ...]
+) -> Stream[Any]:
+    from minishuffle.dataflow.operators.broadcast import BroadcastArrow, BroadcastColumns, BroadcastRows
+
+    columns = BroadcastColumns(tuple(pairs), tuple(pairs.values()), is_left=how == "left")
+    schema: pa.Schema | None = None
+    operator: Operator
+    if big._format == "arrow":
+        operator = BroadcastArrow(columns, small._schema)
+        if big._schema is not None and small._schema is not None:
+            schema = columns.result(big._schema, small._schema)
+    else:
+        operator = BroadcastRows(columns, small._columns)
+    node = Node(operator.name, feeds, operators=(operator,), follows=True)
+    names: tuple[str, ...] | None = None
+    if schema is None and big._columns is not None and small._columns is not None:
+        names = tuple(columns.names(big._columns, small._columns))
+    return Stream((Feed(node),), big._format, schema, names, big._time)
+
+
+def _pairs(on: On) -> dict[str, str]:
+    """The small side's columns by the big side's."""
+    if isinstance(on, str):
+        return {on: on}
+    pairs = dict(on) if isinstance(on, Mapping) else None
+    if pairs is None and isinstance(on, list | tuple):
+        pairs = {name: name for name in on}
+        if len(pairs) < len(on):
+            raise UsageError(f"broadcast_join names a column twice: {', '.join(map(str, on))}")
+    if not pairs or not all(isinstance(name, str) for name in (*pairs, *pairs.values())):
+        raise UsageError(
+            f"broadcast_join takes on='column', a list of columns, or a dict of the columns of this stream "
+            f"to those of the small one, not {on!r:.80}"
+        )
+    return pairs
+
+
+def _check_readable_first(big: tuple[Feed, ...], small: tuple[Feed, ...]) -> None:
+    if not all(feed.node.bounded for feed in small):
+        raise InvalidGraph(
+            "broadcast_join reads the small side to its end first, and it has none: bound its source, or use "
+            "key_by(...).join(...)"
+        )
+    if any(feed.exchange is not None for feed in small):
+        raise InvalidGraph("broadcast_join itself sends the small side to every subtask: leave out the choice")
+    sources = [
+        {node for node in inputs_first([feed.node for feed in feeds]) if node.is_source}
+        for feeds in (big, small)
+    ]
+    if common := sources[0] & sources[1]:
+        label = next(node.label for node in common)
+        raise InvalidGraph(
+            f"broadcast_join reads the small side to its end before the other, and both come from {label!r}, "
+            "which would wait for itself: make that source twice"
+        )

@@ -1,0 +1,50 @@
+"""Functions of the user's own with state and timers: what is behind :meth:`KeyedStream.process`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from minishuffle.dataflow.arguments import check_callable, checked_duration
+from minishuffle.dataflow.joined import keyed_rows
+from minishuffle.dataflow.nodes import Feed, Node
+from minishuffle.dataflow.stream import Stream
+
+if TYPE_CHECKING:
+    from minishuffle.dataflow.keyed import KeyedStream
+    from minishuffle.dataflow.operators.chained import OnError
+    from minishuffle.dataflow.operators.process import ProcessContext
+
+__all__ = ["keyed_process"]
+
+
+def keyed_process(
+    keyed: KeyedStream[Any],
+    on_record: Callable[[Any, ProcessContext], Iterable[Any] | None],
+    on_timer: Callable[[datetime, ProcessContext], Iterable[Any] | None] | None = None,
+    *,
+    ttl: timedelta | None = None,
+    on_error: OnError = "fail",
+) -> Stream[Any]:
+    """Rows that ``on_record(row, context)`` and ``on_timer(at, context)`` return, of each key's state.
+
+    Args:
+        on_record: returns an iterable of rows, or None; ``context`` is a ``ProcessContext``.
+        on_timer: likewise, for a timer that ``context.set_timer`` set.
+        ttl: the state of a key that was not touched for so long (by the wall clock) is gone.
+
+    Raises:
+        UsageError: an argument is wrong.
+    """
+    from minishuffle.dataflow.operators.process import ProcessRows
+
+    check_callable(on_record, "process")
+    if on_timer is not None:
+        check_callable(on_timer, "process")
+    seconds = None
+    if ttl is not None:
+        seconds = checked_duration(ttl, "process(ttl=...)", positive=True) / 1_000_000
+    operator = ProcessRows(on_record, on_timer, keyed._stream._time, seconds, on_error)
+    node = Node(operator.name, (keyed_rows(keyed),), operators=(operator,))
+    return Stream((Feed(node),), "rows", time=keyed._stream._time_by_column())
