@@ -1,0 +1,8 @@
+"""Pipelines on Spark: it feeds a running job, takes the result back, and its batch engine checks it."""
+
+from minishuffle.pipelines.contract import DataDirectory, Input, Pipeline
+
+__all__ = ["BUILT_IN", "DataDirectory", "Input", "Pipeline"]
+
+BUILT_IN = {"flights": "minishuffle.pipelines.flights:flights"}
+"""Name on the command line -> ``module:attribute``."""

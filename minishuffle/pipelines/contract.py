@@ -1,0 +1,112 @@
+"""What a pipeline says of itself, so that it can be run, checked and shown; see :class:`Pipeline`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from minishuffle.errors import UsageError
+from minishuffle.limits import PARALLELISM_MAX
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from minishuffle.dataflow.stream import Stream
+
+__all__ = ["DataDirectory", "Input", "Pipeline"]
+
+
+@dataclass(frozen=True, slots=True)
+class DataDirectory:
+    """Where a pipeline keeps files: ``path`` on this machine, ``uri`` for all machines (None: one machine)."""
+
+    path: Path
+    uri: str | None = None
+
+    def readable(self, spark: SparkSession, file: Path) -> str:
+        """Where every task of Spark reads this file: it is copied to ``uri`` if there is one."""
+        if self.uri is None:
+            return file.resolve().as_uri()
+        jvm, context = spark._jvm, spark.sparkContext._jsc
+        assert jvm is not None
+        target = jvm.org.apache.hadoop.fs.Path(f"{self.uri.rstrip('/')}/{file.name}")
+        source = jvm.org.apache.hadoop.fs.Path(file.resolve().as_uri())
+        system = target.getFileSystem(context.hadoopConfiguration())
+        if not system.exists(target) or system.getFileStatus(target).getLen() != file.stat().st_size:
+            system.copyFromLocalFile(False, True, source, target)
+        return str(system.makeQualified(target).toString())
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A DataFrame that is written into the job, and how its rows arrive there.
+
+    They are dealt over ``splits``, and come in the order of the columns ``order_by`` in each. Name
+    enough columns that no two rows have the same values in all of them: then a task of Spark that is
+    tried again gives the same rows, which the job insists on.
+
+    Raises:
+        UsageError: ``order_by`` names no column or one that is not there, or ``splits`` is no such number.
+    """
+
+    frame: DataFrame
+    order_by: tuple[str, ...]
+    splits: int = 1
+
+    def __post_init__(self) -> None:
+        if isinstance(self.order_by, str) or not self.order_by:
+            raise UsageError(f"Input(order_by=...) takes column names: write order_by=({self.order_by!r},)")
+        missing = [name for name in self.order_by if name not in self.frame.columns]
+        if missing:
+            there = ", ".join(self.frame.columns)
+            raise UsageError(f"Input(order_by=...): there is no column {missing[0]!r}; there are {there}")
+        if not 1 <= self.splits <= PARALLELISM_MAX:
+            raise UsageError(f"Input(splits=...) takes a number from 1 to {PARALLELISM_MAX}")
+
+    def dealt(self) -> DataFrame:
+        """The rows as they are written: ``splits`` partitions, each of which spans all of the order."""
+        return self.frame.repartition(self.splits, *self.order_by).sortWithinPartitions(*self.order_by)
+
+    def slices(self) -> DataFrame:
+        """The rows in one order, for files that are read one after the other."""
+        return self.frame.coalesce(1).sortWithinPartitions(*self.order_by)
+
+
+class Pipeline(ABC):
+    """Data from Spark through a job and back: ``minishuffle pipeline run FILE.py:NAME``.
+
+    Only :meth:`inputs` and :meth:`job` must be written. With :meth:`expected`, the result is compared
+    with what Spark computes by itself: keep the columns of both to text, times and whole numbers, since
+    sums of floats depend on the order of the rows.
+    """
+
+    name: str = "pipeline"
+    """Of the job and of the directory of the answers."""
+    report_title: str = "rows of the result"
+
+    @abstractmethod
+    def inputs(self, spark: SparkSession, data: DataDirectory) -> Mapping[str, Input]:
+        """The DataFrames to write, by the name of the stream that each becomes."""
+
+    @abstractmethod
+    def job(self, streams: Mapping[str, Stream]) -> Stream:
+        """What becomes of the streams; they are Arrow batches with the columns of the DataFrames.
+
+        Returns:
+            the result's stream, its schema known, without a sink.
+        """
+
+    def expected(self, spark: SparkSession, data: DataDirectory) -> DataFrame | None:
+        """The same result as Spark's batch engine computes it, or None: nothing to compare with."""
+        return None
+
+    def report(self, result: DataFrame) -> DataFrame:
+        """The few rows of the result to show."""
+        return result.limit(10)
+
+    def figures(self, result: DataFrame) -> dict[str, int]:
+        """Numbers of the result to print by name."""
+        return {}
