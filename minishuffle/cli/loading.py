@@ -1,4 +1,4 @@
-"""From what a user types as JOB to a Stream: finding it, its parameters, and building it."""
+"""From what a user types as JOB or PIPELINE to the thing itself: finding it, its parameters, building it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import json
 import sys
 import traceback
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import cloudpickle
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
@@ -23,8 +23,12 @@ from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ShuffleError, UnknownName, UsageError
 from minishuffle.examples import BUILT_IN
+from minishuffle.pipelines import BUILT_IN as PIPELINES
+from minishuffle.pipelines import Pipeline
 
-__all__ = ["Job", "JobParameter", "load_job"]
+__all__ = ["Found", "Job", "JobParameter", "Kind", "load_job", "load_pipeline"]
+
+Made = TypeVar("Made")
 
 REQUIRED: Any = inspect.Parameter.empty
 
@@ -73,37 +77,60 @@ class JobParameter:
 
 
 @dataclass(slots=True, frozen=True)
-class Job:
-    """A job that was found; ``parameters`` is empty when the attribute is a Stream itself."""
+class Kind(Generic[Made]):
+    """What is looked for: how it is called, what it is, and which there are by name."""
 
+    name: str
+    type: type[Made]
+    mend: str
+    """Of a function that returns something else."""
+    built_in: Mapping[str, str]
+
+    @property
+    def type_name(self) -> str:
+        return f"a {self.type.__name__}"
+
+
+JOB: Kind[Stream] = Kind("job", Stream, "return the sink's stream", BUILT_IN)
+PIPELINE: Kind[Pipeline] = Kind("pipeline", Pipeline, "return one", PIPELINES)  # type: ignore[type-abstract]
+
+
+@dataclass(slots=True, frozen=True)
+class Found(Generic[Made]):
+    """What was found; ``parameters`` is empty when the attribute is of the kind's type itself."""
+
+    kind: Kind[Made]
     name: str
     doc: str
     parameters: tuple[JobParameter, ...]
-    target: Stream | Callable[..., Any]
+    target: Made | Callable[..., Any]
 
-    def build(self, settings: Sequence[str] = ()) -> Stream:
-        """Make the stream with ``settings`` of the form ``key=value``.
+    def build(self, settings: Sequence[str] = ()) -> Made:
+        """Make it with ``settings`` of the form ``key=value``.
 
         Raises:
             UsageError: an unknown key, a value of another type, or a missing one.
         """
         values = self._values(settings)
-        if isinstance(self.target, Stream):
+        if isinstance(self.target, self.kind.type):
             return self.target
+        assert callable(self.target)
+        what = f"{self.kind.name} {self.name}"
         try:
-            stream = self.target(**values)
+            made = self.target(**values)
         except ShuffleError:
             raise
         except Exception as error:
-            raise ShuffleError(f"job {self.name} cannot be built: {_told(error)}") from error
-        if not isinstance(stream, Stream):
-            kind = type(stream).__name__
-            raise UsageError(f"job {self.name} must return a Stream, not {kind}: return the sink's stream")
-        return stream
+            raise ShuffleError(f"{what} cannot be built: {_told(error)}") from error
+        if not isinstance(made, self.kind.type):
+            other = type(made).__name__
+            raise UsageError(f"{what} must return {self.kind.type_name}, not {other}: {self.kind.mend}")
+        return made
 
     def _values(self, settings: Sequence[str]) -> dict[str, Any]:
         known = {parameter.name: parameter for parameter in self.parameters}
-        takes = f"job {self.name} takes {', '.join(map(str, self.parameters)) or 'no parameters'}"
+        listed = ", ".join(map(str, self.parameters)) or "no parameters"
+        takes = f"{self.kind.name} {self.name} takes {listed}"
         values: dict[str, Any] = {}
         for setting in settings:
             key, equals, text = setting.partition("=")
@@ -117,8 +144,11 @@ class Job:
         missing = [p.name for p in self.parameters if p.required and p.name not in values]
         if missing:
             needed = " ".join(f"--set {name}=…" for name in missing)
-            raise UsageError(f"job {self.name} needs {needed}; {takes}")
+            raise UsageError(f"{self.kind.name} {self.name} needs {needed}; {takes}")
         return values
+
+
+Job = Found[Stream]
 
 
 def load_job(spec: str) -> Job:
@@ -131,28 +161,39 @@ def load_job(spec: str) -> Job:
         UsageError: it is not a Stream nor a function that can be called from the command line.
         ShuffleError: the module raised when it was loaded; the text has its traceback.
     """
+    return _load(spec, JOB)
+
+
+def load_pipeline(spec: str) -> Found[Pipeline]:
+    """Find a pipeline in the same way: a Pipeline, or a function that returns one."""
+    return _load(spec, PIPELINE)
+
+
+def _load(spec: str, kind: Kind[Made]) -> Found[Made]:
     source, colon, attribute = spec.rpartition(":")
     if not colon:
-        return _built_in(spec)
+        return _built_in(spec, kind)
     if not source or not attribute:
-        raise UsageError(f"{spec!r} is not a job: write module:attribute or file.py:attribute")
+        raise UsageError(f"{spec!r} is not a {kind.name}: write module:attribute or file.py:attribute")
     is_file = source.endswith(".py") or "/" in source
     module = _load_file(Path(source)) if is_file else _load_module(source)
-    return _job_of(module, attribute, spec)
+    return _found_in(module, attribute, spec, kind)
 
 
-def _built_in(name: str) -> Job:
-    if name not in BUILT_IN:
+def _built_in(name: str, kind: Kind[Made]) -> Found[Made]:
+    if name not in kind.built_in:
         if name.endswith(".py"):
-            raise UsageError(f"{name}: say which attribute of the file is the job, as {name}:ATTRIBUTE")
-        near = difflib.get_close_matches(name, BUILT_IN, 1)
+            raise UsageError(
+                f"{name}: say which attribute of the file is the {kind.name}, as {name}:ATTRIBUTE"
+            )
+        near = difflib.get_close_matches(name, kind.built_in, 1)
         mend = f"did you mean {near[0]!r}? " if near else ""
         raise UnknownName(
-            f"there is no built-in job {name!r}; {mend}there are {', '.join(sorted(BUILT_IN))}, or write "
-            "module:attribute or file.py:attribute"
+            f"there is no built-in {kind.name} {name!r}; {mend}there are {', '.join(sorted(kind.built_in))}, "
+            "or write module:attribute or file.py:attribute"
         )
-    module, _, attribute = BUILT_IN[name].partition(":")
-    return _job_of(importlib.import_module(module), attribute, name)
+    module, _, attribute = kind.built_in[name].partition(":")
+    return _found_in(importlib.import_module(module), attribute, name, kind)
 
 
 def _load_file(path: Path) -> ModuleType:
@@ -213,24 +254,25 @@ def _send_by_value(before: set[str], directory: Path) -> None:
             cloudpickle.register_pickle_by_value(module)
 
 
-def _job_of(module: ModuleType, attribute: str, spec: str) -> Job:
+def _found_in(module: ModuleType, attribute: str, spec: str, kind: Kind[Made]) -> Found[Made]:
     if not hasattr(module, attribute):
         own = [
             name
             for name, value in vars(module).items()
-            if isinstance(value, Stream)
+            if isinstance(value, kind.type)
             or (inspect.isfunction(value) and value.__module__ == module.__name__ and name[0] != "_")
         ]
         there = f"; there are {', '.join(own)}" if own else ""
         raise UnknownName(f"{spec}: there is no attribute {attribute!r}{there}")
     target = getattr(module, attribute)
-    name = spec if spec in BUILT_IN else attribute
-    if isinstance(target, Stream):
-        return Job(name, "", (), target)
+    name = spec if spec in kind.built_in else attribute
+    if isinstance(target, kind.type):
+        return Found(kind, name, "", (), target)
     if not callable(target) or inspect.isclass(target):
-        kind = type(target).__name__
-        raise UsageError(f"{spec} is a {kind}, not a Stream nor a function that returns one")
-    return Job(name, (inspect.getdoc(target) or "").replace("``", ""), _parameters(target, spec), target)
+        other = type(target).__name__
+        raise UsageError(f"{spec} is a {other}, not {kind.type_name} nor a function that returns one")
+    doc = (inspect.getdoc(target) or "").replace("``", "")
+    return Found(kind, name, doc, _parameters(target, spec), target)
 
 
 def _parameters(function: Callable[..., Any], spec: str) -> tuple[JobParameter, ...]:

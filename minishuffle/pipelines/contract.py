@@ -21,7 +21,7 @@ __all__ = ["DataDirectory", "Input", "Pipeline"]
 
 @dataclass(frozen=True, slots=True)
 class DataDirectory:
-    """Where a pipeline keeps files: ``path`` on this machine, ``uri`` for all machines (None: one machine)."""
+    """Where a pipeline keeps files: ``path`` is on this machine, ``uri`` (or None) where all can read."""
 
     path: Path
     uri: str | None = None

@@ -1,0 +1,176 @@
+"""Running a pipeline once, from its first row to the verdict."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from minishuffle.client import Client, JobHandle, JobResult
+from minishuffle.dataflow.stream import Stream
+from minishuffle.errors import UsageError
+from minishuffle.pipelines.contract import DataDirectory, Input, Pipeline
+from minishuffle.pipelines.verdict import Verdict, compare
+from minishuffle.pipelines.writes import write_all
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from minishuffle.wire.messages import JobInfo
+
+__all__ = ["Outcome", "checked_inputs", "job_of", "judged", "late_rows", "run_once", "submitted"]
+
+SINK = "result"
+CANCEL_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run gave. Rates are rows per second."""
+
+    result: DataFrame
+    """Read back from the Parquet files that it was written to."""
+    verdict: Verdict | None
+    """None: the pipeline says nothing to compare with."""
+    late: int
+    """Rows that came too late for a window or join and were left out."""
+    rows_in: int
+    rows_per_second: float
+    """Of input, from the first row written to the end of the job."""
+    rows_out_per_second: float
+    """Of the result, read by Spark and written as Parquet."""
+
+
+def checked_inputs(pipeline: Pipeline, spark: SparkSession, data: DataDirectory) -> dict[str, Input]:
+    """The pipeline's inputs.
+
+    Raises:
+        UsageError: they are none, or not of type :class:`Input`.
+    """
+    inputs = pipeline.inputs(spark, data)
+    if not isinstance(inputs, Mapping) or not inputs:
+        raise UsageError(f"pipeline {pipeline.name}: inputs must return a dict of stream name to Input")
+    for name, given in inputs.items():
+        if not isinstance(given, Input):
+            kind = type(given).__name__
+            raise UsageError(
+                f"pipeline {pipeline.name}: the input {name!r} is a {kind}: write "
+                "Input(frame, order_by=(...))"
+            )
+    return dict(inputs)
+
+
+def job_of(
+    pipeline: Pipeline, inputs: Mapping[str, Input], parallelism: int, *, bounded: bool = True
+) -> Stream:
+    """The pipeline's job between Spark's writes and Spark's read.
+
+    Raises:
+        UsageError: ``job`` returned something else than a stream without a sink.
+    """
+    streams = {}
+    for name, given in inputs.items():
+        # A subtask without a split would hold back the others' event time until the data end.
+        subtasks = min(given.splits, parallelism) if bounded else 1
+        schema = arrow_schema_of(given.frame)
+        streams[name] = Stream.from_spark(name, schema, bounded=bounded).parallel(subtasks)
+    stream = pipeline.job(streams)
+    if not isinstance(stream, Stream):
+        kind = type(stream).__name__
+        raise UsageError(f"pipeline {pipeline.name}: job must return a Stream, not {kind}")
+    return stream.to_spark(SINK)
+
+
+def submitted(
+    client: Client,
+    pipeline: Pipeline,
+    inputs: Mapping[str, Input],
+    parallelism: int | None,
+    *,
+    bounded: bool = True,
+) -> JobHandle:
+    """Start the pipeline's job; by default as parallel as there are workers."""
+    if parallelism is None:
+        parallelism = max(1, sum(worker.state == "alive" for worker in client.status().workers))
+    stream = job_of(pipeline, inputs, parallelism, bounded=bounded)
+    return client.submit(stream, name=pipeline.name, parallelism=parallelism)
+
+
+def run_once(
+    pipeline: Pipeline,
+    spark: SparkSession,
+    client: Client,
+    options: Mapping[str, str],
+    data: DataDirectory,
+    output: str,
+    parallelism: int | None = None,
+) -> Outcome:
+    """Write every input into a new job, read its result, and compare it with Spark's own.
+
+    ``options`` are those of ``format("minishuffle")`` that find the cluster; both answers go into the
+    directories ``minishuffle`` and ``spark`` of ``output``, as Parquet.
+
+    Raises:
+        ShuffleError: the pipeline, Spark or the job failed; the job is cancelled if it still runs.
+    """
+    inputs = checked_inputs(pipeline, spark, data)
+    handle = submitted(client, pipeline, inputs, parallelism)
+    with cancelled_on_error(handle):
+        began = time.monotonic()
+        write_all(spark, inputs, options, handle)
+        ended = handle.wait()
+        seconds = time.monotonic() - began
+    began = time.monotonic()
+    reader = spark.read.format("minishuffle").options(**options).option("job", handle.id)
+    reader.option("sink", SINK).load().write.mode("overwrite").parquet(f"{output}/minishuffle")
+    read_seconds = time.monotonic() - began
+    result = spark.read.parquet(f"{output}/minishuffle")
+    verdict = judged(pipeline, spark, data, result, output)
+    rows_in = rows_taken(ended)
+    rows_out = verdict.rows if verdict is not None else result.count()
+    return Outcome(
+        result, verdict, late_rows(ended), rows_in, rows_in / seconds, rows_out / max(read_seconds, 1e-9)
+    )
+
+
+def judged(
+    pipeline: Pipeline, spark: SparkSession, data: DataDirectory, result: DataFrame, output: str
+) -> Verdict | None:
+    """Compare a result with what Spark computes, which is written beside it."""
+    expected = pipeline.expected(spark, data)
+    if expected is None:
+        return None
+    expected.write.mode("overwrite").parquet(f"{output}/spark")
+    return compare(result, spark.read.parquet(f"{output}/spark"))
+
+
+def rows_taken(ended: JobInfo | JobResult) -> int:
+    """Rows that Spark wrote into the job."""
+    return sum(task.counters.records_in for task in ended.tasks if task.name.startswith("from_spark"))
+
+
+def late_rows(ended: JobInfo | JobResult) -> int:
+    """Rows that a window or join of the job left out."""
+    return sum(task.counters.records_late for task in ended.tasks)
+
+
+def arrow_schema_of(frame: DataFrame) -> pa.Schema:
+    """The Arrow schema in which Spark hands over the rows of ``frame``."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(frame.schema, timezone="UTC")
+
+
+@contextlib.contextmanager
+def cancelled_on_error(handle: JobHandle) -> Iterator[None]:
+    """Nothing goes on running when the block raises, whatever it is."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(UsageError):  # It is over already.
+            handle.cancel()
+        handle.wait_until_over(CANCEL_SECONDS)
+        raise
