@@ -1,0 +1,220 @@
+"""The columns of joins: names, types, and how key columns of several types are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from minishuffle.dataflow.operators.base import Emit
+from minishuffle.dataflow.operators.convert import column_of
+from minishuffle.dataflow.operators.joins import LEFT, How
+from minishuffle.dataflow.operators.moments import Vector
+from minishuffle.dataflow.operators.times import EventTime
+from minishuffle.errors import UsageError
+from minishuffle.limits import BATCH_ROWS_MAX
+
+__all__ = ["JoinColumns", "Outbox", "joined_names", "key_array", "null_marks", "plain", "plain_schema"]
+
+SUFFIX = "_right"
+DAY = 86_400_000_000
+
+_WIDE = (
+    (pa.types.is_boolean, pa.int64()),
+    (pa.types.is_floating, pa.float64()),
+    (pa.types.is_string, pa.large_string()),
+    (pa.types.is_binary, pa.large_binary()),
+)
+
+
+def joined_names(left: Sequence[str], right: Sequence[str]) -> list[str]:
+    """The left's names and the right's, which get a suffix where the left has them.
+
+    Raises:
+        UsageError: two are the same even so.
+    """
+    names = [*left, *(name + SUFFIX if name in left else name for name in right)]
+    if len(set(names)) < len(names):
+        raise UsageError(f"the join gives two columns of one name: rename some of {', '.join(names)}")
+    return names
+
+
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """The schema without dictionary encoding and metadata."""
+    fields = [
+        field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
+        for field in schema
+    ]
+    return pa.schema([field.remove_metadata() for field in fields])
+
+
+def plain(batch: pa.RecordBatch, schema: pa.Schema | None) -> pa.RecordBatch:
+    """The batch without dictionary encoding, its columns as in ``schema`` (None: as they are).
+
+    Raises:
+        UsageError: it has other columns, or a value does not fit.
+    """
+    if schema is None:
+        schema = plain_schema(batch.schema)
+    if batch.schema.equals(schema):
+        return batch
+    if set(batch.schema.names) != set(schema.names) or len(batch.schema) != len(schema):
+        raise UsageError(
+            f"a batch of the join has the columns {', '.join(batch.schema.names)}, and others before it had "
+            f"{', '.join(schema.names)}: declare them with .schema(...), or make them the same"
+        )
+    arrays = [_cast(column_of(batch, field.name), field.type, field.name) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _cast(array: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
+    if array.type == kind:
+        return array
+    try:
+        return array.cast(kind)
+    except pa.ArrowException as error:
+        raise UsageError(
+            f"column {name!r} of the join has the type {array.type}, which does not fit {kind} ({error}): "
+            "cast the column to one type first"
+        ) from error
+
+
+def key_array(array: pa.Array) -> pa.Array:
+    """A key column in the widest type of its kind, so that those of both sides compare."""
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    kind = array.type
+    if pa.types.is_integer(kind) and kind != pa.uint64():
+        return array.cast(pa.int64())
+    if pa.types.is_timestamp(kind) and kind.unit in ("s", "ms"):
+        return array.cast(pa.timestamp("us", kind.tz))
+    for is_kind, wide in _WIDE:
+        if is_kind(kind):
+            return array.cast(wide)
+    return array
+
+
+def null_marks(arrays: Sequence[pa.Array]) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
+    """Where one of the arrays is null; None if none is anywhere."""
+    marks = None
+    for array in arrays:
+        if array.null_count:
+            nulls = array.is_null().to_numpy(zero_copy_only=False)
+            marks = nulls if marks is None else marks | nulls
+    return marks
+
+
+class Outbox:
+    """Gathers small results and emits them in batches of at most ``BATCH_ROWS_MAX`` rows."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._batches: list[pa.RecordBatch] = []
+        self._rows = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self._batches.append(batch)
+        self._rows += batch.num_rows
+        if self._rows >= BATCH_ROWS_MAX:
+            self.flush()
+
+    def flush(self) -> None:
+        if len(self._batches) == 1 and self._rows <= BATCH_ROWS_MAX:
+            self._emit(self._batches[0])
+        elif self._rows:
+            table = pa.Table.from_batches(self._batches)
+            for start in range(0, self._rows, BATCH_ROWS_MAX):
+                for batch in table.slice(start, BATCH_ROWS_MAX).combine_chunks().to_batches():
+                    self._emit(batch)
+        self._batches, self._rows = [], 0
+
+
+class JoinColumns:
+    """The columns of an interval join: the keys, the left's others, the right's others.
+
+    What is held of a side is its batch in that order: of the left keys and others, of the right others,
+    and in a full join the keys too.
+    """
+
+    def __init__(
+        self, left_keys: tuple[str, ...], right_keys: tuple[str, ...], how: How, left_time: EventTime
+    ) -> None:
+        self.keys = (left_keys, right_keys)
+        self.how = how
+        self.left_time = left_time
+
+    def held_names(self, given: Sequence[str], input: int) -> list[str]:
+        """The columns that are held of a batch that has the columns ``given``."""
+        keys = self.keys[input]
+        others = [name for name in given if name not in keys]
+        if input == LEFT:
+            return [*keys, *others]
+        return [*others, *keys] if self.how == "full" else others
+
+    def names(self, left: Sequence[str], right: Sequence[str]) -> list[str]:
+        """The names of the result, from those of both sides."""
+        others = [name for name in right if name not in self.keys[1]]
+        return joined_names(self.held_names(left, LEFT), others)
+
+    def result(self, left: pa.Schema, right: pa.Schema) -> pa.Schema:
+        """The schema of the result, from those of both sides.
+
+        Raises:
+            UsageError: two columns have one name.
+        """
+        left, right = plain_schema(left), plain_schema(right)
+        fields = [left.field(name) for name in self.held_names(left.names, LEFT)]
+        if self.how == "full":
+            fields = [field.with_nullable(True) for field in fields]
+        others = [right.field(name) for name in right.names if name not in self.keys[1]]
+        if self.how != "inner":
+            others = [field.with_nullable(True) for field in others]
+        names = self.names(left.names, right.names)
+        return pa.schema(
+            [field.with_name(name) for field, name in zip([*fields, *others], names, strict=True)]
+        )
+
+    # --- results, from what is held of both sides -----------------------------------------------------
+
+    def pairs(self, left: pa.RecordBatch, right: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+        """Rows with a partner each."""
+        wanted = len(schema) - left.num_columns
+        return pa.RecordBatch.from_arrays([*left.columns, *right.columns[:wanted]], schema=schema)
+
+    def left_alone(self, left: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+        """Left rows without a partner."""
+        missing = list(schema)[left.num_columns :]
+        nulls = [pa.nulls(left.num_rows, field.type) for field in missing]
+        return pa.RecordBatch.from_arrays([*left.columns, *nulls], schema=schema)
+
+    def right_alone(self, right: pa.RecordBatch, times: Vector, schema: pa.Schema) -> pa.RecordBatch:
+        """Right rows without a partner: their own time stands in the left's column."""
+        others = right.num_columns - len(self.keys[1])
+        arrays = []
+        for number, field in enumerate(list(schema)[: len(schema) - others]):
+            if number < len(self.keys[0]):
+                arrays.append(_cast(right.column(others + number), field.type, field.name))
+            elif field.name == self.left_time.column:
+                arrays.append(_time_array(times - self.left_time.shift, field.type, field.name))
+            else:
+                arrays.append(pa.nulls(right.num_rows, field.type))
+        return pa.RecordBatch.from_arrays([*arrays, *right.columns[:others]], schema=schema)
+
+
+def _time_array(times: Vector, kind: pa.DataType, name: str) -> pa.Array:
+    """Microseconds in the type of a time column."""
+    whole = not pa.types.is_date(kind) or not (times % DAY).any()
+    try:
+        if not whole:
+            raise pa.ArrowInvalid("it has a time of day")
+        array = pa.array(times)
+        if pa.types.is_integer(kind):
+            return array.cast(kind)
+        return array.cast(pa.timestamp("us", getattr(kind, "tz", None))).cast(kind)
+    except pa.ArrowException as error:
+        raise UsageError(
+            f"the time of a right record does not fit the left's column {name!r} of type {kind} ({error}), "
+            "where it stands for a record without a partner: cast that column to timestamp('us') first"
+        ) from error

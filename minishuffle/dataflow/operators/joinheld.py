@@ -1,0 +1,167 @@
+"""The Arrow rows that one side of an interval join holds, found by key and time a batch at a time.
+
+They lie in runs, each sorted once by a word of key and time bucket (as wide as the join's ``within``), so
+that a whole batch is looked up by binary search; the matches are then checked against key and time. Runs
+of like size are merged, which leaves few of them and moves each row a logarithmic number of times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from minishuffle.dataflow.operators.base import END_OF_TIME
+from minishuffle.dataflow.operators.moments import Vector
+from minishuffle.limits import BATCH_ROWS_MAX
+
+__all__ = ["Held", "Run"]
+
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+
+RUN_ROWS_MAX: Final = 1 << 18
+"""Longer ones do not come from merging: one merge stays below a tenth of a second."""
+RUN_BYTES_MAX: Final = 1 << 28
+"""Likewise; and the offsets of a text column do not overflow."""
+
+_SLOT_FACTOR: Final = np.uint64(0x9E37_79B9_7F4A_7C15)
+_BUCKET_FACTOR: Final = np.uint64(0xC2B2_AE3D_27D4_EB4F)
+"""Odd, with bits well mixed. Two pairs that give one word cost a comparison, no more."""
+_S32: Final = np.uint64(32)
+
+
+def _words(slots: Vector, buckets: Vector) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    words = buckets.view(np.uint64) * _BUCKET_FACTOR
+    words ^= words >> _S32
+    words += slots.view(np.uint64)
+    words *= _SLOT_FACTOR
+    return words
+
+
+class Run:
+    """Rows with the slot of their key, their time, and whether they had a partner."""
+
+    def __init__(
+        self, batch: pa.RecordBatch, slots: Vector, times: Vector, matched: Mask, width: int
+    ) -> None:
+        self.batch = batch
+        self.times = times
+        self.matched = matched
+        self.gone = 0
+        """So many rows, the first by time, are held no more."""
+        self._width = width
+        self._by_time = np.argsort(times, kind="stable")
+        self._sorted_times = times[self._by_time]
+        self.number(slots)
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    @property
+    def earliest(self) -> int:
+        return int(self._sorted_times[self.gone])
+
+    def number(self, slots: Vector) -> None:
+        """Set the slots of the rows' keys."""
+        self.slots = slots
+        words = _words(slots, self.times // self._width)
+        self.order = np.argsort(words, kind="stable")
+        self.words = words[self.order]
+
+    def take_until(self, limit: int) -> Vector:
+        """Let go of the rows up to ``limit``, and give their numbers."""
+        before, self.gone = self.gone, int(np.searchsorted(self._sorted_times, limit, "right"))
+        return self._by_time[before : self.gone]
+
+    def kept(self) -> Run:
+        """The same without the rows that are gone."""
+        if not self.gone:
+            return self
+        rows = np.sort(self._by_time[self.gone :])
+        batch = self.batch.take(pa.array(rows))
+        return Run(batch, self.slots[rows], self.times[rows], self.matched[rows], self._width)
+
+
+class Held:
+    """All rows of a side that are held; ``within`` in microseconds."""
+
+    def __init__(self, within: int) -> None:
+        self.runs: list[Run] = []
+        self._within = within
+        self._width = max(within, 1)
+        self._offsets = (-1, 0, 1) if within else (0,)
+
+    def __len__(self) -> int:
+        return sum(len(run) - run.gone for run in self.runs)
+
+    @property
+    def earliest(self) -> int:
+        """The least time; ``END_OF_TIME`` if there are no rows."""
+        return min((run.earliest for run in self.runs), default=END_OF_TIME)
+
+    def add(self, batch: pa.RecordBatch, slots: Vector, times: Vector, matched: Mask) -> None:
+        """Hold rows, at least one."""
+        runs = self.runs
+        runs.append(Run(batch, slots, times, matched, self._width))
+        while len(runs) > 1 and _is_worth_merging(runs[-2], runs[-1]):
+            last, before = runs.pop().kept(), runs.pop().kept()
+            runs.append(
+                Run(
+                    pa.concat_batches([before.batch, last.batch]),
+                    np.concatenate([before.slots, last.slots]),
+                    np.concatenate([before.times, last.times]),
+                    np.concatenate([before.matched, last.matched]),
+                    self._width,
+                )
+            )
+
+    def find(self, slots: Vector, times: Vector) -> Iterator[tuple[Vector, Run, Vector]]:
+        """The partners of rows with these keys and times: (numbers given, run, numbers in it), pairwise."""
+        buckets = times // self._width
+        words = [_words(slots, buckets + offset) for offset in self._offsets]
+        for run in self.runs:
+            for given in words:
+                starts = np.searchsorted(run.words, given, "left")
+                counts = np.searchsorted(run.words, given, "right") - starts
+                for asked, places in _places(starts, counts):
+                    rows = run.order[places]
+                    fits = run.slots[rows] == slots[asked]
+                    fits &= np.abs(run.times[rows] - times[asked]) <= self._within
+                    asked, rows = asked[fits], rows[fits]
+                    if len(rows):
+                        yield asked, run, rows
+
+    def take_until(self, limit: int) -> Iterator[tuple[Run, Vector]]:
+        """Let go of the rows up to ``limit``: (run, numbers in it)."""
+        kept = []
+        for run in self.runs:
+            if run.earliest <= limit:
+                yield run, run.take_until(limit)
+            if run.gone == len(run):
+                continue
+            kept.append(run.kept() if 2 * run.gone > len(run) else run)
+        self.runs = kept
+
+
+def _is_worth_merging(before: Run, last: Run) -> bool:
+    if len(before) > 2 * len(last) or len(before) + len(last) > RUN_ROWS_MAX:
+        return False
+    return before.batch.nbytes + last.batch.nbytes <= RUN_BYTES_MAX
+
+
+def _places(starts: Vector, counts: Vector) -> Iterator[tuple[Vector, Vector]]:
+    """Every place in ``starts[i]`` .. ``starts[i] + counts[i]`` with its ``i``, some at a time."""
+    hits = np.flatnonzero(counts)
+    counts = counts[hits]
+    ends = np.cumsum(counts)
+    first = 0
+    while first < len(hits):
+        before = int(ends[first - 1]) if first else 0
+        last = max(first + 1, int(np.searchsorted(ends, before + BATCH_ROWS_MAX, "right")))
+        some = counts[first:last]
+        asked = np.repeat(hits[first:last], some)
+        within = np.arange(len(asked)) - np.repeat(ends[first:last] - some - before, some)
+        yield asked, np.repeat(starts[hits[first:last]], some) + within
+        first = last

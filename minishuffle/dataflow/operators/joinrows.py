@@ -1,0 +1,143 @@
+"""Interval joins of rows."""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from operator import attrgetter
+from typing import Any
+
+from minishuffle.dataflow.operators.base import END_OF_TIME, Batch, Emit, KeyedRows
+from minishuffle.dataflow.operators.chained import emit_rows
+from minishuffle.dataflow.operators.joins import LEFT, RIGHT, How, IntervalJoin
+from minishuffle.dataflow.operators.moments import Vector, microseconds
+from minishuffle.dataflow.operators.times import EventTime
+from minishuffle.errors import UsageError
+from minishuffle.exchange.keys import canonical_rows
+from minishuffle.limits import BATCH_ROWS_MAX
+
+__all__ = ["JoinRows", "JoinedTime"]
+
+_time_of = attrgetter("time")
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedTime:
+    """The event time of (key, left row, right row): the left row's, or the right one's if it is alone."""
+
+    left: EventTime
+    right: EventTime
+
+    def __call__(self, joined: tuple[Any, Any, Any]) -> int:
+        _, left, right = joined
+        time, row = (self.left, left) if left is not None else (self.right, right)
+        return microseconds(time.fn(row) if time.fn is not None else row[time.column]) + time.shift
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    time: int
+    form: Any
+    """The canonical key."""
+    key: Any
+    row: Any
+    matched: bool
+
+
+class _Side:
+    """The rows held of one input, by key in order of time."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[Any, list[_Held]] = {}
+        self._by_time: list[tuple[int, int, _Held]] = []
+        """A heap."""
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        return len(self._by_time)
+
+    @property
+    def earliest(self) -> int:
+        return self._by_time[0][0] if self._by_time else END_OF_TIME
+
+    def add(self, held: _Held) -> None:
+        insort(self._by_key.setdefault(held.form, []), held, key=_time_of)
+        heapq.heappush(self._by_time, (held.time, next(self._numbers), held))
+
+    def between(self, form: Any, first: int, last: int) -> list[_Held]:
+        """The rows of a key with a time in first..last."""
+        rows = self._by_key.get(form)
+        if rows is None:
+            return []
+        start = bisect_left(rows, first, key=_time_of)
+        return rows[start : bisect_right(rows, last, lo=start, key=_time_of)]
+
+    def take_until(self, limit: int) -> Iterator[_Held]:
+        """Forget the rows up to ``limit`` and give them, in order of time."""
+        while self._by_time and self._by_time[0][0] <= limit:
+            held = heapq.heappop(self._by_time)[2]
+            rows = self._by_key.get(held.form)
+            if rows is not None and rows[0].time <= limit:
+                del rows[: bisect_right(rows, limit, key=_time_of)]
+                if not rows:
+                    del self._by_key[held.form]
+            yield held
+
+
+class JoinRows(IntervalJoin):
+    """Emits (key, left row, right row); None for the row of a side that has no partner.
+
+    The key is shown as the later of both records brought it.
+    """
+
+    def __init__(
+        self,
+        how: How,
+        within: int,
+        times: tuple[EventTime, EventTime],
+        late_tags: tuple[str | None, str | None] = (None, None),
+    ) -> None:
+        super().__init__(how, within, times, late_tags)
+        self._sides = (_Side(), _Side())
+
+    def take(self, batch: Batch, times: Vector, input: int, emit: Emit) -> None:
+        if not isinstance(batch, KeyedRows):
+            raise UsageError(f"a join of rows takes rows with keys, not a {type(batch).__name__}")
+        own, others, within = self._sides[input], self._sides[1 - input], self.progress.within
+        limit, outer = self.progress.limit(input), self.goes_unmatched(input)
+        out: list[Any] = []
+        forms = canonical_rows(batch.keys)
+        for key, form, row, time in zip(batch.keys, forms, batch.rows, times.tolist(), strict=True):
+            has_key = not _is_null(form)
+            partners = others.between(form, time - within, time + within) if has_key else []
+            for partner in partners:
+                partner.matched = True
+                out.append((key, row, partner.row) if input == LEFT else (key, partner.row, row))
+            if has_key and time > limit:
+                own.add(_Held(time, form, key, row, bool(partners)))
+            elif outer and not partners:
+                out.append(_alone(key, row, input))
+            if len(out) >= BATCH_ROWS_MAX:
+                emit_rows(out, emit)
+                out = []
+        emit_rows(out, emit)
+
+    def let_go(self, input: int, limit: int, emit: Emit) -> None:
+        outer = self.goes_unmatched(input)
+        gone = self._sides[input].take_until(limit)
+        emit_rows([_alone(held.key, held.row, input) for held in gone if outer and not held.matched], emit)
+
+    def earliest(self, input: int) -> int:
+        return self._sides[input].earliest
+
+
+def _alone(key: Any, row: Any, input: int) -> tuple[Any, Any, Any]:
+    return (key, None, row) if input == RIGHT else (key, row, None)
+
+
+def _is_null(form: Any) -> bool:
+    """Whether a canonical key is null or has a null in it."""
+    return form is None or (type(form) is tuple and any(map(_is_null, form)))

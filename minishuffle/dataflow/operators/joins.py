@@ -1,0 +1,186 @@
+"""Interval joins on event time: how far both sides are, what is late, what need not be held any more.
+
+Left and right records of one key match if their times are at most ``within`` apart. A record is held
+until the other side's watermark is ``within`` past it: nothing that could match comes after that.
+(Flink: ``IntervalJoinOperator``; there without outer joins, and late by the lesser watermark of both.)
+"""
+
+from __future__ import annotations
+
+from itertools import compress
+from typing import Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from minishuffle.dataflow.operators.base import (
+    BEGINNING_OF_TIME,
+    END_OF_TIME,
+    Batch,
+    Emit,
+    Idle,
+    KeyedRows,
+    Mark,
+    Side,
+    Watermark,
+)
+from minishuffle.dataflow.operators.chained import ChainedOperator
+from minishuffle.dataflow.operators.moments import TIME_MAX, TIME_MIN, Vector, event_times
+from minishuffle.dataflow.operators.times import EventTime
+
+__all__ = ["How", "IntervalJoin", "JoinProgress"]
+
+How: TypeAlias = Literal["inner", "left", "full"]
+Mask: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.bool_]]"
+
+LEFT, RIGHT = 0, 1
+
+
+class JoinProgress:
+    """The watermarks of both inputs (0 is left, 1 is right).
+
+    While one input is idle and the other is not, it counts as far as the other; what it still sends of
+    that time is late.
+
+    Args:
+        within: microseconds.
+    """
+
+    def __init__(self, how: How, within: int) -> None:
+        self.how = how
+        self.within = min(within, TIME_MAX - TIME_MIN)
+        self.reached = [BEGINNING_OF_TIME, BEGINNING_OF_TIME]
+        self._idle = [False, False]
+
+    @property
+    def ended(self) -> bool:
+        """Whether both inputs have ended."""
+        return self.reached[LEFT] == self.reached[RIGHT] == END_OF_TIME
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing but idle and ended inputs."""
+        return not self.ended and all(
+            idle or time == END_OF_TIME for idle, time in zip(self._idle, self.reached, strict=True)
+        )
+
+    def active(self, input: int) -> None:
+        """A batch has come."""
+        self._idle[input] = False
+
+    def take(self, mark: Mark, input: int) -> None:
+        """A watermark or idleness has come."""
+        self._idle[input] = isinstance(mark, Idle)
+        if isinstance(mark, Watermark):
+            self.reached[input] = max(mark.time, self.reached[input])
+        for one, other in ((LEFT, RIGHT), (RIGHT, LEFT)):
+            if self._idle[one] and not self._idle[other] and self.reached[other] != END_OF_TIME:
+                self.reached[one] = max(self.reached[one], self.reached[other])
+
+    def limit(self, input: int) -> int:
+        """Records of ``input`` with this time or an earlier one are held no more."""
+        other = self.reached[1 - input]
+        return other if other in (BEGINNING_OF_TIME, END_OF_TIME) else other - self.within
+
+    def watermark(self, earliest: tuple[int, int]) -> int:
+        """What holds for the join's output; ``earliest`` of the times held on each side.
+
+        Output has the left record's time: it comes from a left record that is held or yet to come. A
+        full join adds right ones, with their own times.
+        """
+        held_left, held_right = earliest
+        time = min(self.reached[LEFT], held_left - 1)
+        if self.how == "full":
+            time = min(time, self.reached[RIGHT], held_right - 1)
+        return END_OF_TIME if self.ended else time
+
+
+class IntervalJoin(ChainedOperator):
+    """What joins of rows and of Arrow share: late records, marks, and when to let go.
+
+    Args:
+        within: microseconds.
+        times: where the times of the left and of the right records stand.
+        late_tags: the side outputs of late records; None: they are dropped.
+    """
+
+    name = "join"
+
+    def __init__(
+        self,
+        how: How,
+        within: int,
+        times: tuple[EventTime, EventTime],
+        late_tags: tuple[str | None, str | None],
+    ) -> None:
+        self.how = how
+        self.times = times
+        self.late_tags = late_tags
+        self.progress = JoinProgress(how, within)
+        self._told = BEGINNING_OF_TIME
+        self._told_idle = False
+
+    # --- what a subclass does -----------------------------------------------------------------------
+
+    def take(self, batch: Batch, times: Vector, input: int, emit: Emit) -> None:
+        """Join records that are in time."""
+        raise NotImplementedError
+
+    def let_go(self, input: int, limit: int, emit: Emit) -> None:
+        """Forget the records of a side up to ``limit``; emit those that go out without a partner."""
+        raise NotImplementedError
+
+    def earliest(self, input: int) -> int:
+        """The least time that a side holds; ``END_OF_TIME`` if it holds nothing."""
+        raise NotImplementedError
+
+    def goes_unmatched(self, input: int) -> bool:
+        """Whether records of a side go out without a partner."""
+        return self.how == "full" or (self.how == "left" and input == LEFT)
+
+    # --- records and marks --------------------------------------------------------------------------
+
+    def process(self, batch: Batch, input: int, emit: Emit) -> None:
+        if not len(batch):
+            return
+        self.progress.active(input)
+        self._told_idle = False
+        times = event_times(self.times[input], batch)
+        late = times <= self.progress.reached[input]
+        if late.any():
+            self._set_aside(_chosen(batch, late), input, emit)
+            batch, times = _chosen(batch, ~late), times[~late]
+        if len(batch):
+            self.take(batch, times, input, emit)
+
+    def _set_aside(self, batch: Batch, input: int, emit: Emit) -> None:
+        self.context.counters.records_late += len(batch)
+        tag = self.late_tags[input]
+        if tag is not None:
+            emit(Side(tag, batch.rows if isinstance(batch, KeyedRows) else batch))
+
+    def on_mark(self, mark: Mark, input: int, emit: Emit) -> None:
+        if not isinstance(mark, Watermark | Idle):
+            emit(mark)
+            return
+        progress = self.progress
+        progress.take(mark, input)
+        for side in (LEFT, RIGHT):
+            self.let_go(side, progress.limit(side), emit)
+        time = progress.watermark((self.earliest(LEFT), self.earliest(RIGHT)))
+        if time > self._told:
+            self._told, self._told_idle = time, False
+            emit(Watermark(time))
+        if progress.idle != self._told_idle:
+            self._told_idle = progress.idle
+            if progress.idle:
+                emit(Idle())
+
+
+def _chosen(batch: Batch, mask: Mask) -> Batch:
+    if isinstance(batch, pa.RecordBatch):
+        return batch.filter(pa.array(mask))
+    kept = mask.tolist()
+    if isinstance(batch, KeyedRows):
+        return KeyedRows(list(compress(batch.keys, kept)), list(compress(batch.rows, kept)))
+    return list(compress(batch, kept))
