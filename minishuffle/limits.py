@@ -56,6 +56,8 @@ SPILL_ELEMENT_BYTES: Final = 16 * MIB
 PARALLELISM_MAX: Final = 32_768
 BATCH_ROWS_MAX: Final = 65_536
 COLLECT_BYTES_MAX: Final = 256 * MIB
+BROADCAST_BYTES_MAX: Final = 256 * MIB
+"""Of the small side of a broadcast join, in each subtask."""
 JOB_EVENTS_KEPT: Final = 10_000
 JOB_LOG_LINES_KEPT: Final = 1_000
 ERROR_CAUSES_KEPT: Final = 10

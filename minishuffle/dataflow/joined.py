@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from minishuffle.dataflow.keyed import KeyedStream
     from minishuffle.dataflow.operators.base import Operator
 
-__all__ = ["How", "On", "broadcast_join", "interval_join", "keyed_rows"]
+__all__ = ["How", "On", "broadcast_join", "interval_join"]
 
 How: TypeAlias = Literal["inner", "left", "full"]
 On: TypeAlias = str | Sequence[str] | Mapping[str, str]
@@ -49,7 +49,9 @@ def interval_join(
     from minishuffle.dataflow.keyed import KeyedStream
 
     if not isinstance(right, KeyedStream):
-        raise UsageError(f"join takes a keyed stream, not a {type(right).__name__}: call key_by() on it first")
+        raise UsageError(
+            f"join takes a keyed stream, not a {type(right).__name__}: call key_by() on it first"
+        )
     if how not in ("inner", "left", "full"):
         raise UsageError(f"how is {how!r}: write 'inner', 'left' or 'full'")
     if late not in ("drop", "side"):
@@ -100,20 +102,6 @@ def _tags(sides: dict[str, SideOutput]) -> tuple[str | None, str | None]:
 # --- rows -----------------------------------------------------------------------------------------
 
 
-def keyed_rows(keyed: KeyedStream[Any], input: int = 0) -> Feed:
-    """The stream's rows with their keys, brought to the subtask of the key."""
-    from minishuffle.dataflow.operators.functions import KeyRows, KeyRowsByColumns
-
-    keying: Operator
-    if keyed._keys is None:
-        assert keyed._fn is not None
-        keying = KeyRows(keyed._fn, keyed._on_error)
-    else:
-        keying = KeyRowsByColumns(keyed._keys)
-    node = keyed._auxiliary("key_by", (*keyed._stream._to_rows(), keying))
-    return Feed(node, Exchange("hash"), input)
-
-
 def _joined_rows(
     left: KeyedStream[Any],
     right: KeyedStream[Any],
@@ -126,7 +114,7 @@ def _joined_rows(
 
     sides = _late_sides(left, right, late, "rows")
     operator = JoinRows(how, within, times, _tags(sides))
-    node = Node(operator.name, (keyed_rows(left), keyed_rows(right, 1)), operators=(operator,))
+    node = Node(operator.name, (left._rows_by_key(), right._rows_by_key(1)), operators=(operator,))
     return Stream((Feed(node),), "rows", time=EventTime(fn=JoinedTime(*times)), sides=sides)
 
 
@@ -178,7 +166,9 @@ def _check_known(keyed: KeyedStream[Any], side: str, how: str) -> None:
 def _arrow_feeds(keyed: KeyedStream[Any], input: int) -> tuple[Feed, ...]:
     if any(feed.exchange is not None for feed in keyed._feeds):
         raise InvalidGraph("key_by itself chooses the subtasks: leave out the choice before it")
-    return tuple(Feed(feed.node, Exchange("hash", keys=keyed._keys), input, feed.side) for feed in keyed._feeds)
+    return tuple(
+        Feed(feed.node, Exchange("hash", keys=keyed._keys), input, feed.side) for feed in keyed._feeds
+    )
 
 
 def _holds_both_times(
@@ -276,7 +266,9 @@ def _check_readable_first(big: tuple[Feed, ...], small: tuple[Feed, ...]) -> Non
             "key_by(...).join(...)"
         )
     if any(feed.exchange is not None for feed in small):
-        raise InvalidGraph("broadcast_join itself sends the small side to every subtask: leave out the choice")
+        raise InvalidGraph(
+            "broadcast_join itself sends the small side to every subtask: leave out the choice"
+        )
     sources = [
         {node for node in inputs_first([feed.node for feed in feeds]) if node.is_source}
         for feeds in (big, small)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from minishuffle.dataflow.arguments import check_callable, check_columns, checked_duration
@@ -16,7 +16,9 @@ from minishuffle.errors import InvalidGraph, UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from minishuffle.dataflow.joined import How
     from minishuffle.dataflow.operators.chained import Emission, OnError
+    from minishuffle.dataflow.operators.process import ProcessContext
     from minishuffle.dataflow.windowed import WindowedStream
 
 __all__ = ["KeyedStream"]
@@ -126,6 +128,54 @@ class KeyedStream(Generic[T]):
 
         return WindowedStream(self, checked_duration(size, "window", positive=True), late)
 
+    def join(
+        self,
+        other: KeyedStream[Any],
+        how: How = "inner",
+        within: timedelta = timedelta(0),
+        late: Literal["drop", "side"] = "drop",
+    ) -> Stream[Any]:
+        """Pairs of records of one key whose event times are at most ``within`` apart.
+
+        From two Arrow streams keyed by column come the key columns (this one's names), this one's other
+        columns and the other's, with ``_right`` after a name that is taken; else (key, left row, right
+        row) tuples. ``"left"`` and ``"full"`` also give records without a partner, with nulls or None;
+        a key that is null has none. The event time is the left record's, or that of a right one alone.
+
+        A record is late if it is not after its own side's watermark: it is counted (``records_late``)
+        and dropped, or with ``"side"`` put into :attr:`Stream.late` or :attr:`Stream.late_right`.
+
+        Raises:
+            InvalidGraph: a stream has no event time, or an outer join of Arrow does not know the columns
+                of the side that may be absent.
+            UsageError: another argument is wrong, or the keys have different numbers of columns.
+        """
+        from minishuffle.dataflow.joined import interval_join
+
+        return interval_join(self, other, how, within, late)
+
+    def process(
+        self,
+        on_record: Callable[[T, ProcessContext], Iterable[Any] | None],
+        on_timer: Callable[[datetime, ProcessContext], Iterable[Any] | None] | None = None,
+        *,
+        ttl: timedelta | None = None,
+        on_error: OnError = "fail",
+    ) -> Stream[Any]:
+        """Functions of your own with state and timers for each key.
+
+        ``on_record(row, context)`` and ``on_timer(at, context)`` return an iterable of rows or None. The
+        context has ``key``, ``time``, ``watermark``, ``state`` (a dict), ``set_timer(at)`` and
+        ``delete_timer(at)``. Timers of event time fire when the watermark has passed them, in order;
+        with ``clock="wall"`` when the clock has. State that was not touched for ``ttl`` is gone.
+
+        Raises:
+            UsageError: an argument is wrong.
+        """
+        from minishuffle.dataflow.processed import keyed_process
+
+        return keyed_process(self, on_record, on_timer, ttl=ttl, on_error=on_error)
+
     def _check_aggregates(self, columns: dict[str, tuple[str, str]]) -> tuple[str, ...]:
         """The key columns, if these aggregates can be made by them."""
         if self._keys is None:
@@ -156,6 +206,10 @@ class KeyedStream(Generic[T]):
         return emit
 
     def _on_rows(self, operator: Operator, label: str | None = None) -> Stream[Any]:
+        node = Node(operator.name, (self._rows_by_key(),), operators=(operator,))
+        return self._stream_of(node.named(label) if label else node, "rows", None)
+
+    def _rows_by_key(self, input: int = 0) -> Feed:
         """Keys are computed before the exchange and travel with the rows, so that each is computed once."""
         from minishuffle.dataflow.operators.functions import KeyRows, KeyRowsByColumns
 
@@ -166,9 +220,7 @@ class KeyedStream(Generic[T]):
         else:
             keying = KeyRowsByColumns(self._keys)
         before = self._auxiliary("key_by", (*self._stream._to_rows(), keying))
-        feeds = (Feed(before, Exchange("hash")),)
-        node = Node(operator.name, feeds, operators=(operator,))
-        return self._stream_of(node.named(label) if label else node, "rows", None)
+        return Feed(before, Exchange("hash"), input)
 
     def _on_arrow(
         self,

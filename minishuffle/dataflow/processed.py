@@ -7,7 +7,6 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from minishuffle.dataflow.arguments import check_callable, checked_duration
-from minishuffle.dataflow.joined import keyed_rows
 from minishuffle.dataflow.nodes import Feed, Node
 from minishuffle.dataflow.stream import Stream
 
@@ -46,5 +45,5 @@ def keyed_process(
     if ttl is not None:
         seconds = checked_duration(ttl, "process(ttl=...)", positive=True) / 1_000_000
     operator = ProcessRows(on_record, on_timer, keyed._stream._time, seconds, on_error)
-    node = Node(operator.name, (keyed_rows(keyed),), operators=(operator,))
+    node = Node(operator.name, (keyed._rows_by_key(),), operators=(operator,))
     return Stream((Feed(node),), "rows", time=keyed._stream._time_by_column())

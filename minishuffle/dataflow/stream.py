@@ -37,6 +37,7 @@ from minishuffle.errors import InvalidGraph, UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from minishuffle.dataflow.joined import On
     from minishuffle.dataflow.keyed import KeyedStream
     from minishuffle.dataflow.operators.chained import OnError
 
@@ -171,6 +172,27 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         timed: Stream[T] = stream._beside("event_time", operator, stream._format)
         timed._time = place
         return timed
+
+    def broadcast_join(
+        self, small: Stream[Any], on: On, how: Literal["inner", "left"] = "inner"
+    ) -> Stream[Any]:
+        """Each record with the records of ``small`` whose columns ``on`` are equal: a look-up.
+
+        ``small`` is read to its end first and kept whole in every subtask. From Arrow comes Arrow, else
+        dict rows: this stream's columns and the other ones of ``small``, with ``_right`` after a name
+        that is taken. ``"left"`` also gives records without a partner, with nulls. Nulls have none.
+
+        Args:
+            on: a column, several, or a dict of this stream's columns to those of ``small``.
+
+        Raises:
+            InvalidGraph: ``small`` has no end, or both read one source, which would wait for itself.
+            UsageError: an argument is wrong.
+            UnknownName: a stream's columns are known, and one of ``on`` is not among them.
+        """
+        from minishuffle.dataflow.joined import broadcast_join
+
+        return broadcast_join(self, small, on, how)
 
     # --- who gets which record -------------------------------------------------------------------
 

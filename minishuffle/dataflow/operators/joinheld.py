@@ -17,7 +17,7 @@ from minishuffle.dataflow.operators.base import END_OF_TIME
 from minishuffle.dataflow.operators.moments import Vector
 from minishuffle.limits import BATCH_ROWS_MAX
 
-__all__ = ["Held", "Run"]
+__all__ = ["Held", "Run", "places"]
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -125,8 +125,8 @@ class Held:
             for given in words:
                 starts = np.searchsorted(run.words, given, "left")
                 counts = np.searchsorted(run.words, given, "right") - starts
-                for asked, places in _places(starts, counts):
-                    rows = run.order[places]
+                for asked, found in places(starts, counts):
+                    rows = run.order[found]
                     fits = run.slots[rows] == slots[asked]
                     fits &= np.abs(run.times[rows] - times[asked]) <= self._within
                     asked, rows = asked[fits], rows[fits]
@@ -148,10 +148,11 @@ class Held:
 def _is_worth_merging(before: Run, last: Run) -> bool:
     if len(before) > 2 * len(last) or len(before) + len(last) > RUN_ROWS_MAX:
         return False
-    return before.batch.nbytes + last.batch.nbytes <= RUN_BYTES_MAX
+    size: int = before.batch.nbytes + last.batch.nbytes
+    return size <= RUN_BYTES_MAX
 
 
-def _places(starts: Vector, counts: Vector) -> Iterator[tuple[Vector, Vector]]:
+def places(starts: Vector, counts: Vector) -> Iterator[tuple[Vector, Vector]]:
     """Every place in ``starts[i]`` .. ``starts[i] + counts[i]`` with its ``i``, some at a time."""
     hits = np.flatnonzero(counts)
     counts = counts[hits]

@@ -65,6 +65,34 @@ class KeyIndex:
             return self._lookup_words(only, given[0])
         return self._lookup_hashed(given)
 
+    def find(self, arrays: Sequence[pa.Array]) -> Vector:
+        """The slot of each row as :meth:`lookup` gives it, but -1 for keys that are not there.
+
+        Raises:
+            UsageError: a column's type cannot be a key, or its values do not fit the first batch's.
+        """
+        if not self._columns:
+            return np.full(len(arrays[0]), -1, dtype=np.int64)
+        given = [column.conform(array) for column, array in zip(self._columns, arrays, strict=True)]
+        only = self._columns[0]
+        if self._exact is None and len(given) == 1 and isinstance(only, _FixedColumn):
+            slots = self._table.find(only.words(given[0]))
+            nulls = _nulls(given[0])
+            if nulls is not None:
+                slots[nulls] = self._null_slot
+            return slots
+        if self._exact is None:
+            slots = self._table.find(self._hash_keys(given).view(np.int64))
+            rows = np.flatnonzero(slots >= 0)
+            asked = [array.take(pa.array(rows)) for array in given]
+            if all(
+                column.matches(slots[rows], array) for column, array in zip(self._columns, asked, strict=True)
+            ):
+                return slots
+            self._exact = {key: slot for slot, key in enumerate(self._as_python(self.keys()))}
+        exact = self._exact
+        return np.array([exact.get(key, -1) for key in self._as_python(given)], dtype=np.int64)
+
     def _lookup_words(self, column: _FixedColumn, array: pa.Array) -> Vector:
         words, nulls = column.words(array), _nulls(array)
         if nulls is not None:

@@ -12,11 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minishuffle.dataflow.operators import joinarrow
 from minishuffle.dataflow.operators.base import (
     BEGINNING_OF_TIME,
     END_OF_TIME,
-    Idle,
     KeyedRows,
     Mark,
     Side,
@@ -27,10 +25,9 @@ from minishuffle.dataflow.operators.convert import rows_of
 from minishuffle.dataflow.operators.joinarrow import JoinArrow
 from minishuffle.dataflow.operators.joincolumns import JoinColumns
 from minishuffle.dataflow.operators.joinrows import JoinedTime, JoinRows
-from minishuffle.dataflow.operators.joins import LEFT, RIGHT, How, JoinProgress
+from minishuffle.dataflow.operators.joins import LEFT, RIGHT, How
 from minishuffle.dataflow.operators.moments import microseconds
 from minishuffle.dataflow.operators.times import EventTime
-from minishuffle.errors import UsageError
 
 TIMES = (EventTime(column="t"), EventTime(column="u"))
 LATE = ("late", "late_right")
@@ -94,8 +91,8 @@ class Run:
             return
         assert len(item)
         if isinstance(item, list):
-            time = JoinedTime(*TIMES)
-            assert all(time(row) > self.watermark for row in item)
+            time_of = JoinedTime(*TIMES)
+            assert all(time_of(row) > self.watermark for row in item)
             self.pairs += [(key, self.of(left, "t"), self.of(right, "u")) for key, left, right in item]
         else:
             assert all(microseconds(row["t"]) > self.watermark for row in item.to_pylist())

@@ -1,0 +1,255 @@
+"""Joins with a small side that every subtask holds whole. (Flink: ``BroadcastProcessFunction``.)
+
+The small side is input number 1 and is read to its end before the other: see ``first_input``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from minishuffle.dataflow.operators.base import Batch, Emit, Mark
+from minishuffle.dataflow.operators.chained import ChainedOperator, emit_rows, preview
+from minishuffle.dataflow.operators.convert import column_of
+from minishuffle.dataflow.operators.joincolumns import (
+    Outbox,
+    joined_names,
+    key_array,
+    null_marks,
+    plain,
+    plain_schema,
+)
+from minishuffle.dataflow.operators.joinheld import places
+from minishuffle.dataflow.operators.keyindex import KeyIndex
+from minishuffle.dataflow.operators.moments import Vector
+from minishuffle.errors import ResourceExhausted, UnknownName, UsageError
+from minishuffle.exchange.elements import pack_rows
+from minishuffle.exchange.keys import canonical_rows
+from minishuffle.limits import BATCH_ROWS_MAX, BROADCAST_BYTES_MAX, MIB
+
+__all__ = ["BroadcastArrow", "BroadcastColumns", "BroadcastRows"]
+
+BIG, SMALL = 0, 1
+
+
+class BroadcastColumns:
+    """The columns of the result: all of the big side, and the small side's others.
+
+    Args:
+        keys: of the big side; ``small_keys`` are compared with them, in order.
+        is_left: records of the big side without a partner go out, with nulls.
+    """
+
+    def __init__(self, keys: tuple[str, ...], small_keys: tuple[str, ...], *, is_left: bool) -> None:
+        self.keys = keys
+        self.small_keys = small_keys
+        self.is_left = is_left
+
+    def others(self, small: Sequence[str]) -> list[str]:
+        """The small side's columns that come into the result."""
+        return [name for name in small if name not in self.small_keys]
+
+    def names(self, big: Sequence[str], small: Sequence[str]) -> list[str]:
+        """The names of the result, from those of both sides."""
+        return joined_names(big, self.others(small))
+
+    def result(self, big: pa.Schema, small: pa.Schema) -> pa.Schema:
+        """The schema of the result, from those of both sides.
+
+        Raises:
+            UsageError: two columns have one name.
+        """
+        names = self.names(big.names, small.names)[len(big) :]
+        small = plain_schema(small)
+        fields = [small.field(name) for name in self.others(small.names)]
+        added = [
+            field.with_name(name).with_nullable(field.nullable or self.is_left)
+            for field, name in zip(fields, names, strict=True)
+        ]
+        return pa.schema([*(field.remove_metadata() for field in big), *added])
+
+
+class _Broadcast(ChainedOperator):
+    """Keeps the small side; its marks end here."""
+
+    name = "broadcast_join"
+    first_input: int | None = SMALL
+
+    def __init__(self, columns: BroadcastColumns) -> None:
+        self.columns = columns
+        self._bytes = 0
+
+    def on_mark(self, mark: Mark, input: int, emit: Emit) -> None:
+        if input == BIG:
+            emit(mark)
+
+    def note_size(self, size: int) -> None:
+        """Count bytes of the small side.
+
+        Raises:
+            ResourceExhausted: there are too many.
+        """
+        self._bytes += size
+        if self._bytes > BROADCAST_BYTES_MAX:
+            raise ResourceExhausted(
+                f"the small side of broadcast_join has more than {BROADCAST_BYTES_MAX // MIB} MiB, and each "
+                "subtask would keep it: leave out rows and columns, or use key_by(...).join(...)"
+            )
+
+
+class BroadcastArrow(_Broadcast):
+    """Emits the big side's batches with the small side's columns, without Python per row.
+
+    Args:
+        schema: of the small side; None: as its batches have it.
+    """
+
+    def __init__(self, columns: BroadcastColumns, schema: pa.Schema | None = None) -> None:
+        super().__init__(columns)
+        self._schema = None if schema is None else plain_schema(schema)
+        self._batches: list[pa.RecordBatch] = []
+        self._small: _Small | None = None
+        """Made once the big side comes."""
+
+    def process(self, batch: Batch, input: int, emit: Emit) -> None:
+        assert isinstance(batch, pa.RecordBatch)
+        if input == SMALL:
+            given = plain(batch, self._schema)
+            self._schema = given.schema
+            self.note_size(given.nbytes)
+            self._batches.append(given)
+            return
+        if self._small is None:
+            self._small = self._build()
+        small = self._small
+        outbox = Outbox(emit)
+        for start in range(0, batch.num_rows, BATCH_ROWS_MAX):
+            self._join(batch.slice(start, BATCH_ROWS_MAX), small, outbox)
+        outbox.flush()
+
+    def _build(self) -> _Small:
+        if self._schema is None:
+            raise UsageError(
+                "the small side of broadcast_join has no rows, so its columns are not known: declare them "
+                "with .schema(...)"
+            )
+        table = pa.Table.from_batches(self._batches, schema=self._schema)
+        self._batches = []
+        return _Small(table, self.columns)
+
+    def _join(self, batch: pa.RecordBatch, small: _Small, outbox: Outbox) -> None:
+        given = [key_array(column_of(batch, name)) for name in self.columns.keys]
+        starts, counts = small.find(given)
+        schema = self.columns.result(batch.schema, small.schema)
+        wanted = np.maximum(counts, 1) if self.columns.is_left else counts
+        for asked, found in places(starts, wanted):
+            missing = counts[asked] == 0
+            added = small.others.take(pa.array(found, mask=missing))
+            one_each = len(asked) == batch.num_rows and bool((wanted == 1).all())
+            own = batch if one_each else batch.take(pa.array(asked))
+            outbox.add(pa.RecordBatch.from_arrays([*own.columns, *added.columns], schema=schema))
+
+
+class _Small:
+    """The small side's rows by key; ``others`` are the columns that come into the result."""
+
+    def __init__(self, table: pa.Table, columns: BroadcastColumns) -> None:
+        self.schema = table.schema
+        names = columns.others(table.schema.names)
+        keys = [key_array(_whole(table.column(name))) for name in columns.small_keys]
+        nulls = null_marks(keys)
+        rows = np.arange(table.num_rows) if nulls is None else np.flatnonzero(~nulls)
+        self._index = KeyIndex()
+        slots = np.zeros(0, dtype=np.int64)
+        if len(rows):
+            slots = self._index.lookup([array.take(pa.array(rows)) for array in keys])
+        self._counts = np.bincount(slots, minlength=len(self._index))
+        self._starts = np.cumsum(self._counts) - self._counts
+        order = pa.array(rows[np.argsort(slots, kind="stable")])
+        arrays = [_whole(table.column(name)).take(order) for name in names]
+        self.others = pa.RecordBatch.from_arrays(arrays, schema=pa.schema([table.field(n) for n in names]))
+
+    def find(self, keys: list[pa.Array]) -> tuple[Vector, Vector]:
+        """Of each key where its rows begin in ``others``, and how many there are."""
+        slots = self._index.find(keys)
+        nulls = null_marks(keys)
+        if nulls is not None:
+            slots[nulls] = -1
+        known = slots >= 0
+        starts, counts = np.zeros_like(slots), np.zeros_like(slots)
+        starts[known], counts[known] = self._starts[slots[known]], self._counts[slots[known]]
+        return starts, counts
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    combined = column.combine_chunks()
+    return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined
+
+
+class BroadcastRows(_Broadcast):
+    """Emits dict rows: the big side's with the small side's columns.
+
+    Args:
+        names: of the small side's columns; None: those that its rows have.
+
+    Raises:
+        UsageError: a row is not a dict.
+        UnknownName: a row has no such column.
+    """
+
+    def __init__(self, columns: BroadcastColumns, names: tuple[str, ...] | None = None) -> None:
+        super().__init__(columns)
+        self._rows: dict[Any, list[dict[str, Any]]] = {}
+        self._others: dict[str, None] = dict.fromkeys(columns.others(names or ()))
+        """Names in the order in which they came."""
+        self._renamed: dict[tuple[str, ...], list[str]] = {}
+        """How the others are called beside a big row of these columns."""
+
+    def process(self, batch: Batch, input: int, emit: Emit) -> None:
+        assert isinstance(batch, list)
+        if input == SMALL:
+            self.note_size(len(pack_rows(batch)))
+            for form, row in zip(_forms(batch, self.columns.small_keys), batch, strict=True):
+                self._others.update(dict.fromkeys(self.columns.others(list(row))))
+                if None not in form:
+                    self._rows.setdefault(form, []).append(row)
+            return
+        out: list[Any] = []
+        unmatched: list[dict[str, Any]] = [{}] if self.columns.is_left else []
+        for form, row in zip(_forms(batch, self.columns.keys), batch, strict=True):
+            names = self._names_beside(tuple(row))
+            for partner in self._rows.get(form, unmatched):
+                added = zip(names, map(partner.get, self._others), strict=True)
+                out.append({**row, **dict(added)})
+            if len(out) >= BATCH_ROWS_MAX:
+                emit_rows(out, emit)
+                out = []
+        emit_rows(out, emit)
+
+    def _names_beside(self, big: tuple[str, ...]) -> list[str]:
+        names = self._renamed.get(big)
+        if names is None:
+            names = self._renamed[big] = joined_names(big, list(self._others))[len(big) :]
+        return names
+
+
+def _forms(rows: list[Any], names: tuple[str, ...]) -> list[tuple[Any, ...]]:
+    """The canonical key of each row, as a tuple."""
+    columns = []
+    for name in names:
+        try:
+            columns.append(canonical_rows(list(map(itemgetter(name), rows))))
+        except (LookupError, TypeError) as error:
+            raise _no_key(rows, name) from error
+    return list(zip(*columns, strict=True))
+
+
+def _no_key(rows: list[Any], name: str) -> UsageError:
+    row = next((row for row in rows if not isinstance(row, dict) or name not in row), rows[0])
+    if isinstance(row, dict):
+        return UnknownName(f"no column {name!r} to join by: the row has {', '.join(map(str, row))}")
+    return UsageError(f"broadcast_join takes dict rows, but a row is {preview(row)}: map the rows to dicts")

@@ -1,0 +1,282 @@
+"""Functions of the user's own with state and timers for each key. (Flink: ``KeyedProcessFunction``.)"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from itertools import islice
+from typing import Any, Final, Literal, TypeAlias
+
+from minishuffle.dataflow.operators.base import (
+    BEGINNING_OF_TIME,
+    END_OF_TIME,
+    Batch,
+    Emit,
+    KeyedRows,
+    Mark,
+    TaskContext,
+    Watermark,
+)
+from minishuffle.dataflow.operators.chained import OnError, RecordOperator, emit_rows
+from minishuffle.dataflow.operators.moments import TIME_MAX, TIME_MIN, datetime_of, event_times, microseconds
+from minishuffle.dataflow.operators.timers import Timers
+from minishuffle.dataflow.operators.times import EventTime
+from minishuffle.errors import UsageError
+from minishuffle.exchange.keys import canonical_rows
+from minishuffle.limits import BATCH_ROWS_MAX
+
+__all__ = ["ProcessContext", "ProcessRows"]
+
+Clock: TypeAlias = Literal["event", "wall"]
+
+SWEEP_KEYS: Final = 1000
+"""Keys whose age is looked at in one go, so that a sweep holds nothing up."""
+SWEEPS_PER_TTL: Final = 10
+
+
+class ProcessContext:
+    """What ``on_record`` and ``on_timer`` know, of the record's or timer's key."""
+
+    __slots__ = ("_entry", "_form", "_operator", "time")
+    _entry: _Entry
+    _form: Any
+
+    def __init__(self, operator: ProcessRows) -> None:
+        self._operator = operator
+        self.time: datetime | None = None
+        """The record's event time (None without :meth:`Stream.event_time`), or the timer's."""
+
+    @property
+    def key(self) -> Any:
+        """As the first record of this key brought it, of those since its state was last gone."""
+        return self._entry.key
+
+    @property
+    def state(self) -> dict[Any, Any]:
+        """The key's own, to be changed in place; while it is empty nothing is kept."""
+        return self._entry.state
+
+    @property
+    def watermark(self) -> datetime | None:
+        """None before the first, and when time has ended."""
+        reached = self._operator.reached
+        return datetime_of(reached) if TIME_MIN <= reached <= TIME_MAX else None
+
+    def set_timer(self, at: datetime | int, clock: Clock = "event") -> None:
+        """Have ``on_timer`` called when the watermark, or the wall clock, has reached ``at``.
+
+        ``at`` is a datetime (without a time zone: in UTC) or int microseconds since 1970; one that has
+        passed already fires at the next watermark or look at the clock. A second timer of the same key,
+        time and clock is the first. Once the input has ended no timer is set any more.
+
+        Raises:
+            UsageError: there is no ``on_timer``, an argument is wrong, or a timer sets one that is not
+                after itself.
+        """
+        self._operator.set_timer(self._form, self._entry, _checked_time(at), clock)
+
+    def delete_timer(self, at: datetime | int, clock: Clock = "event") -> None:
+        """Forget a timer; nothing happens if there is none."""
+        self._operator.delete_timer(self._form, self._entry, _checked_time(at), clock)
+
+
+def _checked_time(at: datetime | int) -> int:
+    try:
+        time = microseconds(at)
+    except TypeError as error:
+        raise UsageError(
+            f"a timer takes a datetime or whole microseconds since 1970, not {at!r:.80}"
+        ) from error
+    if not TIME_MIN <= time <= TIME_MAX:
+        raise UsageError(f"a timer at {at} is outside the years 1 to 9999: give microseconds since 1970")
+    return time
+
+
+class _Entry:
+    """What is kept of one key."""
+
+    __slots__ = ("key", "state", "timers", "touched")
+
+    def __init__(self, key: Any, touched: float) -> None:
+        self.key = key
+        self.state: dict[Any, Any] = {}
+        self.timers = 0
+        self.touched = touched
+
+
+class ProcessRows(RecordOperator):
+    """Emits the rows that ``on_record`` and ``on_timer`` return.
+
+    Timers of event time fire in order when the watermark has reached them, and before it goes on; all
+    of them when time ends. Those of the wall clock that are not due when the input ends are dropped, and
+    so are those that a timer sets then.
+
+    A record or timer whose function raises fails the task, or is dropped as ``on_error`` says; what it
+    changed in the state before stays.
+
+    Args:
+        time: where the records' times stand; None: they have none.
+        ttl: seconds without a call for a key after which its state is gone. Its timers are not.
+    """
+
+    name = "process"
+
+    def __init__(
+        self,
+        on_record: Callable[[Any, ProcessContext], Iterable[Any] | None],
+        on_timer: Callable[[datetime, ProcessContext], Iterable[Any] | None] | None = None,
+        time: EventTime | None = None,
+        ttl: float | None = None,
+        on_error: OnError = "fail",
+    ) -> None:
+        super().__init__(on_record, on_error)
+        self.on_timer = on_timer
+        self.time = time
+        self.ttl = math.inf if ttl is None else ttl
+        self.reached = BEGINNING_OF_TIME
+        """The watermark."""
+        self._entries: dict[Any, _Entry] = {}
+        """By canonical key, those not touched for longest first."""
+        self._timers: dict[Clock, Timers] = {"event": Timers(), "wall": Timers()}
+        self._firing: tuple[Clock, int] | None = None
+        """The timer that is being fired."""
+        self._swept_at = 0.0
+
+    def open(self, context: TaskContext) -> None:
+        super().open(context)
+        self._given = ProcessContext(self)
+        self._swept_at = context.now()
+
+    # --- records and timers ---------------------------------------------------------------------------
+
+    def process(self, batch: Batch, input: int, emit: Emit) -> None:
+        assert isinstance(batch, KeyedRows)
+        forms = canonical_rows(batch.keys)
+        times = [None] * len(batch) if self.time is None else event_times(self.time, batch).tolist()
+        now = self.context.now()
+        out: list[Any] = []
+        for key, form, row, time in zip(batch.keys, forms, batch.rows, times, strict=True):
+            self._given.time = None if time is None else datetime_of(time)
+            self._call(self.fn, row, form, self._entry(form, key, now), now, out)
+            if len(out) >= BATCH_ROWS_MAX:
+                emit_rows(out, emit)
+                out = []
+        emit_rows(out, emit)
+        self._sweep(now)
+
+    def _entry(self, form: Any, key: Any, now: float) -> _Entry:
+        entry = self._entries.get(form)
+        if entry is None:
+            entry = self._entries[form] = _Entry(key, now)
+        elif now - entry.touched >= self.ttl:
+            entry.key, entry.state = key, {}
+        return entry
+
+    def _call(
+        self,
+        fn: Callable[[Any, ProcessContext], Iterable[Any] | None],
+        what: Any,
+        form: Any,
+        entry: _Entry,
+        now: float,
+        out: list[Any],
+    ) -> None:
+        given = self._given
+        given._form, given._entry = form, entry
+        entry.touched = now
+        try:
+            rows = fn(what, given)
+            if isinstance(rows, dict | str | bytes):
+                raise UsageError(f"process takes a list of rows or None from a function, not {rows!r:.80}")
+            if rows is not None:
+                out.extend(list(rows))
+        except Exception as error:
+            if self.on_error == "fail" or isinstance(error, UsageError):
+                self.note_failure(error, what)
+                raise
+            self.drop(error, what)
+        if not entry.state and not entry.timers:
+            del self._entries[form]
+        elif self.ttl < math.inf:
+            self._entries[form] = self._entries.pop(form)
+
+    def set_timer(self, form: Any, entry: _Entry, time: int, clock: Clock) -> None:
+        """See :meth:`ProcessContext.set_timer`."""
+        if self.on_timer is None:
+            raise UsageError("set_timer needs a function for timers: process(on_record, on_timer)")
+        if self._firing is not None and self._firing[0] == clock and time <= self._firing[1]:
+            raise UsageError(
+                "on_timer sets a timer that is not after its own time, and would never come to an end"
+            )
+        if self.reached != END_OF_TIME and self._timers_of(clock).set(form, time):
+            entry.timers += 1
+
+    def delete_timer(self, form: Any, entry: _Entry, time: int, clock: Clock) -> None:
+        """See :meth:`ProcessContext.delete_timer`."""
+        if self._timers_of(clock).delete(form, time):
+            entry.timers -= 1
+
+    def _timers_of(self, clock: Clock) -> Timers:
+        if clock not in self._timers:
+            raise UsageError(f"clock is {clock!r}: write 'event' or 'wall'")
+        return self._timers[clock]
+
+    def _fire(self, clock: Clock, until: int, emit: Emit) -> None:
+        now = self.context.now()
+        out: list[Any] = []
+        for form, time in self._timers[clock].take_until(until):
+            entry = self._entries[form]
+            if now - entry.touched >= self.ttl:
+                entry.state = {}
+            entry.timers -= 1
+            self._given.time = at = datetime_of(time)
+            self._firing = (clock, time)
+            assert self.on_timer is not None
+            self._call(self.on_timer, at, form, entry, now, out)
+            self._firing = None
+            if len(out) >= BATCH_ROWS_MAX:
+                emit_rows(out, emit)
+                out = []
+        emit_rows(out, emit)
+
+    # --- marks and the clock --------------------------------------------------------------------------
+
+    def on_mark(self, mark: Mark, input: int, emit: Emit) -> None:
+        if isinstance(mark, Watermark):
+            self.reached = max(mark.time, self.reached)
+            self._fire("event", self.reached, emit)
+            if mark.time == END_OF_TIME:
+                self._timers["wall"] = Timers()
+        emit(mark)
+
+    def deadline(self) -> float | None:
+        times = []
+        due = self._timers["wall"].earliest
+        if due is not None:
+            times.append(due / 1_000_000)
+        if self.ttl < math.inf and self._entries:
+            times.append(self._swept_at + self.ttl / SWEEPS_PER_TTL)
+        return min(times, default=None)
+
+    def on_clock(self, now: float, emit: Emit) -> None:
+        self._fire("wall", math.ceil(now * 1_000_000), emit)
+        self._sweep(now)
+
+    def _sweep(self, now: float) -> None:
+        """Free the state of keys that were not touched for ``ttl``, the oldest first, some at a time."""
+        if now < self._swept_at + self.ttl / SWEEPS_PER_TTL:
+            return
+        for form, entry in list(islice(self._entries.items(), SWEEP_KEYS)):
+            if now - entry.touched < self.ttl:
+                break
+            if entry.timers:
+                entry.state = {}
+                entry.touched = now
+                self._entries[form] = self._entries.pop(form)
+            else:
+                del self._entries[form]
+        else:
+            if self._entries:
+                return  # There may be more: go on at the next look at the clock.
+        self._swept_at = now
