@@ -12,9 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minishuffle.dataflow.operators import joinarrow
 from minishuffle.dataflow.operators.base import (
     BEGINNING_OF_TIME,
     END_OF_TIME,
+    Idle,
     KeyedRows,
     Mark,
     Side,
@@ -25,7 +27,7 @@ from minishuffle.dataflow.operators.convert import rows_of
 from minishuffle.dataflow.operators.joinarrow import JoinArrow
 from minishuffle.dataflow.operators.joincolumns import JoinColumns
 from minishuffle.dataflow.operators.joinrows import JoinedTime, JoinRows
-from minishuffle.dataflow.operators.joins import LEFT, RIGHT, How
+from minishuffle.dataflow.operators.joins import LEFT, RIGHT, How, JoinProgress
 from minishuffle.dataflow.operators.moments import microseconds
 from minishuffle.dataflow.operators.times import EventTime
 
@@ -199,3 +201,179 @@ def test_joins_agree_with_nested_loops(
 def held(operator: Any) -> tuple[int, int]:
     sides = operator._sides if isinstance(operator, JoinRows) else operator._held
     return len(sides[LEFT]), len(sides[RIGHT])
+
+
+@both
+@given(
+    steps=interleavings(),
+    within=st.sampled_from([0, 4]),
+    idle=st.lists(st.tuples(st.integers(0, 14), st.integers(0, 1)), max_size=4),
+)
+def test_idleness_never_makes_the_output_late(
+    make: Make, convert: Make, steps: list[Step], within: int, idle: list[tuple[int, int]]
+) -> None:
+    run = Run(make("full", within))
+    for number, (input, item) in enumerate(steps):
+        run.take(input, Watermark(item) if isinstance(item, int) else convert(input, item))
+        for step, side in idle:
+            if step == number:
+                run.take(side, Idle())
+    run.end()
+    records = sum(len(item) for _, item in steps if not isinstance(item, int))
+    lefts = {left for _, left, _ in run.pairs if left}
+    rights = {right for _, _, right in run.pairs if right}
+    assert len(lefts) + len(rights) + sum(map(len, run.late)) == records
+    assert held(run.operator) == (0, 0)
+
+
+def lone(run: Run) -> list[Pair]:
+    """What has come out since the last look."""
+    pairs, run.pairs = run.pairs, []
+    return pairs
+
+
+@both
+def test_a_record_goes_alone_once_the_other_side_is_within_past_it(make: Make, convert: Make) -> None:
+    run = Run(make("full", 5))
+    run.take(LEFT, convert(LEFT, [(1, 10, 1)]))
+    run.take(RIGHT, convert(RIGHT, [(2, 12, 2)]))
+    run.take(RIGHT, Watermark(14))
+    assert lone(run) == []
+    run.take(RIGHT, Watermark(15))
+    assert lone(run) == [(1, (1, 10, 1), None)]
+    assert held(run.operator) == (0, 1)
+    run.take(LEFT, Watermark(16))
+    assert lone(run) == []
+    run.take(LEFT, Watermark(17))
+    assert lone(run) == [(2, None, (2, 12, 2))]
+    assert held(run.operator) == (0, 0)
+
+
+@both
+def test_a_record_that_no_other_can_match_any_more_is_not_held(make: Make, convert: Make) -> None:
+    run = Run(make("left", 5))
+    run.take(RIGHT, convert(RIGHT, [(1, 25, 1)]))
+    run.take(RIGHT, Watermark(30))
+    run.take(LEFT, convert(LEFT, [(1, 24, 2), (2, 24, 3), (2, 25, 4), (2, 26, 5)]))
+    assert sorted(lone(run)) == [
+        (1, (1, 24, 2), (1, 25, 1)),
+        (2, (2, 24, 3), None),
+        (2, (2, 25, 4), None),
+    ]
+    assert held(run.operator) == (1, 1)
+
+
+@both
+def test_late_is_said_of_each_side_by_its_own_watermark(make: Make, convert: Make) -> None:
+    run = Run(make("inner", 5))
+    run.take(LEFT, Watermark(100))
+    run.take(RIGHT, convert(RIGHT, [(1, 98, 1)]))
+    run.take(LEFT, convert(LEFT, [(1, 100, 2), (1, 101, 3)]))
+    assert run.late == ([(1, 100, 2)], [])
+    assert lone(run) == [(1, (1, 101, 3), (1, 98, 1))]
+    run.take(RIGHT, Watermark(98))
+    run.take(RIGHT, convert(RIGHT, [(1, 98, 4)]))
+    assert run.late == ([(1, 100, 2)], [(1, 98, 4)])
+    assert run.context.counters.records_late == 2
+
+
+@both
+def test_late_records_may_be_dropped(make: Make, convert: Make) -> None:
+    operator = make("inner", 5)
+    operator.late_tags = (None, None)
+    run = Run(operator)
+    run.take(LEFT, Watermark(100))
+    run.take(LEFT, convert(LEFT, [(1, 100, 2)]))
+    assert run.late == ([], [])
+    assert run.context.counters.records_late == 1
+
+
+@both
+def test_the_watermark_waits_for_what_is_held(make: Make, convert: Make) -> None:
+    run = Run(make("inner", 5))
+    run.take(LEFT, Watermark(10))
+    assert run.marks == [Watermark(10)]
+    run.take(LEFT, convert(LEFT, [(1, 20, 1)]))
+    run.take(LEFT, Watermark(50))
+    assert run.marks[1:] == [Watermark(19)]
+    run.take(RIGHT, Watermark(25))
+    assert run.marks[2:] == [Watermark(50)]
+    run.take(LEFT, Watermark(END_OF_TIME))
+    run.take(RIGHT, Watermark(60))
+    assert END_OF_TIME not in [mark.time for mark in run.marks if isinstance(mark, Watermark)]
+    run.take(RIGHT, Watermark(END_OF_TIME))
+    assert run.marks[-1] == Watermark(END_OF_TIME)
+
+
+@both
+def test_an_idle_side_does_not_hold_the_other(make: Make, convert: Make) -> None:
+    run = Run(make("left", 5))
+    run.take(LEFT, convert(LEFT, [(1, 10, 1)]))
+    run.take(RIGHT, Idle())
+    run.take(LEFT, Watermark(20))
+    assert lone(run) == [(1, (1, 10, 1), None)]
+    assert run.marks == [Watermark(20)]
+    run.take(LEFT, Idle())
+    run.take(LEFT, Idle())
+    assert run.marks == [Watermark(20), Idle()]
+    run.take(RIGHT, convert(RIGHT, [(1, 20, 2), (1, 21, 3)]))
+    assert run.late == ([], [(1, 20, 2)])
+    run.take(RIGHT, Idle())
+    assert run.marks == [Watermark(20), Idle(), Idle()]
+
+
+def test_an_idle_side_does_not_follow_one_that_has_ended_or_is_idle_too() -> None:
+    progress = JoinProgress("inner", 0)
+    progress.take(Watermark(50), LEFT)
+    progress.take(Idle(), RIGHT)
+    assert progress.reached == [50, 50]
+    assert not progress.idle
+    progress.take(Watermark(END_OF_TIME), LEFT)
+    assert progress.reached == [END_OF_TIME, 50]
+    assert progress.idle
+    progress.active(RIGHT)
+    assert not progress.idle
+    both_idle = JoinProgress("inner", 0)
+    both_idle.take(Watermark(50), LEFT)
+    both_idle.take(Idle(), LEFT)
+    both_idle.take(Idle(), RIGHT)
+    assert both_idle.reached == [50, BEGINNING_OF_TIME]
+    assert both_idle.idle
+
+
+@both
+def test_many_steps_leave_nothing_behind(make: Make, convert: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows, and the numbers of keys that are never seen again."""
+    monkeypatch.setattr(joinarrow, "SPARE_KEYS", 50)
+    run = Run(make("full", 3))
+    run.take(LEFT, convert(LEFT, [(-1, 100_000, 0)]))
+    most = 0
+    for step in range(200):
+        time, first = 10 * step, 10 * step
+        run.take(LEFT, convert(LEFT, [(first + i, time + i, i + 1) for i in range(10)]))
+        run.take(RIGHT, convert(RIGHT, [(first + i, time + i + 2, i + 1) for i in range(0, 10, 2)]))
+        run.take(LEFT, Watermark(time + 9))
+        run.take(RIGHT, Watermark(time + 9))
+        most = max(most, sum(held(run.operator)))
+        if isinstance(run.operator, JoinArrow):
+            assert len(run.operator._index) <= 50 + 2 * 40
+            assert sum(len(each) for side in run.operator._held for each in side.runs) <= 80
+        else:
+            assert sum(len(side._by_key) for side in run.operator._sides) <= 40
+    assert most < 40
+    run.end()
+    matched = [pair for pair in run.pairs if pair[1] and pair[2]]
+    assert len(matched) == 200 * 5
+    assert len(run.pairs) == 200 * 10 + 1
+
+
+def test_equal_keys_of_several_kinds_match_as_rows() -> None:
+    run = Run(on_rows("full", 0))
+    left = [(1, 5, 1), (True, 5, 2), ((1, "a"), 5, 3), ((None, 1), 5, 4), (float("nan"), 5, 5)]
+    right = [(1.0, 5, 6), ((1.0, "a"), 5, 7), ((None, 1), 5, 8), ("1", 5, 9)]
+    run.take(LEFT, keyed(LEFT, left))
+    run.take(RIGHT, keyed(RIGHT, right))
+    run.end()
+    found = sorted((left and left[2], right and right[2]) for _, left, right in run.pairs if left and right)
+    assert found == [(1, 6), (2, 6), (3, 7)]
+    assert len(run.pairs) == 3 + 2 + 2

@@ -1,0 +1,133 @@
+"""Interval joins of Arrow batches: types, columns, and what is refused; results are in ``test_joins``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from minishuffle.dataflow.operators import joincolumns, joinheld
+from minishuffle.dataflow.operators.base import END_OF_TIME, TaskContext, Watermark
+from minishuffle.dataflow.operators.joinarrow import JoinArrow
+from minishuffle.dataflow.operators.joincolumns import JoinColumns
+from minishuffle.dataflow.operators.joins import LEFT, RIGHT, How
+from minishuffle.dataflow.operators.moments import microseconds
+from minishuffle.dataflow.operators.times import EventTime
+from minishuffle.errors import UsageError
+
+
+def joined(operator: JoinArrow, left: pa.RecordBatch, right: pa.RecordBatch) -> list[dict[str, Any]]:
+    out: list[Any] = []
+    operator.open(TaskContext("job", "task", 0, 1, 1))
+    operator.process(left, LEFT, out.append)
+    operator.process(right, RIGHT, out.append)
+    for input in (LEFT, RIGHT):
+        operator.on_mark(Watermark(END_OF_TIME), input, out.append)
+    batches = [item for item in out if isinstance(item, pa.RecordBatch)]
+    for batch in batches:
+        batch.validate(full=True)
+        assert batch.schema.equals(batches[0].schema)
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+def simple(how: How = "inner", **options: Any) -> JoinArrow:
+    columns = JoinColumns(("k",), ("k",), how, EventTime(column="t"))
+    time = EventTime(column="t")
+    return JoinArrow(columns, 10, (time, time), **options)
+
+
+def batch(keys: pa.Array, **columns: Any) -> pa.RecordBatch:
+    given = columns or {"v": list(range(len(keys)))}
+    return pa.record_batch({"k": keys, "t": pa.array([1] * len(keys)), **given})
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        (pa.array([1, 2], pa.int8()), pa.array([2, 300], pa.int64())),
+        (pa.array(["a", "b"]), pa.array(["b", "c"], pa.large_string())),
+        (pa.array(["a", "b"]).dictionary_encode(), pa.array(["b", "c"])),
+        (pa.array([True, False]), pa.array([0, 7], pa.int32())),
+        (pa.array([1.5, 2.0], pa.float32()), pa.array([2.0, 9.0])),
+        (pa.array([1, 2], pa.timestamp("s", "UTC")), pa.array([2_000_000, 5], pa.timestamp("us", "UTC"))),
+        (pa.array([b"x", b"y"]), pa.array([b"y", b"z"], pa.large_binary())),
+    ],
+    ids=lambda array: str(array.type),
+)
+def test_keys_of_like_types_match(left: pa.Array, right: pa.Array) -> None:
+    rows = joined(simple(), batch(left), batch(right))
+    assert [(row["v"], row["v_right"]) for row in rows] == [(1, 0)]
+
+
+def test_keys_of_unlike_types_are_refused() -> None:
+    with pytest.raises(UsageError, match="a key column of type .*string does not fit the keys of type int64"):
+        joined(simple(), batch(pa.array([1])), batch(pa.array(["1"])))
+
+
+def test_rows_with_many_partners_go_out_in_bounded_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (joinheld, joincolumns):
+        monkeypatch.setattr(module, "BATCH_ROWS_MAX", 100)
+    sizes: list[int] = []
+    operator = simple()
+    operator.open(TaskContext("job", "task", 0, 1, 1))
+    one = batch(pa.array([1] * 70))
+    operator.process(one, LEFT, lambda item: None)
+    operator.process(one, RIGHT, lambda item: sizes.append(item.num_rows))  # type: ignore[union-attr]
+    assert sum(sizes) == 70 * 70
+    assert max(sizes) <= 100
+
+
+def test_batches_of_other_columns_are_refused() -> None:
+    operator = simple()
+    operator.open(TaskContext("job", "task", 0, 1, 1))
+    operator.process(batch(pa.array([1])), LEFT, lambda item: None)
+    with pytest.raises(UsageError, match="has the columns k, t, w, and others before it had k, t, v"):
+        operator.process(batch(pa.array([1]), w=[1]), LEFT, lambda item: None)
+    with pytest.raises(UsageError, match="column 'v' of the join has the type string, which does not fit"):
+        operator.process(batch(pa.array([1]), v=["x"]), LEFT, lambda item: None)
+
+
+def test_two_columns_of_one_name_are_refused() -> None:
+    with pytest.raises(
+        UsageError, match="the join gives two columns of one name: rename some of k, t, v, v_r"
+    ):
+        joined(simple(), batch(pa.array([1]), v=[1], v_right=[1]), batch(pa.array([1])))
+
+
+def test_a_right_time_that_does_not_fit_the_left_column_is_told() -> None:
+    left = pa.schema({"k": pa.int64(), "t": pa.date32()})
+    right = pa.schema({"k": pa.int64(), "t": pa.timestamp("us"), "v": pa.int64()})
+    operator = simple("full", schemas=(left, right))
+    given = pa.record_batch([[1], [5], [1]], schema=right)
+    told = "does not fit the left's column 't' of type date32.*it has a time of day"
+    with pytest.raises(UsageError, match=told):
+        joined(operator, left_of(left), given)
+
+
+def left_of(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([], schema=schema)
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.timestamp("ms"), pa.timestamp("us", "UTC"), pa.int64(), pa.date32()], ids=str
+)
+def test_the_time_of_a_right_record_alone_stands_in_the_left_column(kind: pa.DataType) -> None:
+    day = 86_400_000_000
+    left = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("t", kind, nullable=False)])
+    right = pa.schema({"k": pa.int32(), "t": pa.timestamp("us"), "v": pa.int64()})
+    operator = simple("full", schemas=(left, right))
+    (row,) = joined(operator, left_of(left), pa.record_batch([[1], [day], [7]], schema=right))
+    assert (row["k"], microseconds(row["t"]), row["v"]) == (1, day, 7)
+
+
+def test_nothing_but_the_left_shows_the_right_columns_as_null() -> None:
+    right = pa.schema({"k": pa.int64(), "t": pa.int64(), "text": pa.dictionary(pa.int8(), pa.string())})
+    operator = simple("left", schemas=(None, right))
+    operator.open(TaskContext("job", "task", 0, 1, 1))
+    out: list[Any] = []
+    operator.process(batch(pa.array([1, None])), LEFT, out.append)
+    assert out[0].to_pylist() == [{"k": None, "t": 1, "v": 1, "t_right": None, "text": None}]
+    operator.on_mark(Watermark(END_OF_TIME), RIGHT, out.append)
+    assert out[1].schema.field("text").type == pa.string()
+    assert out[1].num_rows == 1
