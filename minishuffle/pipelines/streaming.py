@@ -1,0 +1,186 @@
+"""A pipeline as queries of Structured Streaming, which can be stopped and go on later.
+
+Each input becomes Parquet files in the order of arrival, which Spark's file source reads one after the
+other. One query for each input writes them into the job, one query writes the job's result as Parquet;
+each has a checkpoint. The job runs on while the queries are stopped, so what is kept of a stopped run
+is the job's id: with it the queries go on where their checkpoints say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from minishuffle.client import Client, JobHandle
+from minishuffle.errors import UnknownName
+from minishuffle.pipelines.contract import DataDirectory, Input, Pipeline
+from minishuffle.pipelines.run import (
+    SINK,
+    Outcome,
+    checked_inputs,
+    judged,
+    late_rows,
+    rows_taken,
+    submitted,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+__all__ = ["StreamingRun", "run_streaming"]
+
+ROWS_PER_FILE = 50_000
+FILES_PER_BATCH = 1
+"""Files come one by one: event time then goes on from batch to batch as it does from file to file."""
+RESULT_TRIGGER = "1 second"
+POLL_SECONDS = 0.1
+OVER = ("failed", "canceled", "finished")
+
+
+def run_streaming(
+    pipeline: Pipeline,
+    spark: SparkSession,
+    client: Client,
+    options: Mapping[str, str],
+    data: DataDirectory,
+    output: str,
+    parallelism: int | None = None,
+) -> Outcome:
+    """Like :func:`~minishuffle.pipelines.run.run_once`, as streams; goes on with a run that was stopped.
+
+    The result is in the directory ``minishuffle`` of ``output``, beside the inputs and checkpoints.
+    When it is interrupted the queries stop and the job runs on, if its cluster does.
+    """
+    run = StreamingRun(pipeline, spark, client, options, data, output)
+    run.prepare(parallelism)
+    began = time.monotonic()
+    try:
+        run.start()
+        run.finish()
+    finally:
+        run.stop()
+    seconds = time.monotonic() - began
+    ended = run.handle.info()
+    result = spark.read.parquet(run.place("minishuffle"))
+    verdict = judged(pipeline, spark, data, result, output)
+    rows_in = rows_taken(ended)
+    rows_out = verdict.rows if verdict is not None else result.count()
+    return Outcome(result, verdict, late_rows(ended), rows_in, rows_in / seconds, rows_out / seconds)
+
+
+class StreamingRun:
+    """One job and the queries around it."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        spark: SparkSession,
+        client: Client,
+        options: Mapping[str, str],
+        data: DataDirectory,
+        output: str,
+    ) -> None:
+        self.pipeline = pipeline
+        self.spark = spark
+        self.client = client
+        self.options = dict(options)
+        self.output = output
+        self.record = data.path / "streaming.json"
+        self.inputs = checked_inputs(pipeline, spark, data)
+        self._handle: JobHandle | None = None
+        self.writers: dict[str, StreamingQuery] = {}
+        self.reader: StreamingQuery | None = None
+
+    @property
+    def handle(self) -> JobHandle:
+        assert self._handle is not None, "prepare() comes first"
+        return self._handle
+
+    def place(self, *names: str) -> str:
+        return "/".join((self.output.rstrip("/"), *names))
+
+    # --- the job and its inputs -----------------------------------------------------------------
+
+    def prepare(self, parallelism: int | None = None) -> None:
+        """Find the job of a run that was stopped; else write the input files and start a job."""
+        self._handle = self._stopped_run()
+        if self._handle is not None:
+            return
+        self.record.unlink(missing_ok=True)
+        for directory in ("inputs", "checkpoints", "minishuffle"):
+            self._remove(self.place(directory))
+        for name, given in self.inputs.items():
+            files = given.slices().write.option("maxRecordsPerFile", ROWS_PER_FILE)
+            files.mode("overwrite").parquet(self.place("inputs", name))
+        self._handle = submitted(self.client, self.pipeline, self.inputs, parallelism, bounded=False)
+        submitted_at = self._handle.info().submitted_at
+        self._write_record({"output": self.output, "job": self._handle.id, "submitted_at": submitted_at})
+
+    def _stopped_run(self) -> JobHandle | None:
+        with contextlib.suppress(FileNotFoundError, ValueError, UnknownName):
+            record = json.loads(self.record.read_text())
+            if record["output"] == self.output:
+                handle = self.client.handle(record["job"])
+                info = handle.info()
+                # Every cluster counts its jobs from 1: the moment says whether this is the same one.
+                is_same = info.submitted_at == record["submitted_at"]
+                return handle if is_same and info.state not in ("failed", "canceled") else None
+        return None
+
+    def _write_record(self, record: dict[str, Any]) -> None:
+        self.record.parent.mkdir(parents=True, exist_ok=True)
+        part = self.record.with_suffix(".part")
+        part.write_text(json.dumps(record))
+        os.replace(part, self.record)
+
+    def _remove(self, directory: str) -> None:
+        jvm = self.spark._jvm
+        assert jvm is not None
+        path = jvm.org.apache.hadoop.fs.Path(directory)
+        path.getFileSystem(self.spark.sparkContext._jsc.hadoopConfiguration()).delete(path, True)
+
+    # --- the queries ----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start every query, from its checkpoint if it has one."""
+        for name, given in self.inputs.items():
+            self.writers[name] = self._start_writer(name, given)
+        result = self.spark.readStream.format("minishuffle").options(**self.options)
+        frame = result.option("job", self.handle.id).option("sink", SINK).load()
+        files = frame.writeStream.format("parquet").option("path", self.place("minishuffle"))
+        files = files.option("checkpointLocation", self.place("checkpoints", "result"))
+        self.reader = files.trigger(processingTime=RESULT_TRIGGER).queryName("result").start()
+
+    def _start_writer(self, name: str, given: Input) -> StreamingQuery:
+        source = self.spark.readStream.schema(given.frame.schema)
+        source = source.option("maxFilesPerTrigger", FILES_PER_BATCH)
+        stream = source.parquet(self.place("inputs", name)).writeStream.format("minishuffle")
+        stream = stream.options(**self.options).option("stream", name)
+        stream = stream.option("checkpointLocation", self.place("checkpoints", name))
+        return stream.trigger(availableNow=True).queryName(name).start()
+
+    def finish(self) -> None:
+        """Wait until every file is written, end the streams, and read the result to its end.
+
+        Raises:
+            TaskFailed: the job failed.
+            StreamingQueryException: a query did.
+        """
+        for name, query in self.writers.items():
+            self._until_over(query)
+            self.end_stream(name)
+        self.handle.wait()
+        assert self.reader is not None
+        self.reader.processAllAvailable()
+        self.record.unlink()
+
+    def stop(self) -> None:
+        """Stop the queries; the job runs on."""
+        for query in [*self.writers.values(), *([self.reader] if self.reader is not None else [])]:
+            if query.isActive:
+                query.stop()

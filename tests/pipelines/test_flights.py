@@ -1,0 +1,149 @@
+"""The flights pipeline: Spark's answer against figures known from elsewhere, and which flights are late."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from minishuffle.errors import ShuffleError, UsageError
+from minishuffle.pipelines import DataDirectory
+from minishuffle.pipelines.flights import Flights, flights
+from minishuffle.pipelines.flights.pipeline import RESULT, cleaned, not_late
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("wider_resources")]
+
+KNOWN_SUMS = {
+    "flights": 336_776,
+    "departed": 328_521,
+    "dep_delay_min": 4_152_200,
+    "max_dep_delay_min": 2_619_743,
+    "late15": 72_914,
+    "with_weather": 335_220,
+    "wet": 23_002,
+    "precip_hundredths": 152_988,
+    "low_visibility": 13_138,
+}
+
+
+def late_flights(path: Path, out_of_order: timedelta) -> Counter[tuple[str, ...]]:
+    """Carrier and hour of the flights that are late, in plain Python: one flight after the other."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    arrivals = []
+    for row in rows:
+        hour = datetime.strptime(row["time_hour"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+        delay = 0 if row["dep_delay"] == "NA" else int(row["dep_delay"])
+        arrival = hour + timedelta(minutes=int(row["minute"]) + delay)
+        arrivals.append((arrival, row["carrier"], int(row["flight"]), row["origin"], hour, row["time_hour"]))
+    late: Counter[tuple[str, ...]] = Counter()
+    latest = datetime.min.replace(tzinfo=UTC) + timedelta(days=2)
+    for _, carrier, flight, origin, hour, text in sorted(arrivals):
+        if hour <= latest - out_of_order - timedelta(microseconds=1):
+            late[carrier, str(flight), origin, text] += 1
+        latest = max(latest, hour)
+    return late
+
+
+def named(rows: DataFrame) -> Counter[tuple[str, ...]]:
+    hour = F.date_format("time_hour", "yyyy-MM-dd'T'HH:mm:ss'Z'")
+    found = rows.select("carrier", F.col("flight").cast("string"), "origin", hour).collect()
+    return Counter(tuple(row) for row in found)
+
+
+@pytest.fixture(scope="module")
+def expected(spark: SparkSession, data: DataDirectory) -> DataFrame:
+    return Flights().expected(spark, data).cache()
+
+
+def test_sums_of_all_columns(expected: DataFrame) -> None:
+    row = expected.agg(*(F.sum(name).alias(name) for name in KNOWN_SUMS)).first()
+    assert row is not None and row.asDict() == KNOWN_SUMS
+    assert expected.count() == 60_142
+    assert Flights().figures(expected) == {"dep_delay_min": 4_152_200}
+
+
+def test_columns_and_nulls(expected: DataFrame) -> None:
+    kinds = {"carrier": "string", "airline": "string", "time_hour": "timestamp"}
+    assert expected.dtypes == [(name, kinds.get(name, "bigint")) for name in RESULT]
+    nulls = expected.agg(*(F.count_if(F.isnull(name)).alias(name) for name in RESULT)).first()
+    assert nulls is not None
+    known = {"dep_delay_min": 438, "max_dep_delay_min": 438, "precip_hundredths": 279}
+    assert {name: count for name, count in nulls.asDict().items() if count} == known
+
+
+def test_the_worst_hours(expected: DataFrame) -> None:
+    rows = Flights().report(expected).toArrow().to_pylist()
+    assert len(rows) == 10
+    first, tenth = rows[0], rows[9]
+    assert (first["carrier"], first["airline"], first["dep_delay_min"]) == (
+        "DL",
+        "Delta Air Lines Inc.",
+        2_710,
+    )
+    assert first["time_hour"] == datetime(2013, 4, 19, 23, tzinfo=UTC)
+    assert (tenth["carrier"], tenth["dep_delay_min"]) == ("B6", 2_029)
+    assert tenth["time_hour"] == datetime(2013, 6, 29, 1, tzinfo=UTC)
+
+
+def test_weather_ends_before_the_flights_do(spark: SparkSession, data: DataDirectory) -> None:
+    inputs = Flights().inputs(spark, data)
+    last = inputs["weather"].frame.agg(F.max("time_hour")).first()
+    assert last is not None
+    assert inputs["flights"].frame.where(F.col("time_hour") > F.lit(last[0])).count() == 932
+
+
+def test_one_reading_is_cleaned_and_no_row_is_lost(spark: SparkSession, data: DataDirectory) -> None:
+    from minishuffle.pipelines.flights.data import read_weather
+
+    weather = read_weather(spark, data)
+    clean = cleaned(weather)
+    assert clean.count() == weather.count() == 26_115
+    assert weather.where("wind_speed > 200").count() == 1 and clean.where("wind_speed > 200").count() == 0
+    nulls = [frame.where("wind_speed IS NULL").count() for frame in (weather, clean)]
+    assert nulls[1] == nulls[0] + 1
+
+
+def test_every_split_spans_the_year_in_order_of_arrival(spark: SparkSession, data: DataDirectory) -> None:
+    dealt = Flights(splits=3).inputs(spark, data)["flights"].dealt()
+    assert dealt.rdd.getNumPartitions() == 3
+    parts = dealt.groupBy(F.spark_partition_id()).agg(
+        F.count("*"), F.min("time_hour").cast("string"), F.max("time_hour").cast("string")
+    )
+    for _, rows, first, last in parts.collect():
+        assert 100_000 < rows < 125_000 and first < "2013-01-02" and last > "2013-12-31"
+    order = [F.col("arrival"), F.col("carrier"), F.col("flight"), F.col("origin"), F.col("time_hour")]
+    told = dealt.where(F.spark_partition_id() == 1).select(F.struct(*order).alias("key")).collect()
+    assert all(one.key < other.key for one, other in zip(told, told[1:], strict=False))
+
+
+@pytest.mark.parametrize("hours, count", [(2, 5_590), (24, 0)])
+def test_the_flights_that_are_late_are_those_of_a_loop_over_all(
+    spark: SparkSession, data: DataDirectory, hours: int, count: int
+) -> None:
+    from minishuffle.pipelines.flights.data import read_flights
+
+    everything = named(read_flights(spark, data))
+    kept = named(not_late(read_flights(spark, data), timedelta(hours=hours)))
+    late = late_flights(data.path / "flights.csv", timedelta(hours=hours))
+    assert late.total() == count
+    assert everything - kept == late and kept.total() == everything.total() - count
+
+
+def test_data_of_another_size_are_refused(
+    spark: SparkSession, data: DataDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minishuffle.pipelines.flights.data.WEATHER_ROWS", 26_116)
+    with pytest.raises(ShuffleError, match=r"weather\.csv has 26,115 rows, not 26,116"):
+        Flights().inputs(spark, data)
+
+
+def test_parameters_that_make_no_sense() -> None:
+    with pytest.raises(UsageError, match="hours from 0 on, not -1"):
+        flights(out_of_order_hours=-1)
+    assert flights(splits=2).splits == 2
