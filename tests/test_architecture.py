@@ -33,8 +33,10 @@ LAYERS = (
     names("worker coordinator"),
     names("observe"),
     names("web"),
+    names("external"),
     names("client launch local_cluster __init__"),
-    names("bench examples"),  # Built with the public names, which are the row above.
+    names("spark"),
+    names("bench examples pipelines"),  # Built with the public names, two rows above.
     names("cli"),
 )
 """From the bottom up: a file imports only from a row below its own, or from its own package."""

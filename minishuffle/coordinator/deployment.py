@@ -68,4 +68,5 @@ def _task(graph: JobGraph, placement: Placement, operator: int, index: int) -> T
         attempt=FIRST_ATTEMPT,
         inputs=inputs,
         outputs=outputs,
+        stream=vertex.stream,
     )

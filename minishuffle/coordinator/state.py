@@ -8,20 +8,22 @@ carries the instructions out, in order, and calls :meth:`CoordinatorState.handle
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Literal
 
-from minishuffle import limits
 from minishuffle.config import ClusterSettings
 from minishuffle.coordinator.admission import admit, checked_graph, segments_required, slots_used
 from minishuffle.coordinator.deployment import deployments
+from minishuffle.coordinator.ending import Ending
 from minishuffle.coordinator.figures import CoordinatorFacts, cluster_status, coordinator_snapshot
 from minishuffle.coordinator.instructions import CloseLink, Instruction, Journal, Reply, SendToWorker, Stopped
 from minishuffle.coordinator.jobs import Job
+from minishuffle.coordinator.jobtable import JOBS_KEPT, JobTable
 from minishuffle.coordinator.polls import LongPolls
+from minishuffle.coordinator.streams import Streams
 from minishuffle.coordinator.workers import Worker, WorkerRegistry
 from minishuffle.counters import CoordinatorSnapshot
 from minishuffle.dataflow.graph import JobGraph
-from minishuffle.errors import PeerLost, ShuffleError, UnknownName, UsageError
+from minishuffle.errors import PeerLost, ShuffleError, UsageError
 from minishuffle.wire.messages import (
     Accepted,
     AskDial,
@@ -50,18 +52,17 @@ from minishuffle.wire.messages import (
     WaitJob,
     WorkerLost,
 )
-from minishuffle.wire.parts import ControlMessage, ErrorInfo
+from minishuffle.wire.parts import ControlMessage, ErrorInfo, WorkerAddress
+from minishuffle.wire.streams import (
+    AbortWrite,
+    CommitWrite,
+    DescribeStream,
+    OpenUpstream,
+    UpstreamExpected,
+    WriteEnded,
+)
 
 __all__ = ["CoordinatorState"]
-
-JOBS_KEPT: Final = 100
-"""Jobs that are over and still listed."""
-JOBS_NAMED: Final = 5
-"""Of those that are known, in an error about one that is not."""
-DRAIN_SECONDS: Final = 2.0
-"""How much longer than ``task_cancel_timeout`` jobs may take to end when the cluster stops."""
-GOODBYE_SECONDS: Final = 3.0
-"""How long workers may take to close their links after that."""
 
 
 class CoordinatorState:
@@ -83,13 +84,13 @@ class CoordinatorState:
         self._facts = facts
         self._submitted = jobs_submitted
         self._workers = WorkerRegistry(settings, facts.python)
-        self._jobs: dict[str, Job] = {}
+        self._jobs = JobTable()
         self._polls = LongPolls()
+        self._streams = Streams(facts.term, self._send_to, self._address)
         self._out: list[Instruction] = []
         self._touched: dict[str, Job] = {}
         """Jobs to look after before the verb at hand returns."""
-        self._phase: Literal["up", "draining", "closing", "stopped"] = "up"
-        self._phase_deadline = 0.0
+        self._ending = Ending(settings.task_cancel_timeout)
 
     # --- the verbs -------------------------------------------------------------------------------
 
@@ -118,9 +119,10 @@ class CoordinatorState:
     def link_closed(self, link: int, now: float, why: str = "its control link closed") -> list[Instruction]:
         """A link of a worker or client is gone."""
         self._polls.forget(link)
+        self._streams.forget(link)
         worker = self._workers.by_link(link)
         if worker is not None:
-            self._end_worker(worker, "lost" if self._phase == "up" else "gone", why, now)
+            self._end_worker(worker, "lost" if self._ending.phase == "up" else "gone", why, now)
         return self._settle(now)
 
     def undeployable(
@@ -150,9 +152,7 @@ class CoordinatorState:
 
     def next_deadline(self) -> float | None:
         """When :meth:`handle_timer` wants to be called; None for not at all."""
-        times = [self._workers.next_deadline(), self._polls.next_deadline()]
-        if self._phase in ("draining", "closing"):
-            times.append(self._phase_deadline)
+        times = [self._workers.next_deadline(), self._polls.next_deadline(), self._ending.next_deadline()]
         return min((time for time in times if time is not None), default=None)
 
     # --- workers ---------------------------------------------------------------------------------
@@ -200,6 +200,8 @@ class CoordinatorState:
                 else:
                     job.story.log(lines)
                     self._touch(job)
+            case UpstreamExpected() | WriteEnded():
+                self._out += self._streams.answered(message)
             case AskDial(target=target):
                 dialer = self._workers.get_alive(target)
                 if dialer is not None and dialer is not worker:
@@ -229,10 +231,20 @@ class CoordinatorState:
         for other in self._workers.alive():
             self._send(other, verdict)
         cause = ErrorInfo(code=PeerLost.code, text=f"{worker} was lost: {why}")
-        for job in self._active():
+        for job in self._jobs.active():
             if worker.worker in job.slots_held():
                 job.worker_lost(worker.worker, cause, self._wall(now))
                 self._touch(job)
+
+    def _send_to(self, number: int, message: ControlMessage) -> bool:
+        worker = self._workers.get_alive(number)
+        if worker is not None:
+            self._send(worker, message)
+        return worker is not None
+
+    def _address(self, number: int) -> WorkerAddress | None:
+        worker = self._workers.get_alive(number)
+        return None if worker is None else worker.address
 
     def _send(self, worker: Worker, message: ControlMessage) -> None:
         self._out.append(SendToWorker(worker.worker, worker.link, message))
@@ -242,18 +254,23 @@ class CoordinatorState:
     def _request(self, link: int, request: int, message: ControlMessage, now: float) -> None:
         match message:
             case GetEvents(job=name) | GetLogs(job=name) | WaitJob(job=name):
-                self._out += self._polls.ask(link, request, message, self._job(name), now)
+                self._out += self._polls.ask(link, request, message, self._jobs.named(name), now)
+                return
+            case DescribeStream() | OpenUpstream() | CommitWrite() | AbortWrite():
+                self._out += self._streams.request(link, request, message, self._wall(now))
+                for job in self._jobs.active():
+                    self._touch(job)
                 return
             case SubmitJob():
                 reply: ControlMessage = self._submit(message, now)
             case ListJobs():
                 reply = JobList(jobs=[job.info(results=False) for job in self._jobs.values()])
             case ShowJob(job=name):
-                reply = self._job(name).info(results=True)
+                reply = self._jobs.named(name).info(results=True)
             case CancelJob(job=name):
-                reply = self._cancel(self._job(name), now)
+                reply = self._cancel(self._jobs.named(name), now)
             case GetRows(job=name, after=after):
-                job = self._job(name)
+                job = self._jobs.named(name)
                 reply = job.story.rows_after(after, job.over)
             case GetStatus():
                 jobs = list(self._jobs.values())
@@ -267,14 +284,6 @@ class CoordinatorState:
                 return
         self._out.append(Reply(link, request, reply))
 
-    def _job(self, name: str) -> Job:
-        if name in self._jobs:
-            return self._jobs[name]
-        known = list(self._jobs)[-JOBS_NAMED:]
-        there = f"the latest are {', '.join(known)}" if known else "none was submitted yet"
-        shown = name[: limits.NAME_BYTES_MAX]
-        raise UnknownName(f"there is no job {shown!r}; {there} ('minishuffle jobs list' shows all)")
-
     def _cancel(self, job: Job, now: float) -> Accepted:
         if job.over:
             raise UsageError(f"job {job.id} ({job.name}) cannot be cancelled: it is {job.state} already")
@@ -283,7 +292,7 @@ class CoordinatorState:
         return Accepted(job=job.id)
 
     def _require_up(self) -> None:
-        if self._phase != "up":
+        if self._ending.phase != "up":
             raise UsageError("the cluster is being shut down: start it again with 'minishuffle cluster up'")
 
     # --- submission ------------------------------------------------------------------------------
@@ -292,10 +301,12 @@ class CoordinatorState:
         """Admit a job and send it to its workers, or raise and leave nothing behind."""
         self._require_up()
         graph = checked_graph(message, self._facts.python)
-        placement, segments = admit(graph, self._workers.alive(), self._active())
+        self._streams.check(graph)
+        placement, segments = admit(graph, self._workers.alive(), self._jobs.active())
         self._submitted += 1
         job = Job(f"j{self._submitted}", message.name, graph, placement, segments, self._wall(now))
         self._jobs[job.id] = job
+        self._streams.add(job, graph)
         self._out.append(Journal(self._submitted))
         self._deploy(job, graph)
         self._touch(job)
@@ -309,9 +320,6 @@ class CoordinatorState:
             graph, job.placement, addresses, term=self._facts.term, job=job.id, name=job.name
         ).items():
             self._send(taking_part[number], message)
-
-    def _active(self) -> list[Job]:
-        return [job for job in self._jobs.values() if not job.over]
 
     # --- what follows ----------------------------------------------------------------------------
 
@@ -345,33 +353,25 @@ class CoordinatorState:
         if job.released:
             return
         job.released = True
+        self._out += self._streams.remove(job)
         self._tell(sorted(job.slots_held()), ReleaseJob(term=self._facts.term, job=job.id))
         for number, slots in job.abandoned_slots().items():
             worker = self._workers.get_alive(number)
             if worker is not None:
                 worker.slots_written_off += slots
-        over = [known for known in self._jobs.values() if known.over]
-        for old in over[: max(0, len(over) - JOBS_KEPT)]:
-            del self._jobs[old.id]
+        self._jobs.forget()
 
     def _begin_stop(self, now: float) -> None:
-        if self._phase != "up":
-            return
-        self._phase = "draining"
-        self._phase_deadline = now + self._settings.task_cancel_timeout + DRAIN_SECONDS
-        for job in self._active():
-            job.cancel(self._wall(now), "the cluster is shut down")
-            self._touch(job)
+        if self._ending.begin(now):
+            for job in self._jobs.active():
+                job.cancel(self._wall(now), "the cluster is shut down")
+                self._touch(job)
 
     def _advance_stop(self, now: float) -> None:
-        late = now >= self._phase_deadline
-        if self._phase == "draining" and (late or not self._active()):
-            self._phase, self._phase_deadline = "closing", now + GOODBYE_SECONDS
-            late = False
+        if self._ending.drained(now, bool(self._jobs.active())):
             for worker in self._workers.alive():
                 self._send(worker, Shutdown(term=self._facts.term, reason="the cluster is shut down"))
-        if self._phase == "closing" and (late or not self._workers.alive()):
-            self._phase = "stopped"
+        if self._ending.closed(now, bool(self._workers.alive())):
             self._out.append(Stopped())
 
     # --- figures ---------------------------------------------------------------------------------
@@ -385,7 +385,7 @@ class CoordinatorState:
         """Check the invariants; for tests, after each step."""
         assert not self._out and not self._touched
         self._workers.validate()
-        used, required = slots_used(self._active()), segments_required(self._active())
+        used, required = slots_used(self._jobs.active()), segments_required(self._jobs.active())
         alive = {worker.worker for worker in self._workers.alive()}
         for worker in self._workers.alive():
             assert 0 <= used[worker.worker] <= worker.slots <= worker.about.slots
@@ -396,4 +396,4 @@ class CoordinatorState:
             assert job.released == job.over
             assert not job.stopping or job.stop_sent
         assert sum(job.over for job in self._jobs.values()) <= JOBS_KEPT
-        assert self._polls.jobs() <= {job.id for job in self._active()}
+        assert self._polls.jobs() <= {job.id for job in self._jobs.active()}

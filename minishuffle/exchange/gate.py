@@ -76,6 +76,10 @@ class InputChannel:
             self.gate.ready.append(self)
         self.gate.wake()
 
+    def broken(self, error: ShuffleError) -> None:
+        """(Task.) What was delivered before ``error`` has been read."""
+        raise error
+
     def consumed(self, buffer: Any) -> None:
         """(Loop.) The task has given ``buffer`` back."""
         raise AssertionError("each kind of channel says what becomes of its buffers")
@@ -335,7 +339,9 @@ class InputGate:
             self._end_turn(channel)
             return False
         if isinstance(item, ShuffleError):
-            raise item
+            channel.broken(item)
+            self._end_turn(channel)
+            return False
         payload = item.payload
         if item.data_type == DataType.EVENT:
             event = bytes(payload)
@@ -367,10 +373,14 @@ class InputGate:
                     f"{lost} rows"
                 )
             channel.finished = True
-            self._unfinished -= 1
-            self.marked |= self.valve.end(channel.number)
+            self._over(channel)
         else:
             raise RemoteProtocolError(f"event of unknown kind {kind} and {len(event)} bytes")
+
+    def _over(self, channel: InputChannel) -> None:
+        """Nothing follows on that channel."""
+        self._unfinished -= 1
+        self.marked |= self.valve.end(channel.number)
 
     def _end_turn(self, channel: InputChannel) -> None:
         """Give the current buffer back; the channel goes to the end of the line if it has more."""

@@ -62,7 +62,7 @@ class Identity:
     def __str__(self) -> str:
         if self.role is Role.COORDINATOR:
             return "the coordinator"
-        return f"worker {self.worker}" if self.worker else f"a {self.role.name.lower()}"
+        return f"{self.role.name.lower()} {self.worker}" if self.worker else f"a {self.role.name.lower()}"
 
 
 class HandshakeRefused(AuthenticationError):

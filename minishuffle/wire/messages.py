@@ -26,6 +26,18 @@ from minishuffle.wire.parts import (
     WorkerInfo,
     WorkerReport,
 )
+from minishuffle.wire.streams import (
+    AbortWrite,
+    CommitWrite,
+    DescribeStream,
+    EndWrite,
+    ExpectUpstream,
+    OpenUpstream,
+    StreamInfo,
+    UpstreamExpected,
+    UpstreamOpened,
+    WriteEnded,
+)
 
 # --- worker -> coordinator ------------------------------------------------------------------------
 
@@ -333,7 +345,17 @@ AnyMessage = Annotated[
     | JobEvents
     | JobLogs
     | JobRows
-    | ClusterStatus,
+    | ClusterStatus
+    | DescribeStream
+    | StreamInfo
+    | OpenUpstream
+    | UpstreamOpened
+    | ExpectUpstream
+    | UpstreamExpected
+    | CommitWrite
+    | AbortWrite
+    | EndWrite
+    | WriteEnded,
     Field(discriminator="type"),
 ]
 

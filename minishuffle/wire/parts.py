@@ -114,6 +114,8 @@ class TaskSpec(ControlMessage):
     attempt: int
     inputs: list[InputSpec]
     outputs: list[OutputSpec]
+    stream: str = ""
+    """The stream that it reads, if other programs write its records."""
 
 
 class TaskInfo(ControlMessage):

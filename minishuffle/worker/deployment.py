@@ -22,6 +22,7 @@ from minishuffle.wire.parts import InputSpec, TaskCountersMessage, TaskReport, T
 from minishuffle.worker.handoff import LoopInbox, TaskPaths
 from minishuffle.worker.instructions import ChannelKey, StartTask, TaskKey
 from minishuffle.worker.task import Task, TaskOutcome
+from minishuffle.worker.upstreams import UPSTREAM_EDGE, UpstreamGate
 
 __all__ = ["Deployment"]
 
@@ -75,6 +76,8 @@ class Deployment:
         try:
             for input_spec in spec.inputs:
                 gates.append(self._build_gate(input_spec, spec, settings, paths, counters))
+            if spec.stream:
+                gates.append(self._upstream_gate(spec, settings, paths, counters))
             for output in spec.outputs:
                 partition_id = PartitionId(JobId(job), output.edge, spec.index)
                 pool = self._output_pool(partition_id, output.count, paths)
@@ -147,6 +150,30 @@ class Deployment:
             else:
                 gate.add(RemoteInputChannel(gate, channel.producer, exclusive))
         return gate
+
+    def _upstream_gate(
+        self, task: TaskSpec, settings: JobSettings, paths: TaskPaths, counters: TaskCounters
+    ) -> UpstreamGate:
+        """Its channels come and go, and share what the gate's pool has."""
+        exclusive, floating = settings.buffers_per_channel, settings.floating_buffers_per_gate
+        pool = self.pool.create_pool(
+            f"stream {task.stream} of {task.name}[{task.index}]",
+            1 + exclusive,
+            2 * (1 + exclusive) + floating,
+        )
+        return UpstreamGate(
+            UPSTREAM_EDGE,
+            0,
+            pool,
+            self.pool.segment_bytes,
+            paths.bell.ring,
+            paths.give_back,
+            self.budget,
+            None,
+            counters,
+            exclusive=exclusive,
+            post=paths.post,
+        )
 
     def _handed_over(self, piece: Outgoing) -> None:
         if piece.data_type == DataType.DATA:

@@ -9,6 +9,10 @@ from minishuffle.errors import ShuffleError
 from minishuffle.ids import PartitionId
 from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.parts import ControlMessage, TaskSpec, WorkerAddress
+from minishuffle.wire.streams import (
+    EndWrite,
+    ExpectUpstream,
+)
 
 __all__ = [
     "AbandonTask",
@@ -25,6 +29,7 @@ __all__ = [
     "Release",
     "RequestPartition",
     "Send",
+    "ServeStream",
     "StartTask",
     "TaskKey",
 ]
@@ -130,6 +135,13 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
+class ServeStream:
+    """A program that is no worker wants to write into a task here, or has written."""
+
+    message: ExpectUpstream | EndWrite
+
+
+@dataclass(frozen=True, slots=True)
 class Exit:
     """Stop this worker; ``reason`` is empty for an orderly shutdown."""
 
@@ -149,5 +161,6 @@ Instruction: TypeAlias = (
     | ConnectLocal
     | Attach
     | Refuse
+    | ServeStream
     | Exit
 )

@@ -16,6 +16,7 @@ from minishuffle.wire.handshake import Identity
 from minishuffle.wire.parts import PeerReport, WorkerAddress
 from minishuffle.worker.instructions import Attach, CloseLinks, Instruction, Refuse, RequestPartition
 from minishuffle.worker.state import WorkerState
+from minishuffle.worker.visitors import Visitors
 
 __all__ = ["PeerLinks"]
 
@@ -38,19 +39,23 @@ class PeerLinks:
         self._links: dict[int, DataLink] = {}
         self._endpoint: DataEndpoint | None = None
         self._state: WorkerState
+        self.visitors: Visitors
 
-    def registered(self, endpoint: DataEndpoint, state: WorkerState) -> None:
+    def registered(self, endpoint: DataEndpoint, state: WorkerState, visitors: Visitors) -> None:
         """The worker has its id: peers may connect from now on."""
         self._endpoint = endpoint
         self._state = state
+        self.visitors = visitors
 
     # --- EndpointHandler -------------------------------------------------------------------------
 
     def authorize(self, peer: Identity) -> str | None:
-        if peer.role != Role.WORKER:
-            return "only workers connect to a worker's data port"
         if self._endpoint is None:
             return "this worker is not registered yet"
+        if peer.role == Role.CLIENT:
+            return self.visitors.refusal(peer.worker, peer.epoch)
+        if peer.role != Role.WORKER:
+            return "only workers connect to a worker's data port, and programs that are expected"
         link = self._links.get(peer.worker)
         if link is not None and link.peer.epoch >= peer.epoch:
             return f"worker {peer.worker} is connected already"
@@ -61,6 +66,9 @@ class PeerLinks:
         _log.warning("connection from %s refused (%s): %s", remote, reason, text)
 
     def link_up(self, link: DataLink) -> None:
+        if link.peer.role == Role.CLIENT:
+            self.visitors.link_up(link)
+            return
         worker = link.peer.worker
         old = self._links.get(worker)
         self._links[worker] = link
@@ -71,15 +79,18 @@ class PeerLinks:
 
     def link_events(self, link: DataLink, events: list[ConnectionEvent]) -> None:
         for event in events:
-            if isinstance(event, PartitionRequested):
+            if isinstance(event, PartitionRequested) and link.peer.role == Role.CLIENT:
+                error = RemoteProtocolError("a program that writes asks for no partition")
+                link.connection.refuse(event.request.channel, error)
+            elif isinstance(event, PartitionRequested):
                 worker, request = link.peer.worker, event.request
                 self._carry_out(self._state.partition_requested(worker, request, self._now()))
             elif isinstance(event, PeerSilent):
-                link.abort(PeerLost(f"worker {link.peer.worker} was silent for {event.seconds:.1f} s"))
+                link.abort(PeerLost(f"{link.peer} was silent for {event.seconds:.1f} s"))
 
     def link_down(self, link: DataLink, error: ShuffleError) -> None:
         worker = link.peer.worker
-        if self._links.get(worker) is link:
+        if link.peer.role == Role.WORKER and self._links.get(worker) is link:
             del self._links[worker]
             self._carry_out(self._state.peer_down(worker))
 
@@ -137,7 +148,8 @@ class PeerLinks:
         """For the heartbeat: every connection, by peer."""
         links: dict[int, list[DataLink]] = {}
         for link in self._endpoint.links if self._endpoint is not None else ():
-            links.setdefault(link.peer.worker, []).append(link)
+            if link.peer.role == Role.WORKER:
+                links.setdefault(link.peer.worker, []).append(link)
         return [
             PeerReport(worker=peer, connections=len(all_), local=all_[0].local, remote=all_[0].remote)
             for peer, all_ in sorted(links.items())

@@ -43,6 +43,7 @@ from minishuffle.worker.instructions import (
     Release,
     RequestPartition,
     Send,
+    ServeStream,
     StartTask,
     TaskKey,
 )
@@ -50,6 +51,7 @@ from minishuffle.worker.interpreter import tune_interpreter
 from minishuffle.worker.links import PeerLinks
 from minishuffle.worker.state import WorkerState
 from minishuffle.worker.task import Task, TaskOutcome, describe_failure
+from minishuffle.worker.visitors import Visitors
 
 __all__ = ["Worker", "run_worker"]
 
@@ -122,10 +124,11 @@ class Worker:
             cluster = self.endpoint.identity.cluster
             self.endpoint.identity = Identity(Role.WORKER, cluster, message.worker, message.epoch)
             self._state = WorkerState(self.settings, message.worker, message.epoch, message.term)
-            self._peers.registered(self.endpoint, self._state)
             self._deployment = Deployment(
                 message.worker, self.pool, self._inbox, self._on_report, self._on_collected, self._on_log
             )
+            visitors = Visitors(message.term, self._deployment, self._send)
+            self._peers.registered(self.endpoint, self._state, visitors)
             self._registered.set_result(message)
         elif isinstance(message, Failure):
             self._registered.set_exception(error_from_code(message.code, message.text))
@@ -217,12 +220,15 @@ class Worker:
                 if failed is not None:
                     failed.deliver(error)
             case Release(job):
+                self._peers.visitors.forget(job)
                 deployment.release(job)
                 self._schedule_flush()
             case DialPeer(peer):
                 self._dial(peer)
             case CloseLinks():
                 self._peers.close(instruction)
+            case ServeStream(message):
+                self._peers.visitors.serve(message)
             case Exit(reason):
                 self._end(reason)
 

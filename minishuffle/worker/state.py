@@ -25,6 +25,10 @@ from minishuffle.wire.messages import (
     WorkerLost,
 )
 from minishuffle.wire.parts import ControlMessage, ErrorInfo, TaskCountersMessage, TaskSpec, WorkerAddress
+from minishuffle.wire.streams import (
+    EndWrite,
+    ExpectUpstream,
+)
 from minishuffle.worker.instructions import (
     AbandonTask,
     Attach,
@@ -40,6 +44,7 @@ from minishuffle.worker.instructions import (
     Release,
     RequestPartition,
     Send,
+    ServeStream,
     StartTask,
     TaskKey,
 )
@@ -109,6 +114,8 @@ class WorkerState:
                 return self._dial(peer, now)
             case WorkerLost(worker=worker, epoch=epoch):
                 return [CloseLinks(worker, epoch)]
+            case ExpectUpstream() | EndWrite():
+                return [ServeStream(message)]
             case Shutdown():
                 return [Exit("")]
             case _:

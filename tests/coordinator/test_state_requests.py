@@ -9,7 +9,7 @@ import pytest
 
 from minishuffle import limits
 from minishuffle.coordinator import jobs as jobs_module
-from minishuffle.coordinator.state import JOBS_KEPT
+from minishuffle.coordinator.jobtable import JOBS_KEPT
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import ResourceExhausted, UnknownName
 from minishuffle.wire.messages import (

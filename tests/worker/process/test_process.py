@@ -177,11 +177,13 @@ async def test_a_second_connection_of_a_pair_is_refused_unless_its_epoch_is_newe
     await again.endpoint.close()
 
 
-async def test_only_workers_connect_to_a_data_port(coordinator: Coordinator) -> None:
+async def test_only_workers_and_expected_clients_connect_to_a_data_port(coordinator: Coordinator) -> None:
     running = await coordinator.worker(1)
+    with pytest.raises(HandshakeRefused, match="client 7 is not expected here"):
+        await Peer(7, 1, Role.CLIENT).dial(running)
     with pytest.raises(HandshakeRefused, match="only workers connect to a worker's data port"):
-        await Peer(0, 0, Role.CLIENT).dial(running)
-    assert running.snapshot().connections_refused == {"peer": 1}
+        await Peer(0, 0, Role.COORDINATOR).dial(running)
+    assert running.snapshot().connections_refused == {"peer": 2}
 
 
 async def test_a_worker_that_is_not_registered_yet_is_nobodys_peer(coordinator: Coordinator) -> None:

@@ -1,0 +1,246 @@
+"""Streams that other programs write into jobs: who asks, and what the workers answer. Pure.
+
+A program asks where a partition of its write goes; the subtask's worker is told to expect it, says what is
+there of the partition already, and the program is sent there with a ticket. A commit asks every subtask
+whether its partitions are complete, and ends a bounded stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from minishuffle.coordinator.instructions import Instruction, Reply
+from minishuffle.coordinator.jobs import Job
+from minishuffle.dataflow.graph import JobGraph
+from minishuffle.errors import PeerLost, ShuffleError, UnknownName, UsageError, error_from_code
+from minishuffle.wire.messages import (
+    Accepted,
+    Failure,
+)
+from minishuffle.wire.parts import ControlMessage, ErrorInfo, WorkerAddress
+from minishuffle.wire.streams import (
+    AbortWrite,
+    CommitWrite,
+    DescribeStream,
+    EndWrite,
+    ExpectUpstream,
+    OpenUpstream,
+    StreamInfo,
+    UpstreamExpected,
+    UpstreamOpened,
+    WriteEnded,
+)
+
+__all__ = ["StreamRequest", "Streams"]
+
+StreamRequest = DescribeStream | OpenUpstream | CommitWrite | AbortWrite
+
+
+@dataclass(slots=True)
+class _Stream:
+    name: str
+    job: Job
+    operator: int
+    parallelism: int
+    bounded: bool
+    schema_message: bytes
+    ended: bool = False
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A request that waits for workers; ``missing`` gathers what they answer to a commit."""
+
+    link: int
+    request: int
+    stream: _Stream
+    worker: WorkerAddress | None = None
+    open_answers: int = 1
+    missing: list[int] = field(default_factory=list)
+    second: EndWrite | None = None
+
+
+class Streams:
+    """Args:
+    send: a message to a worker that is alive; False if it is not.
+    address: of a worker that is alive, or None.
+    """
+
+    def __init__(
+        self,
+        term: int,
+        send: Callable[[int, ControlMessage], bool],
+        address: Callable[[int], WorkerAddress | None],
+    ) -> None:
+        self._term = term
+        self._send = send
+        self._address = address
+        self._streams: dict[str, _Stream] = {}
+        self._asked: dict[int, _Asked] = {}
+        self._tickets = 0
+
+    def check(self, graph: JobGraph) -> None:
+        """Raises UsageError if the job reads a stream that another one reads."""
+        for vertex in graph.vertices:
+            taken = self._streams.get(vertex.stream) if vertex.stream else None
+            if taken is not None:
+                raise UsageError(
+                    f"stream {vertex.stream!r} is read by job {taken.job.id} ({taken.job.name}) already: "
+                    "cancel that job, or name the stream otherwise"
+                )
+
+    def add(self, job: Job, graph: JobGraph) -> None:
+        for operator, vertex in enumerate(graph.vertices):
+            if vertex.stream:
+                self._streams[vertex.stream] = _Stream(
+                    vertex.stream, job, operator, vertex.parallelism, vertex.bounded, vertex.stream_schema
+                )
+
+    def remove(self, job: Job) -> list[Instruction]:
+        """The job is over: who still waits is told."""
+        for name in [name for name, stream in self._streams.items() if stream.job is job]:
+            del self._streams[name]
+        gone = [ticket for ticket, asked in self._asked.items() if asked.stream.job is job]
+        causes = job.story.causes
+        why = f": {causes[0].text}" if causes else ""
+        error = UsageError(
+            f"job {job.id} ({job.name}) ended as {job.state} while its stream was written{why}"
+        )
+        return [self._fail(self._asked.pop(ticket), error) for ticket in gone]
+
+    def forget(self, link: int) -> None:
+        for ticket in [ticket for ticket, asked in self._asked.items() if asked.link == link]:
+            del self._asked[ticket]
+
+    # --- clients ---------------------------------------------------------------------------------
+
+    def request(self, link: int, request: int, message: StreamRequest, at: float) -> list[Instruction]:
+        """Raises ShuffleError: the request cannot be granted."""
+        stream = self._stream(message.stream)
+        match message:
+            case DescribeStream():
+                info = StreamInfo(
+                    stream=stream.name,
+                    job=stream.job.id,
+                    bounded=stream.bounded,
+                    schema_message=stream.schema_message,
+                )
+                return [Reply(link, request, info)]
+            case OpenUpstream():
+                self._open(link, request, stream, message)
+                return []
+            case CommitWrite():
+                self._commit(link, request, stream, message)
+                return []
+            case AbortWrite(reason=reason):
+                if stream.bounded:
+                    text = f"the write of stream {stream.name!r} was aborted: {reason}"
+                    stream.job.fail(ErrorInfo(code=UsageError.code, text=text), at)
+                return [Reply(link, request, Accepted(job=stream.job.id))]
+
+    def _stream(self, name: str) -> _Stream:
+        stream = self._streams.get(name)
+        if stream is not None:
+            return stream
+        known = ", ".join(sorted(self._streams)) or "none"
+        raise UnknownName(
+            f"no running job reads a stream {name!r} (there are: {known}): submit the job with "
+            f"Stream.from_spark({name!r}, ...) first"
+        )
+
+    def _open(self, link: int, request: int, stream: _Stream, message: OpenUpstream) -> None:
+        if stream.ended:
+            raise UsageError(f"stream {stream.name!r} has ended: it was committed already")
+        if message.schema_message != stream.schema_message:
+            raise UsageError(f"what is written to stream {stream.name!r} does not have its schema")
+        index = message.partition % stream.parallelism
+        worker = stream.job.placement[index]
+        ticket = self._ticket(_Asked(link, request, stream, self._address(worker)))
+        expect = ExpectUpstream(
+            term=self._term,
+            job=stream.job.id,
+            operator=stream.operator,
+            index=index,
+            ticket=ticket,
+            write=message.write,
+            partition=message.partition,
+            partitions=message.partitions,
+            attempt=message.attempt,
+        )
+        if not self._send(worker, expect):
+            del self._asked[ticket]
+            raise PeerLost(f"worker {worker}, which reads stream {stream.name!r}, is gone")
+
+    def _commit(self, link: int, request: int, stream: _Stream, message: CommitWrite) -> None:
+        asked = _Asked(link, request, stream, open_answers=stream.parallelism)
+        ticket = self._ticket(asked)
+        end = EndWrite(
+            term=self._term,
+            job=stream.job.id,
+            operator=stream.operator,
+            index=0,
+            ticket=ticket,
+            write=message.write,
+            partitions=message.partitions,
+            last=False,
+        )
+        asked.second = end if stream.bounded and not stream.ended else None
+        self._ask_all(asked, end)
+
+    def _ask_all(self, asked: _Asked, end: EndWrite) -> None:
+        stream = asked.stream
+        asked.open_answers = stream.parallelism
+        for index in range(stream.parallelism):
+            mine = [number for number in end.partitions if number % stream.parallelism == index]
+            message = end.model_copy(update={"index": index, "partitions": mine})
+            self._send(stream.job.placement[index], message)
+
+    def _ticket(self, asked: _Asked) -> int:
+        self._tickets += 1
+        self._asked[self._tickets] = asked
+        return self._tickets
+
+    # --- workers ---------------------------------------------------------------------------------
+
+    def answered(self, message: UpstreamExpected | WriteEnded) -> list[Instruction]:
+        """What a worker answers to a ticket that nobody waits for any more is ignored."""
+        asked = self._asked.get(message.ticket)
+        if asked is None:
+            return []
+        if isinstance(message, UpstreamExpected):
+            del self._asked[message.ticket]
+            return [self._opened(asked, message)]
+        asked.open_answers -= 1
+        asked.missing += message.missing
+        if asked.open_answers:
+            return []
+        if not asked.missing and asked.second is not None:
+            end, asked.second = asked.second.model_copy(update={"last": True}), None
+            asked.stream.ended = True
+            self._ask_all(asked, end)
+            return []
+        del self._asked[message.ticket]
+        if asked.missing:
+            numbers = ", ".join(map(str, sorted(asked.missing)[:10]))
+            return [self._fail(asked, UsageError(f"partitions {numbers} of the write are not complete"))]
+        return [Reply(asked.link, asked.request, Accepted(job=asked.stream.job.id))]
+
+    def _opened(self, asked: _Asked, message: UpstreamExpected) -> Reply:
+        if message.error is not None:
+            return self._fail(asked, error_from_code(message.error.code, message.error.text))
+        assert asked.worker is not None
+        opened = UpstreamOpened(
+            term=self._term,
+            ticket=message.ticket,
+            job=asked.stream.job.id,
+            worker=asked.worker,
+            rows=message.rows,
+            checksum=message.checksum,
+            complete=message.complete,
+        )
+        return Reply(asked.link, asked.request, opened)
+
+    @staticmethod
+    def _fail(asked: _Asked, error: ShuffleError) -> Reply:
+        return Reply(asked.link, asked.request, Failure(code=error.code, text=str(error)))

@@ -1,0 +1,187 @@
+"""Channels that programs which are no workers write into: a gate without fixed channels.
+
+Each (write, partition) is one unit that may be tried several times, and comes in once: an attempt whose
+link breaks, or that a newer one supersedes, ends behind what arrived of it; what the task has taken out of
+the gate by then counts, a half element does not, and the next attempt goes on there.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from minishuffle.errors import PeerLost, ShuffleError, UsageError
+from minishuffle.exchange.gate import Element, InputChannel, InputGate, RemoteInputChannel
+
+__all__ = ["UPSTREAM_EDGE", "Progress", "UpstreamChannel", "UpstreamGate"]
+
+UPSTREAM_EDGE = 0xFFFF_FFFF
+"""The edge in a PartitionRequest to a program that writes: no edge of the graph."""
+WRITES_KEPT = 8
+"""Writes whose partitions are remembered: a streaming query may repeat its last ones."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """What is there of one partition of one write; ``rows`` and ``checksum`` are written by the task."""
+
+    rows: int = 0
+    checksum: int = 0
+    """CRC-32 of the payloads of the elements that these rows came in."""
+    attempt: int = -1
+    complete: bool = False
+    channel: UpstreamChannel | None = None
+    """Of the attempt that writes now."""
+    waiting: list[Callable[[Progress], None]] = field(default_factory=list)
+    """Who is to be told when that channel is over."""
+
+
+class UpstreamChannel(RemoteInputChannel):
+    """One attempt at one partition. A broken link ends the channel and not the task."""
+
+    gate: UpstreamGate
+
+    def __init__(self, gate: UpstreamGate, partition: int, exclusive: int, progress: Progress) -> None:
+        super().__init__(gate, partition, exclusive)
+        self.progress = progress
+
+    def broken(self, error: ShuffleError) -> None:
+        self.assembler.clear()
+        self.gate.over(self)
+
+    def cut(self) -> None:
+        """(Loop.) Take nothing more from this attempt; what is queued is still read."""
+        if self.open:
+            if self.connection is not None:
+                self.connection.cancel(self.consumer)
+                self._poke()
+            self.consumer.fail(PeerLost("a newer attempt took the partition over"))
+
+
+class UpstreamGate(InputGate):
+    """The only gate of a source whose records other programs write.
+
+    Args: those of :class:`InputGate`, and
+        exclusive: buffers of each channel, as far as there are any.
+        post: has a call run on the loop.
+    """
+
+    def __init__(self, *arguments: Any, exclusive: int, post: Callable[..., None]) -> None:
+        super().__init__(*arguments)
+        self._exclusive = exclusive
+        self.split_changes: deque[tuple[int, Literal["open", "done"]]] | None = deque()
+        self._post = post
+        self._ended = False
+        self._writes: dict[str, dict[int, Progress]] = {}
+
+    # --- task ------------------------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        return self._ended and not self.channels
+
+    def poll(self) -> Element | None:
+        element = super().poll()
+        if element is not None:
+            channel = element.channel
+            assert isinstance(channel, UpstreamChannel)
+            progress = channel.progress
+            progress.checksum = zlib.crc32(element.payload, progress.checksum)
+            progress.rows += element.rows
+        return element
+
+    def over(self, channel: InputChannel) -> None:
+        self._over(channel)
+
+    def _over(self, channel: InputChannel) -> None:
+        self._post(self._close_channel, channel)
+
+    # --- loop ------------------------------------------------------------------------------------
+
+    def expect(
+        self,
+        write: str,
+        partition: int,
+        attempt: int,
+        mine: range,
+        ready: Callable[[Progress], None],
+    ) -> None:
+        """A new attempt at a partition; ``ready`` is called once nothing more comes of older ones.
+
+        ``mine``: all partitions of the write that come here, where that is known.
+
+        Raises:
+            UsageError: the attempt is not newer than one that writes now.
+        """
+        partitions = self._writes.get(write)
+        if partitions is None:
+            partitions = self._writes[write] = {}
+            for number in mine or (partition,):
+                partitions[number] = Progress()
+                self.split_changes.append((number, "open"))  # type: ignore[union-attr]
+            self._forget_writes()
+        progress = partitions.setdefault(partition, Progress())
+        if progress.channel is None or progress.complete:
+            progress.attempt = attempt
+            ready(progress)
+            return
+        if attempt <= progress.attempt:
+            raise UsageError(
+                f"attempt {attempt} of partition {partition} of write {write} comes too late: "
+                f"attempt {progress.attempt} writes it now"
+            )
+        progress.attempt = attempt
+        progress.waiting.append(ready)
+        progress.channel.cut()
+
+    def open_channel(self, write: str, partition: int, attempt: int) -> UpstreamChannel:
+        """The channel of an attempt whose client has come.
+
+        Raises:
+            UsageError: a newer one has come meanwhile.
+        """
+        progress = self._writes[write][partition]
+        if progress.attempt != attempt or progress.channel is not None:
+            raise UsageError(f"a newer attempt than {attempt} writes partition {partition} of {write}")
+        channel = UpstreamChannel(self, partition, self._exclusive, progress)
+        progress.channel = channel
+        self.add(channel)
+        return channel
+
+    def _close_channel(self, channel: UpstreamChannel) -> None:
+        progress = channel.progress
+        if channel not in self.channels:
+            return
+        if channel.finished:
+            progress.complete = True
+            self.split_changes.append((channel.producer, "done"))  # type: ignore[union-attr]
+        channel.close()
+        self.channels.remove(channel)
+        if progress.channel is channel:
+            progress.channel = None
+        waiting, progress.waiting = progress.waiting, []
+        for ready in waiting:
+            ready(progress)
+        self.wake()
+
+    def missing(self, write: str, partitions: list[int]) -> list[int]:
+        """Those of ``partitions`` that are not complete."""
+        there = self._writes.get(write, {})
+        return [number for number in partitions if number not in there or not there[number].complete]
+
+    def end(self) -> None:
+        """The stream is over: no channel comes any more."""
+        self._ended = True
+        self.wake()
+
+    def _forget_writes(self) -> None:
+        done = [
+            write
+            for write, partitions in self._writes.items()
+            if all(progress.complete for progress in partitions.values())
+        ]
+        for write in done[: max(0, len(self._writes) - WRITES_KEPT)]:
+            del self._writes[write]

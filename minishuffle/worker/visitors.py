@@ -1,0 +1,118 @@
+"""Programs that are no workers, at this worker's door: each has a ticket of the coordinator's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from minishuffle.errors import PeerLost, ShuffleError
+from minishuffle.transport.tcp import DataLink
+from minishuffle.wire.frames import PartitionRequest
+from minishuffle.wire.parts import ControlMessage, ErrorInfo
+from minishuffle.wire.streams import (
+    EndWrite,
+    ExpectUpstream,
+    UpstreamExpected,
+    WriteEnded,
+)
+from minishuffle.worker.deployment import Deployment
+from minishuffle.worker.upstreams import UPSTREAM_EDGE, Progress, UpstreamGate
+
+__all__ = ["Visitors"]
+
+
+class Visitors:
+    """Args:
+    send: a message to the coordinator.
+    """
+
+    def __init__(self, term: int, deployment: Deployment, send: Callable[[ControlMessage], None]) -> None:
+        self._term = term
+        self._deployment = deployment
+        self._send = send
+        self._tickets: dict[int, ExpectUpstream] = {}
+
+    def serve(self, message: ExpectUpstream | EndWrite) -> None:
+        """What the coordinator says of programs that write."""
+        if isinstance(message, ExpectUpstream):
+            self._expect(message)
+        else:
+            self._end(message)
+
+    def _expect(self, message: ExpectUpstream) -> None:
+        """Take the partition over from older attempts, and tell the coordinator what is there."""
+        ticket = message.ticket
+
+        def ready(progress: Progress) -> None:
+            if not progress.complete:
+                self._tickets[ticket] = message
+            self._send(
+                UpstreamExpected(
+                    term=self._term,
+                    ticket=ticket,
+                    rows=progress.rows,
+                    checksum=progress.checksum,
+                    complete=progress.complete,
+                )
+            )
+
+        try:
+            gate, parallelism = self._gate(message.job, message.operator, message.index)
+            mine = range(message.index, message.partitions, parallelism)
+            gate.expect(message.write, message.partition, message.attempt, mine, ready)
+        except ShuffleError as error:
+            info = ErrorInfo(code=error.code, text=str(error))
+            self._send(UpstreamExpected(term=self._term, ticket=ticket, error=info))
+
+    def _end(self, message: EndWrite) -> None:
+        try:
+            gate, _ = self._gate(message.job, message.operator, message.index)
+        except ShuffleError:  # the job is over, and the coordinator tells whoever asked
+            return
+        missing = gate.missing(message.write, message.partitions)
+        if message.last and not missing:
+            gate.end()
+        self._send(WriteEnded(term=self._term, ticket=message.ticket, missing=missing))
+
+    def _gate(self, job: str, operator: int, index: int) -> tuple[UpstreamGate, int]:
+        task = self._deployment.tasks.get((job, operator, index))
+        gate = task.gates[0] if task is not None and task.gates and not task.paths.cancelled else None
+        if task is None or not isinstance(gate, UpstreamGate):
+            raise PeerLost(f"task {operator}[{index}] of job {job} does not run here any more")
+        return gate, task.parallelism
+
+    # --- links -----------------------------------------------------------------------------------
+
+    def refusal(self, ticket: int, term: int) -> str | None:
+        """Why a client may not connect, or None."""
+        if term != self._term or ticket not in self._tickets:
+            return f"client {ticket} is not expected here (any more)"
+        return None
+
+    def link_up(self, link: DataLink) -> None:
+        """The client has come: request its partition over its own connection."""
+        message = self._tickets.pop(link.peer.worker)
+        try:
+            gate, _ = self._gate(message.job, message.operator, message.index)
+            channel = gate.open_channel(message.write, message.partition, message.attempt)
+        except ShuffleError as error:
+            link.abort(error)
+            return
+        channel.connect(link.connection, link.flush_soon)
+        request = PartitionRequest(
+            0,
+            message.job,
+            UPSTREAM_EDGE,
+            message.partition,
+            message.index,
+            message.attempt,
+            1,
+            1,
+            0,
+        )
+        link.connection.request_partition(channel.consumer, request)
+        link.flush_soon()
+
+    def forget(self, job: str) -> None:
+        """The job is over."""
+        for number in [number for number, message in self._tickets.items() if message.job == job]:
+            del self._tickets[number]
