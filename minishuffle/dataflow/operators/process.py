@@ -206,9 +206,7 @@ class ProcessRows(RecordOperator):
         if self.on_timer is None:
             raise UsageError("set_timer needs a function for timers: process(on_record, on_timer)")
         if self._firing is not None and self._firing[0] == clock and time <= self._firing[1]:
-            raise UsageError(
-                "on_timer sets a timer that is not after its own time, and would never come to an end"
-            )
+            raise UsageError("on_timer sets a timer that is not after its own: it would fire for ever")
         if self.reached != END_OF_TIME and self._timers_of(clock).set(form, time):
             entry.timers += 1
 

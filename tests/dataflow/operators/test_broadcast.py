@@ -1,0 +1,154 @@
+"""Joins with a small side: rows and Arrow against nested loops, order, columns, bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minishuffle.dataflow.operators import broadcast, joincolumns, joinheld
+from minishuffle.dataflow.operators.base import END_OF_TIME, Idle, TaskContext, Watermark
+from minishuffle.dataflow.operators.broadcast import (
+    BIG,
+    SMALL,
+    BroadcastArrow,
+    BroadcastColumns,
+    BroadcastRows,
+)
+from minishuffle.dataflow.operators.convert import rows_of
+from minishuffle.errors import ResourceExhausted, UnknownName, UsageError
+
+Row = dict[str, Any]
+
+BIG_SCHEMA = pa.schema({"v": pa.int64(), "a": pa.int32(), "b": pa.string()})
+SMALL_SCHEMA = pa.schema({"x": pa.int64(), "b": pa.large_string(), "v": pa.int64()})
+
+
+def columns(*, is_left: bool = False) -> BroadcastColumns:
+    return BroadcastColumns(("a", "b"), ("x", "b"), is_left=is_left)
+
+
+def run(operator: BroadcastRows | BroadcastArrow, small: list[Any], big: list[Any]) -> list[Row]:
+    out: list[Any] = []
+    operator.open(TaskContext("job", "task", 0, 1, 1))
+    for batch in small:
+        operator.process(batch, SMALL, out.append)
+    operator.on_mark(Watermark(END_OF_TIME), SMALL, out.append)
+    assert out == []
+    for batch in big:
+        operator.process(batch, BIG, out.append)
+    for batch in out:
+        if isinstance(batch, pa.RecordBatch):
+            batch.validate(full=True)
+            assert batch.schema.equals(out[0].schema)
+    return [row for batch in out for row in rows_of(batch)]
+
+
+def reference(small: list[Row], big: list[Row], *, is_left: bool) -> list[Row]:
+    result = []
+    for row in big:
+        key = (row["a"], row["b"])
+        partners = [each["v"] for each in small if None not in key and key == (each["x"], each["b"])]
+        if is_left and not partners:
+            partners = [None]
+        result += [{**row, "v_right": partner} for partner in partners]
+    return result
+
+
+numbers = st.none() | st.integers(0, 2)
+texts = st.none() | st.sampled_from("pq")
+smalls: st.SearchStrategy[list[Row]] = st.lists(
+    st.builds(dict, x=numbers, b=texts, v=st.integers(0, 9)), max_size=8
+)
+bigs: st.SearchStrategy[list[Row]] = st.lists(
+    st.builds(dict, v=st.integers(0, 9), a=numbers, b=texts), max_size=12
+)
+
+
+@given(small=smalls, big=bigs, is_left=st.booleans(), cut=st.integers(0, 8))
+def test_rows_and_arrow_agree_with_nested_loops(
+    small: list[Row], big: list[Row], is_left: bool, cut: int
+) -> None:
+    expected = reference(small, big, is_left=is_left)
+    pieces = [[piece for piece in (rows[:cut], rows[cut:]) if piece] for rows in (small, big)]
+    as_rows = BroadcastRows(columns(is_left=is_left), ("x", "b", "v"))
+    assert run(as_rows, *pieces) == expected
+    arrow = [
+        [pa.RecordBatch.from_pylist(piece, schema=schema) for piece in rows]
+        for rows, schema in zip(pieces, (SMALL_SCHEMA, BIG_SCHEMA), strict=True)
+    ]
+    as_arrow = BroadcastArrow(columns(is_left=is_left), SMALL_SCHEMA)
+    assert run(as_arrow, *arrow) == expected
+
+
+def test_one_column_and_no_other_on_the_small_side() -> None:
+    """A semi-join."""
+    single = BroadcastColumns(("k",), ("k",), is_left=False)
+    small, big = pa.record_batch({"k": ["a", "b"]}), pa.record_batch({"k": ["b", "c", "b"], "n": [1, 2, 3]})
+    assert run(BroadcastArrow(single), [small], [big]) == [{"k": "b", "n": 1}, {"k": "b", "n": 3}]
+    found = run(BroadcastRows(single), [small.to_pylist()], [big.to_pylist()])
+    assert found == [{"k": "b", "n": 1}, {"k": "b", "n": 3}]
+
+
+def test_marks_of_the_big_side_pass_and_those_of_the_small_do_not() -> None:
+    operator = BroadcastRows(columns())
+    out: list[Any] = []
+    for input in (SMALL, BIG):
+        for mark in (Watermark(5), Idle()):
+            operator.on_mark(mark, input, out.append)
+    assert out == [Watermark(5), Idle()]
+    assert operator.first_input == SMALL
+
+
+def test_keys_of_the_big_side_are_not_kept() -> None:
+    operator = BroadcastArrow(BroadcastColumns(("k",), ("k",), is_left=True))
+    big = [pa.record_batch({"k": list(range(start, start + 100))}) for start in range(0, 1000, 100)]
+    assert len(run(operator, [pa.record_batch({"k": [5], "n": [1]})], big)) == 1000
+    assert operator._small is not None
+    assert len(operator._small._index) == 1
+
+
+def test_many_partners_go_out_in_bounded_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (broadcast, joincolumns, joinheld):
+        monkeypatch.setattr(module, "BATCH_ROWS_MAX", 100)
+    sizes: list[int] = []
+    operator = BroadcastArrow(BroadcastColumns(("k",), ("k",), is_left=False))
+    operator.open(TaskContext("job", "task", 0, 1, 1))
+    operator.process(pa.record_batch({"k": [1] * 70}), SMALL, lambda item: None)
+    batch = pa.record_batch({"k": [1] * 150})
+    operator.process(batch, BIG, lambda item: sizes.append(item.num_rows))  # type: ignore[union-attr]
+    assert sum(sizes) == 70 * 150
+    assert max(sizes) <= 100
+
+
+def test_the_small_side_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broadcast, "BROADCAST_BYTES_MAX", 1000)
+    told = r"the small side of broadcast_join has more than .* use key_by\(...\).join\(...\)"
+    with pytest.raises(ResourceExhausted, match=told):
+        run(BroadcastArrow(columns()), [pa.record_batch({"x": range(20)})] * 10, [])
+    with pytest.raises(ResourceExhausted, match=told):
+        run(BroadcastRows(columns()), [[{"x": "y" * 200, "b": 1}]] * 10, [])
+
+
+def test_an_empty_small_side_needs_declared_columns() -> None:
+    big = pa.RecordBatch.from_pylist([{"v": 1, "a": 1, "b": "p"}], schema=BIG_SCHEMA)
+    with pytest.raises(
+        UsageError, match=r"has no rows, so its columns are not known: declare them with .schema"
+    ):
+        run(BroadcastArrow(columns(is_left=True)), [], [big])
+    (row,) = run(BroadcastArrow(columns(is_left=True), SMALL_SCHEMA), [], [big])
+    assert row == {"v": 1, "a": 1, "b": "p", "v_right": None}
+
+
+def test_rows_without_the_column_are_told() -> None:
+    with pytest.raises(UnknownName, match="no column 'x' to join by: the row has b"):
+        run(BroadcastRows(columns()), [[{"x": 1, "b": 1}, {"b": 1}]], [])
+    with pytest.raises(UsageError, match=r"broadcast_join takes dict rows, but a row is \(1, 2\)"):
+        run(BroadcastRows(columns()), [], [[(1, 2)]])
+    with pytest.raises(UsageError, match="the join gives two columns of one name"):
+        run(
+            BroadcastRows(columns()), [[{"x": 1, "b": 1, "v": 2}]], [[{"a": 1, "b": 1, "v": 1, "v_right": 1}]]
+        )
