@@ -49,9 +49,7 @@ def interval_join(
     from minishuffle.dataflow.keyed import KeyedStream
 
     if not isinstance(right, KeyedStream):
-        raise UsageError(
-            f"join takes a keyed stream, not a {type(right).__name__}: call key_by() on it first"
-        )
+        raise UsageError(f"join takes a keyed stream, not a {type(right).__name__}: call key_by() first")
     if how not in ("inner", "left", "full"):
         raise UsageError(f"how is {how!r}: write 'inner', 'left' or 'full'")
     if late not in ("drop", "side"):
@@ -267,7 +265,7 @@ def _check_readable_first(big: tuple[Feed, ...], small: tuple[Feed, ...]) -> Non
         )
     if any(feed.exchange is not None for feed in small):
         raise InvalidGraph(
-            "broadcast_join itself sends the small side to every subtask: leave out the choice"
+            "broadcast_join sends the small side to every subtask: leave out the choice before it"
         )
     sources = [
         {node for node in inputs_first([feed.node for feed in feeds]) if node.is_source}

@@ -1,0 +1,205 @@
+"""Joins and process functions: what a user may write, what is known afterwards, what each mistake is told."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from minishuffle.dataflow.nodes import Exchange, Node
+from minishuffle.dataflow.operators.broadcast import BroadcastArrow, BroadcastRows
+from minishuffle.dataflow.operators.joinarrow import JoinArrow
+from minishuffle.dataflow.operators.joinrows import JoinedTime, JoinRows
+from minishuffle.dataflow.operators.times import EventTime
+from minishuffle.dataflow.stream import Stream
+from minishuffle.errors import InvalidGraph, UnknownName, UsageError
+
+MOMENT = pa.timestamp("us", "UTC")
+LEFT = pa.schema({"t": MOMENT, "user": pa.dictionary(pa.int8(), pa.string()), "n": pa.int64()})
+RIGHT = pa.schema({"id": pa.string(), "at": MOMENT, "n": pa.int32()})
+HOUR = timedelta(hours=1)
+
+
+def left() -> Stream[Any]:
+    return Stream.items(LEFT.empty_table()).event_time("t")
+
+
+def right() -> Stream[Any]:
+    return Stream.items(RIGHT.empty_table()).event_time("at")
+
+
+def rows() -> Stream[Any]:
+    return Stream.items([{"user": "a", "t": 1}]).event_time("t")
+
+
+def last(stream: Stream[Any]) -> Node:
+    (node,) = stream.ends
+    return node
+
+
+def test_two_arrow_streams_by_column_stay_arrow() -> None:
+    joined = left().key_by("user").join(right().key_by("id"), "left", HOUR)
+    node = last(joined)
+    (operator,) = node.operators
+    assert isinstance(operator, JoinArrow)
+    assert operator.progress.within == 3_600_000_000
+    assert [(feed.input, feed.exchange) for feed in node.feeds] == [
+        (0, Exchange("hash", keys=("user",))),
+        (1, Exchange("hash", keys=("id",))),
+    ]
+    assert node.label == "join"
+    assert joined._schema is not None
+    assert joined._schema.equals(
+        pa.schema({"user": pa.string(), "t": MOMENT, "n": pa.int64(), "at": MOMENT, "n_right": pa.int32()})
+    )
+    assert joined._time == EventTime(column="t")
+
+
+def test_outer_joins_have_nullable_columns() -> None:
+    def strict(schema: pa.Schema, time: str) -> Stream[Any]:
+        fixed = pa.schema([field.with_nullable(False) for field in schema])
+        return Stream.items(fixed.empty_table()).event_time(time)
+
+    def nullable(how: Any) -> list[bool]:
+        joined = strict(LEFT, "t").key_by("user").join(strict(RIGHT, "at").key_by("id"), how)
+        assert joined._schema is not None
+        return [field.nullable for field in joined._schema]
+
+    assert nullable("inner") == [False] * 5
+    assert nullable("left") == [False] * 3 + [True] * 2
+    assert nullable("full") == [True] * 5
+
+
+def test_all_else_becomes_rows() -> None:
+    timed = left().key_by("user")
+    for one, other in (
+        (timed, rows().key_by("user")),
+        (rows().key_by("user"), rows().key_by("user")),
+        (timed, right().key_by(lambda row: row["id"])),
+    ):
+        joined = one.join(other)
+        assert isinstance(last(joined).operators[0], JoinRows)
+        assert [feed.input for feed in last(joined).feeds] == [0, 1]
+        assert "(rows)" in repr(joined)
+        assert joined._time is not None
+        assert isinstance(joined._time.fn, JoinedTime)
+
+
+def test_the_time_of_joined_rows_is_the_left_ones_or_that_of_a_right_one_alone() -> None:
+    time = JoinedTime(EventTime(column="t", shift=-1), EventTime(fn=lambda row: row[0]))
+    moment = datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
+    assert time((1, {"t": moment}, (5,))) == 999_999
+    assert time((1, None, (5,))) == 5
+
+
+def test_late_records_of_both_sides_are_streams() -> None:
+    joined = left().key_by("user").join(right().key_by("id"), late="side")
+    (late,), (late_right,) = joined.late._feeds, joined.late_right._feeds
+    operator = last(joined).operators[0]
+    assert isinstance(operator, JoinArrow)
+    assert operator.late_tags == (late.side, late_right.side)
+    assert late.side != late_right.side
+    assert joined.late._schema == LEFT
+    assert joined.late_right._schema == RIGHT
+    assert joined.late_right._time == EventTime(column="at")
+    with pytest.raises(InvalidGraph, match=r"\.late must directly follow"):
+        _ = left().key_by("user").join(right().key_by("id")).late
+
+
+def test_a_full_join_forgets_the_time_where_a_key_column_cannot_hold_it() -> None:
+    same = left().key_by("user", "t").join(right().key_by("id", "at"), "full")
+    assert same._time == EventTime(column="t")
+    other = Stream.items(pa.schema({"id": MOMENT, "at": MOMENT}).empty_table()).event_time("at")
+    assert left().key_by("t").join(other.key_by("id"), "full")._time is None
+    assert left().key_by("t").join(other.key_by("id"), "left")._time == EventTime(column="t")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"how": "outer"}, "how is 'outer': write 'inner', 'left' or 'full'"),
+        ({"late": "keep"}, "late is 'keep': write 'drop' or 'side'"),
+        ({"within": 5}, r"join\(within=...\) takes a datetime.timedelta, not 5"),
+        ({"within": -HOUR}, "takes a time from 0"),
+        ({"other": right()}, r"join takes a keyed stream, not a Stream: call key_by\(\) first"),
+        (
+            {"other": right().key_by("id", "n")},
+            r"the left key is \(user\) and the right one \(id, n\): give both key_by\(\) the same number",
+        ),
+    ],
+    ids=str,
+)
+def test_wrong_joins_are_told(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        left().key_by("user").join(**{"other": right().key_by("id"), **options})
+
+
+def test_a_join_needs_times_and_outer_ones_columns() -> None:
+    timed = left().key_by("user")
+    untimed = Stream.items(RIGHT.empty_table()).key_by("id")
+    with pytest.raises(InvalidGraph, match="and the right one has none: call event_time"):
+        timed.join(untimed)
+    with pytest.raises(InvalidGraph, match="and the left one has none: call event_time"):
+        untimed.join(timed)
+    unknown = right().map_batches(lambda batch: batch).key_by("id")
+    assert timed.join(unknown)._schema is None
+    with pytest.raises(InvalidGraph, match=r"how='left'\) has to know the right side's columns"):
+        timed.join(unknown, "left")
+    with pytest.raises(InvalidGraph, match=r"how='full'\) has to know the left side's columns"):
+        unknown.join(timed, "full")
+    with pytest.raises(InvalidGraph, match="leave out the choice before it"):
+        left().rebalance().key_by("user").join(right().key_by("id"))
+
+
+# --- broadcast ------------------------------------------------------------------------------------
+
+
+def test_a_broadcast_join_sends_the_small_side_to_all() -> None:
+    joined = left().broadcast_join(right(), {"user": "id"}, "left")
+    node = last(joined)
+    assert isinstance(node.operators[0], BroadcastArrow)
+    assert node.operators[0].first_input == 1
+    assert [(feed.input, feed.exchange) for feed in node.feeds] == [(0, None), (1, Exchange("broadcast"))]
+    assert joined._schema is not None
+    assert joined._schema.names == [*LEFT.names, "at", "n_right"]
+    assert joined._schema.field("user").type == LEFT.field("user").type
+    assert joined._time == EventTime(column="t")
+
+
+def test_a_broadcast_join_takes_the_big_sides_format() -> None:
+    names = Stream.items([{"user": "a", "name": "Ann"}])
+    by_arrow = left().broadcast_join(names, "user")
+    assert isinstance(last(by_arrow).operators[0], BroadcastArrow)
+    by_rows = rows().broadcast_join(Stream.items(pa.table({"user": ["a"], "t": [1]})), ["user"])
+    assert isinstance(last(by_rows).operators[0], BroadcastRows)
+    assert by_rows._time == EventTime(column="t")
+
+
+def test_what_a_broadcast_join_refuses() -> None:
+    endless = Stream.generate(lambda start, count: [{"user": "a"}] * count, rate=1)
+    with pytest.raises(InvalidGraph, match="reads the small side to its end first, and it has none"):
+        rows().broadcast_join(endless, "user")
+    assert endless.broadcast_join(rows(), "user")
+    source = Stream.items([{"user": "a"}])
+    with pytest.raises(InvalidGraph, match="both come from 'items', which would wait for itself"):
+        source.filter(bool).broadcast_join(source.map(dict), "user")
+    with pytest.raises(InvalidGraph, match="leave out the choice before it"):
+        rows().broadcast_join(source.rebalance(), "user")
+    with pytest.raises(UnknownName, match="did you mean 'user'"):
+        left().broadcast_join(right(), {"usr": "id"})
+    with pytest.raises(UnknownName, match="small side: there is no column 'user'"):
+        left().broadcast_join(right(), "user")
+    with pytest.raises(UsageError, match="names a column twice: user, user"):
+        left().broadcast_join(right(), ["user", "user"])
+    wrong: list[Any] = [[], {}, 5, [1]]
+    for nothing in wrong:
+        with pytest.raises(
+            UsageError, match="broadcast_join takes on='column', a list of columns, or a dict"
+        ):
+            left().broadcast_join(right(), nothing)
+    with pytest.raises(UsageError, match="how is 'full': write 'inner' or 'left'"):
+        left().broadcast_join(right(), {"user": "id"}, "full")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="broadcast_join takes a stream, not a KeyedStream"):
+        left().broadcast_join(right().key_by("id"), "user")  # type: ignore[arg-type]
