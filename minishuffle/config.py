@@ -52,6 +52,8 @@ class ClusterSettings(BaseSettings):
     switch_interval: float = Field(0.0005, gt=0, le=0.1)
     """The interpreter's thread switch interval in a worker."""
     partition_request_timeout: float = Field(10.0, gt=0)
+    spool_bytes_max: int = Field(limits.SPOOL_BYTES_MAX, ge=64 * 1024)
+    """What each sink of a job that does not end keeps on disk for readers, above which it waits."""
     use_uvloop: bool = True
 
     @model_validator(mode="after")

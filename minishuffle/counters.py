@@ -97,6 +97,8 @@ class TaskCounters:
     """By policy: skip, dead_letter."""
     records_late: int = 0
     """Records that came behind the watermark that closed what they belong to."""
+    rows_kept: int = 0
+    """Rows that a sink has kept for other programs to read, those that were read and given up included."""
     watermark: int | None = None
     """The last event time that the task told its consumers, in microseconds since 1970; None: none yet."""
     busy_seconds: float = 0.0

@@ -64,6 +64,14 @@ ERROR_CAUSES_KEPT: Final = 10
 ROW_PREVIEW_CHARS: Final = 200
 WATERMARK_SECONDS_MIN: Final = 0.2
 """Between two watermarks of an operator that does not tell each."""
+SPOOL_FILE_BYTES: Final = 1 << 30
+"""Of a file of results that are kept; a job's that does not end are shorter."""
+SPOOL_BYTES_MAX: Final = 256 * MIB
+"""Of what a sink subtask of a job that does not end keeps and nobody has read."""
+JOB_RESULTS_KEPT: Final = 16
+"""Jobs that are over and whose results can still be read."""
+RESULT_READERS_MAX: Final = 64
+"""Programs that read results from one worker at once."""
 
 assert SEGMENT_BYTES_MIN <= SEGMENT_BYTES_DEFAULT <= SEGMENT_BYTES_MAX
 assert CONTROL_UNSENT_BYTES_MAX >= CONTROL_FRAME_BYTES_MAX

@@ -39,6 +39,7 @@ class TaskCountersMessage(ControlMessage):
     bytes_out: int = 0
     user_errors: dict[str, int] = Field(default_factory=dict)
     records_late: int = 0
+    rows_kept: int = 0
     busy_seconds: float = 0.0
     idle_seconds: float = 0.0
     backpressured_seconds: float = 0.0

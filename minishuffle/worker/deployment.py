@@ -301,6 +301,7 @@ def counters_message(counters: TaskCounters) -> TaskCountersMessage:
         bytes_out=counters.bytes_out,
         user_errors=dict(counters.user_errors),
         records_late=counters.records_late,
+        rows_kept=counters.rows_kept,
         busy_seconds=counters.busy_seconds,
         idle_seconds=counters.idle_seconds,
         backpressured_seconds=counters.backpressured_seconds,

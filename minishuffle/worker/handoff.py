@@ -152,13 +152,25 @@ class TaskPaths:
         """A segment for writing; waits for one (hard back-pressure, measured) if need be."""
         self.check()
         segment = pool.request()
-        if segment is not None:
-            return segment
+        if segment is None:
+            found: list[Segment] = []
+
+            def ready() -> bool:
+                taken = pool.request()
+                if taken is not None:
+                    found.append(taken)
+                return bool(found)
+
+            self.wait_until(ready)
+            segment = found[0]
+        return segment
+
+    def wait_until(self, ready: Callable[[], bool]) -> None:
+        """Wait for the consumers (hard back-pressure, measured) until ``ready`` says so."""
         begin = time.monotonic()
         while True:
             self.bell.clear()
-            segment = pool.request()
-            if segment is not None:
+            if ready():
                 break
             self.check()
             self.bell.wait(WAIT_SECONDS_MAX)
@@ -167,7 +179,6 @@ class TaskPaths:
         seconds = time.monotonic() - begin
         self._counters.backpressured_seconds += seconds
         self._counters.backpressure_block.observe(seconds)
-        return segment
 
     def wait(self, seconds: float) -> None:
         """Wait for input (idle time, measured)."""

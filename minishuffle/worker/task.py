@@ -38,6 +38,7 @@ from minishuffle.errors import ResourceExhausted, ShuffleError, TaskCancelled, T
 from minishuffle.exchange.elements import pack_rows
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.partition import ResultPartition
+from minishuffle.exchange.spool import Spool
 from minishuffle.ids import AttemptId
 from minishuffle.wire.frames import EventKind
 from minishuffle.wire.parts import ErrorInfo
@@ -87,6 +88,8 @@ class Task:
     report: Callable[[Task, TaskOutcome | None], None]
     collect: Callable[[Task, int, bytes], None]
     log: Callable[[Task, str], None]
+    spool: Spool | None = None
+    """Where a sink whose records other programs read keeps them."""
     state: str = "deploying"
     thread: threading.Thread | None = None
 
@@ -124,6 +127,8 @@ class Task:
             now=time.time,
             collect=self._collect,
             log=lambda line: self.paths.post(self.log, self, line),
+            wait_until=self.paths.wait_until,
+            spool=self.spool,
         )
         opened: list[Operator] = []
         results: list[Any] = []

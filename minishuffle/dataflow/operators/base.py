@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_che
 
 from minishuffle.counters import TaskCounters
 from minishuffle.exchange.elements import KeyedRows
+from minishuffle.exchange.spool import Spool
 from minishuffle.exchange.watermarks import BEGINNING_OF_TIME, END_OF_TIME
 
 if TYPE_CHECKING:
@@ -105,6 +106,10 @@ class TaskContext:
     """Send rows to the client (``collect`` sink)."""
     log: Callable[[str], None] = lambda line: None
     """Add a line to the job's log (``print`` sink)."""
+    wait_until: Callable[[Callable[[], bool]], None] = lambda ready: None
+    """Wait, as for a consumer that takes nothing, until ``ready`` says so; raises TaskCancelled."""
+    spool: Spool | None = None
+    """Where a sink whose records other programs read keeps them."""
 
 
 class Operator(Protocol):

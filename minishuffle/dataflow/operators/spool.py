@@ -1,0 +1,112 @@
+"""The sink that keeps its records for other programs to read."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+
+from minishuffle.dataflow.operators.base import Batch, Emit, TaskContext
+from minishuffle.dataflow.operators.chained import ChainedOperator
+from minishuffle.errors import LocalProtocolError, UsageError
+from minishuffle.exchange.spool import Spool
+from minishuffle.limits import BATCH_ROWS_MAX
+
+__all__ = ["SpoolSink"]
+
+ELEMENT_BYTES: Final = 1 << 20
+"""Small batches are put together to at least so many bytes."""
+DELAY_SECONDS: Final = 0.1
+"""Unless they have waited so long."""
+
+
+class SpoolSink(ChainedOperator):
+    """Appends Arrow batches to the task's :class:`~minishuffle.exchange.spool.Spool`.
+
+    Columns are taken by name, in the order of ``schema``, and cast to it where nothing is lost. In a job
+    that does not end it waits while readers have left too much unread.
+
+    Raises:
+        UsageError: a column is missing or too many, or a value does not fit its type.
+        ResourceExhausted: the disk is full.
+    """
+
+    def __init__(self, name: str, schema: pa.Schema) -> None:
+        self.name = f"to_spark {name}"
+        self.schema = schema
+
+    def open(self, context: TaskContext) -> None:
+        super().open(context)
+        if context.spool is None:
+            raise LocalProtocolError(f"{self.name}: this task was given nowhere to keep its results")
+        self._spool: Spool = context.spool
+        self._kept: list[pa.RecordBatch] = []
+        self._kept_rows = 0
+        self._kept_bytes = 0
+        self._due: float | None = None
+
+    def process(self, batch: Batch, input: int, emit: Emit) -> None:
+        if not isinstance(batch, pa.RecordBatch):
+            raise UsageError(
+                f"{self.name} takes Arrow columns and was given {type(batch).__name__}: declare the columns "
+                "before it with schema({...})"
+            )
+        batch = self._cast(batch)
+        for start in range(0, batch.num_rows, BATCH_ROWS_MAX):
+            self._keep(batch.slice(start, BATCH_ROWS_MAX))
+
+    def _cast(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if batch.schema.equals(self.schema):
+            return batch
+        names = self.schema.names
+        if sorted(batch.schema.names) != sorted(names):
+            raise UsageError(
+                f"{self.name} was declared with the columns {', '.join(names)} and was given "
+                f"{', '.join(batch.schema.names)}: correct schema({{...}}) before it"
+            )
+        columns = []
+        for field in self.schema:
+            column = batch.column(field.name)
+            try:
+                column = column.cast(field.type)
+            except pa.ArrowException as error:
+                raise UsageError(
+                    f"{self.name}: column {field.name!r} of type {column.type} does not fit the declared "
+                    f"{field.type} ({error}): cast it before, or declare what fits with schema({{...}})"
+                ) from error
+            if column.null_count and not field.nullable:
+                raise UsageError(f"{self.name}: column {field.name!r} has nulls and is declared without")
+            columns.append(column)
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def _keep(self, batch: pa.RecordBatch) -> None:
+        if self._kept_rows + batch.num_rows > BATCH_ROWS_MAX:
+            self._write()
+        self._kept.append(batch)
+        self._kept_rows += batch.num_rows
+        self._kept_bytes += batch.nbytes
+        if self._kept_bytes >= ELEMENT_BYTES or self._kept_rows == BATCH_ROWS_MAX:
+            self._write()
+        elif self._due is None:
+            self._due = self.context.now() + DELAY_SECONDS
+
+    def _write(self) -> None:
+        self._due = None
+        if not self._kept:
+            return
+        batch = self._kept[0] if len(self._kept) == 1 else pa.concat_batches(self._kept)
+        self._kept, self._kept_rows, self._kept_bytes = [], 0, 0
+        spool = self._spool
+        if not spool.has_room:
+            self.context.wait_until(lambda: spool.has_room)
+        spool.append(batch)
+        self.context.counters.rows_kept = spool.rows
+
+    def deadline(self) -> float | None:
+        return self._due
+
+    def on_clock(self, now: float, emit: Emit) -> None:
+        self._write()
+
+    def finish(self, emit: Emit) -> None:
+        self._write()
