@@ -42,7 +42,7 @@ def test_the_word_count_of_the_readme_runs_as_printed(word_count: str, tmp_path:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("title", ["Event time"])
+@pytest.mark.parametrize("title", ["Event time", "Joins", "Process functions"])
 def test_the_example_of_a_section_prints_what_is_printed_there(title: str, tmp_path: Path) -> None:
     section = README.read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     (example,) = BLOCK.findall(section)
