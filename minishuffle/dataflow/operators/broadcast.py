@@ -24,6 +24,7 @@ from minishuffle.dataflow.operators.joincolumns import (
     plain_schema,
 )
 from minishuffle.dataflow.operators.joinheld import places
+from minishuffle.dataflow.operators.joins import taken
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.dataflow.operators.moments import Vector
 from minishuffle.errors import ResourceExhausted, UnknownName, UsageError
@@ -150,7 +151,7 @@ class BroadcastArrow(_Broadcast):
             missing = counts[asked] == 0
             added = small.others.take(pa.array(found, mask=missing))
             one_each = len(asked) == batch.num_rows and bool((wanted == 1).all())
-            own = batch if one_each else batch.take(pa.array(asked))
+            own = batch if one_each else taken(batch, asked)
             outbox.add(pa.RecordBatch.from_arrays([*own.columns, *added.columns], schema=schema))
 
 

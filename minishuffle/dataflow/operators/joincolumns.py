@@ -25,7 +25,9 @@ _WIDE = (
     (pa.types.is_boolean, pa.int64()),
     (pa.types.is_floating, pa.float64()),
     (pa.types.is_string, pa.large_string()),
+    (pa.types.is_string_view, pa.large_string()),
     (pa.types.is_binary, pa.large_binary()),
+    (pa.types.is_binary_view, pa.large_binary()),
 )
 
 
@@ -42,16 +44,20 @@ def joined_names(left: Sequence[str], right: Sequence[str]) -> list[str]:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema without dictionary encoding and metadata."""
-    fields = [
-        field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
-        for field in schema
-    ]
-    return pa.schema([field.remove_metadata() for field in fields])
+    """The schema without metadata, dictionary encoding, and views, which pyarrow cannot take rows from."""
+    return pa.schema([field.with_type(_plain_type(field.type)).remove_metadata() for field in schema])
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(kind):
+        return kind.value_type
+    if pa.types.is_string_view(kind):
+        return pa.string()
+    return pa.binary() if pa.types.is_binary_view(kind) else kind
 
 
 def plain(batch: pa.RecordBatch, schema: pa.Schema | None) -> pa.RecordBatch:
-    """The batch without dictionary encoding, its columns as in ``schema`` (None: as they are).
+    """The batch without dictionaries and views, its columns as in ``schema`` (None: as they are).
 
     Raises:
         UsageError: it has other columns, or a value does not fit.

@@ -28,7 +28,7 @@ from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.dataflow.operators.moments import TIME_MAX, TIME_MIN, Vector, event_times
 from minishuffle.dataflow.operators.times import EventTime
 
-__all__ = ["How", "IntervalJoin", "JoinProgress"]
+__all__ = ["How", "IntervalJoin", "JoinProgress", "taken"]
 
 How: TypeAlias = Literal["inner", "left", "full"]
 Mask: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.bool_]]"
@@ -177,9 +177,27 @@ class IntervalJoin(ChainedOperator):
                 emit(Idle())
 
 
+def taken(batch: pa.RecordBatch, rows: Vector) -> pa.RecordBatch:
+    """``batch.take``, also for views of texts and bytes, which lack it."""
+    indices = pa.array(rows)
+    if not any(_is_view(field.type) for field in batch.schema):
+        return batch.take(indices)
+    columns = [
+        column.cast(pa.large_binary()).take(indices).cast(column.type)
+        if _is_view(column.type)
+        else column.take(indices)
+        for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+def _is_view(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string_view(kind) or pa.types.is_binary_view(kind))
+
+
 def _chosen(batch: Batch, mask: Mask) -> Batch:
     if isinstance(batch, pa.RecordBatch):
-        return batch.filter(pa.array(mask))
+        return taken(batch, np.flatnonzero(mask))
     kept = mask.tolist()
     if isinstance(batch, KeyedRows):
         return KeyedRows(list(compress(batch.keys, kept)), list(compress(batch.rows, kept)))

@@ -84,7 +84,7 @@ class KeyIndex:
         if self._exact is None:
             slots = self._table.find(self._hash_keys(given).view(np.int64))
             rows = np.flatnonzero(slots >= 0)
-            asked = [array.take(pa.array(rows)) for array in given]
+            asked = [_movable(array).take(pa.array(rows)) for array in given]
             if all(
                 column.matches(slots[rows], array) for column, array in zip(self._columns, asked, strict=True)
             ):
@@ -171,6 +171,13 @@ def _nulls(array: pa.Array) -> Vector | None:
         return None
     marks: Vector = array.is_null().to_numpy(zero_copy_only=False)
     return marks
+
+
+def _movable(array: pa.Array) -> pa.Array:
+    """The array in a type that pyarrow can take rows from: it cannot from views of texts and bytes."""
+    if pa.types.is_string_view(array.type) or pa.types.is_binary_view(array.type):
+        return array.cast(pa.large_binary())
+    return array
 
 
 def _taken(values: Growing, slots: Vector | None) -> Vector:

@@ -152,3 +152,11 @@ def test_rows_without_the_column_are_told() -> None:
         run(
             BroadcastRows(columns()), [[{"x": 1, "b": 1, "v": 2}]], [[{"a": 1, "b": 1, "v": 1, "v_right": 1}]]
         )
+
+
+def test_views_of_texts_are_joined_too() -> None:
+    kind = pa.string_view()
+    small = pa.record_batch({"k": pa.array(["a", "b"], kind), "name": pa.array(["A", "B"], kind)})
+    big = pa.record_batch({"k": pa.array(["b", "c"], kind)})
+    operator = BroadcastArrow(BroadcastColumns(("k",), ("k",), is_left=False))
+    assert run(operator, [small], [big]) == [{"k": "b", "name": "B"}]

@@ -48,6 +48,7 @@ def batch(keys: pa.Array, **columns: Any) -> pa.RecordBatch:
         (pa.array([1, 2], pa.int8()), pa.array([2, 300], pa.int64())),
         (pa.array(["a", "b"]), pa.array(["b", "c"], pa.large_string())),
         (pa.array(["a", "b"]).dictionary_encode(), pa.array(["b", "c"])),
+        (pa.array(["a", "b"], pa.string_view()), pa.array(["b", "c"], pa.string_view())),
         (pa.array([True, False]), pa.array([0, 7], pa.int32())),
         (pa.array([1.5, 2.0], pa.float32()), pa.array([2.0, 9.0])),
         (pa.array([1, 2], pa.timestamp("s", "UTC")), pa.array([2_000_000, 5], pa.timestamp("us", "UTC"))),
@@ -131,3 +132,13 @@ def test_nothing_but_the_left_shows_the_right_columns_as_null() -> None:
     operator.on_mark(Watermark(END_OF_TIME), RIGHT, out.append)
     assert out[1].schema.field("text").type == pa.string()
     assert out[1].num_rows == 1
+
+
+def test_late_records_with_views_of_texts_are_set_aside_as_they_are() -> None:
+    operator = simple(late_tags=("late", None))
+    operator.open(TaskContext("job", "task", 0, 1, 1))
+    out: list[Any] = []
+    operator.on_mark(Watermark(1), LEFT, out.append)
+    given = batch(pa.array(["a"], pa.string_view()), v=pa.array([b"x"], pa.binary_view()))
+    operator.process(given, LEFT, out.append)
+    assert out[1].batch.equals(given)

@@ -29,12 +29,18 @@ def rows_of(arrays: Sequence[pa.Array]) -> list[tuple[Any, ...]]:
 
 
 def check(batches: Batches, index: KeyIndex | None = None) -> KeyIndex:
-    """Every slot is what a dict of canonical keys says, and the keys come back in that order."""
+    """Every slot is what a dict of canonical keys says, and the keys come back in that order; what is not
+    there yet is not found."""
     index = index or KeyIndex()
     slots: dict[Any, int] = {}
     first: list[tuple[Any, ...]] = []
     for arrays in batches:
         expected = []
+        known = [slots.get(canonical(row), -1) for row in rows_of(arrays)]
+        found = index.find(arrays)
+        assert found.dtype == np.int64
+        assert found.tolist() == known
+        assert len(index) == len(slots)
         for row in rows_of(arrays):
             form = canonical(row)
             if form not in slots:
