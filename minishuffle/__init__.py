@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from minishuffle.dataflow.keyed import KeyedStream as KeyedStream
     from minishuffle.dataflow.operators.base import Source as Source
     from minishuffle.dataflow.operators.base import TaskContext as TaskContext
+    from minishuffle.dataflow.operators.process import ProcessContext as ProcessContext
     from minishuffle.dataflow.operators.sinks import Sink as Sink
     from minishuffle.dataflow.stream import Stream as Stream
     from minishuffle.dataflow.windowed import WindowedStream as WindowedStream
@@ -54,6 +55,7 @@ _MODULE_OF: Final = {
     "KeyedStream": "minishuffle.dataflow.keyed",
     "Source": "minishuffle.dataflow.operators.base",
     "TaskContext": "minishuffle.dataflow.operators.base",
+    "ProcessContext": "minishuffle.dataflow.operators.process",
     "Sink": "minishuffle.dataflow.operators.sinks",
     "Stream": "minishuffle.dataflow.stream",
     "WindowedStream": "minishuffle.dataflow.windowed",

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
     from minishuffle.dataflow.keyed import KeyedStream
     from minishuffle.dataflow.operators.base import Operator
+    from minishuffle.dataflow.operators.joins import How
 
-__all__ = ["How", "On", "broadcast_join", "interval_join"]
+__all__ = ["On", "broadcast_join", "interval_join"]
 
-How: TypeAlias = Literal["inner", "left", "full"]
+
 On: TypeAlias = str | Sequence[str] | Mapping[str, str]
 """Columns of one name on both sides, or the small side's name by the other's."""
 

@@ -16,8 +16,8 @@ from minishuffle.errors import InvalidGraph, UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from minishuffle.dataflow.joined import How
     from minishuffle.dataflow.operators.chained import Emission, OnError
+    from minishuffle.dataflow.operators.joins import How
     from minishuffle.dataflow.operators.process import ProcessContext
     from minishuffle.dataflow.windowed import WindowedStream
 
