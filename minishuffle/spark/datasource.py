@@ -1,0 +1,87 @@
+"""``format("minishuffle")``: DataFrames into running jobs, and results of jobs as DataFrames.
+
+Options, in any case: ``stream`` (to write) or ``job`` with ``sink`` (to read); ``coordinator``, ``cluster``,
+``state-dir`` and ``secret-file`` as on the command line. Everything but ``write`` and ``read`` runs in a
+Python process of Spark's beside the driver.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+from minishuffle.errors import UsageError
+from minishuffle.external.access import Access, find_access
+from minishuffle.external.results import describe_result
+from minishuffle.spark.reads import ResultBatchReader, ResultStreamReader
+from minishuffle.spark.schemas import spark_schema_of
+from minishuffle.spark.writes import BatchWriter, StreamingWriter, checked_stream
+
+if TYPE_CHECKING:
+    pass
+
+__all__ = ["MinishuffleDataSource"]
+
+
+class MinishuffleDataSource(DataSource):
+    """Registered by :func:`~minishuffle.spark.session.spark_session`, or by
+    ``spark.dataSource.register(MinishuffleDataSource)``."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "minishuffle"
+
+    def schema(self) -> StructType:
+        info = describe_result(self._access(), self._option("job"), self.options.get("sink", ""))
+        return spark_schema_of(info.schema_message)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        timeout = float(self.options.get("timeout", "600"))
+        return ResultBatchReader(self._access(), self._option("job"), self.options.get("sink", ""), timeout)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        rows = int(self.options.get("max-rows-per-batch", "0"))
+        return ResultStreamReader(self._access(), self._option("job"), self.options.get("sink", ""), rows)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        self._check_append(overwrite)
+        access, stream = self._access(), self._option("stream")
+        info = checked_stream(access, stream, schema)
+        return BatchWriter(access, info, self._partitions())
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        self._check_append(overwrite)
+        access, stream = self._access(), self._option("stream")
+        return StreamingWriter(access, checked_stream(access, stream, schema), self._partitions())
+
+    @staticmethod
+    def _check_append(overwrite: bool) -> None:
+        if overwrite:
+            raise UsageError("a stream cannot be overwritten: write with mode('append')")
+
+    def _option(self, name: str) -> str:
+        value: str | None = self.options.get(name)
+        if not value:
+            what = {"stream": "written to", "job": "read"}[name]
+            raise UsageError(f"which {name} is to be {what}? Say so with option({name!r}, ...)")
+        return value
+
+    def _partitions(self) -> int:
+        """How many partitions the DataFrame has; 0: not said."""
+        return int(self.options.get("partitions", "0"))
+
+    def _access(self) -> Access:
+        return find_access(
+            self.options.get("coordinator"),
+            self.options.get("cluster", "default"),
+            self.options.get("state-dir"),
+            self.options.get("secret-file"),
+        )

@@ -1,0 +1,169 @@
+"""The one place where sessions of Spark are made."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from minishuffle.errors import UsageError
+from minishuffle.spark.errors import spark_error
+from minishuffle.spark.java import checked_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["is_local", "spark_session", "stop_spark"]
+
+LOG4J: Final = """\
+rootLogger.level = {level}
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{{HH:mm:ss}} %p %c{{1}}: %m%n
+"""
+STOP_SECONDS: Final = 20.0
+
+
+def is_local(master: str) -> bool:
+    """Whether driver and executors are one process here."""
+    return master == "local" or master.startswith("local[")
+
+
+def spark_session(
+    app: str,
+    *,
+    master: str = "local[*]",
+    spark_ui: bool = False,
+    spark_python: str | None = None,
+    options: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """A session with the data source ``minishuffle``; :func:`stop_spark` ends it.
+
+    Args:
+        spark_python: the executors' Python; by default this one.
+        options: further settings of Spark; they win.
+
+    Raises:
+        UsageError: no Spark, no Java that will do, or a Python on the executors that will not.
+    """
+    if importlib.util.find_spec("pyspark") is None:
+        raise UsageError("Spark is not installed: run pip install 'minishuffle[spark]'")
+    java = checked_java()
+    os.environ.setdefault("JAVA_HOME", str(java.path.resolve().parent.parent))
+    python = spark_python or sys.executable
+    os.environ["PYSPARK_PYTHON"] = python
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    if is_local(master) or master.startswith("local-cluster["):
+        # Before the JVM starts: it looks its own name up otherwise, which may need a network.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master(master).appName(app)
+    for key, value in {**_settings(master, spark_ui), **(options or {})}.items():
+        builder = builder.config(key, value)
+    try:
+        spark = builder.getOrCreate()
+    except Exception as error:
+        raise spark_error(error, f"Spark does not start on {master}") from error
+    try:
+        spark.sparkContext.setLogLevel("ERROR")
+        if not is_local(master):
+            _probe(spark, python)
+        from minishuffle.spark.datasource import MinishuffleDataSource
+
+        spark.dataSource.register(MinishuffleDataSource)
+    except BaseException:
+        stop_spark(spark)
+        raise
+    return spark
+
+
+def _settings(master: str, spark_ui: bool) -> dict[str, str]:
+    settings = {
+        "spark.ui.enabled": str(spark_ui).lower(),
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2)),
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_log_settings()} -Duser.timezone=UTC",
+        "spark.executor.extraJavaOptions": "-Duser.timezone=UTC",
+        "spark.sql.warehouse.dir": str(Path(tempfile.gettempdir()) / "minishuffle-spark-warehouse"),
+    }
+    if is_local(master) or master.startswith("local-cluster["):
+        settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    return settings
+
+
+def _log_settings() -> str:
+    """A file that keeps Spark quiet from its first line on; the same one for all sessions of this user."""
+    path = Path(tempfile.gettempdir()) / f"minishuffle-log4j2-{os.getuid()}.properties"
+    text = LOG4J.format(level="error")
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+    return path.as_uri()
+
+
+def _python_there(_: Any) -> list[str]:
+    """(In an executor.) The version of Python, and of minishuffle if it is there."""
+    from importlib import metadata
+
+    return [".".join(platform.python_version_tuple()[:2]), metadata.version("minishuffle")]
+
+
+def _probe(spark: SparkSession, python: str) -> None:
+    """One task that shows whether the executors' Python will do.
+
+    Raises:
+        UsageError: another minor version, or no minishuffle there.
+    """
+    try:
+        found = spark.sparkContext.parallelize([0], 1).mapPartitions(_python_there).collect()
+    except Exception as error:
+        raise spark_error(
+            error,
+            f"the executors cannot run minishuffle with {python}: install it there, or name another Python "
+            "with --spark-python",
+        ) from error
+    here = ".".join(platform.python_version_tuple()[:2])
+    if found[0] != here:
+        raise UsageError(
+            f"the executors run Python {found[0]} ({python}) and this program {here}, and functions are "
+            "pickled between them: name another one with --spark-python"
+        )
+
+
+def stop_spark(spark: SparkSession) -> None:
+    """End the session and its JVM; nothing of it runs on."""
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    try:
+        spark.stop()
+    finally:
+        if gateway is not None:
+            process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
+            gateway.shutdown()
+            SparkContext._gateway = None
+            SparkContext._jvm = None
+            if process is not None:
+                _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """The JVM ends when its standard input does; it is killed if it takes too long."""
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(STOP_SECONDS)
