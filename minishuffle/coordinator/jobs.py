@@ -24,7 +24,7 @@ from minishuffle.coordinator.placement import Placement
 from minishuffle.coordinator.story import Story
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import ResourceExhausted, ShuffleError, TaskCancelled
-from minishuffle.wire.messages import Collected, JobInfo, TaskStateChanged
+from minishuffle.wire.messages import Collected, JobInfo, LogLines, TaskStateChanged
 from minishuffle.wire.parts import ErrorInfo, TaskCountersMessage, TaskInfo, TaskReport
 
 __all__ = ["JOB_OVER", "TASK_OVER", "Job"]
@@ -134,6 +134,10 @@ class Job:
         """Number of segments required by worker, without workers that were lost."""
         return self._segments
 
+    def rows_kept(self, operator: int) -> list[int]:
+        """Rows that each subtask of a sink has kept for other programs so far."""
+        return [task.counters.rows_kept for task in self._tasks.values() if task.operator == operator]
+
     def abandoned_slots(self) -> Counter[int]:
         """Of the slots held, those in which a task was abandoned."""
         lost = {task.index for task in self._tasks.values() if task.state == "abandoned"}
@@ -154,6 +158,17 @@ class Job:
         )
 
     # --- what happens to it ----------------------------------------------------------------------
+
+    def heard(self, worker: int, message: TaskStateChanged | Collected | LogLines, at: float) -> bool:
+        """A worker says something of it; False if that is not (any more) so."""
+        match message:
+            case TaskStateChanged():
+                return self.task_changed(worker, message, at)
+            case Collected():
+                return self.collected(worker, message, at)
+            case LogLines(lines=lines):
+                self.story.log(lines)
+                return True
 
     def task_changed(self, worker: int, message: TaskStateChanged, at: float) -> bool:
         """A worker says that a task's state changed; False if that is not (any more) so."""

@@ -8,6 +8,7 @@ carries the instructions out, in order, and calls :meth:`CoordinatorState.handle
 
 from __future__ import annotations
 
+import itertools
 from typing import Literal
 
 from minishuffle.config import ClusterSettings
@@ -19,7 +20,8 @@ from minishuffle.coordinator.instructions import CloseLink, Instruction, Journal
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.jobtable import JOBS_KEPT, JobTable
 from minishuffle.coordinator.polls import LongPolls
-from minishuffle.coordinator.streams import Streams
+from minishuffle.coordinator.results import ResultRequest, Results
+from minishuffle.coordinator.streams import StreamRequest, Streams
 from minishuffle.coordinator.workers import Worker, WorkerRegistry
 from minishuffle.counters import CoordinatorSnapshot
 from minishuffle.dataflow.graph import JobGraph
@@ -53,14 +55,8 @@ from minishuffle.wire.messages import (
     WorkerLost,
 )
 from minishuffle.wire.parts import ControlMessage, ErrorInfo, WorkerAddress
-from minishuffle.wire.streams import (
-    AbortWrite,
-    CommitWrite,
-    DescribeStream,
-    OpenUpstream,
-    UpstreamExpected,
-    WriteEnded,
-)
+from minishuffle.wire.results import ResultExpected
+from minishuffle.wire.streams import UpstreamExpected, WriteEnded
 
 __all__ = ["CoordinatorState"]
 
@@ -86,7 +82,9 @@ class CoordinatorState:
         self._workers = WorkerRegistry(settings, facts.python)
         self._jobs = JobTable()
         self._polls = LongPolls()
-        self._streams = Streams(facts.term, self._send_to, self._address)
+        tickets = itertools.count(1)
+        self._streams = Streams(facts.term, self._send_to, self._address, tickets)
+        self._results = Results(facts.term, self._jobs, self._send_to, self._address, tickets)
         self._out: list[Instruction] = []
         self._touched: dict[str, Job] = {}
         """Jobs to look after before the verb at hand returns."""
@@ -120,6 +118,7 @@ class CoordinatorState:
         """A link of a worker or client is gone."""
         self._polls.forget(link)
         self._streams.forget(link)
+        self._results.forget(link)
         worker = self._workers.by_link(link)
         if worker is not None:
             self._end_worker(worker, "lost" if self._ending.phase == "up" else "gone", why, now)
@@ -181,27 +180,16 @@ class CoordinatorState:
         match message:
             case Heartbeat():
                 self._heartbeat(worker, message)
-            case TaskStateChanged(job=name):
+            case TaskStateChanged(job=name) | Collected(job=name) | LogLines(job=name):
                 job = self._jobs.get(name)
-                if job is None or not job.task_changed(worker.worker, message, at):
+                if job is None or not job.heard(worker.worker, message, at):
                     self.ignored += 1
                 else:
-                    self._touch(job)
-            case Collected(job=name):
-                job = self._jobs.get(name)
-                if job is None or not job.collected(worker.worker, message, at):
-                    self.ignored += 1
-                else:
-                    self._touch(job)
-            case LogLines(job=name, lines=lines):
-                job = self._jobs.get(name)
-                if job is None:
-                    self.ignored += 1
-                else:
-                    job.story.log(lines)
                     self._touch(job)
             case UpstreamExpected() | WriteEnded():
                 self._out += self._streams.answered(message)
+            case ResultExpected():
+                self._out += self._results.answered(message)
             case AskDial(target=target):
                 dialer = self._workers.get_alive(target)
                 if dialer is not None and dialer is not worker:
@@ -227,6 +215,7 @@ class CoordinatorState:
 
     def _end_worker(self, worker: Worker, state: Literal["lost", "gone"], why: str, now: float) -> None:
         self._workers.end(worker, state, now)
+        self._out += self._results.worker_ended(worker.worker)
         verdict = WorkerLost(term=self._facts.term, worker=worker.worker, epoch=worker.epoch)
         for other in self._workers.alive():
             self._send(other, verdict)
@@ -256,10 +245,13 @@ class CoordinatorState:
             case GetEvents(job=name) | GetLogs(job=name) | WaitJob(job=name):
                 self._out += self._polls.ask(link, request, message, self._jobs.named(name), now)
                 return
-            case DescribeStream() | OpenUpstream() | CommitWrite() | AbortWrite():
+            case _ if isinstance(message, StreamRequest):
                 self._out += self._streams.request(link, request, message, self._wall(now))
                 for job in self._jobs.active():
                     self._touch(job)
+                return
+            case _ if isinstance(message, ResultRequest):
+                self._out += self._results.request(link, request, message)
                 return
             case SubmitJob():
                 reply: ControlMessage = self._submit(message, now)
@@ -302,11 +294,13 @@ class CoordinatorState:
         self._require_up()
         graph = checked_graph(message, self._facts.python)
         self._streams.check(graph)
+        self._results.check(graph)
         placement, segments = admit(graph, self._workers.alive(), self._jobs.active())
         self._submitted += 1
         job = Job(f"j{self._submitted}", message.name, graph, placement, segments, self._wall(now))
         self._jobs[job.id] = job
         self._streams.add(job, graph)
+        self._results.add(job, graph)
         self._out.append(Journal(self._submitted))
         self._deploy(job, graph)
         self._touch(job)
@@ -345,15 +339,14 @@ class CoordinatorState:
 
     def _tell(self, workers: list[int], message: ControlMessage) -> None:
         for number in workers:
-            worker = self._workers.get_alive(number)
-            if worker is not None:
-                self._send(worker, message)
+            self._send_to(number, message)
 
     def _release(self, job: Job) -> None:
         if job.released:
             return
         job.released = True
         self._out += self._streams.remove(job)
+        self._results.over(job)
         self._tell(sorted(job.slots_held()), ReleaseJob(term=self._facts.term, job=job.id))
         for number, slots in job.abandoned_slots().items():
             worker = self._workers.get_alive(number)
@@ -385,6 +378,7 @@ class CoordinatorState:
         """Check the invariants; for tests, after each step."""
         assert not self._out and not self._touched
         self._workers.validate()
+        self._results.validate()
         used, required = slots_used(self._jobs.active()), segments_required(self._jobs.active())
         alive = {worker.worker for worker in self._workers.alive()}
         for worker in self._workers.alive():

@@ -7,7 +7,7 @@ whether its partitions are complete, and ends a bounded stream.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from minishuffle.coordinator.instructions import Instruction, Reply
@@ -23,6 +23,7 @@ from minishuffle.wire.streams import (
     AbortWrite,
     CommitWrite,
     DescribeStream,
+    EndStream,
     EndWrite,
     ExpectUpstream,
     OpenUpstream,
@@ -34,7 +35,7 @@ from minishuffle.wire.streams import (
 
 __all__ = ["StreamRequest", "Streams"]
 
-StreamRequest = DescribeStream | OpenUpstream | CommitWrite | AbortWrite
+StreamRequest = DescribeStream | OpenUpstream | CommitWrite | AbortWrite | EndStream
 
 
 @dataclass(slots=True)
@@ -65,6 +66,7 @@ class Streams:
     """Args:
     send: a message to a worker that is alive; False if it is not.
     address: of a worker that is alive, or None.
+    tickets: numbers that are never used again.
     """
 
     def __init__(
@@ -72,13 +74,14 @@ class Streams:
         term: int,
         send: Callable[[int, ControlMessage], bool],
         address: Callable[[int], WorkerAddress | None],
+        tickets: Iterator[int],
     ) -> None:
         self._term = term
         self._send = send
         self._address = address
         self._streams: dict[str, _Stream] = {}
         self._asked: dict[int, _Asked] = {}
-        self._tickets = 0
+        self._tickets = tickets
 
     def check(self, graph: JobGraph) -> None:
         """Raises UsageError if the job reads a stream that another one reads."""
@@ -132,6 +135,9 @@ class Streams:
                 return []
             case CommitWrite():
                 self._commit(link, request, stream, message)
+                return []
+            case EndStream():
+                self._end(link, request, stream)
                 return []
             case AbortWrite(reason=reason):
                 if stream.bounded:
@@ -188,6 +194,22 @@ class Streams:
         asked.second = end if stream.bounded and not stream.ended else None
         self._ask_all(asked, end)
 
+    def _end(self, link: int, request: int, stream: _Stream) -> None:
+        asked = _Asked(link, request, stream)
+        ticket = self._ticket(asked)
+        stream.ended = True
+        end = EndWrite(
+            term=self._term,
+            job=stream.job.id,
+            operator=stream.operator,
+            index=0,
+            ticket=ticket,
+            write="",
+            partitions=[],
+            last=True,
+        )
+        self._ask_all(asked, end)
+
     def _ask_all(self, asked: _Asked, end: EndWrite) -> None:
         stream = asked.stream
         asked.open_answers = stream.parallelism
@@ -197,9 +219,9 @@ class Streams:
             self._send(stream.job.placement[index], message)
 
     def _ticket(self, asked: _Asked) -> int:
-        self._tickets += 1
-        self._asked[self._tickets] = asked
-        return self._tickets
+        ticket = next(self._tickets)
+        self._asked[ticket] = asked
+        return ticket
 
     # --- workers ---------------------------------------------------------------------------------
 

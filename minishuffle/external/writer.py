@@ -23,6 +23,7 @@ from minishuffle.wire.streams import (
     AbortWrite,
     CommitWrite,
     DescribeStream,
+    EndStream,
     OpenUpstream,
     StreamInfo,
     UpstreamOpened,
@@ -31,7 +32,7 @@ from minishuffle.wire.streams import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["StreamWriter", "abort_write", "commit_write", "describe_stream"]
+__all__ = ["StreamWriter", "abort_write", "commit_write", "describe_stream", "end_stream"]
 
 OPEN_SECONDS_MAX = 600.0
 """How long an attempt waits for the job to read what an older one had sent."""
@@ -220,3 +221,8 @@ def commit_write(access: Access, stream: str, write: str, partitions: Sequence[i
 def abort_write(access: Access, stream: str, write: str, reason: str) -> None:
     """The write is given up: the job that reads a bounded stream fails."""
     _request(access, AbortWrite(stream=stream, write=write, reason=reason))
+
+
+def end_stream(access: Access, stream: str) -> None:
+    """Nothing more is written into the stream, bounded or not: its job comes to its end."""
+    _request(access, EndStream(stream=stream))

@@ -26,10 +26,12 @@ from minishuffle.wire.parts import (
     WorkerInfo,
     WorkerReport,
 )
+from minishuffle.wire.results import ResultMessage
 from minishuffle.wire.streams import (
     AbortWrite,
     CommitWrite,
     DescribeStream,
+    EndStream,
     EndWrite,
     ExpectUpstream,
     OpenUpstream,
@@ -354,8 +356,10 @@ AnyMessage = Annotated[
     | UpstreamExpected
     | CommitWrite
     | AbortWrite
+    | EndStream
     | EndWrite
-    | WriteEnded,
+    | WriteEnded
+    | ResultMessage,
     Field(discriminator="type"),
 ]
 

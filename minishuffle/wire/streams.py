@@ -10,6 +10,7 @@ __all__ = [
     "AbortWrite",
     "CommitWrite",
     "DescribeStream",
+    "EndStream",
     "EndWrite",
     "ExpectUpstream",
     "OpenUpstream",
@@ -107,6 +108,13 @@ class AbortWrite(ControlMessage):
     stream: str
     write: str
     reason: str
+
+
+class EndStream(ControlMessage):
+    """(Client.) Nothing more is written, bounded or not. Answered with Accepted."""
+
+    type: Literal["end_stream"] = "end_stream"
+    stream: str
 
 
 class EndWrite(ControlMessage):
