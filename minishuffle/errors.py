@@ -34,6 +34,7 @@ __all__ = [
     "RemoteProtocolError",
     "ResourceExhausted",
     "ShuffleError",
+    "Superseded",
     "TaskCancelled",
     "TaskFailed",
     "UnknownName",
@@ -103,6 +104,12 @@ class PeerLost(ShuffleError):
 
     code = 40
     retriable = True
+
+
+class Superseded(ShuffleError):
+    """A newer attempt has taken over what this one did."""
+
+    code = 42
 
 
 class PartitionNotFound(ShuffleError):

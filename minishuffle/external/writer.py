@@ -8,7 +8,15 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from minishuffle.errors import PeerLost, RemoteProtocolError, TaskCancelled, UsageError
+from minishuffle.errors import (
+    PeerLost,
+    RemoteProtocolError,
+    ShuffleError,
+    Superseded,
+    TaskCancelled,
+    TaskFailed,
+    UsageError,
+)
 from minishuffle.exchange.elements import encode
 from minishuffle.exchange.partition import ResultPartition
 from minishuffle.external.access import Access
@@ -18,6 +26,7 @@ from minishuffle.limits import BATCH_ROWS_MAX
 from minishuffle.protocol.events import ConnectionEvent, PartitionRequested
 from minishuffle.transport.tcp import DataLink
 from minishuffle.wire.frames import EventKind
+from minishuffle.wire.messages import JobInfo, ShowJob
 from minishuffle.wire.parts import ControlMessage
 from minishuffle.wire.streams import (
     AbortWrite,
@@ -38,6 +47,8 @@ OPEN_SECONDS_MAX = 600.0
 """How long an attempt waits for the job to read what an older one had sent."""
 FLUSH_SECONDS = 0.1
 ACKNOWLEDGE_LOOK_SECONDS = 0.02
+SUPERSEDED_SECONDS_MAX = 600.0
+SUPERSEDED_LOOK_SECONDS = 1.0
 
 
 class StreamWriter:
@@ -155,7 +166,7 @@ class StreamWriter:
         try:
             self._partition.write(0, rows, parts)
         except TaskCancelled:
-            raise connection.error or PeerLost("the connection is gone") from None
+            raise self._explained(connection.error or PeerLost("the connection is gone")) from None
         now = time.monotonic()
         if now - self._flushed_at > FLUSH_SECONDS and self._partition.subpartitions[0].flush():
             self._flushed_at = now
@@ -183,13 +194,42 @@ class StreamWriter:
         if connection is not None:
             self._partition.broadcast_event(EventKind.END_OF_DATA)
             self._partition.broadcast_event(EventKind.END_OF_PARTITION)
-            while not self._released():
-                connection.check()
+            while not self._released() and connection.error is None:
                 connection.paths.bell.clear()
                 connection.paths.bell.wait(ACKNOWLEDGE_LOOK_SECONDS)
-            connection.settle()
-            connection.check()
+            connection.settle()  # a link that broke has said so by then
+            if connection.error is not None:
+                raise self._explained(connection.error)
         return self.rows
+
+    def _explained(self, error: ShuffleError) -> ShuffleError:
+        """Why the connection is gone: the job may be over, or a newer attempt have taken over.
+
+        In that case this one waits until that one is done: Spark starts a third for an attempt that fails
+        while another copy of it runs, and ends a copy that is late.
+        """
+        deadline = time.monotonic() + SUPERSEDED_SECONDS_MAX
+        while True:
+            try:
+                with self._access.control() as control:
+                    job = control.request(ShowJob(job=self._opened.job))
+                    if isinstance(job, JobInfo) and job.state != "running":
+                        cause = f": {job.causes[0].text}" if job.causes else ""
+                        return TaskFailed(
+                            f"job {job.job} ({job.name}) is {job.state}, and its stream "
+                            f"{self._request.stream!r} is still being written{cause}"
+                        )
+                    reply = control.request(self._request, OPEN_SECONDS_MAX)
+            except Superseded as superseded:
+                if time.monotonic() > deadline:
+                    return superseded
+                time.sleep(SUPERSEDED_LOOK_SECONDS)
+            except ShuffleError as other:
+                return other if not isinstance(other, PeerLost) else error
+            else:
+                if isinstance(reply, UpstreamOpened) and reply.complete:
+                    return Superseded("another attempt has written the partition")
+                return error
 
     def _released(self) -> bool:
         """The job has read to the end and closed the channel, or the connection is gone."""

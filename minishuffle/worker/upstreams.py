@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from minishuffle.errors import PeerLost, ShuffleError, UsageError
+from minishuffle.errors import PeerLost, ShuffleError, Superseded
 from minishuffle.exchange.gate import Element, InputChannel, InputGate, RemoteInputChannel
 
 __all__ = ["UPSTREAM_EDGE", "Progress", "UpstreamChannel", "UpstreamGate"]
@@ -33,6 +33,8 @@ class Progress:
     """CRC-32 of the payloads of the elements that these rows came in."""
     attempt: int = -1
     complete: bool = False
+    expected: bool = False
+    """The attempt was let in, and its program has yet to come."""
     channel: UpstreamChannel | None = None
     """Of the attempt that writes now."""
     waiting: list[Callable[[Progress], None]] = field(default_factory=list)
@@ -47,6 +49,9 @@ class UpstreamChannel(RemoteInputChannel):
     def __init__(self, gate: UpstreamGate, partition: int, exclusive: int, progress: Progress) -> None:
         super().__init__(gate, partition, exclusive)
         self.progress = progress
+        self.hang_up: Callable[[ShuffleError], None] = lambda error: None
+        """Ends the program's link. Only a channel that was read to its end is cancelled: that is the
+        program's receipt."""
 
     def broken(self, error: ShuffleError) -> None:
         self.assembler.clear()
@@ -54,11 +59,7 @@ class UpstreamChannel(RemoteInputChannel):
 
     def cut(self) -> None:
         """(Loop.) Take nothing more from this attempt; what is queued is still read."""
-        if self.open:
-            if self.connection is not None:
-                self.connection.cancel(self.consumer)
-                self._poke()
-            self.consumer.fail(PeerLost("a newer attempt took the partition over"))
+        self.hang_up(PeerLost("a newer attempt took the partition over"))
 
 
 class UpstreamGate(InputGate):
@@ -114,7 +115,7 @@ class UpstreamGate(InputGate):
         ``mine``: all partitions of the write that come here, where that is known.
 
         Raises:
-            UsageError: the attempt is not newer than one that writes now.
+            Superseded: the attempt is not newer than one that writes now.
         """
         partitions = self._writes.get(write)
         if partitions is None:
@@ -124,30 +125,32 @@ class UpstreamGate(InputGate):
                 self.split_changes.append((number, "open"))  # type: ignore[union-attr]
             self._forget_writes()
         progress = partitions.setdefault(partition, Progress())
-        if progress.channel is None or progress.complete:
-            progress.attempt = attempt
+        if progress.complete:
             ready(progress)
             return
-        if attempt <= progress.attempt:
-            raise UsageError(
+        if attempt <= progress.attempt and (progress.expected or progress.channel is not None):
+            raise Superseded(
                 f"attempt {attempt} of partition {partition} of write {write} comes too late: "
                 f"attempt {progress.attempt} writes it now"
             )
-        progress.attempt = attempt
-        progress.waiting.append(ready)
-        progress.channel.cut()
+        progress.attempt, progress.expected = attempt, True
+        if progress.channel is None:
+            ready(progress)
+        else:
+            progress.waiting.append(ready)
+            progress.channel.cut()
 
     def open_channel(self, write: str, partition: int, attempt: int) -> UpstreamChannel:
         """The channel of an attempt whose client has come.
 
         Raises:
-            UsageError: a newer one has come meanwhile.
+            Superseded: a newer one has come meanwhile.
         """
         progress = self._writes[write][partition]
         if progress.attempt != attempt or progress.channel is not None:
-            raise UsageError(f"a newer attempt than {attempt} writes partition {partition} of {write}")
+            raise Superseded(f"a newer attempt than {attempt} writes partition {partition} of {write}")
         channel = UpstreamChannel(self, partition, self._exclusive, progress)
-        progress.channel = channel
+        progress.channel, progress.expected = channel, False
         self.add(channel)
         return channel
 
@@ -166,6 +169,12 @@ class UpstreamGate(InputGate):
         for ready in waiting:
             ready(progress)
         self.wake()
+
+    def close(self) -> None:
+        for channel in list(self.channels):
+            assert isinstance(channel, UpstreamChannel)
+            channel.hang_up(PeerLost("the task that reads the stream is over"))
+        super().close()
 
     def missing(self, write: str, partitions: list[int]) -> list[int]:
         """Those of ``partitions`` that are not complete."""

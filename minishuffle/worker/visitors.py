@@ -98,6 +98,7 @@ class Visitors:
             link.abort(error)
             return
         channel.connect(link.connection, link.flush_soon)
+        channel.hang_up = link.abort
         request = PartitionRequest(
             0,
             message.job,
