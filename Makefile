@@ -15,14 +15,16 @@ help: ## Print this help
 setup: ## Make .venv with every pinned dependency
 	@scripts/bootstrap
 
-demo: setup ## Run the main job on a local cluster, with its metrics
-	@$(WITHIN) 300 $(BIN)/minishuffle demo
+demo: ## Run the main job and the data pipeline on a local cluster
+	@scripts/bootstrap --demo
+	@$(WITHIN) 600 $(BIN)/minishuffle demo
 
 test: lint types ## Check style and types, then run every test
 	@scripts/bootstrap --tests
 	$(WITHIN) 3000 $(BIN)/python -m pytest -q
 
-test-fast: setup ## Run the tests that take less than a few seconds each
+test-fast: ## Run the tests that take less than a few seconds each
+	@scripts/bootstrap --tests
 	$(WITHIN) 600 $(BIN)/python -m pytest -q -m "not slow"
 
 fmt: setup ## Format the code
@@ -42,6 +44,7 @@ bench: setup ## Measure transport, exchange and keyBy (some minutes)
 	$(WITHIN) 900 $(BIN)/minishuffle bench keyby --records 100000000
 	$(WITHIN) 900 $(BIN)/minishuffle bench keyby --emit each --records 30000000
 	$(WITHIN) 900 $(BIN)/minishuffle bench keyby --format rows --record event --emit each --records 6000000
+	$(WITHIN) 900 $(BIN)/minishuffle bench spark
 
 soak: setup ## Run the tests with many more seeds and longer spans (about an hour)
 	@scripts/bootstrap --tests

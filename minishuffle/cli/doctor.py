@@ -22,7 +22,8 @@ from minishuffle.cli.session import (
     late_global_options,
     print_json,
 )
-from minishuffle.errors import ShuffleError
+from minishuffle.errors import ShuffleError, UsageError
+from minishuffle.spark.java import INSTALL, checked_java
 
 __all__ = ["Check", "checks", "doctor"]
 
@@ -54,6 +55,8 @@ def checks() -> list[Check]:
         _port(DEFAULT_PORT, "--port"),
         _port(DEFAULT_WEB_PORT, "--web-port"),
         _prometheus(),
+        _java(),
+        _spark(),
     ]
 
 
@@ -108,6 +111,27 @@ def _prometheus() -> Check:
     found = shutil.which("prometheus")
     mend = "apt-get install prometheus (or your system's package); only for graphs over time"
     return Check("Prometheus", found is not None, found or "not on PATH", mend, needed=False)
+
+
+def _java() -> Check:
+    mend = f"{INSTALL}; only for what runs on Spark"
+    try:
+        java = checked_java()
+    except UsageError as error:
+        return Check("Java", False, str(error), mend, needed=False)
+    return Check("Java", True, f"{java.version} ({java.path})", needed=False)
+
+
+def _spark() -> Check:
+    try:
+        found = f"{version('pyspark')}, pandas {version('pandas')}"
+    except PackageNotFoundError as error:
+        mend = "pip install 'minishuffle[spark]'; only for what runs on Spark"
+        return Check("Spark", False, f"{error.name} is missing", mend, needed=False)
+    if not version("pandas").startswith("2."):
+        mend = "pip install 'pandas<3', which is what PySpark supports"
+        return Check("Spark", False, found, mend, needed=False)
+    return Check("Spark", True, found, needed=False)
 
 
 @click.command()
