@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from minishuffle.errors import PeerLost, ShuffleError, Superseded
 from minishuffle.exchange.gate import Element, InputChannel, InputGate, RemoteInputChannel
+from minishuffle.exchange.watermarks import WatermarkValve
 
 __all__ = ["UPSTREAM_EDGE", "Progress", "UpstreamChannel", "UpstreamGate"]
 
@@ -28,6 +29,8 @@ WRITES_KEPT = 8
 class Progress:
     """What is there of one partition of one write; ``rows`` and ``checksum`` are written by the task."""
 
+    split: int = -1
+    """Its number among all that this gate ever had: several writes may be under way."""
     rows: int = 0
     checksum: int = 0
     """CRC-32 of the payloads of the elements that these rows came in."""
@@ -41,13 +44,29 @@ class Progress:
     """Who is to be told when that channel is over."""
 
 
+class _NoValve(WatermarkValve):
+    """Of channels that the loop adds while the task reads: their watermarks are made behind the gate."""
+
+    def add(self) -> int:
+        return 0
+
+    def update(self, channel: int, time: int, idle: bool) -> bool:
+        return False
+
+    def end(self, channel: int) -> bool:
+        return False
+
+    def active(self, channel: int) -> bool:
+        return False
+
+
 class UpstreamChannel(RemoteInputChannel):
     """One attempt at one partition. A broken link ends the channel and not the task."""
 
     gate: UpstreamGate
 
-    def __init__(self, gate: UpstreamGate, partition: int, exclusive: int, progress: Progress) -> None:
-        super().__init__(gate, partition, exclusive)
+    def __init__(self, gate: UpstreamGate, exclusive: int, progress: Progress) -> None:
+        super().__init__(gate, progress.split, exclusive)
         self.progress = progress
         self.hang_up: Callable[[ShuffleError], None] = lambda error: None
         """Ends the program's link. Only a channel that was read to its end is cancelled: that is the
@@ -72,11 +91,16 @@ class UpstreamGate(InputGate):
 
     def __init__(self, *arguments: Any, exclusive: int, post: Callable[..., None]) -> None:
         super().__init__(*arguments)
+        self.valve = _NoValve()
         self._exclusive = exclusive
-        self.split_changes: deque[tuple[int, Literal["open", "done"]]] | None = deque()
+        self._split_changes: deque[tuple[int, Literal["open", "done"]]] = deque()
+        self.split_changes = self._split_changes
+        self._splits = 0
         self._post = post
         self._ended = False
         self._writes: dict[str, dict[int, Progress]] = {}
+        self._forgotten: dict[str, int] = {}
+        """Of each streaming query the last complete batch that is not in ``_writes`` any more."""
 
     # --- task ------------------------------------------------------------------------------------
 
@@ -117,14 +141,13 @@ class UpstreamGate(InputGate):
         Raises:
             Superseded: the attempt is not newer than one that writes now.
         """
-        partitions = self._writes.get(write)
-        if partitions is None:
-            partitions = self._writes[write] = {}
-            for number in mine or (partition,):
-                partitions[number] = Progress()
-                self.split_changes.append((number, "open"))  # type: ignore[union-attr]
+        if self._was_forgotten(write):
+            ready(Progress(complete=True))
+            return
+        if write not in self._writes:
             self._forget_writes()
-        progress = partitions.setdefault(partition, Progress())
+            self._writes[write] = {}
+        progress = self._progress(write, partition, mine)
         if progress.complete:
             ready(progress)
             return
@@ -140,6 +163,16 @@ class UpstreamGate(InputGate):
             progress.waiting.append(ready)
             progress.channel.cut()
 
+    def _progress(self, write: str, partition: int, mine: range) -> Progress:
+        """Of that partition; all that come here are splits from the first one on."""
+        partitions = self._writes[write]
+        for number in (*mine, partition):
+            if number not in partitions:
+                partitions[number] = Progress(self._splits)
+                self._split_changes.append((self._splits, "open"))
+                self._splits += 1
+        return partitions[partition]
+
     def open_channel(self, write: str, partition: int, attempt: int) -> UpstreamChannel:
         """The channel of an attempt whose client has come.
 
@@ -149,7 +182,7 @@ class UpstreamGate(InputGate):
         progress = self._writes[write][partition]
         if progress.attempt != attempt or progress.channel is not None:
             raise Superseded(f"a newer attempt than {attempt} writes partition {partition} of {write}")
-        channel = UpstreamChannel(self, partition, self._exclusive, progress)
+        channel = UpstreamChannel(self, self._exclusive, progress)
         progress.channel, progress.expected = channel, False
         self.add(channel)
         return channel
@@ -160,7 +193,7 @@ class UpstreamGate(InputGate):
             return
         if channel.finished:
             progress.complete = True
-            self.split_changes.append((channel.producer, "done"))  # type: ignore[union-attr]
+            self._split_changes.append((progress.split, "done"))
         channel.close()
         self.channels.remove(channel)
         if progress.channel is channel:
@@ -178,6 +211,8 @@ class UpstreamGate(InputGate):
 
     def missing(self, write: str, partitions: list[int]) -> list[int]:
         """Those of ``partitions`` that are not complete."""
+        if self._was_forgotten(write):
+            return []
         there = self._writes.get(write, {})
         return [number for number in partitions if number not in there or not there[number].complete]
 
@@ -192,5 +227,19 @@ class UpstreamGate(InputGate):
             for write, partitions in self._writes.items()
             if all(progress.complete for progress in partitions.values())
         ]
-        for write in done[: max(0, len(self._writes) - WRITES_KEPT)]:
+        for write in done[: max(0, len(self._writes) + 1 - WRITES_KEPT)]:
             del self._writes[write]
+            query, batch = _query_and_batch(write)
+            if query:
+                self._forgotten[query] = max(batch, self._forgotten.get(query, 0))
+
+    def _was_forgotten(self, write: str) -> bool:
+        """Whether that is a batch of a streaming query which was complete long ago."""
+        query, batch = _query_and_batch(write)
+        return write not in self._writes and batch <= self._forgotten.get(query, -1)
+
+
+def _query_and_batch(write: str) -> tuple[str, int]:
+    """The parts of ``<query>/<batch>``; ("", 0) of any other name."""
+    query, _, batch = write.rpartition("/")
+    return (query, int(batch)) if query and batch.isascii() and batch.isdigit() else ("", 0)
