@@ -50,6 +50,7 @@ MAY_BLOCK = frozenset(
         "worker/handoff.py",
         "worker/task.py",
         "worker/process.py",
+        "worker/results.py",
         "coordinator/process.py",
     }
 )

@@ -67,7 +67,8 @@ def start_worker(
     """Run a worker in the foreground; prints one JSON line when it is registered."""
     session = session_of(context)
     settings = settings_from(values)
-    secret, address = session.secret(), session.address()
+    secret, address, directory = session.secret(), session.address(), session.directory()
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     from minishuffle.web.server import serve_worker_web
     from minishuffle.worker.process import run_worker
 
@@ -79,6 +80,7 @@ def start_worker(
             cluster=session.cluster,
             host=host,
             requested_worker=number,
+            spool_directory=str(directory),
             web=serve_worker_web,
             ready=ready,
             stop=stop,

@@ -69,4 +69,6 @@ def _task(graph: JobGraph, placement: Placement, operator: int, index: int) -> T
         inputs=inputs,
         outputs=outputs,
         stream=vertex.stream,
+        sink=vertex.sink,
+        bounded=vertex.bounded,
     )

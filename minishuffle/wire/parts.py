@@ -117,6 +117,9 @@ class TaskSpec(ControlMessage):
     outputs: list[OutputSpec]
     stream: str = ""
     """The stream that it reads, if other programs write its records."""
+    sink: str = ""
+    """Of a sink whose records other programs read: its name."""
+    bounded: bool = True
 
 
 class TaskInfo(ControlMessage):

@@ -15,6 +15,7 @@ from minishuffle.exchange.elements import AssemblyBudget
 from minishuffle.exchange.gate import InputChannel, InputGate, LocalInputChannel, RemoteInputChannel
 from minishuffle.exchange.partition import ResultPartition, Subpartition
 from minishuffle.exchange.segments import LocalPool, NetworkBufferPool
+from minishuffle.exchange.spool import Spool
 from minishuffle.ids import AttemptId, JobId, OperatorId, PartitionId, SubtaskId
 from minishuffle.protocol.channel import Outgoing
 from minishuffle.wire.frames import DataType
@@ -24,7 +25,7 @@ from minishuffle.worker.instructions import ChannelKey, StartTask, TaskKey
 from minishuffle.worker.task import Task, TaskOutcome
 from minishuffle.worker.upstreams import UPSTREAM_EDGE, UpstreamGate
 
-__all__ = ["Deployment"]
+__all__ = ["Deployment", "attend", "counters_message"]
 
 
 class Deployment:
@@ -32,6 +33,7 @@ class Deployment:
 
     Args:
         report, collect, log: what tasks call, on the loop; see :class:`Task`.
+        spool_directory, spool_bytes_max: of the sinks that keep records, see :class:`Spool`.
     """
 
     def __init__(
@@ -42,14 +44,20 @@ class Deployment:
         report: Callable[[Task, TaskOutcome | None], None],
         collect: Callable[[Task, int, bytes], None],
         log: Callable[[Task, str], None],
+        spool_directory: str | None = None,
+        spool_bytes_max: int = limits.SPOOL_BYTES_MAX,
     ) -> None:
         self.pool = pool
         self.tasks: dict[TaskKey, Task] = {}
         self.partitions: dict[PartitionId, ResultPartition] = {}
+        self.spools: dict[TaskKey, Spool] = {}
+        """Also of jobs that are over: see :meth:`drop_spools`."""
         self.budget = AssemblyBudget(limits.ASSEMBLY_BYTES_MAX)
         self.local_bytes = 0
         self.local_buffers = 0
         self.local_rows = 0
+        self._spool_directory = spool_directory
+        self._spool_bytes_max = spool_bytes_max
         self._worker = worker
         self._inbox = inbox
         self._report = report
@@ -69,7 +77,7 @@ class Deployment:
         spec, job = instruction.spec, instruction.job
         settings = JobSettings.model_validate(instruction.settings)
         counters = TaskCounters()
-        paths = TaskPaths(self._inbox, _attend, counters)
+        paths = TaskPaths(self._inbox, attend, counters)
         subtask = SubtaskId(JobId(job), OperatorId(spec.operator), spec.index)
         gates: list[InputGate] = []
         partitions: dict[int, ResultPartition] = {}
@@ -112,6 +120,10 @@ class Deployment:
             self._log,
         )
         self.tasks[(job, spec.operator, spec.index)] = task
+        if spec.sink:
+            bytes_max = None if spec.bounded else self._spool_bytes_max
+            task.spool = Spool(self._spool_directory, bytes_max)
+            self.spools[(job, spec.operator, spec.index)] = task.spool
         if settings.buffer_timeout > 0:
             self._flush_intervals[job] = settings.buffer_timeout
         task.start()
@@ -227,6 +239,19 @@ class Deployment:
                 self._drop_partition(partition.id, written_off=running)
         self._flush_intervals.pop(job, None)
 
+    def free_rows(self, key: TaskKey, begin: int, read: int) -> None:
+        """Readers are done with rows of a sink: see :meth:`Spool.free`; it may have waited for that."""
+        spool, task = self.spools.get(key), self.tasks.get(key)
+        if spool is not None:
+            spool.free(begin, read)
+        if task is not None:
+            task.paths.bell.ring()
+
+    def drop_spools(self, job: str) -> None:
+        """Nobody will read what the job's sinks kept."""
+        for key in [key for key in self.spools if key[0] == job]:
+            del self.spools[key]
+
     def _drop_partition(self, partition_id: PartitionId, *, written_off: bool) -> None:
         partition = self.partitions.pop(partition_id)
         for subpartition in partition.subpartitions:
@@ -246,7 +271,7 @@ class Deployment:
                 continue
             for subpartition in partition.subpartitions:
                 if subpartition.flush():
-                    _attend(subpartition)
+                    attend(subpartition)
 
     def snapshots(self) -> tuple[TaskSnapshot, ...]:
         return tuple(self._snapshot(key, task) for key, task in self.tasks.items())
@@ -285,7 +310,7 @@ class Deployment:
         ]
 
 
-def _attend(subpartition: Subpartition) -> None:
+def attend(subpartition: Subpartition) -> None:
     """(Loop.) A subpartition wants attention. The flag is cleared before the look."""
     subpartition.notified = False
     if subpartition.on_available is not None:

@@ -1,15 +1,38 @@
-"""A worker's figures for the heartbeat and for ``/metrics``, from its plain counters."""
+"""What a worker tells of itself: to register, with each heartbeat, and for ``/metrics``."""
 
 from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
 
 from minishuffle import limits
 from minishuffle.counters import ConnectionCounters, Histogram, WorkerSnapshot
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.wire.handshake import Identity
+from minishuffle.wire.messages import Register
 from minishuffle.wire.parts import WorkerReport
 from minishuffle.worker.deployment import Deployment
 
-__all__ = ["worker_report", "worker_snapshot"]
+__all__ = ["registration", "worker_report", "worker_snapshot"]
+
+
+def registration(
+    host: str, data_port: int, metrics_port: int, slots: int, pool: NetworkBufferPool, requested_worker: int
+) -> Register:
+    """What this process says when it registers."""
+    return Register(
+        host=host,
+        data_port=data_port,
+        metrics_port=metrics_port,
+        pid=os.getpid(),
+        slots=slots,
+        python=".".join(platform.python_version_tuple()[:2]),
+        version=metadata.version("minishuffle"),
+        segments=pool.total,
+        segment_bytes=pool.segment_bytes,
+        requested_worker=requested_worker,
+    )
 
 
 def worker_report(

@@ -9,6 +9,7 @@ from minishuffle.errors import ShuffleError
 from minishuffle.ids import PartitionId
 from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.parts import ControlMessage, TaskSpec, WorkerAddress
+from minishuffle.wire.results import DropResult, FreeRows, ServeResult
 from minishuffle.wire.streams import (
     EndWrite,
     ExpectUpstream,
@@ -25,6 +26,7 @@ __all__ = [
     "Exit",
     "FailTask",
     "Instruction",
+    "KeepResults",
     "Refuse",
     "Release",
     "RequestPartition",
@@ -135,6 +137,13 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepResults:
+    """A program that is no worker wants to read what a sink here kept, or has read it."""
+
+    message: ServeResult | FreeRows | DropResult
+
+
+@dataclass(frozen=True, slots=True)
 class ServeStream:
     """A program that is no worker wants to write into a task here, or has written."""
 
@@ -162,5 +171,6 @@ Instruction: TypeAlias = (
     | Attach
     | Refuse
     | ServeStream
+    | KeepResults
     | Exit
 )

@@ -80,8 +80,7 @@ class PeerLinks:
     def link_events(self, link: DataLink, events: list[ConnectionEvent]) -> None:
         for event in events:
             if isinstance(event, PartitionRequested) and link.peer.role == Role.CLIENT:
-                error = RemoteProtocolError("a program that writes asks for no partition")
-                link.connection.refuse(event.request.channel, error)
+                self.visitors.readers.requested(link, event.request)
             elif isinstance(event, PartitionRequested):
                 worker, request = link.peer.worker, event.request
                 self._carry_out(self._state.partition_requested(worker, request, self._now()))
@@ -90,7 +89,9 @@ class PeerLinks:
 
     def link_down(self, link: DataLink, error: ShuffleError) -> None:
         worker = link.peer.worker
-        if link.peer.role == Role.WORKER and self._links.get(worker) is link:
+        if link.peer.role == Role.CLIENT:
+            self.visitors.readers.link_down(link)
+        elif self._links.get(worker) is link:
             del self._links[worker]
             self._carry_out(self._state.peer_down(worker))
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import platform
 from collections.abc import Awaitable, Callable
-from importlib import metadata
 from typing import Any, Final, Protocol
 
 from minishuffle import limits
@@ -25,9 +23,9 @@ from minishuffle.transport.tcp import DataEndpoint
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import Collected, Failure, Heartbeat, LogLines, Register, Registered, Shutdown
-from minishuffle.wire.parts import ControlMessage, TaskCountersMessage, WorkerAddress, WorkerReport
+from minishuffle.wire.parts import ControlMessage, TaskCountersMessage, WorkerAddress
 from minishuffle.worker.deployment import Deployment, counters_message
-from minishuffle.worker.figures import worker_report, worker_snapshot
+from minishuffle.worker.figures import registration, worker_report, worker_snapshot
 from minishuffle.worker.handoff import LoopInbox
 from minishuffle.worker.instructions import (
     AbandonTask,
@@ -39,6 +37,7 @@ from minishuffle.worker.instructions import (
     Exit,
     FailTask,
     Instruction,
+    KeepResults,
     Refuse,
     Release,
     RequestPartition,
@@ -49,6 +48,7 @@ from minishuffle.worker.instructions import (
 )
 from minishuffle.worker.interpreter import tune_interpreter
 from minishuffle.worker.links import PeerLinks
+from minishuffle.worker.results import ResultReaders
 from minishuffle.worker.state import WorkerState
 from minishuffle.worker.task import Task, TaskOutcome, describe_failure
 from minishuffle.worker.visitors import Visitors
@@ -72,8 +72,11 @@ class _Closeable(Protocol):
 class Worker:
     """One registration of this process."""
 
-    def __init__(self, settings: ClusterSettings, cluster: str, secret: bytes) -> None:
+    def __init__(
+        self, settings: ClusterSettings, cluster: str, secret: bytes, spool_directory: str | None = None
+    ) -> None:
         self.settings = settings
+        self._spool_directory = spool_directory
         self.remote = ConnectionCounters()
         self.loop_lag = Histogram(LAG_SECONDS_BOUNDS)
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -125,9 +128,17 @@ class Worker:
             self.endpoint.identity = Identity(Role.WORKER, cluster, message.worker, message.epoch)
             self._state = WorkerState(self.settings, message.worker, message.epoch, message.term)
             self._deployment = Deployment(
-                message.worker, self.pool, self._inbox, self._on_report, self._on_collected, self._on_log
+                message.worker,
+                self.pool,
+                self._inbox,
+                self._on_report,
+                self._on_collected,
+                self._on_log,
+                self._spool_directory,
+                self.settings.spool_bytes_max,
             )
-            visitors = Visitors(message.term, self._deployment, self._send)
+            readers = ResultReaders(message.term, self._deployment, self._inbox, self._send)
+            visitors = Visitors(message.term, self._deployment, readers, self._send)
             self._peers.registered(self.endpoint, self._state, visitors)
             self._registered.set_result(message)
         elif isinstance(message, Failure):
@@ -156,10 +167,10 @@ class Worker:
             tasks = list(self._deployment.tasks.values())
             for task in tasks:
                 task.paths.cancel()
+            threads = [task.thread for task in tasks if task.thread is not None]
+            threads += self._peers.visitors.readers.close()
             deadline = self._loop.time() + self.settings.task_cancel_timeout
-            while (
-                any(task.thread and task.thread.is_alive() for task in tasks) and self._loop.time() < deadline
-            ):
+            while any(thread.is_alive() for thread in threads) and self._loop.time() < deadline:
                 await asyncio.sleep(0.02)
         for dial in self._dials:
             dial.cancel()
@@ -229,6 +240,8 @@ class Worker:
                 self._peers.close(instruction)
             case ServeStream(message):
                 self._peers.visitors.serve(message)
+            case KeepResults(message):
+                self._peers.visitors.readers.serve(message)
             case Exit(reason):
                 self._end(reason)
 
@@ -306,14 +319,13 @@ class Worker:
                 term=state.term,
                 worker=state.worker,
                 epoch=state.epoch,
-                report=self._report(),
+                report=worker_report(
+                    self.pool, self.remote, self._deployment, self.loop_lag, state.abandoned
+                ),
                 tasks=self._deployment.reports(),
                 peers=self._peers.reports(),
             )
         )
-
-    def _report(self) -> WorkerReport:
-        return worker_report(self.pool, self.remote, self._deployment, self.loop_lag, self._state.abandoned)
 
     def snapshot(self) -> WorkerSnapshot:
         """Everything that ``/metrics`` is made from."""
@@ -338,6 +350,7 @@ async def run_worker(
     cluster: str,
     host: str,
     requested_worker: int,
+    spool_directory: str | None = None,
     web: Callable[[Callable[[], WorkerSnapshot], str, int], Awaitable[_Closeable]],
     ready: Callable[[dict[str, Any]], None],
     stop: asyncio.Event,
@@ -345,6 +358,7 @@ async def run_worker(
     """Run a worker until ``stop`` is set or the coordinator ends it.
 
     Args:
+        spool_directory: where sinks keep what other programs read; None: the system's for temporary files.
         web: starts the metrics server (snapshot, host, port).
         ready: called with worker id, pid and ports once registered.
 
@@ -352,25 +366,14 @@ async def run_worker(
         ShuffleError: it could not register, or lost its coordinator.
     """
     tune_interpreter(settings.switch_interval)
-    worker = Worker(settings, cluster, secret)
+    worker = Worker(settings, cluster, secret, spool_directory)
     data_port = await worker.endpoint.listen(host)
     server = await web(worker.snapshot, host, 0)
 
     async def serve() -> None:
         identity = Identity(Role.WORKER, cluster, requested_worker, 0)
         control = await connect_control(coordinator, identity, secret, timeout=COORDINATOR_SECONDS_MAX)
-        request = Register(
-            host=host,
-            data_port=data_port,
-            metrics_port=server.port,
-            pid=os.getpid(),
-            slots=settings.slots,
-            python=".".join(platform.python_version_tuple()[:2]),
-            version=metadata.version("minishuffle"),
-            segments=worker.pool.total,
-            segment_bytes=settings.segment_bytes,
-            requested_worker=requested_worker,
-        )
+        request = registration(host, data_port, server.port, settings.slots, worker.pool, requested_worker)
         registered = await worker.register(control, request)
         ports = {"data_port": data_port, "metrics_port": server.port}
         ready({"worker": registered.worker, "pid": os.getpid(), **ports})

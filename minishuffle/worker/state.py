@@ -25,6 +25,7 @@ from minishuffle.wire.messages import (
     WorkerLost,
 )
 from minishuffle.wire.parts import ControlMessage, ErrorInfo, TaskCountersMessage, TaskSpec, WorkerAddress
+from minishuffle.wire.results import DropResult, FreeRows, ServeResult
 from minishuffle.wire.streams import (
     EndWrite,
     ExpectUpstream,
@@ -40,6 +41,7 @@ from minishuffle.worker.instructions import (
     Exit,
     FailTask,
     Instruction,
+    KeepResults,
     Refuse,
     Release,
     RequestPartition,
@@ -116,6 +118,8 @@ class WorkerState:
                 return [CloseLinks(worker, epoch)]
             case ExpectUpstream() | EndWrite():
                 return [ServeStream(message)]
+            case ServeResult() | FreeRows() | DropResult():
+                return [KeepResults(message)]
             case Shutdown():
                 return [Exit("")]
             case _:

@@ -15,6 +15,7 @@ from minishuffle.wire.streams import (
     WriteEnded,
 )
 from minishuffle.worker.deployment import Deployment
+from minishuffle.worker.results import ResultReaders
 from minishuffle.worker.upstreams import UPSTREAM_EDGE, Progress, UpstreamGate
 
 __all__ = ["Visitors"]
@@ -22,10 +23,18 @@ __all__ = ["Visitors"]
 
 class Visitors:
     """Args:
+    readers: those of kept results.
     send: a message to the coordinator.
     """
 
-    def __init__(self, term: int, deployment: Deployment, send: Callable[[ControlMessage], None]) -> None:
+    def __init__(
+        self,
+        term: int,
+        deployment: Deployment,
+        readers: ResultReaders,
+        send: Callable[[ControlMessage], None],
+    ) -> None:
+        self.readers = readers
         self._term = term
         self._deployment = deployment
         self._send = send
@@ -84,12 +93,15 @@ class Visitors:
 
     def refusal(self, ticket: int, term: int) -> str | None:
         """Why a client may not connect, or None."""
-        if term != self._term or ticket not in self._tickets:
+        if term != self._term or not (ticket in self._tickets or self.readers.expects(ticket)):
             return f"client {ticket} is not expected here (any more)"
         return None
 
     def link_up(self, link: DataLink) -> None:
-        """The client has come: request its partition over its own connection."""
+        """The client has come. One that writes: request its partition over its own connection."""
+        if link.peer.worker not in self._tickets:
+            self.readers.link_up(link)
+            return
         message = self._tickets.pop(link.peer.worker)
         try:
             gate, _ = self._gate(message.job, message.operator, message.index)

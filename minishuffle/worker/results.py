@@ -1,0 +1,206 @@
+"""Programs that read kept results from this worker: each has a ticket of the coordinator's, and a thread
+here that writes its rows into a partition, as a task does: under the reader's credit, from a pool."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from minishuffle import limits
+from minishuffle.counters import TaskCounters
+from minishuffle.errors import PeerLost, RemoteProtocolError, ResourceExhausted, ShuffleError, TaskCancelled
+from minishuffle.exchange.partition import ResultPartition
+from minishuffle.exchange.spool import Spool
+from minishuffle.ids import JobId, PartitionId
+from minishuffle.transport.tcp import DataLink
+from minishuffle.wire.frames import EventKind, PartitionRequest
+from minishuffle.wire.parts import ControlMessage, ErrorInfo
+from minishuffle.wire.results import DropResult, FreeRows, ResultExpected, ServeResult
+from minishuffle.worker.deployment import Deployment, attend
+from minishuffle.worker.handoff import LoopInbox, TaskPaths
+
+__all__ = ["ResultReaders"]
+
+TICKETS_MAX: Final = 1_024
+"""Readers that are expected; the oldest has given up long before."""
+BUFFERS_MAX: Final = 64
+"""Segments that one reader's rows may wait in."""
+RESULT_EDGE: Final = 0xFFFF_FFFE
+"""In the id of a partition that a reader is served from: no edge of the graph."""
+_log = logging.getLogger("minishuffle.worker")
+
+
+class _Reading:
+    """One reader that has come, and the thread that serves it.
+
+    Args:
+        failed: called on the loop when the rows cannot be read; before the thread's end.
+    """
+
+    def __init__(
+        self,
+        message: ServeResult,
+        spool: Spool,
+        deployment: Deployment,
+        inbox: LoopInbox,
+        failed: Callable[[ShuffleError], None],
+    ) -> None:
+        self._message = message
+        self._spool = spool
+        self._inbox = inbox
+        self._failed = failed
+        counters = TaskCounters()
+        paths = self._paths = TaskPaths(inbox, attend, counters)
+        name = f"result {message.job}/{message.operator}.{message.index} for client {message.ticket}"
+        pool = self._pool = deployment.pool.create_pool(name, 1, BUFFERS_MAX)
+        pool.on_available(paths.bell.ring)
+        partition_id = PartitionId(JobId(message.job), RESULT_EDGE, message.index)
+        self.partition = ResultPartition(
+            partition_id, 0, 1, lambda: paths.acquire(pool), paths.notify, counters
+        )
+        self._left = self._ended = False
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def _run(self) -> None:
+        message, partition = self._message, self.partition
+        try:
+            for rows, parts in self._spool.read(message.begin, message.end):
+                self._paths.check()
+                partition.write(0, rows, parts)
+            partition.broadcast_event(EventKind.END_OF_DATA)
+            partition.broadcast_event(EventKind.END_OF_PARTITION)
+        except TaskCancelled:
+            _log.debug("client %d left before the end", message.ticket)
+        except ShuffleError as error:
+            self._inbox.post(self._failed, error)
+        finally:
+            self._inbox.post(self._on_end)
+
+    # --- loop ------------------------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """The reader is gone."""
+        self._left = True
+        self._paths.close()
+        self._clean_up()
+
+    def _on_end(self) -> None:
+        self._ended = True
+        self._clean_up()
+
+    def _clean_up(self) -> None:
+        """Give the segments back once neither the thread nor the link uses them."""
+        if self._left and self._ended:
+            self.partition.subpartitions[0].discard()
+            self._pool.destroy()
+
+
+class ResultReaders:
+    """Args:
+    send: a message to the coordinator.
+    """
+
+    def __init__(
+        self, term: int, deployment: Deployment, inbox: LoopInbox, send: Callable[[ControlMessage], None]
+    ) -> None:
+        self._term = term
+        self._deployment = deployment
+        self._inbox = inbox
+        self._send = send
+        self._tickets: dict[int, ServeResult] = {}
+        self._coming: dict[DataLink, ServeResult] = {}
+        """Connected, and have not asked for their partition yet."""
+        self._readings: dict[DataLink, _Reading] = {}
+
+    # --- what the coordinator says ---------------------------------------------------------------
+
+    def serve(self, message: ServeResult | FreeRows | DropResult) -> None:
+        match message:
+            case ServeResult():
+                self._expect(message)
+            case FreeRows(job=job, operator=operator, index=index):
+                self._deployment.free_rows((job, operator, index), message.begin, message.read)
+            case DropResult(job=job):
+                self._deployment.drop_spools(job)
+
+    def _expect(self, message: ServeResult) -> None:
+        try:
+            self._spool(message).check(message.begin, message.end)
+            if len(self._readings) + len(self._coming) >= limits.RESULT_READERS_MAX:
+                raise ResourceExhausted(
+                    f"{limits.RESULT_READERS_MAX} programs read results from this worker already: read "
+                    "fewer parts at once"
+                )
+        except ShuffleError as error:
+            info = ErrorInfo(code=error.code, text=str(error))
+            self._send(ResultExpected(term=self._term, ticket=message.ticket, error=info))
+            return
+        self._tickets[message.ticket] = message
+        if len(self._tickets) > TICKETS_MAX:
+            del self._tickets[next(iter(self._tickets))]
+        segment_bytes = self._deployment.pool.segment_bytes
+        self._send(ResultExpected(term=self._term, ticket=message.ticket, segment_bytes=segment_bytes))
+
+    def _spool(self, message: ServeResult) -> Spool:
+        spool = self._deployment.spools.get((message.job, message.operator, message.index))
+        if spool is None:
+            raise PeerLost(f"this worker keeps no results of job {message.job} (any more): run it again")
+        return spool
+
+    # --- links -----------------------------------------------------------------------------------
+
+    def expects(self, ticket: int) -> bool:
+        return ticket in self._tickets
+
+    def link_up(self, link: DataLink) -> None:
+        """The reader has come."""
+        message = self._tickets.pop(link.peer.worker, None)
+        if message is None:  # another with the same ticket was faster
+            link.abort(PeerLost(f"client {link.peer.worker} is not expected here any more"))
+        else:
+            self._coming[link] = message
+
+    def requested(self, link: DataLink, request: PartitionRequest) -> None:
+        """It asks for its partition, once."""
+        message = self._coming.pop(link, None)
+        connection, channel = link.connection, request.channel
+
+        def failed(error: ShuffleError) -> None:
+            connection.fail_producer(channel, error)
+            link.flush_soon()
+
+        try:
+            if message is None or (request.job, request.producer) != (message.job, message.index):
+                raise RemoteProtocolError("this program may not ask for that partition")
+            spool = self._spool(message)
+            reading = _Reading(message, spool, self._deployment, self._inbox, failed)
+        except ShuffleError as error:
+            connection.refuse(channel, error)
+            link.flush_soon()
+            return
+        self._readings[link] = reading
+        subpartition = reading.partition.subpartitions[0]
+
+        def on_available() -> None:
+            connection.available(channel)
+            link.flush_soon()
+
+        subpartition.attach(on_available)
+        connection.attach(channel, subpartition)
+        reading.thread.start()
+
+    def link_down(self, link: DataLink) -> None:
+        self._coming.pop(link, None)
+        reading = self._readings.pop(link, None)
+        if reading is not None:
+            reading.leave()
+
+    def close(self) -> list[threading.Thread]:
+        """Serve nobody any more; gives the threads, which are about to end."""
+        readings = list(self._readings.values())
+        self._readings.clear()
+        for reading in readings:
+            reading.leave()
+        return [reading.thread for reading in readings]
