@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
 import uvloop
 
@@ -26,6 +26,8 @@ from minishuffle.worker.handoff import LoopInbox, TaskPaths
 
 __all__ = ["ExternalConnection"]
 
+T = TypeVar("T")
+
 SEGMENTS: Final = 64
 PING_SECONDS: Final = 5.0
 TICK_SECONDS: Final = 1.0
@@ -39,6 +41,7 @@ class ExternalConnection:
 
     Args:
         on_events: (Loop.) what the connection reports but its end.
+        segment_bytes: of its network buffers.
 
     Raises (on entry):
         PeerLost, HandshakeRefused: as ``DataEndpoint.dial``.
@@ -51,10 +54,11 @@ class ExternalConnection:
         ticket: int,
         term: int,
         on_events: Callable[[DataLink, list[ConnectionEvent]], None],
+        segment_bytes: int = limits.SEGMENT_BYTES_DEFAULT,
     ) -> None:
         self.error: ShuffleError | None = None
         """Why the connection is gone, once it is."""
-        self.pool = NetworkBufferPool(SEGMENTS, limits.SEGMENT_BYTES_DEFAULT)
+        self.pool = NetworkBufferPool(SEGMENTS, segment_bytes)
         self.counters = TaskCounters()
         self.paths: TaskPaths
         self.link: DataLink
@@ -96,10 +100,15 @@ class ExternalConnection:
 
     def settle(self) -> None:
         """Wait until the loop has dealt with what it was told before."""
+        self.run(lambda: None)
 
-        async def nothing() -> None: ...
+    def run(self, call: Callable[[], T]) -> T:
+        """What ``call`` gives in the thread of the loop."""
 
-        asyncio.run_coroutine_threadsafe(nothing(), self._loop).result(CLOSE_SECONDS_MAX)
+        async def there() -> T:
+            return call()
+
+        return asyncio.run_coroutine_threadsafe(there(), self._loop).result(CLOSE_SECONDS_MAX)
 
     # --- loop ------------------------------------------------------------------------------------
 

@@ -1,0 +1,129 @@
+"""What a program asks of results that a job's sinks keep for it: what there is, and that it was read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from minishuffle.errors import RemoteProtocolError, TaskCancelled, TaskFailed
+from minishuffle.external.access import Access
+from minishuffle.wire.messages import Accepted, WaitJob
+from minishuffle.wire.results import CommitResult, DescribeResult, ResultDescribed
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["ResultInfo", "SubtaskRows", "commit_result", "describe_result", "wait_result"]
+
+LONG_POLL_SECONDS: Final = 5.0
+
+
+class SubtaskRows(NamedTuple):
+    """Rows ``begin`` to ``end`` of a sink's subtask can be read."""
+
+    subtask: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResultInfo:
+    """What a sink of a job keeps."""
+
+    job: str
+    """Its id."""
+    name: str
+    sink: str
+    schema: pa.Schema
+    bounded: bool
+    """Whether the job's data come to an end."""
+    state: str
+    """created, running, finished, failing, failed, canceling or canceled."""
+    over: bool
+    """The job writes no more: ``subtasks`` is final."""
+    cause: str
+    """Of a job that failed: why; else empty."""
+    subtasks: list[SubtaskRows]
+    """Of a job that runs, what there was at the last heartbeats."""
+
+    @property
+    def rows(self) -> int:
+        """That can be read."""
+        return sum(rows.end - rows.begin for rows in self.subtasks)
+
+
+def describe_result(access: Access, job: str, sink: str | None = None) -> ResultInfo:
+    """What there is to read now.
+
+    Args:
+        job: an id, or a name: the newest job of it.
+        sink: the name given to ``to_spark``; may be left out if the job has one only.
+
+    Raises:
+        UnknownName: there is no such job or sink, or the job keeps nothing for other programs.
+        UsageError: the results were given up in favour of newer jobs'.
+        PeerLost: a worker that kept some is gone, or the coordinator cannot be reached.
+    """
+    import pyarrow as pa
+
+    with access.control() as control:
+        reply = control.request(DescribeResult(job=job, sink=sink or ""))
+    if not isinstance(reply, ResultDescribed):
+        raise RemoteProtocolError(f"the coordinator answered with {type(reply).__name__}")
+    return ResultInfo(
+        job=reply.job,
+        name=reply.name,
+        sink=reply.sink,
+        schema=pa.ipc.read_schema(pa.py_buffer(reply.schema_message)),
+        bounded=reply.bounded,
+        state=reply.state,
+        over=reply.over,
+        cause=reply.causes[0].text if reply.causes else "",
+        subtasks=[SubtaskRows(rows.subtask, rows.begin, rows.end) for rows in reply.subtasks],
+    )
+
+
+def wait_result(
+    access: Access, job: str, sink: str | None = None, timeout: float | None = None
+) -> ResultInfo:
+    """Wait until a job is over, and say what there is to read. ``timeout`` in seconds; None: for ever.
+
+    Raises:
+        TaskFailed: the job failed; the text has its first cause.
+        TaskCancelled: it was cancelled.
+        TimeoutError: ``timeout`` seconds passed; the job runs on.
+        ShuffleError: as :func:`describe_result`.
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    info = describe_result(access, job, sink)
+    while not info.over:
+        left = LONG_POLL_SECONDS if deadline is None else deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(f"job {info.job} ({info.name}) still runs after {timeout:g} s")
+        wait = min(left, LONG_POLL_SECONDS)
+        with access.control() as control:
+            control.request(WaitJob(job=info.job, wait_seconds=wait))
+        info = describe_result(access, info.job, info.sink)
+    if info.state == "failed":
+        raise TaskFailed(f"job {info.job} ({info.name}) failed: {info.cause}")
+    if info.state == "canceled":
+        raise TaskCancelled(f"job {info.job} ({info.name}) was cancelled")
+    return info
+
+
+def commit_result(access: Access, job: str, sink: str, offsets: Mapping[int, int]) -> None:
+    """A batch that ends at these offsets, by subtask, was dealt with.
+
+    The last two batches that were committed can be read again; what is older is given up, and a job that
+    does not end goes on if it waited because too much was unread.
+
+    Raises:
+        UsageError: an offset is beyond what there is.
+        ShuffleError: as :func:`describe_result`.
+    """
+    with access.control() as control:
+        reply = control.request(CommitResult(job=job, sink=sink, offsets=dict(offsets)))
+    if not isinstance(reply, Accepted):
+        raise RemoteProtocolError(f"the coordinator answered with {type(reply).__name__}")
