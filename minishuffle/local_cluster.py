@@ -50,28 +50,33 @@ class LocalCluster:
         self._state_dir: Path | None = None
         self._processes: LocalProcesses | None = None
         self._client: Client | None = None
+        self._secret = b""
 
     def __enter__(self) -> LocalCluster:
+        self._start(self._count, "127.0.0.1")
+        return self
+
+    def _start(self, workers: int, host: str) -> None:
         if self._processes is not None:
-            raise UsageError("this LocalCluster is running already")
+            raise UsageError("this cluster is running already")
         state_dir = Path(tempfile.mkdtemp(prefix="minishuffle-"))  # mode 0700
         self._state_dir = state_dir
         try:
             secret_file = state_dir / "secret"
-            secret = create_secret(secret_file)
+            self._secret = create_secret(secret_file)
             self._processes = start_processes(
                 cluster="local",
                 state_dir=state_dir,
                 secret_file=secret_file,
-                workers=self._count,
+                workers=workers,
                 settings=self._settings,
+                host=host,
                 timeout=self._startup_timeout,
             )
-            self._client = Client(self._processes.address, secret, cluster="local")
+            self._client = Client(self._processes.address, self._secret, cluster="local")
         except BaseException:
             self._stop(ask=False)
             raise
-        return self
 
     def __exit__(
         self,

@@ -41,7 +41,7 @@ class MinishuffleDataSource(DataSource):
 
     def schema(self) -> StructType:
         info = describe_result(self._access(), self._option("job"), self.options.get("sink", ""))
-        return spark_schema_of(info.schema_message)
+        return spark_schema_of(info.schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         timeout = float(self.options.get("timeout", "600"))

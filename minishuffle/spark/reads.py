@@ -51,7 +51,7 @@ class ResultBatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         info = wait_result(self._access, self._job, self._sink, self._timeout)
         found: list[InputPartition] = []
-        for subtask, (begin, end) in enumerate(zip(info.begins, info.ends, strict=True)):
+        for subtask, begin, end in info.subtasks:
             count = -(-(end - begin) // PARTITION_ROWS)
             for number in range(count):
                 first = begin + (end - begin) * number // count
@@ -67,8 +67,7 @@ class ResultBatchReader(DataSourceReader):
 class ResultStreamReader(DataSourceStreamReader):
     """Of ``spark.readStream``: an offset is the number of the next row of each subtask.
 
-    Spark commits an offset when it plans the batch behind it; what it committed before that one is given
-    up, so that the last two batches can be read again.
+    The last two batches that Spark committed can be read again; see ``external.results.commit_result``.
     """
 
     def __init__(self, access: Access, job: str, sink: str, rows_max: int) -> None:
@@ -76,11 +75,10 @@ class ResultStreamReader(DataSourceStreamReader):
         self._job = job
         self._sink = sink
         self._rows_max = rows_max
-        self._committed: list[dict[str, int]] = []
 
     def initialOffset(self) -> dict[str, int]:
         info = describe_result(self._access, self._job, self._sink)
-        return {str(subtask): begin for subtask, begin in enumerate(info.begins)}
+        return {str(subtask): begin for subtask, begin, _ in info.subtasks}
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._rows_max) if self._rows_max else ReadAllAvailable()
@@ -89,7 +87,7 @@ class ResultStreamReader(DataSourceStreamReader):
         info = describe_result(self._access, self._job, self._sink)
         room = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         offset: dict[str, int] = {}
-        for subtask, end in enumerate(info.ends):
+        for subtask, _, end in info.subtasks:
             begin = start[str(subtask)]
             if room is not None:
                 end = min(end, begin + room)
@@ -109,8 +107,4 @@ class ResultStreamReader(DataSourceStreamReader):
         return _read(self._access, partition)
 
     def commit(self, end: dict[str, int]) -> None:
-        self._committed.append(end)
-        if len(self._committed) > 2:
-            old = self._committed.pop(0)
-            offsets = [old[str(subtask)] for subtask in range(len(old))]
-            commit_result(self._access, self._job, self._sink, offsets)
+        commit_result(self._access, self._job, self._sink, {int(name): row for name, row in end.items()})

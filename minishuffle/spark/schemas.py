@@ -19,13 +19,12 @@ def read_schema(message: bytes) -> pa.Schema:
     return pa.ipc.read_schema(pa.py_buffer(message))
 
 
-def spark_schema_of(message: bytes) -> StructType:
-    """Spark's schema for the Arrow schema of an IPC message.
+def spark_schema_of(schema: pa.Schema) -> StructType:
+    """Spark's schema for an Arrow schema.
 
     Raises:
         UsageError: Spark has no type for a column's.
     """
-    schema = read_schema(message)
     for field in schema:
         try:
             from_arrow_schema(pa.schema([field]))

@@ -147,6 +147,7 @@ def stop_spark(spark: SparkSession) -> None:
 
     gateway = SparkContext._gateway
     try:
+        spark.sparkContext.setLogLevel("OFF")  # executors that say goodbye late are no errors
         spark.stop()
     finally:
         if gateway is not None:

@@ -1,0 +1,226 @@
+"""A cluster whose workers run on Spark's executors.
+
+Each worker is a job of Spark with one task, in a job group of its own, so that one that is lost takes no
+other with it (a barrier stage would end all of them). Spark supplies the slots; the coordinator's
+heartbeats say which worker is alive. A lost executor is a lost worker, and another is ordered. Speculation
+would only start a copy that ends at once. Dynamic allocation keeps executors on which a worker runs.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+from minishuffle.errors import ResourceExhausted, ShuffleError, UsageError
+from minishuffle.launch import LocalProcesses, settings_flags
+from minishuffle.local_cluster import LocalCluster
+from minishuffle.spark.supply import Supply
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["SparkCluster", "WorkerSupplier"]
+
+POLL_SECONDS: Final = 0.5
+CANCEL_SECONDS: Final = 30.0
+
+
+class WorkerSupplier:
+    """A thread that keeps so many workers running on executors.
+
+    Args:
+        processes: the coordinator's.
+
+    Raises:
+        UsageError: the session is one of Spark Connect, which has no jobs to name.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        workers: int,
+        cluster: str,
+        processes: LocalProcesses,
+        secret: bytes,
+        flags: list[str],
+    ) -> None:
+        from pyspark.sql import SparkSession
+
+        if not isinstance(spark, SparkSession):
+            raise UsageError(
+                "workers cannot be started through Spark Connect: start them from a program with a "
+                "session of its own on that master"
+            )
+        self._spark = spark
+        self._context = spark.sparkContext
+        self._cluster = cluster
+        self._processes = processes
+        self._secret = secret
+        self._flags = tuple(flags)
+        self._supply = Supply(workers)
+        self._lock = threading.Lock()
+        self._ended: list[tuple[int, str]] = []
+        self._jobs: dict[int, threading.Thread] = {}
+        self._seen: set[int] = set()
+        self._alive: set[int] = set()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="worker supplier", daemon=True)
+
+    def start(self, timeout: float) -> None:
+        """Order the workers and wait until all are registered.
+
+        Raises:
+            ShuffleError: executors cannot run them; with the first reason.
+            ResourceExhausted: ``timeout`` seconds have passed.
+        """
+        self._thread.start()
+        deadline = time.monotonic() + timeout
+        while len(self._alive) < self._supply.wanted:
+            if self._supply.failed:
+                raise ShuffleError(f"the executors run no worker: {self._supply.first_failure}")
+            if time.monotonic() > deadline:
+                raise ResourceExhausted(
+                    f"{len(self._alive)} of {self._supply.wanted} workers came up within {timeout:g} s: give "
+                    f"Spark {self._supply.wanted} free cores, or ask for fewer workers"
+                    + (f" ({self._supply.first_failure})" if self._supply.first_failure else "")
+                )
+            self._stopping.wait(POLL_SECONDS / 5)
+
+    @property
+    def failure(self) -> str:
+        """Why no more workers are ordered; empty while they are."""
+        return self._supply.first_failure if self._supply.failed else ""
+
+    def stop(self) -> None:
+        """Cancel every job; the workers end with their tasks."""
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join(CANCEL_SECONDS)
+        for order in list(self._jobs):
+            self._context.cancelJobGroup(self._group(order))
+        deadline = time.monotonic() + CANCEL_SECONDS
+        for job in self._jobs.values():
+            job.join(max(0.0, deadline - time.monotonic()))
+
+    def _group(self, order: int) -> str:
+        return f"minishuffle-{os.getpid()}-{self._processes.address.port}-worker-{order}"
+
+    # --- the supplier's thread -------------------------------------------------------------------
+
+    def _run(self) -> None:
+        from minishuffle.client import Client
+
+        with Client(self._processes.address, self._secret, cluster=self._cluster) as client:
+            while not self._stopping.wait(POLL_SECONDS):
+                try:
+                    self._look(client)
+                except ShuffleError:
+                    return  # The coordinator is gone, and who watches it tells.
+
+    def _look(self, client: Any) -> None:
+        now = time.monotonic()
+        states = {worker.worker: worker.state for worker in client.status().workers}
+        alive = {worker for worker, state in states.items() if state == "alive"}
+        self._seen |= alive
+        self._alive = alive
+        with self._lock:
+            ended, self._ended = self._ended, []
+        for order, reason in ended:
+            self._jobs.pop(order).join()
+            self._supply.ended(order, reason, order in self._seen, now)
+        for order in self._supply.orders:
+            if states.get(order) == "lost":  # Its executor may hang: Spark is not waited for.
+                self._context.cancelJobGroup(self._group(order))
+        for order in self._supply.due(now):
+            self._order(order)
+
+    def _order(self, order: int) -> None:
+        from pyspark import inheritable_thread_target
+
+        from minishuffle.spark.executors import WorkerOrder
+
+        work = WorkerOrder(order, self._cluster, self._processes.address, self._secret, self._flags)
+
+        def run() -> None:
+            reason = "Spark cancelled it"
+            try:
+                self._context.setJobGroup(self._group(order), f"minishuffle worker {order}", True)
+                found = self._context.parallelize([0], 1).mapPartitions(work).collect()
+                reason = found[0] if found else reason
+            except Exception as error:  # Whatever Spark raises, the order is over and another is placed.
+                reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            with self._lock:
+                self._ended.append((order, reason))
+
+        self._jobs[order] = job = threading.Thread(
+            target=inheritable_thread_target(self._spark)(run), name=f"worker {order}", daemon=True
+        )
+        job.start()
+
+
+class SparkCluster(LocalCluster):
+    """A coordinator in this program's machine, and ``workers`` workers on the executors of ``spark``.
+
+    Used like :class:`~minishuffle.LocalCluster`. Each worker holds one core of Spark for as long as the
+    cluster is up, so Spark needs more cores than that for jobs of its own.
+
+    Args:
+        host: where the coordinator listens; an address that all executors can reach.
+
+    Raises (on entry):
+        ShuffleError: executors cannot run workers; with the first reason.
+        ResourceExhausted: Spark did not supply all of them within ``startup_timeout`` seconds.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        workers: int = 2,
+        slots: int = 2,
+        *,
+        host: str | None = None,
+        startup_timeout: float = 120.0,
+        **settings: Any,
+    ) -> None:
+        super().__init__(workers, slots, startup_timeout=startup_timeout, **settings)
+        self._spark = spark
+        self._host = host or str(spark.conf.get("spark.driver.host", "127.0.0.1"))
+        self._supplier: WorkerSupplier | None = None
+
+    def __enter__(self) -> SparkCluster:
+        self._start(0, self._host)
+        assert self._processes is not None
+        try:
+            self._supplier = WorkerSupplier(
+                self._spark,
+                self._count,
+                "local",
+                self._processes,
+                self._secret,
+                settings_flags(self._settings),
+            )
+            self._supplier.start(self._startup_timeout)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if self._supplier is not None:
+                self._supplier.stop()
+        finally:
+            super().__exit__(kind, error, traceback)
+
+    @property
+    def workers(self) -> dict[int, int]:
+        """Worker id -> process id, of the workers that are alive."""
+        return {worker.worker: worker.pid for worker in self.status().workers if worker.state == "alive"}

@@ -1,0 +1,117 @@
+"""A worker as the one task of a job of Spark: what runs on the executor, and nothing of the driver.
+
+The worker is a child process of Spark's Python worker, which is used again for other tasks: no thread and
+no signal handler of ours may stay in it. The child ends when its standard input does, so it does not
+outlive a Python worker that Spark kills; that one in turn ends with its executor, which ends with the
+driver.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from pyspark import TaskContext
+
+from minishuffle.ids import Address
+
+__all__ = ["WorkerOrder", "run_worker_task"]
+
+LOG_TAIL_LINES: Final = 5
+STOP_SECONDS: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOrder:
+    """What an executor needs to know to run worker number ``worker``; ``flags`` are its settings."""
+
+    worker: int
+    cluster: str
+    coordinator: Address
+    secret: bytes = field(repr=False)
+    flags: tuple[str, ...] = ()
+
+    def __call__(self, _: Iterable[int]) -> Iterator[str]:
+        """(In an executor.) Runs the worker to its end and tells how that was; never raises, because Spark
+        would try it again under the same number."""
+        yield run_worker_task(self)
+
+
+def run_worker_task(order: WorkerOrder) -> str:
+    """Run a worker until it ends; gives the reason, empty for an orderly end."""
+    context = TaskContext.get()
+    if context is not None and context.attemptNumber() > 0:
+        return "Spark tried it again: a worker's number is used once, and the driver asks for another"
+    try:
+        directory = Path(tempfile.mkdtemp(prefix="minishuffle-executor-"))  # mode 0700
+    except OSError as error:
+        return f"the executor has no room for a worker's files: {error}"
+    try:
+        return _run(order, directory)
+    except OSError as error:
+        return f"the worker does not start on this executor: {error}"
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _run(order: WorkerOrder, directory: Path) -> str:
+    secret_file = directory / "secret"
+    descriptor = os.open(secret_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(order.secret)
+    command = [
+        sys.executable,
+        "-m",
+        "minishuffle.cli",
+        *("--cluster", order.cluster, "--state-dir", str(directory), "--secret-file", str(secret_file)),
+        *("--coordinator", str(order.coordinator), "worker", "start", "--exit-with-parent"),
+        *("--host", _own_address(order.coordinator), "--id", str(order.worker), *order.flags),
+    ]
+    log = directory / "worker.log"
+    with log.open("wb") as errors:
+        child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
+        )
+        try:
+            assert child.stdout is not None
+            ready = child.stdout.readline()
+            secret_file.unlink()
+            code = child.wait()
+        finally:
+            _end(child)
+    if code == 0:
+        return ""
+    lines = log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+    when = f"worker {json.loads(ready)['worker']}" if ready else "the worker"
+    return f"{when} ended with code {code} on {socket.gethostname()}: {' '.join(lines)}"
+
+
+def _own_address(coordinator: Address) -> str:
+    """The address of this machine by which the coordinator is reached, and others reach this worker.
+
+    Raises:
+        OSError: there is no way to the coordinator from here.
+    """
+    with socket.create_connection((coordinator.host, coordinator.port), timeout=10.0) as probe:
+        address: str = probe.getsockname()[0]
+        return address
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    for pipe in (child.stdin, child.stdout):
+        if pipe is not None:
+            pipe.close()
+    try:
+        child.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
