@@ -76,11 +76,16 @@ class BufferNeed:
 def buffers_needed(graph: JobGraph, placement: Placement) -> dict[int, BufferNeed]:
     """The least number of segments that each worker has to have for the job.
 
-    An input gate needs ``remote channels x exclusive + 1``, a result partition ``consumers + 1``:
-    the minimums with which a worker creates its local pools.
+    An input gate needs ``remote channels x exclusive + 1``, one that other programs write to
+    ``exclusive + 1``, a result partition ``consumers + 1``: the minimums with which a worker creates its
+    local pools.
     """
     needs: dict[int, BufferNeed] = {worker: BufferNeed() for worker in sorted(set(placement))}
     exclusive = graph.settings.buffers_per_channel
+    for vertex in graph.vertices:
+        for worker in placement[: vertex.parallelism] if vertex.stream else ():
+            formula = f"stream {vertex.stream}: {exclusive} exclusive + 1 floating"
+            needs[worker].add(formula, exclusive + 1)
     for number, edge in enumerate(graph.edges):
         source, target = graph.vertices[edge.source], graph.vertices[edge.target]
         producers_on = Counter(placement[: source.parallelism])

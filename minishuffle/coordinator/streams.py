@@ -260,6 +260,7 @@ class Streams:
             rows=message.rows,
             checksum=message.checksum,
             complete=message.complete,
+            segment_bytes=message.segment_bytes,
         )
         return Reply(asked.link, asked.request, opened)
 

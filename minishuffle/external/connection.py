@@ -10,7 +10,6 @@ from typing import Final, TypeVar
 
 import uvloop
 
-from minishuffle import limits
 from minishuffle.counters import ConnectionCounters, TaskCounters
 from minishuffle.errors import PeerLost, ShuffleError
 from minishuffle.exchange.partition import Subpartition
@@ -41,7 +40,7 @@ class ExternalConnection:
 
     Args:
         on_events: (Loop.) what the connection reports but its end.
-        segment_bytes: of its network buffers.
+        segment_bytes: of its network buffers, which is that of the worker's.
 
     Raises (on entry):
         PeerLost, HandshakeRefused: as ``DataEndpoint.dial``.
@@ -54,7 +53,7 @@ class ExternalConnection:
         ticket: int,
         term: int,
         on_events: Callable[[DataLink, list[ConnectionEvent]], None],
-        segment_bytes: int = limits.SEGMENT_BYTES_DEFAULT,
+        segment_bytes: int,
     ) -> None:
         self.error: ShuffleError | None = None
         """Why the connection is gone, once it is."""

@@ -102,7 +102,12 @@ class StreamWriter:
         self._opened = reply
         if not reply.complete:
             connection = ExternalConnection(
-                self._access, reply.worker, reply.ticket, reply.term, self._on_events
+                self._access,
+                reply.worker,
+                reply.ticket,
+                reply.term,
+                self._on_events,
+                reply.segment_bytes,
             )
             pool = connection.pool.create_pool("output", 2, connection.pool.total)
             self._partition = ResultPartition(

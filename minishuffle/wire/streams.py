@@ -63,6 +63,8 @@ class UpstreamOpened(ControlMessage):
     """CRC-32 of the elements that these rows came in."""
     complete: bool
     """All rows are there: nothing is left to do."""
+    segment_bytes: int
+    """Of the worker's network buffers: none that is sent may be longer."""
 
 
 class ExpectUpstream(ControlMessage):
@@ -89,6 +91,7 @@ class UpstreamExpected(ControlMessage):
     rows: int = 0
     checksum: int = 0
     complete: bool = False
+    segment_bytes: int = 0
     error: ErrorInfo | None = None
 
 

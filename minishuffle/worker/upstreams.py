@@ -72,6 +72,10 @@ class UpstreamChannel(RemoteInputChannel):
         """Ends the program's link. Only a channel that was read to its end is cancelled: that is the
         program's receipt."""
 
+    def fail(self, error: ShuffleError) -> None:
+        super().fail(error)
+        self.hang_up(error)
+
     def broken(self, error: ShuffleError) -> None:
         self.assembler.clear()
         self.gate.over(self)

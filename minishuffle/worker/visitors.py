@@ -61,6 +61,7 @@ class Visitors:
                     rows=progress.rows,
                     checksum=progress.checksum,
                     complete=progress.complete,
+                    segment_bytes=self._deployment.pool.segment_bytes,
                 )
             )
 
