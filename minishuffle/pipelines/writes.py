@@ -67,10 +67,14 @@ class Write:
             self.thread.join(STOP_SECONDS)
 
     def _run(self) -> None:
+        from minishuffle.spark.session import activate
+
         try:
+            activate(self.spark)
             self.spark.addTag(self.tag)
             writer = self.given.dealt().write.format("minishuffle").options(**self.options)
-            writer.option("stream", self.name).mode("append").save()
+            writer = writer.option("stream", self.name).option("partitions", self.given.splits)
+            writer.mode("append").save()
         except Exception as error:  # Raised by the thread that waits.
             self.error = error
 

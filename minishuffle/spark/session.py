@@ -19,7 +19,7 @@ from minishuffle.spark.java import checked_java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["is_local", "spark_session", "stop_spark"]
+__all__ = ["activate", "is_local", "spark_session", "stop_spark"]
 
 LOG4J: Final = """\
 rootLogger.level = {level}
@@ -139,6 +139,14 @@ def _probe(spark: SparkSession, python: str) -> None:
             f"the executors run Python {found[0]} ({python}) and this program {here}, and functions are "
             "pickled between them: name another one with --spark-python"
         )
+
+
+def activate(spark: SparkSession) -> None:
+    """Make the session known to this thread, as threads other than the main one need it: Spark looks for
+    data sources written in Python in the active session only."""
+    jvm = spark._jvm
+    assert jvm is not None
+    jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)
 
 
 def stop_spark(spark: SparkSession) -> None:
