@@ -150,6 +150,7 @@ def test_a_slow_reader_holds_its_worker_back_by_credit(
     assert sent() - before > 400_000 * 20
 
 
+@pytest.mark.slow
 def test_an_endless_job_is_read_while_it_runs_and_waits_for_its_readers(wait_until: Until) -> None:
     rows = 300 * BATCH_ROWS
     with LocalCluster(workers=1, slots=1, spool_bytes_max=256 * 1024, segment_bytes=4096) as cluster:
@@ -222,11 +223,17 @@ def test_what_cannot_be_read_is_named(cluster: LocalCluster, access: Access) -> 
         describe_result(stranger, info.job)
 
 
+@pytest.mark.slow
 def test_rows_go_with_the_worker_that_kept_them(wait_until: Until) -> None:
     with LocalCluster(workers=2, slots=1) as cluster:
         access = access_to(cluster)
-        info = wait_result(access, submit(cluster, Numbers(2, 2)), timeout=SECONDS_MAX)
-        cluster.kill_worker(2)
+        info = wait_result(access, submit(cluster, Numbers(2, 400)), timeout=SECONDS_MAX)
+        with reader(access, info, 1, 0, 400_000) as open_reader:
+            batches = open_reader.batches()
+            assert next(batches).num_rows
+            cluster.kill_worker(2)
+            with pytest.raises(PeerLost, match="worker 2"):
+                list(batches)
         wait_until(lambda: cluster.status().workers[1].state == "lost", "the worker's loss")
         with pytest.raises(PeerLost, match="worker 2, which kept rows of job j1"):
             describe_result(access, info.job)
