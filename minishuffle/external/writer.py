@@ -204,7 +204,9 @@ class StreamWriter:
                 connection.paths.bell.wait(ACKNOWLEDGE_LOOK_SECONDS)
             connection.settle()  # a link that broke has said so by then
             if connection.error is not None:
-                raise self._explained(connection.error)
+                why = self._explained(connection.error)
+                if not self._opened.complete:
+                    raise why
         return self.rows
 
     def _explained(self, error: ShuffleError) -> ShuffleError:
@@ -233,6 +235,7 @@ class StreamWriter:
                 return other if not isinstance(other, PeerLost) else error
             else:
                 if isinstance(reply, UpstreamOpened) and reply.complete:
+                    self._opened = reply
                     return Superseded("another attempt has written the partition")
                 return error
 

@@ -143,7 +143,8 @@ class UpstreamGate(InputGate):
         ``mine``: all partitions of the write that come here, where that is known.
 
         Raises:
-            Superseded: the attempt is not newer than one that writes now.
+            Superseded: a newer attempt writes now.
+            PeerLost: this very attempt does, over a connection that did not end yet.
         """
         if self._was_forgotten(write):
             ready(Progress(complete=True))
@@ -155,17 +156,21 @@ class UpstreamGate(InputGate):
         if progress.complete:
             ready(progress)
             return
-        if attempt <= progress.attempt and (progress.expected or progress.channel is not None):
-            raise Superseded(
-                f"attempt {attempt} of partition {partition} of write {write} comes too late: "
-                f"attempt {progress.attempt} writes it now"
-            )
+        self._check_newer(progress, attempt, f"attempt {attempt} of partition {partition} of write {write}")
         progress.attempt, progress.expected = attempt, True
         if progress.channel is None:
             ready(progress)
         else:
             progress.waiting.append(ready)
             progress.channel.cut()
+
+    @staticmethod
+    def _check_newer(progress: Progress, attempt: int, name: str) -> None:
+        if progress.expected or progress.channel is not None:
+            if attempt < progress.attempt:
+                raise Superseded(f"{name} comes too late: attempt {progress.attempt} writes it now")
+            if attempt == progress.attempt and progress.channel is not None:
+                raise PeerLost(f"{name} comes twice: number each attempt higher than those before it")
 
     def _progress(self, write: str, partition: int, mine: range) -> Progress:
         """Of that partition; all that come here are splits from the first one on."""

@@ -14,6 +14,7 @@ from minishuffle.cli.scrape import scrape, total
 from minishuffle.client import JobHandle
 from minishuffle.config import read_secret
 from minishuffle.dataflow.stream import Stream
+from minishuffle.errors import PeerLost
 from minishuffle.external.access import Access
 from minishuffle.external.connection import ExternalConnection
 from minishuffle.external.writer import StreamWriter
@@ -130,3 +131,44 @@ def stray() -> Callable[[Field, int], None]:
             raise AssertionError("the worker let it in")
 
     return come
+
+
+@pytest.fixture
+def cut() -> Callable[[StreamWriter], None]:
+    """Breaks the connection of a writer, as the end of its process would."""
+
+    def broken(writer: StreamWriter) -> None:
+        connection = writer._connection
+        assert connection is not None
+        connection._loop.call_soon_threadsafe(connection.link.abort, PeerLost("cut by the test"))
+        connection.settle()
+
+    return broken
+
+
+@pytest.fixture
+def buffers_sent() -> Callable[[StreamWriter], int]:
+    """How many buffers a writer has filled."""
+
+    def count(writer: StreamWriter) -> int:
+        assert writer._connection is not None
+        return writer._connection.counters.buffers_out
+
+    return count
+
+
+@pytest.fixture
+def is_cut() -> Callable[[StreamWriter], bool]:
+    """Whether the connection of a writer has ended."""
+
+    def ended(writer: StreamWriter) -> bool:
+        return writer._connection is not None and writer._connection.error is not None
+
+    return ended
+
+
+@pytest.fixture
+def field_of_one(tmp_path: Path) -> Iterator[Field]:
+    """A cluster of one worker, to be killed."""
+    with LocalCluster(workers=1, slots=2) as cluster:
+        yield Field(cluster, tmp_path)
