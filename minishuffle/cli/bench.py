@@ -16,7 +16,7 @@ __all__ = ["bench"]
 @click.group()
 @late_global_options
 def bench() -> None:
-    """Measure: the transport and the exchange against the raw socket, and keyed sums end to end."""
+    """Measure: transport and exchange against the raw socket, keyed sums end to end, and Spark in and out."""
 
 
 def _wire_options(command: Any) -> Any:
@@ -110,4 +110,33 @@ def _show_keyby(figures: dict[str, Any]) -> None:
     memory = f"{byte_text(network['peak'])} of {byte_text(network['cap'])}"
     table.add_row("network memory, peak of cap", memory)
     table.add_row("every key's sum checked", "yes" if figures["verified"] else "NO")
+    console().print(table)
+
+
+@bench.command()
+@click.option(
+    "--records", default=10_000_000, show_default=True, type=click.IntRange(1), help="Of four columns."
+)
+@click.option("--rounds", default=3, show_default=True, type=click.IntRange(1, 99), help="Medians are told.")
+@click.option("--partitions", default=2, show_default=True, type=click.IntRange(1, 64), help="Spark's tasks.")
+@json_option
+@late_global_options
+def spark(as_json: bool, records: int, rounds: int, partitions: int) -> None:
+    """DataFrames into a job and back, against Spark's own noop sink and Parquet from disk."""
+    from minishuffle.bench.spark import measure_spark
+
+    figures = measure_spark(records, rounds, partitions)
+    if as_json:
+        print_json(figures)
+        return
+    table = new_table(
+        ("what", "rows per second", "of Spark's own"), right=("rows per second", "of Spark's own")
+    )
+    for name, text, ratio in (
+        ("write", "written into a job", figures["write_to_noop"]),
+        ("noop", "written to Spark's noop sink", ""),
+        ("read", "read from a job's result", figures["read_to_parquet"]),
+        ("parquet_read", "read from Parquet on disk", ""),
+    ):
+        table.add_row(text, f"{figures[f'{name}_rows_per_second']:,}", str(ratio))
     console().print(table)

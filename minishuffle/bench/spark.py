@@ -1,0 +1,137 @@
+"""``bench spark``: DataFrames into a job and back, against Spark's own ``noop`` sink and Parquet from disk.
+
+All four are measured in one session and run, in turn and several times; the medians are told. The job
+counts what is written into it, and the reads are counted by ``noop`` as well.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from minishuffle.dataflow.stream import Stream
+from minishuffle.errors import ShuffleError
+from minishuffle.local_cluster import LocalCluster
+from minishuffle.spark.session import spark_session, stop_spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["measure_spark"]
+
+JOB_SECONDS_MAX: Final = 600.0
+BATCH_ROWS: Final = 65_536
+SCHEMA: Final = pa.schema(
+    [("id", pa.int64()), ("key", pa.int64()), ("value", pa.float64()), ("name", pa.string())]
+)
+COLUMNS: Final = ("id", "id * 2654435761 % 100000 key", "id * 0.25D value", "string(id % 1000) name")
+
+
+def _numbered(start: int, count: int) -> pa.RecordBatch:
+    """The same rows as ``COLUMNS`` give."""
+    number = np.arange(start, start + count)
+    names = pa.array(number % 1000).cast(pa.string())
+    columns = [pa.array(number), pa.array(number * 2654435761 % 100_000), pa.array(number * 0.25), names]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def measure_spark(records: int, rounds: int, partitions: int) -> dict[str, Any]:
+    """Rows per second of each way, medians over ``rounds``.
+
+    Raises:
+        ShuffleError: a job did not count every row, or a read gave another number of them.
+    """
+    options = {"spark.sql.execution.arrow.maxRecordsPerBatch": str(BATCH_ROWS)}
+    spark = spark_session("bench spark", master=f"local[{partitions}]", options=options)
+    try:
+        with LocalCluster(workers=2, slots=2) as cluster, tempfile.TemporaryDirectory() as directory:
+            return _Bench(spark, cluster, directory, records, partitions).run(rounds)
+    finally:
+        stop_spark(spark)
+
+
+class _Bench:
+    def __init__(
+        self, spark: SparkSession, cluster: LocalCluster, directory: str, records: int, partitions: int
+    ) -> None:
+        self._spark = spark
+        self._cluster = cluster
+        self._records = records
+        self._partitions = partitions
+        self._parquet = f"{directory}/rows"
+        self._options = {
+            "coordinator": str(cluster.client.address),
+            "cluster": cluster.client.cluster,
+            "secret-file": str(cluster.state_dir / "secret"),
+        }
+        self._rounds = 0
+
+    def run(self, rounds: int) -> dict[str, Any]:
+        self._rows().write.parquet(self._parquet)
+        self._result = self._kept()
+        ways: dict[str, Callable[[], None]] = {
+            "write": self._write,
+            "noop": self._noop,
+            "read": self._read,
+            "parquet_read": self._parquet_read,
+        }
+        times: dict[str, list[float]] = {name: [] for name in ways}
+        for number in range(rounds + 1):
+            for name, way in ways.items():
+                began = time.monotonic()
+                way()
+                if number:  # The first round warms the JVM and Python up.
+                    times[name].append(time.monotonic() - began)
+        rates = {name: round(self._records / median(seconds)) for name, seconds in times.items()}
+        return {
+            **{f"{name}_rows_per_second": rate for name, rate in rates.items()},
+            "write_to_noop": round(rates["write"] / rates["noop"], 3),
+            "read_to_parquet": round(rates["read"] / rates["parquet_read"], 3),
+            "records": self._records,
+            "rounds": rounds,
+        }
+
+    def _rows(self) -> DataFrame:
+        return self._spark.range(0, self._records, 1, self._partitions).selectExpr(*COLUMNS)
+
+    def _kept(self) -> str:
+        """A finished job whose result is as many rows."""
+        stream = Stream.generate(_numbered, records=self._records, format="arrow").schema(SCHEMA)
+        handle = self._cluster.submit(stream.to_spark(), name="bench-read", parallelism=2)
+        handle.wait(JOB_SECONDS_MAX)
+        return handle.id
+
+    def _write(self) -> None:
+        """The job counts the rows; its end is part of the time."""
+        self._rounds += 1
+        name = f"bench-{self._rounds}"
+        handle = self._cluster.submit(Stream.from_spark(name, SCHEMA).to_count(), name=name, parallelism=2)
+        writer = self._rows().write.format("minishuffle").options(**self._options)
+        writer.option("stream", name).option("partitions", self._partitions).mode("append").save()
+        counted = sum(result.value for result in handle.wait(JOB_SECONDS_MAX).results)
+        self._check(counted)
+
+    def _noop(self) -> None:
+        self._rows().write.format("noop").mode("overwrite").save()
+
+    def _read(self) -> None:
+        frame = self._spark.read.format("minishuffle").options(**self._options).option("job", self._result)
+        self._drained(frame.load())
+
+    def _parquet_read(self) -> None:
+        self._drained(self._spark.read.parquet(self._parquet))
+
+    def _drained(self, frame: DataFrame) -> None:
+        """Every column of every row is looked at, and the rows counted."""
+        found = frame.selectExpr("count(*) n", "sum(id)", "sum(key)", "sum(value)", "sum(length(name))")
+        self._check(found.collect()[0]["n"])
+
+    def _check(self, counted: int) -> None:
+        if counted != self._records:
+            raise ShuffleError(f"{counted} rows arrived, not {self._records}")
