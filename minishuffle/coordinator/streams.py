@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from minishuffle.coordinator.instructions import Instruction, Reply
 from minishuffle.coordinator.jobs import Job
 from minishuffle.dataflow.graph import JobGraph
-from minishuffle.errors import PeerLost, ShuffleError, UnknownName, UsageError, error_from_code
+from minishuffle.errors import InvalidGraph, PeerLost, ShuffleError, UnknownName, UsageError, error_from_code
 from minishuffle.wire.messages import (
     Accepted,
     Failure,
@@ -47,6 +47,8 @@ class _Stream:
     bounded: bool
     schema_message: bytes
     ended: bool = False
+    ended_by: str = ""
+    """The write whose commit ended it."""
 
 
 @dataclass(slots=True)
@@ -84,7 +86,15 @@ class Streams:
         self._tickets = tickets
 
     def check(self, graph: JobGraph) -> None:
-        """Raises UsageError if the job reads a stream that another one reads."""
+        """
+        Raises:
+            UsageError: another job reads one of the job's streams.
+            InvalidGraph: the job reads one twice.
+        """
+        names = [vertex.stream for vertex in graph.vertices if vertex.stream]
+        for name in names:
+            if names.count(name) > 1:
+                raise InvalidGraph(f"the job reads stream {name!r} twice: read it once and use that again")
         for vertex in graph.vertices:
             taken = self._streams.get(vertex.stream) if vertex.stream else None
             if taken is not None:
@@ -134,8 +144,7 @@ class Streams:
                 self._open(link, request, stream, message)
                 return []
             case CommitWrite():
-                self._commit(link, request, stream, message)
-                return []
+                return self._commit(link, request, stream, message)
             case EndStream():
                 self._end(link, request, stream)
                 return []
@@ -178,7 +187,9 @@ class Streams:
             del self._asked[ticket]
             raise PeerLost(f"worker {worker}, which reads stream {stream.name!r}, is gone")
 
-    def _commit(self, link: int, request: int, stream: _Stream, message: CommitWrite) -> None:
+    def _commit(self, link: int, request: int, stream: _Stream, message: CommitWrite) -> list[Instruction]:
+        if stream.ended and stream.ended_by == message.write:
+            return [Reply(link, request, Accepted(job=stream.job.id))]
         asked = _Asked(link, request, stream, open_answers=stream.parallelism)
         ticket = self._ticket(asked)
         end = EndWrite(
@@ -193,6 +204,7 @@ class Streams:
         )
         asked.second = end if stream.bounded and not stream.ended else None
         self._ask_all(asked, end)
+        return []
 
     def _end(self, link: int, request: int, stream: _Stream) -> None:
         asked = _Asked(link, request, stream)
@@ -239,7 +251,7 @@ class Streams:
             return []
         if not asked.missing and asked.second is not None:
             end, asked.second = asked.second.model_copy(update={"last": True}), None
-            asked.stream.ended = True
+            asked.stream.ended, asked.stream.ended_by = True, end.write
             self._ask_all(asked, end)
             return []
         del self._asked[message.ticket]

@@ -1,0 +1,243 @@
+"""Who is sent where to write into a stream, what a commit asks of whom, and what ends with a job."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from minishuffle.coordinator.placement import buffers_needed
+from minishuffle.dataflow.graph import Edge, JobGraph, Vertex
+from minishuffle.errors import InvalidGraph, PeerLost, UnknownName, UsageError
+from minishuffle.wire.messages import Accepted, CancelJob, Failure, SubmitJob
+from minishuffle.wire.parts import ErrorInfo
+from minishuffle.wire.streams import (
+    AbortWrite,
+    CommitWrite,
+    DescribeStream,
+    EndStream,
+    EndWrite,
+    ExpectUpstream,
+    OpenUpstream,
+    UpstreamExpected,
+    UpstreamOpened,
+    WriteEnded,
+)
+
+if TYPE_CHECKING:
+    from conftest import FakeCluster
+
+TERM = 7
+CLIENT = 1_000
+
+
+def graph(*streams: str, bounded: bool = True) -> JobGraph:
+    """Each stream is read by two subtasks, and all go to one sink."""
+    sources = [
+        Vertex(
+            name=f"from_spark {stream}",
+            parallelism=2,
+            operators=["from_spark"],
+            is_source=True,
+            bounded=bounded,
+            program=b"",
+            stream=stream,
+            stream_schema=b"schema",
+        )
+        for stream in streams
+    ]
+    sink = Vertex(name="count", parallelism=2, operators=["count"], is_source=False, program=b"")
+    edges = [Edge(source=i, target=len(sources), partitioner="forward") for i in range(len(sources))]
+    return JobGraph(vertices=[*sources, sink], edges=edges)
+
+
+def opening(partition: int = 0, attempt: int = 1, schema: bytes = b"schema") -> OpenUpstream:
+    return OpenUpstream(
+        stream="orders",
+        write="w",
+        partition=partition,
+        partitions=4,
+        attempt=attempt,
+        schema_message=schema,
+    )
+
+
+def committing(*partitions: int, write: str = "w") -> CommitWrite:
+    return CommitWrite(stream="orders", write=write, partitions=list(partitions))
+
+
+def expected(ticket: int, **fields: Any) -> UpstreamExpected:
+    return UpstreamExpected(term=TERM, ticket=ticket, **fields)
+
+
+def answer_ends(cluster: FakeCluster, workers: Any, **missing: list[int]) -> list[EndWrite]:
+    """Each worker answers the newest EndWrite; ``missing`` by worker, as ``w1=[…]``."""
+    asked = [worker.got(EndWrite)[-1] for worker in workers]
+    for worker, message in zip(workers, asked, strict=True):
+        lacks = missing.get(f"w{worker.worker}", [])
+        cluster.send(worker, WriteEnded(term=TERM, ticket=message.ticket, missing=lacks))
+    return asked
+
+
+# --- opening -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("partition", "index"), [(0, 0), (1, 1), (2, 0), (3, 1)])
+def test_a_writer_is_sent_to_the_worker_of_its_subtask(
+    cluster: FakeCluster, pair: Any, partition: int, index: int
+) -> None:
+    cluster.submit(graph("orders"))
+    request = cluster.ask(opening(partition))
+    (message,) = pair[index].got(ExpectUpstream)
+    assert not pair[1 - index].got(ExpectUpstream)
+    assert message == ExpectUpstream(
+        term=TERM,
+        job="j1",
+        operator=0,
+        index=index,
+        ticket=message.ticket,
+        write="w",
+        partition=partition,
+        partitions=4,
+        attempt=1,
+    )
+    assert cluster.reply(request) is None
+    answer = expected(message.ticket, rows=5, checksum=6, segment_bytes=4096)
+    for _ in range(2):  # the second time nobody waits for it
+        cluster.send(pair[index], answer)
+    opened = cluster.reply(request)
+    assert isinstance(opened, UpstreamOpened)
+    assert (opened.term, opened.job, opened.ticket) == (TERM, "j1", message.ticket)
+    assert (opened.rows, opened.checksum, opened.segment_bytes, opened.complete) == (5, 6, 4096, False)
+    assert (opened.worker.worker, opened.worker.data_port) == (
+        pair[index].worker,
+        pair[index].about.data_port,
+    )
+
+
+def test_a_ticket_is_never_given_twice(cluster: FakeCluster, pair: Any) -> None:
+    cluster.submit(graph("orders"))
+    for attempt in (1, 2, 3):
+        cluster.ask(opening(0, attempt))
+    tickets = [message.ticket for message in pair[0].got(ExpectUpstream)]
+    assert len(set(tickets)) == 3 and tickets == sorted(tickets)
+
+
+def test_what_a_worker_refuses_is_told(cluster: FakeCluster, pair: Any) -> None:
+    cluster.submit(graph("orders"))
+    request = cluster.ask(opening())
+    (message,) = pair[0].got(ExpectUpstream)
+    cluster.send(pair[0], expected(message.ticket, error=ErrorInfo(code=42, text="it comes too late")))
+    assert cluster.reply(request) == Failure(code=42, text="it comes too late")
+
+
+def test_a_stream_says_its_job_and_schema(cluster: FakeCluster, pair: Any) -> None:
+    cluster.submit(graph("orders", bounded=False))
+    info = cluster.request(DescribeStream(stream="orders"))
+    assert (info.job, info.bounded, info.schema_message) == ("j1", False, b"schema")
+
+
+def test_what_is_asked_wrongly_is_refused(cluster: FakeCluster, pair: Any) -> None:
+    code, text = cluster.refusal(DescribeStream(stream="orders"))
+    assert code == UnknownName.code and "no running job reads a stream 'orders' (there are: none)" in text
+    cluster.submit(graph("orders"))
+    code, text = cluster.refusal(opening(schema=b"other"))
+    assert code == UsageError.code and "what is written to stream 'orders' does not have its schema" in text
+    message = SubmitJob(name="x", python="3.11", graph=graph("orders").to_bytes())
+    code, text = cluster.refusal(message)
+    assert code == UsageError.code and "stream 'orders' is read by job j1 (count words) already" in text
+    message = SubmitJob(name="x", python="3.11", graph=graph("flights", "flights").to_bytes())
+    code, text = cluster.refusal(message)
+    assert code == InvalidGraph.code and "the job reads stream 'flights' twice" in text
+
+
+# --- ends ----------------------------------------------------------------------------------------
+
+
+def test_a_commit_ends_a_bounded_stream_once_all_is_there(cluster: FakeCluster, pair: Any) -> None:
+    cluster.submit(graph("orders"))
+    request = cluster.ask(committing(0, 1, 2, 3))
+    asked = answer_ends(cluster, pair)
+    assert [(message.index, message.partitions, message.last) for message in asked] == [
+        (0, [0, 2], False),
+        (1, [1, 3], False),
+    ]
+    assert cluster.reply(request) is None
+    assert [message.last for message in answer_ends(cluster, pair)] == [True, True]
+    assert cluster.reply(request) == Accepted(job="j1")
+    assert cluster.request(committing(0, 1, 2, 3)) == Accepted(job="j1")  # said again
+    code, text = cluster.refusal(opening())
+    assert code == UsageError.code and "stream 'orders' has ended" in text
+
+
+def test_a_commit_of_what_is_not_complete_ends_nothing(cluster: FakeCluster, pair: Any) -> None:
+    cluster.submit(graph("orders"))
+    request = cluster.ask(committing(0, 1, 2, 3))
+    answer_ends(cluster, pair, w2=[3])
+    reply = cluster.reply(request)
+    assert isinstance(reply, Failure) and "partitions 3 of the write are not complete" in reply.text
+    assert [len(worker.got(EndWrite)) for worker in pair] == [1, 1]
+    cluster.ask(opening(3, attempt=2))
+    assert len(pair[1].got(ExpectUpstream)) == 1
+
+
+def test_a_commit_does_not_end_a_stream_without_end_but_a_name_does(cluster: FakeCluster, pair: Any) -> None:
+    cluster.submit(graph("orders", bounded=False))
+    request = cluster.ask(committing(0, 1))
+    answer_ends(cluster, pair)
+    assert cluster.reply(request) == Accepted(job="j1")
+    request = cluster.ask(EndStream(stream="orders"))
+    assert [message.last for message in answer_ends(cluster, pair)] == [True, True]
+    assert cluster.reply(request) == Accepted(job="j1")
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+def test_an_abort_fails_the_job_of_a_bounded_stream_only(
+    cluster: FakeCluster, pair: Any, bounded: bool
+) -> None:
+    cluster.submit(graph("orders", bounded=bounded))
+    cluster.report_all("j1", "running")
+    assert cluster.request(AbortWrite(stream="orders", write="w", reason="no more")) == Accepted(job="j1")
+    cluster.report_all("j1", "canceled" if bounded else "running")
+    info = cluster.show("j1")
+    assert info.state == ("failed" if bounded else "running")
+    texts = [cause.text for cause in info.causes]
+    assert texts == (["the write of stream 'orders' was aborted: no more"] if bounded else [])
+
+
+def test_whoever_waits_is_told_when_the_job_ends(cluster: FakeCluster, pair: Any) -> None:
+    cluster.submit(graph("orders"))
+    requests = [cluster.ask(opening()), cluster.ask(committing(0))]
+    cluster.request(CancelJob(job="j1"))
+    cluster.report_all("j1", "canceled")
+    for request in requests:
+        reply = cluster.reply(request)
+        assert isinstance(reply, Failure)
+        assert "job j1 (count words) ended as canceled while its stream was written" in reply.text
+    cluster.submit(graph("orders"))  # the name is free again
+
+
+def test_a_worker_that_is_lost_is_no_place_to_write_to(cluster: FakeCluster, pair: Any) -> None:
+    cluster.submit(graph("orders"))
+    waiting = cluster.ask(opening())
+    cluster.lose(pair[0])
+    code, text = cluster.refusal(opening())
+    assert code == PeerLost.code and "worker 1, which reads stream 'orders', is gone" in text
+    cluster.report_all("j1", "canceled")
+    assert isinstance(cluster.reply(waiting), Failure)
+
+
+def test_a_client_that_is_gone_is_not_answered(cluster: FakeCluster, pair: Any) -> None:
+    cluster.submit(graph("orders"))
+    request = cluster.ask(opening())
+    cluster.do(cluster.state.link_closed(CLIENT, cluster.now))
+    (message,) = pair[0].got(ExpectUpstream)
+    cluster.send(pair[0], expected(message.ticket))
+    assert cluster.reply(request) is None
+
+
+def test_a_stream_requires_buffers(make_graph: Any) -> None:
+    needs = buffers_needed(graph("orders"), (1, 2))
+    # Each: exclusive 2 + floating 1 for the stream, gate of the forward edge 1, its output 1 + 1.
+    assert {worker: need.segments for worker, need in needs.items()} == {1: 6, 2: 6}
+    assert "stream orders: 2 exclusive + 1 floating = 3" in needs[1].arithmetic()
