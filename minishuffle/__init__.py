@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from minishuffle.errors import RemoteProtocolError as RemoteProtocolError
     from minishuffle.errors import ResourceExhausted as ResourceExhausted
     from minishuffle.errors import ShuffleError as ShuffleError
+    from minishuffle.errors import Superseded as Superseded
     from minishuffle.errors import TaskCancelled as TaskCancelled
     from minishuffle.errors import TaskFailed as TaskFailed
     from minishuffle.errors import UnknownName as UnknownName
@@ -68,6 +69,7 @@ _MODULE_OF: Final = {
     "RemoteProtocolError": "minishuffle.errors",
     "ResourceExhausted": "minishuffle.errors",
     "ShuffleError": "minishuffle.errors",
+    "Superseded": "minishuffle.errors",
     "TaskCancelled": "minishuffle.errors",
     "TaskFailed": "minishuffle.errors",
     "UnknownName": "minishuffle.errors",
