@@ -7,7 +7,8 @@ import json
 import os
 import signal
 import time
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import click
 import psutil
@@ -26,14 +27,18 @@ from minishuffle.cli.session import (
 )
 from minishuffle.client import Client
 from minishuffle.config import ClusterSettings, create_secret
-from minishuffle.errors import PeerLost, ResourceExhausted, ShuffleError
+from minishuffle.errors import PeerLost, ResourceExhausted, ShuffleError, UsageError
 from minishuffle.ids import Address
-from minishuffle.launch import Child, LocalProcesses, start_processes, stop_children
+from minishuffle.launch import Child, LocalProcesses, settings_flags, start_processes, stop_children
 from minishuffle.observe.prometheus import prometheus_command, prometheus_config
+
+if TYPE_CHECKING:
+    from minishuffle.spark.cluster import WorkerSupplier
 
 __all__ = ["cluster"]
 
 START_SECONDS = 60.0
+SPARK_START_SECONDS = 120.0
 STOP_SECONDS = 20.0
 POLL_SECONDS = 0.1
 
@@ -47,6 +52,8 @@ def cluster() -> None:
 @click.option(
     "--workers", type=click.IntRange(1, 256), default=2, show_default=True, help="Worker processes."
 )
+@click.option("--on-spark", metavar="MASTER", help="Run the workers on the executors of that Spark master.")
+@click.option("--spark-python", metavar="PATH", help="Python of Spark's executors; by default this one.")
 @click.option("--detach", is_flag=True, help="Return when the cluster is ready; 'cluster down' stops it.")
 @click.option("--host", default=DEFAULT_HOST, show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True)
@@ -58,6 +65,8 @@ def up(
     context: click.Context,
     /,
     workers: int,
+    on_spark: str | None,
+    spark_python: str | None,
     detach: bool,
     host: str,
     port: int,
@@ -67,6 +76,8 @@ def up(
     """Start a coordinator and workers; Ctrl-C stops them all."""
     session = session_of(context)
     settings = settings_from(values)
+    if on_spark and detach:
+        raise UsageError("Spark's driver runs in this command: leave out --detach, or end it with '&'")
     _refuse_second(session)
     web_port = web_port if web_port is not None else (port + 1 if 0 < port < 65535 else 0)
     machine.require_free_port(host, port, "--port")
@@ -79,7 +90,7 @@ def up(
         cluster=session.cluster,
         state_dir=session.directory(),
         secret_file=session.secret_path(),
-        workers=workers,
+        workers=0 if on_spark else workers,
         settings=settings,
         host=host,
         port=port,
@@ -91,15 +102,45 @@ def up(
     with Client(processes.address, secret, cluster=session.cluster) as client:
         try:
             _write_record(session, processes, host)
-            _tell(session, processes, settings)
-            keep = detach
-            if not detach:
-                click.echo("Ctrl-C stops the cluster.")
-                _watch(processes)
+            with _supplied(on_spark, spark_python, workers, session, processes, settings) as supplier:
+                _tell(session, processes, settings, workers)
+                keep = detach
+                if not detach:
+                    click.echo("Ctrl-C stops the cluster.")
+                    _watch(processes, supplier)
         finally:
             if not keep:
                 _stop(client, processes)
                 session.record_path().unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _supplied(
+    master: str | None,
+    spark_python: str | None,
+    workers: int,
+    session: Session,
+    processes: LocalProcesses,
+    settings: ClusterSettings,
+) -> Iterator[WorkerSupplier | None]:
+    """With a master of Spark: workers on its executors for the length of the block."""
+    if master is None:
+        yield None
+        return
+    from minishuffle.spark.cluster import WorkerSupplier
+    from minishuffle.spark.session import spark_session, stop_spark
+
+    spark = spark_session(f"minishuffle cluster {session.cluster}", master=master, spark_python=spark_python)
+    try:
+        flags = settings_flags(settings)
+        supplier = WorkerSupplier(spark, workers, session.cluster, processes, session.secret(), flags)
+        try:
+            supplier.start(SPARK_START_SECONDS)
+            yield supplier
+        finally:
+            supplier.stop()
+    finally:
+        stop_spark(spark)
 
 
 def _refuse_second(session: Session) -> None:
@@ -131,12 +172,12 @@ def _write_record(session: Session, processes: LocalProcesses, host: str) -> Non
     prometheus_config(web, path.parent)
 
 
-def _tell(session: Session, processes: LocalProcesses, settings: ClusterSettings) -> None:
+def _tell(session: Session, processes: LocalProcesses, settings: ClusterSettings, workers: int) -> None:
     directory = session.directory()
     where = session.flags()
     web = f"http://{Address(processes.address.host, processes.web_port)}"
     lines = [
-        f"cluster {session.cluster!r} is up: {len(processes.workers)} workers x {settings.slots} slots",
+        f"cluster {session.cluster!r} is up: {workers} workers x {settings.slots} slots",
         f"  coordinator  {processes.address} (pid {processes.coordinator.pid})",
         f"  metrics      {web}/metrics, targets at {web}/sd/prometheus",
         f"  state, logs  {directory}",
@@ -149,10 +190,12 @@ def _tell(session: Session, processes: LocalProcesses, settings: ClusterSettings
     click.echo("\n".join(lines))
 
 
-def _watch(processes: LocalProcesses) -> None:
+def _watch(processes: LocalProcesses, supplier: WorkerSupplier | None) -> None:
     """Return when the coordinator has ended in order; tell of workers that end."""
     gone: set[int] = set()
     while processes.coordinator.process.poll() is None:
+        if supplier is not None and supplier.failure:
+            raise ShuffleError(f"the executors run no worker any more: {supplier.failure}")
         for number, child in processes.workers.items():
             code = child.process.poll()
             if code and number not in gone:
