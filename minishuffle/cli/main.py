@@ -30,6 +30,7 @@ _COMMANDS = {
     "coordinator": "minishuffle.cli.worker:coordinator",
     "submit": "minishuffle.cli.submit:submit",
     "jobs": "minishuffle.cli.jobs:jobs",
+    "pipeline": "minishuffle.cli.pipeline:pipeline",
     "bench": "minishuffle.cli.bench:bench",
     "doctor": "minishuffle.cli.doctor:doctor",
 }

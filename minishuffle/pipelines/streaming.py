@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from minishuffle.client import Client, JobHandle
 from minishuffle.errors import UnknownName
+from minishuffle.external.access import find_access
+from minishuffle.external.writer import end_stream
 from minishuffle.pipelines.contract import DataDirectory, Input, Pipeline
 from minishuffle.pipelines.run import (
     SINK,
@@ -30,7 +32,7 @@ from minishuffle.pipelines.run import (
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 __all__ = ["StreamingRun", "run_streaming"]
 
@@ -38,8 +40,7 @@ ROWS_PER_FILE = 50_000
 FILES_PER_BATCH = 1
 """Files come one by one: event time then goes on from batch to batch as it does from file to file."""
 RESULT_TRIGGER = "1 second"
-POLL_SECONDS = 0.1
-OVER = ("failed", "canceled", "finished")
+POLL_SECONDS = 1
 
 
 def run_streaming(
@@ -90,6 +91,12 @@ class StreamingRun:
         self.client = client
         self.options = dict(options)
         self.output = output
+        self.access = find_access(
+            self.options.get("coordinator"),
+            self.options.get("cluster", "default"),
+            self.options.get("state-dir"),
+            self.options.get("secret-file"),
+        )
         self.record = data.path / "streaming.json"
         self.inputs = checked_inputs(pipeline, spark, data)
         self._handle: JobHandle | None = None
@@ -171,13 +178,21 @@ class StreamingRun:
             TaskFailed: the job failed.
             StreamingQueryException: a query did.
         """
-        for name, query in self.writers.items():
-            self._until_over(query)
-            self.end_stream(name)
+        while any(query.isActive for query in self.writers.values()):
+            for query in self.writers.values():
+                query.awaitTermination(POLL_SECONDS)
+            self._check_job()
+        for name in self.writers:
+            end_stream(self.access, name)
         self.handle.wait()
         assert self.reader is not None
         self.reader.processAllAvailable()
         self.record.unlink()
+
+    def _check_job(self) -> None:
+        """Raises TaskFailed or TaskCancelled when the job is over before its streams are."""
+        if self.handle.info().state in ("failed", "canceled"):
+            self.handle.wait()
 
     def stop(self) -> None:
         """Stop the queries; the job runs on."""

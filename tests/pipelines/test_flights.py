@@ -143,7 +143,14 @@ def test_data_of_another_size_are_refused(
         Flights().inputs(spark, data)
 
 
-def test_parameters_that_make_no_sense() -> None:
-    with pytest.raises(UsageError, match="hours from 0 on, not -1"):
-        flights(out_of_order_hours=-1)
-    assert flights(splits=2).splits == 2
+@pytest.mark.parametrize(
+    "settings, problem",
+    [
+        ({"out_of_order_hours": -1}, "hours from 0 to 8760, not -1"),
+        ({"out_of_order_hours": float("nan")}, "hours from 0 to 8760, not nan"),
+        ({"splits": 0}, "splits takes a number from 1 to 32768, not 0"),
+    ],
+)
+def test_parameters_that_make_no_sense(settings: dict[str, float], problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        flights(**settings)  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import UsageError
+from minishuffle.limits import PARALLELISM_MAX
 from minishuffle.pipelines.contract import DataDirectory, Input, Pipeline
 from minishuffle.pipelines.flights import data as files
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Flights", "flights"]
 
 HOUR = timedelta(hours=1)
+YEAR_HOURS = 8_760
 WIND_SPEED_MAX = 200
 """Miles per hour; the one row above it is a misreading."""
 LATE_MINUTES = 15
@@ -64,8 +66,12 @@ class Flights(Pipeline):
         out_of_order_hours: float = 24.0,
         watermarks: Literal["batch", "each"] = "batch",
     ) -> None:
-        if out_of_order_hours < 0:
-            raise UsageError(f"out_of_order_hours takes hours from 0 on, not {out_of_order_hours:g}")
+        if not 1 <= splits <= PARALLELISM_MAX:
+            raise UsageError(f"splits takes a number from 1 to {PARALLELISM_MAX}, not {splits}")
+        if not 0 <= out_of_order_hours <= YEAR_HOURS:
+            raise UsageError(
+                f"out_of_order_hours takes hours from 0 to {YEAR_HOURS}, not {out_of_order_hours:g}"
+            )
         self.splits = splits
         self.out_of_order = timedelta(hours=out_of_order_hours)
         self.watermarks = watermarks

@@ -1,0 +1,192 @@
+"""``minishuffle pipeline run PIPELINE``: Spark's data through a job and back, checked by Spark."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from minishuffle.cli import tables
+from minishuffle.cli.loading import load_pipeline
+from minishuffle.cli.session import Session, json_option, late_global_options, print_json, session_of
+from minishuffle.client import Client
+from minishuffle.errors import ShuffleError, UsageError
+from minishuffle.limits import PARALLELISM_MAX
+from minishuffle.local_cluster import LocalCluster
+from minishuffle.pipelines import DataDirectory, Pipeline
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from minishuffle.pipelines.run import Outcome
+
+__all__ = ["pipeline", "show_outcome"]
+
+EXIT_NOT_EQUAL = 1
+
+
+@click.group()
+def pipeline() -> None:
+    """Run Spark's data through a streaming job and back."""
+
+
+@pipeline.command()
+@click.argument("name", metavar="PIPELINE")
+@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="A parameter of the pipeline.")
+@click.option("--master", default="local[*]", show_default=True, help="Of Spark: where its tasks run.")
+@click.option("--spark-ui", is_flag=True, help="Let Spark serve its web pages.")
+@click.option("--spark-python", metavar="PATH", help="Python of Spark's executors; by default this one.")
+@click.option("--data-uri", metavar="URI", help="A directory that every executor can read and write.")
+@click.option("--workers", type=click.IntRange(1, 64), default=2, show_default=True)
+@click.option("--slots", type=click.IntRange(1, 64), default=4, show_default=True, help="Per worker.")
+@click.option(
+    "--parallelism",
+    type=click.IntRange(1, PARALLELISM_MAX),
+    help="Subtasks of each operator; by default the number of workers.",
+)
+@click.option("--streaming", is_flag=True, help="As a query of Structured Streaming that can be resumed.")
+@click.option("--output", metavar="DIR", help="Where both answers go; by default in the state directory.")
+@json_option
+@late_global_options
+@click.pass_context
+def run(
+    context: click.Context,
+    name: str,
+    settings: tuple[str, ...],
+    master: str,
+    spark_ui: bool,
+    spark_python: str | None,
+    data_uri: str | None,
+    workers: int,
+    slots: int,
+    parallelism: int | None,
+    streaming: bool,
+    output: str | None,
+    as_json: bool,
+) -> None:
+    """Run PIPELINE: a built-in name (flights), module:attribute or file.py:attribute.
+
+    The attribute is a Pipeline, or a function that returns one, whose annotated parameters are the
+    --set keys. The job runs on the cluster at --coordinator, or else on one of its own with --workers.
+    Ends with code 1 when the result is not what Spark computes.
+    """
+    from minishuffle.pipelines.run import run_once
+    from minishuffle.pipelines.streaming import run_streaming
+
+    found = load_pipeline(name).build(settings)
+    session = session_of(context)
+    check_data_uri(master, data_uri)
+    directory = session.directory() / "pipelines" / found.name
+    data = DataDirectory(directory / "data", data_uri)
+    answers = output or (f"{data_uri.rstrip('/')}/answers" if data_uri else str(directory / "answers"))
+    with (
+        started_spark(found.name, master, spark_ui, spark_python) as spark,
+        cluster_for(session, workers, slots) as (client, options),
+    ):
+        run_one = run_streaming if streaming else run_once
+        outcome = run_one(found, spark, client, options, data, answers, parallelism)
+        show_outcome(found, outcome, answers, as_json)
+    if outcome.verdict is not None and not outcome.verdict.equal:
+        context.exit(EXIT_NOT_EQUAL)
+
+
+def check_data_uri(master: str, data_uri: str | None) -> None:
+    """Raises UsageError when executors on other machines would look for files of this one."""
+    is_local = master == "local" or master.startswith("local[")
+    if not is_local and data_uri is None:
+        raise UsageError(
+            f"the executors of {master} need the data where all of them can read and write: give --data-uri "
+            "with a directory that all machines share, or a URI such as hdfs://… or s3a://…"
+        )
+
+
+@contextlib.contextmanager
+def started_spark(app: str, master: str, spark_ui: bool, spark_python: str | None) -> Iterator[SparkSession]:
+    """A session of Spark for the block; nothing of it runs on after that."""
+    from minishuffle.spark.errors import spark_error
+    from minishuffle.spark.session import spark_session, stop_spark
+
+    spark = spark_session(app, master=master, spark_ui=spark_ui, spark_python=spark_python)
+    try:
+        yield spark
+    except (ShuffleError, OSError, click.ClickException, KeyboardInterrupt, SystemExit):
+        raise
+    except Exception as error:  # Spark's own, which carry what went wrong somewhere inside.
+        raise spark_error(error, f"pipeline {app}") from error
+    finally:
+        stop_spark(spark)
+
+
+@contextlib.contextmanager
+def cluster_for(session: Session, workers: int, slots: int) -> Iterator[tuple[Client, dict[str, str]]]:
+    """The cluster that the user named, or one for this run; with the options by which Spark finds it."""
+    if session.coordinator is not None:
+        with session.client() as client:
+            yield client, data_options(client, session.secret_path())
+        return
+    with LocalCluster(workers=workers, slots=slots) as cluster:
+        yield cluster.client, data_options(cluster.client, cluster.state_dir / "secret")
+
+
+def data_options(client: Client, secret_file: Path) -> dict[str, str]:
+    return {
+        "coordinator": str(client.address),
+        "cluster": client.cluster,
+        "secret-file": str(secret_file),
+    }
+
+
+def show_outcome(found: Pipeline, outcome: Outcome, answers: str, as_json: bool) -> None:
+    """What came out: for programs, or for people."""
+    if as_json:
+        print_json(outcome_map(found, outcome))
+    else:
+        out = tables.console()
+        out.print(f"\n{found.report_title}:")
+        out.print(report_table(found.report(outcome.result)))
+        rate_in, rate_out = tables.rate_text(outcome.rows_per_second), outcome.rows_out_per_second
+        out.print(
+            f"\n{outcome.rows_in:,} rows in at {rate_in}, result out at {tables.rate_text(rate_out)}, "
+            f"{outcome.late:,} late; answers in {answers}"
+        )
+        out.print(str(outcome.verdict or "nothing to compare with: the pipeline has no expected()"))
+    for difference in outcome.verdict.differences if outcome.verdict is not None else ():
+        click.echo(difference, err=True)
+
+
+def outcome_map(found: Pipeline, outcome: Outcome) -> dict[str, Any]:
+    """For JSON; what there is to compare with is null without ``expected``."""
+    verdict = outcome.verdict
+    return {
+        "rows": verdict.rows if verdict is not None else outcome.result.count(),
+        "rows_spark": verdict and verdict.rows_spark,
+        "only_minishuffle": verdict and verdict.only_minishuffle,
+        "only_spark": verdict and verdict.only_spark,
+        "equal": verdict and verdict.equal,
+        **found.figures(outcome.result),
+        "late": outcome.late,
+        "rows_per_second": round(outcome.rows_per_second),
+    }
+
+
+def report_table(rows: DataFrame) -> Any:
+    """The rows of a report; times are in UTC."""
+    # As Arrow, because times of collect() are in the time zone of this process.
+    table = rows.toArrow()
+    numbers = [name for name, kind in rows.dtypes if kind in ("bigint", "int", "smallint", "double")]
+    shown = tables.new_table(table.column_names, right=numbers)
+    for row in table.to_pylist():
+        shown.add_row(*map(cell, row.values()))
+    return shown
+
+
+def cell(value: Any) -> str:
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%d %H:%M:%S}Z" if value.tzinfo is not None else str(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return "-" if value is None else str(value)

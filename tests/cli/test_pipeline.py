@@ -1,0 +1,172 @@
+"""``minishuffle pipeline run``: what is refused before anything is started, and the verdict's exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from pyspark.sql import DataFrame, SparkSession
+
+from minishuffle.cli import pipeline as command
+from minishuffle.pipelines import Pipeline
+from minishuffle.pipelines.run import Outcome
+from minishuffle.pipelines.verdict import compare
+
+Run = Callable[..., Result]
+
+ROWS = [(f"c{number % 5}", datetime(2013, 4, 19, number % 24, tzinfo=UTC), number) for number in range(60)]
+SCHEMA = "carrier STRING, time_hour TIMESTAMP, dep_delay_min BIGINT"
+OWN = """
+from minishuffle.pipelines import Pipeline
+
+class Own(Pipeline):
+    name = "own"
+    report_title = "what it found"
+
+    def inputs(self, spark, data):
+        return {}
+
+    def job(self, streams):
+        raise AssertionError
+
+    def figures(self, result):
+        row = result.agg({"dep_delay_min": "sum"}).first()
+        return {"dep_delay_min": row[0]}
+
+def pipeline(size: int = 3) -> Pipeline:
+    return Own()
+
+own = Own()
+number = 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    path = tmp_path / "own.py"
+    path.write_text(OWN)
+    return path
+
+
+@pytest.mark.parametrize(
+    "arguments, problem",
+    [
+        (["fligts"], "there is no built-in pipeline 'fligts'; did you mean 'flights'?"),
+        (["absent.py:pipeline"], "there is no file absent.py"),
+        (["absent.py"], "say which attribute of the file is the pipeline, as absent.py:ATTRIBUTE"),
+        (["{own}:other"], "there is no attribute 'other'; there are pipeline, own"),
+        (["{own}:number"], "is a int, not a Pipeline nor a function that returns one"),
+        (["{own}:Own"], "not a Pipeline nor a function that returns one"),
+        (["{own}:own", "--set", "size=3"], "pipeline own takes no parameters"),
+        (["{own}:pipeline", "--set", "sise=3"], "did you mean 'size'? pipeline pipeline takes size: int = 3"),
+        (["flights", "--set", "splits=none"], "--set splits=none: "),
+        (["flights", "--set", "watermarks=all"], "Input should be 'batch' or 'each'"),
+        (
+            ["flights", "--master", "spark://h:7077"],
+            "the executors of spark://h:7077 need the data where all",
+        ),
+        (["flights", "--master", "local-cluster[2,1,1024]"], "give --data-uri with a directory"),
+    ],
+)
+def test_what_is_refused_before_anything_is_started(
+    run: Run, own: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], problem: str
+) -> None:
+    monkeypatch.setattr(command, "started_spark", None)
+    result = run("pipeline", "run", *(text.format(own=own) for text in arguments))
+    assert result.exit_code == 2 and problem in result.output, result.output
+    assert result.output.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    with command.started_spark("tests", "local[2]", False, None) as session:
+        yield session
+
+
+@pytest.fixture
+def run_with(
+    run: Run, own: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Result]:
+    """Runs the command on a result that a job is said to have given."""
+
+    def with_result(rows: list[Any] | None, *arguments: str) -> Result:
+        def pretended(pipeline: Pipeline, *_: Any) -> Outcome:
+            expected = frame(spark, ROWS)
+            result = expected if rows is None else frame(spark, rows)
+            verdict = None if rows is None else compare(result, expected)
+            return Outcome(result, verdict, 7, 1_000, 250.4, 10.0)
+
+        monkeypatch.setattr("minishuffle.pipelines.run.run_once", pretended)
+        monkeypatch.setattr(command, "started_spark", lambda *_: contextlib.nullcontext(spark))
+        monkeypatch.setattr(command, "cluster_for", lambda *_: contextlib.nullcontext((None, {})))
+        return run("pipeline", "run", f"{own}:pipeline", *arguments)
+
+    return with_result
+
+
+def frame(spark: SparkSession, rows: list[Any]) -> DataFrame:
+    return spark.createDataFrame(rows, SCHEMA)
+
+
+pretending = pytest.mark.usefixtures("wider_resources")
+
+
+@pytest.mark.slow
+@pretending
+def test_a_result_that_is_right(run_with: Callable[..., Result]) -> None:
+    result = run_with(ROWS[::-1])
+    assert result.exit_code == 0, result.output
+    assert "what it found:" in result.output and "2013-04-19 11:00:00Z" in result.output
+    assert "1,000 rows in at 250/s, result out at 10/s, 7 late" in result.output
+    assert result.output.splitlines()[-1] == "EQUAL: 60 rows of minishuffle and of Spark"
+    told = json.loads(run_with(ROWS, "--json").output)
+    assert list(told) == [
+        "rows",
+        "rows_spark",
+        "only_minishuffle",
+        "only_spark",
+        "equal",
+        "dep_delay_min",
+        "late",
+        "rows_per_second",
+    ]
+    assert list(told.values()) == [60, 60, 0, 0, True, sum(range(60)), 7, 250]
+
+
+@pytest.mark.slow
+@pretending
+@pytest.mark.parametrize(
+    "rows, figures",
+    [
+        (ROWS[1:], [59, 60, 0, 1]),
+        ([*ROWS, ROWS[7]], [61, 60, 1, 0]),
+        ([*ROWS[:-1], (*ROWS[-1][:2], 60)], [60, 60, 1, 1]),
+    ],
+    ids=["dropped", "doubled", "off by one"],
+)
+def test_a_result_that_is_wrong(run_with: Callable[..., Result], rows: list[Any], figures: list[int]) -> None:
+    result = run_with(rows)
+    assert result.exit_code == 1 and "\nNOT EQUAL: " in result.output
+    assert result.output.count("only of ") - 1 >= 1
+    result = run_with(rows, "--json")
+    assert result.exit_code == 1
+    told = json.loads(result.stdout)
+    assert [*told.values()][:5] == [*figures, False]
+    differences = result.stderr.splitlines()
+    assert len(differences) == figures[2] + figures[3]
+    assert all(text.startswith("only of ") for text in differences)
+
+
+@pytest.mark.slow
+@pretending
+def test_nothing_to_compare_with(run_with: Callable[..., Result]) -> None:
+    result = run_with(None)
+    assert result.exit_code == 0 and "nothing to compare with" in result.output
+    told = json.loads(run_with(None, "--json").output)
+    assert told["rows"] == 60 and told["equal"] is None and told["rows_spark"] is None
