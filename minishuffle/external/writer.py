@@ -220,7 +220,7 @@ class StreamWriter:
             try:
                 with self._access.control() as control:
                     job = control.request(ShowJob(job=self._opened.job))
-                    if isinstance(job, JobInfo) and job.state != "running":
+                    if isinstance(job, JobInfo) and job.state not in ("created", "running"):
                         cause = f": {job.causes[0].text}" if job.causes else ""
                         return TaskFailed(
                             f"job {job.job} ({job.name}) is {job.state}, and its stream "
