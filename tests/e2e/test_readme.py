@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -9,6 +10,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from minishuffle.examples.wordcount import SHIPPED_TEXT
@@ -53,3 +56,40 @@ def test_the_example_of_a_section_prints_what_is_printed_there(title: str, tmp_p
     )
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout == "".join(told)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_the_pipeline_of_the_readme_runs_as_printed(tmp_path: Path) -> None:
+    section = README.read_text().partition("\n### Your own Parquet files")[2].partition("\n### ")[0]
+    (own,) = BLOCK.findall(section)
+    (command,) = re.findall(r"^    minishuffle (pipeline run .*)$", section, re.MULTILINE)
+    (tmp_path / "my.py").write_text(own)
+    minutes = [60_000_000 * minute for minute in range(600)]
+    ads = [f"ad{minute % 7}" for minute in range(600)]
+    times = pa.array(minutes, pa.timestamp("us", tz="UTC"))
+    pq.write_table(pa.table({"ad": ads, "at": times}), tmp_path / "impressions.parquet")
+    clicks = pa.table({"ad": ads, "at": times, "price": pa.array(range(600), pa.int64())}).slice(0, 300)
+    pq.write_table(clicks, tmp_path / "clicks.parquet")
+    ran = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "minishuffle.cli",
+            *command.split(),
+            "--output",
+            str(tmp_path / "out"),
+            "--json",
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    result = pq.read_table(tmp_path / "out" / "minishuffle").to_pydict()
+    assert (sum(result["shown"]), sum(result["clicks"])) == (600, 300)
+    assert sum(cents or 0 for cents in result["cents"]) == sum(range(300))
+    assert len(result["ad"]) == 70
