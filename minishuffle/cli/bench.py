@@ -135,6 +135,7 @@ def spark(as_json: bool, records: int, rounds: int, partitions: int) -> None:
     for name, text, ratio in (
         ("write", "written into a job", figures["write_to_noop"]),
         ("noop", "written to Spark's noop sink", ""),
+        ("python", "handed over to a function of Python that drops them", ""),
         ("read", "read from a job's result", figures["read_to_parquet"]),
         ("parquet_read", "read from Parquet on disk", ""),
     ):
