@@ -82,10 +82,11 @@ def _parallelisms(nodes: list[Node], default: int) -> dict[Node, int]:
     """The number of subtasks of each node; ``nodes`` are inputs first."""
     widths: dict[Node, int] = {}
     for node in nodes:
-        inputs = {widths[feed.node] for feed in node.feeds if _stays(feed)}
+        main = [feed for feed in node.feeds if feed.input == 0]
+        inputs = {widths[feed.node] for feed in main}
         if node.parallelism is not None:
             widths[node] = node.parallelism
-        elif node.follows and len(inputs) == 1 and all(_stays(feed) for feed in node.feeds):
+        elif node.follows and len(inputs) == 1 and all(_stays(feed) for feed in main):
             widths[node] = inputs.pop()
         else:
             widths[node] = default

@@ -176,3 +176,12 @@ def test_more_than_fits_into_a_submission_is_refused_with_the_arithmetic() -> No
         ResourceExhausted, match=r"carries 70\.\d MiB and at most 63 MiB fit.*'items -> collect'"
     ):
         compile_job(big.collect())
+
+
+def test_a_broadcast_join_runs_where_its_big_side_does() -> None:
+    small = Stream.items([{"k": 1}])
+    big = Stream.generate(lambda start, count: [{"k": 1}] * count, records=10).parallel(3)
+    graph = compile_job(big.broadcast_join(small, on="k").collect(), parallelism=2)
+    assert [(edge.partitioner, edge.input) for edge in graph.edges] == [("forward", 0), ("broadcast", 1)]
+    joined = graph.vertices[graph.edges[0].target]
+    assert joined.parallelism == 3
