@@ -206,6 +206,7 @@ class Results:
             bounded=result.bounded,
             state=job.state,
             over=job.over,
+            submitted_at=job.submitted_at,
             causes=job.story.causes,
             subtasks=[
                 KeptRows(subtask=subtask, begin=result.begin(subtask), end=rows)

@@ -43,6 +43,8 @@ class ResultInfo:
     """created, running, finished, failing, failed, canceling or canceled."""
     over: bool
     """The job writes no more: ``subtasks`` is final."""
+    submitted_at: float
+    """Seconds since 1970; tells jobs of one id apart, since every coordinator counts from 1."""
     cause: str
     """Of a job that failed: why; else empty."""
     subtasks: list[SubtaskRows]
@@ -80,6 +82,7 @@ def describe_result(access: Access, job: str, sink: str | None = None) -> Result
         bounded=reply.bounded,
         state=reply.state,
         over=reply.over,
+        submitted_at=reply.submitted_at,
         cause=reply.causes[0].text if reply.causes else "",
         subtasks=[SubtaskRows(rows.subtask, rows.begin, rows.end) for rows in reply.subtasks],
     )

@@ -51,6 +51,8 @@ class ResultDescribed(ControlMessage):
     state: str
     """As in JobInfo."""
     over: bool
+    submitted_at: float
+    """Seconds since 1970; tells jobs of one id apart, since every coordinator counts from 1."""
     causes: list[ErrorInfo] = Field(default_factory=list)
     """Of a job that failed, first cause first."""
     subtasks: list[KeptRows]
