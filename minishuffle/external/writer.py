@@ -29,6 +29,7 @@ from minishuffle.wire.frames import EventKind
 from minishuffle.wire.messages import JobInfo, ShowJob
 from minishuffle.wire.parts import ControlMessage
 from minishuffle.wire.streams import (
+    ROWS_FORGOTTEN,
     AbortWrite,
     CommitWrite,
     DescribeStream,
@@ -188,13 +189,27 @@ class StreamWriter:
                 "sortWithinPartitions on columns that tell all rows apart"
             )
 
+    def _check_complete(self) -> None:
+        """At the end: an attempt that had fewer rows, or as many as a complete partition has.
+
+        Only the number is compared where nothing is left to deliver: a partition may come in another order.
+        """
+        opened = self._opened
+        if not opened.complete and self.rows < opened.rows:
+            self._check_skipped()
+        if opened.complete and opened.rows not in (ROWS_FORGOTTEN, self.rows):
+            raise UsageError(
+                f"partition {self._request.partition} has {self.rows} rows, and {opened.rows} were delivered "
+                f"before in the write {self._request.write}: repeat it with the same "
+                "partitions, from the same files and with as many cores"
+            )
+
     def finish(self) -> int:
         """Wait until the job has taken everything; gives the rows of the partition.
 
         Raises: as :meth:`write`.
         """
-        if self.rows < self._opened.rows and not self._opened.complete:
-            self._check_skipped()
+        self._check_complete()
         connection = self._connection
         if connection is not None:
             self._partition.broadcast_event(EventKind.END_OF_DATA)

@@ -7,6 +7,7 @@ from typing import Literal
 from minishuffle.wire.parts import ControlMessage, ErrorInfo, WorkerAddress
 
 __all__ = [
+    "ROWS_FORGOTTEN",
     "AbortWrite",
     "CommitWrite",
     "DescribeStream",
@@ -19,6 +20,9 @@ __all__ = [
     "UpstreamOpened",
     "WriteEnded",
 ]
+
+ROWS_FORGOTTEN = -1
+"""The rows of a partition that was complete so long ago that nobody knows them."""
 
 
 class DescribeStream(ControlMessage):
@@ -59,6 +63,7 @@ class UpstreamOpened(ControlMessage):
     job: str
     worker: WorkerAddress
     rows: int
+    """Or ``ROWS_FORGOTTEN``."""
     checksum: int
     """CRC-32 of the elements that these rows came in."""
     complete: bool

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from minishuffle.errors import PeerLost, ShuffleError, Superseded
 from minishuffle.exchange.gate import Element, InputChannel, InputGate, RemoteInputChannel
 from minishuffle.exchange.watermarks import WatermarkValve
+from minishuffle.wire.streams import ROWS_FORGOTTEN
 
 __all__ = ["UPSTREAM_EDGE", "Progress", "UpstreamChannel", "UpstreamGate"]
 
@@ -147,7 +148,7 @@ class UpstreamGate(InputGate):
             PeerLost: this very attempt does, over a connection that did not end yet.
         """
         if self._was_forgotten(write):
-            ready(Progress(complete=True))
+            ready(Progress(rows=ROWS_FORGOTTEN, complete=True))
             return
         if write not in self._writes:
             self._forget_writes()

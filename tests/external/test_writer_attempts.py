@@ -82,6 +82,21 @@ def test_a_partition_that_is_complete_is_passed_over(field: Any, rows: Rows) -> 
     assert taken(handle) == list(range(100))
 
 
+def test_a_write_that_is_repeated_with_other_partitions_is_refused(field: Any, rows: Rows) -> None:
+    handle = field.submit(bounded=False, parallelism=1)
+    with field.writer(write="q/3") as writer:
+        writer.write(rows(0, 50))
+        assert writer.finish() == 50
+    with (
+        field.writer(write="q/3", attempt=2) as writer,
+        pytest.raises(UsageError, match=r"partition 0 has 100 rows, and 50 were delivered before"),
+    ):
+        writer.write(rows(0, 100))
+        writer.finish()
+    handle.cancel()
+    handle.wait_until_over()
+
+
 @pytest.mark.parametrize("changed", ["other rows", "fewer rows"])
 def test_a_retry_with_other_rows_is_refused(
     field: Any, rows: Rows, until: Any, cut: Any, changed: str

@@ -12,6 +12,7 @@ from minishuffle.errors import PeerLost, ShuffleError, Superseded
 from minishuffle.exchange.elements import AssemblyBudget, decode, encode
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.wire.frames import BufferFlags, DataType, EventKind
+from minishuffle.wire.streams import ROWS_FORGOTTEN
 from minishuffle.worker.upstreams import UPSTREAM_EDGE, WRITES_KEPT, Progress, UpstreamChannel, UpstreamGate
 
 SEGMENT_BYTES = 4096
@@ -275,7 +276,7 @@ def test_batches_of_a_query_that_were_complete_long_ago_stay_so(stand: Stand) ->
         stand.expect(write=write)
         stand.end_partition(stand.open(write=write))
     stand.expect(write="query/0", attempt=2)
-    assert stand.told[-1].complete
+    assert stand.told[-1].complete and stand.told[-1].rows == ROWS_FORGOTTEN
     assert stand.gate.missing("query/0", [0]) == []
     stand.expect(write="other/0")
     assert not stand.told[-1].complete
