@@ -81,6 +81,12 @@ def job_of(
     if not isinstance(stream, Stream):
         kind = type(stream).__name__
         raise UsageError(f"pipeline {pipeline.name}: job must return a Stream, not {kind}")
+    sinks = [node.label for node in stream.ends if node.is_sink]
+    if sinks:
+        raise UsageError(
+            f"pipeline {pipeline.name}: job must return the result's stream, which Spark reads: leave out "
+            f"the sink {sinks[0]!r}"
+        )
     return stream.to_spark(SINK)
 
 

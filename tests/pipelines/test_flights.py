@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,6 +15,8 @@ from minishuffle.errors import ShuffleError, UsageError
 from minishuffle.pipelines import DataDirectory
 from minishuffle.pipelines.flights import Flights, flights
 from minishuffle.pipelines.flights.pipeline import RESULT, cleaned, not_late
+
+LateFlights = Callable[[Path, timedelta], Counter[tuple[str, ...]]]
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("wider_resources")]
 
@@ -29,25 +31,6 @@ KNOWN_SUMS = {
     "precip_hundredths": 152_988,
     "low_visibility": 13_138,
 }
-
-
-def late_flights(path: Path, out_of_order: timedelta) -> Counter[tuple[str, ...]]:
-    """Carrier and hour of the flights that are late, in plain Python: one flight after the other."""
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    arrivals = []
-    for row in rows:
-        hour = datetime.strptime(row["time_hour"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
-        delay = 0 if row["dep_delay"] == "NA" else int(row["dep_delay"])
-        arrival = hour + timedelta(minutes=int(row["minute"]) + delay)
-        arrivals.append((arrival, row["carrier"], int(row["flight"]), row["origin"], hour, row["time_hour"]))
-    late: Counter[tuple[str, ...]] = Counter()
-    latest = datetime.min.replace(tzinfo=UTC) + timedelta(days=2)
-    for _, carrier, flight, origin, hour, text in sorted(arrivals):
-        if hour <= latest - out_of_order - timedelta(microseconds=1):
-            late[carrier, str(flight), origin, text] += 1
-        latest = max(latest, hour)
-    return late
 
 
 def named(rows: DataFrame) -> Counter[tuple[str, ...]]:
@@ -124,7 +107,7 @@ def test_every_split_spans_the_year_in_order_of_arrival(spark: SparkSession, dat
 
 @pytest.mark.parametrize("hours, count", [(2, 5_590), (24, 0)])
 def test_the_flights_that_are_late_are_those_of_a_loop_over_all(
-    spark: SparkSession, data: DataDirectory, hours: int, count: int
+    spark: SparkSession, data: DataDirectory, late_flights: LateFlights, hours: int, count: int
 ) -> None:
     from minishuffle.pipelines.flights.data import read_flights
 
