@@ -1,0 +1,87 @@
+"""Spark's schemas and Arrow's; needs no JVM."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as t
+
+from minishuffle.dataflow.arguments import schema_message
+from minishuffle.errors import UsageError
+from minishuffle.spark.schemas import arrow_schema_of, check_same_columns, read_schema, spark_schema_of
+
+BOTH_WAYS: list[tuple[t.DataType, pa.DataType]] = [
+    (t.LongType(), pa.int64()),
+    (t.IntegerType(), pa.int32()),
+    (t.ShortType(), pa.int16()),
+    (t.ByteType(), pa.int8()),
+    (t.DoubleType(), pa.float64()),
+    (t.FloatType(), pa.float32()),
+    (t.StringType(), pa.string()),
+    (t.BooleanType(), pa.bool_()),
+    (t.DateType(), pa.date32()),
+    (t.TimestampType(), pa.timestamp("us", "UTC")),
+    (t.TimestampNTZType(), pa.timestamp("us")),
+    (t.DecimalType(10, 2), pa.decimal128(10, 2)),
+    (t.BinaryType(), pa.binary()),
+    (t.DayTimeIntervalType(), pa.duration("us")),
+]
+
+
+@pytest.mark.parametrize("spark_type, arrow_type", BOTH_WAYS, ids=lambda found: str(found))
+@pytest.mark.parametrize("nullable", [True, False])
+def test_every_type_goes_both_ways(spark_type: t.DataType, arrow_type: pa.DataType, nullable: bool) -> None:
+    schema = t.StructType([t.StructField("c", spark_type, nullable)])
+    arrow = arrow_schema_of(schema)
+    assert arrow.field("c").type == arrow_type
+    assert arrow.field("c").nullable == nullable
+    assert spark_schema_of(arrow) == schema
+
+
+def test_nested_types_go_both_ways() -> None:
+    inner = t.StructType([t.StructField("x", t.LongType()), t.StructField("y", t.StringType())])
+    schema = t.StructType([t.StructField("a", t.ArrayType(t.LongType())), t.StructField("s", inner)])
+    assert spark_schema_of(arrow_schema_of(schema)) == schema
+
+
+def test_an_arrow_schema_comes_back_from_its_message() -> None:
+    schema = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
+    assert read_schema(schema_message(schema)) == schema
+
+
+def test_types_that_the_other_side_lacks_are_refused_by_column() -> None:
+    with pytest.raises(UsageError, match=r"Spark has no type for column 'u' of type .*: cast it in the job"):
+        spark_schema_of(pa.schema([("id", pa.int64()), ("u", pa.month_day_nano_interval())]))
+    interval = t.StructType([t.StructField("id", t.LongType()), t.StructField("i", t.CalendarIntervalType())])
+    with pytest.raises(UsageError, match="column 'i' of type interval does not fit Arrow: cast it"):
+        arrow_schema_of(interval)
+
+
+WANTED = pa.schema([("id", pa.int64()), ("s", pa.string())])
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ([("id", pa.int64())], "takes the columns id, s, the DataFrame has id: select them in that order"),
+        (
+            [("s", pa.string()), ("id", pa.int64())],
+            "takes the columns id, s, the DataFrame has s, id: select them in that order",
+        ),
+        (
+            [("id", pa.int32()), ("s", pa.string())],
+            "takes column 'id' as int64, the DataFrame has int32: cast it, or declare it so",
+        ),
+    ],
+)
+def test_other_columns_are_refused_with_where_they_differ(
+    given: list[tuple[str, pa.DataType]], said: str
+) -> None:
+    with pytest.raises(UsageError) as raised:
+        check_same_columns(pa.schema(given), WANTED, "in")
+    assert str(raised.value).startswith("stream 'in' ") and said in str(raised.value)
+
+
+def test_whether_a_column_may_be_null_makes_no_difference() -> None:
+    given = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("s", pa.string())])
+    check_same_columns(given, WANTED, "in")
