@@ -84,7 +84,7 @@ def run(
     data = DataDirectory(directory / "data", data_uri)
     answers = output or (f"{data_uri.rstrip('/')}/answers" if data_uri else str(directory / "answers"))
     with (
-        started_spark(found.name, master, spark_ui, spark_python) as spark,
+        started_spark(found.name, master, spark_ui, spark_python, session.debug) as spark,
         cluster_for(session, workers, slots) as (client, options),
     ):
         run_one = run_streaming if streaming else run_once
@@ -105,12 +105,14 @@ def check_data_uri(master: str, data_uri: str | None) -> None:
 
 
 @contextlib.contextmanager
-def started_spark(app: str, master: str, spark_ui: bool, spark_python: str | None) -> Iterator[SparkSession]:
+def started_spark(
+    app: str, master: str, spark_ui: bool, spark_python: str | None, debug: bool = False
+) -> Iterator[SparkSession]:
     """A session of Spark for the block; nothing of it runs on after that."""
     from minishuffle.spark.errors import spark_error
     from minishuffle.spark.session import spark_session, stop_spark
 
-    spark = spark_session(app, master=master, spark_ui=spark_ui, spark_python=spark_python)
+    spark = spark_session(app, master=master, spark_ui=spark_ui, spark_python=spark_python, debug=debug)
     try:
         yield spark
     except (ShuffleError, OSError, click.ClickException, KeyboardInterrupt, SystemExit):

@@ -12,7 +12,8 @@ __all__ = ["SparkFailed", "spark_error"]
 OWN: Final = re.compile(r"minishuffle\.errors\.(\w+): (.+)")
 """The last line of a Python traceback, as Spark carries it inside its own text."""
 HANDSHAKE: Final = re.compile(r"minishuffle\.wire\.handshake\.HandshakeRefused: (.+)")
-OTHER: Final = re.compile(r"^(?:[\w.]*\.)?(\w+(?:Error|Exception)): (.+)$", re.MULTILINE)
+OTHER: Final = re.compile(r"^(?:Caused by: |: )?(?:[\w.$]*\.)?(\w+(?:Error|Exception)): (.+)$", re.MULTILINE)
+"""The last line of a Python traceback, or a line that begins a Java stack; the last is the first cause."""
 
 
 class SparkFailed(ShuffleError):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -22,15 +21,32 @@ if TYPE_CHECKING:
 __all__ = ["activate", "is_local", "spark_session", "stop_spark"]
 
 LOG4J: Final = """\
-rootLogger.level = {level}
+rootLogger.level = error
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
 rootLogger.appenderRef.stderr.ref = stderr
+logger.shell.name = org.apache.spark.api.python.PythonGatewayServer
+logger.shell.level = error
 appender.stderr.type = Console
 appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
-appender.stderr.layout.pattern = %d{{HH:mm:ss}} %p %c{{1}}: %m%n
+appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
 """
-STOP_SECONDS: Final = 20.0
+LOG4J_QUIET: Final = """\
+appender.stderr.layout.alwaysWriteExceptions = false
+logger.task.name = org.apache.spark.executor.Executor
+logger.task.level = off
+logger.tasks.name = org.apache.spark.scheduler.TaskSetManager
+logger.tasks.level = off
+logger.write.name = org.apache.spark.sql.execution.datasources
+logger.write.level = off
+logger.query.name = org.apache.spark.sql.execution.streaming
+logger.query.level = off
+logger.abort.name = org.apache.spark.util.Utils
+logger.abort.level = off
+"""
+"""What a task or query fails with is raised, so it need not be logged with its stack as well."""
 
 
 def is_local(master: str) -> bool:
@@ -45,12 +61,14 @@ def spark_session(
     spark_ui: bool = False,
     spark_python: str | None = None,
     options: Mapping[str, str] | None = None,
+    debug: bool = False,
 ) -> SparkSession:
     """A session with the data source ``minishuffle``; :func:`stop_spark` ends it.
 
     Args:
         spark_python: the executors' Python; by default this one.
         options: further settings of Spark; they win.
+        debug: log what tasks fail with, stack and all, beside raising it.
 
     Raises:
         UsageError: no Spark, no Java that will do, or a Python on the executors that will not.
@@ -67,13 +85,20 @@ def spark_session(
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.master(master).appName(app)
-    for key, value in {**_settings(master, spark_ui), **(options or {})}.items():
-        builder = builder.config(key, value)
+    from minishuffle.spark.gateway import end_jvm, own_interrupts, start_jvm
+
+    settings = {**_settings(master, spark_ui, debug), **(options or {})}
+    start_jvm(settings)
     try:
-        spark = builder.getOrCreate()
+        with own_interrupts():
+            builder = SparkSession.builder.master(master).appName(app).config(map=settings)
+            spark = builder.getOrCreate()
     except Exception as error:
+        end_jvm()
         raise spark_error(error, f"Spark does not start on {master}") from error
+    except BaseException:
+        end_jvm()
+        raise
     try:
         spark.sparkContext.setLogLevel("ERROR")
         if not is_local(master):
@@ -87,14 +112,15 @@ def spark_session(
     return spark
 
 
-def _settings(master: str, spark_ui: bool) -> dict[str, str]:
+def _settings(master: str, spark_ui: bool, debug: bool) -> dict[str, str]:
+    java_options = f"-Dlog4j2.configurationFile={_log_settings(debug)} -Duser.timezone=UTC"
     settings = {
         "spark.ui.enabled": str(spark_ui).lower(),
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2)),
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_log_settings()} -Duser.timezone=UTC",
+        "spark.driver.extraJavaOptions": java_options,
         "spark.executor.extraJavaOptions": "-Duser.timezone=UTC",
         "spark.sql.warehouse.dir": str(Path(tempfile.gettempdir()) / "minishuffle-spark-warehouse"),
     }
@@ -103,10 +129,11 @@ def _settings(master: str, spark_ui: bool) -> dict[str, str]:
     return settings
 
 
-def _log_settings() -> str:
+def _log_settings(debug: bool) -> str:
     """A file that keeps Spark quiet from its first line on; the same one for all sessions of this user."""
-    path = Path(tempfile.gettempdir()) / f"minishuffle-log4j2-{os.getuid()}.properties"
-    text = LOG4J.format(level="error")
+    name = f"minishuffle-log4j2-{os.getuid()}{'-debug' if debug else ''}.properties"
+    path = Path(tempfile.gettempdir()) / name
+    text = LOG4J if debug else LOG4J + LOG4J_QUIET
     if not path.exists() or path.read_text() != text:
         path.write_text(text)
     return path.as_uri()
@@ -151,28 +178,10 @@ def activate(spark: SparkSession) -> None:
 
 def stop_spark(spark: SparkSession) -> None:
     """End the session and its JVM; nothing of it runs on."""
-    from pyspark import SparkContext
+    from minishuffle.spark.gateway import end_jvm
 
-    gateway = SparkContext._gateway
     try:
         spark.sparkContext.setLogLevel("OFF")  # executors that say goodbye late are no errors
         spark.stop()
     finally:
-        if gateway is not None:
-            process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
-            gateway.shutdown()
-            SparkContext._gateway = None
-            SparkContext._jvm = None
-            if process is not None:
-                _end(process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """The JVM ends when its standard input does; it is killed if it takes too long."""
-    if process.stdin is not None:
-        process.stdin.close()
-    try:
-        process.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait(STOP_SECONDS)
+        end_jvm()
