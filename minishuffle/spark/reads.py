@@ -69,7 +69,8 @@ class ResultBatchReader(DataSourceReader):
         return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Rows)
+        if not isinstance(partition, Rows):  # Spark's own, where there are no rows and so no partitions.
+            return iter(())
         return _read(self._access, partition)
 
 

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from minishuffle.errors import UsageError
 from minishuffle.spark.errors import spark_error
@@ -19,34 +19,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["activate", "is_local", "spark_session", "stop_spark"]
-
-LOG4J: Final = """\
-rootLogger.level = error
-logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
-logger.gateway.level = error
-rootLogger.appenderRef.stderr.ref = stderr
-logger.shell.name = org.apache.spark.api.python.PythonGatewayServer
-logger.shell.level = error
-appender.stderr.type = Console
-appender.stderr.name = stderr
-appender.stderr.target = SYSTEM_ERR
-appender.stderr.layout.type = PatternLayout
-appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
-"""
-LOG4J_QUIET: Final = """\
-appender.stderr.layout.alwaysWriteExceptions = false
-logger.task.name = org.apache.spark.executor.Executor
-logger.task.level = off
-logger.tasks.name = org.apache.spark.scheduler.TaskSetManager
-logger.tasks.level = off
-logger.write.name = org.apache.spark.sql.execution.datasources
-logger.write.level = off
-logger.query.name = org.apache.spark.sql.execution.streaming
-logger.query.level = off
-logger.abort.name = org.apache.spark.util.Utils
-logger.abort.level = off
-"""
-"""What a task or query fails with is raised, so it need not be logged with its stack as well."""
 
 
 def is_local(master: str) -> bool:
@@ -87,7 +59,7 @@ def spark_session(
 
     from minishuffle.spark.gateway import end_jvm, own_interrupts, start_jvm
 
-    settings = {**_settings(master, spark_ui, debug), **(options or {})}
+    settings: dict[str, Any] = {**_settings(master, spark_ui, debug), **(options or {})}
     start_jvm(settings)
     try:
         with own_interrupts():
@@ -130,13 +102,9 @@ def _settings(master: str, spark_ui: bool, debug: bool) -> dict[str, str]:
 
 
 def _log_settings(debug: bool) -> str:
-    """A file that keeps Spark quiet from its first line on; the same one for all sessions of this user."""
-    name = f"minishuffle-log4j2-{os.getuid()}{'-debug' if debug else ''}.properties"
-    path = Path(tempfile.gettempdir()) / name
-    text = LOG4J if debug else LOG4J + LOG4J_QUIET
-    if not path.exists() or path.read_text() != text:
-        path.write_text(text)
-    return path.as_uri()
+    """The file that keeps Spark quiet from its first line on."""
+    name = "log4j2-debug.properties" if debug else "log4j2.properties"
+    return Path(__file__).with_name(name).as_uri()
 
 
 def _python_there(_: Any) -> list[str]:

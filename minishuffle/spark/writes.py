@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
@@ -15,7 +17,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from minishuffle.errors import UsageError
+from minishuffle.errors import PeerLost, UsageError
 from minishuffle.external.access import Access
 from minishuffle.external.writer import StreamWriter, abort_write, commit_write, describe_stream
 from minishuffle.spark.schemas import arrow_schema_of, check_same_columns, read_schema
@@ -69,7 +71,26 @@ def _write_partition(
                 ]
                 batch = pa.RecordBatch.from_arrays(columns, schema=schema)
             writer.write(batch)
+        _check_whole_input()
         return Written(partition, writer.finish())
+
+
+def _check_whole_input() -> None:
+    """(In an executor.) Spark says so when a task's rows are all there; that follows their Arrow stream.
+
+    A task whose upstream died closes the connection instead, and Arrow takes that for an orderly end: the
+    rows so far would count as the whole partition. PySpark itself looks only after the write.
+
+    Raises:
+        PeerLost: the rows ended in the middle; Spark tries the task again.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and not (frame.f_code.co_name == "main" and "infile" in frame.f_locals):
+        frame = frame.f_back
+    if frame is None:
+        raise UsageError("this PySpark hands rows over in an unknown way: install pyspark 4.3")
+    if not frame.f_locals["infile"].peek(1):
+        raise PeerLost("the rows of this task ended in the middle: what Spark made them of has died")
 
 
 class BatchWriter(DataSourceArrowWriter):

@@ -38,6 +38,7 @@ def test_help_lists_exactly_the_commands_that_work(run: Run) -> None:
         "coordinator",
         "submit",
         "jobs",
+        "pipeline",
         "bench",
         "doctor",
     ]

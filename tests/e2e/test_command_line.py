@@ -286,16 +286,15 @@ def test_ctrl_c_in_the_demo_leaves_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(240)
 def test_the_demo_passes_and_leaves_nothing(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
-    began = time.monotonic()
-    out, _ = shell.run("demo")
-    assert time.monotonic() - began < 60
+    out, _ = shell.run("demo", seconds=200.0)
     assert "equal to plain Python's count" in out
-    assert out.count(" ok ") == 4
+    assert "EQUAL: 60,142 rows of minishuffle and of Spark" in out
+    assert out.count(" ok ") == 5
     assert "minishuffle cluster up" in out.splitlines()[-3]
     assert list((tmp_path / "tmp").iterdir()) == []

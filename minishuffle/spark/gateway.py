@@ -1,0 +1,132 @@
+"""The JVM beside the driver: what it says is passed on without its greetings, and Ctrl-C stays Python's."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
+
+from minishuffle.errors import UsageError
+
+__all__ = ["end_jvm", "own_interrupts", "start_jvm"]
+
+GREETING: Final = b"WARNING: Using incubator modules"
+"""Java says so of every program that has Spark's module, whatever is asked of it."""
+LINES_KEPT: Final = 5
+STOP_SECONDS: Final = 20.0
+
+
+class _Stderr:
+    """Passes on what the JVM and its children write to standard error; the last lines are kept."""
+
+    def __init__(self) -> None:
+        self._read, self.write = os.pipe()
+        self.last: deque[str] = deque(maxlen=LINES_KEPT)
+        self._thread = threading.Thread(target=self._run, name="stderr of Spark", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with os.fdopen(self._read, "rb") as lines:
+            for line in lines:
+                if line.startswith(GREETING):
+                    continue
+                text = line.decode(errors="replace")
+                self.last.append(text.strip())
+                sys.stderr.write(text)
+                sys.stderr.flush()
+
+    def join(self) -> None:
+        """Until all who could write are gone."""
+        self._thread.join(STOP_SECONDS)
+
+
+class _NotFromPy4J(logging.Filter):
+    """Py4J logs the stack of every call that Ctrl-C ends."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "py4j" not in Path(record.pathname).parts
+
+
+_stderr: _Stderr | None = None
+_not_from_py4j: Final = _NotFromPy4J()
+
+
+def start_jvm(settings: Mapping[str, str]) -> None:
+    """Start the JVM of this process, unless it has one.
+
+    Raises:
+        UsageError: it ended at once; the text has what it said last.
+    """
+    global _stderr
+    if SparkContext._gateway is not None:
+        return
+    conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+    stderr = _Stderr()
+    try:
+        gateway = launch_gateway(conf, {"stderr": stderr.write})  # type: ignore[no-untyped-call]
+    except Exception as error:
+        os.close(stderr.write)
+        stderr.join()
+        said = "; ".join(stderr.last) or str(error)
+        raise UsageError(f"Java ended before Spark had started: {said}") from error
+    except BaseException:
+        os.close(stderr.write)
+        raise
+    os.close(stderr.write)
+    _stderr = stderr
+    logging.getLogger().addFilter(_not_from_py4j)
+    SparkContext._ensure_initialized(gateway=gateway)
+
+
+def end_jvm() -> None:
+    """End the JVM of this process, and wait until it and its children are gone."""
+    global _stderr
+    gateway: Any = SparkContext._gateway
+    if gateway is None:
+        return
+    process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
+    gateway.shutdown()
+    SparkContext._gateway = None
+    SparkContext._jvm = None
+    if process is not None:
+        _end(process)
+    if _stderr is not None:
+        _stderr.join()
+        _stderr = None
+    logging.getLogger().removeFilter(_not_from_py4j)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """The JVM ends when its standard input does; it is killed if it takes too long."""
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(STOP_SECONDS)
+
+
+@contextmanager
+def own_interrupts() -> Iterator[None]:
+    """Within it PySpark may not take Ctrl-C over: its handler calls the JVM from within a call of the JVM,
+    which fails with three stacks."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
