@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from minishuffle.external.access import Access
+from minishuffle.external.access import Access, find_access
 from minishuffle.local_cluster import LocalCluster
 from minishuffle.spark.session import spark_session, stop_spark
 
@@ -63,8 +63,8 @@ def options(cluster: LocalCluster) -> Options:
 
 @pytest.fixture
 def access(cluster: LocalCluster) -> Access:
-    address = cluster.client.address
-    return Access(address.host, address.port, "local", (cluster.state_dir / "secret").read_bytes())
+    secret_file = str(cluster.state_dir / "secret")
+    return find_access(str(cluster.client.address), "local", None, secret_file)
 
 
 @pytest.fixture(scope="session")
