@@ -1,0 +1,89 @@
+"""Workers on executors of a Spark that has three of them, in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from minishuffle.errors import ResourceExhausted
+from minishuffle.examples.wordcount import wordcount
+from minishuffle.spark.cluster import SparkCluster
+from minishuffle.spark.session import spark_session, stop_spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(150), pytest.mark.usefixtures("wider_resources")]
+
+EXECUTORS = 3
+SECONDS_MAX = 60.0
+Until = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    session = spark_session("tests", master=f"local-cluster[{EXECUTORS},1,1024]")
+    try:
+        yield session
+    finally:
+        stop_spark(session)
+
+
+def below(word: str) -> list[psutil.Process]:
+    """Processes below this one with ``word`` in their command line."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if word in " ".join(process.cmdline()):
+                found.append(process)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def is_gone(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_a_lost_executor_is_a_lost_worker_and_another_takes_its_place(
+    spark: SparkSession, wait_until: Until
+) -> None:
+    with SparkCluster(spark, workers=EXECUTORS, slots=2) as cluster:
+        processes = [psutil.Process(pid) for pid in cluster.workers.values()]
+        coordinator = below(str(cluster.state_dir))
+        assert len(processes) == EXECUTORS and coordinator
+        words = sorted(cluster.run(wordcount(), timeout=SECONDS_MAX))
+        assert words
+
+        before = set(cluster.workers)
+        begun = time.monotonic()
+        os.kill(below("CoarseGrainedExecutorBackend")[0].pid, signal.SIGKILL)
+        wait_until(lambda: len(now := set(cluster.workers)) == EXECUTORS and now != before, "a new worker")
+        print(f"a new worker came {time.monotonic() - begun:.1f} s after its executor was lost")
+        assert len(set(cluster.workers) - before) == 1
+        assert sorted(cluster.run(wordcount(), timeout=SECONDS_MAX)) == words
+        processes += [psutil.Process(pid) for pid in cluster.workers.values()]
+        state_dir = cluster.state_dir
+    wait_until(lambda: all(is_gone(process) for process in [*processes, *coordinator]), "their end")
+    assert not state_dir.exists()
+    assert spark.range(10).count() == 10  # The session is free for other work.
+
+
+def test_a_spark_with_too_few_cores_is_told_of(spark: SparkSession, wait_until: Until) -> None:
+    with pytest.raises(ResourceExhausted) as raised:
+        SparkCluster(spark, workers=EXECUTORS + 1, slots=1, startup_timeout=15.0).__enter__()
+    assert str(raised.value) == (
+        f"{EXECUTORS} of {EXECUTORS + 1} workers came up within 15 s: give Spark {EXECUTORS + 1} free "
+        "cores, or ask for fewer workers"
+    )
+    wait_until(lambda: not below("minishuffle.cli"), "the end of all processes")
+    assert spark.range(10).count() == 10
