@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from minishuffle.coordinator.instructions import Instruction, Reply
 from minishuffle.coordinator.jobs import Job
@@ -34,6 +35,9 @@ from minishuffle.wire.streams import (
 )
 
 __all__ = ["StreamRequest", "Streams"]
+
+OVER_KEPT: Final = 100
+"""Streams of jobs that failed or were cancelled whose end is remembered."""
 
 StreamRequest = DescribeStream | OpenUpstream | CommitWrite | AbortWrite | EndStream
 
@@ -83,6 +87,8 @@ class Streams:
         self._address = address
         self._streams: dict[str, _Stream] = {}
         self._asked: dict[int, _Asked] = {}
+        self._over: dict[str, str] = {}
+        """Of streams whose job ended, the last ones: how it did, which a task that tries again must hear."""
         self._tickets = tickets
 
     def check(self, graph: JobGraph) -> None:
@@ -106,20 +112,24 @@ class Streams:
     def add(self, job: Job, graph: JobGraph) -> None:
         for operator, vertex in enumerate(graph.vertices):
             if vertex.stream:
+                self._over.pop(vertex.stream, None)
                 self._streams[vertex.stream] = _Stream(
                     vertex.stream, job, operator, vertex.parallelism, vertex.bounded, vertex.stream_schema
                 )
 
     def remove(self, job: Job) -> list[Instruction]:
         """The job is over: who still waits is told."""
-        for name in [name for name, stream in self._streams.items() if stream.job is job]:
-            del self._streams[name]
         gone = [ticket for ticket, asked in self._asked.items() if asked.stream.job is job]
         causes = job.story.causes
         why = f": {causes[0].text}" if causes else ""
-        error = UsageError(
-            f"job {job.id} ({job.name}) ended as {job.state} while its stream was written{why}"
-        )
+        text = f"job {job.id} ({job.name}) ended as {job.state} while its stream was written{why}"
+        error = UsageError(text)
+        for name in [name for name, stream in self._streams.items() if stream.job is job]:
+            del self._streams[name]
+            if job.state != "finished":
+                self._over[name] = text
+        while len(self._over) > OVER_KEPT:
+            del self._over[next(iter(self._over))]
         return [self._fail(self._asked.pop(ticket), error) for ticket in gone]
 
     def forget(self, link: int) -> None:
@@ -158,6 +168,8 @@ class Streams:
         stream = self._streams.get(name)
         if stream is not None:
             return stream
+        if name in self._over:
+            raise UsageError(f"{self._over[name]}; submit the job again")
         known = ", ".join(sorted(self._streams)) or "none"
         raise UnknownName(
             f"no running job reads a stream {name!r} (there are: {known}): submit the job with "

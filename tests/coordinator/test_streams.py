@@ -214,7 +214,10 @@ def test_whoever_waits_is_told_when_the_job_ends(cluster: FakeCluster, pair: Any
         reply = cluster.reply(request)
         assert isinstance(reply, Failure)
         assert "job j1 (count words) ended as canceled while its stream was written" in reply.text
+    _, text = cluster.refusal(opening())
+    assert text.endswith("was written; submit the job again"), "a task that tries again hears the reason"
     cluster.submit(graph("orders"))  # the name is free again
+    cluster.ask(opening())
 
 
 def test_a_worker_that_is_lost_is_no_place_to_write_to(cluster: FakeCluster, pair: Any) -> None:
