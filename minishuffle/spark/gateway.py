@@ -19,7 +19,7 @@ from pyspark.java_gateway import launch_gateway
 
 from minishuffle.errors import UsageError
 
-__all__ = ["end_jvm", "own_interrupts", "start_jvm"]
+__all__ = ["end_jvm", "own_interrupts", "quiet_accumulators", "renew_connection", "start_jvm"]
 
 GREETING: Final = b"WARNING: Using incubator modules"
 """Java says so of every program that has Spark's module, whatever is asked of it."""
@@ -45,6 +45,10 @@ class _Stderr:
                 self.last.append(text.strip())
                 sys.stderr.write(text)
                 sys.stderr.flush()
+
+    def close(self) -> None:
+        """Leave the writing to the JVM."""
+        os.close(self.write)
 
     def join(self) -> None:
         """Until all who could write are gone."""
@@ -72,21 +76,19 @@ def start_jvm(settings: Mapping[str, str]) -> None:
     if SparkContext._gateway is not None:
         return
     conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
-    stderr = _Stderr()
-    try:
-        gateway = launch_gateway(conf, {"stderr": stderr.write})  # type: ignore[no-untyped-call]
-    except Exception as error:
-        os.close(stderr.write)
-        stderr.join()
-        said = "; ".join(stderr.last) or str(error)
-        raise UsageError(f"Java ended before Spark had started: {said}") from error
-    except BaseException:
-        os.close(stderr.write)
-        raise
-    os.close(stderr.write)
-    _stderr = stderr
-    logging.getLogger().addFilter(_not_from_py4j)
-    SparkContext._ensure_initialized(gateway=gateway)
+    with _signals_later():
+        stderr = _Stderr()
+        try:
+            gateway = launch_gateway(conf, {"stderr": stderr.write})  # type: ignore[no-untyped-call]
+        except Exception as error:
+            stderr.close()
+            stderr.join()
+            said = "; ".join(stderr.last) or str(error)
+            raise UsageError(f"Java ended before Spark had started: {said}") from error
+        stderr.close()
+        _stderr = stderr
+        logging.getLogger().addFilter(_not_from_py4j)
+        SparkContext._ensure_initialized(gateway=gateway)
 
 
 def end_jvm() -> None:
@@ -116,6 +118,50 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait(STOP_SECONDS)
+
+
+def quiet_accumulators(context: Any) -> None:
+    """Let the server of accumulators print no stack when the JVM hangs up, as when jobs are stopped."""
+    server = context._accumulatorServer
+    tell = server.handle_error
+
+    def handle_error(request: Any, address: Any) -> None:
+        if not isinstance(sys.exception(), EOFError):
+            tell(request, address)
+
+    server.handle_error = handle_error
+
+
+def renew_connection() -> None:
+    """Have this thread talk to the JVM over a connection of its own from here on.
+
+    For what must be done after Ctrl-C: where it broke off a call, the answer to that call is still to
+    come, and would be taken for the answer to the next one.
+    """
+    gateway: Any = SparkContext._gateway
+    if gateway is not None:
+        connection = gateway._gateway_client.get_thread_connection()
+        if connection is not None:
+            connection.close()
+
+
+@contextmanager
+def _signals_later() -> Iterator[None]:
+    """Hold back what would break the start off: the JVM would run on, unknown to anybody."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for late in came:
+            signal.raise_signal(late)
 
 
 @contextmanager

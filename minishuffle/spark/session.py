@@ -57,22 +57,24 @@ def spark_session(
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     from pyspark.sql import SparkSession
 
-    from minishuffle.spark.gateway import end_jvm, own_interrupts, start_jvm
+    from minishuffle.spark.gateway import end_jvm, own_interrupts, quiet_accumulators, start_jvm
 
     settings: dict[str, Any] = {**_settings(master, spark_ui, debug), **(options or {})}
-    start_jvm(settings)
     try:
+        start_jvm(settings)
         with own_interrupts():
             builder = SparkSession.builder.master(master).appName(app).config(map=settings)
             spark = builder.getOrCreate()
     except Exception as error:
+        failed = spark_error(error, f"Spark does not start on {master}")  # for which the JVM is asked
         end_jvm()
-        raise spark_error(error, f"Spark does not start on {master}") from error
+        raise failed from error
     except BaseException:
         end_jvm()
         raise
     try:
         spark.sparkContext.setLogLevel("ERROR")
+        quiet_accumulators(spark.sparkContext)
         if not is_local(master):
             _probe(spark, python)
         from minishuffle.spark.datasource import MinishuffleDataSource
@@ -146,9 +148,10 @@ def activate(spark: SparkSession) -> None:
 
 def stop_spark(spark: SparkSession) -> None:
     """End the session and its JVM; nothing of it runs on."""
-    from minishuffle.spark.gateway import end_jvm
+    from minishuffle.spark.gateway import end_jvm, renew_connection
 
     try:
+        renew_connection()  # Ctrl-C may be what brought us here.
         spark.sparkContext.setLogLevel("OFF")  # executors that say goodbye late are no errors
         spark.stop()
     finally:
