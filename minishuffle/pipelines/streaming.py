@@ -196,6 +196,9 @@ class StreamingRun:
 
     def stop(self) -> None:
         """Stop the queries; the job runs on."""
+        from minishuffle.spark.gateway import renew_connection
+
+        renew_connection()  # Ctrl-C may be what brought us here.
         for query in [*self.writers.values(), *([self.reader] if self.reader is not None else [])]:
             if query.isActive:
                 query.stop()

@@ -62,7 +62,10 @@ class Write:
 
     def stop(self) -> None:
         """Have Spark give it up, if it is still being written."""
+        from minishuffle.spark.gateway import renew_connection
+
         if self.thread.is_alive():
+            renew_connection()  # Ctrl-C may be what brought us here.
             self.spark.interruptTag(self.tag)
             self.thread.join(STOP_SECONDS)
 
