@@ -1,0 +1,116 @@
+"""Sessions of Spark: what they are like, how they end, and what is said when there can be none."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from minishuffle.errors import UsageError
+from minishuffle.spark.errors import SparkFailed
+from minishuffle.spark.session import spark_session
+
+pytestmark = pytest.mark.timeout(120)
+
+SECONDS_MAX = 60.0
+Until = Callable[..., Any]
+PROGRAM = """
+import time
+from pathlib import Path
+
+from minishuffle.spark.session import spark_session, stop_spark
+
+started = Path("{started}")
+
+def wait(batches):
+    started.touch()
+    for batch in batches:
+        time.sleep(60)
+        yield batch
+
+try:
+    spark = spark_session("interrupted", master="local[1]")
+    try:
+        print(spark.sql("select current_timezone() zone").first().zone)
+        print(spark.conf.get("spark.ui.enabled"), spark.conf.get("spark.driver.host"), flush=True)
+        spark.range(4).mapInArrow(wait, "id long").collect()
+    finally:
+        stop_spark(spark)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def family_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def java_in(process: subprocess.Popen[str]) -> bool:
+    """Whether the JVM of Spark is being started; others only say their version."""
+    for child in family_of(process):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            if "org.apache.spark.deploy.SparkSubmit" in child.cmdline():
+                return True
+    return False
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Any:
+    """A program with a session; the file ``started`` is there once its task runs."""
+    code = PROGRAM.format(started=tmp_path / "started")
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+        process.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["while Java starts", "in a job"])
+def test_ctrl_c_ends_everything_and_says_nothing_of_stacks(
+    program: subprocess.Popen[str], tmp_path: Path, wait_until: Until, moment: str
+) -> None:
+    if moment == "in a job":
+        wait_until((tmp_path / "started").exists, "the task")
+    else:
+        wait_until(lambda: java_in(program), "Java")
+    family = family_of(program)
+    assert family
+    program.send_signal(signal.SIGINT)
+    out, err = program.communicate(timeout=SECONDS_MAX)
+    settings = "UTC\nfalse 127.0.0.1\n" if moment == "in a job" else ""
+    assert (program.returncode, out, err) == (0, f"{settings}interrupted\n", "")
+    assert psutil.wait_procs(family, SECONDS_MAX)[1] == []
+
+
+def test_spark_that_is_not_installed_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"pip install 'minishuffle\[spark\]'"):
+        spark_session("absent")
+
+
+@pytest.mark.slow
+def test_a_master_that_is_none_is_named_and_leaves_no_java() -> None:
+    with pytest.raises(SparkFailed, match=r"Spark does not start on nowhere: .*nowhere"):
+        spark_session("nowhere", master="nowhere")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*FileIO:pytest.PytestUnraisableExceptionWarning")  # PySpark's own pipe
+def test_what_java_said_last_is_told_if_it_does_not_start() -> None:
+    with pytest.raises(UsageError, match=r"Java ended before Spark had started: .*nonsense"):
+        spark_session("unable", options={"spark.driver.memory": "nonsense"})
+
+
+@pytest.mark.slow
+def test_a_python_that_the_executors_do_not_have_is_named() -> None:
+    with pytest.raises(SparkFailed, match=r"cannot run minishuffle with /absent/python: .*--spark-python"):
+        spark_session("absent", master="local-cluster[1,1,1024]", spark_python="/absent/python")
