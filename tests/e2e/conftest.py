@@ -107,9 +107,9 @@ class CommandLine:
         self._started.append(process)
         return process
 
-    def run(self, *arguments: str, code: int = 0, seconds: float = 2 * SECONDS_MAX) -> tuple[str, str]:
+    def run(self, *arguments: str, code: int = 0) -> tuple[str, str]:
         process = self.start(*arguments)
-        out, err = process.communicate(timeout=seconds)
+        out, err = process.communicate(timeout=2 * SECONDS_MAX)
         assert process.returncode == code, f"{arguments} gave {process.returncode}\n{out}\n{err}"
         return out, err
 

@@ -60,9 +60,9 @@ class Shell:
         self.started.append(process)
         return process
 
-    def run(self, *arguments: str, code: int = 0) -> tuple[str, str]:
+    def run(self, *arguments: str, code: int = 0, seconds: float = SECONDS_MAX) -> tuple[str, str]:
         process = self.start(*arguments)
-        out, err = process.communicate(timeout=SECONDS_MAX)
+        out, err = process.communicate(timeout=seconds)
         assert process.returncode == code, f"{arguments} gave {process.returncode}\n{out}\n{err}"
         return out, err
 
