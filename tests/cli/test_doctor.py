@@ -1,6 +1,8 @@
 import json
 import socket
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 
 import pytest
 from click.testing import Result
@@ -35,3 +37,41 @@ def test_an_optional_gap_is_no_failure(run: Run, monkeypatch: pytest.MonkeyPatch
     assert not check.ok
     assert not check.needed
     assert "pid" in check.found
+
+
+def test_a_java_that_will_not_do_is_named_with_what_it_lacks(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho 'openjdk version \"17.0.1\"'\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    found = json.loads(run("doctor", "--json").stdout)
+    check = next(check for check in found["checks"] if check["name"] == "Java")
+    assert not check["ok"] and not check["needed"]
+    assert str(java) in check["found"] and "lacks the module jdk.incubator.vector" in check["found"]
+    assert "apt-get install openjdk-17-jre-headless" in check["mend"]
+
+
+@pytest.mark.parametrize(
+    "versions, found, mend",
+    [
+        ({"pyspark": "4.3.0", "pandas": "2.3.3"}, "4.3.0, pandas 2.3.3", ""),
+        ({"pyspark": "4.3.0"}, "pandas is missing", "pip install 'minishuffle[spark]'"),
+        ({}, "pyspark is missing", "pip install 'minishuffle[spark]'"),
+        ({"pyspark": "4.3.0", "pandas": "3.0.0"}, "4.3.0, pandas 3.0.0", "pip install 'pandas<3'"),
+    ],
+)
+def test_what_runs_on_spark_may_be_missing(
+    monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], found: str, mend: str
+) -> None:
+    def version(name: str) -> str:
+        if name not in versions:
+            raise PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(doctor, "version", version)
+    check = doctor._spark()
+    assert (check.ok, check.found, check.needed) == (not mend, found, False)
+    assert check.mend.startswith(mend)
