@@ -8,7 +8,6 @@ is the job's id: with it the queries go on where their checkpoints say.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import time
@@ -57,12 +56,17 @@ def run_streaming(
     The result is in the directory ``minishuffle`` of ``output``, beside the inputs and checkpoints.
     When it is interrupted the queries stop and the job runs on, if its cluster does.
     """
+    from minishuffle.spark.session import after_interrupt
+
     run = StreamingRun(pipeline, spark, client, options, data, output)
     run.prepare(parallelism)
     began = time.monotonic()
     try:
         run.start()
         run.finish()
+    except KeyboardInterrupt:
+        after_interrupt(spark)
+        raise
     finally:
         run.stop()
     seconds = time.monotonic() - began
@@ -129,15 +133,20 @@ class StreamingRun:
         self._write_record({"output": self.output, "job": self._handle.id, "submitted_at": submitted_at})
 
     def _stopped_run(self) -> JobHandle | None:
-        with contextlib.suppress(FileNotFoundError, ValueError, UnknownName):
+        """The job of a run that was stopped in this place, if its cluster still has it."""
+        try:
             record = json.loads(self.record.read_text())
-            if record["output"] == self.output:
-                handle = self.client.handle(record["job"])
-                info = handle.info()
-                # Every cluster counts its jobs from 1: the moment says whether this is the same one.
-                is_same = info.submitted_at == record["submitted_at"]
-                return handle if is_same and info.state not in ("failed", "canceled") else None
-        return None
+            if record["output"] != self.output:
+                return None
+            handle = self.client.handle(record["job"])
+            info = handle.info()
+            # Every cluster counts its jobs from 1: the moment says whether this is the same one.
+            is_same = info.submitted_at == record["submitted_at"]
+        except (FileNotFoundError, UnknownName):
+            return None
+        except (ValueError, TypeError, KeyError):  # Somebody wrote into the file.
+            return None
+        return handle if is_same and info.state not in ("failed", "canceled") else None
 
     def _write_record(self, record: dict[str, Any]) -> None:
         self.record.parent.mkdir(parents=True, exist_ok=True)
@@ -196,9 +205,6 @@ class StreamingRun:
 
     def stop(self) -> None:
         """Stop the queries; the job runs on."""
-        from minishuffle.spark.gateway import renew_connection
-
-        renew_connection()  # Ctrl-C may be what brought us here.
         for query in [*self.writers.values(), *([self.reader] if self.reader is not None else [])]:
             if query.isActive:
                 query.stop()

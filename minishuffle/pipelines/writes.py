@@ -28,6 +28,8 @@ def write_all(
         TaskFailed: a function of the job raised.
         ShuffleError: a write failed; the others are stopped.
     """
+    from minishuffle.spark.session import after_interrupt
+
     writes = [Write(spark, name, given, options) for name, given in inputs.items()]
     try:
         for write in writes:
@@ -37,6 +39,9 @@ def write_all(
                 write.thread.join(POLL_SECONDS)
             raise_first_error(writes, handle)
         raise_first_error(writes, handle)
+    except KeyboardInterrupt:
+        after_interrupt(spark)
+        raise
     finally:
         for write in writes:
             write.stop()
@@ -62,10 +67,7 @@ class Write:
 
     def stop(self) -> None:
         """Have Spark give it up, if it is still being written."""
-        from minishuffle.spark.gateway import renew_connection
-
         if self.thread.is_alive():
-            renew_connection()  # Ctrl-C may be what brought us here.
             self.spark.interruptTag(self.tag)
             self.thread.join(STOP_SECONDS)
 

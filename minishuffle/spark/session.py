@@ -18,7 +18,7 @@ from minishuffle.spark.java import checked_java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["activate", "is_local", "spark_session", "stop_spark"]
+__all__ = ["activate", "after_interrupt", "is_local", "spark_session", "stop_spark"]
 
 
 def is_local(master: str) -> bool:
@@ -144,6 +144,14 @@ def activate(spark: SparkSession) -> None:
     jvm = spark._jvm
     assert jvm is not None
     jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)
+
+
+def after_interrupt(spark: SparkSession) -> None:
+    """Make the session fit for use in this thread after Ctrl-C broke off what was asked of it."""
+    from minishuffle.spark.gateway import renew_connection
+
+    renew_connection()
+    activate(spark)
 
 
 def stop_spark(spark: SparkSession) -> None:
