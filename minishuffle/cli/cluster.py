@@ -194,8 +194,8 @@ def _watch(processes: LocalProcesses, supplier: WorkerSupplier | None) -> None:
     """Return when the coordinator has ended in order; tell of workers that end."""
     gone: set[int] = set()
     while processes.coordinator.process.poll() is None:
-        if supplier is not None and supplier.failure:
-            raise ShuffleError(f"the executors run no worker any more: {supplier.failure}")
+        if supplier is not None:
+            supplier.check()
         for number, child in processes.workers.items():
             code = child.process.poll()
             if code and number not in gone:

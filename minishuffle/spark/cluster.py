@@ -2,8 +2,9 @@
 
 Each worker is a job of Spark with one task, in a job group of its own, so that one that is lost takes no
 other with it (a barrier stage would end all of them). Spark supplies the slots; the coordinator's
-heartbeats say which worker is alive. A lost executor is a lost worker, and another is ordered. Speculation
-would only start a copy that ends at once. Dynamic allocation keeps executors on which a worker runs.
+heartbeats say which worker is alive. A lost executor is a lost worker, and another is ordered. Dynamic
+allocation keeps executors on which a worker runs. Speculation leaves stages of one task alone unless it is
+given a duration, after which each worker would be ended in favour of its copy: that is refused.
 """
 
 from __future__ import annotations
@@ -14,18 +15,24 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-from minishuffle.errors import ResourceExhausted, ShuffleError, UsageError
+from minishuffle.errors import PeerLost, ResourceExhausted, ShuffleError, UsageError
 from minishuffle.launch import LocalProcesses, settings_flags
 from minishuffle.local_cluster import LocalCluster
+from minishuffle.spark.errors import spark_error
 from minishuffle.spark.supply import Supply
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from minishuffle.client import JobHandle
+    from minishuffle.dataflow.graph import JobSettings
+    from minishuffle.dataflow.stream import Stream
+
 __all__ = ["SparkCluster", "WorkerSupplier"]
 
 POLL_SECONDS: Final = 0.5
 CANCEL_SECONDS: Final = 30.0
+SPECULATION_DURATION: Final = "spark.speculation.task.duration.threshold"
 
 
 class WorkerSupplier:
@@ -35,7 +42,8 @@ class WorkerSupplier:
         processes: the coordinator's.
 
     Raises:
-        UsageError: the session is one of Spark Connect, which has no jobs to name.
+        UsageError: the session is one of Spark Connect, which has no jobs to name; or it ends workers
+            in favour of copies.
     """
 
     def __init__(
@@ -54,6 +62,12 @@ class WorkerSupplier:
                 "workers cannot be started through Spark Connect: start them from a program with a "
                 "session of its own on that master"
             )
+        conf = spark.sparkContext.getConf()
+        if conf.get("spark.speculation", "false") == "true" and conf.get(SPECULATION_DURATION) is not None:
+            raise UsageError(
+                f"Spark would end each worker in favour of a copy: leave out {SPECULATION_DURATION}, or "
+                "spark.speculation"
+            )
         self._spark = spark
         self._context = spark.sparkContext
         self._cluster = cluster
@@ -66,6 +80,7 @@ class WorkerSupplier:
         self._jobs: dict[int, threading.Thread] = {}
         self._seen: set[int] = set()
         self._alive: set[int] = set()
+        self._broken = ""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="worker supplier", daemon=True)
 
@@ -74,13 +89,16 @@ class WorkerSupplier:
 
         Raises:
             ShuffleError: executors cannot run them; with the first reason.
+            PeerLost: the coordinator ended.
             ResourceExhausted: ``timeout`` seconds have passed.
         """
         self._thread.start()
         deadline = time.monotonic() + timeout
         while len(self._alive) < self._supply.wanted:
-            if self._supply.failed:
-                raise ShuffleError(f"the executors run no worker: {self._supply.first_failure}")
+            self.check()
+            if (code := self._processes.coordinator.process.poll()) is not None:
+                tail = self._processes.coordinator.tail()
+                raise PeerLost(f"the coordinator ended with code {code}\n{tail}")
             if time.monotonic() > deadline:
                 raise ResourceExhausted(
                     f"{len(self._alive)} of {self._supply.wanted} workers came up within {timeout:g} s: give "
@@ -89,21 +107,29 @@ class WorkerSupplier:
                 )
             self._stopping.wait(POLL_SECONDS / 5)
 
-    @property
-    def failure(self) -> str:
-        """Why no more workers are ordered; empty while they are."""
-        return self._supply.first_failure if self._supply.failed else ""
+    def check(self) -> None:
+        """Look whether workers that are lost are still replaced.
+
+        Raises:
+            ShuffleError: they are not; with the first reason.
+        """
+        reason = self._supply.first_failure if self._supply.failed else self._broken
+        if reason:
+            raise ShuffleError(f"the executors run no more workers: {reason}")
 
     def stop(self) -> None:
         """Cancel every job; the workers end with their tasks."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join(CANCEL_SECONDS)
-        for order in list(self._jobs):
-            self._context.cancelJobGroup(self._group(order))
         deadline = time.monotonic() + CANCEL_SECONDS
-        for job in self._jobs.values():
-            job.join(max(0.0, deadline - time.monotonic()))
+        while (left := self._running()) and time.monotonic() < deadline:
+            for order in left:  # Again and again: a job that Spark does not have yet is not cancelled.
+                self._context.cancelJobGroup(self._group(order))
+            self._jobs[left[0]].join(POLL_SECONDS)
+
+    def _running(self) -> list[int]:
+        return [order for order, job in self._jobs.items() if job.is_alive()]
 
     def _group(self, order: int) -> str:
         return f"minishuffle-{os.getpid()}-{self._processes.address.port}-worker-{order}"
@@ -118,7 +144,12 @@ class WorkerSupplier:
                 try:
                     self._look(client)
                 except ShuffleError:
-                    return  # The coordinator is gone, and who watches it tells.
+                    if self._processes.coordinator.process.poll() is not None:
+                        return  # Who watches it tells.
+                    # It was slow to answer, and is asked again.
+                except Exception as error:  # Whatever Spark raises; check() tells.
+                    self._broken = str(spark_error(error, "Spark takes no orders"))
+                    return
 
     def _look(self, client: Any) -> None:
         now = time.monotonic()
@@ -151,7 +182,7 @@ class WorkerSupplier:
                 found = self._context.parallelize([0], 1).mapPartitions(work).collect()
                 reason = found[0] if found else reason
             except Exception as error:  # Whatever Spark raises, the order is over and another is placed.
-                reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+                reason = str(spark_error(error, f"Spark did not run worker {order} to its end"))
             with self._lock:
                 self._ended.append((order, reason))
 
@@ -219,6 +250,23 @@ class SparkCluster(LocalCluster):
                 self._supplier.stop()
         finally:
             super().__exit__(kind, error, traceback)
+
+    def submit(
+        self,
+        stream: Stream,
+        *,
+        name: str = "job",
+        parallelism: int | None = None,
+        settings: JobSettings | None = None,
+    ) -> JobHandle:
+        """Start a job; see :meth:`Client.submit`.
+
+        Raises:
+            ShuffleError: workers were lost and the executors run no others; with the first reason.
+        """
+        if self._supplier is not None:
+            self._supplier.check()
+        return super().submit(stream, name=name, parallelism=parallelism, settings=settings)
 
     @property
     def workers(self) -> dict[int, int]:

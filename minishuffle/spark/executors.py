@@ -8,7 +8,6 @@ driver.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import socket
@@ -22,12 +21,15 @@ from typing import Final
 
 from pyspark import TaskContext
 
+from minishuffle.errors import PeerLost
 from minishuffle.ids import Address
+from minishuffle.transport.ports import unreachable
 
 __all__ = ["WorkerOrder", "run_worker_task"]
 
 LOG_TAIL_LINES: Final = 5
 STOP_SECONDS: Final = 20.0
+CONNECT_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +52,27 @@ def run_worker_task(order: WorkerOrder) -> str:
     """Run a worker until it ends; gives the reason, empty for an orderly end."""
     context = TaskContext.get()
     if context is not None and context.attemptNumber() > 0:
-        return "Spark tried it again: a worker's number is used once, and the driver asks for another"
+        return "its executor was lost (a worker's number is used once: what Spark tries again ends at once)"
     try:
-        directory = Path(tempfile.mkdtemp(prefix="minishuffle-executor-"))  # mode 0700
+        directory = Path(
+            tempfile.mkdtemp(prefix="minishuffle-executor-", dir=_spark_directory())
+        )  # mode 0700
     except OSError as error:
         return f"the executor has no room for a worker's files: {error}"
     try:
         return _run(order, directory)
+    except PeerLost as error:
+        return str(error)
     except OSError as error:
         return f"the worker does not start on this executor: {error}"
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _spark_directory() -> str | None:
+    """Where Spark lets tasks put their data, and clears up even after an executor that was killed."""
+    first = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
+    return first if os.path.isdir(first) else None
 
 
 def _run(order: WorkerOrder, directory: Path) -> str:
@@ -83,7 +95,7 @@ def _run(order: WorkerOrder, directory: Path) -> str:
         )
         try:
             assert child.stdout is not None
-            ready = child.stdout.readline()
+            child.stdout.readline()  # It is registered, or has ended.
             secret_file.unlink()
             code = child.wait()
         finally:
@@ -91,19 +103,24 @@ def _run(order: WorkerOrder, directory: Path) -> str:
     if code == 0:
         return ""
     lines = log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
-    when = f"worker {json.loads(ready)['worker']}" if ready else "the worker"
-    return f"{when} ended with code {code} on {socket.gethostname()}: {' '.join(lines)}"
+    return f"worker {order.worker} ended with code {code} on {socket.gethostname()}: {' '.join(lines)}"
 
 
 def _own_address(coordinator: Address) -> str:
     """The address of this machine by which the coordinator is reached, and others reach this worker.
 
     Raises:
-        OSError: there is no way to the coordinator from here.
+        PeerLost: there is no way to the coordinator from here.
     """
-    with socket.create_connection((coordinator.host, coordinator.port), timeout=10.0) as probe:
-        address: str = probe.getsockname()[0]
-        return address
+    try:
+        with socket.create_connection((coordinator.host, coordinator.port), CONNECT_SECONDS) as probe:
+            address: str = probe.getsockname()[0]
+            return address
+    except OSError as error:
+        raise PeerLost(
+            f"executor {socket.gethostname()}: {unreachable(coordinator, CONNECT_SECONDS, error)}; let the "
+            "coordinator listen on an address that executors reach (--host, or SparkCluster(host=...))"
+        ) from error
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from minishuffle.errors import ResourceExhausted
+from minishuffle.errors import ResourceExhausted, ShuffleError, UsageError
 from minishuffle.examples.wordcount import wordcount
-from minishuffle.spark.cluster import SparkCluster
+from minishuffle.spark import cluster as clusters
+from minishuffle.spark import supply
+from minishuffle.spark.cluster import SPECULATION_DURATION, SparkCluster
 from minishuffle.spark.session import spark_session, stop_spark
 
 if TYPE_CHECKING:
@@ -87,3 +89,44 @@ def test_a_spark_with_too_few_cores_is_told_of(spark: SparkSession, wait_until: 
     )
     wait_until(lambda: not below("minishuffle.cli"), "the end of all processes")
     assert spark.range(10).count() == 10
+
+
+def test_why_executors_run_no_worker_is_told(
+    spark: SparkSession, wait_until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supply, "FAILURES_MAX", 1)
+    monkeypatch.setattr(clusters, "settings_flags", lambda _: ["--no-such-flag"])
+    with pytest.raises(
+        ShuffleError, match=r"^the executors run no more workers: worker 1 ended .*no-such-flag"
+    ):
+        SparkCluster(spark, workers=1).__enter__()
+    wait_until(lambda: not below("minishuffle.cli"), "the end of all processes")
+
+
+def test_a_job_is_refused_once_lost_workers_are_not_replaced(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with SparkCluster(spark, workers=1) as cluster:
+        monkeypatch.setattr(cluster._supplier, "_broken", "no cores are left")
+        with pytest.raises(ShuffleError, match="^the executors run no more workers: no cores are left$"):
+            cluster.run(wordcount())
+
+
+def test_speculation_that_would_end_workers_is_refused(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conf = {"spark.speculation": "true", SPECULATION_DURATION: "60s"}
+    monkeypatch.setattr(spark.sparkContext, "getConf", lambda: conf)
+    with pytest.raises(UsageError, match=f"leave out {SPECULATION_DURATION}"):
+        SparkCluster(spark, workers=1).__enter__()
+    assert not below("minishuffle.cli")
+
+
+def test_a_session_of_spark_connect_is_refused() -> None:
+    class Connect:
+        conf: dict[str, str] = {}
+
+    session: Any = Connect()
+    with pytest.raises(UsageError, match="^workers cannot be started through Spark Connect: "):
+        SparkCluster(session, workers=1).__enter__()
+    assert not below("minishuffle.cli")
