@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,7 @@ __all__ = [
     "LocalProcesses",
     "checked_settings",
     "settings_flags",
+    "signals_later",
     "spawn",
     "start_processes",
     "stop_children",
@@ -108,6 +112,28 @@ def settings_flags(settings: ClusterSettings) -> list[str]:
         else:
             flags += [f"--{flag}", str(value)]
     return flags
+
+
+@contextmanager
+def signals_later() -> Iterator[None]:
+    """Hold back signals that would break the start of a process off: it would run on, unknown to anybody.
+
+    They come at the end of the block.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for late in came:
+            signal.raise_signal(late)
 
 
 def spawn(name: str, arguments: Sequence[str], state_dir: Path, *, attached: bool) -> Child:
@@ -207,25 +233,19 @@ def start_processes(
     listen = ["--host", host, "--port", str(port), "--web-port", str(web_port)]
     started: list[Child] = []
     try:
-        coordinator = spawn(
-            "coordinator",
-            [*common, "coordinator", "start", *listen, *flags],
-            state_dir,
-            attached=attached,
-        )
-        started.append(coordinator)
+        arguments = [*common, "coordinator", "start", *listen, *flags]
+        with signals_later():
+            coordinator = spawn("coordinator", arguments, state_dir, attached=attached)
+            started.append(coordinator)
         where = wait_until_ready(coordinator, deadline)
         address = Address(host, int(where["port"]))
         by_id: dict[int, Child] = {}
         for worker in range(1, workers + 1):
             arguments = [*common, "--coordinator", str(address), "worker", "start", "--host", host]
-            by_id[worker] = spawn(
-                f"worker-{worker}",
-                [*arguments, "--id", str(worker), *flags],
-                state_dir,
-                attached=attached,
-            )
-            started.append(by_id[worker])
+            arguments += ["--id", str(worker), *flags]
+            with signals_later():
+                by_id[worker] = spawn(f"worker-{worker}", arguments, state_dir, attached=attached)
+                started.append(by_id[worker])
         for child in by_id.values():
             wait_until_ready(child, deadline)
     except BaseException:

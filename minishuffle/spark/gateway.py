@@ -18,6 +18,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 
 from minishuffle.errors import UsageError
+from minishuffle.launch import signals_later
 
 __all__ = ["end_jvm", "own_interrupts", "quiet_accumulators", "renew_connection", "start_jvm"]
 
@@ -56,7 +57,7 @@ class _Stderr:
 
 
 class _NotFromPy4J(logging.Filter):
-    """Py4J logs the stack of every call that Ctrl-C ends."""
+    """Py4J logs the stack of every call that Ctrl-C ends; this keeps out what it gives to the root logger."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return "py4j" not in Path(record.pathname).parts
@@ -76,7 +77,7 @@ def start_jvm(settings: Mapping[str, str]) -> None:
     if SparkContext._gateway is not None:
         return
     conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
-    with _signals_later():
+    with signals_later():
         stderr = _Stderr()
         try:
             gateway = launch_gateway(conf, {"stderr": stderr.write})  # type: ignore[no-untyped-call]
@@ -88,6 +89,7 @@ def start_jvm(settings: Mapping[str, str]) -> None:
         stderr.close()
         _stderr = stderr
         logging.getLogger().addFilter(_not_from_py4j)
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)
         SparkContext._ensure_initialized(gateway=gateway)
 
 
@@ -107,6 +109,7 @@ def end_jvm() -> None:
         _stderr.join()
         _stderr = None
     logging.getLogger().removeFilter(_not_from_py4j)
+    logging.getLogger("py4j").setLevel(logging.NOTSET)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -143,25 +146,6 @@ def renew_connection() -> None:
         connection = gateway._gateway_client.get_thread_connection()
         if connection is not None:
             connection.close()
-
-
-@contextmanager
-def _signals_later() -> Iterator[None]:
-    """Hold back what would break the start off: the JVM would run on, unknown to anybody."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[int] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in before:
-        signal.signal(number, lambda number, _: came.append(number))
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        for late in came:
-            signal.raise_signal(late)
 
 
 @contextmanager
