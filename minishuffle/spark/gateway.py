@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 
@@ -26,6 +27,7 @@ GREETING: Final = b"WARNING: Using incubator modules"
 """Java says so of every program that has Spark's module, whatever is asked of it."""
 LINES_KEPT: Final = 5
 STOP_SECONDS: Final = 20.0
+CONNECTIONS_MAX: Final = 5
 
 
 class _Stderr:
@@ -139,13 +141,25 @@ def renew_connection() -> None:
     """Have this thread talk to the JVM over a connection of its own from here on.
 
     For what must be done after Ctrl-C: where it broke off a call, the answer to that call is still to
-    come, and would be taken for the answer to the next one.
+    come, and would be taken for the answer to the next one. Py4J has then asked the JVM to close the
+    connection too, which can reach the next one.
+
+    Raises:
+        Py4JNetworkError: the JVM is gone.
     """
     gateway: Any = SparkContext._gateway
-    if gateway is not None:
+    if gateway is None:
+        return
+    for attempt in range(CONNECTIONS_MAX):
         connection = gateway._gateway_client.get_thread_connection()
         if connection is not None:
             connection.close()
+        try:
+            gateway.jvm.System.nanoTime()
+            return
+        except Py4JNetworkError:
+            if attempt == CONNECTIONS_MAX - 1:
+                raise
 
 
 @contextmanager
