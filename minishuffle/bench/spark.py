@@ -1,9 +1,10 @@
 """``bench spark``: DataFrames into a job and back, against Spark's own ``noop`` sink and Parquet from disk.
 
-All ways are measured in one session and run, in turn and several times; the medians are told. What is
-written comes from Parquet files, and what is read goes to ``noop``, in every case. ``python`` is what Spark
-hands over to Python at all: its rows as Arrow batches to a function that drops them (``mapInArrow``), the
-bound of every sink that is written in Python.
+All ways are measured in one session and run, in turn and several times; the medians are told. The rows are
+the ``event`` records of ``bench keyby`` without their last column. What is written comes from Parquet files,
+and what is read goes to ``noop``, in every case. ``python`` is what Spark hands over to Python at all: its
+rows as Arrow batches to a function that drops them (``mapInArrow``), the bound of every sink that is written
+in Python.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from collections.abc import Callable, Iterator
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import pyarrow as pa
 
+from minishuffle.bench.records import Numbers
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ShuffleError
 from minishuffle.local_cluster import LocalCluster
@@ -28,20 +29,14 @@ if TYPE_CHECKING:
 __all__ = ["measure_spark"]
 
 JOB_SECONDS_MAX: Final = 600.0
-BATCH_ROWS: Final = 65_536
 SCHEMA: Final = pa.schema(
-    [("id", pa.int64()), ("key", pa.int64()), ("value", pa.float64()), ("name", pa.string())]
+    [("user", pa.string()), ("city", pa.string()), ("ts", pa.int64()), ("amount", pa.float64())]
 )
-SPARK_SCHEMA: Final = "id long, key long, value double, name string"
-COLUMNS: Final = ("id", "id * 2654435761 % 100000 key", "id * 0.25D value", "string(id % 1000) name")
+SPARK_SCHEMA: Final = "user string, city string, ts long, amount double"
 
 
-def _numbered(start: int, count: int) -> pa.RecordBatch:
-    """The same rows as ``COLUMNS`` give."""
-    number = np.arange(start, start + count)
-    names = pa.array(number % 1000).cast(pa.string())
-    columns = [pa.array(number), pa.array(number * 2654435761 % 100_000), pa.array(number * 0.25), names]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+def _four_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.select(SCHEMA.names)
 
 
 def _drop(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -57,8 +52,7 @@ def measure_spark(records: int, rounds: int, partitions: int) -> dict[str, Any]:
     Raises:
         ShuffleError: a job did not count every row, or a read gave another number of them.
     """
-    options = {"spark.sql.execution.arrow.maxRecordsPerBatch": str(BATCH_ROWS)}
-    spark = spark_session("bench spark", master=f"local[{partitions}]", options=options)
+    spark = spark_session("bench spark", master=f"local[{partitions}]")
     try:
         with LocalCluster(workers=2, slots=2) as cluster, tempfile.TemporaryDirectory() as directory:
             return _Bench(spark, cluster, directory, records, partitions).run(rounds)
@@ -83,8 +77,9 @@ class _Bench:
         self._rounds = 0
 
     def run(self, rounds: int) -> dict[str, Any]:
-        self._generated().write.parquet(self._parquet)
         self._result = self._kept()
+        self._read_frame().write.parquet(self._parquet)
+        self._check(self._rows().count())
         ways: dict[str, Callable[[], None]] = {
             "write": self._write,
             "noop": self._noop,
@@ -113,13 +108,11 @@ class _Bench:
         """What both sinks are given: data as Spark has them, in files."""
         return self._spark.read.schema(SPARK_SCHEMA).parquet(self._parquet)
 
-    def _generated(self) -> DataFrame:
-        return self._spark.range(0, self._records, 1, self._partitions).selectExpr(*COLUMNS)
-
     def _kept(self) -> str:
-        """A finished job whose result is as many rows."""
-        stream = Stream.generate(_numbered, records=self._records, format="arrow").schema(SCHEMA)
-        handle = self._cluster.submit(stream.to_spark(), name="bench-read", parallelism=2)
+        """A finished job whose result are the rows."""
+        numbers = Numbers("event", "arrow", self._partitions, self._records, None)
+        stream = Stream.source(numbers).map_batches(_four_columns).schema(SCHEMA)
+        handle = self._cluster.submit(stream.to_spark(), name="bench-read", parallelism=self._partitions)
         handle.wait(JOB_SECONDS_MAX)
         return handle.id
 
@@ -140,9 +133,12 @@ class _Bench:
         dropped = self._rows().mapInArrow(_drop, SPARK_SCHEMA)
         dropped.write.format("noop").mode("overwrite").save()
 
+    def _read_frame(self) -> DataFrame:
+        frame = self._spark.read.format("minishuffle").options(**self._options)
+        return frame.option("job", self._result).load()
+
     def _read(self) -> None:
-        frame = self._spark.read.format("minishuffle").options(**self._options).option("job", self._result)
-        frame.load().write.format("noop").mode("overwrite").save()
+        self._read_frame().write.format("noop").mode("overwrite").save()
 
     def _parquet_read(self) -> None:
         self._noop()  # the same rows from the same files

@@ -7,8 +7,6 @@ Python process of Spark's beside the driver.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -21,12 +19,10 @@ from pyspark.sql.types import StructType
 from minishuffle.errors import UsageError
 from minishuffle.external.access import Access, find_access
 from minishuffle.external.results import describe_result
+from minishuffle.spark.memory import settle_memory
 from minishuffle.spark.reads import ResultBatchReader, ResultStreamReader
 from minishuffle.spark.schemas import spark_schema_of
 from minishuffle.spark.writes import BatchWriter, StreamingWriter, checked_stream
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["MinishuffleDataSource"]
 
@@ -79,6 +75,7 @@ class MinishuffleDataSource(DataSource):
         return int(self.options.get("partitions", "0"))
 
     def _access(self) -> Access:
+        settle_memory()
         return find_access(
             self.options.get("coordinator"),
             self.options.get("cluster", "default"),

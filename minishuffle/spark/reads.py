@@ -18,13 +18,14 @@ from minishuffle.errors import TaskFailed, UsageError
 from minishuffle.external.access import Access
 from minishuffle.external.reader import ResultReader
 from minishuffle.external.results import ResultInfo, commit_result, describe_result, wait_result
+from minishuffle.spark.memory import settle_memory
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["ResultBatchReader", "ResultStreamReader", "Rows", "shares"]
 
-PARTITION_ROWS: Final = 1_000_000
+PARTITION_ROWS: Final = 2_500_000
 """About how many rows one task of a batch read takes."""
 JOB: Final = "job"
 """The key of an offset that names the job; the others are subtasks."""
@@ -44,6 +45,7 @@ class Rows(InputPartition):
 
 def _read(access: Access, rows: Rows) -> Iterator[pa.RecordBatch]:
     """(In an executor.)"""
+    settle_memory()
     with ResultReader(access, rows.job, rows.sink, rows.subtask, rows.begin, rows.end) as reader:
         yield from reader.batches()
 

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from minishuffle.errors import UsageError
 from minishuffle.spark.errors import spark_error
@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["activate", "after_interrupt", "is_local", "spark_session", "stop_spark"]
+
+JAVA_OPTIONS: Final = (
+    "-Duser.timezone=UTC -XX:+UseParallelGC "
+    # Spark's own accesses to Arrow's memory are within bounds; checking each took a fifth of a write.
+    "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
+)
 
 
 def is_local(master: str) -> bool:
@@ -87,15 +93,18 @@ def spark_session(
 
 
 def _settings(master: str, spark_ui: bool, debug: bool) -> dict[str, str]:
-    java_options = f"-Dlog4j2.configurationFile={_log_settings(debug)} -Duser.timezone=UTC"
+    java_options = f"-Dlog4j2.configurationFile={_log_settings(debug)} {JAVA_OPTIONS}"
     settings = {
         "spark.ui.enabled": str(spark_ui).lower(),
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
+        # With a limit Spark adds up the bytes of the whole batch for every row: half the time of a write.
+        # A batch has at most spark.sql.execution.arrow.maxRecordsPerBatch rows, 10,000 unless it is set.
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
         "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2)),
         "spark.driver.extraJavaOptions": java_options,
-        "spark.executor.extraJavaOptions": "-Duser.timezone=UTC",
+        "spark.executor.extraJavaOptions": JAVA_OPTIONS,
         "spark.sql.warehouse.dir": str(Path(tempfile.gettempdir()) / "minishuffle-spark-warehouse"),
     }
     if is_local(master) or master.startswith("local-cluster["):

@@ -20,6 +20,7 @@ from pyspark.sql.types import StructType
 from minishuffle.errors import PeerLost, UsageError
 from minishuffle.external.access import Access
 from minishuffle.external.writer import StreamWriter, abort_write, commit_write, describe_stream
+from minishuffle.spark.memory import settle_memory
 from minishuffle.spark.schemas import arrow_schema_of, check_same_columns, read_schema
 from minishuffle.wire.streams import StreamInfo
 
@@ -55,6 +56,7 @@ def _write_partition(
     """(In an executor.) Everything of this task's partition."""
     import pyarrow as pa
 
+    settle_memory()
     context = TaskContext.get()
     if context is None:
         raise UsageError("partitions are written by tasks of Spark only")

@@ -41,6 +41,7 @@ try:
     try:
         print(spark.sql("select current_timezone() zone").first().zone)
         print(spark.conf.get("spark.ui.enabled"), spark.conf.get("spark.driver.host"), flush=True)
+        print(spark.conf.get("spark.sql.execution.arrow.maxBytesPerBatch"), flush=True)
         spark.range(4).mapInArrow(wait, "id long").collect()
     finally:
         stop_spark(spark)
@@ -86,7 +87,7 @@ def test_ctrl_c_ends_everything_and_says_nothing_of_stacks(
     assert family
     program.send_signal(signal.SIGINT)
     out, err = program.communicate(timeout=SECONDS_MAX)
-    settings = "UTC\nfalse 127.0.0.1\n" if moment == "in a job" else ""
+    settings = "UTC\nfalse 127.0.0.1\n2147483647\n" if moment == "in a job" else ""
     assert (program.returncode, out, err) == (0, f"{settings}interrupted\n", "")
     assert psutil.wait_procs(family, SECONDS_MAX)[1] == []
 
@@ -114,3 +115,13 @@ def test_what_java_said_last_is_told_if_it_does_not_start() -> None:
 def test_a_python_that_the_executors_do_not_have_is_named() -> None:
     with pytest.raises(SparkFailed, match=r"cannot run minishuffle with /absent/python: .*--spark-python"):
         spark_session("absent", master="local-cluster[1,1,1024]", spark_python="/absent/python")
+
+
+def test_what_is_loaded_is_passed_over_by_collections() -> None:
+    """In a process of its own: what is frozen here would stay so."""
+    program = (
+        "import gc; from minishuffle.spark.memory import settle_memory; "
+        "before = len(gc.get_objects()); settle_memory(); frozen = gc.get_freeze_count(); settle_memory(); "
+        "assert gc.get_freeze_count() == frozen >= before > len(gc.get_objects())"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=SECONDS_MAX)
