@@ -64,16 +64,6 @@ PICKLES = names("pickle _pickle dill marshal shelve")
 
 BANNED_NAMES = re.compile(r"(^|_)(utils?|helpers?|misc|common)(_|$)")
 BANNED_CLASSES = re.compile(r"(Manager|Factory|Impl)$")
-# Put together, so that this file does not find itself.
-LEFTOVER = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "X" + "XX"]) + r")\b")
-
-TOP_LEVEL = names(
-    "pyproject.toml README.md minishuffle tests deploy scripts Makefile LICENSE CHANGELOG.md "
-    "requirements.lock requirements-spark.lock"
-)
-BUILT = frozenset({"build", "dist", "__pycache__"})
-"""Made by tools, never committed."""
-
 MAY_SLEEP = {
     "external/conftest.py": "taken wait",
     "conftest.py": "left_behind",
@@ -240,13 +230,6 @@ def test_every_module_says_what_it_is_for() -> None:
     none_of([f"{m.name} has no docstring" for m in modules(PACKAGE) if not ast.get_docstring(m.tree)])
 
 
-def test_the_top_level_holds_what_it_should() -> None:
-    there = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")}
-    there = {name for name in there - BUILT if not name.endswith(".egg-info")}
-    assert there <= TOP_LEVEL, f"{sorted(there - TOP_LEVEL)} does not belong at the top level"
-    assert there >= TOP_LEVEL - {"deploy"}, f"{sorted(TOP_LEVEL - there - {'deploy'})} is missing"
-
-
 # --- what is never written -------------------------------------------------------------------------
 
 
@@ -317,13 +300,6 @@ def does_nothing(node: ast.stmt) -> bool:
 @pytest.mark.parametrize("folder", [PACKAGE, TESTS], ids=["package", "tests"])
 def test_no_error_is_swallowed(folder: Path) -> None:
     none_of([problem for module in modules(folder) for problem in swallowed(module)])
-
-
-def test_nothing_is_left_for_later() -> None:
-    texts = {module.name: module.text for folder in (PACKAGE, TESTS) for module in modules(folder)}
-    for path in [*(ROOT / "scripts").iterdir(), ROOT / "Makefile", ROOT / "README.md"]:
-        texts[path.name] = path.read_text(encoding="utf-8")
-    none_of([f"{name}: {found[0]}" for name, text in texts.items() if (found := LEFTOVER.search(text))])
 
 
 # --- tests of the tests ----------------------------------------------------------------------------

@@ -1,0 +1,45 @@
+"""What is in the project's folder, and what is not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Put together, so that this file does not find itself.
+LEFTOVER = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "X" + "XX"]) + r")\b")
+
+TOP_LEVEL = frozenset(
+    [
+        "pyproject.toml",
+        "README.md",
+        "minishuffle",
+        "tests",
+        "deploy",
+        "scripts",
+        "Makefile",
+        "LICENSE",
+        "CHANGELOG.md",
+        "requirements.lock",
+        "requirements-spark.lock",
+    ]
+)
+BUILT = frozenset({"build", "dist", "__pycache__"})
+"""Made by tools, never committed."""
+
+
+def test_the_top_level_holds_what_it_should() -> None:
+    there = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")}
+    there = {name for name in there - BUILT if not name.endswith(".egg-info")}
+    assert there <= TOP_LEVEL, f"{sorted(there - TOP_LEVEL)} does not belong at the top level"
+    assert there >= TOP_LEVEL - {"deploy"}, f"{sorted(TOP_LEVEL - there - {'deploy'})} is missing"
+
+
+def test_nothing_is_left_for_later() -> None:
+    folders = (ROOT / "minishuffle", ROOT / "tests")
+    files = [path for folder in folders for path in folder.rglob("*.py")]
+    assert files
+    files += [*(ROOT / "scripts").iterdir(), ROOT / "Makefile", ROOT / "README.md"]
+    found = {str(path): LEFTOVER.search(path.read_text(encoding="utf-8")) for path in files}
+    assert not [f"{name}: {match[0]}" for name, match in found.items() if match]
