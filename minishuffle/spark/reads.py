@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -61,14 +62,15 @@ class ResultBatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         info = wait_result(self._access, self._job, self._sink, self._timeout)
-        found: list[InputPartition] = []
+        found: list[tuple[int, Rows]] = []
         for subtask, begin, end in info.subtasks:
             count = -(-(end - begin) // PARTITION_ROWS)
             for number in range(count):
                 first = begin + (end - begin) * number // count
                 last = begin + (end - begin) * (number + 1) // count
-                found.append(Rows(info.job, info.sink, subtask, first, last))
-        return found
+                found.append((number, Rows(info.job, info.sink, subtask, first, last)))
+        # In turn, so that the tasks that run at once read from different workers.
+        return [rows for _, rows in sorted(found, key=itemgetter(0))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, Rows):  # Spark's own, where there are no rows and so no partitions.
