@@ -21,7 +21,7 @@ from minishuffle.external.access import Access, find_access
 from minishuffle.external.results import describe_result
 from minishuffle.spark.memory import settle_memory
 from minishuffle.spark.reads import ResultBatchReader, ResultStreamReader
-from minishuffle.spark.schemas import spark_schema_of
+from minishuffle.spark.schemas import arrow_schema_of, spark_schema_of
 from minishuffle.spark.writes import BatchWriter, StreamingWriter, checked_stream
 
 __all__ = ["MinishuffleDataSource"]
@@ -41,11 +41,13 @@ class MinishuffleDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         timeout = float(self.options.get("timeout", "600"))
-        return ResultBatchReader(self._access(), self._option("job"), self.options.get("sink", ""), timeout)
+        job, sink = self._option("job"), self.options.get("sink", "")
+        return ResultBatchReader(self._access(), arrow_schema_of(schema), job, sink, timeout)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         rows = int(self.options.get("max-rows-per-batch", "0"))
-        return ResultStreamReader(self._access(), self._option("job"), self.options.get("sink", ""), rows)
+        job, sink = self._option("job"), self.options.get("sink", "")
+        return ResultStreamReader(self._access(), arrow_schema_of(schema), job, sink, rows)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         self._check_append(overwrite)

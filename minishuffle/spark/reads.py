@@ -20,6 +20,7 @@ from minishuffle.external.access import Access
 from minishuffle.external.reader import ResultReader
 from minishuffle.external.results import ResultInfo, commit_result, describe_result, wait_result
 from minishuffle.spark.memory import settle_memory
+from minishuffle.spark.schemas import fitted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,18 +45,20 @@ class Rows(InputPartition):
     end: int
 
 
-def _read(access: Access, rows: Rows) -> Iterator[pa.RecordBatch]:
-    """(In an executor.)"""
+def _read(access: Access, rows: Rows, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """(In an executor.) Spark takes exactly its own Arrow types."""
     settle_memory()
     with ResultReader(access, rows.job, rows.sink, rows.subtask, rows.begin, rows.end) as reader:
-        yield from reader.batches()
+        for batch in reader.batches():
+            yield fitted(batch, schema)
 
 
 class ResultBatchReader(DataSourceReader):
     """Of ``spark.read``: waits until the job is over, for at most ``timeout`` seconds."""
 
-    def __init__(self, access: Access, job: str, sink: str, timeout: float) -> None:
+    def __init__(self, access: Access, schema: pa.Schema, job: str, sink: str, timeout: float) -> None:
         self._access = access
+        self._schema = schema
         self._job = job
         self._sink = sink
         self._timeout = timeout
@@ -75,7 +78,7 @@ class ResultBatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, Rows):  # Spark's own, where there are no rows and so no partitions.
             return iter(())
-        return _read(self._access, partition)
+        return _read(self._access, partition, self._schema)
 
 
 class ResultStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -86,8 +89,9 @@ class ResultStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ``external.results.commit_result``.
     """
 
-    def __init__(self, access: Access, job: str, sink: str, rows_max: int) -> None:
+    def __init__(self, access: Access, schema: pa.Schema, job: str, sink: str, rows_max: int) -> None:
         self._access = access
+        self._schema = schema
         self._job = job
         self._sink = sink
         self._rows_max = rows_max
@@ -148,7 +152,7 @@ class ResultStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, Rows)
-        return _read(self._access, partition)
+        return _read(self._access, partition, self._schema)
 
     def commit(self, end: Offset) -> None:
         rows = {int(subtask): _row(end, subtask) for subtask in end if subtask != JOB}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -11,7 +11,19 @@ from pyspark.sql.types import StructType
 
 from minishuffle.errors import UsageError
 
-__all__ = ["arrow_schema_of", "check_same_columns", "read_schema", "spark_schema_of"]
+__all__ = ["arrow_schema_of", "check_same_columns", "fitted", "read_schema", "spark_schema_of"]
+
+DECIMAL_DIGITS_MAX: Final = 38
+WIDER: Final = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.float16(): pa.float32(),
+    pa.date64(): pa.date32(),
+    pa.string_view(): pa.string(),
+    pa.binary_view(): pa.binary(),
+}
+"""What holds every value of a type that Spark does not have."""
 
 
 def read_schema(message: bytes) -> pa.Schema:
@@ -20,12 +32,18 @@ def read_schema(message: bytes) -> pa.Schema:
 
 
 def spark_schema_of(schema: pa.Schema) -> StructType:
-    """Spark's schema for an Arrow schema.
+    """Spark's schema for an Arrow schema; see :data:`WIDER`.
 
     Raises:
         UsageError: Spark has no type for a column's.
     """
+    schema = pa.schema([field.with_type(WIDER.get(field.type, field.type)) for field in schema])
     for field in schema:
+        if pa.types.is_decimal(field.type) and field.type.precision > DECIMAL_DIGITS_MAX:
+            raise UsageError(
+                f"Spark's decimals have at most {DECIMAL_DIGITS_MAX} digits, column {field.name!r} is "
+                f"{field.type}: cast it in the job"
+            )
         try:
             from_arrow_schema(pa.schema([field]))
         except PySparkException as error:
@@ -51,6 +69,29 @@ def arrow_schema_of(schema: StructType) -> pa.Schema:
             ) from error
     found: pa.Schema = to_arrow_schema(schema, timezone="UTC")
     return found
+
+
+def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch with the types of the schema, whose columns it has.
+
+    Raises:
+        UsageError: it has others, or a value does not fit its type.
+    """
+    if batch.schema.equals(schema):
+        return batch
+    if batch.schema.names != schema.names:
+        raise UsageError(
+            f"there are the columns {', '.join(batch.schema.names)}, and not those that were asked for: "
+            f"{', '.join(schema.names)}"
+        )
+    try:
+        columns = [
+            column if column.type == field.type else column.cast(field.type)
+            for column, field in zip(batch.columns, schema, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+    except pa.ArrowException as error:
+        raise UsageError(f"the columns {batch.schema} do not fit {schema}: {error}") from error
 
 
 def check_same_columns(given: pa.Schema, wanted: pa.Schema, stream: str) -> None:

@@ -21,7 +21,7 @@ from minishuffle.errors import PeerLost, UsageError
 from minishuffle.external.access import Access
 from minishuffle.external.writer import StreamWriter, abort_write, commit_write, describe_stream
 from minishuffle.spark.memory import settle_memory
-from minishuffle.spark.schemas import arrow_schema_of, check_same_columns, read_schema
+from minishuffle.spark.schemas import arrow_schema_of, check_same_columns, fitted, read_schema
 from minishuffle.wire.streams import StreamInfo
 
 if TYPE_CHECKING:
@@ -54,8 +54,6 @@ def _write_partition(
     access: Access, info: StreamInfo, write: str, partitions: int, batches: Iterator[pa.RecordBatch]
 ) -> Written:
     """(In an executor.) Everything of this task's partition."""
-    import pyarrow as pa
-
     settle_memory()
     context = TaskContext.get()
     if context is None:
@@ -66,13 +64,7 @@ def _write_partition(
     attempt = context.taskAttemptId() & 0xFFFF_FFFF
     with StreamWriter(access, info.stream, write, partition, partitions, attempt, schema) as writer:
         for batch in batches:
-            if not batch.schema.equals(schema):
-                columns = [
-                    column if column.type == field.type else column.cast(field.type)
-                    for column, field in zip(batch.columns, schema, strict=True)
-                ]
-                batch = pa.RecordBatch.from_arrays(columns, schema=schema)
-            writer.write(batch)
+            writer.write(fitted(batch, schema))
         _check_whole_input()
         return Written(partition, writer.finish())
 

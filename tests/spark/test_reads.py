@@ -18,6 +18,7 @@ from minishuffle.spark import reads
 from minishuffle.spark.reads import ResultBatchReader, ResultStreamReader, Rows, shares
 
 ACCESS = Access("127.0.0.1", 1, "local", b"secret")
+SCHEMA = pa.schema([("id", pa.int64())])
 ALL = ReadAllAvailable()
 
 
@@ -66,7 +67,7 @@ def rows_of(offset: dict[str, int | str]) -> list[int]:
 
 def test_a_batch_read_takes_every_row_once_in_tasks_of_a_bounded_size(results: Results) -> None:
     results.grow(5_000_001, 0, 3)
-    partitions = ResultBatchReader(ACCESS, "flights", "", 1.0).partitions()
+    partitions = ResultBatchReader(ACCESS, SCHEMA, "flights", "", 1.0).partitions()
     assert all(isinstance(rows, Rows) and rows.job == "j7" for rows in partitions)
     taken = [(rows.subtask, rows.begin, rows.end) for rows in partitions if isinstance(rows, Rows)]
     # The subtasks in turn.
@@ -74,7 +75,7 @@ def test_a_batch_read_takes_every_row_once_in_tasks_of_a_bounded_size(results: R
 
 
 def test_a_stream_goes_from_offset_to_offset(results: Results) -> None:
-    reader = ResultStreamReader(ACCESS, "flights", "result", 0)
+    reader = ResultStreamReader(ACCESS, SCHEMA, "flights", "result", 0)
     start = reader.initialOffset()
     assert rows_of(start) == [0, 0, 0]
     end = reader.latestOffset(start, ALL)
@@ -87,14 +88,14 @@ def test_a_stream_goes_from_offset_to_offset(results: Results) -> None:
 
 def test_a_limited_batch_takes_something_of_every_subtask(results: Results) -> None:
     results.grow(1000, 4, 1000)
-    reader = ResultStreamReader(ACCESS, "flights", "result", 100)
+    reader = ResultStreamReader(ACCESS, SCHEMA, "flights", "result", 100)
     limit = reader.getDefaultReadLimit()
     assert limit == ReadMaxRows(100)
     assert rows_of(reader.latestOffset(reader.initialOffset(), limit)) == [48, 4, 48]
 
 
 def test_available_now_reads_no_further_than_what_there_was(results: Results) -> None:
-    reader = ResultStreamReader(ACCESS, "flights", "result", 60)
+    reader = ResultStreamReader(ACCESS, SCHEMA, "flights", "result", 60)
     reader.prepareForTriggerAvailableNow()
     start, seen = reader.initialOffset(), []
     for _ in range(4):
@@ -105,8 +106,8 @@ def test_available_now_reads_no_further_than_what_there_was(results: Results) ->
 
 
 def test_a_query_stays_with_the_job_that_it_began_with(results: Results) -> None:
-    start = ResultStreamReader(ACCESS, "flights", "result", 0).initialOffset()
-    later = ResultStreamReader(ACCESS, "flights", "result", 0)
+    start = ResultStreamReader(ACCESS, SCHEMA, "flights", "result", 0).initialOffset()
+    later = ResultStreamReader(ACCESS, SCHEMA, "flights", "result", 0)
     end = later.latestOffset(start, ALL)
     assert results.asked == ["flights", "j7"]
     later.commit(end)
@@ -115,14 +116,14 @@ def test_a_query_stays_with_the_job_that_it_began_with(results: Results) -> None
 
 @pytest.mark.parametrize("option, submitted_at", [("other", 1_700_000_000.25), ("j7", 1_800_000_000.0)])
 def test_a_checkpoint_of_another_job_is_refused(results: Results, option: str, submitted_at: float) -> None:
-    start = ResultStreamReader(ACCESS, "flights", "result", 0).initialOffset()
+    start = ResultStreamReader(ACCESS, SCHEMA, "flights", "result", 0).initialOffset()
     results.change(submitted_at=submitted_at)
     with pytest.raises(UsageError, match=f"another job than {option!r}, job j7: name another checkpoint"):
-        ResultStreamReader(ACCESS, option, "result", 0).latestOffset(start, ALL)
+        ResultStreamReader(ACCESS, SCHEMA, option, "result", 0).latestOffset(start, ALL)
 
 
 def test_a_job_that_failed_ends_the_query_once_its_rows_are_read(results: Results) -> None:
-    reader = ResultStreamReader(ACCESS, "flights", "result", 0)
+    reader = ResultStreamReader(ACCESS, SCHEMA, "flights", "result", 0)
     start = reader.initialOffset()
     results.change(state="failed", over=True, cause="no sevens")
     end = reader.latestOffset(start, ALL)

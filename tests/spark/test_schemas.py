@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
 
 from minishuffle.dataflow.arguments import schema_message
 from minishuffle.errors import UsageError
-from minishuffle.spark.schemas import arrow_schema_of, check_same_columns, read_schema, spark_schema_of
+from minishuffle.spark.schemas import (
+    arrow_schema_of,
+    check_same_columns,
+    fitted,
+    read_schema,
+    spark_schema_of,
+)
 
 BOTH_WAYS: list[tuple[t.DataType, pa.DataType]] = [
     (t.LongType(), pa.int64()),
@@ -55,6 +63,50 @@ def test_types_that_the_other_side_lacks_are_refused_by_column() -> None:
     interval = t.StructType([t.StructField("id", t.LongType()), t.StructField("i", t.CalendarIntervalType())])
     with pytest.raises(UsageError, match="column 'i' of type interval does not fit Arrow: cast it"):
         arrow_schema_of(interval)
+
+    with pytest.raises(UsageError, match=r"at most 38 digits, column 'd' is decimal256\(40, 2\): cast it"):
+        spark_schema_of(pa.schema([("d", pa.decimal256(40, 2))]))
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array(["a", None], pa.large_string()),
+        pa.array(["a", None], pa.string_view()),
+        pa.array(["a", None]).dictionary_encode(),
+        pa.array([b"a", None], pa.large_binary()),
+        pa.array([b"a", None], pa.binary_view()),
+        pa.array([b"aa", None], pa.binary(2)),
+        pa.array([255, None], pa.uint8()),
+        pa.array([65_535, None], pa.uint16()),
+        pa.array([4_294_967_295, None], pa.uint32()),
+        pa.array([1.5, None], pa.float32()).cast(pa.float16()),
+        pa.array([86_400_000, None], pa.date64()),
+        pa.array([Decimal("1.25"), None], pa.decimal256(30, 2)),
+        pa.array([["a", None], None], pa.large_list(pa.large_string())),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_types_of_arrow_that_spark_lacks_are_read_as_its_own(column: pa.Array) -> None:
+    batch = pa.RecordBatch.from_arrays([column], ["c"])
+    plain = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    spark = arrow_schema_of(spark_schema_of(pa.schema([("c", plain)])))
+    found = fitted(batch, spark)
+    assert found.schema == spark
+    assert found.to_pylist() == batch.to_pylist()
+
+
+def test_a_batch_that_fits_is_passed_on_as_it_is() -> None:
+    batch = pa.RecordBatch.from_pydict({"c": [1, 2]})
+    assert fitted(batch, batch.schema) is batch
+
+
+def test_columns_and_values_that_do_not_fit_are_refused() -> None:
+    batch = pa.RecordBatch.from_pydict({"c": [1, 300]})
+    with pytest.raises(UsageError, match="there are the columns c, and not those that were asked for: d"):
+        fitted(batch, pa.schema([("d", pa.int64())]))
+    with pytest.raises(UsageError, match="do not fit c: int8: .*300"):
+        fitted(batch, pa.schema([("c", pa.int8())]))
 
 
 WANTED = pa.schema([("id", pa.int64()), ("s", pa.string())])
