@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from minishuffle.errors import (
+    AuthenticationError,
     PeerLost,
     RemoteProtocolError,
     ShuffleError,
@@ -120,7 +121,10 @@ class StreamWriter:
                 connection.counters,
             )
             pool.on_available(lambda: connection.paths.bell.ring())
-            self._connection = self._stack.enter_context(connection)
+            try:
+                self._connection = self._stack.enter_context(connection)
+            except (PeerLost, AuthenticationError) as error:
+                raise self._explained(error) from error
         return self
 
     def __exit__(self, *raised: object) -> None:

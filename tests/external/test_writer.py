@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from minishuffle.errors import ShuffleError, TaskFailed, UnknownName, UsageError
+from minishuffle.external.connection import ExternalConnection
 from minishuffle.external.writer import abort_write, commit_write, describe_stream
 from minishuffle.wire.handshake import HandshakeRefused
 
@@ -175,6 +176,25 @@ def test_a_job_cancelled_while_it_is_written_tells_the_writer(field: Any, rows: 
         field.go()
         with pytest.raises(ShuffleError, match=rf"job {handle.id} \(job\)|no running job reads"):
             writing.result(SECONDS_MAX)
+
+
+def test_a_job_cancelled_before_the_writer_comes_tells_it(
+    field: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = field.submit()
+    enter = ExternalConnection.__enter__
+
+    def late(connection: ExternalConnection) -> ExternalConnection:
+        handle.cancel()
+        handle.wait_until_over(SECONDS_MAX)
+        return enter(connection)
+
+    monkeypatch.setattr(ExternalConnection, "__enter__", late)
+    with (
+        pytest.raises(TaskFailed, match=rf"job {handle.id} \(job\) is canceled, and its stream 'orders'"),
+        field.writer(),
+    ):
+        raise AssertionError("the writer was let in")
 
 
 def test_a_job_that_fails_while_it_is_written_tells_the_writer_why(field: Any, rows: Rows) -> None:

@@ -6,7 +6,6 @@ import heapq
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count
 from operator import attrgetter
 from typing import Any
 
@@ -54,7 +53,7 @@ class _Side:
         self._by_key: dict[Any, list[_Held]] = {}
         self._by_time: list[tuple[int, int, _Held]] = []
         """A heap."""
-        self._numbers = count()
+        self._number = 0
 
     def __len__(self) -> int:
         return len(self._by_time)
@@ -65,7 +64,8 @@ class _Side:
 
     def add(self, held: _Held) -> None:
         insort(self._by_key.setdefault(held.form, []), held, key=_time_of)
-        heapq.heappush(self._by_time, (held.time, next(self._numbers), held))
+        heapq.heappush(self._by_time, (held.time, self._number, held))
+        self._number += 1
 
     def between(self, form: Any, first: int, last: int) -> list[_Held]:
         """The rows of a key with a time in first..last."""

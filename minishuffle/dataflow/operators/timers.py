@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from itertools import count
 from typing import Any
 
 __all__ = ["Timers"]
@@ -20,7 +19,7 @@ class Timers:
         self._set: dict[tuple[Any, int], int] = {}
         self._heap: list[tuple[int, int, Any]] = []
         """Of time, number and key; a timer that was deleted stays until most are such."""
-        self._numbers = count()
+        self._number = 0
 
     def __len__(self) -> int:
         return len(self._set)
@@ -32,7 +31,8 @@ class Timers:
         """False if there is that one already."""
         if (form, time) in self._set:
             return False
-        number = self._set[form, time] = next(self._numbers)
+        number = self._set[form, time] = self._number
+        self._number += 1
         heapq.heappush(self._heap, (time, number, form))
         return True
 
