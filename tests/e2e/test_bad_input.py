@@ -30,7 +30,7 @@ from minishuffle.errors import (
     UsageError,
 )
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 SECONDS_MAX = 30.0
 
@@ -216,7 +216,6 @@ def test_a_taken_port_is_named_with_its_holder_and_flag(
 # --- two clusters, and Ctrl-C -----------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_two_clusters_run_side_by_side_and_do_not_mix(
     endless: Any, goes_on: Callable[[], None], command_line: Callable[[str], Any], is_running: Any
 ) -> None:
@@ -265,7 +264,6 @@ def test_ctrl_c_during_submit_wait_cancels_the_job_and_gives_130(
     assert endless.cluster.client.job(job.job).state == "canceled"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["cluster", "up", "--port", "0"], ["demo"]], ids=["up", "demo"])
 def test_ctrl_c_while_processes_start_leaves_no_orphan(
     command_line: Callable[[str], Any],

@@ -14,6 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
+pytestmark = pytest.mark.slow
+
 SECONDS_MAX = 60.0
 
 JOB = """
@@ -160,7 +162,6 @@ def test_a_wrong_secret_is_refused(shell: Shell, secret: Path, tmp_path: Path) -
     assert "secret" in log
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_detached_cluster_from_up_to_down(shell: Shell, tmp_path: Path) -> None:
     port, web_port = free_ports()
@@ -285,7 +286,6 @@ def test_ctrl_c_in_the_demo_leaves_nothing(
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_the_demo_passes_and_leaves_nothing(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -14,7 +14,7 @@ from minishuffle.dataflow.operators.process import ProcessContext
 from minishuffle.dataflow.stream import Stream
 from minishuffle.local_cluster import LocalCluster
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)

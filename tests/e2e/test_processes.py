@@ -16,7 +16,7 @@ import pytest
 from minishuffle.dataflow.stream import Stream
 from minishuffle.local_cluster import LocalCluster
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 PARALLELISM = 4
 

@@ -16,6 +16,8 @@ import pytest
 
 from minishuffle.examples.wordcount import SHIPPED_TEXT
 
+pytestmark = pytest.mark.slow
+
 README = Path(__file__).resolve().parents[2] / "README.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TEXT = "moby.txt"
@@ -58,7 +60,6 @@ def test_the_example_of_a_section_prints_what_is_printed_there(title: str, tmp_p
     assert ran.stdout == "".join(told)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_the_pipeline_of_the_readme_runs_as_printed(tmp_path: Path) -> None:
     section = README.read_text().partition("\n### Your own Parquet files")[2].partition("\n### ")[0]

@@ -27,7 +27,7 @@ from minishuffle.local_cluster import LocalCluster
 if TYPE_CHECKING:
     from conftest import Watch
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]
 
 SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.string()), ("at", pa.timestamp("us", "UTC"))])
 BATCH_ROWS = 1_000
