@@ -22,7 +22,7 @@ __all__ = ["activate", "after_interrupt", "is_local", "spark_session", "stop_spa
 
 JAVA_OPTIONS: Final = (
     "-Duser.timezone=UTC -XX:+UseParallelGC "
-    # Spark's own accesses to Arrow's memory are within bounds; checking each took a fifth of a write.
+    # Spark's own accesses to Arrow's memory are within bounds; checking each took about a tenth of a write.
     "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 )
 
