@@ -36,7 +36,15 @@ from minishuffle.errors import UsageError
 from minishuffle.exchange.columnhash import hash_array, mix_tuple
 from minishuffle.exchange.hashing import KEY_TYPES, decimal_form, hash_form
 
-__all__ = ["canonical", "canonical_rows", "destination", "hash_columns", "hash_rows", "stable_hash"]
+__all__ = [
+    "canonical",
+    "canonical_rows",
+    "destination",
+    "hash_columns",
+    "hash_rows",
+    "key_array",
+    "stable_hash",
+]
 
 Hashes: TypeAlias = "np.ndarray[Any, np.dtype[np.uint64]]"
 
@@ -131,6 +139,7 @@ def canonical_rows(keys: list[Any]) -> list[Any]:
 
 
 _ARROW_TYPES: Final = {
+    frozenset({int}): pa.int64(),
     frozenset({str}): pa.large_string(),
     frozenset({bytes}): pa.large_binary(),
     frozenset({float}): pa.float64(),
@@ -141,21 +150,28 @@ _ARROW_TYPES: Final = {
 """Keys of these types go through Arrow, in loops of C."""
 
 
+def key_array(keys: Sequence[Any]) -> pa.Array | None:
+    """Keys of one common type as a column; None for other types, integers beyond int64 and texts with
+    a lone surrogate."""
+    kind = _ARROW_TYPES.get(frozenset(map(type, keys)))
+    if kind is None:
+        return None
+    try:
+        return pa.array(keys, kind)
+    except (OverflowError, UnicodeEncodeError, pa.ArrowInvalid):
+        return None
+
+
 def hash_rows(keys: Sequence[Any]) -> Hashes:
     """The hash of each key; keys of one common type without a call in Python for each.
 
     Raises:
         UsageError: see :func:`canonical`.
     """
-    kinds = frozenset(map(type, keys))
-    try:
-        if kinds == {int}:
-            return hash_columns([pa.array(np.fromiter(keys, np.int64, len(keys)))])
-        if kinds in _ARROW_TYPES:
-            return hash_columns([pa.array(keys, _ARROW_TYPES[kinds])])
-    except (OverflowError, UnicodeEncodeError, pa.ArrowInvalid):
-        pass  # an integer beyond int64 or a lone surrogate: exact one by one
-    if kinds == {tuple} and len(lengths := set(map(len, keys))) == 1 and lengths != {0}:
+    array = key_array(keys)
+    if array is not None:
+        return hash_columns([array])
+    if set(map(type, keys)) == {tuple} and len(lengths := set(map(len, keys))) == 1 and lengths != {0}:
         return mix_tuple([hash_rows(column) for column in zip(*keys, strict=True)])
     return np.fromiter(map(stable_hash, keys), np.uint64, len(keys))
 

@@ -14,13 +14,11 @@ from typing import Any
 from minishuffle.dataflow.operators.aggregate import AggregateArrow, CountArrow
 from minishuffle.dataflow.operators.base import Batch, Emit, KeyedRows
 from minishuffle.dataflow.operators.chained import ChainedOperator, Emission, OnError, RecordOperator
+from minishuffle.dataflow.operators.rowstate import NOTHING, KeyedValues
 from minishuffle.exchange.keys import canonical_rows
 from minishuffle.limits import BATCH_ROWS_MAX
 
 __all__ = ["AggregateArrow", "CountArrow", "CountRows", "FoldRows", "ReduceRows"]
-
-_NOTHING: Any = object()
-"""Stands for the value of a key that was never seen, and of a record that was dropped."""
 
 
 class _Shown:
@@ -97,22 +95,27 @@ class _FoldedRows(RecordOperator):
     def __init__(self, fn: Callable[[Any, Any], Any], emit: Emission, on_error: OnError) -> None:
         super().__init__(fn, on_error)
         self.emission = emit
-        self._state: dict[Any, Any] = {}
+        self._state = KeyedValues()
         self._shown = _Shown()
 
-    def advance(self, records: Iterator[tuple[Any, Any]], values: list[Any]) -> None:
-        """Take (key, row) after (key, row); append to ``values`` the key's value after each."""
+    def advance(self, records: Iterator[tuple[Any, Any]], held: Any, values: list[Any]) -> None:
+        """Take (place, row) after (place, row): bring ``held[place]`` forward, which is NOTHING for a
+        new key, and append it to ``values``."""
         raise NotImplementedError
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         assert isinstance(batch, KeyedRows)
-        keys, rows = self._shown.canonical(batch.keys), batch.rows
+        rows = batch.rows
+        if not rows:
+            return
+        keys = self._shown.canonical(batch.keys)
+        held, places = self._state.take(keys)
         values: list[Any] = []
-        records = zip(keys, rows, strict=True)
+        records = zip(places, rows, strict=True)
         dropped = False
         while True:
             try:
-                self.advance(records, values)
+                self.advance(records, held, values)
                 break
             except Exception as error:
                 culprit = rows[len(values)]
@@ -120,8 +123,9 @@ class _FoldedRows(RecordOperator):
                     self.note_failure(error, culprit)
                     raise
                 self.drop(error, culprit)
-                values.append(_NOTHING)
+                values.append(NOTHING)
                 dropped = True
+        self._state.put(None if dropped else values)
         if self.emission != "end":
             self._emit_values(batch.keys, keys, values, dropped, emit)
 
@@ -129,7 +133,7 @@ class _FoldedRows(RecordOperator):
         self, given: list[Any], keys: list[Any], values: list[Any], dropped: bool, emit: Emit
     ) -> None:
         if dropped:
-            kept = [value is not _NOTHING for value in values]
+            kept = [value is not NOTHING for value in values]
             given, keys, values = (list(compress(column, kept)) for column in (given, keys, values))
         if not values:
             return
@@ -151,13 +155,11 @@ class ReduceRows(_FoldedRows):
     def __init__(self, fn: Callable[[Any, Any], Any], emit: Emission, on_error: OnError = "fail") -> None:
         super().__init__(fn, emit, on_error)
 
-    def advance(self, records: Iterator[tuple[Any, Any]], values: list[Any]) -> None:
-        fn, state, nothing = self.fn, self._state, _NOTHING
-        get, append = state.get, values.append
-        for key, row in records:
-            value = get(key, nothing)
-            value = row if value is nothing else fn(value, row)
-            state[key] = value
+    def advance(self, records: Iterator[tuple[Any, Any]], held: Any, values: list[Any]) -> None:
+        fn, nothing, append = self.fn, NOTHING, values.append
+        for place, row in records:
+            value = held[place]
+            held[place] = value = row if value is nothing else fn(value, row)
             append(value)
 
 
@@ -181,11 +183,9 @@ class FoldRows(_FoldedRows):
         super().__init__(add, emit, on_error)
         self._create = create
 
-    def advance(self, records: Iterator[tuple[Any, Any]], values: list[Any]) -> None:
-        add, create, state, nothing = self.fn, self._create, self._state, _NOTHING
-        get, append = state.get, values.append
-        for key, row in records:
-            value = get(key, nothing)
-            value = add(create() if value is nothing else value, row)
-            state[key] = value
+    def advance(self, records: Iterator[tuple[Any, Any]], held: Any, values: list[Any]) -> None:
+        add, create, nothing, append = self.fn, self._create, NOTHING, values.append
+        for place, row in records:
+            value = held[place]
+            held[place] = value = add(create() if value is nothing else value, row)
             append(value)

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minishuffle.dataflow.operators import rowstate
 from minishuffle.dataflow.operators.base import Batch, KeyedRows, TaskContext
 from minishuffle.dataflow.operators.chained import Emission
 from minishuffle.dataflow.operators.keyed import CountRows, FoldRows, ReduceRows
 from minishuffle.limits import BATCH_ROWS_MAX
 
 EMISSIONS: tuple[Emission, ...] = get_args(Emission)
+
+
+@pytest.fixture(autouse=True, scope="module", params=[1, 100_000], ids="packed from {} keys".format)
+def packed_from(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rowstate, "PACKED_KEYS_MIN", request.param)
+        patch.setattr(rowstate, "PACKED_ROWS_MIN", 1)
+        yield
+
+
 every_emission = pytest.mark.parametrize("emit", EMISSIONS)
 
 
