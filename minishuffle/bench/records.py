@@ -21,8 +21,8 @@ from minishuffle.dataflow.operators.base import Batch, TaskContext
 __all__ = ["KEYS", "Checker", "Numbers", "blocks_of", "expected_sums"]
 
 KEYS: Final = 100_000
-BLOCK: Final = {"arrow": 65_536, "rows": 2_048}
-"""Records of a batch: the most that is allowed, and for rows what stays in the processor's cache."""
+BLOCK: Final = {"arrow": 65_536, "rows": 8_192}
+"""Records of a batch: the most that is allowed, and for rows few enough for the processor's cache."""
 USER_CHARS: Final = 11
 _DIGITS: Final = USER_CHARS - len("user")
 _PLACES: Final = 10 ** np.arange(_DIGITS - 1, -1, -1)

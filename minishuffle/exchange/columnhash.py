@@ -30,12 +30,13 @@ from minishuffle.exchange.hashing import (
     hash_int,
     mix,
 )
+from minishuffle.exchange.texts import Texts
 
 __all__ = ["family", "fixed_values", "hash_array", "mix_tuple"]
 
 Vector: TypeAlias = "np.ndarray[Any, Any]"
 
-_S27, _S30, _S31, _S3, _S64 = (np.uint64(bits) for bits in (27, 30, 31, 3, 64))
+_S27, _S30, _S31 = (np.uint64(bits) for bits in (27, 30, 31))
 _M1, _M2 = np.uint64(FIRST), np.uint64(SECOND)
 
 
@@ -169,88 +170,46 @@ def _pylist(array: pa.Array) -> list[Any]:
 # --- strings ----------------------------------------------------------------------------------------
 
 
-def _text_buffers(array: pa.Array) -> tuple[Vector, Vector]:
-    """Offsets (n + 1) and the bytes they point into, of a string or binary array, without a copy."""
-    kind = array.type
-    large = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
-    _, offsets, data = array.buffers()
-    if offsets is None or not len(array):
-        return np.zeros(len(array) + 1, np.int64), np.zeros(0, np.uint8)
-    dtype = np.int64 if large else np.int32
-    skipped = array.offset * np.dtype(dtype).itemsize
-    numbers = np.frombuffer(offsets, dtype, count=len(array) + 1, offset=skipped)
-    return numbers, np.frombuffer(b"" if data is None else data, np.uint8)
-
-
 def _initial(tag: int) -> Vector:
     return np.array([mix(tag ^ length) for length in range(WORDS_BYTES_MAX + 1)], dtype=np.uint64)
 
 
 _INITIAL: Final = {TEXT: _initial(TEXT), BINARY: _initial(BINARY)}
-_LOW_BYTES: Final = np.array([(1 << 8 * count) - 1 for count in range(9)], dtype=np.uint64)
 
 
 def _hash_text(array: pa.Array, tag: int) -> Vector:
-    offsets, data = _text_buffers(array)
-    begin = int(offsets[0])
-    used = int(offsets[-1]) - begin
-    # A copy that ends in zeros, so that whole words can be read at any offset.
-    padded = np.empty((used >> 3) + 2, dtype=np.uint64)
-    padded[used >> 3 :] = 0
-    padded.view(np.uint8)[:used] = data[begin : begin + used]
-    starts = (offsets[:-1] - begin).astype(np.int64)
-    lengths = np.diff(offsets)
+    texts = Texts(array)
+    lengths = texts.lengths
     longest = int(lengths.max(initial=0))
-    long = np.flatnonzero(lengths > WORDS_BYTES_MAX) if longest > WORDS_BYTES_MAX else ()
     hashes = _INITIAL[tag].take(lengths, mode="clip")
     rows: Vector | None = None
     for at in range(0, min(longest, WORDS_BYTES_MAX), 8):
-        hashes, rows = _absorb_word(hashes, rows, padded, starts, lengths, at)
+        hashes, rows = _absorb_word(hashes, rows, texts, at)
     kind = b"str" if tag == TEXT else b"bytes"
-    memory = padded.view(np.uint8).data
-    for row in long:
-        start = int(starts[row])
-        hashes[row] = digest(bytes(memory[start : start + int(lengths[row])]), kind)
+    if longest > WORDS_BYTES_MAX:
+        for row in np.flatnonzero(lengths > WORDS_BYTES_MAX).tolist():
+            hashes[row] = digest(texts.text(row), kind)
     return hashes
 
 
-def _absorb_word(
-    hashes: Vector, rows: Vector | None, padded: Vector, starts: Vector, lengths: Vector, at: int
-) -> tuple[Vector, Vector | None]:
-    """Mix the word at byte ``at`` of each string into its hash, where the string is that long.
+def _absorb_word(hashes: Vector, rows: Vector | None, texts: Texts, at: int) -> tuple[Vector, Vector | None]:
+    """Mix the word at byte ``at`` of each text into its hash, where the text is that long.
 
     ``rows`` are those that had the word before, or None for all.
     """
     if rows is None:
-        longer = lengths > at
+        longer = texts.lengths > at
         if not longer.all():
             rows = np.flatnonzero(longer)
     else:
-        rows = rows[lengths[rows] > at]
-    begins, left = (starts, lengths) if rows is None else (starts[rows], lengths[rows])
-    words = _load_words(padded, begins + at)
-    words &= _LOW_BYTES.take(left - at, mode="clip")
+        rows = rows[texts.lengths[rows] > at]
+    words = texts.words(at, rows)
     words ^= hashes if rows is None else hashes[rows]
     _mix_all(words)
     if rows is None:
         return words, None
     hashes[rows] = words
     return hashes, rows
-
-
-def _load_words(padded: Vector, at: Vector) -> Vector:
-    """The little-endian words that begin at any byte, from the aligned ones that they straddle."""
-    index = at >> 3
-    low = padded.take(index)
-    index += 1
-    high = padded.take(index)
-    shift = (at & 7).view(np.uint64)
-    shift <<= _S3
-    low >>= shift
-    np.subtract(_S64, shift, out=shift)
-    high <<= shift  # numpy shifts by 64 to 0
-    low |= high
-    return low
 
 
 # --- by type ----------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
-"""From 64-bit words to numbers, a whole vector at a time.
+"""From rows of 64-bit words to slots, a whole vector at a time.
 
-A table that is addressed by the word itself serves as long as the words lie close together; beyond
-that a hash table with open addressing does (linear probing, at most half full).
+A table that is addressed by the word itself serves single words as long as they lie close together;
+beyond that, and for longer rows, a hash table with open addressing does (linear probing, at most half
+full). It holds slots only; the rows lie one after the other, so that a lookup touches two places of memory.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from minishuffle.errors import ResourceExhausted
+
 __all__ = ["Growing", "WordTable", "first_rows"]
 
 Vector: TypeAlias = "np.ndarray[Any, Any]"
+Matrix: TypeAlias = "np.ndarray[Any, Any]"
 
 DIRECT_SIZE_MAX: Final = 1 << 22
 """The longest table that is addressed by the word."""
@@ -20,18 +24,22 @@ DIRECT_SIZE_FREE: Final = 1 << 16
 """A table of that length may be as empty as it likes."""
 DIRECT_PER_WORD: Final = 16
 """A longer one has at least one word for so many places."""
+ROWS_MAX: Final = (1 << 31) - 1
 _HASHED_BITS_MIN: Final = 10
 _ABSENT: Final = -1
 _MULTIPLIER: Final = 0x9E37_79B9_7F4A_7C15
 """2**64 divided by the golden ratio: multiplicative hashing, whose upper bits count."""
+_STEP: Final = 0xD1B5_4A32_D192_ED04
+"""Added for each word of a row (even, so that multipliers stay odd)."""
 _S32: Final = np.uint64(32)
 
 
 class Growing:
-    """A vector that grows at its end; its memory doubles, so that appending costs constant time."""
+    """A vector, or rows of ``width``, that grows at its end; its memory doubles, so that appending costs
+    constant time."""
 
-    def __init__(self, dtype: Any) -> None:
-        self._memory: Vector = np.empty(16, dtype=dtype)
+    def __init__(self, dtype: Any, width: int | None = None) -> None:
+        self._memory: Vector = np.empty(16 if width is None else (16, width), dtype=dtype)
         self._length = 0
 
     def __len__(self) -> int:
@@ -45,28 +53,36 @@ class Growing:
     def append(self, values: Vector) -> None:
         end = self._length + len(values)
         if end > len(self._memory):
-            memory = np.empty(max(end, 2 * len(self._memory)), dtype=self._memory.dtype)
+            length = max(end, 2 * len(self._memory))
+            memory = np.empty((length, *self._memory.shape[1:]), dtype=self._memory.dtype)
             memory[: self._length] = self.values
             self._memory = memory
         self._memory[self._length : end] = values
         self._length = end
 
-    def truncate(self, length: int) -> None:
-        """Forget what was appended from number ``length`` on."""
-        self._length = length
 
-
-def _scatter(words: Vector, bits: int, multiplier: int = _MULTIPLIER) -> Vector:
-    """A place below 2**bits for each word."""
-    mixed = words.view(np.uint64) >> _S32
-    mixed ^= words.view(np.uint64)
+def _scatter(words: Matrix, bits: int, multiplier: int = _MULTIPLIER) -> Vector:
+    """A place below 2**bits for each row."""
+    unsigned = words.view(np.uint64)
+    mixed = unsigned[:, 0] * np.uint64(multiplier)
+    for number in range(1, words.shape[1]):
+        mixed ^= unsigned[:, number] * np.uint64((multiplier + number * _STEP) % 2**64)
+    mixed ^= mixed >> _S32
     mixed *= np.uint64(multiplier)
     mixed >>= np.uint64(64 - bits)
     return mixed.view(np.int64)
 
 
-def first_rows(words: Vector) -> Vector:
-    """Where each distinct word (int64) comes first, ascending."""
+def _differ(some: Matrix, others: Matrix) -> Vector:
+    """Whether the rows at the same position differ."""
+    differ: Vector = some[:, 0] != others[:, 0]
+    for number in range(1, some.shape[1]):
+        differ |= some[:, number] != others[:, number]
+    return differ
+
+
+def first_rows(words: Matrix) -> Vector:
+    """Where each distinct row (of int64) comes first, ascending."""
     rows = np.arange(len(words))
     bits = max(4, (2 * len(words)).bit_length())
     claims = np.empty(1 << bits, dtype=np.int64)
@@ -78,45 +94,68 @@ def first_rows(words: Vector) -> Vector:
         claims[places[::-1]] = rows[::-1]  # of several rows the last assignment stays: the first row
         holders = claims[places]
         found.append(rows[holders == rows])
-        rows = rows[words[holders] != mine]
+        rows = rows[_differ(words[holders], mine)]
         multiplier = multiplier * 5 % 2**64
     return np.sort(np.concatenate(found)) if found else rows
 
 
 class WordTable:
-    """A map from words (int64) to numbers (int64, from 0)."""
+    """A map from rows of ``width`` words (int64) to slots: 0, 1, … in the order in which they came."""
 
-    def __init__(self) -> None:
-        self._count = 0
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self._rows = Growing(np.int64, width)
         self._base = 0
-        self._direct: Vector | None = np.full(1, _ABSENT, dtype=np.int64)
-        """Numbers by word - base, and one absent at the end; None once there is a hash table."""
+        self._direct: Vector | None = np.full(1, _ABSENT, dtype=np.int64) if width == 1 else None
+        """Slots by word - base, and one absent at the end; None if there is a hash table."""
         self._bits = _HASHED_BITS_MIN
-        self._numbers: Vector = np.empty(0, dtype=np.int64)
-        self._words: Vector = np.empty(0, dtype=np.int64)
-        """The hash table: by place the number, or absent, and the word."""
+        self._slots = np.full(1 << self._bits, _ABSENT, dtype=np.int32)
+        """The hash table: by place the slot, or absent."""
 
-    def find(self, words: Vector) -> Vector:
-        """The number of each word, -1 for those that have none."""
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def rows(self) -> Matrix:
+        """The rows by slot."""
+        return self._rows.values
+
+    def find(self, words: Matrix) -> Vector:
+        """The slot (int64) of each row, -1 for those that have none."""
         if self._direct is None:
-            return self._find_hashed(words)
-        offsets = words.view(np.uint64) - np.uint64(self._base % 2**64)
+            return self._find_hashed(words).astype(np.int64)
+        offsets = words[:, 0].view(np.uint64) - np.uint64(self._base % 2**64)
         last = len(self._direct) - 1
         if offsets.max(initial=0) > last:
             np.minimum(offsets, np.uint64(last), out=offsets)
         return self._direct.take(offsets.view(np.int64))
 
-    def insert(self, words: Vector, numbers: Vector) -> None:
-        """Add distinct words, none of which is in the table."""
+    def insert(self, words: Matrix) -> None:
+        """Add distinct rows, none of which is in the table: they get the next slots.
+
+        Raises:
+            ResourceExhausted: there are too many.
+        """
         if not len(words):
             return
-        self._count += len(words)
-        if self._direct is not None and self._make_room_direct(int(words.min()), int(words.max())):
-            self._direct[words - self._base] = numbers
-            return
-        if self._direct is not None or 2 * self._count > len(self._numbers):
+        count = len(self) + len(words)
+        if count > ROWS_MAX:
+            raise ResourceExhausted(
+                f"one subtask has {count:,} keys, and at most {ROWS_MAX:,} fit: raise parallelism"
+            )
+        slots = np.arange(len(self), count)
+        self._rows.append(words)
+        if self._direct is not None:
+            column = words[:, 0]
+            if self._make_room_direct(int(column.min()), int(column.max())):
+                self._direct[column - self._base] = slots
+                return
+            self._direct = None
             self._rehash()
-        self._insert_hashed(words, numbers)
+        elif 2 * count > len(self._slots):
+            self._rehash()
+        else:
+            self._insert_hashed(words, slots)
 
     # --- addressed by the word ------------------------------------------------------------------
 
@@ -128,7 +167,7 @@ class WordTable:
         if begin <= low and high < end:
             return True
         wide = max(end, high + 1) - min(begin, low)
-        if wide > min(DIRECT_SIZE_MAX, max(DIRECT_SIZE_FREE, DIRECT_PER_WORD * self._count)):
+        if wide > min(DIRECT_SIZE_MAX, max(DIRECT_SIZE_FREE, DIRECT_PER_WORD * len(self))):
             return False
         # As much room again beyond the end that was too near, so that stretching costs constant time.
         room = min(2 * wide, DIRECT_SIZE_MAX)
@@ -140,41 +179,39 @@ class WordTable:
 
     # --- hashed ---------------------------------------------------------------------------------
 
-    def _find_hashed(self, words: Vector) -> Vector:
+    def _find_hashed(self, words: Matrix) -> Vector:
+        if not len(self):
+            return np.full(len(words), _ABSENT, dtype=np.int32)
         places = _scatter(words, self._bits)
-        numbers = self._numbers.take(places)
-        other = self._words.take(places) != words
-        other &= numbers >= 0
-        rows = np.flatnonzero(other)
-        last = len(self._numbers) - 1
+        slots: Vector = self._slots.take(places)
+        rows = self._taken_by_others(slots, words)
+        places = places[rows]
         while len(rows):
-            places = (places[rows] if len(places) == len(words) else places) + 1 & last
-            numbers[rows] = found = self._numbers.take(places)
-            going = np.flatnonzero((self._words.take(places) != words[rows]) & (found >= 0))
+            places += 1
+            places &= len(self._slots) - 1
+            mine = words[rows]
+            slots[rows] = found = self._slots.take(places)
+            going = self._taken_by_others(found, mine)
             rows, places = rows[going], places[going]
-        return numbers
+        return slots
 
-    def _insert_hashed(self, words: Vector, numbers: Vector) -> None:
+    def _taken_by_others(self, slots: Vector, words: Matrix) -> Vector:
+        """Where a slot is not absent but another row's."""
+        other = _differ(self.rows.take(slots, axis=0), words)  # absent (-1) takes the last row
+        other &= slots >= 0
+        return np.flatnonzero(other)
+
+    def _insert_hashed(self, words: Matrix, slots: Vector) -> None:
         places = _scatter(words, self._bits)
-        last = len(self._numbers) - 1
-        while len(words):
-            free = np.flatnonzero(self._numbers.take(places) < 0)
-            self._numbers[places[free]] = numbers[free]
-            won = self._numbers.take(places) == numbers
-            self._words[places[won]] = words[won]
-            left = ~won
-            words, numbers, places = words[left], numbers[left], places[left] + 1 & last
+        while len(slots):
+            free = np.flatnonzero(self._slots.take(places) < 0)
+            self._slots[places[free]] = slots[free]
+            left = np.flatnonzero(self._slots.take(places) != slots)
+            slots, places = slots[left], places[left] + 1 & len(self._slots) - 1
 
     def _rehash(self) -> None:
-        """A hash table with room for twice the count, from whatever there was."""
-        if self._direct is not None:
-            held = np.flatnonzero(self._direct >= 0)
-            words, numbers = held + self._base, self._direct[held]
-            self._direct = None
-        else:
-            held = np.flatnonzero(self._numbers >= 0)
-            words, numbers = self._words[held], self._numbers[held]
-        self._bits = max(_HASHED_BITS_MIN, (4 * self._count - 1).bit_length())
-        self._numbers = np.full(1 << self._bits, _ABSENT, dtype=np.int64)
-        self._words = np.zeros(1 << self._bits, dtype=np.int64)
-        self._insert_hashed(words, numbers)
+        """A hash table of all rows, between a quarter and half full."""
+        count = len(self)
+        self._bits = max(_HASHED_BITS_MIN, (2 * count).bit_length())
+        self._slots = np.full(1 << self._bits, _ABSENT, dtype=np.int32)
+        self._insert_hashed(self.rows, np.arange(count))

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 
 from minishuffle.dataflow.operators import wordtable
 from minishuffle.dataflow.operators.keyindex import KeyIndex
-from minishuffle.dataflow.operators.wordtable import WordTable, first_rows
 from minishuffle.errors import UsageError
-from minishuffle.exchange.keys import canonical, hash_columns
+from minishuffle.exchange.keys import canonical
 
 Batches = list[list[pa.Array]]
 
@@ -28,10 +27,10 @@ def rows_of(arrays: Sequence[pa.Array]) -> list[tuple[Any, ...]]:
     return list(zip(*(array.to_pylist() for array in arrays), strict=True))
 
 
-def check(batches: Batches, index: KeyIndex | None = None) -> KeyIndex:
+def check(batches: Batches) -> None:
     """Every slot is what a dict of canonical keys says, and the keys come back in that order; what is not
     there yet is not found."""
-    index = index or KeyIndex()
+    index = KeyIndex()
     slots: dict[Any, int] = {}
     first: list[tuple[Any, ...]] = []
     for arrays in batches:
@@ -56,7 +55,6 @@ def check(batches: Batches, index: KeyIndex | None = None) -> KeyIndex:
     for key in keys:
         key.validate(full=True)
     assert list(map(canonical, rows_of(keys))) == list(map(canonical, first))
-    return index
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
@@ -77,6 +75,10 @@ VALUES = [
     (pa.string(), st.text(max_size=3)),
     (pa.large_string(), st.text(max_size=3)),
     (pa.string_view(), st.text(max_size=3)),
+    (pa.string(), st.text("ab\0é", max_size=70)),
+    (pa.binary(), st.sampled_from([b"x" * length for length in (6, 7, 8, 62, 63, 64, 65, 255, 256, 257)])),
+    (pa.large_string(), st.sampled_from([bit * 63 + end for bit in "ab" for end in ("", "c", "d")])),
+    (pa.binary(9), st.binary(min_size=9, max_size=9)),
     (pa.binary(), st.binary(max_size=2)),
     (pa.binary(2), st.binary(min_size=2, max_size=2)),
     (pa.date32(), st.dates(date(2026, 1, 1), date(2026, 1, 4))),
@@ -119,19 +121,16 @@ def test_several_columns_against_a_dict(batches: Batches) -> None:
     check(batches)
 
 
-def weak(arrays: Sequence[pa.Array]) -> np.ndarray[Any, Any]:
-    return hash_columns(arrays) % np.uint64(3)
+def weak(words: np.ndarray[Any, Any], bits: int, multiplier: int = 0) -> np.ndarray[Any, Any]:
+    """Three places at the table's end."""
+    return (1 << bits) - 1 - np.bitwise_xor.reduce(words, axis=1) % 3
 
 
 @given(batches_of(st.integers(1, 3)))
-def test_keys_of_one_hash_are_told_apart(batches: Batches) -> None:
-    check(batches, KeyIndex(weak))
-
-
-def test_a_collision_within_a_batch_and_with_a_stored_key() -> None:
-    same = KeyIndex(lambda arrays: np.zeros(len(arrays[0]), dtype=np.uint64))
-    check([[pa.array(["a", "a"])], [pa.array(["a", "b", None, "a"])], [pa.array(["c", "b", None])]], same)
-    check([[pa.array(["a", "b", "a"])], [pa.array(["b", "c"])]], KeyIndex(weak))
+def test_keys_of_one_place_are_told_apart(batches: Batches) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wordtable, "_scatter", weak)
+        check(batches)
 
 
 @pytest.mark.parametrize(
@@ -156,6 +155,27 @@ def test_nulls_take_their_place_among_the_new_keys() -> None:
     assert index.lookup([pa.array([None, None], pa.int64())]).tolist() == [0, 0]
     assert index.lookup([pa.array([0, 3])]).tolist() == [1, 2]
     assert index.keys()[0].to_pylist() == [None, 0, 3]
+
+
+def test_texts_that_grow_longer_keep_their_slots() -> None:
+    index = KeyIndex()
+    texts = ["", "a", "a" * 7, "a" * 8, "a\0", None, "b" * 30, "b" * 63, "b" * 64, "c" * 64, "d" * 1000]
+    for count in range(1, len(texts) + 1):
+        some = pa.array(texts[:count])
+        assert index.find([pa.array(texts)]).tolist() == [*range(count - 1), *[-1] * (12 - count)]
+        assert index.lookup([some]).tolist() == list(range(count))
+        assert index.keys() == [some]
+    last = index.keys(np.array([10, 0, 8]))[0]
+    assert last.to_pylist() == ["d" * 1000, "", "b" * 64]
+
+
+def test_more_columns_than_a_word_has_bits_for_nulls() -> None:
+    index = KeyIndex()
+    rows = [[(row * number) % 5 or None for number in range(70)] for row in range(4)]
+    columns = [pa.array(column, pa.int64()) for column in zip(*rows, strict=True)]
+    assert index.lookup([column.fill_null(0) for column in columns]).tolist() == [0, 1, 2, 3]
+    assert index.lookup(columns).tolist() == [4, 5, 6, 7]
+    assert index.keys(np.arange(4, 8)) == columns
 
 
 def test_zeros_and_nans_are_one_key_each() -> None:
@@ -217,54 +237,3 @@ def test_nothing_was_looked_up() -> None:
     assert index.keys() == []
     assert index.lookup([pa.array([], pa.string())]).tolist() == []
     assert index.keys() == [pa.array([], pa.string())]
-
-
-# --- the table of words -----------------------------------------------------------------------------
-
-
-def test_close_words_are_addressed_and_wide_ones_hashed() -> None:
-    table = WordTable()
-    table.insert(np.array([10**12, 10**12 + 1000]), np.array([0, 1]))
-    assert table._direct is not None
-    assert table.find(np.array([10**12 + 1000, 10**12, 5, -(2**63)])).tolist() == [1, 0, -1, -1]
-    table.insert(np.array([-(10**15)]), np.array([2]))
-    assert table._direct is None
-    assert table.find(np.array([-(10**15), 10**12, 10**12 + 1000, 10**12 + 1])).tolist() == [2, 0, 1, -1]
-
-
-def test_a_table_that_is_addressed_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wordtable, "DIRECT_SIZE_MAX", 4096)
-    monkeypatch.setattr(wordtable, "DIRECT_SIZE_FREE", 128)
-    table = WordTable()
-    for first in range(0, 6000, 500):
-        words = np.arange(first, first + 500)
-        table.insert(words, words)
-        assert table.find(words).tolist() == words.tolist()
-        assert (table._direct is not None) == (first + 500 <= 4096)
-        assert table._direct is None or len(table._direct) <= 4097
-    assert table.find(np.arange(-10, 6010)).tolist() == [-1] * 10 + list(range(6000)) + [-1] * 10
-
-
-word_lists = st.lists(
-    st.integers(-(2**63), 2**63 - 1) | st.integers(-40, 40) | st.integers(-40, 40).map(lambda n: n << 56),
-    max_size=60,
-)
-
-
-@given(st.lists(word_lists, max_size=4))
-def test_words_against_a_dict(lists: list[list[int]]) -> None:
-    table = WordTable()
-    numbers: dict[int, int] = {}
-    for words in lists:
-        fresh = [word for word in dict.fromkeys(words) if word not in numbers]
-        table.insert(np.array(fresh, np.int64), np.arange(len(fresh)) + len(numbers))
-        for word in fresh:
-            numbers[word] = len(numbers)
-        asked = np.array([*words, 0, 77, -(2**63), 2**63 - 1], dtype=np.int64)
-        assert table.find(asked).tolist() == [numbers.get(word, -1) for word in asked.tolist()]
-
-
-@given(word_lists)
-def test_first_rows_against_a_dict(words: list[int]) -> None:
-    expected = [words.index(word) for word in dict.fromkeys(words)]
-    assert first_rows(np.array(words, dtype=np.int64)).tolist() == expected

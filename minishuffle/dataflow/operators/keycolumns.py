@@ -1,0 +1,204 @@
+"""Columns of keys as words: equal keys have equal words, and the words give the keys back."""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from minishuffle.errors import UsageError
+from minishuffle.exchange.columnhash import family, fixed_values
+from minishuffle.exchange.keys import hash_columns
+from minishuffle.exchange.texts import Texts
+
+__all__ = ["FixedColumn", "KeyColumn", "TextColumn", "key_column", "null_marks"]
+
+Vector: TypeAlias = "np.ndarray[Any, Any]"
+Matrix: TypeAlias = "np.ndarray[Any, Any]"
+
+TEXT_WORDS_MAX: Final = 8
+_SHORT_BYTES_MAX: Final = 8 * TEXT_WORDS_MAX - 1
+"""Longer texts are numbered."""
+_LONG: Final = 255
+"""In the place of the length: the text's number follows."""
+_ABSENT_NUMBER: Final = (1 << 56) - 1
+_INTEGERS: Final = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
+_NAN: Final = np.float64("nan")
+_S8: Final = np.uint64(8)
+
+
+def null_marks(array: pa.Array) -> Vector | None:
+    """Which values are null; None if none is."""
+    if not array.null_count:
+        return None
+    marks: Vector = array.is_null().to_numpy(zero_copy_only=False)
+    return marks
+
+
+class KeyColumn:
+    """One column of keys, in the type of the first batch.
+
+    ``width`` is how many words a key takes.
+    """
+
+    def __init__(self, kind: pa.DataType) -> None:
+        self.kind = kind
+        self.width = 1
+
+    def conform(self, array: pa.Array) -> pa.Array:
+        """The array in the column's type.
+
+        Raises:
+            UsageError: its type cannot be a key, or its values do not fit.
+        """
+        if pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        if array.type == self.kind:
+            return array
+        if family(array.type) not in (family(self.kind), "null"):
+            raise self._misfit(array, "it is of another kind")
+        try:
+            cast = array.cast(self.kind)
+        except pa.ArrowException as error:
+            raise self._misfit(array, str(error)) from error
+        # Some casts lose a part of a value without a word; equal hashes say that the keys are equal.
+        if not np.array_equal(hash_columns([array]), hash_columns([cast])):
+            raise self._misfit(array, "a value would change")
+        return cast
+
+    def _misfit(self, array: pa.Array, why: str) -> UsageError:
+        return UsageError(
+            f"a key column of type {array.type} does not fit the keys of type {self.kind} that came before "
+            f"({why}): cast the column to one type first"
+        )
+
+    def write_words(self, array: pa.Array, words: Matrix) -> None:
+        """Fill ``words`` (rows x ``width``, of zeros) with the keys; what stands for a null is undefined."""
+        raise NotImplementedError
+
+    def width_for(self, array: pa.Array) -> int:
+        """Prepare for these keys to be stored; the width that they need."""
+        return 1
+
+    def array(self, words: Matrix, nulls: Vector | None) -> pa.Array:
+        """The keys of those words."""
+        raise NotImplementedError
+
+
+def _validity(nulls: Vector | None) -> pa.Buffer | None:
+    return None if nulls is None else pa.py_buffer(np.packbits(~nulls, bitorder="little"))
+
+
+class FixedColumn(KeyColumn):
+    """Keys of at most 64 bits: the integer, or the bits of a float of 64 bits."""
+
+    def write_words(self, array: pa.Array, words: Matrix) -> None:
+        words[:, 0] = self.values(array)
+
+    def values(self, array: pa.Array) -> Vector:
+        """The words alone; without a copy for integers of 64 bits."""
+        kind = self.kind
+        if pa.types.is_null(kind):
+            return np.zeros(len(array), np.int64)
+        if pa.types.is_boolean(kind):
+            return fixed_values(array.cast(pa.uint8()), np.uint8).astype(np.int64)
+        if pa.types.is_floating(kind):
+            floats = fixed_values(array, f"f{kind.bit_width // 8}").astype(np.float64)
+            floats += 0.0  # makes one of two zeros
+            floats[np.isnan(floats)] = _NAN
+            return floats.view(np.int64)
+        return fixed_values(array, _INTEGERS[kind.bit_width]).astype(np.int64, copy=False)
+
+    def array(self, words: Matrix, nulls: Vector | None) -> pa.Array:
+        kind, values = self.kind, np.ascontiguousarray(words[:, 0])
+        length = len(values)
+        if pa.types.is_null(kind):
+            return pa.nulls(length)
+        if pa.types.is_boolean(kind):
+            return pa.array(values.astype(np.bool_), mask=nulls)
+        if pa.types.is_floating(kind):
+            numbers = values.view(np.float64).astype(f"f{kind.bit_width // 8}")
+        else:
+            numbers = values.astype(_INTEGERS[kind.bit_width])
+        return pa.Array.from_buffers(kind, length, [_validity(nulls), pa.py_buffer(numbers)])
+
+
+class TextColumn(KeyColumn):
+    """Keys of any length: the length in the lowest byte, the bytes after it, then zeros. As many words as
+    the longest key takes; those beyond ``TEXT_WORDS_MAX`` words have a number instead."""
+
+    def __init__(self, kind: pa.DataType) -> None:
+        super().__init__(kind)
+        self._long: dict[bytes, int] = {}
+
+    def _texts(self, array: pa.Array) -> Texts:
+        """The keys' bytes; a null has none."""
+        kind = self.kind
+        if pa.types.is_decimal(kind):
+            validity, data = array.buffers()
+            plain = pa.binary(kind.byte_width)
+            array = pa.Array.from_buffers(plain, len(array), [validity, data], offset=array.offset)
+        elif pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+            array = array.cast(pa.large_binary())
+        if array.null_count or pa.types.is_fixed_size_binary(array.type):
+            array = array.cast(pa.large_binary()).fill_null(b"")
+        return Texts(array)
+
+    def width_for(self, array: pa.Array) -> int:
+        texts = self._texts(array)
+        short = texts.lengths <= _SHORT_BYTES_MAX
+        for row in np.flatnonzero(~short).tolist():
+            self._long.setdefault(texts.text(row), len(self._long))
+        return int(texts.lengths.max(initial=0, where=short)) // 8 + 1
+
+    def write_words(self, array: pa.Array, words: Matrix) -> None:
+        texts = self._texts(array)
+        lengths = texts.lengths
+        matrix = texts.matrix()
+        if matrix is not None and matrix.shape[1] < 8 * self.width:
+            contents = words.view(np.uint8)
+            contents[:, 0] = matrix.shape[1]
+            contents[:, 1 : matrix.shape[1] + 1] = matrix
+            return
+        unsigned = words.view(np.uint64)
+        unsigned[:, 0] = texts.words(0) << _S8 | lengths.view(np.uint64)
+        # A text that needs more words than there are differs from all stored ones in its length.
+        for number in range(1, self.width):
+            unsigned[:, number] = texts.words(8 * number - 1)
+        for row in np.flatnonzero(lengths > _SHORT_BYTES_MAX).tolist():
+            words[row] = 0
+            unsigned[row, 0] = self._long.get(texts.text(row), _ABSENT_NUMBER) << 8 | _LONG
+
+    def array(self, words: Matrix, nulls: Vector | None) -> pa.Array:
+        contents = np.ascontiguousarray(words).view(np.uint8).reshape(len(words), 8 * words.shape[1])
+        lengths = contents[:, 0].astype(np.int64)
+        long = np.flatnonzero(lengths == _LONG).tolist()
+        lengths[long] = 0
+        inside = np.arange(contents.shape[1] - 1) < lengths[:, np.newaxis]
+        data = contents[:, 1:][inside]
+        offsets = np.concatenate(([0], np.cumsum(lengths)))
+        buffers = [_validity(nulls), pa.py_buffer(offsets), pa.py_buffer(data)]
+        stored = pa.Array.from_buffers(pa.large_binary(), len(words), buffers)
+        if long:
+            names, values = list(self._long), stored.to_pylist()
+            for row in long:
+                values[row] = names[int(words[row, 0]) >> 8]
+            stored = pa.array(values, pa.large_binary())
+        if pa.types.is_decimal(self.kind):
+            width = self.kind.byte_width
+            held = stored.fill_null(bytes(width)).cast(pa.binary(width))
+            return pa.Array.from_buffers(self.kind, len(stored), [_validity(nulls), held.buffers()[1]])
+        return stored.cast(self.kind)
+
+
+def key_column(array: pa.Array) -> KeyColumn:
+    """A column for keys of that array's type.
+
+    Raises:
+        UsageError: the type cannot be a key.
+    """
+    kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+    group = family(kind)
+    wide = group in ("text", "binary") or (pa.types.is_decimal(kind) and kind.bit_width > 64)
+    return TextColumn(kind) if wide else FixedColumn(kind)
