@@ -28,6 +28,8 @@ _DIGITS: Final = USER_CHARS - len("user")
 _PLACES: Final = 10 ** np.arange(_DIGITS - 1, -1, -1)
 CITIES: Final = ("Lisbon", "Oslo", "Quito", "Perth", "Kyoto", "Cairo", "Lima", "Turin")
 TS_BEGIN: Final = 1_700_000_000_000
+_UNSEEN: Final = -1
+"""Less than any sum."""
 U64 = np.ndarray[Any, np.dtype[np.uint64]]
 VALUE_SALT: Final = np.uint64(0xD1B54A32D192ED03)
 Kind = Literal["int", "event"]
@@ -145,15 +147,13 @@ class Checker:
     def open(self, context: TaskContext) -> None:
         self._outputs = 0
         self._key_sum = 0
-        self._sums = np.zeros(KEYS, dtype=np.int64 if self._kind == "int" else np.float64)
-        self._seen = np.zeros(KEYS, dtype=bool)
+        self._sums = np.full(KEYS, _UNSEEN, dtype=np.int64 if self._kind == "int" else np.float64)
 
     def write(self, batch: Batch) -> None:
         self._outputs += len(batch)
         keys, sums = self._arrow(batch) if isinstance(batch, pa.RecordBatch) else self._rows(batch)
         # Of several outputs for one key the last is kept: assignment goes in order.
         self._sums[keys] = sums
-        self._seen[keys] = True
         self._key_sum += int(keys.sum())
 
     def _arrow(self, batch: pa.RecordBatch) -> tuple[Any, Any]:
@@ -167,7 +167,7 @@ class Checker:
         return numbers, np.fromiter(map(itemgetter(1), rows), self._sums.dtype, len(rows))
 
     def close(self) -> dict[str, Any]:
-        keys = np.flatnonzero(self._seen)
+        keys = np.flatnonzero(self._sums != _UNSEEN)
         return {
             "outputs": self._outputs,
             "key_sum": self._key_sum % 2**64,
