@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.exchange.elements import Batch, KeyedRows
+from minishuffle.exchange.gather import take
 from minishuffle.exchange.keys import CHUNK_ROWS, destination, hash_columns, hash_rows
 from minishuffle.exchange.rowformat import preview
 
@@ -140,7 +141,7 @@ class Partitioner:
             else:
                 if indices is None:
                     indices = pa.array(order)
-                columns.append(_take(column, indices))
+                columns.append(take(column, indices))
         gathered = pa.RecordBatch.from_arrays(columns, schema=batch.schema)
         for position, (begin, end) in enumerate(pairwise(bounds)):
             if begin < end:
@@ -171,14 +172,6 @@ def _column_number(schema: pa.Schema, name: str) -> int:
 def _word(kind: pa.DataType) -> Any:
     """The unsigned integer that can stand for values of a type, or None."""
     return _WORDS.get(kind.bit_width) if pa.types.is_primitive(kind) else None
-
-
-def _take(column: pa.Array, indices: pa.Array) -> pa.Array:
-    """``column.take``, also for views, which lack it."""
-    if pa.types.is_string_view(column.type) or pa.types.is_binary_view(column.type):
-        large = pa.large_string() if pa.types.is_string_view(column.type) else pa.large_binary()
-        return column.cast(large).take(indices).cast(column.type)
-    return column.take(indices)
 
 
 def _slice(batch: Batch, begin: int, end: int) -> Batch:

@@ -24,11 +24,11 @@ from minishuffle.dataflow.operators.joincolumns import (
     plain_schema,
 )
 from minishuffle.dataflow.operators.joinheld import places
-from minishuffle.dataflow.operators.joins import taken
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.dataflow.operators.moments import Vector
 from minishuffle.errors import ResourceExhausted, UnknownName, UsageError
 from minishuffle.exchange.elements import pack_rows
+from minishuffle.exchange.gather import taken
 from minishuffle.exchange.keys import canonical_rows
 from minishuffle.limits import BATCH_ROWS_MAX, BROADCAST_BYTES_MAX, MIB
 

@@ -7,11 +7,9 @@ until the other side's watermark is ``within`` past it: nothing that could match
 
 from __future__ import annotations
 
-from itertools import compress
 from typing import Literal, TypeAlias
 
 import numpy as np
-import pyarrow as pa
 
 from minishuffle.dataflow.operators.base import (
     BEGINNING_OF_TIME,
@@ -27,8 +25,9 @@ from minishuffle.dataflow.operators.base import (
 from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.dataflow.operators.moments import TIME_MAX, TIME_MIN, Vector, event_times
 from minishuffle.dataflow.operators.times import EventTime
+from minishuffle.exchange.gather import chosen
 
-__all__ = ["How", "IntervalJoin", "JoinProgress", "taken"]
+__all__ = ["How", "IntervalJoin", "JoinProgress"]
 
 How: TypeAlias = Literal["inner", "left", "full"]
 Mask: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.bool_]]"
@@ -148,8 +147,8 @@ class IntervalJoin(ChainedOperator):
         times = event_times(self.times[input], batch)
         late = times <= self.progress.reached[input]
         if late.any():
-            self._set_aside(_chosen(batch, late), input, emit)
-            batch, times = _chosen(batch, ~late), times[~late]
+            self._set_aside(chosen(batch, late), input, emit)
+            batch, times = chosen(batch, ~late), times[~late]
         if len(batch):
             self.take(batch, times, input, emit)
 
@@ -175,30 +174,3 @@ class IntervalJoin(ChainedOperator):
             self._told_idle = progress.idle
             if progress.idle:
                 emit(Idle())
-
-
-def taken(batch: pa.RecordBatch, rows: Vector) -> pa.RecordBatch:
-    """``batch.take``, also for views of texts and bytes, which lack it."""
-    indices = pa.array(rows)
-    if not any(_is_view(field.type) for field in batch.schema):
-        return batch.take(indices)
-    columns = [
-        column.cast(pa.large_binary()).take(indices).cast(column.type)
-        if _is_view(column.type)
-        else column.take(indices)
-        for column in batch.columns
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
-
-
-def _is_view(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string_view(kind) or pa.types.is_binary_view(kind))
-
-
-def _chosen(batch: Batch, mask: Mask) -> Batch:
-    if isinstance(batch, pa.RecordBatch):
-        return taken(batch, np.flatnonzero(mask))
-    kept = mask.tolist()
-    if isinstance(batch, KeyedRows):
-        return KeyedRows(list(compress(batch.keys, kept)), list(compress(batch.rows, kept)))
-    return list(compress(batch, kept))

@@ -7,15 +7,14 @@ The window of size s with a record of time t begins at the greatest multiple of 
 from __future__ import annotations
 
 import heapq
-from itertools import compress
 from typing import TypeAlias
 
 import numpy as np
-import pyarrow as pa
 
 from minishuffle.dataflow.operators.base import BEGINNING_OF_TIME, Batch, Emit, KeyedRows, Side, TaskContext
 from minishuffle.dataflow.operators.moments import Vector, event_times
 from minishuffle.dataflow.operators.times import EventTime
+from minishuffle.exchange.gather import chosen
 
 __all__ = ["OpenWindows", "Starts"]
 
@@ -53,9 +52,9 @@ class OpenWindows:
             return batch, starts
         context.counters.records_late += count
         if self.late_tag is not None:
-            set_aside = _chosen(batch, late)
+            set_aside = chosen(batch, late)
             emit(Side(self.late_tag, set_aside.rows if isinstance(set_aside, KeyedRows) else set_aside))
-        return _chosen(batch, ~late), starts[~late]
+        return chosen(batch, ~late), starts[~late]
 
     def opened(self, start: int) -> None:
         """A window has its first record."""
@@ -72,12 +71,3 @@ class OpenWindows:
     def _last_start(self, watermark: int) -> int:
         """The latest start of a window that has fired at ``watermark``."""
         return watermark - self.size + 1
-
-
-def _chosen(batch: Batch, mask: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Batch:
-    if isinstance(batch, pa.RecordBatch):
-        return batch.filter(pa.array(mask))
-    kept = mask.tolist()
-    if isinstance(batch, KeyedRows):
-        return KeyedRows(list(compress(batch.keys, kept)), list(compress(batch.rows, kept)))
-    return list(compress(batch, kept))

@@ -1,0 +1,37 @@
+"""Some rows of a batch."""
+
+from __future__ import annotations
+
+from itertools import compress
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from minishuffle.exchange.elements import Batch, KeyedRows
+
+__all__ = ["chosen", "take", "taken"]
+
+
+def chosen(batch: Batch, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> Batch:
+    """The rows for which ``mask`` holds."""
+    if isinstance(batch, pa.RecordBatch):
+        return taken(batch, np.flatnonzero(mask))
+    kept = mask.tolist()
+    if isinstance(batch, KeyedRows):
+        return KeyedRows(list(compress(batch.keys, kept)), list(compress(batch.rows, kept)))
+    return list(compress(batch, kept))
+
+
+def take(column: pa.Array, indices: pa.Array) -> pa.Array:
+    """``column.take``, also for views of texts and bytes, which lack it."""
+    if pa.types.is_string_view(column.type) or pa.types.is_binary_view(column.type):
+        return column.cast(pa.large_binary()).take(indices).cast(column.type)
+    return column.take(indices)
+
+
+def taken(batch: pa.RecordBatch, rows: np.ndarray[Any, Any]) -> pa.RecordBatch:
+    """The rows with those numbers, in the order of ``rows``."""
+    indices = pa.array(rows)
+    columns = [take(column, indices) for column in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
