@@ -255,6 +255,8 @@ class Streams:
         if asked is None:
             return []
         if isinstance(message, UpstreamExpected):
+            if message.error is not None and asked.stream.job.stopping:
+                return []  # :meth:`remove` will say why, which the worker does not know
             del self._asked[message.ticket]
             return [self._opened(asked, message)]
         asked.open_answers -= 1

@@ -220,6 +220,22 @@ def test_whoever_waits_is_told_when_the_job_ends(cluster: FakeCluster, pair: Any
     cluster.ask(opening())
 
 
+def test_a_task_that_is_being_cancelled_leaves_the_answer_to_the_end_of_its_job(
+    cluster: FakeCluster, pair: Any
+) -> None:
+    cluster.submit(graph("orders"))
+    cluster.request(CancelJob(job="j1"))
+    request = cluster.ask(opening())
+    (message,) = pair[0].got(ExpectUpstream)
+    error = ErrorInfo(code=PeerLost.code, text="the task does not run here any more")
+    cluster.send(pair[0], expected(message.ticket, error=error))
+    assert cluster.reply(request) is None
+    cluster.report_all("j1", "canceled")
+    reply = cluster.reply(request)
+    assert isinstance(reply, Failure)
+    assert "job j1 (count words) ended as canceled while its stream was written" in reply.text
+
+
 def test_a_worker_that_is_lost_is_no_place_to_write_to(cluster: FakeCluster, pair: Any) -> None:
     cluster.submit(graph("orders"))
     waiting = cluster.ask(opening())
