@@ -113,7 +113,7 @@ def test_different_keys_stay_different() -> None:
     assert len({stable_hash(key) for key in different}) == len(different)
 
 
-@pytest.mark.parametrize("key", [{}, [1], {1}, object(), 1j, timedelta(1), (1, [2])], ids=repr)
+@pytest.mark.parametrize("key", [{}, [1], {1}, Ellipsis, 1j, timedelta(1), (1, [2])], ids=repr)
 def test_what_cannot_be_a_key(key: Any) -> None:
     named = "list" if isinstance(key, tuple) else type(key).__name__
     for call in (
