@@ -6,6 +6,9 @@ export PYTHONUNBUFFERED := 1
 # In the foreground, so that Ctrl-C reaches what runs and not only make.
 WITHIN := timeout --foreground --kill-after=30
 
+# Two processes, each with whole files: half of the time goes into waiting for clusters and sessions to start.
+SIDE_BY_SIDE := $(BIN)/python -m pytest -q -n 2 --dist loadfile
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-fast fmt lint types bench soak clean
 
@@ -21,11 +24,12 @@ demo: ## Run the main job and the data pipeline on a local cluster
 
 test: lint types ## Check style and types, then run every test
 	@scripts/bootstrap --tests
-	$(WITHIN) 3000 $(BIN)/python -m pytest -q
+	$(WITHIN) 3000 $(SIDE_BY_SIDE) -m "not alone"
+	$(WITHIN) 600 $(BIN)/python -m pytest -q -m alone
 
 test-fast: ## Run the tests that take less than a few seconds each
 	@scripts/bootstrap --tests
-	$(WITHIN) 600 $(BIN)/python -m pytest -q -m "not slow"
+	$(WITHIN) 600 $(SIDE_BY_SIDE) -m "not slow"
 
 fmt: setup ## Format the code
 	$(BIN)/ruff check --fix-only --quiet .
@@ -48,7 +52,8 @@ bench: setup ## Measure transport, exchange and keyBy (some minutes)
 
 soak: setup ## Run the tests with many more seeds and longer spans (about an hour)
 	@scripts/bootstrap --tests
-	MINISHUFFLE_SOAK=1 $(WITHIN) 10000 $(BIN)/python -m pytest -q --timeout 3600
+	MINISHUFFLE_SOAK=1 $(WITHIN) 10000 $(SIDE_BY_SIDE) --timeout 3600 -m "not alone"
+	MINISHUFFLE_SOAK=1 $(WITHIN) 600 $(BIN)/python -m pytest -q --timeout 3600 -m alone
 
 clean: ## Remove .venv and everything that was built
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -47,9 +47,6 @@ def hypothesis_profile() -> str:
 
 settings.load_profile(hypothesis_profile())
 
-# libuv opens a pipe for signals with a process' first loop and keeps it: that is nobody's leak.
-uvloop.new_event_loop().close()
-
 # libuv opens a signal pipe for the whole process at its first loop, which is no test's leak.
 with asyncio.Runner(loop_factory=uvloop.new_event_loop) as first_loop:
     first_loop.run(asyncio.sleep(0))

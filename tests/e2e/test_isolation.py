@@ -23,7 +23,7 @@ HEARTBEAT_TIMEOUT = 10.0
 CANCEL_TIMEOUT = 1.0
 SLOTS = 5
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
