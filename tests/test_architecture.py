@@ -38,6 +38,7 @@ LAYERS = (
     names("spark"),
     names("bench examples pipelines"),  # Built with the public names, two rows above.
     names("cli"),
+    names("__main__"),
 )
 """From the bottom up: a file imports only from a row below its own, or from its own package."""
 OBSERVE = 7

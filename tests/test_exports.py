@@ -38,6 +38,12 @@ def test_the_stream_module_leaves_arrow_for_later() -> None:
     assert not loaded.intersection(HEAVY)
 
 
+def test_the_package_runs_as_the_command() -> None:
+    command = [sys.executable, "-m", "minishuffle", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == f"minishuffle, version {minishuffle.__version__}\n"
+
+
 @pytest.mark.parametrize("name", minishuffle.__all__)
 def test_every_public_name_resolves(name: str) -> None:
     value = getattr(minishuffle, name)
