@@ -118,7 +118,9 @@ class JobGraph(BaseModel):
         return [i for i, edge in enumerate(self.edges) if edge.source == vertex]
 
     def to_bytes(self) -> bytes:
-        packed: bytes = msgpack.packb(self.model_dump(mode="python"), use_bin_type=True)
+        """Text that is no Unicode is escaped, as in messages."""
+        fields = self.model_dump(mode="python")
+        packed: bytes = msgpack.packb(fields, use_bin_type=True, unicode_errors="backslashreplace")
         return packed
 
     @classmethod

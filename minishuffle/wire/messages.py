@@ -367,8 +367,10 @@ _ADAPTER: TypeAdapter[Any] = TypeAdapter(AnyMessage)
 
 
 def pack_message(message: ControlMessage) -> bytes:
-    """The body of a Message frame."""
-    packed: bytes = msgpack.packb(message.model_dump(mode="python"), use_bin_type=True)
+    """The body of a Message frame. Text that is no Unicode (a file name in an error, say) is escaped: a
+    report that could not be packed would be lost, and its task wait for ever."""
+    fields = message.model_dump(mode="python")
+    packed: bytes = msgpack.packb(fields, use_bin_type=True, unicode_errors="backslashreplace")
     return packed
 
 

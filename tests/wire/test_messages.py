@@ -166,3 +166,11 @@ def test_changed_bytes_are_read_or_refused(data: st.DataObject) -> None:
     except RemoteProtocolError:
         return
     assert isinstance(message, MESSAGE_TYPES)
+
+
+def test_text_that_is_no_unicode_is_escaped_and_not_lost() -> None:
+    error = ErrorInfo(code=60, text="no file caf\udce9.csv")
+    fields = {"term": 1, "job": "j1", "operator": 0, "index": 0, "attempt": 1, "state": "failed"}
+    back = unpack_message(pack_message(TaskStateChanged(**fields, error=error)))
+    assert isinstance(back, TaskStateChanged) and back.error is not None
+    assert back.error.text == "no file caf\\udce9.csv"
