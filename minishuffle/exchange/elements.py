@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from minishuffle.errors import RemoteProtocolError, UsageError
 from minishuffle.exchange.assembly import ELEMENT_HEADER, Assembler, AssemblyBudget, ElementFormat
+from minishuffle.exchange.nesting import with_innermost, without_dictionary
 from minishuffle.exchange.rowformat import (
     pack_keyed_rows,
     pack_rows,
@@ -118,30 +119,11 @@ def _without_dictionaries(batch: pa.RecordBatch) -> pa.RecordBatch:
     import pyarrow as pa
 
     kinds = batch.schema.types
-    plain = [_plain_type(kind) for kind in kinds]
+    plain = [with_innermost(kind, without_dictionary) for kind in kinds]
     if plain == kinds:
         return batch
     fields = [field.with_type(kind) for field, kind in zip(batch.schema, plain, strict=True)]
     return batch.cast(pa.schema(fields, batch.schema.metadata))
-
-
-def _plain_type(kind: pa.DataType) -> pa.DataType:
-    """The type with dictionaries, at any depth, replaced by what they hold."""
-    import pyarrow as pa
-
-    if not kind.num_fields:
-        return _plain_type(kind.value_type) if pa.types.is_dictionary(kind) else kind
-    inner = [kind.field(number) for number in range(kind.num_fields)]
-    fields = [field.with_type(_plain_type(field.type)) for field in inner]
-    if pa.types.is_struct(kind):
-        return pa.struct(fields)
-    if pa.types.is_map(kind):
-        return pa.map_(kind.key_type, fields[0].type.field(1), keys_sorted=kind.keys_sorted)
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(fields[0], kind.list_size)
-    if pa.types.is_large_list(kind):
-        return pa.large_list(fields[0])
-    return pa.list_(fields[0]) if pa.types.is_list(kind) else kind
 
 
 def _decode_arrow(payload: Any) -> pa.RecordBatch:

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from minishuffle.exchange.elements import Batch, KeyedRows
+from minishuffle.exchange.nesting import with_innermost, without_view
 
 __all__ = ["chosen", "take", "taken"]
 
@@ -24,10 +25,11 @@ def chosen(batch: Batch, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> Batch:
 
 
 def take(column: pa.Array, indices: pa.Array) -> pa.Array:
-    """``column.take``, also for views of texts and bytes, which lack it."""
-    if pa.types.is_string_view(column.type) or pa.types.is_binary_view(column.type):
-        return column.cast(pa.large_binary()).take(indices).cast(column.type)
-    return column.take(indices)
+    """``column.take``, also for views of texts and bytes at any depth, which lack it."""
+    plain = with_innermost(column.type, without_view)
+    if plain == column.type:
+        return column.take(indices)
+    return column.cast(plain).take(indices).cast(column.type)
 
 
 def taken(batch: pa.RecordBatch, rows: np.ndarray[Any, Any]) -> pa.RecordBatch:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from minishuffle.exchange.elements import KeyedRows
-from minishuffle.exchange.gather import chosen, taken
+from minishuffle.exchange.gather import chosen, take, taken
 
 BATCH = pa.record_batch(
     {
@@ -46,3 +46,18 @@ def test_rows_for_which_a_mask_holds(batch: Any, mask: list[bool]) -> None:
         assert found == ["abcd"[row] for row in kept]
     else:
         assert found.to_pylist() == [batch.to_pylist()[row] for row in kept]
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (pa.struct([("a", pa.string_view())]), [{"a": "x"}, None, {"a": None}]),
+        (pa.list_(pa.binary_view()), [[b"x", None], None, []]),
+        (pa.map_(pa.string(), pa.string_view()), [[("k", "v")], None, []]),
+    ],
+    ids=str,
+)
+def test_views_inside_of_other_types(kind: pa.DataType, values: list[Any]) -> None:
+    found = take(pa.array(values, kind), pa.array([2, 0, 0, 1]))
+    assert found.type == kind
+    assert found.to_pylist() == [values[2], values[0], values[0], values[1]]

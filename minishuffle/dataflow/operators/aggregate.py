@@ -16,6 +16,7 @@ from minishuffle.dataflow.operators.columns import Aggregate, Function, Groups, 
 from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.errors import UsageError
+from minishuffle.exchange.gather import take
 from minishuffle.limits import BATCH_ROWS_MAX
 
 __all__ = ["AggregateArrow", "CountArrow"]
@@ -98,7 +99,7 @@ def _compressed(column: pa.Array, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> 
     knows plain numbers only."""
     if pa.types.is_integer(column.type) and not column.null_count:
         return pa.array(np.compress(mask, column.to_numpy()), type=column.type)
-    return column.filter(pa.array(mask))
+    return take(column, pa.array(np.flatnonzero(mask)))
 
 
 class CountArrow(_KeyedColumns):

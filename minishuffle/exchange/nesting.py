@@ -1,0 +1,46 @@
+"""Types of Arrow with the types in them replaced, at any depth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["with_innermost", "without_dictionary", "without_view"]
+
+
+def with_innermost(kind: pa.DataType, replace: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """The type with ``replace`` applied to every type in it that holds no others. Keys of maps stay."""
+    import pyarrow as pa
+
+    if not kind.num_fields:
+        return replace(kind)
+    inner = [kind.field(number) for number in range(kind.num_fields)]
+    fields = [field.with_type(with_innermost(field.type, replace)) for field in inner]
+    if pa.types.is_struct(kind):
+        return pa.struct(fields)
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_type, fields[0].type.field(1), keys_sorted=kind.keys_sorted)
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(fields[0], kind.list_size)
+    if pa.types.is_large_list(kind):
+        return pa.large_list(fields[0])
+    return pa.list_(fields[0]) if pa.types.is_list(kind) else kind
+
+
+def without_dictionary(kind: pa.DataType) -> pa.DataType:
+    """What a dictionary holds, at any depth; any other type is itself."""
+    import pyarrow as pa
+
+    return with_innermost(kind.value_type, without_dictionary) if pa.types.is_dictionary(kind) else kind
+
+
+def without_view(kind: pa.DataType) -> pa.DataType:
+    """For a view of texts or bytes the long type of what it shows; any other type is itself."""
+    import pyarrow as pa
+
+    if pa.types.is_string_view(kind):
+        return pa.large_string()
+    return pa.large_binary() if pa.types.is_binary_view(kind) else kind
