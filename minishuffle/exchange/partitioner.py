@@ -62,6 +62,7 @@ class Partitioner:
             "custom": self._as_chosen,
         }
         assert kind != "custom" or choose is not None
+        self._kind = kind
         self._split = splits[kind]
         self._consumers = consumers
         self._keys = keys
@@ -86,8 +87,19 @@ class Partitioner:
         if not len(batch):
             return iter(())
         if self._consumers == 1:
+            self._check(batch)
             return iter([(0, batch)])
         return self._split(batch)
+
+    def _check(self, batch: Batch) -> None:
+        """One consumer gets everything, and what is refused is not to depend on their number."""
+        if self._kind == "custom" and not isinstance(batch, pa.RecordBatch):
+            self._choices(batch)
+        elif self._kind == "hash" and isinstance(batch, KeyedRows):
+            hash_rows(batch.keys)
+        elif self._kind == "hash" and isinstance(batch, pa.RecordBatch) and batch.schema != self._schema:
+            self._prepare(batch.schema)
+            hash_columns([batch.column(number).slice(0, 0) for number in self._key_columns])
 
     def _to_all(self, batch: Batch) -> Pieces:
         return ((position, batch) for position in range(self._consumers))
@@ -148,8 +160,17 @@ class Partitioner:
                 yield position, gathered.slice(begin, end - begin)
 
     def _as_chosen(self, batch: Batch) -> Pieces:
-        assert self._choose is not None
         assert not isinstance(batch, pa.RecordBatch)
+        order, bounds = _sort(np.array(self._choices(batch), dtype=np.int64), self._consumers)
+        return _pick_rows(batch, order, bounds)
+
+    def _choices(self, batch: KeyedRows | list[Any]) -> list[int]:
+        """The consumer of each row.
+
+        Raises:
+            UsageError: the partitioner gave something else.
+        """
+        assert self._choose is not None
         rows = batch.rows if isinstance(batch, KeyedRows) else batch
         chosen = list(map(self._choose, rows, repeat(self._consumers)))
         for row, choice in zip(rows, chosen, strict=True):
@@ -158,8 +179,7 @@ class Partitioner:
                     f"the partitioner gave {choice!r} for the row {preview(row)}: return an int from 0 to "
                     f"{self._consumers - 1}, the consumer's index"
                 )
-        order, bounds = _sort(np.array(chosen, dtype=np.int64), self._consumers)
-        return _pick_rows(batch, order, bounds)
+        return chosen
 
 
 def _column_number(schema: pa.Schema, name: str) -> int:

@@ -128,6 +128,17 @@ def test_one_consumer_gets_the_batch_itself(kind: str) -> None:
         assert piece is batch
 
 
+def test_one_consumer_is_refused_what_several_are() -> None:
+    with pytest.raises(UsageError, match="a key of type list cannot be hashed"):
+        Partitioner("hash", 1, None, None, 0).split(KeyedRows([[1]], [2]))
+    with pytest.raises(UsageError, match="cannot be"):
+        Partitioner("hash", 1, ("k",), None, 0).split(pa.record_batch({"k": [[1]]}))
+    with pytest.raises(UnknownName, match="no key column 'k'"):
+        Partitioner("hash", 1, ("k",), None, 0).split(pa.record_batch({"v": [1]}))
+    with pytest.raises(UsageError, match="the partitioner gave 7"):
+        Partitioner("custom", 1, None, lambda row, consumers: 7, 0).split([1])
+
+
 @pytest.mark.parametrize("kind", ["hash", "rebalance", "broadcast", "custom"])
 def test_an_empty_batch_gives_no_piece(kind: str) -> None:
     partitioner = Partitioner(kind, 3, None, lambda row, consumers: 0, 0)
