@@ -55,6 +55,8 @@ SPILL_ELEMENT_BYTES: Final = 16 * MIB
 # --- jobs -------------------------------------------------------------------------------------
 PARALLELISM_MAX: Final = 32_768
 BATCH_ROWS_MAX: Final = 65_536
+CSV_BLOCK_BYTES: Final = 8 * MIB
+"""Read at once of a CSV file; a line that is longer may be refused, one of twice that always is."""
 COLLECT_BYTES_MAX: Final = 256 * MIB
 BROADCAST_BYTES_MAX: Final = 256 * MIB
 """Of the small side of a broadcast join, in each subtask."""

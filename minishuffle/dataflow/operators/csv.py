@@ -11,7 +11,7 @@ import pyarrow.csv as pa_csv
 
 from minishuffle.dataflow.operators.sources import Paths, files_of, opened
 from minishuffle.errors import UnknownName, UsageError
-from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.limits import BATCH_ROWS_MAX, CSV_BLOCK_BYTES
 
 __all__ = ["CsvSource"]
 
@@ -42,6 +42,8 @@ class CsvSource:
         header: bool = True,
         delimiter: str = ",",
     ) -> None:
+        if len(delimiter) != 1:
+            raise UsageError(f"the delimiter of a CSV file is one character, not {delimiter!r}")
         self.schema = schema
         self.nulls = list(nulls)
         self.header = header
@@ -78,7 +80,9 @@ class CsvSource:
         try:
             with pa_csv.open_csv(
                 file,
-                read_options=pa_csv.ReadOptions(use_threads=False, column_names=names),
+                read_options=pa_csv.ReadOptions(
+                    use_threads=False, column_names=names, block_size=CSV_BLOCK_BYTES
+                ),
                 parse_options=pa_csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
                 convert_options=pa_csv.ConvertOptions(
                     column_types=self.schema,
@@ -92,6 +96,11 @@ class CsvSource:
                     self._check(batch)
                     yield pa.RecordBatch.from_arrays(batch.columns, schema=self.schema)
         except pa.ArrowException as error:
+            if "straddl" in str(error):
+                raise UsageError(
+                    f"{path}: a line has more than {CSV_BLOCK_BYTES >> 20} MiB, or a quotation mark is not "
+                    "closed: correct the file, or convert it to Parquet"
+                ) from error
             raise UsageError(
                 f"{path}: {error}: correct the file or the schema, or name what is null: nulls=('NA',)"
             ) from error

@@ -13,7 +13,7 @@ import pytest
 from minishuffle.dataflow.operators.csv import CsvSource
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import UnknownName, UsageError
-from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.limits import BATCH_ROWS_MAX, CSV_BLOCK_BYTES
 
 SCHEMA = pa.schema(
     [
@@ -113,3 +113,21 @@ def test_a_stream_of_csv_knows_its_columns(tmp_path: Path) -> None:
         Stream.csv(tmp_path / "b.csv", schema={"x": int})
     with pytest.raises(UsageError, match=r"write nulls=\['NA'\]"):
         Stream.csv(path, schema=SCHEMA, nulls="NA")
+
+
+def test_a_value_may_be_long_and_a_line_too_long_says_so(tmp_path: Path) -> None:
+    schema = pa.schema([("a", pa.int64()), ("b", pa.string())])
+    long = "x" * 3_000_000
+    assert read(CsvSource(written(tmp_path, f"a,b\n1,{long}\n2,y\n"), schema)) == [
+        {"a": 1, "b": long},
+        {"a": 2, "b": "y"},
+    ]
+    too_long = written(tmp_path, "a,b\n1," + "x" * (2 * CSV_BLOCK_BYTES) + "\n2,y\n", "b.csv")
+    with pytest.raises(UsageError, match=r"b.csv: a line has more than 8 MiB, or a quotation mark"):
+        read(CsvSource(too_long, schema))
+
+
+def test_a_delimiter_is_one_character(tmp_path: Path) -> None:
+    path = written(tmp_path, "a\n1\n")
+    with pytest.raises(UsageError, match="one character, not ';;'"):
+        CsvSource(path, pa.schema([("a", pa.int64())]), delimiter=";;")
