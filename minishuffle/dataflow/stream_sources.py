@@ -91,13 +91,22 @@ class StreamSources(StreamBase):
 
     @classmethod
     def items(cls, items: Iterable[U]) -> Stream[U]:
-        """A collection in memory, which travels with the job: rows, or a ``pyarrow`` table or batch."""
+        """A collection in memory, which travels with the job: rows, or a table (of pyarrow, or what gives
+        itself as one: a DataFrame of pandas, say)."""
         import pyarrow as pa
 
         from minishuffle.dataflow.operators.sources import ArrowItemsSource, ItemsSource
 
         if isinstance(items, pa.Table | pa.RecordBatch):
             return cls._from_source("items", ArrowItemsSource(items), items.schema)
+        if hasattr(items, "__arrow_c_stream__"):
+            try:
+                table = pa.table(items).replace_schema_metadata(None)
+            except (pa.ArrowException, TypeError, ValueError) as error:
+                raise UsageError(
+                    f"Stream.items cannot take a {type(items).__name__} as a table: {error}"
+                ) from error
+            return cls._from_source("items", ArrowItemsSource(table), table.schema)
         if not isinstance(items, Iterable) or isinstance(items, str | bytes | Mapping):
             raise UsageError(
                 f"Stream.items takes a list of rows or a pyarrow.Table, not a {type(items).__name__}: "

@@ -285,6 +285,14 @@ def test_rows_go_to_parquet_by_their_declared_schema(tmp_path: Path) -> None:
 # --- sinks ----------------------------------------------------------------------------------------
 
 
+def test_what_gives_itself_as_a_table_is_one() -> None:
+    stream = Stream.items(TABLE.to_pandas())
+    assert "(arrow)" in repr(stream)
+    assert stream._columns == tuple(TABLE.schema.names)
+    with pytest.raises(UsageError, match="cannot take a ChunkedArray as a table"):
+        Stream.items(pa.chunked_array([[1]]))
+
+
 @pytest.mark.parametrize(
     "follow",
     [
