@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgpack
-
 from minishuffle.errors import (
     PeerLost,
     RemoteProtocolError,
@@ -18,6 +16,7 @@ from minishuffle.errors import (
     TaskFailed,
     UsageError,
 )
+from minishuffle.exchange.rowformat import unpack_result
 from minishuffle.ids import Address
 from minishuffle.transport.control import BlockingControlClient
 from minishuffle.wire.frames import Role
@@ -123,9 +122,7 @@ class JobHandle:
             state=info.state,
             rows=list(self.rows()),
             results=[
-                SinkResult(
-                    task.name, task.index, msgpack.unpackb(task.result, raw=False, strict_map_key=False)
-                )
+                SinkResult(task.name, task.index, unpack_result(task.result))
                 for task in info.tasks
                 if task.result
             ],

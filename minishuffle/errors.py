@@ -41,6 +41,7 @@ __all__ = [
     "UnserializableRecord",
     "UsageError",
     "error_from_code",
+    "text_of",
 ]
 
 
@@ -150,3 +151,11 @@ def error_from_code(code: int, text: str) -> ShuffleError:
         if cls.code == code:
             return cls(text)
     return ShuffleError(text)
+
+
+def text_of(error: BaseException) -> str:
+    """``str(error)``, also where a ``__str__`` of the user's raises: the error has to be reported even so."""
+    try:
+        return str(error)
+    except Exception as broken:
+        return f"(its text cannot be had: __str__ raised {type(broken).__name__})"

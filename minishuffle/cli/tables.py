@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-import msgpack
 from rich.console import Console
 from rich.table import Table
 
 from minishuffle.client import cause_text
+from minishuffle.exchange.rowformat import unpack_result
 from minishuffle.wire.messages import ClusterStatus, JobInfo
 from minishuffle.wire.parts import TaskInfo
 
@@ -82,7 +82,7 @@ def job_map(job: JobInfo) -> dict[str, Any]:
 
 def _task_map(task: TaskInfo) -> dict[str, Any]:
     found = task.model_dump(exclude={"result"})
-    found["result"] = msgpack.unpackb(task.result, strict_map_key=False) if task.result else None
+    found["result"] = unpack_result(task.result) if task.result else None
     return found
 
 

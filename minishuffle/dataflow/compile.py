@@ -14,6 +14,7 @@ from minishuffle.dataflow.arguments import checked_parallelism
 from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.dataflow.nodes import Exchange, Feed, Node, inputs_first
 from minishuffle.dataflow.operators.base import Operator, Output, Program
+from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.dataflow.pickling import pickle_program
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import InvalidGraph, ResourceExhausted, UsageError
@@ -69,6 +70,7 @@ def compile_job(
                 "print(), to_parquet(path) or to(sink)"
             )
     nodes = list(inputs_first(ends))
+    _check_claims(nodes)
     widths = _parallelisms(nodes, checked_parallelism(parallelism, "parallelism"))
     chains, edges = _chains_and_edges(nodes, widths)
     graph = JobGraph(
@@ -76,6 +78,16 @@ def compile_job(
     )
     _check_size(graph)
     return graph
+
+
+def _check_claims(nodes: list[Node]) -> None:
+    claimed: set[str] = set()
+    for operator in (operator for node in nodes for operator in node.operators):
+        target = operator.claim() if isinstance(operator, ChainedOperator) else None
+        if target in claimed:
+            raise UsageError(f"two sinks of the job write to {target}: give each its own")
+        if target is not None:
+            claimed.add(target)
 
 
 def _parallelisms(nodes: list[Node], default: int) -> dict[Node, int]:

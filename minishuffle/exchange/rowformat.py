@@ -23,7 +23,15 @@ import numpy as np
 from minishuffle.errors import RemoteProtocolError, UnserializableRecord
 from minishuffle.limits import ROW_PREVIEW_CHARS
 
-__all__ = ["pack_keyed_rows", "pack_rows", "preview", "unpack_keyed_rows", "unpack_rows"]
+__all__ = [
+    "pack_keyed_rows",
+    "pack_result",
+    "pack_rows",
+    "preview",
+    "unpack_keyed_rows",
+    "unpack_result",
+    "unpack_rows",
+]
 
 _AWARE, _NAIVE, _DATE, _TIMEDELTA, _DECIMAL, _UUID, _INT = range(64, 71)
 """msgpack's extension codes."""
@@ -37,6 +45,10 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 
 _MISFITS: Final = (TypeError, ValueError, OverflowError, RecursionError)
 """What the packer raises for a value that it cannot take."""
+_TAKEN: Final = (
+    "None, bool, int, float, str, bytes, datetime, date, timedelta, Decimal, UUID, or lists, tuples and "
+    "dicts of these"
+)
 _MALFORMED: Final = (
     msgpack.UnpackException,
     ValueError,
@@ -119,8 +131,7 @@ def _refusal(records: Sequence[Any], what: str) -> UnserializableRecord | None:
             reason = f"it holds a {error}" if type(error) is TypeError else f"{error}"
             return UnserializableRecord(
                 f"{what} {number} of a batch cannot cross an exchange: {preview(record)} "
-                f"({type(record).__name__}): {reason}; map it to None, bool, int, float, str, bytes, "
-                "datetime, date, timedelta, Decimal, UUID, or lists, tuples and dicts of these"
+                f"({type(record).__name__}): {reason}; map it to {_TAKEN}"
             )
     return None
 
@@ -140,6 +151,22 @@ def pack_rows(rows: Sequence[Any]) -> bytes:
         return _pack(rows)
     except _MISFITS as error:
         raise _refusal(rows, "row") or UnserializableRecord(f"rows cannot be packed: {error}") from error
+
+
+def pack_result(result: Any) -> bytes:
+    """What a sink's ``close()`` gave.
+
+    Raises:
+        UnserializableRecord: names the type at fault, and the mend.
+    """
+    try:
+        return _pack(result)
+    except _MISFITS as error:
+        reason = f"it holds a {error}" if type(error) is TypeError else f"{error}"
+        raise UnserializableRecord(
+            f"what close() of the sink gave cannot be told: {preview(result)} ({type(result).__name__}): "
+            f"{reason}; give {_TAKEN}"
+        ) from error
 
 
 def pack_keyed_rows(keys: Sequence[Any], rows: Sequence[Any]) -> bytes:
@@ -168,11 +195,15 @@ def _place_of_keys(keys: Sequence[Any], rows: Sequence[Any]) -> int | None:
         return None
 
 
-def _unpack(data: Any) -> tuple[Any, ...]:
+def _value(data: Any) -> Any:
     try:
-        value = msgpack.unpackb(data, use_list=False, strict_map_key=False, ext_hook=_restore)
+        return msgpack.unpackb(data, use_list=False, strict_map_key=False, ext_hook=_restore)
     except _MALFORMED as error:
         raise RemoteProtocolError(f"rows cannot be unpacked: {error}") from error
+
+
+def _unpack(data: Any) -> tuple[Any, ...]:
+    value = _value(data)
     if not isinstance(value, tuple):
         raise RemoteProtocolError(f"rows cannot be unpacked: a {type(value).__name__} instead of a list")
     return value
@@ -185,6 +216,11 @@ def unpack_rows(data: Any) -> list[Any]:
         RemoteProtocolError: the bytes are no such value.
     """
     return list(_unpack(data))
+
+
+def unpack_result(data: Any) -> Any:
+    """What :func:`pack_result` was given. Raises as :func:`unpack_rows`."""
+    return _value(data)
 
 
 def unpack_keyed_rows(data: Any) -> tuple[list[Any], list[Any]]:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import cloudpickle
-import msgpack
 
 from minishuffle import limits
 from minishuffle.counters import TaskCounters
@@ -34,10 +33,11 @@ from minishuffle.dataflow.operators.base import (
     Watermark,
 )
 from minishuffle.dataflow.operators.reader import SourceReader
-from minishuffle.errors import ResourceExhausted, ShuffleError, TaskCancelled, TaskFailed
+from minishuffle.errors import ResourceExhausted, ShuffleError, TaskCancelled, TaskFailed, text_of
 from minishuffle.exchange.elements import pack_rows
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.partition import ResultPartition
+from minishuffle.exchange.rowformat import pack_result
 from minishuffle.exchange.spool import Spool
 from minishuffle.ids import AttemptId
 from minishuffle.wire.frames import EventKind
@@ -131,7 +131,6 @@ class Task:
             spool=self.spool,
         )
         opened: list[Operator] = []
-        results: list[Any] = []
         try:
             for operator in program.operators:
                 operator.open(context)
@@ -147,10 +146,11 @@ class Task:
                 self._run_gates(Inputs(self.gates, first), chain)
             chain.finish(self.paths.check)
             self._end_partitions()
-        finally:
-            results = [operator.close() for operator in opened]
-        found = [result for result in results if result is not None]
-        packed = bytes(msgpack.packb(found[-1])) if found else b""
+        except BaseException as error:
+            _close(opened, error)
+            raise
+        found = [result for result in _close(opened, None) if result is not None]
+        packed = pack_result(found[-1]) if found else b""
         if len(packed) > MESSAGE_BYTES_MAX:
             raise ResourceExhausted(
                 f"the sink's result has {len(packed)} bytes and at most {MESSAGE_BYTES_MAX} fit: "
@@ -248,24 +248,38 @@ class Task:
             )
 
 
+def _close(operators: list[Operator], error: BaseException | None) -> list[Any]:
+    """Close all of them. What one raises goes to the notes of ``error``, which came first, if there is one.
+
+    Raises: what was raised first, if there is no ``error``.
+    """
+    results = []
+    first: Exception | None = None
+    for operator in operators:
+        try:
+            results.append(operator.close())
+        except Exception as broken:
+            first = first or broken
+            if error is not None:
+                error.add_note(
+                    f"and close() of {operator.name!r} raised {type(broken).__name__}: {text_of(broken)}"
+                )
+    if first is not None and error is None:
+        raise first
+    return results
+
+
 def describe_failure(error: BaseException, task: str) -> ErrorInfo:
     """An error as the user is to see it: their own frames, not the runtime's."""
     if isinstance(error, ShuffleError) and not isinstance(error, TaskFailed):
         return ErrorInfo(code=error.code, text=f"{task}: {error}", task=task)
     summary = traceback.TracebackException.from_exception(error)
     _leave_runtime_out(summary)
-    text = f"{task}: {type(error).__name__}: {_text_of(error)}"
+    text = f"{task}: {type(error).__name__}: {text_of(error)}"
     size = limits.ERROR_TEXT_BYTES_MAX // 4
     return ErrorInfo(
         code=TaskFailed.code, text=text[:size], traceback="".join(summary.format())[:size], task=task
     )
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as broken:  # the user's own __str__; the task has to be reported all the same
-        return f"(its text cannot be had: __str__ raised {type(broken).__name__})"
 
 
 def _leave_runtime_out(summary: traceback.TracebackException) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
 from minishuffle.dataflow.operators.base import Emit, Mark, TaskContext
-from minishuffle.errors import UsageError
-from minishuffle.limits import BATCH_ROWS_MAX, ROW_PREVIEW_CHARS
+from minishuffle.errors import UsageError, text_of
+from minishuffle.exchange.rowformat import preview
+from minishuffle.limits import BATCH_ROWS_MAX
 
 __all__ = ["ChainedOperator", "Emission", "OnError", "RecordOperator", "emit_rows", "preview"]
 
@@ -44,6 +45,11 @@ class ChainedOperator:
     def close(self) -> Any:
         return None
 
+    def claim(self) -> str | None:
+        """(At submission.) What this operator writes to and no other may. Checks again what was checked
+        when the stream was built and may have changed since."""
+        return None
+
 
 class RecordOperator(ChainedOperator):
     """Calls a function of the user, under one of the policies of :data:`OnError`."""
@@ -63,15 +69,8 @@ class RecordOperator(ChainedOperator):
         errors = self.context.counters.user_errors
         errors[self.on_error] = errors.get(self.on_error, 0) + 1
         if self.on_error == "dead_letter":
-            self.context.log(
-                f"dead letter: {self.name}: {type(error).__name__}: {error}: record {preview(record)}"
-            )
-
-
-def preview(record: Any) -> str:
-    """The record as text, cut to :data:`~minishuffle.limits.ROW_PREVIEW_CHARS`."""
-    text = repr(record)
-    return text if len(text) <= ROW_PREVIEW_CHARS else text[: ROW_PREVIEW_CHARS - 1] + "…"
+            what = f"{type(error).__name__}: {text_of(error)}"
+            self.context.log(f"dead letter: {self.name}: {what}: record {preview(record)}")
 
 
 def emit_rows(rows: list[Any], emit: Emit) -> None:

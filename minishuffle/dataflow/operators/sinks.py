@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -114,12 +115,20 @@ class ParquetSink(ChainedOperator):
     _hidden: Path | None = None
 
     def __init__(self, path: str | Path) -> None:
-        directory = Path(path).expanduser().absolute()
+        self.path = str(Path(path).expanduser().resolve())
+        self.claim()
+
+    def claim(self) -> str:
+        """
+        Raises:
+            UsageError: there are parts already, or there is a file.
+        """
+        directory = Path(self.path)
         if directory.exists() and not directory.is_dir():
             raise UsageError(f"{directory} is a file: give the path of a directory for the Parquet parts")
         if next(directory.glob("part-*.parquet"), None) is not None:
             raise UsageError(f"{directory} already holds Parquet parts: remove them or give another path")
-        self.path = str(directory)
+        return self.path
 
     def open(self, context: TaskContext) -> None:
         super().open(context)
@@ -130,7 +139,7 @@ class ParquetSink(ChainedOperator):
             raise UsageError(f"cannot write into {directory}: {error.strerror}") from error
         part = f"part-{context.index}-{context.attempt}.parquet"
         self._visible = directory / part
-        self._hidden = directory / f".{part}.unfinished"
+        self._hidden = directory / f".{part}.{uuid4().hex}.unfinished"  # of this job alone
         self._writer: pq.ParquetWriter | None = None
         self._converter = RowsToArrow(None)
         self._kept: list[pa.RecordBatch] = []
@@ -170,8 +179,19 @@ class ParquetSink(ChainedOperator):
         self._write_row_group()
         if self._writer is not None and self._hidden is not None:
             self._writer.close()
-            self._hidden.replace(self._visible)
+            self._publish(self._hidden)
         self._finished = True
+
+    def _publish(self, hidden: Path) -> None:
+        """Give the file its name, unless another job has come in between: a link replaces nothing."""
+        try:
+            self._visible.hardlink_to(hidden)
+        except FileExistsError:
+            raise UsageError(
+                f"{self._visible} is there already: another job has written into that directory; give each "
+                "its own"
+            ) from None
+        hidden.unlink()
 
     def close(self) -> dict[str, Any] | None:
         if self._hidden is None:

@@ -193,6 +193,29 @@ def test_map_batches_fails_with_a_note() -> None:
     ]
 
 
+class Shy:
+    def __repr__(self) -> str:
+        raise ValueError("no repr")
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def mute(row: Any) -> Any:
+    raise Mute
+
+
+def test_records_and_errors_that_cannot_be_shown_are_dropped_all_the_same() -> None:
+    lines: list[str] = []
+    context = TaskContext("job", "task", 0, 1, 1, log=lines.append)
+    assert run(MapRows(mute, "dead_letter"), [Shy()], context=context) == []
+    (line,) = lines
+    assert "Mute: (its text cannot be had: __str__ raised RuntimeError)" in line
+    assert "record a Shy whose repr raises ValueError" in line
+
+
 def test_map_batches_drops_the_bad_row_alone() -> None:
     lines: list[str] = []
     context = TaskContext("job", "task", 0, 1, 1, log=lines.append)

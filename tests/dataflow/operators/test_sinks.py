@@ -143,3 +143,16 @@ def test_parquet_refuses_places_that_it_cannot_write_to(tmp_path: Path) -> None:
         run(ParquetSink(tmp_path / "file" / "below"), [1])
     assert UserSink(Remembering()).close() is None
     assert ParquetSink(tmp_path / "unopened").close() is None
+
+
+def test_parquet_of_another_job_is_never_replaced(tmp_path: Path) -> None:
+    first, second = ParquetSink(tmp_path), ParquetSink(tmp_path)
+    for number, sink in enumerate((first, second)):
+        sink.open(TaskContext("job", "task", 0, 1, 1))
+        sink.process([number + 1], 0, nothing)
+    first.finish(nothing)
+    with pytest.raises(UsageError, match="is there already: another job has written into that directory"):
+        second.finish(nothing)
+    assert [sink.close() is None for sink in (first, second)] == [False, True]
+    assert [path.suffix for path in tmp_path.iterdir()] == [".parquet"]
+    assert pq.read_table(tmp_path).to_pylist() == [{"value": 1}]
