@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Final
 
 KIB: Final = 1024
@@ -55,6 +56,8 @@ SPILL_ELEMENT_BYTES: Final = 16 * MIB
 # --- jobs -------------------------------------------------------------------------------------
 PARALLELISM_MAX: Final = 32_768
 BATCH_ROWS_MAX: Final = 65_536
+DURATION_MAX: Final = timedelta(days=36_500)
+"""Of windows, delays and the like: a hundred years, far from where the arithmetic of moments ends."""
 CSV_BLOCK_BYTES: Final = 8 * MIB
 """Read at once of a CSV file; a line that is longer may be refused, one of twice that always is."""
 COLLECT_BYTES_MAX: Final = 256 * MIB

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minishuffle.errors import UnknownName, UsageError
-from minishuffle.limits import NAME_BYTES_MAX, PARALLELISM_MAX
+from minishuffle.limits import DURATION_MAX, NAME_BYTES_MAX, PARALLELISM_MAX
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,6 +58,8 @@ def checked_duration(duration: Any, where: str, *, positive: bool = False) -> in
     micros = duration // timedelta(microseconds=1)
     if micros < 0 or (positive and not micros):
         raise UsageError(f"{where} takes a time {'above' if positive else 'from'} 0, not {duration}")
+    if duration > DURATION_MAX:
+        raise UsageError(f"{where} takes a time of at most {DURATION_MAX.days} days, not {duration}")
     return micros
 
 
@@ -127,6 +129,9 @@ def arrow_schema(given: Any) -> pa.Schema:
     import pyarrow as pa
 
     if isinstance(given, pa.Schema):
+        twice = next((name for name in given.names if given.names.count(name) > 1), None)
+        if twice is not None:
+            raise UsageError(f"schema: there are two columns {twice!r}: give each its own name")
         return given
     if not isinstance(given, Mapping) or not given:
         raise UsageError(f"schema takes a pyarrow.Schema or a dict of name to type, not {_shown(given)}")

@@ -122,7 +122,9 @@ def test_items_of_arrow_are_arrow() -> None:
         ({"fn": 5}, "takes a function"),
         ({"format": "csv"}, "write 'rows' or 'arrow'"),
         ({"rate": 0}, "rate is 0"),
+        ({"rate": "5"}, "rate is '5'"),
         ({"records": -1}, "records is -1"),
+        ({"records": 5.5}, "records is 5.5: give a whole number"),
     ],
 )
 def test_generate_checks_its_arguments(arguments: dict[str, Any], told: str) -> None:
@@ -224,6 +226,7 @@ def test_a_schema_is_arrow_s_or_a_map_of_types() -> None:
         ([int], "takes a pyarrow.Schema"),
         ({"a": list}, "no type for the column 'a'"),
         ({"a": "int63"}, "no type for the column 'a'"),
+        (pa.schema([("a", pa.int64()), ("a", pa.string())]), "there are two columns 'a'"),
     ],
 )
 def test_other_schemas_are_refused(schema: Any, told: str) -> None:

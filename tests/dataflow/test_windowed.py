@@ -118,7 +118,11 @@ def test_what_makes_other_records_forgets_a_time_by_function() -> None:
 
 def test_windows_need_a_size_and_event_time() -> None:
     keyed = timed().key_by("user")
-    for size, told in ((5, "takes a datetime.timedelta"), (timedelta(0), "takes a time above 0")):
+    for size, told in (
+        (5, "takes a datetime.timedelta"),
+        (timedelta(0), "takes a time above 0"),
+        (timedelta.max, "takes a time of at most 36500 days"),
+    ):
         with pytest.raises(UsageError, match=f"window {told}"):
             keyed.window(size)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="write 'drop' or 'side'"):

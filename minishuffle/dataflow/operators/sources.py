@@ -242,10 +242,12 @@ class GeneratorSource:
         splits: int = SLICES_MAX,
         format: Format = "rows",
     ) -> None:
-        if rate is not None and not rate > 0:
-            raise UsageError(f"rate is {rate}: give records per second above 0, or leave it out")
-        if records is not None and records < 0:
-            raise UsageError(f"records is {records}: give a number from 0 on, or leave it out for no end")
+        if rate is not None and not (isinstance(rate, int | float) and rate > 0):
+            raise UsageError(f"rate is {rate!r}: give records per second above 0, or leave it out")
+        if records is not None and not (isinstance(records, int) and records >= 0):
+            raise UsageError(
+                f"records is {records!r}: give a whole number from 0 on, or leave it out for no end"
+            )
         if splits < 1:
             raise UsageError(f"splits is {splits}: give at least 1")
         self.fn = fn
@@ -278,6 +280,12 @@ class GeneratorSource:
             if count <= 0:
                 return
             batch = self.fn(block_start + within, count)
+            kind = pa.RecordBatch if self.format == "arrow" else list
+            if not isinstance(batch, kind):
+                raise UsageError(
+                    f"the generator's function gave a {type(batch).__name__}: return a {kind.__name__}, "
+                    "or say format='arrow' for record batches"
+                )
             if len(batch) != count:
                 raise UsageError(
                     f"the generator's function was asked for {count} records from number "

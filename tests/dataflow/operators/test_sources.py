@@ -196,6 +196,20 @@ def test_generator_refuses_another_number_of_records() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("format", "given", "told"),
+    [
+        ("rows", None, "gave a NoneType: return a list, or say format='arrow'"),
+        ("rows", pa.record_batch({"n": [0]}), "gave a RecordBatch: return a list"),
+        ("arrow", [0], "gave a list: return a RecordBatch"),
+    ],
+)
+def test_generator_refuses_another_kind_of_batch(format: Any, given: Any, told: str) -> None:
+    source = GeneratorSource(lambda start, count: given, records=1, splits=1, format=format)
+    with pytest.raises(UsageError, match=told):
+        list(source.read(0, 0))
+
+
 @given(st.integers(0, 300), st.integers(1, 9), st.none() | st.floats(1, 1e6))
 def test_generator_gives_each_number_once(records: int, splits: int, rate: float | None) -> None:
     assert sorted(read_all(GeneratorSource(numbered, rate, records, splits))) == list(range(records))
