@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import difflib
+import logging
 import os
 import secrets
 import stat
+import tomllib
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, model_validator
 from pydantic_settings import (
     BaseSettings,
+    InitSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    TomlConfigSettingsSource,
 )
 
 from minishuffle import limits
-from minishuffle.errors import UsageError
+from minishuffle.errors import UnknownName, UsageError
 
 __all__ = [
     "ClusterSettings",
@@ -28,13 +31,18 @@ __all__ = [
     "read_secret",
 ]
 
+logger = logging.getLogger(__name__)
+
 SECRET_BYTES = 32
+ENVIRONMENT_PREFIX = "MINISHUFFLE_"
+NO_SETTINGS = frozenset({"coordinator", "soak"})
+"""Names in the environment that mean something else: to the command line, and to the tests."""
 
 
 class ClusterSettings(BaseSettings):
     """Settings of the processes of a cluster; seconds and bytes unless the name says otherwise."""
 
-    model_config = SettingsConfigDict(env_prefix="MINISHUFFLE_", extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(env_prefix=ENVIRONMENT_PREFIX, extra="forbid", frozen=True)
 
     segment_bytes: int = Field(
         limits.SEGMENT_BYTES_DEFAULT, ge=limits.SEGMENT_BYTES_MIN, le=limits.SEGMENT_BYTES_MAX
@@ -72,9 +80,11 @@ def load_settings(toml: Path | None = None, **flags: Any) -> ClusterSettings:
     Raises:
         pydantic.ValidationError: a value does not fit; names the field.
         FileNotFoundError: ``toml`` does not exist.
+        UnknownName: the file or the environment sets what is no setting.
+        UsageError: the file is not TOML.
     """
-    if toml is not None and not toml.is_file():
-        raise FileNotFoundError(f"settings file {toml} does not exist")
+    table = {} if toml is None else _table(toml)
+    _check_environment()
 
     class _Layered(ClusterSettings):
         @classmethod
@@ -86,12 +96,49 @@ def load_settings(toml: Path | None = None, **flags: Any) -> ClusterSettings:
             dotenv_settings: PydanticBaseSettingsSource,
             file_secret_settings: PydanticBaseSettingsSource,
         ) -> tuple[PydanticBaseSettingsSource, ...]:
-            layers = [init_settings, env_settings]
-            if toml is not None:
-                layers.append(TomlConfigSettingsSource(settings_cls, toml))
-            return tuple(layers)
+            return init_settings, env_settings, InitSettingsSource(settings_cls, table)
 
     return _Layered(**{name: value for name, value in flags.items() if value is not None})
+
+
+def _table(toml: Path) -> dict[str, Any]:
+    """What the file sets, by the names of settings."""
+    if not toml.is_file():
+        raise FileNotFoundError(f"settings file {toml} does not exist")
+    try:
+        with toml.open("rb") as file:
+            table = tomllib.load(file)
+    except ValueError as error:  # Of the syntax, or of the encoding.
+        raise UsageError(f"settings file {toml} cannot be read: {error}") from None
+    for name in table:
+        if name not in ClusterSettings.model_fields:
+            near = _near(name)
+            known = ", ".join(sorted(ClusterSettings.model_fields))
+            mend = f"did you mean {near!r}?" if near else f"the settings are {known}"
+            raise UnknownName(f"settings file {toml}: there is no setting {name!r}; {mend}")
+    return table
+
+
+def _check_environment() -> None:
+    """A name close to a setting's is a slip and an error. Any other may belong to somebody else.
+
+    Kubernetes, for one, sets ``MINISHUFFLE_SERVICE_HOST`` for a service of that name.
+    """
+    for variable in os.environ:
+        if not variable.upper().startswith(ENVIRONMENT_PREFIX):
+            continue
+        name = variable[len(ENVIRONMENT_PREFIX) :].lower()
+        if name in ClusterSettings.model_fields or name in NO_SETTINGS:
+            continue
+        if near := _near(name):
+            mend = f"did you mean {ENVIRONMENT_PREFIX}{near.upper()}?"
+            raise UnknownName(f"environment variable {variable}: there is no such setting; {mend}")
+        logger.warning("environment variable %s is ignored: there is no such setting", variable)
+
+
+def _near(name: str) -> str | None:
+    """The setting whose name is closest, if any is close."""
+    return next(iter(difflib.get_close_matches(name.lower(), ClusterSettings.model_fields, 1)), None)
 
 
 def default_state_dir(cluster: str) -> Path:

@@ -84,8 +84,9 @@ def checked_settings(toml: Path | None = None, **flags: Any) -> ClusterSettings:
     """Settings from all layers, with errors in one sentence.
 
     Raises:
-        UnknownName: a flag is not a setting, or the TOML file does not exist.
-        UsageError: a value does not fit.
+        UnknownName: what a flag, the TOML file or the environment names is not a setting, or the file
+            does not exist.
+        UsageError: a value does not fit, or the file is not TOML.
     """
     for name in flags:
         if name not in ClusterSettings.model_fields:

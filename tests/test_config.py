@@ -19,7 +19,7 @@ from minishuffle.config import (
     load_settings,
     read_secret,
 )
-from minishuffle.errors import UsageError
+from minishuffle.errors import UnknownName, UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +61,56 @@ def test_values_that_do_not_fit_are_named(flags: dict[str, Any], text: str) -> N
 def test_missing_settings_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"nowhere\.toml does not exist"):
         load_settings(tmp_path / "nowhere.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("slotz = 4", "there is no setting 'slotz'; did you mean 'slots'\\?"),
+        ("Slots = 4", "there is no setting 'Slots'; did you mean 'slots'\\?"),
+        ("[a]\nslots = 1", "there is no setting 'a'; the settings are abandoned_max, "),
+    ],
+)
+def test_names_in_the_file_that_are_no_settings_are_refused(tmp_path: Path, text: str, problem: str) -> None:
+    toml = tmp_path / "settings.toml"
+    toml.write_text(text)
+    with pytest.raises(UnknownName, match=rf"settings\.toml: {problem}"):
+        load_settings(toml)
+
+
+@pytest.mark.parametrize("content", [b"slots 4", b"slots = \xff", b"slots = 1\nslots = 2"])
+def test_a_file_that_is_not_toml_is_named(tmp_path: Path, content: bytes) -> None:
+    toml = tmp_path / "settings.toml"
+    toml.write_bytes(content)
+    with pytest.raises(UsageError, match=r"settings file .*settings\.toml cannot be read: ."):
+        load_settings(toml)
+
+
+@pytest.mark.parametrize("variable", ["MINISHUFFLE_SLOTZ", "minishuffle_slot"])
+def test_slips_in_the_environment_are_refused(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(variable, "4")
+    with pytest.raises(UnknownName, match=f"{variable}: .*did you mean MINISHUFFLE_SLOTS\\?"):
+        load_settings()
+
+
+def test_other_names_in_the_environment_are_somebody_elses(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MINISHUFFLE_COORDINATOR", "127.0.0.1:1")
+    monkeypatch.setenv("MINISHUFFLE_SOAK", "0")
+    monkeypatch.setenv("minishuffle_ping_interval", "2.5")
+    assert load_settings().ping_interval == 2.5
+    assert not caplog.records
+    monkeypatch.setenv("MINISHUFFLE_SERVICE_HOST", "10.0.0.1")
+    assert load_settings().slots == 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "environment variable MINISHUFFLE_SERVICE_HOST is ignored: there is no such setting"
+    ]
+
+
+def test_a_keyword_that_is_no_setting_is_refused() -> None:
+    with pytest.raises(ValidationError, match="slotz"):
+        load_settings(slotz=4)
 
 
 def test_state_directory_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
