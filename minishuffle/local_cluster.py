@@ -129,9 +129,12 @@ class LocalCluster:
         handle = self.submit(stream, parallelism=parallelism, settings=settings)
         try:
             return handle.wait(timeout).rows
-        except (TimeoutError, KeyboardInterrupt):
-            with contextlib.suppress(UsageError):  # It ended just now.
-                handle.cancel()
+        except BaseException as error:
+            # Another Exception says that the job is over or its cluster gone; what is none, be it Ctrl-C or
+            # of a handler of SIGTERM, that nobody waits any more.
+            if isinstance(error, TimeoutError) or not isinstance(error, Exception):
+                with contextlib.suppress(UsageError):  # It ended just now.
+                    handle.cancel()
             raise
 
     def submit(

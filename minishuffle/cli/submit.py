@@ -30,7 +30,7 @@ CANCEL_SECONDS = 30.0
     type=click.IntRange(1, PARALLELISM_MAX),
     help="Subtasks of each operator; by default the number of workers.",
 )
-@click.option("--wait", is_flag=True, help="Wait for the end; Ctrl-C cancels the job.")
+@click.option("--wait", is_flag=True, help="Wait for the end; Ctrl-C and SIGTERM cancel the job.")
 @click.option("--describe", is_flag=True, help="Show the job's parameters and operators; run nothing.")
 @json_option
 @late_global_options
@@ -81,7 +81,9 @@ def _wait(handle: JobHandle, as_json: bool) -> None:
         if as_json:
             print_json(tables.job_map(handle.info()))
         raise
-    except KeyboardInterrupt:
+    except Exception:  # Somebody else cancelled it, or its cluster is gone.
+        raise
+    except BaseException:  # Ctrl-C or SIGTERM.
         click.echo(f"cancelling job {handle.id} …", err=True)
         with contextlib.suppress(UsageError):  # It ended just now.
             handle.cancel()

@@ -4,6 +4,10 @@ from collections.abc import Callable
 import pytest
 from click.testing import Result
 
+from minishuffle.cli.main import Terminated
+from minishuffle.cli.submit import _wait
+from minishuffle.errors import PeerLost, UsageError
+
 Run = Callable[..., Result]
 
 
@@ -44,3 +48,38 @@ def test_bad_submissions_are_one_line_and_exit_code_2(run: Run, arguments: list[
     assert result.exit_code == 2
     assert text in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+class Waited:
+    """A job's handle whose wait ends with ``error``; notes what is asked of it."""
+
+    id, name, parallelism = "j1", "endless", 1
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+        self.asked: list[str] = []
+
+    def wait(self) -> None:
+        raise self.error
+
+    def cancel(self) -> None:
+        self.asked.append("cancel")
+        raise UsageError("it is over already")
+
+    def wait_until_over(self, seconds: float) -> None:
+        self.asked.append("wait until over")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), Terminated()])
+def test_a_wait_that_a_signal_ends_cancels_the_job(error: BaseException) -> None:
+    handle = Waited(error)
+    with pytest.raises(type(error)):
+        _wait(handle, as_json=True)  # type: ignore[arg-type]
+    assert handle.asked == ["cancel", "wait until over"]
+
+
+def test_a_wait_that_loses_the_cluster_asks_it_nothing_more() -> None:
+    handle = Waited(PeerLost("gone"))
+    with pytest.raises(PeerLost, match="gone"):
+        _wait(handle, as_json=True)  # type: ignore[arg-type]
+    assert handle.asked == []

@@ -196,16 +196,18 @@ def test_a_detached_cluster_from_up_to_down(shell: Shell, tmp_path: Path) -> Non
         "a data connection",
     )
     assert [peer["connections"] for peer in running["peers"]] == [1]
-    waiting = shell.start("submit", "keyby", "--wait", "--set", "rate=1000")
-    assert waiting.stderr is not None
-    assert "runs" in waiting.stderr.readline()
-    waiting.send_signal(signal.SIGINT)
-    waiting.communicate(timeout=SECONDS_MAX)
-    assert waiting.returncode == 130
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        waiting = shell.start("submit", "keyby", "--wait", "--set", "rate=1000", "--name", number.name)
+        assert waiting.stderr is not None
+        assert "runs" in waiting.stderr.readline()
+        waiting.send_signal(number)
+        waiting.communicate(timeout=SECONDS_MAX)
+        assert waiting.returncode == code
     cancelled = shell.json("jobs", "cancel", submitted["job"])
     assert cancelled["state"] == "canceled"
     states = {job["name"]: job["state"] for job in shell.json("jobs", "list")["jobs"]}
-    assert states == {"fine": "finished", "broken": "failed", "endless": "canceled", "keyby": "canceled"}
+    ended = {"fine": "finished", "broken": "failed", "endless": "canceled"}
+    assert states == ended | {"SIGINT": "canceled", "SIGTERM": "canceled"}
     counted = shell.json("submit", "keyby", "--set", "records=1000", "--set", "rate=100000", "--wait")
     assert sum(sink["value"] for sink in counted["results"]) >= 1000
     shown = shell.json("jobs", "show", counted["job"])

@@ -7,6 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from minishuffle.client import JobHandle
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import TaskFailed, UnknownName, UsageError
 from minishuffle.local_cluster import LocalCluster
@@ -59,6 +60,20 @@ def test_a_run_that_takes_too_long_is_cancelled() -> None:
     with LocalCluster(workers=1, slots=1) as cluster:
         with pytest.raises(TimeoutError):
             cluster.run(endless.to_count(), timeout=0.5)
+        [job] = cluster.client.jobs()
+        assert cluster.client.handle(job.job).wait_until_over(60).state == "canceled"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143)])
+def test_a_run_that_a_signal_ends_is_cancelled(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def interrupted(handle: JobHandle, timeout: float | None) -> None:
+        raise error
+
+    monkeypatch.setattr(JobHandle, "wait", interrupted)
+    endless = Stream.generate(lambda start, count: list(range(start, start + count)), rate=100)
+    with LocalCluster(workers=1, slots=1) as cluster:
+        with pytest.raises(type(error)):
+            cluster.run(endless.to_count())
         [job] = cluster.client.jobs()
         assert cluster.client.handle(job.job).wait_until_over(60).state == "canceled"
 
