@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -159,8 +160,24 @@ def json_option(command: Command) -> Command:
 
 
 def print_json(value: Any) -> None:
-    """One line; what JSON cannot carry (a date, bytes) as text."""
-    click.echo(json.dumps(value, default=str))
+    """One line; what JSON cannot carry as text (a date, bytes, a key that is a tuple), NaN as null."""
+    click.echo(json.dumps(_plain(value), default=str, allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    """The same with floats and keys that JSON has; values of other types are left to ``default``."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {_key(key): _plain(under) for key, under in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _key(key: Any) -> str:
+    # True, None and numbers as json.dumps writes them where they are keys.
+    return json.dumps(key) if key is None or isinstance(key, (bool, int)) else str(key)
 
 
 def settings_options(command: Command) -> Command:

@@ -1,5 +1,7 @@
 import json
+from datetime import date
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -9,6 +11,7 @@ from minishuffle.cli.main import CommandLine, cli
 from minishuffle.cli.session import (
     Session,
     late_global_options,
+    print_json,
     session_of,
     settings_from,
     settings_options,
@@ -113,3 +116,24 @@ def test_a_missing_secret_names_the_mend(tmp_path: Path) -> None:
 def test_flags_find_the_same_cluster_again(tmp_path: Path) -> None:
     assert Session().flags() == ""
     assert Session(cluster="a b", state_dir=Path("/x")).flags() == " --state-dir /x --cluster 'a b'"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ([1.5, float("nan"), (float("inf"), -float("inf"))], "[1.5, null, [null, null]]"),
+        ({"a": {("x", 1): {2: float("nan")}}}, """{"a": {"('x', 1)": {"2": null}}}"""),
+        ({None: 1, True: 2, 0.5: 3, float("nan"): 4}, '{"null": 1, "true": 2, "0.5": 3, "nan": 4}'),
+        ([date(2024, 2, 29), b"\x00", {3}], '["2024-02-29", "b\'\\\\x00\'", "{3}"]'),
+    ],
+)
+def test_json_is_json_whatever_the_rows_hold(
+    capsys: pytest.CaptureFixture[str], value: Any, text: str
+) -> None:
+    def never(constant: str) -> None:
+        pytest.fail(f"{constant} is not JSON")
+
+    print_json(value)
+    printed = capsys.readouterr().out
+    assert printed == f"{text}\n"
+    json.loads(printed, parse_constant=never)
