@@ -126,7 +126,7 @@ def cli(context: click.Context) -> None:
 
 
 def main() -> NoReturn:
-    """Entry point of the console script."""
+    """Run the command line; what starts it is ``minishuffle.cli.entry``."""
     signal.signal(signal.SIGTERM, _terminate)
     cli.main()
 

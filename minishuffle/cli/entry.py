@@ -1,0 +1,34 @@
+"""Where every start of the command line begins: before anything is imported that takes its time.
+
+Importing the commands takes some tenths of a second. Ctrl-C in them has nothing to stop, so that it ends
+this process at once, without the traceback of whatever was being imported.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NoReturn
+
+__all__ = ["main"]
+
+EXIT_INTERRUPTED = 130
+
+
+def main() -> NoReturn:
+    """Entry point of the console script and of ``python -m``."""
+    try:
+        import signal
+
+        before = signal.getsignal(signal.SIGINT)
+        # Who started this with SIGINT ignored wants it ignored.
+        ours = before is signal.default_int_handler
+        if ours:
+            # Not left to KeyboardInterrupt: in a callback of the import system it is printed and lost.
+            signal.signal(signal.SIGINT, lambda number, frame: os._exit(EXIT_INTERRUPTED))
+        from minishuffle.cli.main import main as command
+
+        if ours:
+            signal.signal(signal.SIGINT, before)
+        command()
+    except KeyboardInterrupt:  # Before the handler stood, or in the last steps of the command.
+        raise SystemExit(EXIT_INTERRUPTED) from None
