@@ -1,7 +1,7 @@
 """One end of the transport and exchange benchmarks: ``python -m minishuffle.bench.peer ROLE``.
 
 ROLE is ``producer`` or ``consumer``. A process reads one JSON command a line on standard input and
-answers each with one JSON line; it ends when its standard input does. The full protocol is spoken
+answers each with one JSON line; it ends at once when its standard input does. The full protocol is spoken
 between the two: handshake with authentication, PartitionRequest, credits, BufferResponse.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import sys
 import threading
@@ -360,8 +361,16 @@ async def _commands(role: str) -> None:
     peer = Producer(1) if role == "producer" else Consumer(2)
     listener = socket.create_server(("127.0.0.1", 0))
     pending: dict[str, Any] = {}
+    commands: asyncio.Queue[str] = asyncio.Queue()
+
+    def read() -> None:
+        for line in open(sys.stdin.fileno(), closefd=False):  # noqa: SIM115
+            peer.loop.call_soon_threadsafe(commands.put_nowait, line)
+        os._exit(0)  # In the middle of a measurement too: the parent is gone.
+
+    threading.Thread(target=read, daemon=True).start()
     try:
-        while line := await asyncio.to_thread(sys.stdin.readline):
+        while line := await commands.get():
             command = json.loads(line)
             name = command.pop("do")
             if name == "raw_port":

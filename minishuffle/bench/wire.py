@@ -8,12 +8,14 @@ checksums are compared.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import statistics
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import IO, Any, Final, Literal
 
 from minishuffle.errors import ShuffleError
 from minishuffle.limits import SEGMENT_BYTES_DEFAULT
@@ -30,12 +32,23 @@ class _Process:
 
     role: str
     popen: subprocess.Popen[str]
+    errors: IO[bytes]
+    """Its standard error; of no interest when it is stopped in the middle of a measurement."""
 
     @classmethod
     def start(cls, role: str) -> _Process:
         command = [sys.executable, "-m", "minishuffle.bench.peer", role]
-        popen = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        return cls(role, popen)
+        errors = tempfile.TemporaryFile()  # noqa: SIM115  # Closed by stop.
+        popen = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            # Ctrl-C in the terminal is for the parent, with which it ends anyhow.
+            start_new_session=True,
+        )
+        return cls(role, popen, errors)
 
     def tell(self, do: str, **arguments: Any) -> None:
         assert self.popen.stdin is not None
@@ -46,7 +59,10 @@ class _Process:
         assert self.popen.stdout is not None
         line = self.popen.stdout.readline()
         if not line:
-            raise ShuffleError(f"the {self.role} process ended with exit code {self.popen.wait(10)}")
+            code = self.popen.wait(10)
+            self.errors.seek(0)
+            text = self.errors.read().decode(errors="replace").rstrip()
+            raise ShuffleError(f"the {self.role} process ended with exit code {code}\n{text}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -56,13 +72,15 @@ class _Process:
 
     def stop(self) -> None:
         assert self.popen.stdin is not None and self.popen.stdout is not None
-        self.popen.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # It ended before it took all that it was told.
+            self.popen.stdin.close()
         try:
             self.popen.wait(10)
         except subprocess.TimeoutExpired:
             self.popen.kill()
             self.popen.wait()
         self.popen.stdout.close()
+        self.errors.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
+import psutil
 import pytest
 from click.testing import CliRunner
 
 from minishuffle.bench.peer import word_sum
+from minishuffle.bench.wire import _Process
 from minishuffle.cli.main import cli
+from minishuffle.errors import ShuffleError
+
+SECONDS_MAX = 30.0
 
 
 @pytest.mark.slow
@@ -25,6 +35,54 @@ def test_checksums_agree_and_every_figure_is_there(kind: str) -> None:
     assert set(figures["raw_gbytes_per_second"]) == {"32768", "262144", "1048576"}
     ratio = figures["ratio_to_raw"]
     assert 0 < ratio["min"] <= ratio["median"] <= ratio["max"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_the_peers_end_with_their_parent_and_say_nothing(number: int, code: int) -> None:
+    options = ["--pairs", "99", "--megabytes", "100000"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "minishuffle.cli", "bench", "transport", *options],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        peers = until(process.pid)
+        os.killpg(process.pid, number)  # As Ctrl-C in a terminal does.
+        _, err = process.communicate(timeout=SECONDS_MAX)
+        _, alive = psutil.wait_procs(peers, timeout=SECONDS_MAX)
+    finally:
+        process.kill()
+        process.communicate()
+    assert (process.returncode, alive) == (code, [])
+    assert err.strip() == ("minishuffle: interrupted" if number == signal.SIGINT else "")
+
+
+def until(measuring: int) -> list[psutil.Process]:
+    """The two peers of that process once they talk to each other."""
+    deadline = time.monotonic() + SECONDS_MAX
+    while not (len(peers := psutil.Process(measuring).children()) == 2 and all(map(talks, peers))):
+        assert time.monotonic() < deadline, f"no measurement began within {SECONDS_MAX} s"
+        time.sleep(0.02)
+    return peers
+
+
+def talks(peer: psutil.Process) -> bool:
+    return any(c.status == psutil.CONN_ESTABLISHED for c in peer.net_connections())
+
+
+@pytest.mark.slow
+def test_a_peer_that_ends_by_itself_is_quoted() -> None:
+    peer = _Process.start("producer")
+    try:
+        with pytest.raises(
+            ShuffleError, match=r"(?s)producer process ended with exit code 1\n.*no_such_command"
+        ):
+            peer.ask("no_such_command")
+    finally:
+        peer.stop()
 
 
 def test_blocks_that_checksums_do_not_fit() -> None:
