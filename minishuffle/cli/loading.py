@@ -48,7 +48,8 @@ class JobParameter:
 
     @property
     def type_name(self) -> str:
-        return inspect.formatannotation(self.annotation)
+        annotated = typing.get_origin(self.annotation) is typing.Annotated
+        return inspect.formatannotation(self.annotation.__origin__ if annotated else self.annotation)
 
     def __str__(self) -> str:
         text = f"{self.name}: {self.type_name}"
@@ -120,7 +121,7 @@ class Found(Generic[Made]):
             made = self.target(**values)
         except ShuffleError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ShuffleError(f"{what} cannot be built: {_told(error)}") from error
         if not isinstance(made, self.kind.type):
             other = type(made).__name__

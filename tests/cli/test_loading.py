@@ -148,6 +148,15 @@ def test_a_function_that_raises_shows_its_own_traceback_alone(job_file: Path) ->
     assert "return Stream.items([1 // count]).collect()" in text
 
 
+def test_a_function_that_exits_fails_like_any_other(tmp_path: Path) -> None:
+    file = tmp_path / "odd.py"
+    file.write_text("import sys\n\ndef exiting():\n    sys.exit(7)\n")
+    with pytest.raises(
+        ShuffleError, match=r"(?s)job exiting cannot be built: SystemExit: 7\n.*sys\.exit\(7\)"
+    ):
+        load_job(f"{file}:exiting").build()
+
+
 @pytest.mark.parametrize("line", ["raise ValueError('at load')", "import sys; sys.exit('at load')", "1 +"])
 def test_a_file_that_cannot_be_loaded_shows_why(tmp_path: Path, line: str) -> None:
     file = tmp_path / "bad.py"
