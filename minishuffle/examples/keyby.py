@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import Field
+
 from minishuffle.dataflow.stream import Stream
 
 __all__ = ["keyby"]
 
 
-def keyby(rate: int = 20_000, records: int | None = None, keys: int = 1000) -> Stream:
+def keyby(rate: int = 20_000, records: int | None = None, keys: Annotated[int, Field(ge=1)] = 1000) -> Stream:
     """Count records by key, at ``rate`` records per second, until cancelled.
 
     ``records`` ends the job after that many; ``keys`` is the number of different keys.
