@@ -260,11 +260,14 @@ class Client:
         workers alive, so that every worker takes part and their other slots stay free.
 
         Raises:
-            UsageError: the dataflow does not make sense, or a function cannot be pickled.
+            UsageError: the name does not fit, the dataflow does not make sense, or a function cannot be
+                pickled.
             ResourceExhausted: not enough slots or buffers; with the arithmetic.
         """
+        from minishuffle.dataflow.arguments import checked_job_name
         from minishuffle.dataflow.compile import compile_job
 
+        name = checked_job_name(name)
         if parallelism is None:
             parallelism = max(1, sum(worker.state == "alive" for worker in self.status().workers))
         graph = compile_job(stream, parallelism=parallelism, settings=settings)

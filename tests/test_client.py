@@ -6,7 +6,15 @@ import pytest
 
 from minishuffle import client as client_module
 from minishuffle.client import Client
-from minishuffle.errors import PeerLost, RemoteProtocolError, TaskCancelled, TaskFailed, UnknownName
+from minishuffle.dataflow.stream import Stream
+from minishuffle.errors import (
+    PeerLost,
+    RemoteProtocolError,
+    TaskCancelled,
+    TaskFailed,
+    UnknownName,
+    UsageError,
+)
 from minishuffle.exchange.elements import pack_rows
 from minishuffle.wire.messages import (
     Accepted,
@@ -98,6 +106,15 @@ def test_wait_gives_rows_results_and_counters(link: type[ScriptedLink]) -> None:
     ]
     assert result.tasks[1].counters.records_in == 1
     assert result.seconds == 2.5
+
+
+@pytest.mark.parametrize("name", ["", "two\nlines", "\x1b[31m", "x" * 129, None])
+def test_a_name_that_cannot_be_shown_is_refused_before_anything_is_asked(
+    link: type[ScriptedLink], name: Any
+) -> None:
+    with pytest.raises(UsageError, match="a job's name has 1 to 128 bytes, all printable, not"):
+        connect().submit(Stream.items([1]).collect(), name=name)
+    assert link.opened == 0
 
 
 def test_a_failed_job_raises_its_first_cause_with_the_users_traceback(link: type[ScriptedLink]) -> None:

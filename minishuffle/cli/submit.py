@@ -57,7 +57,7 @@ def submit(
     stream = found.build(settings)
     session = session_of(context)
     with session.client() as client:
-        handle = client.submit(stream, name=name or found.name, parallelism=parallelism)
+        handle = client.submit(stream, name=found.name if name is None else name, parallelism=parallelism)
         if wait:
             _wait(handle, as_json)
         elif as_json:

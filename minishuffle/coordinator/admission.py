@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from minishuffle import limits
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.placement import Placement, buffers_needed, check_buffers, place
 from minishuffle.coordinator.workers import Worker
+from minishuffle.dataflow.arguments import checked_job_name
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import InvalidGraph, UsageError
 from minishuffle.wire.messages import SubmitJob
@@ -27,8 +27,7 @@ def checked_graph(message: SubmitJob, python: str) -> JobGraph:
             f"the job was made with Python {message.python[:20]}, this cluster runs Python {python}, and "
             f"functions are pickled between them: submit it with Python {python}"
         )
-    if not 0 < len(message.name.encode()) <= limits.NAME_BYTES_MAX:
-        raise UsageError(f"a job's name has 1 to {limits.NAME_BYTES_MAX} bytes: choose another --name")
+    checked_job_name(message.name)
     graph = JobGraph.from_bytes(message.graph)
     if not graph.vertices:
         raise InvalidGraph("the job has no operators: give it a source and a sink")

@@ -67,11 +67,37 @@ def checked_name(name: Any, where: str) -> str:
     """The name of what other programs write or read.
 
     Raises:
-        UsageError: it is no text, is empty, or too long.
+        UsageError: it is no text, is empty, too long, or has characters that cannot be printed.
     """
-    if not isinstance(name, str) or not name.strip() or len(name.encode()) > NAME_BYTES_MAX:
-        raise UsageError(f"{where} takes a name of 1 to {NAME_BYTES_MAX} bytes, not {_shown(name)}")
-    return name
+    if not is_name(name):
+        raise UsageError(
+            f"{where} takes a name of 1 to {NAME_BYTES_MAX} bytes, all printable, not {_shown(name)}"
+        )
+    return str(name)
+
+
+def checked_job_name(name: Any) -> str:
+    """The name of a job.
+
+    Raises:
+        UsageError: it is no text, is empty, too long, or has characters that cannot be printed.
+    """
+    if not is_name(name):
+        raise UsageError(
+            f"a job's name has 1 to {NAME_BYTES_MAX} bytes, all printable, not {_shown(name)}: "
+            "choose another --name"
+        )
+    return str(name)
+
+
+def is_name(name: Any) -> bool:
+    """Whether it can stand in a table: a line end or an escape sequence in it would break the terminal's."""
+    return (
+        isinstance(name, str)
+        and bool(name.strip())
+        and name.isprintable()
+        and len(name.encode()) <= NAME_BYTES_MAX
+    )
 
 
 def check_columns(names: Sequence[str], known: Sequence[str] | None, method: str) -> None:

@@ -1,11 +1,13 @@
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from click.testing import Result
 
 from minishuffle.cli.main import Terminated
 from minishuffle.cli.submit import _wait
+from minishuffle.config import create_secret
 from minishuffle.errors import PeerLost, UsageError
 
 Run = Callable[..., Result]
@@ -53,6 +55,13 @@ def test_bad_submissions_are_one_line_and_exit_code_2(run: Run, arguments: list[
     assert result.exit_code == 2
     assert text in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_an_empty_name_is_refused(run: Run, own_state: Path) -> None:
+    create_secret(own_state / "secret")
+    result = run("submit", "keyby", "--name", "")
+    assert result.exit_code == 2
+    assert "a job's name has 1 to 128 bytes, all printable, not ''" in result.stderr
 
 
 class Waited:

@@ -149,6 +149,9 @@ def submit(graph: bytes, name: str = "x", python: str = "3.11") -> SubmitJob:
     [
         ({"python": "3.13"}, UsageError.code, "submit it with Python 3.11"),
         ({"name": ""}, UsageError.code, "choose another --name"),
+        ({"name": " "}, UsageError.code, "choose another --name"),
+        ({"name": "two\nlines"}, UsageError.code, r"all printable, not 'two\nlines' (str): choose"),
+        ({"name": "\x1b[2J"}, UsageError.code, "choose another --name"),
         ({"name": "é" * 65}, UsageError.code, "choose another --name"),
         ({"graph": b"\xc1"}, InvalidGraph.code, "job graph cannot be read"),
         (

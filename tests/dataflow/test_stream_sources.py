@@ -33,7 +33,9 @@ def test_its_columns_are_known() -> None:
         stream.key_by("usr")
 
 
-@pytest.mark.parametrize("name", ["", "  ", 3, "x" * (NAME_BYTES_MAX + 1)])
+@pytest.mark.parametrize("name", ["", "  ", 3, "x" * (NAME_BYTES_MAX + 1), "a\nb", "\udcff"])
 def test_other_names_are_refused(name: Any) -> None:
-    with pytest.raises(UsageError, match=r"Stream\.from_spark takes a name of 1 to \d+ bytes, not"):
+    with pytest.raises(
+        UsageError, match=r"Stream\.from_spark takes a name of 1 to \d+ bytes, all printable, not"
+    ):
         Stream.from_spark(name, SCHEMA)
