@@ -69,7 +69,8 @@ class CommandLine(click.Group):
         session = Session()
         try:
             code = super().main(args, prog_name, standalone_mode=False, obj=session, **extra)
-            sys.stdout.flush()
+            if sys.stdout is not None:  # None when whoever started this closed it.
+                sys.stdout.flush()
         except Exception as error:
             if session.debug:
                 traceback.print_exc()

@@ -116,6 +116,15 @@ def test_sigterm_unwinds() -> None:
         signal.signal(signal.SIGTERM, before)
 
 
+def test_a_closed_output_is_no_error() -> None:
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$0" -m minishuffle.cli submit keyby --describe >&-', sys.executable],
+        capture_output=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_the_package_runs_as_a_module() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "minishuffle.cli", "worker", "--help"], capture_output=True, timeout=60
