@@ -80,8 +80,7 @@ def up(
         raise UsageError("Spark's driver runs in this command: leave out --detach, or end it with '&'")
     _refuse_second(session)
     web_port = web_port if web_port is not None else (port + 1 if 0 < port < 65535 else 0)
-    machine.require_free_port(host, port, "--port")
-    machine.require_free_port(host, web_port, "--web-port")
+    machine.require_free_ports(host, port, web_port)
     session.directory().mkdir(mode=0o700, parents=True, exist_ok=True)
     if not session.secret_path().exists():
         create_secret(session.secret_path())

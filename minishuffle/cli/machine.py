@@ -11,7 +11,7 @@ import psutil
 from minishuffle.errors import ResourceExhausted, UnknownName, UsageError
 from minishuffle.transport.ports import port_holder
 
-__all__ = ["is_minishuffle", "port_holder", "require_free_port", "require_local"]
+__all__ = ["is_minishuffle", "port_holder", "require_free_port", "require_free_ports", "require_local"]
 
 START_TIME_TOLERANCE_SECONDS = 2.0
 
@@ -40,6 +40,19 @@ def require_free_port(host: str, port: int, flag: str) -> None:
             raise UsageError(
                 f"cannot listen on {host}:{port} ({error.strerror or error}); see --host"
             ) from None
+
+
+def require_free_ports(host: str, port: int, web_port: int) -> None:
+    """The same of both ports of a coordinator.
+
+    Raises:
+        ResourceExhausted: one is taken.
+        UsageError: they are one port, or ``host`` is not an address of this machine.
+    """
+    if port == web_port != 0:
+        raise UsageError(f"--port and --web-port are both {port}: choose another port for one of them")
+    require_free_port(host, port, "--port")
+    require_free_port(host, web_port, "--web-port")
 
 
 def is_minishuffle(pid: int, started: float | None = None) -> bool:

@@ -108,8 +108,7 @@ def start_coordinator(
     settings = settings_from(values)
     secret = session.secret()
     web_port = web_port if web_port is not None else (port + 1 if 0 < port < 65535 else 0)
-    machine.require_free_port(host, port, "--port")
-    machine.require_free_port(host, web_port, "--web-port")
+    machine.require_free_ports(host, port, web_port)
     directory = session.directory()
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     from minishuffle.coordinator.process import run_coordinator

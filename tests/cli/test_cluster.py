@@ -37,6 +37,15 @@ def test_up_on_a_taken_port_names_the_holder_and_starts_nothing(run: Run, own_st
     assert not own_state.exists()
 
 
+@pytest.mark.parametrize("command", [("cluster", "up"), ("coordinator", "start")])
+def test_one_port_for_two_servers_is_refused(run: Run, own_state: Path, command: tuple[str, ...]) -> None:
+    own_state.mkdir(parents=True)
+    create_secret(own_state / "secret")
+    result = run(*command, "--port", "8471", "--web-port", "8471")
+    assert result.exit_code == 2
+    assert "--port and --web-port are both 8471" in result.stderr
+
+
 def test_up_refuses_bad_settings(run: Run, own_state: Path) -> None:
     result = run("cluster", "up", "--slots", "0")
     assert result.exit_code == 2
