@@ -28,9 +28,9 @@ def cannot_listen(host: str, port: int, error: OSError, flag: str = "--port") ->
             f"port {port} on {host} is taken by {port_holder(port)}; stop that or choose another port with "
             f"{flag}"
         )
+    mend = f" or another port with {flag}" if port else ""
     return UsageError(
-        f"cannot listen on {host}:{port}: {os.strerror(error.errno) if error.errno else error}; "
-        f"choose another address with --host or another port with {flag}"
+        f"cannot listen on {Address(host, port)}: {_reason(error)}; choose another address with --host{mend}"
     )
 
 
@@ -62,10 +62,13 @@ def unreachable(address: Address, timeout: float, error: Exception) -> str:
     """Why connecting failed; ``timeout`` in seconds."""
     if isinstance(error, TimeoutError):  # an OSError, too
         return f"no answer from {address} within {timeout:g} s"
+    return f"cannot connect to {address}: {_reason(error)}"
+
+
+def _reason(error: Exception) -> str:
     number = getattr(error, "errno", None) or 0
     # Negative numbers are the resolver's; its own text is the right one then.
-    text = os.strerror(number) if number > 0 else getattr(error, "strerror", None) or str(error)
-    return f"cannot connect to {address}: {text}"
+    return os.strerror(number) if number > 0 else getattr(error, "strerror", None) or str(error)
 
 
 def host_port(name: object) -> str:

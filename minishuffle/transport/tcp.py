@@ -24,7 +24,7 @@ from minishuffle.ids import Address
 from minishuffle.protocol.channel import Outgoing
 from minishuffle.protocol.connection import Connection
 from minishuffle.protocol.events import ConnectionEvent, PeerClosed
-from minishuffle.transport.ports import host_port, unreachable
+from minishuffle.transport.ports import cannot_listen, host_port, unreachable
 from minishuffle.wire.handshake import Handshake, HandshakeRefused, Identity
 
 __all__ = ["DataEndpoint", "DataLink", "EndpointHandler"]
@@ -293,9 +293,16 @@ class DataEndpoint:
         self._server: asyncio.Server | None = None
 
     async def listen(self, host: str, port: int = 0) -> int:
-        """Start listening; returns the port."""
+        """Start listening; returns the port.
+
+        Raises:
+            UsageError: ``host`` is not an address of this machine, or the port is taken.
+        """
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._accept, host, port, backlog=256)
+        try:
+            self._server = await loop.create_server(self._accept, host, port, backlog=256)
+        except OSError as error:
+            raise cannot_listen(host, port, error) from error
         return int(self._server.sockets[0].getsockname()[1])
 
     async def dial(self, address: Address, worker: int, epoch: int | None) -> DataLink:

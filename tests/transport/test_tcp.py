@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle import limits
-from minishuffle.errors import PeerLost
+from minishuffle.errors import PeerLost, UsageError
 from minishuffle.ids import Address
 from minishuffle.protocol.connection import PeerSilent
 from minishuffle.wire.codec import encode_frame
@@ -34,6 +34,21 @@ def worker(number: int, epoch: int | None = None) -> Identity:
 
 def beyond_handshake(frames: dict[str, int]) -> dict[str, int]:
     return {name: count for name, count in frames.items() if name not in ("hello", "welcome", "reject")}
+
+
+@pytest.mark.parametrize(
+    ("host", "reason"), [("nosuch.invalid", ".+"), ("192.0.2.1", "Cannot assign requested address")]
+)
+def test_listening_where_this_machine_is_not_names_host_and_flag(
+    run_site: RunSite, host: str, reason: str
+) -> None:
+    async def scenario(site: Site) -> None:
+        expected = rf"^cannot listen on {host}:0: {reason}; choose another address with --host$"
+        with pytest.raises(UsageError, match=expected) as caught:
+            await site.endpoint(worker(3), site.handler).listen(host)
+        assert "Errno" not in str(caught.value) and "Unknown error" not in str(caught.value)
+
+    run_site(scenario)
 
 
 # --- the secret -----------------------------------------------------------------------------------------
