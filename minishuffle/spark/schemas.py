@@ -9,6 +9,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
+from minishuffle.dataflow.nulls import misplaced_null
 from minishuffle.errors import UsageError
 
 __all__ = ["arrow_schema_of", "check_same_columns", "fitted", "read_schema", "spark_schema_of"]
@@ -75,9 +76,11 @@ def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """The batch with the types of the schema, whose columns it has.
 
     Raises:
-        UsageError: it has others, or a value does not fit its type.
+        UsageError: it has others, a value does not fit its type, or a null is where none may be.
     """
     if batch.schema.equals(schema):
+        # Nothing holds a batch to its own schema either.
+        _check_nulls(batch, schema)
         return batch
     if batch.schema.names != schema.names:
         raise UsageError(
@@ -89,9 +92,20 @@ def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
             column if column.type == field.type else column.cast(field.type)
             for column, field in zip(batch.columns, schema, strict=True)
         ]
-        return pa.RecordBatch.from_arrays(columns, schema=schema)
+        found = pa.RecordBatch.from_arrays(columns, schema=schema)
     except pa.ArrowException as error:
         raise UsageError(f"the columns {batch.schema} do not fit {schema}: {error}") from error
+    _check_nulls(found, schema)
+    return found
+
+
+def _check_nulls(batch: pa.RecordBatch, schema: pa.Schema) -> None:
+    place = misplaced_null(batch, schema)
+    if place is not None:
+        raise UsageError(
+            f"column {place!r} has nulls and the stream declares it without: replace them, or declare it "
+            "nullable"
+        )
 
 
 def check_same_columns(given: pa.Schema, wanted: pa.Schema, stream: str) -> None:

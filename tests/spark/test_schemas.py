@@ -109,6 +109,16 @@ def test_columns_and_values_that_do_not_fit_are_refused() -> None:
         fitted(batch, pa.schema([("c", pa.int8())]))
 
 
+@pytest.mark.parametrize("own", [True, False], ids=["by its own schema", "by another"])
+def test_nulls_where_none_may_be_are_refused(own: bool) -> None:
+    strict = pa.schema([pa.field("c", pa.int64(), nullable=False)])
+    column = pa.array([1, None], pa.int64())
+    batch = pa.RecordBatch.from_arrays([column], schema=strict if own else pa.schema([("c", pa.int64())]))
+    with pytest.raises(UsageError, match="column 'c' has nulls and the stream declares it without: replace"):
+        fitted(batch, strict)
+    assert fitted(batch.slice(0, 1), strict).to_pylist() == [{"c": 1}]
+
+
 WANTED = pa.schema([("id", pa.int64()), ("s", pa.string())])
 
 

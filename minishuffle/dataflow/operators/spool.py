@@ -6,6 +6,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from minishuffle.dataflow.nulls import misplaced_null
 from minishuffle.dataflow.operators.base import Batch, Emit, TaskContext
 from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.errors import LocalProtocolError, UsageError
@@ -27,7 +28,8 @@ class SpoolSink(ChainedOperator):
     that does not end it waits while readers have left too much unread.
 
     Raises:
-        UsageError: a column is missing or too many, or a value does not fit its type.
+        UsageError: a column is missing or too many, a value does not fit its type, or there are nulls in a
+            column that is declared without.
         ResourceExhausted: the disk is full.
     """
 
@@ -52,6 +54,9 @@ class SpoolSink(ChainedOperator):
                 "before it with schema({...})"
             )
         batch = self._cast(batch)
+        place = misplaced_null(batch, self.schema)
+        if place is not None:
+            raise UsageError(f"{self.name}: column {place!r} has nulls and is declared without")
         for start in range(0, batch.num_rows, BATCH_ROWS_MAX):
             self._keep(batch.slice(start, BATCH_ROWS_MAX))
 
@@ -74,8 +79,6 @@ class SpoolSink(ChainedOperator):
                     f"{self.name}: column {field.name!r} of type {column.type} does not fit the declared "
                     f"{field.type} ({error}): cast it before, or declare what fits with schema({{...}})"
                 ) from error
-            if column.null_count and not field.nullable:
-                raise UsageError(f"{self.name}: column {field.name!r} has nulls and is declared without")
             columns.append(column)
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 

@@ -120,6 +120,9 @@ def test_nulls_are_refused_where_none_may_be() -> None:
     sink = Sink(pa.schema([pa.field("n", pa.int64(), nullable=False)]))
     with pytest.raises(UsageError, match="column 'n' has nulls and is declared without"):
         sink.take(n=pa.array([1, None], pa.int32()))
+    declared = pa.RecordBatch.from_arrays([pa.array([1, None], pa.int64())], schema=sink.operator.schema)
+    with pytest.raises(UsageError, match="column 'n' has nulls and is declared without"):
+        sink.operator.process(declared, 0, nobody)
 
 
 def test_rows_are_refused() -> None:
