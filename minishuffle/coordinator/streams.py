@@ -37,7 +37,7 @@ from minishuffle.wire.streams import (
 __all__ = ["StreamRequest", "Streams"]
 
 OVER_KEPT: Final = 100
-"""Streams of jobs that failed or were cancelled whose end is remembered."""
+"""Streams of jobs that are over whose end is remembered."""
 
 StreamRequest = DescribeStream | OpenUpstream | CommitWrite | AbortWrite | EndStream
 
@@ -50,6 +50,9 @@ class _Stream:
     parallelism: int
     bounded: bool
     schema_message: bytes
+    writer: str = ""
+    """The write that a bounded stream belongs to: the first that opened it. Two of them would end it with
+    what there is of the other."""
     ended: bool = False
     ended_by: str = ""
     """The write whose commit ended it."""
@@ -125,9 +128,9 @@ class Streams:
         text = f"job {job.id} ({job.name}) ended as {job.state} while its stream was written{why}"
         error = UsageError(text)
         for name in [name for name, stream in self._streams.items() if stream.job is job]:
-            del self._streams[name]
-            if job.state != "finished":
-                self._over[name] = text
+            how = "it was committed already, " if self._streams.pop(name).ended_by else ""
+            end = f"stream {name!r} has ended: {how}its job {job.id} ({job.name}) is finished"
+            self._over[name] = end if job.state == "finished" else text
         while len(self._over) > OVER_KEPT:
             del self._over[next(iter(self._over))]
         return [self._fail(self._asked.pop(ticket), error) for ticket in gone]
@@ -158,8 +161,9 @@ class Streams:
             case EndStream():
                 self._end(link, request, stream)
                 return []
-            case AbortWrite(reason=reason):
-                if stream.bounded:
+            case AbortWrite(write=write, reason=reason):
+                # One that was refused because another save has the stream does that one no harm.
+                if stream.bounded and stream.writer in ("", write):
                     text = f"the write of stream {stream.name!r} was aborted: {reason}"
                     stream.job.fail(ErrorInfo(code=UsageError.code, text=text), at)
                 return [Reply(link, request, Accepted(job=stream.job.id))]
@@ -181,6 +185,7 @@ class Streams:
             raise UsageError(f"stream {stream.name!r} has ended: it was committed already")
         if message.schema_message != stream.schema_message:
             raise UsageError(f"what is written to stream {stream.name!r} does not have its schema")
+        self._claim(stream, message.write)
         index = message.partition % stream.parallelism
         worker = stream.job.placement[index]
         ticket = self._ticket(_Asked(link, request, stream, self._address(worker)))
@@ -199,9 +204,24 @@ class Streams:
             del self._asked[ticket]
             raise PeerLost(f"worker {worker}, which reads stream {stream.name!r}, is gone")
 
+    @staticmethod
+    def _claim(stream: _Stream, write: str) -> None:
+        """Raises UsageError: the stream is bounded and another write's."""
+        if not stream.bounded:
+            return
+        if stream.writer not in ("", write):
+            if stream.ended:
+                raise UsageError(f"stream {stream.name!r} has ended: it was committed already")
+            raise UsageError(
+                f"stream {stream.name!r} is being written by another save: a bounded stream takes one; wait "
+                f"for its end, or cancel job {stream.job.id} and submit it again if that save is gone"
+            )
+        stream.writer = write
+
     def _commit(self, link: int, request: int, stream: _Stream, message: CommitWrite) -> list[Instruction]:
         if stream.ended and stream.ended_by == message.write:
             return [Reply(link, request, Accepted(job=stream.job.id))]
+        self._claim(stream, message.write)
         asked = _Asked(link, request, stream, open_answers=stream.parallelism)
         ticket = self._ticket(asked)
         end = EndWrite(

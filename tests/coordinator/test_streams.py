@@ -51,10 +51,12 @@ def graph(*streams: str, bounded: bool = True) -> JobGraph:
     return JobGraph(vertices=[*sources, sink], edges=edges)
 
 
-def opening(partition: int = 0, attempt: int = 1, schema: bytes = b"schema") -> OpenUpstream:
+def opening(
+    partition: int = 0, attempt: int = 1, schema: bytes = b"schema", write: str = "w"
+) -> OpenUpstream:
     return OpenUpstream(
         stream="orders",
-        write="w",
+        write=write,
         partition=partition,
         partitions=4,
         attempt=attempt,
@@ -234,6 +236,61 @@ def test_a_task_that_is_being_cancelled_leaves_the_answer_to_the_end_of_its_job(
     reply = cluster.reply(request)
     assert isinstance(reply, Failure)
     assert "job j1 (count words) ended as canceled while its stream was written" in reply.text
+
+
+def test_a_bounded_stream_belongs_to_the_save_that_opened_it_first(cluster: FakeCluster, pair: Any) -> None:
+    cluster.submit(graph("orders"))
+    cluster.report_all("j1", "running")
+    cluster.ask(opening(0))
+    for late in (opening(1, write="late"), committing(write="late")):
+        code, text = cluster.refusal(late)
+        assert code == UsageError.code
+        assert "stream 'orders' is being written by another save: a bounded stream takes one" in text
+    late_abort = AbortWrite(stream="orders", write="late", reason="refused")
+    assert cluster.request(late_abort) == Accepted(job="j1")
+    assert cluster.show("j1").state == "running", "what was refused does not fail the save before it"
+    assert not pair[1].got(ExpectUpstream)
+    cluster.ask(opening(0, attempt=2))
+    assert len(pair[0].got(ExpectUpstream)) == 2, "the same save tries again"
+    request = cluster.ask(committing(0))
+    for _ in range(2):
+        answer_ends(cluster, pair)
+    assert cluster.reply(request) == Accepted(job="j1")
+    for late in (opening(1, write="late"), committing(1, write="late")):
+        assert "stream 'orders' has ended: it was committed already" in cluster.refusal(late)[1]
+    assert cluster.request(late_abort) == Accepted(job="j1")
+    assert cluster.show("j1").state == "running"
+
+
+def test_a_commit_without_rows_keeps_other_saves_out(cluster: FakeCluster, pair: Any) -> None:
+    cluster.submit(graph("orders"))
+    cluster.ask(committing())
+    assert "another save" in cluster.refusal(opening(write="late"))[1]
+
+
+def test_a_stream_without_end_takes_many_writes(cluster: FakeCluster, pair: Any) -> None:
+    cluster.submit(graph("orders", bounded=False))
+    cluster.ask(opening(0, write="query/0"))
+    cluster.ask(opening(0, write="query/1"))
+    assert [message.write for message in pair[0].got(ExpectUpstream)] == ["query/0", "query/1"]
+
+
+def test_whoever_comes_after_the_end_of_the_job_hears_that_it_finished(
+    cluster: FakeCluster, pair: Any
+) -> None:
+    cluster.submit(graph("orders"))
+    cluster.report_all("j1", "running")
+    cluster.ask(committing(0))
+    for _ in range(2):
+        answer_ends(cluster, pair)
+    cluster.report_all("j1", "finished")
+    assert cluster.show("j1").state == "finished"
+    code, text = cluster.refusal(opening(write="late"))
+    assert code == UsageError.code
+    assert text.endswith(
+        "stream 'orders' has ended: it was committed already, its job j1 (count words) is finished; "
+        "submit the job again"
+    )
 
 
 def test_a_worker_that_is_lost_is_no_place_to_write_to(cluster: FakeCluster, pair: Any) -> None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from minishuffle.errors import PeerLost, ShuffleError, Superseded, UsageError
-from minishuffle.external.writer import commit_write, end_stream
+from minishuffle.external.writer import abort_write, commit_write, end_stream
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]
 
@@ -160,12 +160,30 @@ def test_a_write_to_a_stream_that_ended_is_refused(field: Any, rows: Rows) -> No
     handle = field.submit(hold=True)
     with field.writer(attempt=1) as writer:
         writer.write(rows(0, 10))
-        commit_write(field.access, "orders", "other", [])
+        commit_write(field.access, "orders", "w", [])
         with pytest.raises(UsageError, match="has ended"), field.writer(write="late"):
             pass
         field.go()
         writer.finish()
     assert taken(handle) == list(range(10))
+
+
+def test_of_two_saves_of_a_bounded_stream_the_job_gets_the_first_only(field: Any, rows: Rows) -> None:
+    handle = field.submit()
+    with field.writer(write="one", partitions=2) as writer:
+        writer.write(rows(0, 10))
+        writer.finish()
+    refused = "stream 'orders' is being written by another save"
+    with pytest.raises(UsageError, match=refused), field.writer(write="two"):
+        pass
+    with pytest.raises(UsageError, match=refused):
+        commit_write(field.access, "orders", "two", [0])
+    abort_write(field.access, "orders", "two", "it was refused")
+    with field.writer(1, write="one", partitions=2) as writer:
+        writer.write(rows(10, 10))
+        writer.finish()
+    commit_write(field.access, "orders", "one", [0, 1])
+    assert taken(handle) == list(range(20))
 
 
 def test_a_stream_without_end_is_ended_by_name(field: Any, rows: Rows) -> None:
