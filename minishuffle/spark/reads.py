@@ -15,7 +15,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from minishuffle.errors import TaskFailed, UsageError
+from minishuffle.errors import TaskCancelled, TaskFailed, UsageError
 from minishuffle.external.access import Access
 from minishuffle.external.reader import ResultReader
 from minishuffle.external.results import ResultInfo, commit_result, describe_result, wait_result
@@ -113,6 +113,7 @@ class ResultStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         Raises:
             TaskFailed: all rows of a job that failed have been read.
+            TaskCancelled: all rows of a job that was cancelled have.
             UsageError: see :meth:`_described`.
         """
         info = self._described(start)
@@ -123,6 +124,8 @@ class ResultStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         waiting = [_row(ends, rows.subtask) - row for rows, row in zip(info.subtasks, begins, strict=True)]
         if info.state == "failed" and not any(waiting):
             raise TaskFailed(f"job {info.job} ({info.name}) failed: {info.cause}")
+        if info.state == "canceled" and not any(waiting):
+            raise TaskCancelled(f"job {info.job} ({info.name}) was cancelled")
         if isinstance(limit, ReadMaxRows):
             waiting = shares(waiting, limit.max_rows)
         return _offset(info, [row + more for row, more in zip(begins, waiting, strict=True)])

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from minishuffle.errors import TaskFailed, UsageError
+from minishuffle.errors import TaskCancelled, TaskFailed, UsageError
 from minishuffle.external.access import Access
 from minishuffle.external.results import ResultInfo, SubtaskRows
 from minishuffle.spark import reads
@@ -129,6 +129,20 @@ def test_a_job_that_failed_ends_the_query_once_its_rows_are_read(results: Result
     end = reader.latestOffset(start, ALL)
     assert rows_of(end) == [10, 0, 100]
     with pytest.raises(TaskFailed, match=r"job j7 \(flights\) failed: no sevens"):
+        reader.latestOffset(end, ALL)
+
+
+def test_a_job_that_was_cancelled_ends_the_query_once_its_rows_are_read(results: Results) -> None:
+    reader = ResultStreamReader(ACCESS, SCHEMA, "flights", "result", 0)
+    start = reader.initialOffset()
+    results.change(state="canceling")
+    end = reader.latestOffset(start, ALL)
+    assert reader.latestOffset(end, ALL) == end, "more may come"
+    results.change(state="canceled", over=True)
+    results.grow(10, 1, 100)
+    end = reader.latestOffset(end, ALL)
+    assert rows_of(end) == [10, 1, 100]
+    with pytest.raises(TaskCancelled, match=r"job j7 \(flights\) was cancelled"):
         reader.latestOffset(end, ALL)
 
 
