@@ -58,7 +58,13 @@ class MinishuffleDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         self._check_append(overwrite)
         access, stream = self._access(), self._option("stream")
-        return StreamingWriter(access, checked_stream(access, stream, schema), self._partitions())
+        info = checked_stream(access, stream, schema)
+        if info.bounded:  # No batch of a query is the last one: the job would wait for ever.
+            raise UsageError(
+                f"stream {stream!r} is bounded, and a streaming query does not end it: it writes into "
+                f"Stream.from_spark({stream!r}, ..., bounded=False)"
+            )
+        return StreamingWriter(access, info, self._partitions())
 
     @staticmethod
     def _check_append(overwrite: bool) -> None:
