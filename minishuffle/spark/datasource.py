@@ -20,6 +20,7 @@ from minishuffle.errors import UsageError
 from minishuffle.external.access import Access, find_access
 from minishuffle.external.results import describe_result
 from minishuffle.spark.memory import settle_memory
+from minishuffle.spark.options import check_names, number
 from minishuffle.spark.reads import ResultBatchReader, ResultStreamReader
 from minishuffle.spark.schemas import arrow_schema_of, spark_schema_of
 from minishuffle.spark.writes import BatchWriter, StreamingWriter, checked_stream
@@ -36,18 +37,18 @@ class MinishuffleDataSource(DataSource):
         return "minishuffle"
 
     def schema(self) -> StructType:
+        self._rows_max()  # Here already: of what streamReader raises, Spark says nothing.
         info = describe_result(self._access(), self._option("job"), self.options.get("sink", ""))
         return spark_schema_of(info.schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        timeout = float(self.options.get("timeout", "600"))
+        timeout = number(self.options, "timeout", 600.0, 0)
         job, sink = self._option("job"), self.options.get("sink", "")
         return ResultBatchReader(self._access(), arrow_schema_of(schema), job, sink, timeout)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        rows = int(self.options.get("max-rows-per-batch", "0"))
         job, sink = self._option("job"), self.options.get("sink", "")
-        return ResultStreamReader(self._access(), arrow_schema_of(schema), job, sink, rows)
+        return ResultStreamReader(self._access(), arrow_schema_of(schema), job, sink, self._rows_max())
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         self._check_append(overwrite)
@@ -80,9 +81,14 @@ class MinishuffleDataSource(DataSource):
 
     def _partitions(self) -> int:
         """How many partitions the DataFrame has; 0: not said."""
-        return int(self.options.get("partitions", "0"))
+        return number(self.options, "partitions", 0, 1)
+
+    def _rows_max(self) -> int:
+        """Of a micro-batch; 0: not said."""
+        return number(self.options, "max-rows-per-batch", 0, 1)
 
     def _access(self) -> Access:
+        check_names(self.options)
         settle_memory()
         return find_access(
             self.options.get("coordinator"),

@@ -59,6 +59,11 @@ def _write_partition(
     if context is None:
         raise UsageError("partitions are written by tasks of Spark only")
     partition = context.partitionId()
+    if 0 < partitions <= partition:
+        raise UsageError(
+            f"option 'partitions' says that the DataFrame has {partitions}, and this is number "
+            f"{partition + 1}: say how many there are, or leave it out"
+        )
     schema = read_schema(info.schema_message)
     # The number of the attempt over all tasks: unlike attemptNumber it grows when a stage is run again.
     attempt = context.taskAttemptId() & 0xFFFF_FFFF
