@@ -109,10 +109,14 @@ def _check_nulls(batch: pa.RecordBatch, schema: pa.Schema) -> None:
 
 
 def check_same_columns(given: pa.Schema, wanted: pa.Schema, stream: str) -> None:
-    """Raises UsageError: the names, their order, or the types differ; the text says where."""
+    """Raises UsageError: the names, their order, or the types differ; the text says where.
+
+    Whether there may be nulls, in a column or inside of it, makes no difference: :func:`fitted` looks at
+    those that come.
+    """
 
     def columns(schema: pa.Schema) -> list[tuple[str, Any]]:
-        return [(field.name, field.type) for field in schema]
+        return [(field.name, _nullable(field.type)) for field in schema]
 
     if columns(given) == columns(wanted):
         return
@@ -124,9 +128,24 @@ def check_same_columns(given: pa.Schema, wanted: pa.Schema, stream: str) -> None
     name, mine, theirs = next(
         (field.name, field.type, other.type)
         for field, other in zip(given, wanted, strict=True)
-        if field.type != other.type
+        if _nullable(field.type) != _nullable(other.type)
     )
     raise UsageError(
         f"stream {stream!r} takes column {name!r} as {theirs}, the DataFrame has {mine}: cast it, or declare "
         "it so in Stream.from_spark"
     )
+
+
+def _nullable(kind: pa.DataType) -> pa.DataType:
+    """The type with nulls allowed in every part of it; only types that Spark writes have parts here."""
+
+    def part(field: pa.Field) -> pa.Field:
+        return field.with_type(_nullable(field.type)).with_nullable(True)
+
+    if pa.types.is_struct(kind):
+        return pa.struct([part(kind.field(index)) for index in range(kind.num_fields)])
+    if pa.types.is_map(kind):
+        return pa.map_(part(kind.key_field).with_nullable(False), part(kind.item_field))
+    if pa.types.is_list(kind):
+        return pa.list_(part(kind.value_field))
+    return kind

@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import types as t
 
 from minishuffle.dataflow.arguments import schema_message
+from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import UsageError
 from minishuffle.spark.schemas import (
     arrow_schema_of,
@@ -34,6 +35,7 @@ BOTH_WAYS: list[tuple[t.DataType, pa.DataType]] = [
     (t.BinaryType(), pa.binary()),
     (t.DayTimeIntervalType(), pa.duration("us")),
 ]
+INNER = t.StructType([t.StructField("x", t.LongType(), False), t.StructField("y", t.StringType())])
 
 
 @pytest.mark.parametrize("spark_type, arrow_type", BOTH_WAYS, ids=lambda found: str(found))
@@ -147,3 +149,62 @@ def test_other_columns_are_refused_with_where_they_differ(
 def test_whether_a_column_may_be_null_makes_no_difference() -> None:
     given = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("s", pa.string())])
     check_same_columns(given, WANTED, "in")
+
+
+STRICT_INNER = t.StructType([t.StructField("x", t.LongType(), False), t.StructField("y", t.StringType())])
+LOOSE_INNER = t.StructType([t.StructField("x", t.LongType()), t.StructField("y", t.StringType())])
+
+
+@pytest.mark.parametrize(
+    "loose, strict, fine, misplaced",
+    [
+        (LOOSE_INNER, STRICT_INNER, {"x": 1, "y": None}, {"x": None, "y": "a"}),
+        (t.ArrayType(t.LongType()), t.ArrayType(t.LongType(), False), [1], [None]),
+        (
+            t.MapType(t.StringType(), t.IntegerType()),
+            t.MapType(t.StringType(), t.IntegerType(), False),
+            [("k", 1)],
+            [("k", None)],
+        ),
+        (t.ArrayType(LOOSE_INNER), t.ArrayType(STRICT_INNER), [{"x": 1, "y": None}, None], [{"x": None}]),
+    ],
+    ids=["struct", "array", "map", "array of structs"],
+)
+def test_parts_that_may_be_null_are_taken_until_one_is(
+    loose: t.DataType, strict: t.DataType, fine: object, misplaced: object
+) -> None:
+    given, wanted = (arrow_schema_of(t.StructType([t.StructField("c", kind)])) for kind in (loose, strict))
+    check_same_columns(given, wanted, "in")
+    check_same_columns(wanted, given, "in")
+    found = fitted(
+        pa.RecordBatch.from_arrays([pa.array([fine], given.field("c").type)], schema=given), wanted
+    )
+    assert found.schema == wanted
+    with pytest.raises(UsageError, match="null"):
+        fitted(
+            pa.RecordBatch.from_arrays([pa.array([misplaced], given.field("c").type)], schema=given), wanted
+        )
+
+
+def test_other_parts_of_a_column_are_refused() -> None:
+    one, other = (pa.schema([("c", pa.struct([(name, pa.int64())]))]) for name in "xy")
+    with pytest.raises(
+        UsageError, match=r"column 'c' as struct<y: int64>, the DataFrame has struct<x: int64>"
+    ):
+        check_same_columns(one, other, "in")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(t.ByteType(), t.ShortType(), t.IntegerType(), t.LongType(), t.FloatType(), t.DoubleType()),
+        *(t.DecimalType(38, 18), t.DecimalType(5, 0), t.BooleanType(), t.StringType(), t.BinaryType()),
+        *(t.DateType(), t.TimestampType(), t.TimestampNTZType(), t.DayTimeIntervalType(), t.NullType()),
+        *(INNER, t.ArrayType(INNER), t.ArrayType(t.LongType(), False)),
+        *(t.MapType(t.StringType(), INNER), t.MapType(t.LongType(), t.IntegerType(), False)),
+    ],
+    ids=lambda kind: kind.simpleString(),
+)
+def test_what_spark_writes_can_be_declared_in_a_stream(kind: t.DataType) -> None:
+    schema = arrow_schema_of(t.StructType([t.StructField("c", kind)]))
+    assert Stream.from_spark("types", schema)._schema == schema
