@@ -43,8 +43,10 @@ def checked_stream(access: Access, stream: str, schema: StructType) -> StreamInf
 
     Raises:
         UnknownName: no running job reads the stream.
-        UsageError: it takes other columns.
+        UsageError: it takes other columns, or the DataFrame has none.
     """
+    if not schema.fields:  # A batch of Arrow without columns does not say how many rows it has.
+        raise UsageError("the DataFrame has no columns, and rows without any cannot be written: select some")
     info = describe_stream(access, stream)
     check_same_columns(arrow_schema_of(schema), read_schema(info.schema_message), stream)
     return info

@@ -54,6 +54,13 @@ def test_a_streaming_query_is_refused_by_a_bounded_stream(orders: Orders) -> Non
     assert isinstance(given.streamWriter(SCHEMA, False), StreamingWriter)
 
 
+def test_a_dataframe_without_columns_is_refused() -> None:
+    given: Any = source(stream="orders")
+    for writer in (given.writer, given.streamWriter):
+        with pytest.raises(UsageError, match="the DataFrame has no columns, and rows without any cannot be"):
+            writer(StructType([]), False)
+
+
 @pytest.mark.parametrize(
     "name, value, said",
     [
