@@ -158,7 +158,13 @@ class StreamSources(StreamBase):
         There: ``df.write.format("minishuffle").option("stream", name)``. ``schema`` is that of the
         DataFrame, see :meth:`Stream.schema`; one that differs is refused.
         A bounded stream ends with the first write, one that is not bounded with the job.
+
+        Raises:
+            UsageError: there is no column, or one of a type that no DataFrame comes in.
         """
+        from minishuffle.dataflow.sparktypes import check_written
+
         columns = arrow_schema(schema)
+        check_written(columns, "Stream.from_spark")
         boundary = Boundary(checked_name(name, "Stream.from_spark"), schema_message(columns), bounded)
         return cls._new((Feed(Node(f"from_spark {name}", boundary=boundary)),), "arrow", columns)

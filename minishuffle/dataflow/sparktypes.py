@@ -1,0 +1,88 @@
+"""The types of Arrow in which Spark hands over the columns of a DataFrame; needs no Spark."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pyarrow as pa
+
+from minishuffle.errors import UsageError
+
+__all__ = ["check_written"]
+
+WRITTEN: Final = frozenset(
+    {
+        *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()),
+        *(pa.bool_(), pa.string(), pa.binary(), pa.null()),
+        *(pa.date32(), pa.time64("ns"), pa.duration("us"), pa.timestamp("us"), pa.timestamp("us", "UTC")),
+    }
+)
+"""Beside decimals and nested types."""
+NEAREST: Final = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+    pa.float16(): pa.float32(),
+    pa.large_string(): pa.string(),
+    pa.string_view(): pa.string(),
+    pa.large_binary(): pa.binary(),
+    pa.binary_view(): pa.binary(),
+    pa.date64(): pa.date32(),
+}
+DECIMAL_DIGITS_MAX: Final = 38
+
+
+def check_written(schema: pa.Schema, where: str) -> None:
+    """
+    Raises:
+        UsageError: there is no column, or one of a type that no DataFrame comes in.
+    """
+    if not schema.names:
+        raise UsageError(f"{where} takes a schema with at least one column: rows without columns are lost")
+    for field in schema:
+        nearest = _nearest(field.type)
+        if nearest is None:
+            raise UsageError(f"{where}: Spark has nothing like column {field.name!r} of type {field.type}")
+        if nearest != field.type:
+            raise UsageError(
+                f"{where}: Spark never writes column {field.name!r} as {field.type}: declare it as {nearest}"
+            )
+
+
+def _nearest(kind: pa.DataType) -> Any:
+    """The type in which Spark writes such values: mostly ``kind`` itself; None: there is none."""
+    if kind in WRITTEN:
+        return kind
+    if pa.types.is_decimal(kind):
+        return pa.decimal128(min(kind.precision, DECIMAL_DIGITS_MAX), kind.scale)
+    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+        return _nearest(kind.value_type)
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", "UTC" if kind.tz else None)
+    if pa.types.is_time(kind):
+        return pa.time64("ns")
+    if pa.types.is_duration(kind):
+        return pa.duration("us")
+    if pa.types.is_fixed_size_binary(kind):
+        return pa.binary()
+    if pa.types.is_nested(kind):
+        return _nearest_nested(kind)
+    return NEAREST.get(kind)
+
+
+def _nearest_nested(kind: pa.DataType) -> Any:
+    if pa.types.is_struct(kind):
+        parts = [_nearest_field(kind.field(index)) for index in range(kind.num_fields)]
+        return None if any(part is None for part in parts) else pa.struct(parts)
+    if pa.types.is_map(kind):
+        key, item = _nearest_field(kind.key_field), _nearest_field(kind.item_field)
+        return None if key is None or item is None else pa.map_(key, item)
+    value = getattr(kind, "value_field", None)  # Of every kind of list.
+    value = None if value is None else _nearest_field(value)
+    return None if value is None else pa.list_(value)
+
+
+def _nearest_field(field: pa.Field) -> pa.Field | None:
+    nearest = _nearest(field.type)
+    return None if nearest is None else field.with_type(nearest)
