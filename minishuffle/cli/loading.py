@@ -177,7 +177,10 @@ def _load(spec: str, kind: Kind[Made]) -> Found[Made]:
     if not source or not attribute:
         raise UsageError(f"{spec!r} is not a {kind.name}: write module:attribute or file.py:attribute")
     is_file = source.endswith(".py") or "/" in source
+    before = set(sys.modules)
     module = _load_file(Path(source)) if is_file else _load_module(source)
+    directory = Path(source).resolve().parent if is_file else Path.cwd()
+    _send_by_value(before, directory, _pickles(kind))
     return _found_in(module, attribute, spec, kind)
 
 
@@ -207,7 +210,6 @@ def _load_file(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise UsageError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    before = set(sys.modules)
     sys.modules[name] = module
     sys.path.insert(0, str(path.parent))
     try:
@@ -217,7 +219,6 @@ def _load_file(path: Path) -> ModuleType:
         raise ShuffleError(f"{path} cannot be loaded: {_told(error)}") from error
     finally:
         sys.path.remove(str(path.parent))
-    _send_by_value(before, path.parent)
     return module
 
 
@@ -225,7 +226,6 @@ def _load_module(name: str) -> ModuleType:
     directory = Path.cwd()
     if str(directory) not in sys.path:
         sys.path.insert(0, str(directory))
-    before = set(sys.modules)
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -236,12 +236,19 @@ def _load_module(name: str) -> ModuleType:
         raise ShuffleError(f"module {name} cannot be loaded: {_told(error)}") from error
     except (Exception, SystemExit) as error:
         raise ShuffleError(f"module {name} cannot be loaded: {_told(error)}") from error
-    _send_by_value(before, directory)
     return module
 
 
-def _send_by_value(before: set[str], directory: Path) -> None:
-    """Have cloudpickle send modules that were just loaded from ``directory``: workers lack them.
+def _pickles(kind: Kind[Any]) -> list[Any]:
+    """What packs functions of the user's: cloudpickle, and for a pipeline PySpark's own copy of it, which
+    keeps a list of its own of the modules that go by value."""
+    if kind is not PIPELINE or importlib.util.find_spec("pyspark") is None:
+        return [cloudpickle]
+    return [cloudpickle, importlib.import_module("pyspark.cloudpickle")]
+
+
+def _send_by_value(before: set[str], directory: Path, pickles: Sequence[Any]) -> None:
+    """Have ``pickles`` send modules that were just loaded from ``directory``: workers lack them.
 
     Installed packages go by name, also from a virtual environment under that directory.
     """
@@ -252,7 +259,8 @@ def _send_by_value(before: set[str], directory: Path) -> None:
             continue
         path = Path(file).resolve()
         if path.is_relative_to(directory) and not {"site-packages", "dist-packages"} & set(path.parts):
-            cloudpickle.register_pickle_by_value(module)
+            for pickle in pickles:
+                pickle.register_pickle_by_value(module)
 
 
 def _found_in(module: ModuleType, attribute: str, spec: str, kind: Kind[Made]) -> Found[Made]:

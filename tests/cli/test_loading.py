@@ -1,11 +1,14 @@
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import cloudpickle
 import pytest
+from pyspark import cloudpickle as spark_pickle
+from pyspark.serializers import CloudPickleSerializer
 
-from minishuffle.cli.loading import load_job
+from minishuffle.cli.loading import load_job, load_pipeline
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ShuffleError, UnknownName, UsageError
 
@@ -43,8 +46,9 @@ def job_file(tmp_path: Path) -> Iterator[Path]:
     yield file
     for name in set(sys.modules) - before:
         if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path)):
-            if sys.modules[name] in cloudpickle.list_registry_pickle_by_value():
-                cloudpickle.unregister_pickle_by_value(sys.modules[name])
+            for pickle in (cloudpickle, spark_pickle):
+                if name in pickle.list_registry_pickle_by_value():
+                    pickle.unregister_pickle_by_value(sys.modules[name])
             del sys.modules[name]
 
 
@@ -99,6 +103,45 @@ def test_code_of_the_users_own_travels_by_value(job_file: Path) -> None:
     assert "json" not in registered
     assert sys.modules["json"].__file__ != str(job_file)
     assert str(job_file.parent) not in sys.path
+
+
+PIPELINE = """
+from helper_of_job import double
+from minishuffle.pipelines import Pipeline
+
+def quadruple(n):
+    return double(double(n))
+
+class Own(Pipeline):
+    def inputs(self, spark, data):
+        return {}
+
+    def job(self, streams):
+        raise AssertionError
+
+own = Own()
+"""
+
+
+def test_functions_of_a_pipelines_file_work_in_tasks_of_spark_that_lack_the_file(job_file: Path) -> None:
+    job_file.write_text(PIPELINE)
+    pipeline = load_pipeline(f"{job_file}:own")
+    quadruple = sys.modules[pipeline.target.__module__].quadruple
+    packed = CloudPickleSerializer().dumps(quadruple)
+    program = "import pickle, sys; print(pickle.load(sys.stdin.buffer)(3))"
+    there = subprocess.run(
+        [sys.executable, "-c", program], input=packed, capture_output=True, timeout=60, cwd="/"
+    )
+    assert (there.stdout, there.stderr) == (b"12\n", b"")
+
+
+def test_a_job_is_loaded_without_spark(job_file: Path) -> None:
+    program = (
+        "import sys; from minishuffle.cli.loading import load_job; "
+        f"load_job('{job_file}:ready'); print('pyspark' in sys.modules)"
+    )
+    there = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, text=True)
+    assert (there.stdout, there.stderr) == ("False\n", "")
 
 
 def test_a_module_of_the_working_directory(job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
