@@ -181,11 +181,14 @@ def schema_message(schema: pa.Schema) -> bytes:
 
 
 def spark_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema with every timestamp in microseconds and UTC, as Spark's timestamps are."""
+    """The schema with every timestamp in microseconds as Spark's are: a moment in UTC, or naive."""
     import pyarrow as pa
 
-    moment = pa.timestamp("us", "UTC")
-    fields = [field.with_type(moment) if pa.types.is_timestamp(field.type) else field for field in schema]
+    fields = []
+    for field in schema:
+        if pa.types.is_timestamp(field.type):
+            field = field.with_type(pa.timestamp("us", "UTC" if field.type.tz else None))
+        fields.append(field)
     return pa.schema(fields)
 
 

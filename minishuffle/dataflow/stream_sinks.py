@@ -62,7 +62,7 @@ class StreamSinks(StreamBase):
     def to_spark(self, name: str = "result") -> Stream[Any]:
         """Keep the records for Spark to read: ``format("minishuffle").option("sink", name)``.
 
-        They become Arrow of the stream's schema, timestamps in microseconds and UTC.
+        They become Arrow of the stream's schema, timestamps in microseconds: in UTC, or naive if they are.
 
         Raises:
             InvalidGraph: the schema is not known here.

@@ -32,5 +32,7 @@ def test_timestamps_are_those_of_spark() -> None:
         ]
     )
     moment = pa.timestamp("us", "UTC")
-    expected = pa.schema([pa.field("at", moment, nullable=False), ("naive", moment), ("d", pa.date32())])
+    expected = pa.schema(
+        [pa.field("at", moment, nullable=False), ("naive", pa.timestamp("us")), ("d", pa.date32())]
+    )
     assert spark_schema(schema) == expected

@@ -45,6 +45,7 @@ EVERY_TYPE = (
     "id % 2 = 0 as b",
     "if(id % 5 = 0, null, date_add(date'1960-01-01', cast(id as int))) as day",
     "if(id % 7 = 0, null, timestamp_micros(id * 1234567 - 5000000000)) as at",
+    "cast(timestamp_micros(id * 1234567) as timestamp_ntz) as naive",
     "if(id % 4 = 0, null, cast(id - 500 as decimal(10,2)) / 4) as ratio",
     "if(id % 6 = 0, null, cast(id * 0.25 as decimal(10,2))) as price",
     "if(id % 9 = 0, null, cast(concat('b', id) as binary)) as raw",
@@ -83,6 +84,24 @@ def test_every_type_goes_in_and_comes_out_as_it_was(
     ]
     assert out.count() == 2000
     assert count_differences(df, out) == (0, 0)
+
+
+def test_naive_times_stay_as_they_are_in_any_time_zone(
+    spark: SparkSession, cluster: LocalCluster, options: Options
+) -> None:
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        df = spark.sql("select timestamp_ntz'2020-07-01 12:00:00' naive, timestamp'2020-07-01 12:00:00' at")
+        stream = Stream.from_spark("naive", arrow_schema_of(df.schema)).to_spark()
+        handle = cluster.submit(stream, parallelism=1, name="naive")
+        write(df, options, "naive")
+        assert handle.wait(SECONDS_MAX).state == "finished"
+        out = read(spark, options, handle.id)
+        assert out.dtypes == [("naive", "timestamp_ntz"), ("at", "timestamp")]
+        texts = out.selectExpr("cast(naive as string) naive", "cast(at as string) at").first()
+        assert texts is not None and tuple(texts) == ("2020-07-01 12:00:00", "2020-07-01 12:00:00")
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
 def test_a_dataframe_without_rows_ends_the_stream(
