@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from minishuffle.dataflow.arguments import checked_parallelism
 from minishuffle.errors import UsageError
-from minishuffle.limits import PARALLELISM_MAX
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -49,7 +50,8 @@ class Input:
     tried again gives the same rows, which the job insists on.
 
     Raises:
-        UsageError: ``order_by`` names no column or one that is not there, or ``splits`` is no such number.
+        UsageError: ``frame`` is no DataFrame or has two columns of one name, ``order_by`` names no column
+            or one that is not there, or ``splits`` is no such number.
     """
 
     frame: DataFrame
@@ -57,14 +59,24 @@ class Input:
     splits: int = 1
 
     def __post_init__(self) -> None:
+        from pyspark.sql import DataFrame
+
+        if not isinstance(self.frame, DataFrame):
+            raise UsageError(f"Input(frame=...) takes a DataFrame of Spark, not {type(self.frame).__name__}")
+        columns = self.frame.columns
+        twice = [name for name, count in Counter(columns).items() if count > 1]
+        if twice:
+            count = columns.count(twice[0])
+            raise UsageError(f"Input(frame=...): there are {count} columns {twice[0]!r}: rename all but one")
         if isinstance(self.order_by, str) or not self.order_by:
             raise UsageError(f"Input(order_by=...) takes column names: write order_by=({self.order_by!r},)")
-        missing = [name for name in self.order_by if name not in self.frame.columns]
+        if not isinstance(self.order_by, Sequence) or not all(isinstance(by, str) for by in self.order_by):
+            raise UsageError(f"Input(order_by=...) takes names of columns, not {self.order_by!r:.80}")
+        missing = [name for name in self.order_by if name not in columns]
         if missing:
-            there = ", ".join(self.frame.columns)
+            there = ", ".join(columns)
             raise UsageError(f"Input(order_by=...): there is no column {missing[0]!r}; there are {there}")
-        if not 1 <= self.splits <= PARALLELISM_MAX:
-            raise UsageError(f"Input(splits=...) takes a number from 1 to {PARALLELISM_MAX}")
+        checked_parallelism(self.splits, "Input(splits=...)")
 
     def dealt(self) -> DataFrame:
         """The rows as they are written: ``splits`` partitions, each of which spans all of the order."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import platform
 import sys
@@ -46,7 +47,7 @@ def spark_session(
     Args:
         spark_python: the executors' Python; by default this one.
         options: further settings of Spark; they win.
-        debug: log what tasks fail with, stack and all, beside raising it.
+        debug: log what tasks and queries fail with, stack and all, beside raising it.
 
     Raises:
         UsageError: no Spark, no Java that will do, or a Python on the executors that will not.
@@ -81,6 +82,7 @@ def spark_session(
     try:
         spark.sparkContext.setLogLevel("ERROR")
         quiet_accumulators(spark.sparkContext)
+        _log_queries(debug)
         if not is_local(master):
             _probe(spark, python)
         from minishuffle.spark.datasource import MinishuffleDataSource
@@ -116,6 +118,14 @@ def _log_settings(debug: bool) -> str:
     """The file that keeps Spark quiet from its first line on."""
     name = "log4j2-debug.properties" if debug else "log4j2.properties"
     return Path(__file__).with_name(name).as_uri()
+
+
+def _log_queries(debug: bool) -> None:
+    """Have PySpark log what is wrong with a query, as JSON with the stack of Java, or only raise it."""
+    from pyspark.logger import PySparkLogger
+
+    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        PySparkLogger.getLogger(name).setLevel(logging.WARNING if debug else logging.CRITICAL)
 
 
 def _python_there(_: Any) -> list[str]:

@@ -169,7 +169,10 @@ class Wrong(Sums):
         (Wrong(lambda spark: {"a": Input(spark.range(3), ())}), "takes column names"),
         (Wrong(lambda spark: {"a": Input(spark.range(3), "id")}), r"write order_by=\('id',\)"),
         (Wrong(lambda spark: {"a": Input(spark.range(3), ("at",))}), "no column 'at'; there are id"),
-        (Wrong(lambda spark: {"a": Input(spark.range(3), ("id",), 0)}), "splits=.* takes a number from 1"),
+        (
+            Wrong(lambda spark: {"a": Input(spark.range(3), ("id",), 0)}),
+            "splits=.* takes a whole number",
+        ),
         (Wrong(job=lambda streams: 3), "job must return a Stream, not int"),
         (Wrong(job=lambda streams: streams["others"].to_count()), "leave out the sink 'to_count'"),
     ],

@@ -26,6 +26,7 @@ PROGRAM = """
 import time
 from pathlib import Path
 
+from pyspark.errors import AnalysisException
 from minishuffle.spark.session import spark_session, stop_spark
 
 started = Path("{started}")
@@ -42,6 +43,11 @@ try:
         print(spark.sql("select current_timezone() zone").first().zone)
         print(spark.conf.get("spark.ui.enabled"), spark.conf.get("spark.driver.host"), flush=True)
         print(spark.conf.get("spark.sql.execution.arrow.maxBytesPerBatch"), flush=True)
+        for wrong in (lambda: spark.sql("select absent"), lambda: spark.range(1).select("absent")):
+            try:
+                wrong()
+            except AnalysisException:
+                print("refused", flush=True)
         spark.range(4).mapInArrow(wait, "id long").collect()
     finally:
         stop_spark(spark)
@@ -87,7 +93,7 @@ def test_ctrl_c_ends_everything_and_says_nothing_of_stacks(
     assert family
     program.send_signal(signal.SIGINT)
     out, err = program.communicate(timeout=SECONDS_MAX)
-    settings = "UTC\nfalse 127.0.0.1\n2147483647\n" if moment == "in a job" else ""
+    settings = "UTC\nfalse 127.0.0.1\n2147483647\nrefused\nrefused\n" if moment == "in a job" else ""
     assert (program.returncode, out, err) == (0, f"{settings}interrupted\n", "")
     assert psutil.wait_procs(family, SECONDS_MAX)[1] == []
 
