@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,10 +74,12 @@ def run(
     --set keys. The job runs on the cluster at --coordinator, or else on one of its own with --workers.
     Ends with code 1 when the result is not what Spark computes.
     """
+    from minishuffle.pipelines.asked import check_name
     from minishuffle.pipelines.run import run_once
     from minishuffle.pipelines.streaming import run_streaming
 
     found = load_pipeline(name).build(settings)
+    check_name(found)
     session = session_of(context)
     check_data_uri(master, data_uri)
     directory = session.directory() / "pipelines" / found.name
@@ -149,7 +151,7 @@ def show_outcome(found: Pipeline, outcome: Outcome, answers: str, as_json: bool)
     else:
         out = tables.console()
         out.print(f"\n{found.report_title}:")
-        out.print(report_table(found.report(outcome.result)))
+        out.print(report_table(reported(found, outcome)))
         rate_in, rate_out = tables.rate_text(outcome.rows_per_second), outcome.rows_out_per_second
         out.print(
             f"\n{outcome.rows_in:,} rows in at {rate_in}, result out at {tables.rate_text(rate_out)}, "
@@ -169,10 +171,32 @@ def outcome_map(found: Pipeline, outcome: Outcome) -> dict[str, Any]:
         "only_minishuffle": verdict and verdict.only_minishuffle,
         "only_spark": verdict and verdict.only_spark,
         "equal": verdict and verdict.equal,
-        **found.figures(outcome.result),
+        **figures_of(found, outcome),
         "late": outcome.late,
         "rows_per_second": round(outcome.rows_per_second),
     }
+
+
+def reported(found: Pipeline, outcome: Outcome) -> DataFrame:
+    """Raises UsageError when ``report`` returned no DataFrame."""
+    from minishuffle.pipelines.asked import asked, is_frame
+
+    rows: DataFrame = asked(found, "report", outcome.result)
+    if not is_frame(rows):
+        kind = type(rows).__name__
+        raise UsageError(f"pipeline {found.name}: report must return a DataFrame, not {kind}")
+    return rows
+
+
+def figures_of(found: Pipeline, outcome: Outcome) -> Mapping[str, Any]:
+    """Raises UsageError when ``figures`` returned no dict."""
+    from minishuffle.pipelines.asked import asked
+
+    figures = asked(found, "figures", outcome.result)
+    if not isinstance(figures, Mapping):
+        kind = type(figures).__name__
+        raise UsageError(f"pipeline {found.name}: figures must return a dict of name to number, not {kind}")
+    return figures
 
 
 def report_table(rows: DataFrame) -> Any:

@@ -9,19 +9,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from minishuffle.client import Client, JobHandle, JobResult
+from minishuffle.dataflow.nodes import inputs_first
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import UsageError
+from minishuffle.pipelines.asked import asked, check_name, is_frame
 from minishuffle.pipelines.contract import DataDirectory, Input, Pipeline
 from minishuffle.pipelines.verdict import Verdict, compare
 from minishuffle.pipelines.writes import write_all
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from minishuffle.wire.messages import JobInfo
 
-__all__ = ["Outcome", "checked_inputs", "job_of", "judged", "late_rows", "run_once", "submitted"]
+__all__ = ["Outcome", "checked_inputs", "job_of", "judged", "late_rows", "run_once", "width"]
 
 SINK = "result"
 CANCEL_SECONDS = 30.0
@@ -48,9 +49,11 @@ def checked_inputs(pipeline: Pipeline, spark: SparkSession, data: DataDirectory)
     """The pipeline's inputs.
 
     Raises:
-        UsageError: they are none, or not of type :class:`Input`.
+        UsageError: they are none, or not of type :class:`Input`, or the pipeline has no name.
+        ShuffleError: the method raised.
     """
-    inputs = pipeline.inputs(spark, data)
+    check_name(pipeline)
+    inputs = asked(pipeline, "inputs", spark, data)
     if not isinstance(inputs, Mapping) or not inputs:
         raise UsageError(f"pipeline {pipeline.name}: inputs must return a dict of stream name to Input")
     for name, given in inputs.items():
@@ -69,15 +72,21 @@ def job_of(
     """The pipeline's job between Spark's writes and Spark's read.
 
     Raises:
-        UsageError: ``job`` returned something else than a stream without a sink.
+        UsageError: ``job`` returned something else than a stream without a sink, or not of all inputs.
+        ShuffleError: the method raised.
     """
+    from minishuffle.spark.schemas import arrow_schema_of
+
     streams = {}
     for name, given in inputs.items():
         # A subtask without a split would hold back the others' event time until the data end.
         subtasks = min(given.splits, parallelism) if bounded else 1
-        schema = arrow_schema_of(given.frame)
+        try:
+            schema = arrow_schema_of(given.frame.schema)
+        except UsageError as error:
+            raise UsageError(f"pipeline {pipeline.name}: the input {name!r}: {error}") from error
         streams[name] = Stream.from_spark(name, schema, bounded=bounded).parallel(subtasks)
-    stream = pipeline.job(streams)
+    stream = asked(pipeline, "job", streams)
     if not isinstance(stream, Stream):
         kind = type(stream).__name__
         raise UsageError(f"pipeline {pipeline.name}: job must return a Stream, not {kind}")
@@ -87,22 +96,26 @@ def job_of(
             f"pipeline {pipeline.name}: job must return the result's stream, which Spark reads: leave out "
             f"the sink {sinks[0]!r}"
         )
+    check_uses_all(pipeline, stream, inputs)
     return stream.to_spark(SINK)
 
 
-def submitted(
-    client: Client,
-    pipeline: Pipeline,
-    inputs: Mapping[str, Input],
-    parallelism: int | None,
-    *,
-    bounded: bool = True,
-) -> JobHandle:
-    """Start the pipeline's job; by default as parallel as there are workers."""
-    if parallelism is None:
-        parallelism = max(1, sum(worker.state == "alive" for worker in client.status().workers))
-    stream = job_of(pipeline, inputs, parallelism, bounded=bounded)
-    return client.submit(stream, name=pipeline.name, parallelism=parallelism)
+def check_uses_all(pipeline: Pipeline, stream: Stream, inputs: Mapping[str, Input]) -> None:
+    """Raises UsageError when Spark would write what no job reads, or the job wait for what nobody writes."""
+    sources = [node.boundary for node in inputs_first(stream.ends) if node.is_source]
+    used = {boundary.name for boundary in sources if boundary is not None}
+    for name in inputs:
+        if name not in used:
+            raise UsageError(f"pipeline {pipeline.name}: job() does not use the input {name!r}")
+    for name in sorted(used - set(inputs)):
+        raise UsageError(f"pipeline {pipeline.name}: job() reads the stream {name!r}, which is no input")
+
+
+def width(client: Client, parallelism: int | None) -> int:
+    """Of the job: as parallel as there are workers, unless it is said."""
+    if parallelism is not None:
+        return parallelism
+    return max(1, sum(worker.state == "alive" for worker in client.status().workers))
 
 
 def run_once(
@@ -123,7 +136,9 @@ def run_once(
         ShuffleError: the pipeline, Spark or the job failed; the job is cancelled if it still runs.
     """
     inputs = checked_inputs(pipeline, spark, data)
-    handle = submitted(client, pipeline, inputs, parallelism)
+    parallelism = width(client, parallelism)
+    stream = job_of(pipeline, inputs, parallelism)
+    handle = client.submit(stream, name=pipeline.name, parallelism=parallelism)
     with cancelled_on_error(handle):
         began = time.monotonic()
         write_all(spark, inputs, options, handle)
@@ -145,10 +160,18 @@ def run_once(
 def judged(
     pipeline: Pipeline, spark: SparkSession, data: DataDirectory, result: DataFrame, output: str
 ) -> Verdict | None:
-    """Compare a result with what Spark computes, which is written beside it."""
-    expected = pipeline.expected(spark, data)
+    """Compare a result with what Spark computes, which is written beside it.
+
+    Raises:
+        UsageError: ``expected`` returned something else than a DataFrame or None.
+        ShuffleError: the method raised.
+    """
+    expected = asked(pipeline, "expected", spark, data)
     if expected is None:
         return None
+    if not is_frame(expected):
+        kind = type(expected).__name__
+        raise UsageError(f"pipeline {pipeline.name}: expected must return a DataFrame or None, not {kind}")
     expected.write.mode("overwrite").parquet(f"{output}/spark")
     return compare(result, spark.read.parquet(f"{output}/spark"))
 
@@ -161,13 +184,6 @@ def rows_taken(ended: JobInfo | JobResult) -> int:
 def late_rows(ended: JobInfo | JobResult) -> int:
     """Rows that a window or join of the job left out."""
     return sum(task.counters.records_late for task in ended.tasks)
-
-
-def arrow_schema_of(frame: DataFrame) -> pa.Schema:
-    """The Arrow schema in which Spark hands over the rows of ``frame``."""
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    return to_arrow_schema(frame.schema, timezone="UTC")
 
 
 @contextlib.contextmanager

@@ -23,10 +23,11 @@ from minishuffle.pipelines.run import (
     SINK,
     Outcome,
     checked_inputs,
+    job_of,
     judged,
     late_rows,
     rows_taken,
-    submitted,
+    width,
 )
 
 if TYPE_CHECKING:
@@ -122,13 +123,15 @@ class StreamingRun:
         self._handle = self._stopped_run()
         if self._handle is not None:
             return
+        parallelism = width(self.client, parallelism)
+        stream = job_of(self.pipeline, self.inputs, parallelism, bounded=False)
         self.record.unlink(missing_ok=True)
         for directory in ("inputs", "checkpoints", "minishuffle"):
             self._remove(self.place(directory))
         for name, given in self.inputs.items():
             files = given.slices().write.option("maxRecordsPerFile", ROWS_PER_FILE)
             files.mode("overwrite").parquet(self.place("inputs", name))
-        self._handle = submitted(self.client, self.pipeline, self.inputs, parallelism, bounded=False)
+        self._handle = self.client.submit(stream, name=self.pipeline.name, parallelism=parallelism)
         submitted_at = self._handle.info().submitted_at
         self._write_record({"output": self.output, "job": self._handle.id, "submitted_at": submitted_at})
 
