@@ -8,6 +8,7 @@ import os
 import platform
 import sys
 import tempfile
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -174,12 +175,32 @@ def after_interrupt(spark: SparkSession) -> None:
 
 
 def stop_spark(spark: SparkSession) -> None:
-    """End the session and its JVM; nothing of it runs on."""
+    """End the session and its JVM; nothing of it runs on. Either may have ended before."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
     from minishuffle.spark.gateway import end_jvm, renew_connection
 
+    context = spark.sparkContext
     try:
         renew_connection()  # Ctrl-C may be what brought us here.
-        spark.sparkContext.setLogLevel("OFF")  # executors that say goodbye late are no errors
-        spark.stop()
+        if context._jsc is not None:  # Else somebody has stopped it.
+            context.setLogLevel("OFF")  # executors that say goodbye late are no errors
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # PySpark's, of a JVM that ends meanwhile
+            spark.stop()
+    except (Py4JError, OSError):
+        # The JVM is gone or on its way, as when SIGTERM came to it too; what the caller ends with says more.
+        _forget(spark)
     finally:
         end_jvm()
+
+
+def _forget(spark: SparkSession) -> None:
+    """What ``spark.stop()`` leaves in this process when there is no JVM to ask: else a new session would be
+    the old one."""
+    from pyspark.sql import SparkSession
+
+    context: Any = spark.sparkContext
+    context._jsc = None
+    context.stop()
+    SparkSession._instantiatedSession = SparkSession._activeSession = None
