@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -78,9 +79,10 @@ def run(
     from minishuffle.pipelines.run import run_once
     from minishuffle.pipelines.streaming import run_streaming
 
-    found = load_pipeline(name).build(settings)
-    check_name(found)
     session = session_of(context)
+    with users_output(as_json):
+        found = load_pipeline(name).build(settings)
+    check_name(found)
     check_data_uri(master, data_uri)
     directory = session.directory() / "pipelines" / found.name
     data = DataDirectory(directory / "data", data_uri)
@@ -90,10 +92,16 @@ def run(
         cluster_for(session, workers, slots) as (client, options),
     ):
         run_one = run_streaming if streaming else run_once
-        outcome = run_one(found, spark, client, options, data, answers, parallelism)
+        with users_output(as_json):
+            outcome = run_one(found, spark, client, options, data, answers, parallelism)
         show_outcome(found, outcome, answers, as_json)
     if outcome.verdict is not None and not outcome.verdict.equal:
         context.exit(EXIT_NOT_EQUAL)
+
+
+def users_output(as_json: bool) -> contextlib.AbstractContextManager[Any]:
+    """Within it what the user's code prints goes to standard error if standard output is for JSON alone."""
+    return contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
 
 
 def check_data_uri(master: str, data_uri: str | None) -> None:
@@ -192,7 +200,8 @@ def figures_of(found: Pipeline, outcome: Outcome) -> Mapping[str, Any]:
     """Raises UsageError when ``figures`` returned no dict."""
     from minishuffle.pipelines.asked import asked
 
-    figures = asked(found, "figures", outcome.result)
+    with users_output(as_json=True):
+        figures = asked(found, "figures", outcome.result)
     if not isinstance(figures, Mapping):
         kind = type(figures).__name__
         raise UsageError(f"pipeline {found.name}: figures must return a dict of name to number, not {kind}")

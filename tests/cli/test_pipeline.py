@@ -14,6 +14,7 @@ from click.testing import Result
 from pyspark.sql import DataFrame, SparkSession
 
 from minishuffle.cli import pipeline as command
+from minishuffle.errors import ShuffleError
 from minishuffle.pipelines import Pipeline
 from minishuffle.pipelines.run import Outcome
 from minishuffle.pipelines.verdict import compare
@@ -81,6 +82,42 @@ def test_what_is_refused_before_anything_is_started(
     result = run("pipeline", "run", *(text.format(own=own) for text in arguments))
     assert result.exit_code == 2 and problem in result.output, result.output
     assert result.output.count("\n") == 1
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_standard_output_is_for_json_alone_if_it_is_asked_for(
+    run: Run, own: Path, monkeypatch: pytest.MonkeyPatch, as_json: bool
+) -> None:
+    own.write_text(
+        OWN.replace("        row = ", "        print('figures')\n        row = ") + "print('loaded')\n"
+    )
+
+    class Result:
+        def agg(self, _: Any) -> Any:
+            return self
+
+        def first(self) -> list[int]:
+            return [8]
+
+        def count(self) -> int:
+            return 3
+
+        def limit(self, _: int) -> Any:
+            raise ShuffleError("nothing to show")
+
+    def pretended(*_: Any) -> Outcome:
+        print("run")
+        return Outcome(Result(), None, 0, 0, 0.0, 0.0)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("minishuffle.pipelines.run.run_once", pretended)
+    monkeypatch.setattr(command, "started_spark", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(command, "cluster_for", lambda *_: contextlib.nullcontext((None, {})))
+    result = run("pipeline", "run", f"{own}:own", *(["--json"] if as_json else []))
+    if as_json:
+        assert json.loads(result.stdout)["dep_delay_min"] == 8
+        assert result.stderr == "loaded\nrun\nfigures\n"
+    else:
+        assert result.stdout.startswith("loaded\nrun\n")
 
 
 @pytest.fixture(scope="module")
