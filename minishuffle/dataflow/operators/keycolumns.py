@@ -7,12 +7,21 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.errors import UsageError
+from minishuffle.dataflow.operators.widertype import wider
 from minishuffle.exchange.columnhash import family, fixed_values
 from minishuffle.exchange.keys import hash_columns
 from minishuffle.exchange.texts import Texts
 
-__all__ = ["FixedColumn", "KeyColumn", "TextColumn", "key_column", "null_marks"]
+__all__ = [
+    "FixedColumn",
+    "KeyColumn",
+    "TextColumn",
+    "as_far_as_they_fit",
+    "decoded",
+    "exactly",
+    "key_column",
+    "null_marks",
+]
 
 Vector: TypeAlias = "np.ndarray[Any, Any]"
 Matrix: TypeAlias = "np.ndarray[Any, Any]"
@@ -36,8 +45,59 @@ def null_marks(array: pa.Array) -> Vector | None:
     return marks
 
 
+def decoded(array: pa.Array) -> pa.Array:
+    """The array without dictionary encoding."""
+    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+
+
+def exactly(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
+    """Keys in another type; None if one has no equal there.
+
+    Raises:
+        UsageError: a type cannot be a key.
+    """
+    if array.type == kind:
+        return array
+    if family(array.type) not in (family(kind), "null"):
+        return None
+    try:
+        cast = _castable(array, kind).cast(kind)
+    except pa.ArrowException:
+        return None
+    # Some casts lose a part of a value without a word; equal hashes say that the keys are equal.
+    return None if _changed(array, cast).any() else cast
+
+
+def as_far_as_they_fit(array: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Vector]:
+    """Keys in another type, and which of them have no equal there: what stands for these is undefined."""
+    if family(array.type) != family(kind):
+        return pa.nulls(len(array), kind), array.is_valid().to_numpy(zero_copy_only=False)
+    try:
+        array = _castable(array, kind)
+        # Through the wider type, as pyarrow has no cast of integers to decimals of few digits.
+        cast = array.cast(wider(array.type, kind) or kind, safe=False).cast(kind, safe=False)
+    except pa.ArrowException:
+        singles = [exactly(array.slice(row, 1), kind) for row in range(len(array))]
+        cast = pa.concat_arrays([pa.nulls(1, kind) if single is None else single for single in singles])
+    return cast, _changed(array, cast)
+
+
+def _castable(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The array in a type from which pyarrow has casts to decimals too."""
+    if pa.types.is_decimal(kind) and pa.types.is_boolean(array.type):
+        return array.cast(pa.uint8())
+    if pa.types.is_decimal(kind) and pa.types.is_float16(array.type):
+        return array.cast(pa.float32())
+    return array
+
+
+def _changed(array: pa.Array, cast: pa.Array) -> Vector:
+    changed: Vector = hash_columns([array]) != hash_columns([cast])
+    return changed
+
+
 class KeyColumn:
-    """One column of keys, in the type of the first batch.
+    """One column of keys, all in one type.
 
     ``width`` is how many words a key takes.
     """
@@ -45,33 +105,6 @@ class KeyColumn:
     def __init__(self, kind: pa.DataType) -> None:
         self.kind = kind
         self.width = 1
-
-    def conform(self, array: pa.Array) -> pa.Array:
-        """The array in the column's type.
-
-        Raises:
-            UsageError: its type cannot be a key, or its values do not fit.
-        """
-        if pa.types.is_dictionary(array.type):
-            array = array.dictionary_decode()
-        if array.type == self.kind:
-            return array
-        if family(array.type) not in (family(self.kind), "null"):
-            raise self._misfit(array, "it is of another kind")
-        try:
-            cast = array.cast(self.kind)
-        except pa.ArrowException as error:
-            raise self._misfit(array, str(error)) from error
-        # Some casts lose a part of a value without a word; equal hashes say that the keys are equal.
-        if not np.array_equal(hash_columns([array]), hash_columns([cast])):
-            raise self._misfit(array, "a value would change")
-        return cast
-
-    def _misfit(self, array: pa.Array, why: str) -> UsageError:
-        return UsageError(
-            f"a key column of type {array.type} does not fit the keys of type {self.kind} that came before "
-            f"({why}): cast the column to one type first"
-        )
 
     def write_words(self, array: pa.Array, words: Matrix) -> None:
         """Fill ``words`` (rows x ``width``, of zeros) with the keys; what stands for a null is undefined."""
@@ -192,13 +225,12 @@ class TextColumn(KeyColumn):
         return stored.cast(self.kind)
 
 
-def key_column(array: pa.Array) -> KeyColumn:
-    """A column for keys of that array's type.
+def key_column(kind: pa.DataType) -> KeyColumn:
+    """A column for keys of that type.
 
     Raises:
         UsageError: the type cannot be a key.
     """
-    kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
     group = family(kind)
     wide = group in ("text", "binary") or (pa.types.is_decimal(kind) and kind.bit_width > 64)
     return TextColumn(kind) if wide else FixedColumn(kind)

@@ -8,8 +8,18 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.keycolumns import FixedColumn, KeyColumn, key_column, null_marks
+from minishuffle.dataflow.operators.keycolumns import (
+    FixedColumn,
+    KeyColumn,
+    as_far_as_they_fit,
+    decoded,
+    exactly,
+    key_column,
+    null_marks,
+)
+from minishuffle.dataflow.operators.widertype import wider
 from minishuffle.dataflow.operators.wordtable import WordTable, first_rows
+from minishuffle.errors import UsageError
 
 __all__ = ["KeyIndex"]
 
@@ -23,12 +33,13 @@ class KeyIndex:
     """Slots (0, 1, …) of keys in the order in which they first appear.
 
     A key is a row of one or more columns. Nulls are equal to each other and to nothing else, NaNs and
-    the two zeros likewise; a batch whose columns have other types than the first one's is cast, so
-    that 1, 1.0 and True are one key.
+    the two zeros likewise; a batch whose columns have other types than the keys is cast, so that 1, 1.0
+    and True are one key. If a value has no equal in the keys' type, the keys get the batch's type or a
+    wider one, and keep their slots.
 
     A key's words stand in one row of a :class:`WordTable`: those of its columns one after the other,
-    and before them, once there was a null, a bit for each column that is null. When a longer text or
-    the first null comes, all rows are written anew.
+    and before them, once there was a null, a bit for each column that is null. When a longer text, the
+    first null or another type comes, all rows are written anew.
     """
 
     def __init__(self) -> None:
@@ -41,7 +52,7 @@ class KeyIndex:
         return len(self._table)
 
     def keys(self, slots: Vector | None = None) -> list[pa.Array]:
-        """The columns of the keys in ``slots``, or of all in order; in the types of the first batch."""
+        """The columns of the keys in ``slots``, or of all in order; in the types that hold all so far."""
         rows = self._table.rows if slots is None else self._table.rows.take(slots, axis=0)
         arrays, at = [], self._heads
         for number, column in enumerate(self._columns):
@@ -56,13 +67,14 @@ class KeyIndex:
         """The slot (int64) of each row; new keys get the next slots.
 
         Raises:
-            UsageError: a column's type cannot be a key, or its values do not fit the first batch's.
+            UsageError: a column's type cannot be a key, or no type holds its keys and those before.
             ResourceExhausted: there are too many keys.
         """
+        arrays = list(map(decoded, arrays))
         if not self._columns:
-            self._columns = list(map(key_column, arrays))
+            self._columns = [key_column(array.type) for array in arrays]
             self._table = WordTable(len(self._columns))
-        given = self._conformed(arrays)
+        given = [self._fitted(number, array) for number, array in enumerate(arrays)]
         slots = self._find(given)
         missing = np.flatnonzero(slots < 0)
         if len(missing):
@@ -73,17 +85,45 @@ class KeyIndex:
         return slots
 
     def find(self, arrays: Sequence[pa.Array]) -> Vector:
-        """The slot of each row as :meth:`lookup` gives it, but -1 for keys that are not there.
+        """The slot of each row as :meth:`lookup` gives it, but -1 for keys that are not there, of whatever
+        type.
 
         Raises:
-            UsageError: a column's type cannot be a key, or its values do not fit the first batch's.
+            UsageError: a column's type cannot be a key.
         """
+        absent = np.zeros(len(arrays[0]), dtype=np.bool_)
         if not self._columns:
-            return np.full(len(arrays[0]), -1, dtype=np.int64)
-        return self._find(self._conformed(arrays))
+            return np.full(len(absent), -1, dtype=np.int64)
+        given = []
+        for column, array in zip(self._columns, map(decoded, arrays), strict=True):
+            fitted = exactly(array, column.kind)
+            if fitted is None:
+                fitted, unlike = as_far_as_they_fit(array, column.kind)
+                absent |= unlike
+            given.append(fitted)
+        slots = self._find(given)
+        slots[absent] = -1
+        return slots
 
-    def _conformed(self, arrays: Sequence[pa.Array]) -> list[pa.Array]:
-        return [column.conform(array) for column, array in zip(self._columns, arrays, strict=True)]
+    def _fitted(self, number: int, array: pa.Array) -> pa.Array:
+        """The array in the type of that column, which becomes another one if a value needs it."""
+        column = self._columns[number]
+        fitted = exactly(array, column.kind)
+        if fitted is not None:
+            return fitted
+        keys = self.keys()
+        for kind in filter(None, (array.type, wider(column.kind, array.type))):
+            fitted, held = exactly(array, kind), exactly(keys[number], kind)
+            if fitted is not None and held is not None:
+                keys[number] = held
+                self._columns[number] = key_column(kind)
+                self._store(keys)
+                return fitted
+        kinds = " and ".join(sorted((str(column.kind), str(array.type))))
+        raise UsageError(
+            f"a key column has values of the types {kinds}, and neither of them nor a wider one holds all "
+            "exactly: cast the column to one type first"
+        )
 
     def _find(self, given: list[pa.Array]) -> Vector:
         slots = self._table.find(self._words(given))
@@ -123,5 +163,11 @@ class KeyIndex:
         self._heads = heads
         for column, width in zip(self._columns, widths, strict=True):
             column.width = max(column.width, width)
-        self._table = WordTable(heads + sum(column.width for column in self._columns))
-        self._table.insert(self._words(stored))
+        self._store(stored)
+
+    def _store(self, keys: list[pa.Array]) -> None:
+        """Write all rows anew; there are these keys, in order of their slots."""
+        for column, array in zip(self._columns, keys, strict=True):
+            column.width = max(column.width, column.width_for(array))
+        self._table = WordTable(self._heads + sum(column.width for column in self._columns))
+        self._table.insert(self._words(keys))

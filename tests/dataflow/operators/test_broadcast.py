@@ -160,3 +160,20 @@ def test_views_of_texts_are_joined_too() -> None:
     big = pa.record_batch({"k": pa.array(["b", "c"], kind)})
     operator = BroadcastArrow(BroadcastColumns(("k",), ("k",), is_left=False))
     assert run(operator, [small], [big]) == [{"k": "b", "name": "B"}]
+
+
+@pytest.mark.parametrize(
+    ("keys", "asked", "partners"),
+    [
+        (pa.array([1, 2]), pa.array([1.5, 2.0]), [None, 6]),
+        (pa.array([1.5, 2.0]), pa.array([1, 2]), [None, 6]),
+        (pa.array(["1", "2"]), pa.array([1, 2]), [None, None]),
+    ],
+    ids=str,
+)
+def test_keys_of_other_types_have_a_partner_or_none(keys: pa.Array, asked: pa.Array, partners: Any) -> None:
+    by_key = BroadcastColumns(("k",), ("k",), is_left=True)
+    small, big = pa.record_batch({"k": keys, "z": [5, 6]}), pa.record_batch({"k": asked})
+    assert [row["z"] for row in run(BroadcastArrow(by_key), [small], [big])] == partners
+    as_rows = [rows_of(small)], [rows_of(big)]
+    assert [row["z"] for row in run(BroadcastRows(by_key), *as_rows)] == partners

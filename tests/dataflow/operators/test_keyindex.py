@@ -202,28 +202,97 @@ def test_keys_are_equal_across_types_and_keep_the_first_one() -> None:
     assert moments.lookup([pa.array([1], pa.timestamp("s", "UTC"))]).tolist() == [1]
 
 
+TOP = 2**53
+MIXED = [
+    (pa.array([1.0, 2.5]), pa.array([1, 2]), pa.float64()),
+    (pa.array([1], pa.int8()), pa.array([300, 1]), pa.int64()),
+    (pa.array([True]), pa.array([5, 1]), pa.int64()),
+    (pa.array([0.5], pa.float32()), pa.array([0.1]), pa.float64()),
+    (pa.array([2.0]), pa.array([TOP + 1, 2]), pa.int64()),
+    (pa.array([1, TOP]), pa.array([1.5], pa.float32()), pa.float64()),
+    (pa.array([3, 5], pa.uint64()), pa.array([-1, 5]), pa.int64()),
+    (pa.array([Decimal("1.5"), Decimal("2.0")]), pa.array([Decimal("1.25"), 2]), pa.decimal128(3, 2)),
+    (pa.array([Decimal("1.5")]), pa.array([1000]), pa.decimal128(21, 1)),
+    (pa.array([1], pa.timestamp("s")), pa.array([1, 1000], pa.timestamp("ms")), pa.timestamp("ms")),
+    (pa.array(["a", "b" * 70, None]), pa.nulls(2), pa.string()),
+    (pa.array(["a"]), pa.array(["b", "a"], pa.large_string()), None),
+    (pa.array([b"ab"], pa.binary(2)), pa.array([b"abc", b"ab"]), pa.binary()),
+]
+
+
+@pytest.mark.parametrize(("some", "others", "kind"), MIXED, ids=str)
+@pytest.mark.parametrize("turned", [False, True])
+def test_keys_of_several_types_in_any_order(
+    some: pa.Array, others: pa.Array, kind: pa.DataType | None, turned: bool
+) -> None:
+    index = KeyIndex()
+    slots: dict[Any, int] = {}
+    for array in (others, some, others) if turned else (some, others, some):
+        forms = list(map(canonical, array.to_pylist()))
+        assert index.find([array]).tolist() == [slots.get(form, -1) for form in forms]
+        expected = [slots.setdefault(form, len(slots)) for form in forms]
+        assert index.lookup([array]).tolist() == expected
+    (keys,) = index.keys()
+    keys.validate(full=True)
+    assert list(map(canonical, keys.to_pylist())) == list(slots)
+    assert kind is None or keys.type == kind
+
+
+def test_one_column_of_several_gets_another_type() -> None:
+    index = KeyIndex()
+    assert index.lookup([pa.array(["a", "b"]), pa.nulls(2), pa.array([1, None])]).tolist() == [0, 1]
+    later = [pa.array(["a", "a"]), pa.array([None, "x"]), pa.array([1.0, 1.5])]
+    assert index.lookup(later).tolist() == [0, 2]
+    keys = index.keys()
+    assert [key.to_pylist() for key in keys] == [["a", "b", "a"], [None, None, "x"], [1, None, 1.5]]
+
+
+MISFITS = [
+    (pa.array(["a"]), pa.array([b"a"])),
+    (pa.array([1]), pa.array(["1"])),
+    (pa.array([date(2026, 1, 1)]), pa.array([datetime(2026, 1, 1)])),
+    (pa.array([TOP + 1]), pa.array([2.5])),
+    (pa.array([Decimal("0.1")]), pa.array([0.1])),
+    (pa.array([2**64 - 1], pa.uint64()), pa.array([-1])),
+]
+
+
+@pytest.mark.parametrize(("some", "others"), MISFITS, ids=str)
+@pytest.mark.parametrize("turned", [False, True])
+def test_keys_that_no_type_holds(some: pa.Array, others: pa.Array, turned: bool) -> None:
+    first, then = (others, some) if turned else (some, others)
+    index = KeyIndex()
+    index.lookup([first])
+    kinds = re.escape(" and ".join(sorted((str(first.type), str(then.type)))))
+    with pytest.raises(UsageError, match=f"a key column has values of the types {kinds}, .*: cast"):
+        index.lookup([then])
+    assert index.find([then]).tolist() == [-1]
+    assert index.lookup([first]).tolist() == [0]
+    assert len(index) == 1
+
+
 @pytest.mark.parametrize(
-    ("first", "then", "why"),
+    ("held", "asked", "found"),
     [
-        (pa.array([1]), pa.array([1.5]), "truncated"),
-        (pa.array([1], pa.int8()), pa.array([300]), "not in range"),
-        (pa.array([True]), pa.array([5]), "a value would change"),
-        (pa.array([0.5], pa.float32()), pa.array([0.1]), "a value would change"),
-        (pa.array(["a"]), pa.array([b"a"]), "another kind"),
-        (pa.array([date(2026, 1, 1)]), pa.array([datetime(2026, 1, 1)]), "another kind"),
-        (pa.array([1], pa.timestamp("s")), pa.array([1], pa.timestamp("ms")), "would lose data"),
+        (pa.array([1, 2]), pa.array([1.5, 2.0, math.nan, 1e300, None]), [-1, 1, -1, -1, -1]),
+        (pa.array([1, None], pa.int8()), pa.array([257, 1, None]), [-1, 0, 1]),
+        (pa.array([True]), pa.array([5, 1]), [-1, 0]),
+        (pa.array([Decimal("1.5"), 3]), pa.array([2**62, 3]), [-1, 1]),
+        (pa.array([Decimal("1.5"), 1]), pa.array([True, False]), [1, -1]),
+        (pa.array([Decimal("1.5")]), pa.array([1.5, 1.55], pa.float64()), [0, -1]),
+        (pa.array([Decimal("1.5")]), pa.array([1.5, 2.0]).cast(pa.float16()), [0, -1]),
+        (pa.array([0.5]), pa.array([Decimal("0.1"), Decimal("0.5")]), [-1, 0]),
+        (pa.array([b"ab"], pa.binary(2)), pa.array([b"abc", b"ab", None]), [-1, 0, -1]),
+        (pa.array(["1", None]), pa.array([1, None]), [-1, 1]),
+        (pa.nulls(1), pa.array([1, None]), [-1, 0]),
     ],
     ids=str,
 )
-def test_keys_that_do_not_fit_the_first_type(first: pa.Array, then: pa.Array, why: str) -> None:
+def test_what_does_not_fit_is_not_there(held: pa.Array, asked: pa.Array, found: list[int]) -> None:
     index = KeyIndex()
-    index.lookup([first])
-    with pytest.raises(
-        UsageError, match=rf"a key column of type {re.escape(str(then.type))} .*{why}.*: cast"
-    ):
-        index.lookup([then])
-    assert index.lookup([first]).tolist() == [0]
-    assert len(index) == 1
+    index.lookup([held])
+    assert index.find([asked]).tolist() == found
+    assert index.keys() == [held]
 
 
 def test_a_type_that_cannot_be_a_key() -> None:

@@ -1,0 +1,46 @@
+"""Types that hold the values of two others, whichever comes first."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from minishuffle.dataflow.operators.widertype import wider, wider_schema
+
+
+@pytest.mark.parametrize(
+    ("some", "other", "expected"),
+    [
+        (pa.int64(), pa.int64(), pa.int64()),
+        (pa.null(), pa.decimal128(3, 1), pa.decimal128(3, 1)),
+        (pa.null(), pa.string_view(), pa.string_view()),
+        (pa.int64(), pa.float32(), pa.float64()),
+        (pa.float16(), pa.float32(), pa.float32()),
+        (pa.int8(), pa.uint64(), pa.int64()),
+        (pa.int8(), pa.decimal128(2, 1), pa.decimal128(4, 1)),
+        (pa.decimal128(4, 3), pa.decimal64(5, 1), pa.decimal128(7, 3)),
+        (pa.decimal128(38, 0), pa.decimal128(38, 9), pa.decimal128(38, 9)),
+        (pa.decimal256(40, 2), pa.decimal128(5, 4), pa.decimal256(42, 4)),
+        (pa.decimal128(4, 3), pa.float64(), None),
+        (pa.bool_(), pa.int64(), None),
+        (pa.int64(), pa.string(), None),
+        (pa.string(), pa.string_view(), pa.large_string()),
+        (pa.string(), pa.binary(), None),
+        (pa.timestamp("s"), pa.timestamp("us", "UTC"), pa.timestamp("us", "UTC")),
+        (pa.timestamp("s", "Asia/Tokyo"), pa.timestamp("s", "Europe/Rome"), pa.timestamp("s", "UTC")),
+        (pa.date32(), pa.timestamp("s"), None),
+        (pa.list_(pa.null()), pa.list_(pa.int64()), pa.list_(pa.int64())),
+    ],
+    ids=str,
+)
+def test_the_wider_type(some: pa.DataType, other: pa.DataType, expected: pa.DataType | None) -> None:
+    assert wider(some, other) == expected
+    assert wider(other, some) == expected
+
+
+def test_the_wider_schema() -> None:
+    some = pa.schema([pa.field("a", pa.null()), pa.field("b", pa.int64(), nullable=False)])
+    other = pa.schema([("a", pa.string()), ("b", pa.float64())])
+    assert wider_schema(some, other) == other
+    assert wider_schema(some, other.remove(0)) is None
+    assert wider_schema(other, pa.schema([("a", pa.string()), ("b", pa.bool_())])) is None
