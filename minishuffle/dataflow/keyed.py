@@ -100,7 +100,8 @@ class KeyedStream(Generic[T]):
         """Columns computed without Python per row: ``total=("amount", "sum"), n=("amount", "count")``.
 
         The functions are sum, count, min, max and mean; nulls count for nothing. Rows become Arrow
-        before they are exchanged, see :meth:`Stream.schema`.
+        before they are exchanged, see :meth:`Stream.schema`. A column that comes in several types counts
+        in the wider one: integers beside floats as float64, rounded beyond 2**53.
 
         Raises:
             UsageError: no columns, an unknown function, or two columns of one name.

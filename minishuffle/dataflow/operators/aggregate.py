@@ -12,8 +12,9 @@ import pyarrow as pa
 
 from minishuffle.dataflow.operators.base import Batch, Emit
 from minishuffle.dataflow.operators.chained import ChainedOperator, Emission
-from minishuffle.dataflow.operators.columns import Aggregate, Function, Groups, RowCount, aggregate_named
+from minishuffle.dataflow.operators.columns import Aggregate, Function, RowCount, aggregate_named
 from minishuffle.dataflow.operators.convert import column_of
+from minishuffle.dataflow.operators.groups import Groups
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.errors import UsageError
 from minishuffle.exchange.gather import take
@@ -116,6 +117,7 @@ class AggregateArrow(_KeyedColumns):
 
     ``columns`` maps an output name to (input column, "sum" | "count" | "min" | "max" | "mean").
     Integers sum exactly as int64, floats as float64; nulls count for nothing.
+    A column may come in several types, in any order: see ``columns.Fold``.
 
     Raises:
         UsageError: an unknown function, two output columns of one name, a column whose type cannot

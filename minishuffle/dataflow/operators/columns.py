@@ -14,10 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from minishuffle.dataflow.operators.decimals import DIGITS_MAX, decimal_array, decimal_units, is_decimal
+from minishuffle.dataflow.operators.groups import Groups
 from minishuffle.dataflow.operators.sumguard import SumGuard
+from minishuffle.dataflow.operators.widertype import wider
 from minishuffle.errors import UsageError
 
-__all__ = ["AGGREGATES", "Aggregate", "Function", "Groups", "RowCount", "aggregate_named", "result_type"]
+__all__ = ["AGGREGATES", "Aggregate", "Function", "RowCount", "aggregate_named", "result_type"]
 
 Function: TypeAlias = Literal["sum", "count", "min", "max", "mean"]
 Vector: TypeAlias = "np.ndarray[Any, Any]"
@@ -25,59 +27,6 @@ Vector: TypeAlias = "np.ndarray[Any, Any]"
 AGGREGATES: tuple[Function, ...] = ("sum", "count", "min", "max", "mean")
 
 _INT64_MAX = 2**63 - 1
-
-
-class Groups:
-    """The rows of one batch put in order of their slots, each slot's rows in their given order.
-
-    ``order`` are row numbers; ``position`` counts within a slot from 0; ``starts`` and ``ends`` are
-    places in ``order`` of each slot's first and last row, ``slots`` the slot of each.
-    """
-
-    __slots__ = ("ends", "order", "position", "slots", "starts")
-
-    def __init__(self, slots: Vector) -> None:
-        self.order = _stable_order(slots)
-        in_order = slots[self.order]
-        first = np.empty(len(slots), dtype=bool)
-        first[:1] = True
-        np.not_equal(in_order[1:], in_order[:-1], out=first[1:])
-        self.starts = np.flatnonzero(first)
-        self.ends = np.append(self.starts, len(slots))[1:] - 1
-        self.slots = in_order[self.starts]
-        self.position = np.arange(len(slots)) - np.repeat(self.starts, self.ends - self.starts + 1)
-
-    def running(self, operation: np.ufunc, values: Vector, state: Vector) -> Vector:
-        """The state of each row's slot after that row, in the rows' given order; updates ``state``.
-
-        A scan that doubles its reach at each step and never crosses from one slot to another, so
-        that an infinity or a huge value of one key cannot touch another's.
-        """
-        scan = values[self.order]
-        scan[self.starts] = operation(state[self.slots], scan[self.starts])
-        reach, within = 1, np.flatnonzero(self.position)
-        while len(within):
-            scan[within] = operation(scan[within - reach], scan[within])
-            reach *= 2
-            within = within[self.position[within] >= reach]
-        state[self.slots] = scan[self.ends]
-        result = np.empty_like(scan)
-        result[self.order] = scan
-        return result
-
-
-def _stable_order(slots: Vector) -> Vector:
-    """``argsort`` that keeps equal slots in order. numpy sorts 16-bit integers by radix, several times
-    faster than wider ones by comparison; so the low and then the high half."""
-    low = slots.astype(np.uint16)
-    order = np.argsort(low, kind="stable")
-    highest = int(slots.max(initial=0))
-    if highest < 1 << 16:
-        return order
-    if highest >= 1 << 32:
-        return np.argsort(slots, kind="stable")
-    high = (slots >> 16).astype(np.uint8 if highest < 1 << 24 else np.uint16)
-    return order[np.argsort(high[order], kind="stable")]
 
 
 def _grown(vector: Vector, size: int, fill: Any) -> Vector:
@@ -154,23 +103,49 @@ class ValueCount(RowCount):
 class Fold:
     """Sum, minimum or maximum: a ufunc over the values, from its neutral element on.
 
-    Integers and booleans sum as int64, floats as float64, decimals as decimal128 of 38 digits. The
-    first batch's column sets the type; later ones are cast to it.
+    Integers and booleans sum as int64, floats as float64, decimals as decimal128 of 38 digits. If columns
+    of several types come, the state gets the wider one, whichever came first; beside floats, an integer
+    beyond 2**53 is rounded to the nearest float64. A column of type null has no values and sets no type.
     """
 
     def __init__(self, function: Function, name: str) -> None:
         self.function = function
         self.name = name
         self.type: pa.DataType | None = None
+        self.state: Vector
         self._seen: Vector | None = None
         """By slot, whether there was a value; None as long as no null has come: then all had one."""
         self._size = self._known = 0
+
+    def _takes(self, kind: pa.DataType) -> bool:
+        """Get ready for a column of that type: False if no value has come yet, and none is in it."""
+        if pa.types.is_null(kind):
+            self._note_nulls()
+        elif self.type is None:
+            self._settle(kind)
+        elif kind != self.type:
+            self._widen(kind)
+        return self.type is not None
+
+    def _widen(self, kind: pa.DataType) -> None:
+        """Go on from the state so far in a type that also holds values of type ``kind``."""
+        result_type(self.function, self.name, kind)
+        wide = wider(_as_number(self.type), _as_number(kind))
+        if wide is None:
+            raise UsageError(
+                f"{self.function} of column {self.name!r}: its types {self.type} and {kind} have none in "
+                "common that is exact: cast the column first, or declare it with Stream.schema(...)"
+            )
+        if wide != self.type:
+            held = self._array(self.state, self._unseen())
+            self._settle(wide)
+            self.state = np.array(self._numbers(held))
 
     def _settle(self, kind: pa.DataType) -> None:
         """Choose operation, number type and neutral element by the column's type."""
         floats = pa.types.is_float32(kind) or pa.types.is_float64(kind)
         self.result = result_type(self.function, self.name, kind)
-        self.type = kind
+        self.type = self.result if self.function == "sum" else kind
         self.neutral: float | int = 0
         self.operation: np.ufunc
         if is_decimal(kind):
@@ -190,7 +165,8 @@ class Fold:
                 bounds = np.iinfo(self.stored.to_pandas_dtype())
                 self.operation = np.minimum if lowest else np.maximum
                 self.neutral = int(bounds.max if lowest else bounds.min)
-        self.state = np.full(self._size, self.neutral, dtype=self.stored.to_pandas_dtype())
+        size = self._size if self._seen is None else len(self._seen)
+        self.state = np.full(size, self.neutral, dtype=self.stored.to_pandas_dtype())
         guard = SumGuard(self.name) if self.function == "sum" and not floats else None
         self._guard = None if is_decimal(kind) else guard
         self._units_guard = guard if is_decimal(kind) else None
@@ -203,6 +179,8 @@ class Fold:
             self._seen = _grown(self._seen, size, False)
 
     def update(self, slots: Vector, column: pa.Array) -> None:
+        if not self._takes(column.type):
+            return
         numbers = self._numbers(column)
         seen = self._seen_from(column)
         if seen is not None:
@@ -216,6 +194,8 @@ class Fold:
             self._guard.compare(self.state, rough)
 
     def running(self, groups: Groups, slots: Vector, column: pa.Array) -> pa.Array:
+        if not self._takes(column.type):
+            return pa.nulls(len(slots))
         numbers = self._numbers(column)
         seen = self._seen_from(column)
         if self._guard is None or self._guard.is_safe(numbers, self.state):
@@ -228,6 +208,9 @@ class Fold:
         return self._array(values, missing)
 
     def at(self, slots: Vector | slice) -> pa.Array:
+        if self.type is None:
+            assert self._seen is not None
+            return pa.nulls(len(self._seen[slots]))
         state = self.state[slots] if isinstance(slots, slice) else self.state.take(slots)
         return self._array(state, None if self._seen is None else ~self._seen[slots])
 
@@ -239,12 +222,16 @@ class Fold:
         self._size = self._known = len(slots)
 
     def _numbers(self, column: pa.Array) -> Vector:
-        if self.type is None:
-            self._settle(column.type)
         given = column.type
+        assert self.type is not None
         try:
+            if is_decimal(given) and is_decimal(self.type) and given.scale == self.type.scale:
+                return self._units(column)
+            if pa.types.is_boolean(given) and given != self.type:
+                column = column.cast(pa.int8())  # pyarrow casts booleans to no decimals
             if given != self.type:
-                column = column.cast(self.type)
+                rounds = pa.types.is_integer(given) and pa.types.is_floating(self.type)
+                column = column.cast(self.type, safe=not rounds)
             if is_decimal(self.type):
                 return self._units(column)
             if self.type != self.stored:
@@ -268,7 +255,7 @@ class Fold:
             and (self._units_guard is None or self._units_guard.is_safe(units, self.state))
         ):
             return units.astype(self.state.dtype, copy=False)
-        unseen = np.arange(len(self.state)) >= self._known if self._seen is None else ~self._seen
+        unseen = self._unseen()
         self.state = self.state.astype(object)
         if self.function != "sum":
             self.neutral = 10 ** (DIGITS_MAX + 1) * (1 if self.function == "min" else -1)
@@ -277,10 +264,18 @@ class Fold:
 
     def _seen_from(self, column: pa.Array) -> Vector | None:
         """The marks of slots that had a value, if this or an earlier batch has a null."""
-        if self._seen is None and column.null_count:
-            self._seen = np.zeros(len(self.state), dtype=bool)
-            self._seen[: self._known] = True
+        if column.null_count:
+            self._note_nulls()
         return self._seen
+
+    def _note_nulls(self) -> None:
+        if self._seen is None:
+            self._seen = np.zeros(self._size if self.type is None else len(self.state), dtype=bool)
+            self._seen[: self._known] = True
+
+    def _unseen(self) -> Vector:
+        """Which slots had no value before this batch."""
+        return np.arange(len(self.state)) >= self._known if self._seen is None else ~self._seen
 
     def _array(self, values: Vector, missing: Vector | None) -> pa.Array:
         if is_decimal(self.result):
@@ -320,6 +315,10 @@ _NUMBERS = {1: pa.uint8(), 32: pa.int32(), 64: pa.int64()}
 """How booleans and moments are kept, by the width of the type in bits."""
 
 
+def _as_number(kind: pa.DataType) -> pa.DataType:
+    return pa.int8() if pa.types.is_boolean(kind) else kind
+
+
 def _is_moment(kind: pa.DataType) -> bool:
     return bool(pa.types.is_temporal(kind)) and kind.bit_width in _NUMBERS
 
@@ -339,6 +338,8 @@ def result_type(function: str, name: str, kind: pa.DataType) -> pa.DataType:
     numbers = floats or is_decimal(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind)
     if function == "count":
         return pa.int64()
+    if pa.types.is_null(kind):
+        return pa.float64() if function == "mean" else kind
     if not numbers and (function in ("sum", "mean") or not _is_moment(kind)):
         raise UsageError(
             f"{function} of column {name!r} of type {kind} is not supported: cast the column "

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import math
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any, get_args
 
 import numpy as np
@@ -237,10 +239,84 @@ def test_sums_take_booleans_and_refuse_large_unsigned_values() -> None:
         aggregated("sum", "end", one_column([2**63], pa.uint64()))
 
 
-def test_later_batches_are_cast_to_the_first_ones_type() -> None:
-    assert aggregated("sum", "end", [1.5], one_column([2], pa.int32())) == [3.5]
-    with pytest.raises(UsageError, match=r"type double does not fit the state of type int64"):
-        aggregated("sum", "end", [1], [1.5])
+NULLS = pa.nulls(2)
+SECOND = datetime.datetime(1970, 1, 1, 0, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("columns", "kind", "results"),
+    [
+        ([NULLS, pa.array([5])], pa.int64(), (5, 1, 5, 5, 5.0)),
+        ([NULLS, NULLS], pa.null(), (None, 0, None, None, None)),
+        ([pa.array([1, 7]), pa.array([2.5])], pa.float64(), (10.5, 3, 1.0, 7.0, 3.5)),
+        ([pa.array([1.5]), NULLS, pa.array([2], pa.int32())], pa.float64(), (3.5, 2, 1.5, 2.0, 1.75)),
+        ([pa.array([1], pa.int8()), pa.array([300])], pa.int64(), (301, 2, 1, 300, 150.5)),
+        ([pa.array([True, None]), pa.array([5])], pa.int64(), (6, 2, 1, 5, 3.0)),
+        ([pa.array([True]), pa.array([Decimal("2.5")])], pa.decimal128(4, 1), ("3.5", 2, 1, "2.5", 1.75)),
+        (
+            [pa.array([Decimal("1.5")]), pa.array([Decimal("1.25")]), pa.array([7])],
+            pa.decimal128(22, 2),
+            ("9.75", 3, "1.25", 7, 3.25),
+        ),
+        ([pa.array([2**53 + 1]), pa.array([0.5])], pa.float64(), (2.0**53, 2, 0.5, 2.0**53, 2.0**52)),
+    ],
+    ids=str,
+)
+@every_emission
+def test_types_may_come_in_any_order(
+    columns: list[pa.Array], kind: pa.DataType, results: tuple[Any, ...], emit: Emission
+) -> None:
+    wanted = [Decimal(value) if isinstance(value, str) else value for value in results]
+    for order in itertools.permutations(columns):
+        batches = [one_column(column) for column in order]
+        last = run(AggregateArrow(("k",), OUTPUTS, emit), *batches)[-1]  # type: ignore[arg-type]
+        assert [last.column(name).to_pylist()[-1] for name in OUTPUTS] == wanted
+        assert last.column("min").type == last.column("max").type == kind
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_wider_type_leaves_keys_without_a_value_alone(turned: bool) -> None:
+    batches = [
+        pa.record_batch({"k": [1, 2, 3], "v": pa.array([4, None, 6])}),
+        pa.record_batch({"k": [4, 5], "v": pa.nulls(2)}),
+        pa.record_batch({"k": [6, 1, 5], "v": [0.5, 1.5, 2.5]}),
+    ]
+    for emit in EMISSIONS:
+        check(batches[::-1] if turned else batches, ["k"], emit)
+    decimals = [
+        pa.record_batch({"k": [1, 2], "v": pa.array([Decimal(10**30), Decimal(1)], pa.decimal128(31, 0))}),
+        pa.record_batch({"k": [3, 2], "v": [Decimal("0.25"), Decimal("0.5")]}),
+    ]
+    out = run(AggregateArrow(("k",), OUTPUTS, "end"), *(decimals[::-1] if turned else decimals))  # type: ignore[arg-type]
+    assert {row["k"]: (row["sum"], row["min"], row["max"]) for row in out[0].to_pylist()} == {
+        1: (10**30, 10**30, 10**30),
+        2: (Decimal("1.5"), Decimal("0.5"), 1),
+        3: (Decimal("0.25"),) * 3,
+    }
+
+
+def test_moments_of_several_units() -> None:
+    seconds, finer = pa.array([2], pa.timestamp("s")), pa.array([1_000_000], pa.timestamp("us"))
+    assert aggregated("min", "end", seconds, finer) == aggregated("min", "end", finer, seconds) == [SECOND]
+
+
+@pytest.mark.parametrize(
+    ("some", "others", "message"),
+    [
+        (pa.array([Decimal("0.1")]), pa.array([0.1]), "have none in common that is exact"),
+        (pa.array([1]), pa.array(["5"]), "of type string is not supported"),
+        (
+            pa.array([2**64 - 1], pa.uint64()),
+            pa.array([-1]),
+            "type uint64 does not fit the state of type int64",
+        ),
+    ],
+    ids=str,
+)
+def test_types_that_do_not_go_together(some: pa.Array, others: pa.Array, message: str) -> None:
+    for columns in ((some, others), (others, some)):
+        with pytest.raises(UsageError, match=message):
+            aggregated("min" if "string" not in message else "sum", "end", *columns)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +326,6 @@ def test_later_batches_are_cast_to_the_first_ones_type() -> None:
         ("sum", pa.string()),
         ("mean", pa.date32()),
         ("min", pa.string()),
-        ("max", pa.null()),
     ],
     ids=str,
 )

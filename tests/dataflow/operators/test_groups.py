@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minishuffle.dataflow.operators.columns import Groups
+from minishuffle.dataflow.operators.groups import Groups
 
 
 @given(st.lists(st.sampled_from([0, 1, 5, 65_535, 65_536, 65_541, 1 << 24, 1 << 33]), max_size=40))
