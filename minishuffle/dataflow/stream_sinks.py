@@ -25,6 +25,9 @@ class StreamSinks(StreamBase):
     def to_parquet(self, path: str | Path) -> Stream[Any]:
         """Write Parquet files into the directory ``path``, which must not hold any.
 
+        Each subtask's file has the types that its own rows need, null for None alone. If the rows have no
+        one type in a column, declare it with :meth:`Stream.schema`, and all files have that.
+
         Raises:
             UsageError: it holds some, or is a file.
         """

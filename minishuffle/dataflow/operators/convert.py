@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from minishuffle.dataflow.operators.base import Batch, Emit, KeyedRows
 from minishuffle.dataflow.operators.chained import ChainedOperator, preview
+from minishuffle.dataflow.operators.widertype import wider
 from minishuffle.errors import UnknownName, UsageError
 
 __all__ = ["CheckSchema", "RowsToArrow", "ToArrow", "ToRows", "column_of", "rows_of"]
@@ -80,7 +81,11 @@ def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
 
 
 class RowsToArrow:
-    """Turns lists of rows into record batches of one schema, declared or taken from the first list."""
+    """Turns lists of rows into record batches of one schema, declared or taken from the first list.
+
+    A schema that is not declared gets a wider type for a column when its values need one: any for None
+    alone, float64 for integers, more digits for decimals. Batches from then on have it.
+    """
 
     def __init__(self, schema: pa.Schema | None) -> None:
         self.declared = schema is not None
@@ -99,6 +104,9 @@ class RowsToArrow:
             _array(field, values, self.declared)
             for field, values in zip(self.schema, columns.values(), strict=True)
         ]
+        for number, array in enumerate(arrays):
+            if array.type != self.schema.field(number).type:
+                self.schema = self.schema.set(number, self.schema.field(number).with_type(array.type))
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _columns(self, rows: list[Any]) -> dict[str, Sequence[Any]]:
@@ -167,6 +175,9 @@ def _array(field: pa.Field, values: Sequence[Any], declared: bool) -> pa.Array:
     try:
         array = _converted(field.type, values)
     except _MISFITS as error:
+        widened = None if declared else _widened(field.type, values)
+        if widened is not None:
+            return widened
         where = "as declared" if declared else "as in the first rows; declare it with Stream.schema(...)"
         raise UsageError(
             f"column {field.name!r}: the value {preview(_misfit(field.type, values))} does not fit "
@@ -174,6 +185,15 @@ def _array(field: pa.Field, values: Sequence[Any], declared: bool) -> pa.Array:
         ) from error
     _check_nulls(field, array)
     return array
+
+
+def _widened(kind: pa.DataType, values: Sequence[Any]) -> pa.Array | None:
+    """Values that do not fit ``kind`` in a type that also holds those that do; None if there is none."""
+    try:
+        wide = wider(kind, pa.infer_type(values))
+        return None if wide is None or wide == kind else _converted(wide, values)
+    except _MISFITS:
+        return None
 
 
 def _converted(kind: pa.DataType, values: Sequence[Any]) -> pa.Array:
@@ -228,7 +248,8 @@ class ToRows(ChainedOperator):
 class ToArrow(ChainedOperator):
     """Emits lists of rows as Arrow batches; Arrow batches pass as they are.
 
-    Without a declared schema the first rows (dicts) of each subtask set it.
+    Without a declared schema the first rows (dicts) of each subtask set it, and later ones make its types
+    wider if need be.
 
     Raises:
         UsageError: a row or value does not fit; names column and value.

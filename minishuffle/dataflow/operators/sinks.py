@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from minishuffle.dataflow.operators.base import Batch, Emit, KeyedRows, TaskContext
 from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.dataflow.operators.convert import RowsToArrow, rows_of
+from minishuffle.dataflow.operators.widertype import wider_schema
 from minishuffle.errors import UsageError
 from minishuffle.limits import BATCH_ROWS_MAX
 
@@ -104,11 +105,12 @@ class ParquetSink(ChainedOperator):
     The file is hidden (its name begins with a dot) until the input has ended; a subtask that fails
     leaves none, and one without rows writes none. Dict rows become columns by name, pairs the
     columns ``key`` and ``value``, longer tuples ``c0``, ``c1``, …, anything else the column
-    ``value``. The first rows set the schema.
+    ``value``. The types are those that hold all rows of the subtask, in whatever order they came: what
+    is written already is written anew if later rows need wider ones.
 
     Raises:
-        UsageError: ``path`` already holds parts or is no directory, or later rows do not fit the
-            first ones.
+        UsageError: ``path`` already holds parts or is no directory, rows have other columns than the
+            first ones, or values of types that have none in common.
     """
 
     name = "parquet_sink"
@@ -162,18 +164,31 @@ class ParquetSink(ChainedOperator):
         """Small batches are put together, so that a row group is worth reading."""
         if not self._kept_rows:
             return
+        schema = self._kept[0].schema if self._writer is None else self._writer.schema
+        for schema_given in dict.fromkeys(batch.schema for batch in self._kept):
+            schema = _common(schema, schema_given)
         if self._writer is None:
-            self._writer = pq.ParquetWriter(self._hidden, self._kept[0].schema)
-        schema = self._writer.schema
-        odd = next((batch.schema for batch in self._kept if not batch.schema.equals(schema)), None)
-        if odd is not None:
-            raise UsageError(
-                f"the columns of the Parquet sink changed from ({_described(schema)}) to "
-                f"({_described(odd)}): make them alike with map_batches, or declare Stream.schema(...)"
-            )
-        self._writer.write_table(pa.Table.from_batches(self._kept))
+            self._writer = pq.ParquetWriter(self._hidden, schema)
+        elif not schema.equals(self._writer.schema):
+            self._widen(schema)
+        self._writer.write_table(pa.concat_tables(_cast(batch, schema) for batch in self._kept))
         self._written_rows += self._kept_rows
         self._kept, self._kept_rows = [], 0
+
+    def _widen(self, schema: pa.Schema) -> None:
+        """Write what is written already once more, with wider types."""
+        assert self._writer is not None
+        assert self._hidden is not None
+        self._writer.close()
+        narrow = self._hidden.with_suffix(".narrow")
+        self._hidden.replace(narrow)
+        try:
+            self._writer = pq.ParquetWriter(self._hidden, schema)
+            with pq.ParquetFile(narrow) as file:
+                for number in range(file.num_row_groups):
+                    self._writer.write_table(_cast(file.read_row_group(number), schema))
+        finally:
+            narrow.unlink()
 
     def finish(self, emit: Emit) -> None:
         self._write_row_group()
@@ -218,6 +233,30 @@ def _named(rows: list[Any]) -> list[Any]:
     if odd is not None:
         raise UsageError(f"the Parquet sink cannot write {first!r:.80} and {odd!r:.80} into the same columns")
     return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def _common(some: pa.Schema, other: pa.Schema) -> pa.Schema:
+    if some.equals(other):
+        return some
+    schema = wider_schema(some, other)
+    if schema is None:
+        raise UsageError(
+            f"the columns of the Parquet sink changed from ({_described(some)}) to ({_described(other)}): "
+            "make them alike with map_batches, or declare Stream.schema(...)"
+        )
+    return schema
+
+
+def _cast(batch: pa.RecordBatch | pa.Table, schema: pa.Schema) -> pa.Table:
+    table = batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch])
+    try:
+        return table if table.schema.equals(schema) else table.cast(schema)
+    except pa.ArrowException as error:
+        raise UsageError(
+            f"the columns of the Parquet sink came as ({_described(table.schema)}) and have to be "
+            f"({_described(schema)}) for others, but a value does not fit ({error}): make them alike with "
+            "map_batches, or declare Stream.schema(...)"
+        ) from error
 
 
 def _described(schema: pa.Schema) -> str:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from minishuffle.dataflow.operators.base import Batch, KeyedRows
 from minishuffle.dataflow.operators.convert import CheckSchema, ToArrow, ToRows, column_of, rows_of
+from minishuffle.dataflow.operators.widertype import wider
 from minishuffle.errors import UnknownName, UsageError
 
 SCHEMA = pa.schema([pa.field("a", pa.int64(), nullable=False), ("b", pa.string())])
@@ -101,9 +102,10 @@ def test_rows_that_do_not_fit_the_schema(kind: Any, rows: list[Any], message: st
     ("later", "message"),
     [
         (
-            {"a": 1.5},
-            r"column 'a': the value 1\.5 does not fit the type int64 \(as in the first rows; declare",
+            {"a": "x"},
+            r"column 'a': the value 'x' does not fit the type int64 \(as in the first rows; declare",
         ),
+        ({"a": True}, "column 'a': the value True does not fit the type int64"),
         ({"z": 1}, "column 'z' .* the first rows set it; declare"),
     ],
 )
@@ -112,6 +114,35 @@ def test_first_rows_set_the_schema(later: dict[str, Any], message: str) -> None:
     run(operator, [{"a": 1}])
     with pytest.raises(UsageError, match=message):
         run(operator, [later])
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([None, "x"], pa.string()),
+        ([1, 2.5, None], pa.float64()),
+        ([None, Decimal("1.25"), Decimal("10.5")], pa.decimal128(4, 2)),
+        ([[], [1], [2.5]], pa.list_(pa.float64())),
+        ([{"x": None}, {"x": "a", "y": 1}], pa.struct({"x": pa.string(), "y": pa.int64()})),
+    ],
+    ids=str,
+)
+def test_later_rows_make_a_type_wider(values: list[Any], kind: pa.DataType) -> None:
+    for order in (values, values[::-1]):
+        batches = run(ToArrow(None), *([{"a": value, "b": 1}] for value in order))
+        assert [row["a"] for batch in batches for row in rows_of(batch)] == [
+            {name: value.get(name) for name in batch.schema.field("a").type.names}
+            if isinstance(value, dict)
+            else value
+            for batch, value in zip(batches, order, strict=True)
+        ]
+        assert wider(batches[0].schema.field("a").type, batches[-1].schema.field("a").type) == kind
+        assert {batch.schema.field("b").type for batch in batches} == {pa.int64()}
+
+
+def test_an_integer_that_no_float_equals_is_refused() -> None:
+    with pytest.raises(UsageError, match="does not fit the type double"):
+        run(ToArrow(None), [{"a": 2.5}], [{"a": 2**53 + 1}])
 
 
 MOMENT = datetime.datetime(2026, 1, 2, 3, 4, 5, 6)

@@ -83,6 +83,8 @@ def test_users_sink_must_have_the_methods() -> None:
         ([[("w", 2)], [["v", 3]]], [{"key": "w", "value": 2}, {"key": "v", "value": 3}]),
         ([[(1, 2.0, "x")]], [{"c0": 1, "c1": 2.0, "c2": "x"}]),
         ([["word"]], [{"value": "word"}]),
+        ([[{"a": None}], [{"a": 2.5}], [{"a": 1}]], [{"a": None}, {"a": 2.5}, {"a": 1.0}]),
+        ([[{"a": 1}], [{"a": 2.5}], [{"a": None}]], [{"a": 1.0}, {"a": 2.5}, {"a": None}]),
     ],
 )
 def test_parquet_columns(batches: list[Batch], expected: list[Any], tmp_path: Path) -> None:
@@ -101,6 +103,31 @@ def test_parquet_puts_small_batches_into_one_row_group(tmp_path: Path) -> None:
             BATCH_ROWS_MAX,
             BATCH_ROWS_MAX // 2,
         ]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_parquet_writes_anew_what_needs_wider_types(turned: bool, tmp_path: Path) -> None:
+    batches = [
+        pa.record_batch({"a": pa.nulls(BATCH_ROWS_MAX)}),
+        pa.record_batch({"a": range(BATCH_ROWS_MAX)}),
+        pa.record_batch({"a": [0.5] * BATCH_ROWS_MAX}),
+        pa.record_batch({"a": [7]}),
+    ]
+    batches = batches[::-1] if turned else batches
+    result = run(ParquetSink(tmp_path), *batches)
+    assert result["rows"] == 3 * BATCH_ROWS_MAX + 1
+    assert [path.name for path in tmp_path.iterdir()] == ["part-3-2.parquet"]
+    table = pq.read_table(tmp_path / "part-3-2.parquet")
+    assert table.schema == pa.schema({"a": pa.float64()})
+    assert table["a"].to_pylist() == [value for batch in batches for value in batch["a"].to_pylist()]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_parquet_refuses_values_that_would_change(turned: bool, tmp_path: Path) -> None:
+    large = pa.record_batch({"a": [2**53 + 1] * BATCH_ROWS_MAX})
+    batches = [large, pa.record_batch({"a": [0.5]})]
+    with pytest.raises(UsageError, match="a value does not fit .* declare Stream.schema"):
+        run(ParquetSink(tmp_path), *(batches[::-1] if turned else batches))
 
 
 def test_parquet_without_rows_writes_no_file(tmp_path: Path) -> None:
@@ -126,6 +153,8 @@ def test_parquet_is_hidden_while_it_is_written(tmp_path: Path) -> None:
 
 
 def test_parquet_refuses_columns_that_change(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"changed from \(a: int64, b: string\) to \(a: bool, b: string\)"):
+        run(ParquetSink(tmp_path), ARROW, pa.record_batch({"a": [True], "b": ["x"]}))
     with pytest.raises(UsageError, match=r"changed from \(a: int64, b: string\) to \(a: double\)"):
         run(ParquetSink(tmp_path), ARROW, pa.record_batch({"a": [1.0]}))
     with pytest.raises(UsageError, match="into the same columns"):
