@@ -17,6 +17,7 @@ from minishuffle.dataflow.operators.chained import ChainedOperator, emit_rows, p
 from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.joincolumns import (
     Outbox,
+    common_schema,
     joined_names,
     key_array,
     null_marks,
@@ -106,11 +107,12 @@ class BroadcastArrow(_Broadcast):
     """Emits the big side's batches with the small side's columns, without Python per row.
 
     Args:
-        schema: of the small side; None: as its batches have it.
+        schema: of the small side; None: what holds all of its batches.
     """
 
     def __init__(self, columns: BroadcastColumns, schema: pa.Schema | None = None) -> None:
         super().__init__(columns)
+        self._is_declared = schema is not None
         self._schema = None if schema is None else plain_schema(schema)
         self._batches: list[pa.RecordBatch] = []
         self._small: _Small | None = None
@@ -119,8 +121,8 @@ class BroadcastArrow(_Broadcast):
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         assert isinstance(batch, pa.RecordBatch)
         if input == SMALL:
-            given = plain(batch, self._schema)
-            self._schema = given.schema
+            given = plain(batch, self._schema if self._is_declared else None)
+            self._schema = common_schema(self._schema, given.schema)
             self.note_size(given.nbytes)
             self._batches.append(given)
             return
@@ -138,7 +140,7 @@ class BroadcastArrow(_Broadcast):
                 "the small side of broadcast_join has no rows, so its columns are not known: declare them "
                 "with .schema(...)"
             )
-        table = pa.Table.from_batches(self._batches, schema=self._schema)
+        table = pa.Table.from_batches([plain(batch, self._schema) for batch in self._batches], self._schema)
         self._batches = []
         return _Small(table, self.columns)
 

@@ -12,6 +12,7 @@ from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.joincolumns import (
     JoinColumns,
     Outbox,
+    common_schema,
     key_array,
     null_marks,
     plain,
@@ -36,7 +37,8 @@ class JoinArrow(IntervalJoin):
     :class:`Held`. When most keys have no rows any more, the others are numbered anew.
 
     Args:
-        schemas: of the left and right batches; None: as they come (inner joins only).
+        schemas: of the left and right batches; None: as they come (inner joins only), so the results' types
+            become wider if those of later batches do.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class JoinArrow(IntervalJoin):
     ) -> None:
         super().__init__(columns.how, within, times, late_tags)
         self.columns = columns
+        self._declared = schemas
         self._schemas = [None if schema is None else plain_schema(schema) for schema in schemas]
         self._result: pa.Schema | None = None
         self._index = KeyIndex()
@@ -56,8 +59,7 @@ class JoinArrow(IntervalJoin):
 
     def take(self, batch: Batch, times: Vector, input: int, emit: Emit) -> None:
         assert isinstance(batch, pa.RecordBatch)
-        given = plain(batch, self._schemas[input])
-        self._schemas[input] = given.schema
+        given = self._in_common_types(batch, input)
         outbox = Outbox(emit)
         names = self.columns.keys[input]
         nulls = null_marks([column_of(given, name) for name in names])
@@ -69,6 +71,20 @@ class JoinArrow(IntervalJoin):
             self._join(self._as_held(given, input), slots, times, input, outbox)
         outbox.flush()
         self._forget_keys()
+
+    def _in_common_types(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch:
+        """The batch in types for all of its side so far, which is then held in these too."""
+        before = self._schemas[input]
+        if self._declared[input] is not None:
+            return plain(batch, before)
+        given = plain(batch, None)
+        schema = self._schemas[input] = common_schema(before, given.schema)
+        if before is not None and not schema.equals(before):
+            self._result = None
+            held = pa.schema([schema.field(name) for name in self.columns.held_names(schema.names, input)])
+            for run in self._held[input].runs:
+                run.batch = plain(run.batch, held)
+        return plain(given, schema)
 
     def _as_held(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch:
         names = self.columns.held_names(batch.schema.names, input)

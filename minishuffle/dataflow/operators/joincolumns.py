@@ -13,10 +13,20 @@ from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.joins import LEFT, How
 from minishuffle.dataflow.operators.moments import Vector
 from minishuffle.dataflow.operators.times import EventTime
+from minishuffle.dataflow.operators.widertype import wider
 from minishuffle.errors import UsageError
 from minishuffle.limits import BATCH_ROWS_MAX
 
-__all__ = ["JoinColumns", "Outbox", "joined_names", "key_array", "null_marks", "plain", "plain_schema"]
+__all__ = [
+    "JoinColumns",
+    "Outbox",
+    "common_schema",
+    "joined_names",
+    "key_array",
+    "null_marks",
+    "plain",
+    "plain_schema",
+]
 
 SUFFIX = "_right"
 DAY = 86_400_000_000
@@ -66,13 +76,41 @@ def plain(batch: pa.RecordBatch, schema: pa.Schema | None) -> pa.RecordBatch:
         schema = plain_schema(batch.schema)
     if batch.schema.equals(schema):
         return batch
-    if set(batch.schema.names) != set(schema.names) or len(batch.schema) != len(schema):
-        raise UsageError(
-            f"a batch of the join has the columns {', '.join(batch.schema.names)}, and others before it had "
-            f"{', '.join(schema.names)}: declare them with .schema(...), or make them the same"
-        )
+    _check_names(batch.schema, schema)
     arrays = [_cast(column_of(batch, field.name), field.type, field.name) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def common_schema(before: pa.Schema | None, given: pa.Schema) -> pa.Schema:
+    """The schema for batches of both, of whatever types they come in: the columns in the order of those
+    ``before`` (None: there were none).
+
+    Raises:
+        UsageError: they have other columns, or one of types that have none in common.
+    """
+    if before is None or before.equals(given):
+        return given
+    _check_names(given, before)
+    fields = []
+    for field in before:
+        its = given.field(field.name)
+        kind = wider(field.type, its.type)
+        if kind is None:
+            kinds = " and ".join(sorted((str(field.type), str(its.type))))
+            raise UsageError(
+                f"column {field.name!r} of the join has values of the types {kinds}, which have none in "
+                "common that is exact: cast the column to one type first"
+            )
+        fields.append(field.with_type(kind).with_nullable(field.nullable or its.nullable))
+    return pa.schema(fields)
+
+
+def _check_names(given: pa.Schema, before: pa.Schema) -> None:
+    if set(given.names) != set(before.names) or len(given) != len(before):
+        raise UsageError(
+            f"a batch of the join has the columns {', '.join(given.names)}, and others before it had "
+            f"{', '.join(before.names)}: declare them with .schema(...), or make them the same"
+        )
 
 
 def _cast(array: pa.Array, kind: pa.DataType, name: str) -> pa.Array:

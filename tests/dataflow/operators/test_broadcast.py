@@ -177,3 +177,19 @@ def test_keys_of_other_types_have_a_partner_or_none(keys: pa.Array, asked: pa.Ar
     assert [row["z"] for row in run(BroadcastArrow(by_key), [small], [big])] == partners
     as_rows = [rows_of(small)], [rows_of(big)]
     assert [row["z"] for row in run(BroadcastRows(by_key), *as_rows)] == partners
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_small_side_may_come_in_several_types(turned: bool) -> None:
+    by_key = BroadcastColumns(("k",), ("k",), is_left=True)
+    small = [
+        pa.record_batch({"k": [1, 2], "z": pa.nulls(2)}),
+        pa.record_batch({"k": [2.5], "z": ["a"]}),
+        pa.record_batch({"z": ["b"], "k": pa.nulls(1)}),
+    ]
+    big = pa.record_batch({"k": [2.5, 2.0, None]})
+    found = run(BroadcastArrow(by_key), small[::-1] if turned else small, [big])
+    assert [row["z"] for row in found] == ["a", None, None]
+    odd = [pa.record_batch({"k": [1], "z": [1]}), small[1]]
+    with pytest.raises(UsageError, match="column 'z' of the join has values of the types int64 and string"):
+        run(BroadcastArrow(by_key), odd[::-1] if turned else odd, [big])

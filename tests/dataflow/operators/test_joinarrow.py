@@ -90,8 +90,27 @@ def test_batches_of_other_columns_are_refused() -> None:
     operator.process(batch(pa.array([1])), LEFT, lambda item: None)
     with pytest.raises(UsageError, match="has the columns k, t, w, and others before it had k, t, v"):
         operator.process(batch(pa.array([1]), w=[1]), LEFT, lambda item: None)
-    with pytest.raises(UsageError, match="column 'v' of the join has the type string, which does not fit"):
+    with pytest.raises(UsageError, match="column 'v' of the join has values of the types int64 and string"):
         operator.process(batch(pa.array([1]), v=["x"]), LEFT, lambda item: None)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_side_may_come_in_several_types(turned: bool) -> None:
+    batches = [batch(pa.array([1, 2]), v=pa.nulls(2)), batch(pa.array([2.0, 2.5]), v=[5, 6])]
+    batches.append(batch(pa.array([2, 3]), v=[0.5, 1.5]))
+    for side in (LEFT, RIGHT):
+        operator = simple()
+        operator.open(TaskContext("job", "task", 0, 1, 1))
+        out: list[Any] = []
+        operator.process(batch(pa.array([2]), w=["x"]), 1 - side, out.append)
+        for given in batches[::-1] if turned else batches:
+            operator.process(given, side, out.append)
+        operator.process(batch(pa.array([2.5]), w=["y"]), 1 - side, out.append)
+        rows = [row for item in out for row in item.to_pylist()]
+        found = [(row["k"], row["v"], row["w"]) for row in rows]
+        assert len(found) == 4
+        assert set(found) == {(2, None, "x"), (2, 5, "x"), (2, 0.5, "x"), (2.5, 6, "y")}
+        assert out[-1].schema.field("v").type == pa.float64()
 
 
 def test_two_columns_of_one_name_are_refused() -> None:
