@@ -15,6 +15,7 @@ from minishuffle.dataflow.operators.moments import Vector
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.dataflow.operators.widertype import wider
 from minishuffle.errors import UsageError
+from minishuffle.exchange.nesting import with_innermost
 from minishuffle.limits import BATCH_ROWS_MAX
 
 __all__ = [
@@ -55,12 +56,14 @@ def joined_names(left: Sequence[str], right: Sequence[str]) -> list[str]:
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
     """The schema without metadata, dictionary encoding, and views, which pyarrow cannot take rows from."""
-    return pa.schema([field.with_type(_plain_type(field.type)).remove_metadata() for field in schema])
+    return pa.schema(
+        [field.with_type(with_innermost(field.type, _plain_type)).remove_metadata() for field in schema]
+    )
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_dictionary(kind):
-        return kind.value_type
+        return with_innermost(kind.value_type, _plain_type)
     if pa.types.is_string_view(kind):
         return pa.string()
     return pa.binary() if pa.types.is_binary_view(kind) else kind

@@ -154,12 +154,13 @@ def test_rows_without_the_column_are_told() -> None:
         )
 
 
-def test_views_of_texts_are_joined_too() -> None:
+def test_views_of_texts_are_joined_too_at_any_depth() -> None:
     kind = pa.string_view()
-    small = pa.record_batch({"k": pa.array(["a", "b"], kind), "name": pa.array(["A", "B"], kind)})
-    big = pa.record_batch({"k": pa.array(["b", "c"], kind)})
+    inner = pa.list_(kind)
+    small = pa.record_batch({"k": pa.array(["a", "b"], kind), "names": pa.array([["A"], ["B"]], inner)})
+    big = pa.record_batch({"k": pa.array(["b", "c"], kind), "more": pa.array([["x"], None], inner)})
     operator = BroadcastArrow(BroadcastColumns(("k",), ("k",), is_left=False))
-    assert run(operator, [small], [big]) == [{"k": "b", "name": "B"}]
+    assert run(operator, [small], [big]) == [{"k": "b", "more": ["x"], "names": ["B"]}]
 
 
 @pytest.mark.parametrize(
