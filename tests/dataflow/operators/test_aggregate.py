@@ -260,7 +260,7 @@ SECOND = datetime.datetime(1970, 1, 1, 0, 0, 1)
         ),
         ([pa.array([2**53 + 1]), pa.array([0.5])], pa.float64(), (2.0**53, 2, 0.5, 2.0**53, 2.0**52)),
     ],
-    ids=str,
+    ids=lambda value: "-".join(str(array.type) for array in value) if isinstance(value, list) else str(value),
 )
 @every_emission
 def test_types_may_come_in_any_order(
