@@ -1,0 +1,128 @@
+"""Sinks of the user's at the end of a task: how they are closed, and what they give."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from minishuffle.dataflow.operators.base import Batch, TaskContext
+from minishuffle.dataflow.stream import Stream
+from minishuffle.errors import ResourceExhausted
+from minishuffle.exchange.rowformat import unpack_result
+from minishuffle.wire.parts import ErrorInfo
+from minishuffle.worker import task as task_module
+from minishuffle.worker.task import TaskOutcome
+
+if TYPE_CHECKING:
+    from conftest import Site
+
+CLOSED: list[str] = []
+"""What sinks of the tests have closed."""
+
+
+def broken(row: Any) -> Any:
+    return {}[row]
+
+
+class RecordingSink:
+    """Notes its close; ``fails_at`` is a method's name."""
+
+    def __init__(self, name: str, fails_at: str = "") -> None:
+        self.name, self.fails_at = name, fails_at
+
+    def open(self, context: TaskContext) -> None:
+        self._pass("open")
+
+    def write(self, batch: Batch) -> None:
+        self._pass("write")
+
+    def close(self) -> Any:
+        CLOSED.append(self.name)
+        self._pass("close")
+        return {"name": self.name}
+
+    def _pass(self, method: str) -> None:
+        if self.fails_at == method:
+            raise OSError(f"{method} went wrong")
+
+
+class Giving:
+    """A sink that gives what it was made with."""
+
+    def __init__(self, result: Any) -> None:
+        self.result = result
+
+    def open(self, context: TaskContext) -> None:
+        """Nothing to open."""
+
+    def write(self, batch: Batch) -> None:
+        """Nothing to keep."""
+
+    def close(self) -> Any:
+        return self.result
+
+
+@pytest.fixture(autouse=True)
+def _forget_closed() -> None:
+    CLOSED.clear()
+
+
+def error_of(outcome: TaskOutcome) -> ErrorInfo:
+    assert outcome.state == "failed"
+    assert outcome.error is not None
+    return outcome.error
+
+
+@pytest.mark.parametrize("method", ["open", "write"])
+async def test_a_sink_is_closed_after_a_failure_and_has_no_result(site: Site, method: str) -> None:
+    (outcome,) = await site.run(Stream.items([1]).to(RecordingSink("mine", fails_at=method)))
+    assert f"OSError: {method} went wrong" in error_of(outcome).text
+    assert outcome.result == b""
+    assert (["mine"] if method == "write" else []) == CLOSED
+
+
+async def test_what_close_raises_does_not_hide_the_first_cause(site: Site) -> None:
+    (outcome,) = await site.run(Stream.items([1]).map(broken).to(RecordingSink("mine", fails_at="close")))
+    error = error_of(outcome)
+    assert "KeyError: 1" in error.text
+    assert "and close() of 'RecordingSink' raised OSError: close went wrong" in error.traceback
+    (outcome,) = await site.run(Stream.items([1]).to(RecordingSink("mine", fails_at="close")), "j2")
+    assert "OSError: close went wrong" in error_of(outcome).text
+
+
+@pytest.mark.parametrize(
+    ("result", "told"),
+    [
+        (np.int64(4), 4),
+        (2**70, 2**70),
+        (Decimal("1.5"), Decimal("1.5")),
+        ({"n": np.float64(0.5)}, {"n": 0.5}),
+    ],
+    ids=str,
+)
+async def test_a_result_may_be_what_a_row_may_be(site: Site, result: Any, told: Any) -> None:
+    (outcome,) = await site.run(Stream.items([1]).to(Giving(result)))
+    assert outcome.state == "finished"
+    assert unpack_result(outcome.result) == told
+
+
+async def test_a_result_that_cannot_be_told_is_refused_with_the_mend(site: Site) -> None:
+    (outcome,) = await site.run(Stream.items([1]).to(Giving({1, 2})))
+    assert "what close() of the sink gave cannot be told: {1, 2} (set): it holds a set; give None," in (
+        error_of(outcome).text
+    )
+
+
+async def test_results_and_rows_that_no_message_takes_are_refused(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_module, "MESSAGE_BYTES_MAX", 10)
+    (outcome,) = await site.run(Stream.items(["a row of 23 characters"]).collect(), "j1")
+    assert error_of(outcome).code == ResourceExhausted.code
+    assert "write such rows with to_parquet" in error_of(outcome).text
+    (outcome,) = await site.run(Stream.items([1]).to(RecordingSink("a long name")), "j2")
+    assert error_of(outcome).code == ResourceExhausted.code
+    assert "write large results to a file" in error_of(outcome).text
