@@ -22,6 +22,8 @@ Errors cross the wire as code and text, never as a pickle.
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Callable
 from typing import ClassVar
 
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "UsageError",
     "error_from_code",
     "text_of",
+    "told_from_outside",
 ]
 
 
@@ -159,3 +162,12 @@ def text_of(error: BaseException) -> str:
         return str(error)
     except Exception as broken:
         return f"(its text cannot be had: __str__ raised {type(broken).__name__})"
+
+
+def told_from_outside(error: BaseException, is_ours: Callable[[str], bool]) -> str:
+    """The error and its traceback, without the frames at its beginning whose file ``is_ours``."""
+    frames = error.__traceback__
+    while frames is not None and is_ours(frames.tb_frame.f_code.co_filename):
+        frames = frames.tb_next
+    lines = traceback.format_exception(type(error), error, frames, chain=False)
+    return f"{type(error).__name__}: {text_of(error)}\n{''.join(lines).rstrip()}"

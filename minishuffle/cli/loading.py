@@ -9,7 +9,6 @@ import importlib.util
 import inspect
 import json
 import sys
-import traceback
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ import cloudpickle
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from minishuffle.dataflow.stream import Stream
-from minishuffle.errors import ShuffleError, UnknownName, UsageError
+from minishuffle.errors import ShuffleError, UnknownName, UsageError, told_from_outside
 from minishuffle.examples import BUILT_IN
 from minishuffle.pipelines import BUILT_IN as PIPELINES
 from minishuffle.pipelines import Pipeline
@@ -122,7 +121,7 @@ class Found(Generic[Made]):
         except ShuffleError:
             raise
         except (Exception, SystemExit) as error:
-            raise ShuffleError(f"{what} cannot be built: {_told(error)}") from error
+            raise ShuffleError(f"{what} cannot be built: {told_from_outside(error, _is_ours)}") from error
         if not isinstance(made, self.kind.type):
             other = type(made).__name__
             raise UsageError(f"{what} must return {self.kind.type_name}, not {other}: {self.kind.mend}")
@@ -216,7 +215,7 @@ def _load_file(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise ShuffleError(f"{path} cannot be loaded: {_told(error)}") from error
+        raise ShuffleError(f"{path} cannot be loaded: {told_from_outside(error, _is_ours)}") from error
     finally:
         sys.path.remove(str(path.parent))
     return module
@@ -233,9 +232,9 @@ def _load_module(name: str) -> ModuleType:
             raise UnknownName(
                 f"there is no module {name!r} here or installed; for a file write {name}.py:ATTRIBUTE"
             ) from None
-        raise ShuffleError(f"module {name} cannot be loaded: {_told(error)}") from error
+        raise ShuffleError(f"module {name} cannot be loaded: {told_from_outside(error, _is_ours)}") from error
     except (Exception, SystemExit) as error:
-        raise ShuffleError(f"module {name} cannot be loaded: {_told(error)}") from error
+        raise ShuffleError(f"module {name} cannot be loaded: {told_from_outside(error, _is_ours)}") from error
     return module
 
 
@@ -300,15 +299,6 @@ def _parameters(function: Callable[..., Any], spec: str) -> tuple[JobParameter, 
         elif parameter.default is REQUIRED:
             raise UsageError(f"{spec}: parameter {name} has no annotation, so no --set can give it")
     return tuple(found)
-
-
-def _told(error: BaseException) -> str:
-    """The error and the traceback of the user's own code, without the frames that called it."""
-    frames = error.__traceback__
-    while frames is not None and _is_ours(frames.tb_frame.f_code.co_filename):
-        frames = frames.tb_next
-    text = "".join(traceback.format_exception(type(error), error, frames, chain=False)).rstrip()
-    return f"{type(error).__name__}: {error}\n{text}"
 
 
 def _is_ours(filename: str) -> bool:

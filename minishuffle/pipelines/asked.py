@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
 from minishuffle.dataflow.arguments import checked_name
-from minishuffle.errors import ShuffleError, UsageError
+from minishuffle.errors import ShuffleError, UsageError, told_from_outside
 from minishuffle.pipelines.contract import Pipeline
 from minishuffle.spark.errors import spark_error
 
@@ -25,7 +24,7 @@ def check_name(pipeline: Pipeline) -> None:
     """Raises UsageError unless the pipeline's name can be that of a job and of a directory."""
     where = f"{type(pipeline).__name__}.name"
     name = checked_name(pipeline.name, where)
-    if "/" in name or name in (".", "..") or not name.isprintable():
+    if "/" in name or name in (".", ".."):
         raise UsageError(f"{where} is also that of a directory, which {name!r} cannot be: leave out slashes")
 
 
@@ -46,7 +45,7 @@ def asked(pipeline: Pipeline, method: str, *arguments: Any) -> Any:
         if type(error).__module__.partition(".")[0] in ("pyspark", "py4j"):
             # In one sentence: the stack is that of Java, and longer than a screen.
             raise spark_error(error, f"{what}{_place(error)}") from error
-        raise ShuffleError(f"{what} raised {_told(error)}") from error
+        raise ShuffleError(f"{what} raised {told_from_outside(error, _is_ours)}") from error
 
 
 def is_frame(value: Any) -> bool:
@@ -62,13 +61,6 @@ def _place(error: BaseException) -> str:
     return f", {_file(own[-1])}:{own[-1].tb_lineno}" if own else ""
 
 
-def _told(error: BaseException) -> str:
-    """The error and its traceback, from the user's own code on."""
-    own = (frame for frame in _frames(error.__traceback__) if not _file(frame).startswith(HERE))
-    lines = traceback.format_exception(type(error), error, next(own, None), chain=False)
-    return f"{type(error).__name__}: {error}\n{''.join(lines).rstrip()}"
-
-
 def _frames(frame: TracebackType | None) -> Iterator[TracebackType]:
     while frame is not None:
         yield frame
@@ -79,7 +71,11 @@ def _file(frame: TracebackType) -> str:
     return frame.tb_frame.f_code.co_filename
 
 
+def _is_ours(file: str) -> bool:
+    return file.startswith(HERE)
+
+
 def _is_library(file: str) -> bool:
-    if file.startswith((HERE, "<")) or any(part in Path(file).parts for part in LIBRARIES):
+    if _is_ours(file) or file.startswith("<") or any(part in Path(file).parts for part in LIBRARIES):
         return True
     return file.startswith(str(Path(sys.base_prefix, "lib", "python")))
