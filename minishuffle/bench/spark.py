@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["measure_spark"]
 
 JOB_SECONDS_MAX: Final = 600.0
+WARM_ROUNDS: Final = 3
+"""Before what is measured: until then the JVM compiles, and the ways get faster from round to round."""
 SCHEMA: Final = pa.schema(
     [("user", pa.string()), ("city", pa.string()), ("ts", pa.int64()), ("amount", pa.float64())]
 )
@@ -47,7 +49,7 @@ def _drop(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def measure_spark(records: int, rounds: int, partitions: int) -> dict[str, Any]:
-    """Rows per second of each way, medians over ``rounds``.
+    """Rows per second of each way, medians over ``rounds`` after ``WARM_ROUNDS``.
 
     Raises:
         ShuffleError: a job did not count every row, or a read gave another number of them.
@@ -88,11 +90,11 @@ class _Bench:
             "parquet_read": self._parquet_read,
         }
         times: dict[str, list[float]] = {name: [] for name in ways}
-        for number in range(rounds + 1):
+        for number in range(WARM_ROUNDS + rounds):
             for name, way in ways.items():
                 began = time.monotonic()
                 way()
-                if number:  # The first round warms the JVM and Python up.
+                if number >= WARM_ROUNDS:
                     times[name].append(time.monotonic() - began)
         rates = {name: round(self._records / median(seconds)) for name, seconds in times.items()}
         return {

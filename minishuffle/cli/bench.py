@@ -117,7 +117,7 @@ def _show_keyby(figures: dict[str, Any]) -> None:
 @click.option(
     "--records", default=10_000_000, show_default=True, type=click.IntRange(1), help="Of four columns."
 )
-@click.option("--rounds", default=3, show_default=True, type=click.IntRange(1, 99), help="Medians are told.")
+@click.option("--rounds", default=5, show_default=True, type=click.IntRange(1, 99), help="Medians are told.")
 @click.option("--partitions", default=2, show_default=True, type=click.IntRange(1, 64), help="Spark's tasks.")
 @json_option
 @late_global_options

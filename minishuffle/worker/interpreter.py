@@ -10,9 +10,9 @@ import numpy as np
 
 from minishuffle import limits
 
-__all__ = ["tune_interpreter"]
+__all__ = ["keep_freed_memory", "tune_interpreter"]
 
-WARM_BYTES: Final = 16 * limits.MIB
+LARGE_BYTES: Final = 16 * limits.MIB
 """Below 32 MiB, above which glibc does not learn from a block."""
 GC_THRESHOLD: Final = 1_000_000
 
@@ -22,12 +22,21 @@ def tune_interpreter(switch_interval: float) -> None:
 
     * Switch interval (seconds): with eight busy threads the loop's lag had its 99th percentile at
       500 ms with the default of 5 ms, at 50 ms with 0.5 ms.
-    * Allocator: freeing one large block raises glibc's thresholds for mmap and trim; without that,
-      hashing strings took 3.5 times as long, most of it in page faults.
+    * Allocator: see :func:`keep_freed_memory`. Without it hashing strings took 3.5 times as long, most
+      of it in page faults.
     * Garbage collector: rows that are unpacked by the thousand set it off again and again to find
       nothing; unpacking was a quarter faster without.
     """
     sys.setswitchinterval(switch_interval)
-    np.empty(WARM_BYTES, dtype=np.uint8).fill(0)
+    keep_freed_memory()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD, 50, 50)
+
+
+def keep_freed_memory() -> None:
+    """Have glibc keep what large blocks leave behind, rather than give it back and fault it in again.
+
+    Freeing one large block raises the sizes from which blocks are mapped one by one (``M_MMAP_THRESHOLD``)
+    and from which free memory is returned (``M_TRIM_THRESHOLD``). Other allocators take no notice.
+    """
+    np.empty(LARGE_BYTES, dtype=np.uint8)

@@ -1,0 +1,37 @@
+"""What a process is set to shows in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Final
+
+SECONDS_MAX: Final = 60
+
+PROGRAM: Final = """
+import resource
+import numpy as np
+from minishuffle.worker.interpreter import keep_freed_memory
+
+def page_faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(50):
+        blocks = [np.empty(450_000, dtype=np.uint8) for _ in range(8)]
+        for block in blocks:
+            block.fill(1)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+before = page_faults()
+keep_freed_memory()
+page_faults()
+print(before, page_faults())
+"""
+
+
+def test_memory_of_elements_is_not_faulted_in_again() -> None:
+    """Fifty times eight blocks of 450 kB are 110 pages each: 44,000 faults if they are given back."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True, timeout=SECONDS_MAX
+    )
+    before, after = map(int, done.stdout.split())
+    assert before > 100 * max(after, 1)
