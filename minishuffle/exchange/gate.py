@@ -349,8 +349,6 @@ class InputGate:
             self._on_event(channel, event)
             self._end_turn(channel)
             return False
-        if self.valve.active(channel.number):
-            self.marked = True
         self._counters.buffers_in += 1
         self._counters.bytes_in += len(payload)
         channel.current = item

@@ -63,13 +63,6 @@ class WatermarkValve:
         self._idle.discard(channel)
         return self._combine()
 
-    def active(self, channel: int) -> bool:
-        """Data came: an idle channel counts again."""
-        if channel not in self._idle:
-            return False
-        self._idle.remove(channel)
-        return self._combine()
-
     def _combine(self) -> bool:
         before = (self.watermark, self.idle)
         counting = [time for channel, time in self._times.items() if channel not in self._idle]

@@ -9,6 +9,7 @@ from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.operators.base import (
     BEGINNING_OF_TIME,
     END_OF_TIME,
+    Active,
     Batch,
     Emit,
     Idle,
@@ -97,6 +98,8 @@ class Chain:
                     self._broadcast(idle=False)
             case Idle():
                 self._broadcast(idle=True)
+            case Active():
+                self._broadcast(idle=False)
 
     def _broadcast(self, *, idle: bool) -> None:
         for partition in self._partitions.values():

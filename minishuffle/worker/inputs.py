@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from minishuffle.dataflow.operators.base import Batch, Idle, Mark, SplitMark, Watermark
+from minishuffle.dataflow.operators.base import Active, Batch, Idle, Mark, SplitMark, Watermark
 from minishuffle.exchange.elements import decode
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.watermarks import WatermarkValve
@@ -97,7 +97,6 @@ class Inputs:
             if changes is not None and element.channel.producer != each.split:
                 each.split = element.channel.producer
                 self._ready.append((number, SplitMark(each.split, "current")))
-            each.input.valve.active(each.position)
             self._ready.append((number, decode(element.format, element.rows, element.payload)))
         if gate.finished:
             each.ended = True
@@ -114,6 +113,8 @@ class Inputs:
         told_time, told_idle = each.told
         if time > told_time:
             self._ready.append((each.number, Watermark(time)))
+        elif told_idle and not idle:
+            self._ready.append((each.number, Active()))
         if idle and (not told_idle or time > told_time):
             self._ready.append((each.number, Idle()))
         each.told = (time, idle)

@@ -65,7 +65,7 @@ def test_idle_channels_hold_nobody_back_and_count_again_when_they_go_on() -> Non
     assert state(valve) == (15, False)
     assert valve.update(0, 15, True)
     assert state(valve) == (15, True), "all idle: it holds"
-    assert valve.active(2)
+    assert valve.update(2, BEGINNING_OF_TIME, False)
     assert state(valve) == (15, False), "one that lags is counted again, and nothing goes back"
     assert not valve.update(2, 12, False)
     assert valve.update(2, 17, False)
@@ -91,7 +91,7 @@ STEPS = st.lists(
         st.integers(0, 3),
         st.one_of(
             st.tuples(st.just("tell"), st.integers(-50, 50)),
-            st.sampled_from([("idle", 0), ("data", 0), ("end", 0)]),
+            st.sampled_from([("idle", 0), ("active", 0), ("end", 0)]),
         ),
     ),
     max_size=60,
@@ -116,8 +116,9 @@ def test_it_never_goes_back_and_never_passes_an_active_channel(
             case "idle":
                 active[channel] = False
                 changed = valve.update(channel, times[channel], True)
-            case "data":
-                changed, active[channel] = valve.active(channel), True
+            case "active":
+                active[channel] = True
+                changed = valve.update(channel, times[channel], False)
             case _:
                 ended[channel] = active[channel] = True
                 changed = valve.end(channel)

@@ -7,6 +7,7 @@ from typing import Any
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.operators.base import (
     END_OF_TIME,
+    Active,
     Batch,
     Emit,
     Idle,
@@ -122,7 +123,11 @@ def test_batches_and_marks_go_through_all_operators_in_order() -> None:
     bench.put([2])
     bench.put(Idle())
     assert bench.out() == [1, (5, False), 2, (5, True)]
-    assert seen == [(name, 0, item) for item in ([1], Watermark(5), [2], Idle()) for name in ("a", "b")]
+    bench.put(Active())
+    bench.put([3])
+    assert bench.out() == [(5, False), 3]
+    items = ([1], Watermark(5), [2], Idle(), Active(), [3])
+    assert seen == [(name, 0, item) for item in items for name in ("a", "b")]
     assert bench.counters.watermark == 5
 
 

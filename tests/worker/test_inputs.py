@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, cast
 
-from minishuffle.dataflow.operators.base import END_OF_TIME, Idle, SplitMark, Watermark
+from minishuffle.dataflow.operators.base import END_OF_TIME, Active, Idle, SplitMark, Watermark
 from minishuffle.exchange.elements import ElementFormat, pack_rows
 from minishuffle.exchange.gate import Element, InputGate
 from minishuffle.exchange.watermarks import WatermarkValve
@@ -90,6 +90,19 @@ def test_each_input_has_a_watermark_of_its_own_and_an_end() -> None:
         (1, Watermark(7)),
         (1, Idle()),
         (1, END),
+    ]
+
+
+def test_an_input_is_active_again_when_one_of_its_gates_is() -> None:
+    one = Gate(0, (10, True), None, None, (10, False), (0, ["a"]), (10, True), None, "end")
+    other = Gate(0, (10, True), None, None, None, None, "end")
+    assert read(one, other) == [
+        (0, Watermark(10)),
+        (0, Idle()),
+        (0, Active()),
+        (0, ["a"]),
+        (0, Idle()),
+        (0, END),
     ]
 
 

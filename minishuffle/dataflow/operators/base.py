@@ -1,8 +1,8 @@
 """What a task thread runs: a chain of operators that hand batches and marks to each other.
 
 A *batch* is a list of Python objects (rows), a :class:`KeyedRows`, or a ``pyarrow.RecordBatch``. A
-*mark* (:class:`Watermark`, :class:`Idle`, :class:`Side`, :class:`SplitMark`) goes the same way, in
-order with the batches.
+*mark* (:class:`Watermark`, :class:`Idle`, :class:`Active`, :class:`Side`, :class:`SplitMark`) goes the same
+way, in order with the batches.
 
 Event times are int, microseconds since 1970 in UTC.
 """
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BEGINNING_OF_TIME",
     "END_OF_TIME",
+    "Active",
     "Batch",
     "Emit",
     "Idle",
@@ -61,9 +62,19 @@ class Watermark(Mark):
 
 @dataclass(frozen=True, slots=True)
 class Idle(Mark):
-    """The input pauses: until its next batch or watermark it holds nobody's watermark back.
+    """The input pauses: until it is :class:`Active` or has a watermark it holds nobody's watermark back.
 
     (Flink: ``WatermarkStatus.IDLE``.)
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Active(Mark):
+    """The input goes on after :class:`Idle`; stands in front of its next batch.
+
+    Everybody behind hears of it, also those who get none of the records: from here on they wait for this
+    input's watermark again, so that what the records lead to does not come late. (Flink:
+    ``WatermarkStatus.ACTIVE``.)
     """
 
 

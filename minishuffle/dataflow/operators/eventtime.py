@@ -9,6 +9,7 @@ import numpy as np
 from minishuffle.dataflow.operators.base import (
     BEGINNING_OF_TIME,
     END_OF_TIME,
+    Active,
     Batch,
     Emit,
     Idle,
@@ -81,7 +82,9 @@ class AssignEventTime(ChainedOperator):
         if not len(batch):
             return
         times = event_times(self.time, batch)
-        self._idle = False
+        if self._idle:
+            self._idle = False
+            emit(Active())
         if self.idle_after is not None:
             self._last_record_at = self.context.now()
         if self.each:
@@ -137,6 +140,8 @@ class AssignEventTime(ChainedOperator):
         if watermark is not None:
             self._told = watermark
             emit(Watermark(watermark))
+            if self._idle:  # A split has ended; that makes nobody wait for the others.
+                emit(Idle())
 
     def _tell_in_time(self, emit: Emit) -> None:
         now = self.context.now()

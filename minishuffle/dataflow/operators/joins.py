@@ -14,6 +14,7 @@ import numpy as np
 from minishuffle.dataflow.operators.base import (
     BEGINNING_OF_TIME,
     END_OF_TIME,
+    Active,
     Batch,
     Emit,
     Idle,
@@ -63,12 +64,8 @@ class JoinProgress:
             idle or time == END_OF_TIME for idle, time in zip(self._idle, self.reached, strict=True)
         )
 
-    def active(self, input: int) -> None:
-        """A batch has come."""
-        self._idle[input] = False
-
     def take(self, mark: Mark, input: int) -> None:
-        """A watermark or idleness has come."""
+        """A watermark, idleness or its end has come."""
         self._idle[input] = isinstance(mark, Idle)
         if isinstance(mark, Watermark):
             self.reached[input] = max(mark.time, self.reached[input])
@@ -142,8 +139,6 @@ class IntervalJoin(ChainedOperator):
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         if not len(batch):
             return
-        self.progress.active(input)
-        self._told_idle = False
         times = event_times(self.times[input], batch)
         late = times <= self.progress.reached[input]
         if late.any():
@@ -159,7 +154,7 @@ class IntervalJoin(ChainedOperator):
             emit(Side(tag, batch.rows if isinstance(batch, KeyedRows) else batch))
 
     def on_mark(self, mark: Mark, input: int, emit: Emit) -> None:
-        if not isinstance(mark, Watermark | Idle):
+        if not isinstance(mark, Watermark | Idle | Active):
             emit(mark)
             return
         progress = self.progress
@@ -172,5 +167,4 @@ class IntervalJoin(ChainedOperator):
             emit(Watermark(time))
         if progress.idle != self._told_idle:
             self._told_idle = progress.idle
-            if progress.idle:
-                emit(Idle())
+            emit(Idle() if progress.idle else Active())

@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minishuffle.dataflow.operators.base import END_OF_TIME, Idle, Mark, SplitMark, TaskContext, Watermark
+from minishuffle.dataflow.operators.base import (
+    END_OF_TIME,
+    Active,
+    Idle,
+    Mark,
+    SplitMark,
+    TaskContext,
+    Watermark,
+)
 from minishuffle.dataflow.operators.eventtime import AssignEventTime
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import UsageError
@@ -154,9 +162,25 @@ def test_a_stream_without_records_is_idle_once_and_awakes_with_the_next() -> Non
     assert b.wait(4.9) == []
     assert b.wait(0.2) == [Idle()]
     assert b.wait(100) == []
-    assert b.take(rows([7])) == [[7], Watermark(6)]
+    assert b.take(rows([7])) == [Active(), [7], Watermark(6)]
     assert b.take(rows([8])) == [[8]]
     assert b.wait(6) == [Watermark(7), Idle()]
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_one_that_awakes_says_so_also_where_the_watermark_stays(each: bool) -> None:
+    b = bench(idle=5.0, each=each)
+    b.take(rows([7]))
+    assert b.wait(6)[-1:] == [Idle()]
+    assert b.take(rows([3])) == [Active(), [3]]
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_a_split_that_ends_does_not_wake_an_idle_stream(each: bool) -> None:
+    b = bench(idle=5.0, each=each)
+    b.take(SplitMark(0, "open"), SplitMark(1, "open"), SplitMark(0, "current"), rows([10]))
+    assert b.wait(6) == [Idle()]
+    assert b.take(SplitMark(1, "done")) == [Watermark(9), Idle()]
 
 
 def test_at_the_end_nothing_is_told_any_more() -> None:

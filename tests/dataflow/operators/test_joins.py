@@ -16,6 +16,7 @@ from minishuffle.dataflow.operators import joinarrow
 from minishuffle.dataflow.operators.base import (
     BEGINNING_OF_TIME,
     END_OF_TIME,
+    Active,
     Idle,
     KeyedRows,
     Mark,
@@ -316,10 +317,11 @@ def test_an_idle_side_does_not_hold_the_other(make: Make, convert: Make) -> None
     run.take(LEFT, Idle())
     run.take(LEFT, Idle())
     assert run.marks == [Watermark(20), Idle()]
+    run.take(RIGHT, Active())
     run.take(RIGHT, convert(RIGHT, [(1, 20, 2), (1, 21, 3)]))
     assert run.late == ([], [(1, 20, 2)])
     run.take(RIGHT, Idle())
-    assert run.marks == [Watermark(20), Idle(), Idle()]
+    assert run.marks == [Watermark(20), Idle(), Active(), Idle()]
 
 
 def test_an_idle_side_does_not_follow_one_that_has_ended_or_is_idle_too() -> None:
@@ -331,7 +333,7 @@ def test_an_idle_side_does_not_follow_one_that_has_ended_or_is_idle_too() -> Non
     progress.take(Watermark(END_OF_TIME), LEFT)
     assert progress.reached == [END_OF_TIME, 50]
     assert progress.idle
-    progress.active(RIGHT)
+    progress.take(Active(), RIGHT)
     assert not progress.idle
     both_idle = JoinProgress("inner", 0)
     both_idle.take(Watermark(50), LEFT)
