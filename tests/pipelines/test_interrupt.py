@@ -18,7 +18,7 @@ from minishuffle import LocalCluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.usefixtures("wider_resources")]
 
-SECONDS_MAX = 90.0
+SECONDS_MAX = 150.0
 SLOW = """
 import time
 from pathlib import Path
