@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -237,7 +238,7 @@ class KeyedStream(Generic[T]):
         elif any(feed.exchange is not None for feed in self._feeds):
             raise InvalidGraph("key_by itself chooses the subtasks: leave out the choice before it")
         else:
-            feeds = tuple(Feed(feed.node, exchange) for feed in self._feeds)
+            feeds = tuple(replace(feed, exchange=exchange) for feed in self._feeds)
         node = Node(operator.name, feeds, operators=(operator,))
         return self._stream_of(node.named(label) if label else node, "arrow", columns, schema)
 

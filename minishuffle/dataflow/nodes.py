@@ -116,11 +116,20 @@ def inputs_first(ends: Sequence[Node]) -> Iterator[Node]:
             stack.extend((feed.node, False) for feed in reversed(node.feeds))
 
 
-def with_last_step(node: Node, change: Callable[[Node], Node]) -> Node:
-    """``node`` with the last step that the user wrote changed, under the auxiliary ones after it."""
+def with_last_step(feed: Feed, method: str, change: Callable[[Node], Node]) -> Feed:
+    """``feed`` with the last step that the user wrote changed, under the auxiliary ones after it.
+
+    Raises:
+        InvalidGraph: that step has given a side output, which is nothing that ``method`` could be about.
+    """
+    if feed.side is not None:
+        raise InvalidGraph(
+            f"{method}() cannot follow .late, which is no operator: call it before, or after the next one"
+        )
+    node = feed.node
     if node.is_auxiliary and len(node.feeds) == 1 and node.feeds[0].exchange is None:
-        return replace(node, feeds=(Feed(with_last_step(node.feeds[0].node, change)),))
-    return change(node)
+        return replace(feed, node=replace(node, feeds=(with_last_step(node.feeds[0], method, change),)))
+    return replace(feed, node=change(node))
 
 
 def check_not_sinks(feeds: Sequence[Feed], method: str) -> None:

@@ -4,7 +4,7 @@ and how steps are added."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -176,13 +176,12 @@ class StreamBase:
         feeds = self._open_feeds(method)
         if any(feed.exchange is not None for feed in feeds):
             raise InvalidGraph(f"{method}() follows another choice of subtasks: leave one of them out")
-        chosen = tuple(Feed(feed.node, exchange) for feed in feeds)
+        chosen = tuple(replace(feed, exchange=exchange) for feed in feeds)
         return self._same_records(chosen)
 
     def _with_last_step(self, method: str, change: Callable[[Node], Node]) -> Stream[Any]:
         if len(self._feeds) > 1 or self._feeds[0].exchange is not None:
             raise InvalidGraph(f"{method}() must directly follow the operator that it is about")
-        node = with_last_step(self._feeds[0].node, change)
-        changed = self._same_records((Feed(node),))
+        changed = self._same_records((with_last_step(self._feeds[0], method, change),))
         changed._sides = self._sides
         return changed

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from minishuffle.dataflow.nodes import Node
+from minishuffle.dataflow.nodes import Node, inputs_first
 from minishuffle.dataflow.operators.base import Operator
 from minishuffle.dataflow.operators.eventtime import AssignEventTime
 from minishuffle.dataflow.operators.times import EventTime, LastMoment
@@ -182,6 +182,39 @@ def test_late_records_are_a_stream_of_their_own() -> None:
     assert "(rows)" in repr(windows.reduce(max).late)
     renamed = totals.name("totals").parallel(3)
     assert [feed.node for feed in renamed.late._feeds] == list(renamed.ends)
+
+
+@pytest.mark.parametrize("make", [timed, lambda: rows().event_time("t")], ids=["arrow", "rows"])
+@pytest.mark.parametrize(
+    "follow",
+    [
+        lambda late: late.rebalance(),
+        lambda late: late.broadcast().map_batches(len),
+        lambda late: late.partition(lambda row, count: 0),
+        lambda late: late.key_by("user").count(),
+        lambda late: late.key_by("user").aggregate(n=("t", "count")),
+        lambda late: late.event_time("t"),
+        lambda late: late.event_time("t").key_by("user").window(HOUR).count(),
+        lambda late: late.map(str).name("texts").parallel(2),
+    ],
+    ids=["rebalance", "broadcast", "partition", "count", "aggregate", "time", "windows", "map"],
+)
+def test_what_follows_late_records_reads_them_and_not_the_windows(
+    make: Callable[[], Stream[Any]], follow: Callable[[Stream[Any]], Stream[Any]]
+) -> None:
+    windows = make().key_by("user").window(HOUR, late="side").count()
+    following = follow(windows.late)
+    feeds = [feed for node in inputs_first(following.ends) for feed in node.feeds] + list(following._feeds)
+    sides = [feed.side for feed in feeds if feed.node in windows.ends]
+    assert sides and all(side is not None for side in sides)
+
+
+@pytest.mark.parametrize("change", ["name", "parallel"])
+def test_late_records_have_neither_name_nor_width_of_their_own(change: str) -> None:
+    late = timed().key_by("user").window(HOUR, late="side").count().late
+    for stream in (late, late.event_time("t")):
+        with pytest.raises(InvalidGraph, match=rf"{change}\(\) cannot follow \.late"):
+            stream.name("x") if change == "name" else stream.parallel(1)
 
 
 def test_streams_without_late_records_say_so() -> None:
