@@ -12,7 +12,7 @@ from typing import Any
 
 from minishuffle.dataflow.arguments import checked_parallelism
 from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
-from minishuffle.dataflow.nodes import Exchange, Feed, Node, inputs_first
+from minishuffle.dataflow.nodes import Exchange, Feed, Node, check_waits, inputs_first
 from minishuffle.dataflow.operators.base import Operator, Output, Program
 from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.dataflow.pickling import pickle_program
@@ -70,6 +70,7 @@ def compile_job(
                 "print(), to_parquet(path) or to(sink)"
             )
     nodes = list(inputs_first(ends))
+    check_waits(nodes)
     _check_claims(nodes)
     widths = _parallelisms(nodes, checked_parallelism(parallelism, "parallelism"))
     chains, edges = _chains_and_edges(nodes, widths)

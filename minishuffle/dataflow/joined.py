@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from minishuffle.dataflow.arguments import check_columns, checked_duration
-from minishuffle.dataflow.nodes import Exchange, Feed, Node, inputs_first
+from minishuffle.dataflow.nodes import Exchange, Feed, Node, check_waits, inputs_first
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.stream_base import SideOutput
@@ -204,7 +204,7 @@ def broadcast_join(big: Stream[Any], small: Stream[Any], on: On, how: str = "inn
     check_columns(list(pairs), big._columns, "broadcast_join")
     check_columns(list(pairs.values()), small._columns, "broadcast_join, small side")
     big_feeds, small_feeds = big._open_feeds("broadcast_join"), small._open_feeds("broadcast_join")
-    _check_readable_first(big_feeds, small_feeds)
+    _check_readable_first(small_feeds)
     is_arrow = big._format == "arrow"
     convert = small._to_arrow() if is_arrow else small._to_rows()
     if convert:
@@ -235,6 +235,7 @@ def _broadcast(
     else:
         operator = BroadcastRows(columns, small._columns)
     node = Node(operator.name, feeds, operators=(operator,), follows=True)
+    check_waits(inputs_first([node]))
     names: tuple[str, ...] | None = None
     if schema is None and big._columns is not None and small._columns is not None:
         names = tuple(columns.names(big._columns, small._columns))
@@ -258,7 +259,7 @@ def _pairs(on: On) -> dict[str, str]:
     return pairs
 
 
-def _check_readable_first(big: tuple[Feed, ...], small: tuple[Feed, ...]) -> None:
+def _check_readable_first(small: tuple[Feed, ...]) -> None:
     if not all(feed.node.bounded for feed in small):
         raise InvalidGraph(
             "broadcast_join reads the small side to its end first, and it has none: bound its source, or use "
@@ -267,14 +268,4 @@ def _check_readable_first(big: tuple[Feed, ...], small: tuple[Feed, ...]) -> Non
     if any(feed.exchange is not None for feed in small):
         raise InvalidGraph(
             "broadcast_join sends the small side to every subtask: leave out the choice before it"
-        )
-    sources = [
-        {node for node in inputs_first([feed.node for feed in feeds]) if node.is_source}
-        for feeds in (big, small)
-    ]
-    if common := sources[0] & sources[1]:
-        label = next(node.label for node in common)
-        raise InvalidGraph(
-            f"broadcast_join reads the small side to its end before the other, and both come from {label!r}, "
-            "which would wait for itself: make that source twice"
         )

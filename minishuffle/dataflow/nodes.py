@@ -7,8 +7,9 @@ know nothing of chains, threads or edge numbers: ``compile`` finds those.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, Literal, TypeAlias
 
 from minishuffle.dataflow.operators.base import Operator, Source
@@ -22,6 +23,7 @@ __all__ = [
     "Node",
     "check_not_sinks",
     "inputs_first",
+    "check_waits",
     "with_last_step",
 ]
 
@@ -114,6 +116,40 @@ def inputs_first(ends: Sequence[Node]) -> Iterator[Node]:
             seen.add(node)
             stack.append((node, True))
             stack.extend((feed.node, False) for feed in reversed(node.feeds))
+
+
+def check_waits(nodes: Iterable[Node]) -> None:
+    """Raises InvalidGraph if sources would wait for each other, through steps that read one input first.
+
+    Until that input has ended they take nothing of the others, whose sources stand still once the buffers
+    are full.
+    """
+    waits: dict[Node, set[Node]] = {}
+    for node in nodes:
+        first = node.operators[0].first_input if node.operators else None
+        if first is None:
+            continue
+        before, after = (
+            {source for source in inputs_first([feed.node for feed in feeds]) if source.is_source}
+            for feeds in (
+                [feed for feed in node.feeds if feed.input == first],
+                [feed for feed in node.feeds if feed.input != first],
+            )
+        )
+        for source in after:
+            waits.setdefault(source, set()).update(before)
+    try:
+        TopologicalSorter(waits).prepare()
+    except CycleError as error:
+        *others, last = (node.label for node in reversed(error.args[1]))
+        if len(others) == 1:
+            reason = f"both come from {last!r}, which would wait for itself: make that source twice"
+        else:
+            ring = ", which would wait for ".join(repr(label) for label in (*others[1:], last))
+            reason = f"here {others[0]!r} would wait for {ring}: make one of these sources twice"
+        raise InvalidGraph(
+            f"broadcast_join reads the small side to its end before the other, and {reason}"
+        ) from None
 
 
 def with_last_step(feed: Feed, method: str, change: Callable[[Node], Node]) -> Feed:

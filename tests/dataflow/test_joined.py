@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.nodes import Exchange, Node
 from minishuffle.dataflow.operators.broadcast import BroadcastArrow, BroadcastRows
 from minishuffle.dataflow.operators.joinarrow import JoinArrow
@@ -175,6 +177,19 @@ def test_a_broadcast_join_takes_the_big_sides_format() -> None:
     by_rows = rows().broadcast_join(Stream.items(pa.table({"user": ["a"], "t": [1]})), ["user"])
     assert isinstance(last(by_rows).operators[0], BroadcastRows)
     assert by_rows._time == EventTime(column="t")
+
+
+def test_broadcast_joins_whose_sources_would_wait_for_each_other_are_refused() -> None:
+    one, other, third = (Stream.items([{"user": name}]).name(name) for name in "abc")
+    first, second = one.broadcast_join(other, "user"), other.broadcast_join(third, "user")
+    assert compile_job(Stream.together(first.to_count(), second.to_count()))
+    ring = Stream.together(first.to_count(), second.to_count(), third.broadcast_join(one, "user").to_count())
+    with pytest.raises(
+        InvalidGraph, match=r"here '.' would wait for .*: make one of these sources"
+    ) as raised:
+        compile_job(ring)
+    names = re.findall(r"'(.)'", str(raised.value))
+    assert "".join(names) in ("abca", "bcab", "cabc")
 
 
 def test_what_a_broadcast_join_refuses() -> None:
