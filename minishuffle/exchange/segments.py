@@ -62,7 +62,8 @@ class NetworkBufferPool:
         view = memoryview(self._memory)
         self._free = deque(Segment(i, view[i * stride : (i + 1) * stride]) for i in range(segments))
         self._pools: list[LocalPool] = []
-        self._starving: set[LocalPool] = set()
+        self._starving: deque[LocalPool] = deque()
+        """Pools that found nothing free, longest wait first; each at most once (``LocalPool.starving``)."""
         self.peak_used = 0
 
     @property
@@ -98,7 +99,6 @@ class NetworkBufferPool:
         """Forget a pool; its segments in use come back as they are recycled. Idempotent."""
         if pool in self._pools:
             self._pools.remove(pool)
-            self._starving.discard(pool)
             self._redistribute()
 
     def _redistribute(self) -> None:
@@ -120,7 +120,9 @@ class NetworkBufferPool:
         try:
             segment = self._free.popleft()
         except IndexError:
-            self._starving.add(pool)
+            if not pool.starving:
+                pool.starving = True
+                self._starving.append(pool)
             if not self._free:
                 return None
             # One came back between the look and the note: the note must not be the last word.
@@ -134,8 +136,10 @@ class NetworkBufferPool:
     def take_back(self, segment: Segment) -> None:
         segment.owner = None
         self._free.append(segment)
-        while self._starving:
-            self._starving.pop().notify()
+        # Only those that starve now: one that is told and gets none again is back in line at once.
+        for pool in [self._starving.popleft() for _ in range(len(self._starving))]:
+            pool.starving = False  # before the notice: a look that fails from now on is noted anew
+            pool.notify()
 
     def validate(self) -> None:
         assert self.required <= self.total
@@ -153,7 +157,17 @@ class LocalPool:
     they come back).
     """
 
-    __slots__ = ("_global", "_listener", "_returned", "_taken", "maximum", "minimum", "name", "size")
+    __slots__ = (
+        "_global",
+        "_listener",
+        "_returned",
+        "_taken",
+        "maximum",
+        "minimum",
+        "name",
+        "size",
+        "starving",
+    )
 
     def __init__(self, pool: NetworkBufferPool, name: str, minimum: int, maximum: int) -> None:
         self._global = pool
@@ -161,6 +175,8 @@ class LocalPool:
         self.minimum = minimum
         self.maximum = maximum
         self.size = minimum
+        self.starving = False
+        """Noted as to be told; set by the requesting thread, cleared by the loop."""
         self._taken = 0
         """Written by the requesting thread only."""
         self._returned = 0

@@ -99,6 +99,33 @@ def test_a_starved_pool_is_told_when_a_segment_comes_back() -> None:
     assert second.available
 
 
+def test_starved_pools_are_told_once_each_in_turn_even_if_they_get_none_again() -> None:
+    """A gate asks again from within the notice, as the others do: only one of them finds the segment."""
+    pool = NetworkBufferPool(3, 256)
+    first = pool.create_pool("first", 1, 3)
+    held = take(first, 3)
+    told: list[str] = []
+    waiting = [pool.create_pool(name, 1, 1) for name in ("second", "third")]
+
+    def ask_again(local: LocalPool) -> None:
+        told.append(local.name)
+        if len(told) > 10:
+            raise AssertionError("told for ever")
+        segment = local.request()
+        if segment is not None:
+            got.append(segment)
+
+    got: list[Segment] = []
+    for local in waiting:
+        local.on_available(lambda local=local: ask_again(local))  # type: ignore[misc]
+        assert local.request() is None
+    held.pop().recycle()
+    assert told == ["second", "third"]
+    assert [segment.owner for segment in got] == [waiting[0]]
+    held.pop().recycle()
+    assert [segment.owner for segment in got] == waiting, "the one that got none was still to be told"
+
+
 def test_growth_is_told_too() -> None:
     pool = NetworkBufferPool(4, 256)
     first, second = pool.create_pool("first", 1, 4), pool.create_pool("second", 1, 4)
