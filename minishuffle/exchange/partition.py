@@ -104,8 +104,8 @@ class Subpartition:
         assert builder is not None
         builder.publish(ends)
         self._queue.append(builder)
-        self._written += 1
         self._open = None
+        self._written += 1  # last, so that the reader's backlog never has it twice
         self._notify(self)
 
     def add_event(self, kind: EventKind) -> None:
@@ -184,7 +184,12 @@ class Subpartition:
         return NextType.EVENT if isinstance(head, Event) else NextType.DATA
 
     def backlog(self) -> int:
-        return max(0, self._written - self._polled)
+        """Finished segments, and the open one if it is to go out: a consumer that keeps no buffers for this
+        channel grants credit for nothing else."""
+        finished, builder = max(0, self._written - self._polled), self._open
+        if self.flush_requested and builder is not None and not builder.in_flight and builder.unsent():
+            return finished + 1
+        return finished
 
     def poll(self) -> Slice | None:
         head = self._head()

@@ -139,6 +139,23 @@ def test_credit_of_a_paused_task_falls_to_zero_and_the_queue_stays_within_what_w
     assert wire.pokes >= 44
 
 
+def test_a_channel_without_exclusive_buffers_gets_what_is_flushed_before_a_segment_is_full(
+    make_setup: type[Setup],
+) -> None:
+    setup = make_setup(remote=1, exclusive=0, floating=1)
+    partition = setup.partition(0)
+    wire = setup.wire([partition])
+    for number in range(3):
+        partition.write(0, 1, [setup.element([number])])
+        wire.settle()
+        assert setup.rows() == []
+        assert partition.subpartitions[0].flush()
+        setup.attend(partition.subpartitions[0])
+        wire.settle()
+        assert setup.rows() == [number]
+    assert setup.pool.in_use == 0, "nothing stays set aside for a channel that has no backlog"
+
+
 def test_a_local_channel_hands_over_as_much_as_its_credit_and_more_on_consumption(
     make_setup: type[Setup],
 ) -> None:

@@ -73,7 +73,25 @@ def test_an_unfinished_segment_is_not_available_until_flushed() -> None:
     assert bench.notified == []
     assert bench.first.flush()
     assert bench.first.next_type() is NextType.DATA
+    assert bench.first.backlog() == 1
     assert bytes(bench.poll().payload) == b"abc"
+    assert bench.first.backlog() == 0
+
+
+def test_an_open_segment_to_be_flushed_counts_as_backlog_once_and_not_while_a_slice_is_in_flight() -> None:
+    bench = Bench(flush_always=True)
+    bench.write(b"abc")
+    held = bench.poll()
+    bench.write(b"de")
+    assert bench.first.backlog() == 0, "it cannot be polled before the slice is back"
+    held.released()
+    assert bench.first.backlog() == 1
+    bench.write(bytes(CAPACITY - 5))
+    assert bench.first.backlog() == 1, "it is finished now"
+    bench.write(b"f")
+    assert bench.first.backlog() == 2
+    bench.drain()
+    assert bench.first.backlog() == 0
 
 
 def test_flush_of_nothing_has_no_effect() -> None:
