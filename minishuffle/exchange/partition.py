@@ -259,14 +259,17 @@ class Subpartition:
         """The partition is over: every segment that the transport does not hold goes back.
 
         The open segment of a writer that could not be stopped is ``written_off``: it may still be
-        written to, so it is never lent again.
+        written to, so it is never lent again, and the pool promises it to nobody.
         """
         self.release()
         self._discarded = True
         builders = [item for item in self._queue if isinstance(item, BufferBuilder)]
         self._queue.clear()
-        if self._open is not None and not written_off:
-            builders.append(self._open)
+        builder = self._open
+        if builder is not None and written_off:
+            builder.segment.write_off()
+        elif builder is not None:
+            builders.append(builder)
             self._open = None
         for builder in builders:
             if not builder.in_flight:

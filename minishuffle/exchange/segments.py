@@ -23,13 +23,14 @@ __all__ = ["LocalPool", "NetworkBufferPool", "Segment"]
 class Segment:
     """One network buffer: ``SEGMENT_HEADROOM_BYTES`` of headroom, then the payload area."""
 
-    __slots__ = ("index", "memory", "owner")
+    __slots__ = ("index", "memory", "owner", "written_off")
 
     def __init__(self, index: int, memory: memoryview) -> None:
         self.index = index
         self.memory = memory
         self.owner: LocalPool | None = None
         """The pool that lent it; None while it is free."""
+        self.written_off = False
 
     def recycle(self) -> None:
         """Give it back to the pool that lent it.
@@ -42,11 +43,16 @@ class Segment:
             raise LocalProtocolError(f"segment {self.index} was recycled twice")
         owner.recycle(self)
 
+    def write_off(self) -> None:
+        """Whoever holds it cannot be stopped: it will probably never come back."""
+        if self.owner is not None:
+            self.owner.write_off(self)
+
 
 class NetworkBufferPool:
     """All segments of a worker.
 
-    Invariants: ``free + Σ in_use = total``; ``Σ minimum ≤ total``; ``Σ size ≤ total``;
+    Invariants: ``free + Σ in_use = total``; ``Σ minimum ≤ total - written off``; ``Σ size ≤ total``;
     ``minimum ≤ size ≤ maximum`` for each local pool.
 
     Args:
@@ -65,6 +71,8 @@ class NetworkBufferPool:
         self._starving: deque[LocalPool] = deque()
         """Pools that found nothing free, longest wait first; each at most once (``LocalPool.starving``)."""
         self.peak_used = 0
+        self.written_off = 0
+        """Segments that abandoned threads may still write to: no pool is promised them."""
 
     @property
     def free(self) -> int:
@@ -83,12 +91,13 @@ class NetworkBufferPool:
         """
         if not 0 < minimum <= maximum:
             raise LocalProtocolError(f"pool {name}: needs 0 < minimum {minimum} ≤ maximum {maximum}")
-        required = self.required
-        if required + minimum > self.total:
+        required, lost = self.required, self.written_off
+        if required + minimum > self.total - lost:
+            written_off = f" and {lost} were written off with abandoned tasks" if lost else ""
             raise ResourceExhausted(
                 f"insufficient number of network buffers for {name}: needs {minimum}, but {required} of "
-                f"{self.total} are required by other tasks; raise network_memory_bytes or lower "
-                "the parallelism"
+                f"{self.total} are required by other tasks{written_off}; raise network_memory_bytes or lower "
+                "the parallelism" + (", or restart the worker" if lost else "")
             )
         pool = LocalPool(self, name, minimum, maximum)
         self._pools.append(pool)
@@ -103,7 +112,7 @@ class NetworkBufferPool:
 
     def _redistribute(self) -> None:
         """Divide what no minimum claims in proportion to what each pool could still take."""
-        spare = self.total - self.required
+        spare = self.total - self.written_off - self.required
         growable = [pool for pool in self._pools if pool.maximum > pool.minimum]
         caps = [min(spare, pool.maximum - pool.minimum) for pool in growable]
         total_cap = sum(caps)
@@ -135,6 +144,9 @@ class NetworkBufferPool:
 
     def take_back(self, segment: Segment) -> None:
         segment.owner = None
+        if segment.written_off:
+            segment.written_off = False
+            self.written_off -= 1
         self._free.append(segment)
         # Only those that starve now: one that is told and gets none again is back in line at once.
         for pool in [self._starving.popleft() for _ in range(len(self._starving))]:
@@ -142,7 +154,7 @@ class NetworkBufferPool:
             pool.notify()
 
     def validate(self) -> None:
-        assert self.required <= self.total
+        assert self.required <= self.total - self.written_off
         assert sum(pool.size for pool in self._pools) <= self.total
         assert all(pool.minimum <= pool.size <= pool.maximum for pool in self._pools)
         assert 0 <= len(self._free) <= self.total
@@ -209,6 +221,11 @@ class LocalPool:
     def recycle_all(self, segments: Iterable[Segment]) -> None:
         for segment in segments:
             self.recycle(segment)
+
+    def write_off(self, segment: Segment) -> None:
+        if not segment.written_off:
+            segment.written_off = True
+            self._global.written_off += 1
 
     def on_available(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` (on the loop) whenever a request may succeed again."""

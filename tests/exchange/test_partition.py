@@ -299,6 +299,18 @@ def test_the_open_segment_of_a_writer_that_could_not_be_stopped_is_never_lent_ag
     bench.write(b"abc")
     bench.first.discard(written_off=True)
     assert bench.local.in_use == 1
+    assert bench.pool.written_off == 1
+
+
+def test_a_segment_that_its_writer_finished_after_it_was_written_off_may_come_back() -> None:
+    bench = Bench()
+    bench.write(b"abc")
+    bench.first.flush()
+    held = bench.poll()
+    bench.first.discard(written_off=True)
+    bench.first.finish_open(ends=True)
+    held.released()
+    assert (bench.local.in_use, bench.pool.written_off) == (0, 0)
 
 
 def test_a_written_off_segment_is_not_lent_again_when_the_transport_lets_go_of_it() -> None:

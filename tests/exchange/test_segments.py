@@ -39,6 +39,25 @@ def test_minimums_above_the_total_are_refused_with_the_arithmetic() -> None:
     assert pool.required == 6
 
 
+def test_segments_that_were_written_off_are_promised_to_nobody() -> None:
+    pool = NetworkBufferPool(10, 256)
+    lost = pool.create_pool("abandoned", 5, 5)
+    segments = take(lost, 2)
+    for segment in [*segments, segments[0]]:
+        segment.write_off()
+    lost.destroy()
+    text = "needs 9, but 0 of 10 are required by other tasks and 2 were written off with abandoned tasks"
+    with pytest.raises(ResourceExhausted, match=text):
+        pool.create_pool("second", 9, 9)
+    second = pool.create_pool("second", 1, 10)
+    assert second.size == 8
+    assert len(take(second, 8)) == 8
+    pool.validate()
+    segments[0].recycle()
+    assert pool.written_off == 1
+    assert pool.create_pool("third", 8, 8).size == 8
+
+
 def test_the_exact_minimum_works() -> None:
     pool = NetworkBufferPool(10, 256)
     pool.create_pool("first", 6, 6)
