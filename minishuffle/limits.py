@@ -77,6 +77,8 @@ JOB_RESULTS_KEPT: Final = 16
 """Jobs that are over and whose results can still be read."""
 RESULT_READERS_MAX: Final = 64
 """Programs that read results from one worker at once."""
+RESULT_SEGMENTS: Final = 2 * RESULT_READERS_MAX
+"""Of a worker, for what such programs read: beside the network memory, which is promised to jobs."""
 
 assert SEGMENT_BYTES_MIN <= SEGMENT_BYTES_DEFAULT <= SEGMENT_BYTES_MAX
 assert CONTROL_UNSENT_BYTES_MAX >= CONTROL_FRAME_BYTES_MAX

@@ -1,5 +1,10 @@
 """Programs that read kept results from this worker: each has a ticket of the coordinator's, and a thread
-here that writes its rows into a partition, as a task does: under the reader's credit, from a pool."""
+here that writes its rows into a partition, as a task does: under the reader's credit, from a pool.
+
+Their segments are not those of the network memory. The coordinator promises that to jobs and does not
+know of readers: a job would fail or wait for what a reader holds, as long as its program likes. And a
+reader that waited for what jobs leave might wait for ever, if the job waits for its readers.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +17,7 @@ from minishuffle import limits
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import PeerLost, RemoteProtocolError, ResourceExhausted, ShuffleError, TaskCancelled
 from minishuffle.exchange.partition import ResultPartition
+from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.exchange.spool import Spool
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.transport.tcp import DataLink
@@ -43,7 +49,7 @@ class _Reading:
         self,
         message: ServeResult,
         spool: Spool,
-        deployment: Deployment,
+        segments: NetworkBufferPool,
         inbox: LoopInbox,
         failed: Callable[[ShuffleError], None],
     ) -> None:
@@ -54,7 +60,7 @@ class _Reading:
         counters = TaskCounters()
         paths = self._paths = TaskPaths(inbox, attend, counters)
         name = f"result {message.job}/{message.operator}.{message.index} for client {message.ticket}"
-        pool = self._pool = deployment.pool.create_pool(name, 1, BUFFERS_MAX)
+        pool = self._pool = segments.create_pool(name, 1, BUFFERS_MAX)
         pool.on_available(paths.bell.ring)
         partition_id = PartitionId(JobId(message.job), RESULT_EDGE, message.index)
         self.partition = ResultPartition(
@@ -107,6 +113,8 @@ class ResultReaders:
     ) -> None:
         self._term = term
         self._deployment = deployment
+        self.pool = NetworkBufferPool(limits.RESULT_SEGMENTS, deployment.pool.segment_bytes)
+        """What readers' rows wait in."""
         self._inbox = inbox
         self._send = send
         self._tickets: dict[int, ServeResult] = {}
@@ -140,7 +148,7 @@ class ResultReaders:
         self._tickets[message.ticket] = message
         if len(self._tickets) > TICKETS_MAX:
             del self._tickets[next(iter(self._tickets))]
-        segment_bytes = self._deployment.pool.segment_bytes
+        segment_bytes = self.pool.segment_bytes
         self._send(ResultExpected(term=self._term, ticket=message.ticket, segment_bytes=segment_bytes))
 
     def _spool(self, message: ServeResult) -> Spool:
@@ -175,7 +183,7 @@ class ResultReaders:
             if message is None or (request.job, request.producer) != (message.job, message.index):
                 raise RemoteProtocolError("this program may not ask for that partition")
             spool = self._spool(message)
-            reading = _Reading(message, spool, self._deployment, self._inbox, failed)
+            reading = _Reading(message, spool, self.pool, self._inbox, failed)
         except ShuffleError as error:
             connection.refuse(channel, error)
             link.flush_soon()

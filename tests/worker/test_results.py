@@ -64,7 +64,6 @@ class Door:
         self.site = site
         self.answers: list[ResultExpected] = []
         self.readers: Any = ResultReaders(1, site.deployment, site.inbox, self._send)
-        self.pools = site.pool.required
 
     def _send(self, message: ControlMessage) -> None:
         assert isinstance(message, ResultExpected)
@@ -87,8 +86,9 @@ class Door:
 
     async def gone(self) -> None:
         """Everything that readers took is back."""
-        await self.site.until(lambda: self.site.pool.required == self.pools)
-        await self.site.until(lambda: self.site.pool.free == self.site.pool.total)
+        pool = self.readers.pool
+        await self.site.until(lambda: not pool.required)
+        await self.site.until(lambda: pool.free == pool.total)
 
 
 @pytest.fixture
@@ -123,6 +123,25 @@ async def test_a_reader_that_takes_nothing_leaves_nothing(door: Door) -> None:
     door.readers.link_down(link)
     door.readers.link_down(link)
     await door.gone()
+
+
+async def test_a_reader_takes_nothing_of_what_is_promised_to_jobs(door: Door) -> None:
+    """The coordinator does not know of it: a job may need all of the network memory."""
+    door.expect(7)
+    link = door.ask(door.come(7))
+    await door.site.until(lambda: link.attached.backlog() > 10)
+    pool = door.site.pool
+    job = pool.create_pool("job", pool.total, pool.total)
+    segments = [segment for _ in range(pool.total) if (segment := job.request()) is not None]
+    assert len(segments) == pool.total
+    door.expect(8)
+    late = door.ask(door.come(8))
+    await door.site.until(lambda: late.attached is not None and late.attached.backlog() > 10)
+    for each in (link, late):
+        door.readers.link_down(each)
+    await door.gone()
+    job.recycle_all(segments)
+    job.destroy()
 
 
 async def test_the_end_of_the_worker_ends_its_readers(door: Door) -> None:
