@@ -144,9 +144,14 @@ class WorkerState:
         return [*starts, *connects, *self._serve_waiting()]
 
     def _meet(self, address: WorkerAddress) -> None:
+        if address.worker == self.worker:
+            return
         peer = self._peers.get(address.worker)
-        if address.worker != self.worker and (peer is None or peer.address.epoch < address.epoch):
+        if peer is None or peer.address.epoch < address.epoch:
             self._peers[address.worker] = _Peer(address)
+        elif peer.address.epoch == address.epoch:
+            # Its link may be up already; what that told has no port.
+            peer.address = address
 
     def _connect_inputs(self, job: str, key: TaskKey, spec: TaskSpec, now: float) -> list[Instruction]:
         instructions: list[Instruction] = []
@@ -254,9 +259,16 @@ class WorkerState:
     # --- peers -----------------------------------------------------------------------------------
 
     def peer_up(self, address: WorkerAddress) -> list[Instruction]:
-        """A link to that worker is established (whoever dialed)."""
+        """A link to that worker is established (whoever dialed); ``address`` may have no port.
+
+        A worker that came back with its old id may dial before its new epoch is heard of from the
+        coordinator. A link of an older epoch leads to a process that is written off.
+        """
         peer = self._peers.setdefault(address.worker, _Peer(address))
-        peer.address = peer.address if peer.address.data_port else address
+        if address.epoch < peer.address.epoch:
+            return []
+        if address.epoch > peer.address.epoch:
+            peer.address = address
         peer.up = True
         peer.dial_at = peer.give_up_at = None
         # Requests that came over an older link name channels that this one does not know.

@@ -80,7 +80,9 @@ def address(worker: int, epoch: int = 1) -> WorkerAddress:
     return WorkerAddress(worker=worker, epoch=epoch, host="127.0.0.1", data_port=9000 + worker)
 
 
-def deploy(*tasks: TaskSpec, job: str = "j1", term: int = 1) -> DeployTasks:
+def deploy(
+    *tasks: TaskSpec, job: str = "j1", term: int = 1, workers: list[WorkerAddress] | None = None
+) -> DeployTasks:
     return DeployTasks(
         term=term,
         job=job,
@@ -88,7 +90,7 @@ def deploy(*tasks: TaskSpec, job: str = "j1", term: int = 1) -> DeployTasks:
         settings={},
         programs={0: b"source", 1: b"sink"},
         tasks=list(tasks),
-        workers=[address(1), address(2), address(3)],
+        workers=workers or [address(1), address(2), address(3)],
     )
 
 
@@ -166,6 +168,42 @@ def test_dial_on_demand_happens_once() -> None:
     assert machine.tell(Dial(term=1, peer=address(3))) == []
     machine.state.peer_up(address(3))
     assert machine.tell(Dial(term=1, peer=address(3))) == []
+
+
+def linked(worker: int, epoch: int) -> WorkerAddress:
+    """What a link tells of its peer."""
+    return WorkerAddress(worker=worker, epoch=epoch, host="", data_port=0)
+
+
+def test_a_worker_that_came_back_and_dialed_first_is_connected() -> None:
+    """Its new epoch is known from the link before it is from the coordinator."""
+    machine = Machine()
+    machine.tell(deploy(SOURCE))
+    machine.state.peer_up(address(3))
+    machine.state.peer_down(3)
+    assert machine.state.peer_up(linked(3, epoch=7)) == []
+    instructions = machine.tell(deploy(sink(), workers=[address(2), address(3, epoch=7)]))
+    assert [i.worker for i in instructions if isinstance(i, RequestPartition)] == [3]
+    assert not [i for i in instructions if isinstance(i, DialPeer)]
+    machine.state.peer_down(3)
+    assert machine.tell(Dial(term=1, peer=address(3, epoch=7))) == [DialPeer(address(3, epoch=7))]
+
+
+def test_a_peer_that_dialed_is_dialed_at_the_port_that_the_coordinator_tells() -> None:
+    machine = Machine()
+    machine.state.peer_up(linked(3, epoch=1))
+    machine.state.peer_down(3)
+    assert DialPeer(address(3)) in machine.tell(deploy(sink()))
+
+
+def test_a_newer_epoch_needs_a_new_link() -> None:
+    machine = Machine()
+    machine.tell(deploy(SOURCE))
+    machine.state.peer_up(address(3))
+    newer = address(3, epoch=7)
+    assert DialPeer(newer) in machine.tell(deploy(sink(), workers=[address(2), newer]))
+    assert machine.state.peer_up(linked(3, epoch=1)) == [], "that process is written off"
+    assert [type(i) for i in machine.state.peer_up(linked(3, epoch=7))] == [RequestPartition]
 
 
 def test_a_failed_dial_is_tried_again_until_it_is_given_up() -> None:
