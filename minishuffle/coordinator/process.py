@@ -11,6 +11,7 @@ import logging
 import os
 import platform
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from importlib import metadata
 from pathlib import Path
@@ -71,6 +72,7 @@ class Coordinator:
         self._server = ControlServer()
         self._links: dict[int, ControlLink] = {}
         self._links_seen = 0
+        self._instructions: deque[Instruction] = deque()
         self._refused: dict[str, int] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
@@ -131,8 +133,9 @@ class Coordinator:
     # --- instructions ----------------------------------------------------------------------------
 
     def _carry_out(self, instructions: Iterable[Instruction]) -> None:
-        for instruction in instructions:
-            self._carry_out_one(instruction)
+        self._instructions.extend(instructions)
+        while self._instructions:
+            self._carry_out_one(self._instructions.popleft())
         self._schedule()
 
     def _carry_out_one(self, instruction: Instruction) -> None:
@@ -163,7 +166,8 @@ class Coordinator:
         except ResourceExhausted as error:
             if not isinstance(message, DeployTasks):
                 raise
-            self._carry_out(self._state.undeployable(worker, message, error, self._loop.time()))
+            # Behind what is under way: a worker must not be told to cancel before it was to deploy.
+            self._instructions.extend(self._state.undeployable(worker, message, error, self._loop.time()))
 
     def _reply(self, number: int, request: int, message: ControlMessage) -> None:
         link = self._links.get(number)

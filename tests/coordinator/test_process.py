@@ -333,19 +333,26 @@ def test_what_is_too_long_for_the_wire_fails_in_order(
 ) -> None:
     async def main() -> None:
         async with coordinator(tmp_path) as running:
-            worker, client = await running.link(Role.WORKER), await running.link(Role.CLIENT)
-            await worker.register()
-            request = submission(make_graph())
-            # Room for the submission, but not for its deployment, which lists all tasks.
-            monkeypatch.setattr(limits, "CONTROL_FRAME_BYTES_MAX", len(request.graph) + 200)
+            first, second = await running.link(Role.WORKER), await running.link(Role.WORKER)
+            client = await running.link(Role.CLIENT)
+            await first.register()
+            await second.register()
+            request = submission(make_graph(2, 1))
+            # Room for the submission and for the second worker's one task, but not for the first's two.
+            monkeypatch.setattr(limits, "CONTROL_FRAME_BYTES_MAX", len(request.graph) + 100)
             await client.request(request, Accepted)
             failure = await client.request(ShowJob(job="j1"), Failure)
             assert "too large for the control plane" in failure.text
             monkeypatch.undo()
+            deploy = await second.receive(DeployTasks)
+            assert (await second.receive(CancelTasks)).job == "j1", "not before what it cancels"
+            second.report(deploy, "canceled")
+            await second.receive(ReleaseJob)
             info = await client.request(ShowJob(job="j1"), JobInfo)
             assert info.state == "failed"
             assert "deployment on worker 1: DeployTasks of" in info.causes[0].text
-            worker.close()
+            first.close()
+            second.close()
 
     run(main())
 
