@@ -51,6 +51,7 @@ from minishuffle.worker.links import PeerLinks
 from minishuffle.worker.results import ResultReaders
 from minishuffle.worker.state import WorkerState
 from minishuffle.worker.task import Task, TaskOutcome, describe_failure
+from minishuffle.worker.timers import Timers
 from minishuffle.worker.visitors import Visitors
 
 __all__ = ["Worker", "run_worker"]
@@ -91,7 +92,7 @@ class Worker:
             self._peers, Identity(Role.WORKER, cluster, 0, 0), secret, self.remote, settings.ping_interval
         )
         self._dials: set[asyncio.Task[None]] = set()
-        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._timers = Timers(self._loop, self.loop_lag)
         self._control: ControlLink | None = None
         self._state: WorkerState
         self._deployment: Deployment
@@ -114,9 +115,9 @@ class Worker:
             raise PeerLost(
                 f"the coordinator did not register this worker within {COORDINATOR_SECONDS_MAX:g} s"
             ) from error
-        self._every("heartbeat", reply.heartbeat_interval, self._heartbeat)
-        self._every("lag", LAG_PROBE_SECONDS, lambda: None)
-        self._every("tick", TICK_SECONDS_MAX / 5, self._tick)
+        self._timers.every("heartbeat", reply.heartbeat_interval, self._heartbeat)
+        self._timers.every("lag", LAG_PROBE_SECONDS, lambda: None)
+        self._timers.every("tick", TICK_SECONDS_MAX / 5, self._tick)
         return reply
 
     def _on_control(self, message: ControlMessage, request: int) -> None:
@@ -158,8 +159,7 @@ class Worker:
 
     async def close(self) -> None:
         """Cancel what runs, close every socket; bounded by ``task_cancel_timeout``."""
-        for timer in self._timers.values():
-            timer.cancel()
+        self._timers.cancel()
         if self._control is not None and self.endpoint.identity.worker:
             # The goodbye: without it a closed link looks as if this process had been killed.
             self._send(Shutdown(term=self._state.term, reason="the worker was told to stop"))
@@ -178,20 +178,6 @@ class Worker:
         self._inbox.close()
         if self._control is not None:
             self._control.close()
-
-    def _every(self, name: str, seconds: float, call: Callable[[], None]) -> None:
-        """Run ``call`` every ``seconds``; how late each comes is the loop's lag."""
-        due = self._loop.time() + seconds
-
-        def fire() -> None:
-            nonlocal due
-            now = self._loop.time()
-            self.loop_lag.observe(max(0.0, now - due))
-            due = now + seconds
-            self._timers[name] = self._loop.call_at(due, fire)
-            call()
-
-        self._timers[name] = self._loop.call_at(due, fire)
 
     def _send(self, message: ControlMessage) -> None:
         if self._control is not None:
@@ -233,7 +219,7 @@ class Worker:
             case Release(job):
                 self._peers.visitors.forget(job)
                 deployment.release(job)
-                self._schedule_flush()
+                self._timers.every("flush", self._deployment.flush_interval(), self._deployment.flush)
             case DialPeer(peer):
                 self._dial(peer)
             case CloseLinks():
@@ -254,15 +240,7 @@ class Worker:
             info = describe_failure(error, f"{spec.name}[{spec.index}]")
             nothing = TaskCountersMessage()
             self._carry_out(self._state.task_ended(key, spec.attempt, "failed", info, b"", nothing))
-        self._schedule_flush()
-
-    def _schedule_flush(self) -> None:
-        interval = self._deployment.flush_interval()
-        timer = self._timers.pop("flush", None)
-        if timer is not None:
-            timer.cancel()
-        if interval is not None:
-            self._every("flush", interval, self._deployment.flush)
+        self._timers.every("flush", self._deployment.flush_interval(), self._deployment.flush)
 
     def _dial(self, peer: WorkerAddress) -> None:
         task = self._loop.create_task(self._peers.dial(peer), name=f"dial worker {peer.worker}")

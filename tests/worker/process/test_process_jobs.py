@@ -43,6 +43,14 @@ class Endless:
             yield ["row"] * 50
 
 
+class Quiet(Endless):
+    """Far less than a segment, and then nothing."""
+
+    def read(self, split: int, offset: int) -> Iterator[list[Any]]:
+        yield ["row"]
+        Stuck.let_go.wait(SECONDS_MAX)
+
+
 class Stuck:
     let_go = threading.Event()
 
@@ -99,6 +107,18 @@ async def test_a_deploy_said_twice_runs_once(coordinator: Coordinator) -> None:
     await coordinator.until(lambda: coordinator.ended("j2"))
     await coordinator.until(lambda: coordinator.ended())
     assert coordinator.states() == [(0, 0, "running"), (0, 0, "finished")]
+
+
+async def test_rows_are_flushed_in_time_while_jobs_come_and_go(coordinator: Coordinator) -> None:
+    running = await coordinator.worker()
+    coordinator.deploy(Stream.source(Quiet()).rebalance().to_count(), {0: 1})
+
+    def taken() -> int:
+        coordinator.send(ReleaseJob(term=coordinator.term, job="another"))
+        return sum(task.counters.records_in for task in running.snapshot().tasks if task.operator)
+
+    await coordinator.until(taken)
+    Stuck.let_go.set()
 
 
 async def test_cancel_ends_the_tasks_of_that_job_alone(coordinator: Coordinator) -> None:

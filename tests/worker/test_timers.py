@@ -1,0 +1,100 @@
+"""Repeated calls, on a loop whose time the test sets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from minishuffle.counters import LAG_SECONDS_BOUNDS, Histogram
+from minishuffle.worker.timers import Timers
+
+
+class Handle:
+    def __init__(self, when: float, callback: Callable[[], None]) -> None:
+        self.when, self.callback, self.cancelled = when, callback, False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Loop:
+    """``late``: how long after its time a call comes."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.late = 0.0
+        self.handles: list[Handle] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_at(self, when: float, callback: Callable[[], None], /) -> Handle:
+        self.handles.append(Handle(when, callback))
+        return self.handles[-1]
+
+    def run_until(self, end: float) -> None:
+        while True:
+            self.handles = [handle for handle in self.handles if not handle.cancelled]
+            first = min(self.handles, key=lambda handle: handle.when, default=None)
+            if first is None or first.when + self.late > end:
+                self.now = end
+                return
+            self.handles.remove(first)
+            self.now = first.when + self.late
+            first.callback()
+
+
+class Stand:
+    def __init__(self) -> None:
+        self.loop = Loop()
+        self.lag = Histogram(LAG_SECONDS_BOUNDS)
+        self.timers = Timers(self.loop, self.lag)
+        self.called: list[float] = []
+
+    def every(self, seconds: float | None, name: str = "flush") -> None:
+        self.timers.every(name, seconds, lambda: self.called.append(self.loop.now - 100.0))
+
+
+@pytest.fixture
+def stand() -> Stand:
+    return Stand()
+
+
+def test_calls_repeat_until_they_are_cancelled(stand: Stand) -> None:
+    stand.every(2.0)
+    stand.every(5.0, "other")
+    stand.loop.run_until(106.0)
+    assert stand.called == [2.0, 4.0, 5.0, 6.0]
+    stand.every(None)
+    stand.loop.run_until(111.0)
+    assert stand.called == [2.0, 4.0, 5.0, 6.0, 10.0]
+    stand.timers.cancel()
+    stand.loop.run_until(200.0)
+    assert len(stand.called) == 5
+
+
+def test_calls_come_in_time_however_often_they_are_asked_for(stand: Stand) -> None:
+    for tenth in range(61):
+        stand.loop.run_until(100.0 + tenth / 10)
+        stand.every(2.0 if tenth % 2 else 3.0)
+    assert len(stand.called) == 2
+    assert stand.called[0] == pytest.approx(2.1), "the shorter interval was asked for first at 0.1"
+
+
+def test_a_shorter_interval_holds_at_once_and_a_longer_one_after_the_next_call(stand: Stand) -> None:
+    stand.every(10.0)
+    stand.loop.run_until(101.0)
+    stand.every(2.0)
+    stand.loop.run_until(104.0)
+    stand.every(10.0)
+    stand.loop.run_until(120.0)
+    assert stand.called == [3.0, 5.0, 15.0]
+
+
+def test_the_lag_is_how_late_calls_come(stand: Stand) -> None:
+    stand.every(2.0)
+    stand.loop.late = 0.5
+    stand.loop.run_until(105.5)
+    assert stand.called == [2.5, 5.0]
+    assert (stand.lag.count, stand.lag.total) == (2, 1.0)
