@@ -72,7 +72,8 @@ class Deployment:
         """Build one task and start its thread.
 
         Raises:
-            ResourceExhausted: the pools that it needs do not fit; nothing of it is left behind.
+            ResourceExhausted: the pools that it needs do not fit.
+            Exception: there cannot be another thread, for one. Nothing of the task is left behind.
         """
         spec, job = instruction.spec, instruction.job
         settings = JobSettings.model_validate(instruction.settings)
@@ -99,34 +100,35 @@ class Deployment:
                     flush_always=settings.buffer_timeout == 0,
                 )
                 partitions[output.edge] = self.partitions[partition_id] = partition
+            task = Task(
+                AttemptId(subtask, spec.attempt),
+                instruction.job_name,
+                spec.name,
+                spec.parallelism,
+                instruction.program,
+                gates,
+                partitions,
+                paths,
+                counters,
+                self._report,
+                self._collect,
+                self._log,
+            )
+            if spec.sink:
+                bytes_max = None if spec.bounded else self._spool_bytes_max
+                task.spool = Spool(self._spool_directory, bytes_max)
+            task.start()
         except BaseException:
             for gate in gates:
                 gate.close()
             for partition in partitions.values():
                 self._drop_partition(partition.id, written_off=False)
             raise
-        task = Task(
-            AttemptId(subtask, spec.attempt),
-            instruction.job_name,
-            spec.name,
-            spec.parallelism,
-            instruction.program,
-            gates,
-            partitions,
-            paths,
-            counters,
-            self._report,
-            self._collect,
-            self._log,
-        )
         self.tasks[(job, spec.operator, spec.index)] = task
-        if spec.sink:
-            bytes_max = None if spec.bounded else self._spool_bytes_max
-            task.spool = Spool(self._spool_directory, bytes_max)
+        if task.spool is not None:
             self.spools[(job, spec.operator, spec.index)] = task.spool
         if settings.buffer_timeout > 0:
             self._flush_intervals[job] = settings.buffer_timeout
-        task.start()
 
     def _output_pool(self, partition_id: PartitionId, count: int, paths: TaskPaths) -> LocalPool:
         """At least n + 1, as in Flink for a pipelined partition; at most what its channels can use."""

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 from minishuffle import limits
 from minishuffle.config import ClusterSettings
 from minishuffle.counters import LAG_SECONDS_BOUNDS, ConnectionCounters, Histogram, WorkerSnapshot
-from minishuffle.errors import PeerLost, RemoteProtocolError, ShuffleError, error_from_code
+from minishuffle.errors import PeerLost, RemoteProtocolError, error_from_code
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import Address
 from minishuffle.transport.control import ControlLink, connect_control
@@ -236,8 +236,10 @@ class Worker:
         key: TaskKey = (instruction.job, spec.operator, spec.index)
         try:
             self._deployment.start(instruction)
-        except ShuffleError as error:
-            info = describe_failure(error, f"{spec.name}[{spec.index}]")
+        except Exception as error:  # whatever it is (no more threads, say), it ends this task alone
+            name = f"{spec.name}[{spec.index}]"
+            _log.warning("%s of %s cannot start", name, instruction.job, exc_info=error)
+            info = describe_failure(error, name)
             nothing = TaskCountersMessage()
             self._carry_out(self._state.task_ended(key, spec.attempt, "failed", info, b"", nothing))
         self._timers.every("flush", self._deployment.flush_interval(), self._deployment.flush)

@@ -122,6 +122,25 @@ async def test_an_input_that_does_not_fit_is_refused_with_the_arithmetic(site_of
     assert (site.pool.free, site.pool.required) == (2, 0)
 
 
+async def test_nothing_is_left_of_a_task_whose_thread_cannot_start(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(task: Task) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(Task, "start", start)
+    graph = compile_job(Stream.items([1]).rebalance().to_count(), parallelism=1)
+    message = site.message(graph, "j1")
+    for spec in message.tasks:
+        instruction = StartTask("j1", "job", spec.model_copy(update={"sink": "kept"}), b"", message.settings)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            site.deployment.start(instruction)
+    deployment = site.deployment
+    assert (deployment.tasks, deployment.partitions, deployment.spools) == ({}, {}, {})
+    assert deployment.flush_interval() is None
+    assert (site.pool.free, site.pool.required) == (site.pool.total, 0)
+
+
 async def test_an_output_that_does_not_fit_takes_the_input_with_it(site_of: type[Site]) -> None:
     site = site_of(segments=4)
     stream = Stream.items([1]).rebalance().map(lambda row: row).rebalance().to_count()

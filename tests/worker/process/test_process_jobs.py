@@ -24,6 +24,7 @@ from minishuffle.wire.messages import (
     TaskStateChanged,
     WorkerLost,
 )
+from minishuffle.worker.task import Task
 
 if TYPE_CHECKING:
     from conftest import Coordinator, Running
@@ -146,6 +147,33 @@ async def test_a_task_that_does_not_fit_fails_with_the_arithmetic(coordinator: C
     assert failed.error is not None
     assert failed.error.code == ResourceExhausted.code
     assert "2 of 2 are required by other tasks" in failed.error.text
+    assert running.task is not None and not running.task.done()
+
+
+async def test_a_task_that_cannot_start_fails_alone(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await coordinator.worker()
+    start = Task.start
+
+    def start_sources(task: Task) -> None:
+        if task.gates:
+            raise RuntimeError("can't start new thread")
+        start(task)
+
+    monkeypatch.setattr(Task, "start", start_sources)
+    coordinator.deploy(Stream.source(Endless()).rebalance().to_count(), {0: 1})
+    await coordinator.until(lambda: "failed" in coordinator.ended())
+    (failed,) = [m for m in coordinator.said(TaskStateChanged) if m.state == "failed"]
+    assert failed.operator == 1
+    assert (
+        failed.error is not None and failed.error.text == "to_count[0]: RuntimeError: can't start new thread"
+    )
+    coordinator.send(CancelTasks(term=coordinator.term, job="j1"))
+    await coordinator.until(lambda: coordinator.ended() == ["failed", "canceled"])
+    monkeypatch.undo()
+    count = coordinator.deploy(Stream.items([1]).rebalance().to_count(), {0: 1}, "j2")
+    await coordinator.until(lambda: coordinator.ended("j2") == ["finished"] * count)
     assert running.task is not None and not running.task.done()
 
 
