@@ -14,6 +14,7 @@ from minishuffle.config import ClusterSettings
 from minishuffle.errors import PartitionNotFound, PeerLost, ShuffleError
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.wire.frames import PartitionRequest
+from minishuffle.wire.handshake import HandshakeRefused
 from minishuffle.wire.messages import (
     AskDial,
     CancelTasks,
@@ -72,6 +73,8 @@ class _Peer:
     dial_at: float | None = None
     """When to dial (again); None while a dial is under way or none is wanted."""
     give_up_at: float | None = None
+    failure: str = ""
+    """Why the last dial of this time failed, as the end of a sentence."""
     wanted: list[tuple[ChannelKey, PartitionRequest]] = field(default_factory=list)
 
 
@@ -181,6 +184,7 @@ class WorkerState:
         if peer.give_up_at is not None:
             return []
         peer.give_up_at = now + PEER_SECONDS_MAX
+        peer.failure = ""
         if self.worker < worker:
             return [DialPeer(peer.address)]
         return [Send(AskDial(term=self.term, worker=self.worker, target=worker))]
@@ -284,12 +288,18 @@ class WorkerState:
         return []
 
     def dial_failed(self, worker: int, error: ShuffleError, now: float) -> list[Instruction]:
-        """Dial again shortly, or fail what needs that peer."""
+        """Dial again shortly, or fail what needs that peer.
+
+        Who answers there may change: a worker that was registered a moment ago does not know its id
+        before it has read so, and another's old link may not be gone yet.
+        """
         peer = self._peers[worker]
         if peer.up:
             return []
-        if error.retriable and peer.give_up_at is not None and now < peer.give_up_at:
+        passing = error.retriable or (isinstance(error, HandshakeRefused) and error.reason == "peer")
+        if passing and peer.give_up_at is not None and now < peer.give_up_at:
             peer.dial_at = now + DIAL_RETRY_SECONDS
+            peer.failure = f": {error}"
             return []
         return self._give_peer_up(peer, error)
 
@@ -371,8 +381,8 @@ class WorkerState:
         instructions: list[Instruction] = []
         for worker, peer in self._peers.items():
             if peer.give_up_at is not None and now >= peer.give_up_at:
-                error = PeerLost(f"no connection to worker {worker} within {PEER_SECONDS_MAX:g} s")
-                instructions.extend(self._give_peer_up(peer, error))
+                text = f"no connection to worker {worker} within {PEER_SECONDS_MAX:g} s{peer.failure}"
+                instructions.extend(self._give_peer_up(peer, PeerLost(text)))
             elif peer.dial_at is not None and now >= peer.dial_at:
                 peer.dial_at = None
                 instructions.append(DialPeer(peer.address))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from minishuffle.config import ClusterSettings
-from minishuffle.errors import AuthenticationError, PartitionNotFound, PeerLost
+from minishuffle.errors import PartitionNotFound, PeerLost
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.wire.frames import PartitionRequest
+from minishuffle.wire.handshake import REASONS, HandshakeRefused
 from minishuffle.wire.messages import (
     AskDial,
     CancelTasks,
@@ -216,13 +217,25 @@ def test_a_failed_dial_is_tried_again_until_it_is_given_up() -> None:
     (failed,) = machine.tick(10.0)
     assert isinstance(failed, FailTask)
     assert failed.channel == ChannelKey(("j1", 1, 0), 0, 1)
-    assert "no connection to worker 3" in str(failed.error)
+    assert str(failed.error) == "no connection to worker 3 within 10 s: refused"
 
 
-def test_a_refused_handshake_is_not_tried_again() -> None:
+def test_a_peer_that_does_not_know_its_id_yet_is_dialed_again() -> None:
+    machine = Machine()
+    machine.tell(deploy(sink()), now=0.0)
+    error = HandshakeRefused("peer", "worker 3 was dialed, but a worker answers there")
+    assert machine.state.dial_failed(3, error, 0.0) == []
+    assert machine.tick(0.2) == [DialPeer(address(3))]
+    (failed,) = machine.state.dial_failed(3, error, 10.0)
+    assert isinstance(failed, FailTask)
+    assert failed.error is error
+
+
+@pytest.mark.parametrize("reason", [reason for reason in REASONS if reason != "peer"])
+def test_another_refused_handshake_is_not_tried_again(reason: str) -> None:
     machine = Machine()
     machine.tell(deploy(sink()))
-    (failed,) = machine.state.dial_failed(3, AuthenticationError("wrong secret"), 0.0)
+    (failed,) = machine.state.dial_failed(3, HandshakeRefused(reason, "no"), 0.0)
     assert isinstance(failed, FailTask)
     assert machine.state.next_deadline() is None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,6 +18,7 @@ from minishuffle.transport.tcp import DataEndpoint, DataLink
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import HandshakeRefused, Identity
 from minishuffle.wire.messages import Failure, Heartbeat, Shutdown
+from minishuffle.wire.parts import ControlMessage
 from minishuffle.worker import process
 
 if TYPE_CHECKING:
@@ -207,3 +208,32 @@ async def test_a_worker_is_its_new_self_before_it_handles_the_next_message(coord
     await coordinator.until(lambda: len(coordinator.ended()) == count)
     assert set(coordinator.ended()) == {"finished"}
     assert first.snapshot().connections_refused == other.snapshot().connections_refused == {}
+
+
+class Held:
+    """A control link whose messages are on their way until the test says so."""
+
+    def __init__(self) -> None:
+        self.messages: list[ControlMessage] = []
+
+    def send(self, message: ControlMessage) -> None:
+        self.messages.append(message)
+
+
+async def test_a_worker_is_dialed_until_it_knows_its_id(
+    coordinator: Coordinator, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The deploy reaches the other worker before Registered reaches this one."""
+    await coordinator.worker(1)
+    coordinator.silent = True
+    coordinator.begin(2)
+    await coordinator.until(lambda: len(coordinator.requests) == 2)
+    (link,) = coordinator.server._links - set(coordinator.links.values())
+    held: Any = Held()
+    coordinator._register(held, coordinator.requests[1])
+    count = coordinator.deploy(Stream.items(range(100)).rebalance().to_count(), {0: 1, 1: 2})
+    await coordinator.until(lambda: "worker 2 was dialed, but a worker answers there" in caplog.text)
+    for message in held.messages:
+        link.send(message)
+    await coordinator.until(lambda: len(coordinator.ended()) == count)
+    assert set(coordinator.ended()) == {"finished"}
