@@ -23,7 +23,6 @@ __all__ = [
     "checked_parallelism",
     "checked_paths",
     "key_columns",
-    "parquet_schema",
     "same_schema",
     "schema_message",
     "spark_schema",
@@ -135,15 +134,6 @@ def checked_paths(given: tuple[Any, ...], method: str) -> list[str | Path]:
         if not isinstance(path, str | Path):
             raise UsageError(f"{method} takes paths, not {_shown(path)}")
     return paths
-
-
-def parquet_schema(path: str, columns: Sequence[str] | None) -> pa.Schema:
-    """The schema of a Parquet file, of the ``columns`` that are read (None: all)."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    fields = pq.read_schema(path).remove_metadata()
-    return pa.schema([field for field in fields if columns is None or field.name in columns])
 
 
 def arrow_schema(given: Any) -> pa.Schema:

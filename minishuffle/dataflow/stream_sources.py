@@ -11,7 +11,6 @@ from minishuffle.dataflow.arguments import (
     check_callable,
     checked_name,
     checked_paths,
-    parquet_schema,
     schema_message,
 )
 from minishuffle.dataflow.nodes import Boundary, Feed, Node
@@ -52,16 +51,19 @@ class StreamSources(StreamBase):
     def parquet(cls, *paths: str | Path, columns: Sequence[str] | None = None) -> Stream[Any]:
         """Arrow batches of Parquet files, of all columns or of those named.
 
+        Files may differ: a column that one lacks is null there (one that is named must be in all), and
+        types that differ become one that holds the values of all: float32 and float64 become float64.
+
         Raises:
             UnknownName: there is no such file or column.
+            UsageError: the files have a column in types with none in common.
         """
         from minishuffle.dataflow.operators.sources import ParquetSource
 
         if isinstance(columns, str):
             raise UsageError(f"columns takes a list of names: write columns=[{columns!r}]")
         source = ParquetSource(checked_paths(paths, "Stream.parquet"), columns)
-        splits = source.splits()
-        return cls._from_source("parquet", source, parquet_schema(splits[0][0], columns) if splits else None)
+        return cls._from_source("parquet", source, source.schema)
 
     @classmethod
     def csv(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from minishuffle.dataflow.operators.base import Batch
@@ -160,3 +162,15 @@ def test_timers_and_state_count_sessions(cluster: LocalCluster) -> None:
     lasts = [START + 5 * part * HOUR + (30 * part + 27) * MINUTE for part in range(4)]
     expected = [(key, last + key * MINUTE + HOUR, 10) for last in lasts for key in range(3)]
     assert sorted(sessions) == sorted(expected)
+
+
+def test_joins_keep_the_values_of_files_that_differ(cluster: LocalCluster, tmp_path: Path) -> None:
+    for name, value in (("1", pa.array([1.5], pa.float32())), ("2", pa.array([0.1], pa.float64()))):
+        pq.write_table(pa.table({"k": [1], "t": [START], "b": value}), tmp_path / f"{name}.parquet")
+    files = Stream.parquet(tmp_path)
+    one = pa.table({"k": [1], "t": [START], "a": [1]})
+    small = Stream.items(one.select(["k"])).broadcast_join(files, on="k")
+    assert sorted(row["b"] for row in cluster.run(small.collect(), timeout=60)) == [0.1, 1.5]
+    left, right = (side.event_time("t", out_of_order=HOUR).key_by("k") for side in (Stream.items(one), files))
+    joined = left.join(right, how="left", within=HOUR)
+    assert sorted(row["b"] for row in cluster.run(joined.collect(), timeout=60)) == [0.1, 1.5]

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from minishuffle.dataflow.operators.base import Batch
+from minishuffle.dataflow.operators.commonschema import common_schema, conformed
 from minishuffle.dataflow.operators.reader import SourceReader
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.limits import BATCH_ROWS_MAX, MIB
@@ -101,9 +102,13 @@ def _text_splits(path: str) -> Iterator[tuple[str, int, int]]:
 class ParquetSource:
     """Record batches of Parquet files; a split is (path, row group).
 
+    ``schema`` is common to all files, and every batch has it: columns that a file lacks are null, and
+    types that differ become wider.
+
     Raises:
         UnknownName: no such file, or a file lacks one of ``columns``.
-        UsageError: a file cannot be read or is not Parquet.
+        UsageError: a file cannot be read or is not Parquet; two files have types with none in common; or
+            (from ``read``) a value does not fit the common type.
     """
 
     bounded = True
@@ -111,9 +116,12 @@ class ParquetSource:
 
     def __init__(self, paths: Paths, columns: Sequence[str] | None = None) -> None:
         self.columns = None if columns is None else list(columns)
-        self._splits = [
-            (path, group) for path in files_of(paths) for group in range(_row_groups(path, self.columns))
-        ]
+        self._splits: list[tuple[str, int]] = []
+        schemas: dict[str, pa.Schema] = {}
+        for path in files_of(paths):
+            schemas[path], groups = _schema_and_groups(path, self.columns)
+            self._splits.extend((path, group) for group in range(groups))
+        self.schema = common_schema(schemas)
 
     def splits(self) -> list[tuple[str, int]]:
         return self._splits
@@ -124,21 +132,25 @@ class ParquetSource:
             batches = file.iter_batches(BATCH_ROWS_MAX, row_groups=[group], columns=self.columns)
             for batch in batches:
                 if offset < batch.num_rows:
-                    yield batch.slice(offset)
+                    yield conformed(batch.slice(offset), self.schema, path)
                 offset = max(0, offset - batch.num_rows)
 
 
-def _row_groups(path: str, columns: list[str] | None) -> int:
+def _schema_and_groups(path: str, columns: list[str] | None) -> tuple[pa.Schema, int]:
+    """The schema of what is read of the file, and the number of its row groups."""
     try:
         with opened(path) as raw, pq.ParquetFile(raw) as file:
-            names = file.schema_arrow.names
+            schema = file.schema_arrow.remove_metadata()
             groups: int = file.metadata.num_row_groups
     except pa.ArrowException as error:
         raise UsageError(f"{path} is not a Parquet file: {error}") from error
-    missing = [name for name in columns or [] if name not in names]
+    if columns is None:
+        return schema, groups
+    missing = [name for name in columns if name not in schema.names]
     if missing:
-        raise UnknownName(f"no column {missing[0]!r} in {path}: it has {', '.join(names)}")
-    return groups
+        raise UnknownName(f"no column {missing[0]!r} in {path}: it has {', '.join(schema.names)}")
+    wanted = dict.fromkeys(columns)
+    return pa.schema([field for name in wanted for field in schema if field.name == name]), groups
 
 
 def opened(path: str) -> Any:
