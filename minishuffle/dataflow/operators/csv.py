@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -70,12 +71,12 @@ class CsvSource:
             if not file.read(1):
                 return
             file.seek(0)
-            for batch in self._batches(split, file):
+            for batch in self._batches(split, _WithLastLineEnd(file)):
                 for start in range(min(offset, batch.num_rows), batch.num_rows, BATCH_ROWS_MAX):
                     yield batch.slice(start, BATCH_ROWS_MAX)
                 offset = max(0, offset - batch.num_rows)
 
-    def _batches(self, path: str, file: pa.NativeFile) -> Iterator[pa.RecordBatch]:
+    def _batches(self, path: str, file: io.RawIOBase) -> Iterator[pa.RecordBatch]:
         names = None if self.header else self.schema.names
         try:
             with pa_csv.open_csv(
@@ -112,3 +113,26 @@ class CsvSource:
                 column.validate(full=True)
             if not field.nullable and column.null_count:
                 raise pa.ArrowInvalid(f"column {field.name!r} has an empty value and is not nullable")
+
+
+class _WithLastLineEnd(io.RawIOBase):
+    """A file's bytes and a line end after the last line if it has none.
+
+    Without it pyarrow takes the last value, if it is empty, for as much quoted as the value before,
+    so that it is not null, and a header alone for no header.
+    """
+
+    def __init__(self, file: io.BufferedIOBase) -> None:
+        self._file = file
+        self._is_ended = False
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        self._is_ended = data.endswith(b"\n") if data else self._is_ended
+        if self._is_ended or len(data) == size:
+            return data
+        self._is_ended = True
+        return data + b"\n"

@@ -73,6 +73,41 @@ def test_each_file_is_a_split_and_may_be_empty(tmp_path: Path) -> None:
     assert read(source) == [{"a": 1}, {"a": 4}]
 
 
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+@pytest.mark.parametrize(
+    ("last", "value"),
+    [('1,"a",', None), ('1,"a",""', ""), ('1,"a","b"', "b"), ("1,a,b", "b"), ("1,a,", None)],
+)
+@pytest.mark.parametrize("header", [True, False])
+def test_the_last_line_needs_no_line_end(
+    last: str, value: str | None, header: bool, line_end: str, tmp_path: Path
+) -> None:
+    schema = pa.schema([("i", pa.int64()), ("s", pa.string()), ("f", pa.string())])
+    text = ("i,s,f" + line_end if header else "") + last
+    bare, ended = written(tmp_path, text, "bare.csv"), written(tmp_path, text + line_end, "ended.csv")
+    for path in (bare, ended):
+        assert read(CsvSource(path, schema, header=header)) == [{"i": 1, "s": "a", "f": value}]
+
+
+def test_a_last_value_that_is_empty_is_null_for_numbers_too(tmp_path: Path) -> None:
+    schema = pa.schema([("s", pa.string()), ("f", pa.float64())])
+    assert read(CsvSource(written(tmp_path, 's,f\n"a",'), schema)) == [{"s": "a", "f": None}]
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_a_last_line_that_ends_a_block_needs_no_line_end(more: int, tmp_path: Path) -> None:
+    schema = pa.schema([("s", pa.string()), ("f", pa.string())])
+    text = "s,f\n" + ("x" * 1000 + ',"y"\n') * (CSV_BLOCK_BYTES // 1100)
+    last = "z" * (CSV_BLOCK_BYTES + more - len(text) - len('"",'))
+    rows = read(CsvSource(written(tmp_path, f'{text}"{last}",'), schema))
+    assert rows[-1] == {"s": last, "f": None}
+
+
+def test_a_header_alone_needs_no_line_end(tmp_path: Path) -> None:
+    schema = pa.schema([("a", pa.int64()), ("b", pa.int64())])
+    assert read(CsvSource(written(tmp_path, "a,b"), schema)) == []
+
+
 @pytest.mark.parametrize(
     ("line", "told"),
     [
