@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -24,12 +25,12 @@ class CsvSource:
         schema: the columns to read, in this order. With a header, files may have others.
         nulls: the spellings that stand for null, where they are not quoted.
         header: the first line of each file names its columns; else they are those of ``schema``.
-        delimiter: between two values, one character.
+        delimiter: between two values, one character of ASCII.
 
     Raises:
         UnknownName: no such file, or a file's header lacks a column of ``schema``.
-        UsageError: a file cannot be read, or (from ``read``) a value does not fit its column; names
-            file and line.
+        UsageError: the delimiter cannot be one; a file or its header cannot be read; or (from ``read``)
+            a value does not fit its column, named with file and line.
     """
 
     bounded = True
@@ -43,8 +44,11 @@ class CsvSource:
         header: bool = True,
         delimiter: str = ",",
     ) -> None:
-        if len(delimiter) != 1:
-            raise UsageError(f"the delimiter of a CSV file is one character, not {delimiter!r}")
+        if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n':
+            raise UsageError(
+                f"the delimiter of a CSV file is one character, not {delimiter!r}: write one of ASCII that "
+                "is no quotation mark and no line end, such as ';' or '\\t'"
+            )
         self.schema = schema
         self.nulls = list(nulls)
         self.header = header
@@ -55,20 +59,26 @@ class CsvSource:
 
     def _check_header(self, path: str) -> None:
         with opened(path) as file:
-            line = file.readline().decode("utf-8-sig", errors="replace")
-        if not self.header or not line:
+            if not self.header:
+                return
+            text = io.TextIOWrapper(file, "utf-8-sig", errors="replace", newline="")
+            try:
+                names = next(csv.reader(text, delimiter=self.delimiter), None)
+            except csv.Error as error:
+                raise UsageError(f"{path}: its header cannot be read ({error}): correct the file") from error
+        if names is None:
             return
-        names = next(csv.reader([line], delimiter=self.delimiter), [])
         missing = [name for name in self.schema.names if name not in names]
         if missing:
-            raise UnknownName(f"no column {missing[0]!r} in {path}: its first line has {', '.join(names)}")
+            found = f"{', '.join(names):.2000}"  # All that follows, if a quotation mark is not closed.
+            raise UnknownName(f"no column {missing[0]!r} in {path}: its first line has {found}")
 
     def splits(self) -> list[str]:
         return self._splits
 
     def read(self, split: str, offset: int) -> Iterator[pa.RecordBatch]:
         with opened(split) as file:
-            if not file.read(1):
+            if file.read(len(BOM_UTF8) + 1) in (b"", BOM_UTF8):
                 return
             file.seek(0)
             for batch in self._batches(split, _WithLastLineEnd(file)):

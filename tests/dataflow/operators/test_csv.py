@@ -162,7 +162,36 @@ def test_a_value_may_be_long_and_a_line_too_long_says_so(tmp_path: Path) -> None
         read(CsvSource(too_long, schema))
 
 
-def test_a_delimiter_is_one_character(tmp_path: Path) -> None:
+@pytest.mark.parametrize("delimiter", [";;", "", "é", '"', "\n", "\r"])
+def test_a_delimiter_is_one_character_of_ascii(delimiter: str, tmp_path: Path) -> None:
     path = written(tmp_path, "a\n1\n")
-    with pytest.raises(UsageError, match="one character, not ';;'"):
-        CsvSource(path, pa.schema([("a", pa.int64())]), delimiter=";;")
+    with pytest.raises(UsageError, match="one character, not .*: write one of ASCII"):
+        CsvSource(path, pa.schema([("a", pa.int64())]), delimiter=delimiter)
+
+
+@pytest.mark.parametrize("header", ["a,b\r", '"a",b\r', "a,b\r\n"])
+def test_lines_may_end_with_a_carriage_return(header: str, tmp_path: Path) -> None:
+    schema = pa.schema([("b", pa.string()), ("a", pa.int64())])
+    source = CsvSource(written(tmp_path, header + "1,x\r2,\r"), schema)
+    assert read(source) == [{"b": "x", "a": 1}, {"b": None, "a": 2}]
+
+
+def test_a_name_in_the_header_may_hold_line_ends_and_quotation_marks(tmp_path: Path) -> None:
+    name = 'first\nsecond\r\n"third"'
+    quoted = name.replace('"', '""')
+    source = CsvSource(written(tmp_path, f'"{quoted}",b\n1,x\n'), pa.schema([(name, pa.int64())]))
+    assert read(source) == [{name: 1}]
+
+
+def test_a_header_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    path = written(tmp_path, '"' + "x" * 200_000)
+    with pytest.raises(
+        UsageError, match=r"a\.csv: its header cannot be read \(field larger.*correct the file"
+    ):
+        CsvSource(path, pa.schema([("a", pa.int64())]))
+
+
+@pytest.mark.parametrize("header", [True, False])
+def test_a_file_of_a_byte_order_mark_alone_is_empty(header: bool, tmp_path: Path) -> None:
+    path = written(tmp_path, b"\xef\xbb\xbf")
+    assert read(CsvSource(path, pa.schema([("a", pa.int64())]), header=header)) == []
