@@ -21,6 +21,22 @@ __all__ = ["CheckSchema", "RowsToArrow", "ToArrow", "ToRows", "column_of", "rows
 
 _MISFITS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 """What pyarrow raises for a value that it cannot convert."""
+_OF_VALUES = (
+    pa.DictionaryType,
+    pa.FixedSizeListType,
+    pa.LargeListType,
+    pa.LargeListViewType,
+    pa.ListType,
+    pa.ListViewType,
+    pa.RunEndEncodedType,
+)
+"""The types that hold values of another, their ``value_type``."""
+_LISTS = (
+    (pa.types.is_list, pa.list_),
+    (pa.types.is_large_list, pa.large_list),
+    (pa.types.is_list_view, pa.list_view),
+    (pa.types.is_large_list_view, pa.large_list_view),
+)
 
 
 def rows_of(batch: Batch) -> list[Any]:
@@ -46,7 +62,7 @@ def _python_values(name: str, column: pa.Array) -> list[Any]:
     try:
         held = _in_microseconds(column.type)
         values: list[Any] = (column if held == column.type else column.cast(held)).to_pylist()
-    except ValueError as error:
+    except (ValueError, NotImplementedError) as error:
         raise UsageError(
             f"column {name!r} of type {column.type} does not fit Python values ({error}): "
             "cast it first, a timestamp to microseconds for example"
@@ -55,17 +71,34 @@ def _python_values(name: str, column: pa.Array) -> list[Any]:
 
 
 def _in_microseconds(kind: pa.DataType) -> pa.DataType:
-    """The type with microseconds for nanoseconds, of which pyarrow makes pandas' values if it can."""
-    if pa.types.is_timestamp(kind) and kind.unit == "ns":
-        return pa.timestamp("us", kind.tz)
-    if pa.types.is_duration(kind) and kind.unit == "ns":
-        return pa.duration("us")
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        field = kind.value_field.with_type(_in_microseconds(kind.value_type))
-        return pa.list_(field) if pa.types.is_list(kind) else pa.large_list(field)
+    """The type with microseconds for nanoseconds, of which pyarrow makes pandas' values if it can.
+
+    Without pandas it cuts them off. Views of lists and runs stay what they are though no cast makes them,
+    so that they are refused: pyarrow 26 casts views to lists that lack their last offset.
+    """
+    if getattr(kind, "unit", "") == "ns":
+        if pa.types.is_timestamp(kind):
+            return pa.timestamp("us", kind.tz)
+        return pa.duration("us") if pa.types.is_duration(kind) else pa.time64("us")
     if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_in_microseconds(field.type)) for field in kind])
-    return kind
+        return pa.struct([_field_in_microseconds(field) for field in kind])
+    if pa.types.is_map(kind):
+        key, item = map(_field_in_microseconds, (kind.key_field, kind.item_field))
+        return pa.map_(key, item, kind.keys_sorted)
+    if not isinstance(kind, _OF_VALUES) or (values := _in_microseconds(kind.value_type)) == kind.value_type:
+        return kind
+    if pa.types.is_dictionary(kind):
+        return values
+    if pa.types.is_run_end_encoded(kind):
+        return pa.run_end_encoded(kind.run_end_type, values)
+    field = kind.value_field.with_type(values)
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(field, kind.list_size)
+    return next(make(field) for is_a, make in _LISTS if is_a(kind))
+
+
+def _field_in_microseconds(field: pa.Field) -> pa.Field:
+    return field.with_type(_in_microseconds(field.type))
 
 
 def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:

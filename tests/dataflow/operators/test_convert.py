@@ -240,6 +240,54 @@ def test_nanoseconds_become_microseconds_wherever_they_stand() -> None:
     assert type(rows[0]["pair"]["at"]) is datetime.datetime
 
 
+def within(holder: str, value: int, kind: pa.DataType) -> pa.Array:
+    """One row with the value in a column of a type that holds others."""
+    values, keys = pa.array([value], kind), pa.array(["k"])
+    coded = values.dictionary_encode()
+    return {
+        "time": lambda: values,
+        "dictionary": lambda: coded,
+        "map": lambda: pa.MapArray.from_arrays([0, 1], keys, values),
+        "key": lambda: pa.MapArray.from_arrays([0, 1], values, keys),
+        "fixed": lambda: pa.FixedSizeListArray.from_arrays(values, 1),
+        "list of dictionary": lambda: pa.ListArray.from_arrays([0, 1], coded),
+    }[holder]()
+
+
+@pytest.mark.parametrize("holder", ["time", "dictionary", "map", "key", "fixed", "list of dictionary"])
+@pytest.mark.parametrize(
+    ("fine", "coarse"),
+    [
+        (pa.timestamp("ns", "UTC"), pa.timestamp("us", "UTC")),
+        (pa.duration("ns"), pa.duration("us")),
+        (pa.time64("ns"), pa.time64("us")),
+    ],
+    ids=str,
+)
+def test_nanoseconds_are_never_cut(holder: str, fine: pa.DataType, coarse: pa.DataType) -> None:
+    with pytest.raises(UsageError, match="column 'a' of type .* does not fit Python values"):
+        rows_of(pa.record_batch({"a": within(holder, 1, fine)}))
+    expected = [{"a": value} for value in within(holder, 1, coarse).to_pylist()]
+    rows = rows_of(pa.record_batch({"a": within(holder, 1000, fine)}))
+    assert rows == expected
+    assert "Timestamp" not in repr(rows)
+    assert "Timedelta" not in repr(rows)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.RunEndEncodedArray.from_arrays(pa.array([2], pa.int32()), pa.array([1], pa.timestamp("ns"))),
+        pa.array([[1000]], pa.list_view(pa.timestamp("ns"))),
+        pa.array([[1000]], pa.large_list_view(pa.timestamp("ns"))),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_nanoseconds_that_no_cast_reaches_are_refused(column: pa.Array) -> None:
+    with pytest.raises(UsageError, match="cast it first"):
+        rows_of(pa.record_batch({"a": column}))
+
+
 def test_columns_of_one_name_are_refused() -> None:
     twice = pa.RecordBatch.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
     with pytest.raises(UsageError, match="two columns of one name"):
