@@ -5,22 +5,19 @@ Dict rows are taken by name, tuples and lists by position (which needs a declare
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Sequence
-from types import NoneType
 from typing import Any
 
 import pyarrow as pa
 
 from minishuffle.dataflow.operators.base import Batch, Emit, KeyedRows
 from minishuffle.dataflow.operators.chained import ChainedOperator, preview
+from minishuffle.dataflow.operators.pyvalues import MISFITS, array_of
 from minishuffle.dataflow.operators.widertype import wider
 from minishuffle.errors import UnknownName, UsageError
 
 __all__ = ["CheckSchema", "RowsToArrow", "ToArrow", "ToRows", "column_of", "rows_of"]
 
-_MISFITS = (pa.ArrowException, TypeError, ValueError, OverflowError)
-"""What pyarrow raises for a value that it cannot convert."""
 _OF_VALUES = (
     pa.DictionaryType,
     pa.FixedSizeListType,
@@ -117,7 +114,7 @@ class RowsToArrow:
     """Turns lists of rows into record batches of one schema, declared or taken from the first list.
 
     A schema that is not declared gets a wider type for a column when its values need one: any for None
-    alone, float64 for integers, more digits for decimals. Batches from then on have it.
+    alone, float64 for integers, more digits for decimals, more fields for dicts. Later batches have it.
     """
 
     def __init__(self, schema: pa.Schema | None) -> None:
@@ -197,7 +194,7 @@ def _columns_by_position(rows: list[Any], names: list[str]) -> dict[str, Sequenc
 def _infer(name: str, values: Sequence[Any]) -> pa.DataType:
     try:
         return pa.infer_type(values)
-    except _MISFITS as error:
+    except MISFITS as error:
         raise UsageError(
             f"no Arrow type fits the values of column {name!r} ({error}): "
             "declare one with Stream.schema(...), or map the rows"
@@ -206,8 +203,8 @@ def _infer(name: str, values: Sequence[Any]) -> pa.DataType:
 
 def _array(field: pa.Field, values: Sequence[Any], declared: bool) -> pa.Array:
     try:
-        array = _converted(field.type, values)
-    except _MISFITS as error:
+        array = array_of(field.type, values)
+    except MISFITS as error:
         widened = None if declared else _widened(field.type, values)
         if widened is not None:
             return widened
@@ -224,41 +221,17 @@ def _widened(kind: pa.DataType, values: Sequence[Any]) -> pa.Array | None:
     """Values that do not fit ``kind`` in a type that also holds those that do; None if there is none."""
     try:
         wide = wider(kind, pa.infer_type(values))
-        return None if wide is None or wide == kind else _converted(wide, values)
-    except _MISFITS:
+        return None if wide is None or wide == kind else array_of(wide, values)
+    except MISFITS:
         return None
-
-
-def _converted(kind: pa.DataType, values: Sequence[Any]) -> pa.Array:
-    """Values as an Arrow array; raises one of ``_MISFITS`` rather than lose a part of a value.
-
-    ``pyarrow.array`` cuts 1.5 down to an int64 and a microsecond to a second without a word; its casts
-    do not. So where that can happen the type is first left to the values.
-    """
-    array = pa.array(values, type=kind)
-    if not _is_exact(kind, set(map(type, values)) - {NoneType}):
-        pa.array(values).cast(kind)
-    return array
-
-
-def _is_exact(kind: pa.DataType, python: set[type]) -> bool:
-    """Whether ``pyarrow.array`` converts these Python types to ``kind`` whole or not at all."""
-    if pa.types.is_integer(kind):
-        return python <= {int}
-    if pa.types.is_date(kind):
-        return python <= {datetime.date}
-    if pa.types.is_temporal(kind):
-        fine = pa.types.is_time64(kind) or getattr(kind, "unit", "") in ("us", "ns")
-        return fine and python <= {int, datetime.datetime, datetime.time, datetime.timedelta}
-    return not pa.types.is_nested(kind)
 
 
 def _misfit(kind: pa.DataType, values: Sequence[Any]) -> Any:
     """The first value that does not convert by itself; all of them if it is their mixture."""
     for value in values:
         try:
-            _converted(kind, [value])
-        except _MISFITS:
+            array_of(kind, [value])
+        except MISFITS:
             return value
     return values
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 
@@ -22,7 +22,8 @@ def wider(some: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 
     Anything is wider than null. Integers beside floats become float64, those beside decimals decimals
     of enough digits. Floats and decimals have no type in common, for it would not be exact; neither have
-    numbers and booleans. Timestamps get the finer unit; those without a time zone are in UTC.
+    numbers and booleans. Timestamps get the finer unit; those without a time zone are in UTC. Lists are as
+    wide as their values need, and structs have the fields of both.
     """
     if some == other:
         return some
@@ -39,7 +40,40 @@ def wider(some: pa.DataType, other: pa.DataType) -> pa.DataType | None:
         return pa.large_string()
     if _is_text(some) != _is_text(other) and not any(map(pa.types.is_null, kinds)):
         return None  # pyarrow would make bytes of texts
+    if all(map(_is_list, kinds)):
+        return _wider_list(some, other)
+    if all(map(pa.types.is_struct, kinds)) and all(
+        len({f.name for f in kind}) == len(kind) for kind in kinds
+    ):
+        return _wider_struct(some, other)
     return _unified(some, other)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _wider_list(some: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    field = _wider_field(some.value_field, other.value_field)
+    if field is None:
+        return None
+    large = pa.types.is_large_list(some) or pa.types.is_large_list(other)
+    return pa.large_list(field) if large else pa.list_(field)
+
+
+def _wider_struct(some: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    fields = {field.name: field.with_nullable(True) for kind in (some, other) for field in kind}
+    for name in {field.name for field in some} & {field.name for field in other}:
+        field = _wider_field(some.field(name), other.field(name))
+        if field is None:
+            return None
+        fields[name] = field
+    return pa.struct(fields.values())
+
+
+def _wider_field(some: pa.Field, other: pa.Field) -> pa.Field | None:
+    kind = wider(some.type, other.type)
+    return None if kind is None else some.with_type(kind).with_nullable(some.nullable or other.nullable)
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -76,10 +110,10 @@ def wider_schema(some: pa.Schema, other: pa.Schema) -> pa.Schema | None:
     """The schema for batches of both; None if there is none, or they have other columns or another order."""
     if some.names != other.names:
         return None
-    fields: list[Any] = []
+    fields = []
     for mine, its in zip(some, other, strict=True):
-        kind = wider(mine.type, its.type)
-        if kind is None:
+        field = _wider_field(mine, its)
+        if field is None:
             return None
-        fields.append(mine.with_type(kind).with_nullable(mine.nullable or its.nullable))
+        fields.append(field)
     return pa.schema(fields, some.metadata)

@@ -140,6 +140,35 @@ def test_later_rows_make_a_type_wider(values: list[Any], kind: pa.DataType) -> N
         assert {batch.schema.field("b").type for batch in batches} == {pa.int64()}
 
 
+@pytest.mark.parametrize(
+    ("some", "other"),
+    [
+        (datetime.date(2026, 1, 2), datetime.datetime(2026, 1, 2, 3)),
+        ("a", b"b"),
+        (1.5, True),
+        (datetime.timedelta(1), 5),
+        (datetime.datetime(2026, 1, 2), 5),
+        ({"at": datetime.date(2026, 1, 2)}, {"at": datetime.datetime(2026, 1, 2, 3)}),
+        (["a"], [b"b"]),
+    ],
+    ids=str,
+)
+def test_values_without_a_type_in_common_are_refused_in_any_order_and_batch(some: Any, other: Any) -> None:
+    for first, then in ((some, other), (other, some)):
+        for batches in ([[{"a": first}], [{"a": then}]], [[{"a": first}, {"a": then}]]):
+            with pytest.raises(UsageError, match=r"column 'a': the value .*declare it with Stream\.schema"):
+                run(ToArrow(None), *batches)
+
+
+def test_structs_get_the_fields_of_all() -> None:
+    rows = [{"p": {"x": 1}}, {"p": {"y": {"z": 2}}}, {"p": {"y": {"w": 3}}}, {"p": {"x": 4}}]
+    (*_, last) = run(ToArrow(None), *([row] for row in rows))
+    deep = pa.struct({"z": pa.int64(), "w": pa.int64()})
+    assert last.schema.field("p").type == pa.struct({"x": pa.int64(), "y": deep})
+    (batch,) = run(ToArrow(None), rows)
+    assert rows_of(batch)[2] == {"p": {"x": None, "y": {"z": None, "w": 3}}}
+
+
 def test_an_integer_that_no_float_equals_is_refused() -> None:
     with pytest.raises(UsageError, match="does not fit the type double"):
         run(ToArrow(None), [{"a": 2.5}], [{"a": 2**53 + 1}])

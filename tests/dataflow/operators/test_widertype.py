@@ -30,12 +30,29 @@ from minishuffle.dataflow.operators.widertype import wider, wider_schema
         (pa.timestamp("s", "Asia/Tokyo"), pa.timestamp("s", "Europe/Rome"), pa.timestamp("s", "UTC")),
         (pa.date32(), pa.timestamp("s"), None),
         (pa.list_(pa.null()), pa.list_(pa.int64()), pa.list_(pa.int64())),
+        (pa.list_(pa.string()), pa.list_(pa.binary()), None),
+        (pa.list_(pa.decimal128(4, 3)), pa.list_(pa.float64()), None),
+        (pa.list_(pa.int8()), pa.large_list(pa.float64()), pa.large_list(pa.float64())),
+        (pa.struct({"a": pa.string()}), pa.struct({"a": pa.binary()}), None),
+        (
+            pa.struct({"a": pa.int64(), "b": pa.null()}),
+            pa.struct({"a": pa.float64(), "b": pa.list_(pa.null())}),
+            pa.struct({"a": pa.float64(), "b": pa.list_(pa.null())}),
+        ),
     ],
     ids=str,
 )
 def test_the_wider_type(some: pa.DataType, other: pa.DataType, expected: pa.DataType | None) -> None:
     assert wider(some, other) == expected
     assert wider(other, some) == expected
+
+
+def test_structs_get_the_fields_of_both() -> None:
+    some = pa.struct([pa.field("a", pa.int64(), nullable=False), pa.field("b", pa.int64(), nullable=False)])
+    other = pa.struct([("c", pa.string()), pa.field("b", pa.int64(), nullable=False)])
+    wide = [("a", pa.int64()), pa.field("b", pa.int64(), nullable=False), ("c", pa.string())]
+    assert wider(some, other) == pa.struct(wide)
+    assert wider(other, some) == pa.struct([wide[2], wide[1], wide[0]])
 
 
 def test_the_wider_schema() -> None:
