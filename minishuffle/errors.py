@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, Final
 
 __all__ = [
     "AuthenticationError",
@@ -42,10 +42,15 @@ __all__ = [
     "UnknownName",
     "UnserializableRecord",
     "UsageError",
+    "clipped",
     "error_from_code",
     "text_of",
     "told_from_outside",
 ]
+
+
+CLIP_NOTE_CHARS: Final = 64
+"""Room for saying how much was cut."""
 
 
 class ShuffleError(Exception):
@@ -162,6 +167,14 @@ def text_of(error: BaseException) -> str:
         return str(error)
     except Exception as broken:
         return f"(its text cannot be had: __str__ raised {type(broken).__name__})"
+
+
+def clipped(text: str, chars_max: int) -> str:
+    """``text`` as a control message takes it: cut if it is longer, and with ``?`` for lone surrogates."""
+    if len(text) > chars_max:
+        kept = chars_max - CLIP_NOTE_CHARS
+        text = f"{text[:kept]}… ({len(text) - kept:,} more characters)"
+    return text.encode("utf-8", "replace").decode()
 
 
 def told_from_outside(error: BaseException, is_ours: Callable[[str], bool]) -> str:

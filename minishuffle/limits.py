@@ -65,6 +65,10 @@ BROADCAST_BYTES_MAX: Final = 256 * MIB
 """Of the small side of a broadcast join, in each subtask."""
 JOB_EVENTS_KEPT: Final = 10_000
 JOB_LOG_LINES_KEPT: Final = 1_000
+LOG_LINE_CHARS_MAX: Final = 10_000
+"""So many lines of this length still fit in one message."""
+TASK_NAME_CHARS_MAX: Final = 1_000
+"""In an error; the name of a chain grows with its operators."""
 ERROR_CAUSES_KEPT: Final = 10
 ROW_PREVIEW_CHARS: Final = 200
 WATERMARK_SECONDS_MIN: Final = 0.2

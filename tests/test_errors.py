@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from minishuffle import errors
-from minishuffle.errors import ShuffleError, UsageError, error_from_code
+from minishuffle.errors import ShuffleError, UsageError, clipped, error_from_code
 from minishuffle.wire.handshake import HandshakeRefused
 
 CLASSES = [getattr(errors, name) for name in errors.__all__ if isinstance(getattr(errors, name), type)]
@@ -44,3 +44,16 @@ def test_only_what_may_pass_by_itself_is_worth_another_try() -> None:
 def test_the_callers_mistakes_are_usage_errors() -> None:
     mistakes = {cls for cls in CLASSES if issubclass(cls, UsageError)}
     assert mistakes == {UsageError, errors.UnknownName, errors.InvalidGraph, errors.UnserializableRecord}
+
+
+@pytest.mark.parametrize(
+    ("text", "cut"),
+    [
+        ("short", "short"),
+        ("x" * 100, "x" * 100),
+        ("x" * 1_101, "x" * 36 + "… (1,065 more characters)"),
+        ("half a \udc80", "half a ?"),
+    ],
+)
+def test_text_is_cut_to_what_a_message_takes(text: str, cut: str) -> None:
+    assert clipped(text, 100) == cut

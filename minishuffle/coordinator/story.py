@@ -14,14 +14,12 @@ __all__ = ["Story"]
 
 TEXT_CHARS_MAX = 1_000
 """Of an event."""
-LINE_CHARS_MAX = 10_000
-"""Of a log line: so many lines of this length still fit in one message."""
 REPLY_BYTES_MAX = 16 * limits.MIB
 """Of collected rows in one reply, unless a single batch is longer."""
 
 _FOLLOWS = frozenset({PeerLost.code, PartitionNotFound.code, TaskCancelled.code})
 
-assert 4 * LINE_CHARS_MAX * limits.JOB_LOG_LINES_KEPT < limits.CONTROL_FRAME_BYTES_MAX
+assert 4 * limits.LOG_LINE_CHARS_MAX * limits.JOB_LOG_LINES_KEPT < limits.CONTROL_FRAME_BYTES_MAX
 assert 4 * TEXT_CHARS_MAX * limits.JOB_EVENTS_KEPT < limits.CONTROL_FRAME_BYTES_MAX
 
 
@@ -73,7 +71,7 @@ class Story:
     def log(self, lines: Iterable[str]) -> None:
         for line in lines:
             self._lines_seen += 1
-            self._lines.append(line[:LINE_CHARS_MAX])
+            self._lines.append(line[: limits.LOG_LINE_CHARS_MAX])
 
     def collect(self, payload: bytes) -> bool:
         """Keep a batch of rows; False, and nothing kept, when it would be too much."""

@@ -1,4 +1,5 @@
-"""What a worker tells of itself: to register, with each heartbeat, and for ``/metrics``."""
+"""What a worker tells of itself: to register, with each heartbeat, and for ``/metrics``; and of a task
+whose own report cannot be sent."""
 
 from __future__ import annotations
 
@@ -8,13 +9,15 @@ from importlib import metadata
 
 from minishuffle import limits
 from minishuffle.counters import ConnectionCounters, Histogram, WorkerSnapshot
+from minishuffle.errors import ResourceExhausted, clipped, text_of
 from minishuffle.exchange.segments import NetworkBufferPool
+from minishuffle.ids import AttemptId
 from minishuffle.wire.handshake import Identity
-from minishuffle.wire.messages import Register
-from minishuffle.wire.parts import WorkerReport
+from minishuffle.wire.messages import Register, TaskStateChanged
+from minishuffle.wire.parts import ErrorInfo, WorkerReport
 from minishuffle.worker.deployment import Deployment
 
-__all__ = ["registration", "worker_report", "worker_snapshot"]
+__all__ = ["registration", "short_failure", "worker_report", "worker_snapshot"]
 
 
 def registration(
@@ -88,4 +91,19 @@ def worker_snapshot(
         abandoned_tasks=abandoned,
         connections_refused=refused,
         tasks=tasks,
+    )
+
+
+def short_failure(term: int, attempt_id: AttemptId, state: str, error: Exception) -> TaskStateChanged:
+    """Instead of the report of how an attempt ended, which ``error`` kept from being sent."""
+    text = f"task {attempt_id} ended as {state}, which could not be reported: {text_of(error)}"
+    subtask = attempt_id.subtask
+    return TaskStateChanged(
+        term=term,
+        job=subtask.job,
+        operator=subtask.operator,
+        index=subtask.index,
+        attempt=attempt_id.attempt,
+        state="canceled" if state == "canceled" else "failed",
+        error=ErrorInfo(code=ResourceExhausted.code, text=clipped(text, limits.ERROR_TEXT_BYTES_MAX // 64)),
     )

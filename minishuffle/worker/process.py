@@ -25,7 +25,7 @@ from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import Collected, Failure, Heartbeat, LogLines, Register, Registered, Shutdown
 from minishuffle.wire.parts import ControlMessage, TaskCountersMessage, WorkerAddress
 from minishuffle.worker.deployment import Deployment, counters_message
-from minishuffle.worker.figures import registration, worker_report, worker_snapshot
+from minishuffle.worker.figures import registration, short_failure, worker_report, worker_snapshot
 from minishuffle.worker.handoff import LoopInbox
 from minishuffle.worker.instructions import (
     AbandonTask,
@@ -260,11 +260,15 @@ class Worker:
             return
         task.state = outcome.state
         self._deployment.ended(task)
-        counters = counters_message(task.counters)
         attempt = task.attempt_id.attempt
-        self._carry_out(
-            self._state.task_ended(key, attempt, outcome.state, outcome.error, outcome.result, counters)
-        )
+        try:
+            counters = counters_message(task.counters)
+            self._carry_out(
+                self._state.task_ended(key, attempt, outcome.state, outcome.error, outcome.result, counters)
+            )
+        except Exception as error:  # without a report of its end the job would never end
+            _log.exception("the end of attempt %s cannot be reported", task.attempt_id)
+            self._send(short_failure(self._state.term, task.attempt_id, outcome.state, error))
 
     def _on_collected(self, task: Task, rows: int, payload: bytes) -> None:
         subtask = task.attempt_id.subtask

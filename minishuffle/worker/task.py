@@ -33,7 +33,14 @@ from minishuffle.dataflow.operators.base import (
     Watermark,
 )
 from minishuffle.dataflow.operators.reader import SourceReader
-from minishuffle.errors import ResourceExhausted, ShuffleError, TaskCancelled, TaskFailed, text_of
+from minishuffle.errors import (
+    ResourceExhausted,
+    ShuffleError,
+    TaskCancelled,
+    TaskFailed,
+    clipped,
+    text_of,
+)
 from minishuffle.exchange.elements import pack_rows
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.partition import ResultPartition
@@ -108,12 +115,22 @@ class Task:
             outcome = TaskOutcome("canceled")
         except BaseException as error:  # whatever user code raises, SystemExit included, ends this task alone
             state = "canceled" if self.paths.cancelled else "failed"
-            _log.info("attempt %s of %s failed", self.attempt_id, self.name, exc_info=error)
-            outcome = TaskOutcome(state, describe_failure(error, self._task_name()))
+            outcome = TaskOutcome(state, self._blame(error))
         self.paths.post(self.report, self, outcome)
 
-    def _task_name(self) -> str:
-        return f"{self.name}[{self.attempt_id.subtask.index}]"
+    def _blame(self, error: BaseException) -> ErrorInfo:
+        """What raised is the user's, and so may be the code that runs when it is looked at: whatever that
+        does, the end of the task is reported."""
+        task = f"{self.name}[{self.attempt_id.subtask.index}]"
+        try:
+            info = describe_failure(error, task)
+            _log.info("attempt %s of %s failed", self.attempt_id, self.name, exc_info=error)
+            return info
+        except BaseException as broken:
+            task = clipped(task, limits.TASK_NAME_CHARS_MAX)
+            kind, why = type(error).__name__, type(broken).__name__
+            text = f"{task}: {kind} (it cannot be described: that raised {why})"
+            return ErrorInfo(code=TaskFailed.code, text=text, task=task)
 
     def _execute(self) -> bytes:
         program: Program = cloudpickle.loads(self.program)
@@ -126,7 +143,7 @@ class Task:
             counters=self.counters,
             now=time.time,
             collect=self._collect,
-            log=lambda line: self.paths.post(self.log, self, line),
+            log=self._log_line,
             wait_until=self.paths.wait_until,
             spool=self.spool,
         )
@@ -233,6 +250,9 @@ class Task:
             partition.broadcast_event(EventKind.END_OF_PARTITION)
         self.counters.last_input_at = time.time()
 
+    def _log_line(self, line: str) -> None:
+        self.paths.post(self.log, self, clipped(line, limits.LOG_LINE_CHARS_MAX))
+
     def _collect(self, rows: list[Any]) -> None:
         payload = pack_rows(rows)
         if len(payload) <= MESSAGE_BYTES_MAX:
@@ -271,14 +291,16 @@ def _close(operators: list[Operator], error: BaseException | None) -> list[Any]:
 
 def describe_failure(error: BaseException, task: str) -> ErrorInfo:
     """An error as the user is to see it: their own frames, not the runtime's."""
+    task = clipped(task, limits.TASK_NAME_CHARS_MAX)
+    size = limits.ERROR_TEXT_BYTES_MAX // 4
     if isinstance(error, ShuffleError) and not isinstance(error, TaskFailed):
-        return ErrorInfo(code=error.code, text=f"{task}: {error}", task=task)
+        return ErrorInfo(code=error.code, text=clipped(f"{task}: {text_of(error)}", size), task=task)
     summary = traceback.TracebackException.from_exception(error)
     _leave_runtime_out(summary)
     text = f"{task}: {type(error).__name__}: {text_of(error)}"
-    size = limits.ERROR_TEXT_BYTES_MAX // 4
+    frames = "".join(summary.format())
     return ErrorInfo(
-        code=TaskFailed.code, text=text[:size], traceback="".join(summary.format())[:size], task=task
+        code=TaskFailed.code, text=clipped(text, size), traceback=clipped(frames, size), task=task
     )
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from minishuffle import limits
-from minishuffle.coordinator.story import LINE_CHARS_MAX, REPLY_BYTES_MAX, TEXT_CHARS_MAX, Story
+from minishuffle.coordinator.story import REPLY_BYTES_MAX, TEXT_CHARS_MAX, Story
 from minishuffle.errors import PartitionNotFound, PeerLost, TaskCancelled, TaskFailed
 from minishuffle.wire.parts import ErrorInfo
 
@@ -37,10 +37,10 @@ def test_log_lines_are_counted_on_when_the_oldest_are_dropped() -> None:
     story.log(["a", "b"])
     first = story.logs_after(0, False)
     assert (first.lines, first.next) == (["a", "b"], 2)
-    story.log(["c" * (LINE_CHARS_MAX + 1)])
+    story.log(["c" * (limits.LOG_LINE_CHARS_MAX + 1)])
     assert story.has_lines(first.next)
     second = story.logs_after(first.next, False)
-    assert (second.lines, second.next) == (["c" * LINE_CHARS_MAX], 3)
+    assert (second.lines, second.next) == (["c" * limits.LOG_LINE_CHARS_MAX], 3)
     story.log(f"line {i}" for i in range(limits.JOB_LOG_LINES_KEPT))
     story.validate()
     everything = story.logs_after(0, True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 import pytest
 
+from minishuffle import limits
 from minishuffle.counters import ConnectionCounters
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ResourceExhausted, ShuffleError
@@ -50,6 +51,10 @@ class Quiet(Endless):
     def read(self, split: int, offset: int) -> Iterator[list[Any]]:
         yield ["row"]
         Stuck.let_go.wait(SECONDS_MAX)
+
+
+def long_failure(row: Any) -> Any:
+    raise ValueError("x" * 20_000)
 
 
 class Stuck:
@@ -174,6 +179,20 @@ async def test_a_task_that_cannot_start_fails_alone(
     monkeypatch.undo()
     count = coordinator.deploy(Stream.items([1]).rebalance().to_count(), {0: 1}, "j2")
     await coordinator.until(lambda: coordinator.ended("j2") == ["finished"] * count)
+    assert running.task is not None and not running.task.done()
+
+
+async def test_a_report_that_cannot_be_sent_is_replaced_by_a_short_one(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await coordinator.worker()
+    monkeypatch.setattr(limits, "CONTROL_FRAME_BYTES_MAX", 10_000)
+    coordinator.deploy(Stream.items([1]).map(long_failure).to_count(), {0: 1})
+    await coordinator.until(lambda: coordinator.ended() == ["failed"])
+    (failed,) = [m for m in coordinator.said(TaskStateChanged) if m.state == "failed"]
+    assert failed.error is not None
+    assert failed.error.text.startswith("task j1/0.0#1 ended as failed, which could not be reported: ")
+    assert "is too large for the control plane" in failed.error.text
     assert running.task is not None and not running.task.done()
 
 
