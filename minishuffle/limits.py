@@ -30,6 +30,11 @@ HANDSHAKE_SECONDS_MAX: Final = 5.0
 UNAUTHENTICATED_CONNECTIONS_MAX: Final = 64
 CONTROL_UNSENT_BYTES_MAX: Final = 256 * MIB
 """A control link whose peer leaves this much unread is closed."""
+TASK_UNSENT_BYTES_MAX: Final = MIB
+"""Of rows and lines that one task has for the coordinator; a single message may be longer. More, and it
+waits."""
+LOG_MESSAGE_BYTES: Final = 64 * KIB
+"""Of lines that go out together."""
 CLOSE_SECONDS_MAX: Final = 5.0
 """How long a control link that is being closed may take to send what it still holds."""
 CHANNELS_PER_CONNECTION_MAX: Final = 65_536

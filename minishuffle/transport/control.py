@@ -14,13 +14,7 @@ from collections.abc import Callable
 from typing import Self
 
 from minishuffle import limits
-from minishuffle.errors import (
-    PeerLost,
-    RemoteProtocolError,
-    ResourceExhausted,
-    ShuffleError,
-    error_from_code,
-)
+from minishuffle.errors import PeerLost, RemoteProtocolError, ResourceExhausted, ShuffleError, error_from_code
 from minishuffle.ids import Address
 from minishuffle.transport.ports import cannot_listen, host_port, refused_at, unreachable
 from minishuffle.wire.control import MessageDecoder, encode_message
@@ -37,7 +31,8 @@ OnClosed = Callable[[Exception | None], None]
 class ControlLink(asyncio.Protocol):
     """One control connection; made by :class:`ControlServer` and :func:`connect_control` only.
 
-    ``peer`` is proven, ``remote`` and ``local`` are ``HOST:PORT``. All calls are on the loop's thread.
+    ``peer`` is proven, ``remote`` and ``local`` are ``HOST:PORT``. All calls are on the loop's thread. While
+    it is not ``writable``, whoever can should wait; ``on_writable`` is called once it is again.
     """
 
     def __init__(
@@ -55,11 +50,10 @@ class ControlLink(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
         self._inbox = MessageDecoder()
-        self._held = b""
-        """Received before :meth:`start`."""
-        self._silent = True
-        self._begun = False
-        self._closed_here = False
+        self._held = b""  # received before :meth:`start`
+        self._silent = self.writable = True
+        self.on_writable: Callable[[], None] = lambda: None
+        self._begun = self._closed_here = False
         self._on_message: OnMessage
         self._on_closed: OnClosed
         self._error: Exception | None = None
@@ -138,6 +132,13 @@ class ControlLink(asyncio.Protocol):
             self._deliver(data)
         elif self._peer is not None:
             self._held += data
+
+    def pause_writing(self) -> None:
+        self.writable = False
+
+    def resume_writing(self) -> None:
+        self.writable = True
+        self.on_writable()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._handshake is not None:
@@ -395,6 +396,5 @@ class BlockingControlClient:
     def _lost(self, error: OSError) -> PeerLost:
         if isinstance(error, TimeoutError):
             return PeerLost(f"the coordinator at {self.address} did not answer in time")
-        return PeerLost(
-            f"the connection to the coordinator at {self.address} broke: {error.strerror or error}"
-        )
+        reason = error.strerror or error
+        return PeerLost(f"the connection to the coordinator at {self.address} broke: {reason}")

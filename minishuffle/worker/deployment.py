@@ -22,6 +22,7 @@ from minishuffle.wire.frames import DataType
 from minishuffle.wire.parts import InputSpec, TaskCountersMessage, TaskReport, TaskSpec
 from minishuffle.worker.handoff import LoopInbox, TaskPaths
 from minishuffle.worker.instructions import ChannelKey, StartTask, TaskKey
+from minishuffle.worker.outbox import Outbox
 from minishuffle.worker.task import Task, TaskOutcome
 from minishuffle.worker.upstreams import UPSTREAM_EDGE, UpstreamGate
 
@@ -32,7 +33,8 @@ class Deployment:
     """All tasks of a worker.
 
     Args:
-        report, collect, log: what tasks call, on the loop; see :class:`Task`.
+        report: what tasks call, on the loop; see :class:`Task`.
+        said: called on the loop when a task has something for the coordinator; see :class:`Outbox`.
         spool_directory, spool_bytes_max: of the sinks that keep records, see :class:`Spool`.
     """
 
@@ -42,8 +44,7 @@ class Deployment:
         pool: NetworkBufferPool,
         inbox: LoopInbox,
         report: Callable[[Task, TaskOutcome | None], None],
-        collect: Callable[[Task, int, bytes], None],
-        log: Callable[[Task, str], None],
+        said: Callable[[Outbox], None],
         spool_directory: str | None = None,
         spool_bytes_max: int = limits.SPOOL_BYTES_MAX,
     ) -> None:
@@ -61,8 +62,7 @@ class Deployment:
         self._worker = worker
         self._inbox = inbox
         self._report = report
-        self._collect = collect
-        self._log = log
+        self._said = said
         self._pools: dict[PartitionId, LocalPool] = {}
         self._flush_intervals: dict[str, float] = {}
 
@@ -100,8 +100,9 @@ class Deployment:
                     flush_always=settings.buffer_timeout == 0,
                 )
                 partitions[output.edge] = self.partitions[partition_id] = partition
+            attempt_id = AttemptId(subtask, spec.attempt)
             task = Task(
-                AttemptId(subtask, spec.attempt),
+                attempt_id,
                 instruction.job_name,
                 spec.name,
                 spec.parallelism,
@@ -111,8 +112,7 @@ class Deployment:
                 paths,
                 counters,
                 self._report,
-                self._collect,
-                self._log,
+                Outbox(attempt_id, paths, self._said),
             )
             if spec.sink:
                 bytes_max = None if spec.bounded else self._spool_bytes_max

@@ -22,7 +22,7 @@ from minishuffle.transport.control import ControlLink, connect_control
 from minishuffle.transport.tcp import DataEndpoint
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
-from minishuffle.wire.messages import Collected, Failure, Heartbeat, LogLines, Register, Registered, Shutdown
+from minishuffle.wire.messages import Failure, Heartbeat, Register, Registered, Shutdown
 from minishuffle.wire.parts import ControlMessage, TaskCountersMessage, WorkerAddress
 from minishuffle.worker.deployment import Deployment, counters_message
 from minishuffle.worker.figures import registration, short_failure, worker_report, worker_snapshot
@@ -48,6 +48,7 @@ from minishuffle.worker.instructions import (
 )
 from minishuffle.worker.interpreter import tune_interpreter
 from minishuffle.worker.links import PeerLinks
+from minishuffle.worker.outbox import OutboxSender
 from minishuffle.worker.results import ResultReaders
 from minishuffle.worker.state import WorkerState
 from minishuffle.worker.task import Task, TaskOutcome, describe_failure
@@ -96,6 +97,7 @@ class Worker:
         self._control: ControlLink | None = None
         self._state: WorkerState
         self._deployment: Deployment
+        self._sender: OutboxSender
         self._registered: asyncio.Future[Registered] = self._loop.create_future()
 
     # --- registration and end ----------------------------------------------------------------------
@@ -124,17 +126,22 @@ class Worker:
         if self._registered.done():
             self._carry_out(self._state.handle(message, self._loop.time()))
         elif isinstance(message, Registered):
+            control = self._control
+            assert control is not None
             # Before anything else is handled: peers may dial, and be dialed, from now on.
             cluster = self.endpoint.identity.cluster
             self.endpoint.identity = Identity(Role.WORKER, cluster, message.worker, message.epoch)
             self._state = WorkerState(self.settings, message.worker, message.epoch, message.term)
+            self._sender = OutboxSender(
+                message.term, self._send, lambda: control.writable, self._loop.call_soon
+            )
+            control.on_writable = self._sender.pump
             self._deployment = Deployment(
                 message.worker,
                 self.pool,
                 self._inbox,
                 self._on_report,
-                self._on_collected,
-                self._on_log,
+                self._sender.notify,
                 self._spool_directory,
                 self.settings.spool_bytes_max,
             )
@@ -260,6 +267,7 @@ class Worker:
             return
         task.state = outcome.state
         self._deployment.ended(task)
+        self._sender.end(task.outbox)
         attempt = task.attempt_id.attempt
         try:
             counters = counters_message(task.counters)
@@ -269,23 +277,6 @@ class Worker:
         except Exception as error:  # without a report of its end the job would never end
             _log.exception("the end of attempt %s cannot be reported", task.attempt_id)
             self._send(short_failure(self._state.term, task.attempt_id, outcome.state, error))
-
-    def _on_collected(self, task: Task, rows: int, payload: bytes) -> None:
-        subtask = task.attempt_id.subtask
-        self._send(
-            Collected(
-                term=self._state.term,
-                job=subtask.job,
-                operator=subtask.operator,
-                index=subtask.index,
-                attempt=task.attempt_id.attempt,
-                rows=rows,
-                payload=payload,
-            )
-        )
-
-    def _on_log(self, task: Task, line: str) -> None:
-        self._send(LogLines(term=self._state.term, job=task.attempt_id.subtask.job, lines=[line]))
 
     # --- timers and figures --------------------------------------------------------------------------
 

@@ -52,6 +52,7 @@ from minishuffle.wire.parts import ErrorInfo
 from minishuffle.worker.chain import Chain
 from minishuffle.worker.handoff import TaskPaths
 from minishuffle.worker.inputs import Inputs
+from minishuffle.worker.outbox import Outbox
 
 __all__ = ["Task", "TaskOutcome"]
 
@@ -78,8 +79,7 @@ class TaskOutcome:
 class Task:
     """One attempt of a subtask on this worker.
 
-    ``report`` is called on the loop with ("running" or an outcome); ``collect`` and ``log`` likewise
-    with the rows packed by msgpack and with a line.
+    ``report`` is called on the loop: with None when it runs, and with its outcome.
     """
 
     attempt_id: AttemptId
@@ -93,8 +93,7 @@ class Task:
     paths: TaskPaths
     counters: TaskCounters
     report: Callable[[Task, TaskOutcome | None], None]
-    collect: Callable[[Task, int, bytes], None]
-    log: Callable[[Task, str], None]
+    outbox: Outbox
     spool: Spool | None = None
     """Where a sink whose records other programs read keeps them."""
     state: str = "deploying"
@@ -143,7 +142,7 @@ class Task:
             counters=self.counters,
             now=time.time,
             collect=self._collect,
-            log=self._log_line,
+            log=self.outbox.log,
             wait_until=self.paths.wait_until,
             spool=self.spool,
         )
@@ -173,6 +172,7 @@ class Task:
                 f"the sink's result has {len(packed)} bytes and at most {MESSAGE_BYTES_MAX} fit: "
                 "write large results to a file in the sink, and return its name"
             )
+        self.outbox.drain()
         return packed
 
     def _run_source(self, source: Source, chain: Chain, emit: Emit) -> None:
@@ -250,13 +250,10 @@ class Task:
             partition.broadcast_event(EventKind.END_OF_PARTITION)
         self.counters.last_input_at = time.time()
 
-    def _log_line(self, line: str) -> None:
-        self.paths.post(self.log, self, clipped(line, limits.LOG_LINE_CHARS_MAX))
-
     def _collect(self, rows: list[Any]) -> None:
         payload = pack_rows(rows)
         if len(payload) <= MESSAGE_BYTES_MAX:
-            self.paths.post(self.collect, self, len(rows), payload)
+            self.outbox.collect(len(rows), payload)
         elif len(rows) > 1:
             middle = len(rows) // 2
             self._collect(rows[:middle])

@@ -19,11 +19,12 @@ from minishuffle.exchange.elements import unpack_rows
 from minishuffle.exchange.partition import Subpartition
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import JobId, PartitionId
-from minishuffle.wire.messages import DeployTasks
+from minishuffle.wire.messages import DeployTasks, LogLines
 from minishuffle.wire.parts import WorkerAddress
 from minishuffle.worker import handoff
 from minishuffle.worker.deployment import Deployment
 from minishuffle.worker.handoff import LoopInbox, TaskPaths
+from minishuffle.worker.outbox import Outbox
 from minishuffle.worker.state import ChannelKey, StartTask, TaskKey
 from minishuffle.worker.task import Task, TaskOutcome
 
@@ -37,9 +38,7 @@ class Site:
     def __init__(self, segments: int = 256, segment_bytes: int = 1024) -> None:
         self.inbox = LoopInbox(asyncio.get_running_loop())
         self.pool = NetworkBufferPool(segments, segment_bytes)
-        self.deployment = Deployment(
-            WORKER, self.pool, self.inbox, self._on_report, self._on_collect, self._on_log
-        )
+        self.deployment = Deployment(WORKER, self.pool, self.inbox, self._on_report, self._on_said)
         self.reports: list[tuple[TaskKey, TaskOutcome | None]] = []
         self.outcomes: dict[TaskKey, TaskOutcome] = {}
         self.rows: list[Any] = []
@@ -57,14 +56,16 @@ class Site:
             self.outcomes[key] = outcome
             self.deployment.ended(task)
 
-    def _on_collect(self, task: Task, rows: int, payload: bytes) -> None:
-        found = unpack_rows(payload)
-        assert len(found) == rows
-        self.rows += found
-        self.batches += 1
-
-    def _on_log(self, task: Task, line: str) -> None:
-        self.lines.append(line)
+    def _on_said(self, outbox: Outbox) -> None:
+        outbox.notified = False
+        while (message := outbox.take(1)) is not None:
+            if isinstance(message, LogLines):
+                self.lines += message.lines
+                continue
+            found = unpack_rows(message.payload)
+            assert len(found) == message.rows
+            self.rows += found
+            self.batches += 1
 
     def message(self, graph: JobGraph, job: str) -> DeployTasks:
         placement = (WORKER,) * graph.slots_needed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from conftest import Coordinator, Running
 
 SECONDS_MAX = 20.0
+ROWS = 10_000
 TEXT = ["to be or not to be", "that is the question", "to die to sleep no more"] * 40
 
 
@@ -55,6 +57,17 @@ class Quiet(Endless):
 
 def long_failure(row: Any) -> Any:
     raise ValueError("x" * 20_000)
+
+
+class Long:
+    """More than the sockets hold, in rows of 5,000 characters."""
+
+    def splits(self) -> list[int]:
+        return [0]
+
+    def read(self, split: int, offset: int) -> Iterator[list[Any]]:
+        for _ in range(ROWS // 100):
+            yield ["x" * 5_000] * 100
 
 
 class Stuck:
@@ -102,6 +115,50 @@ async def test_collected_rows_and_lines_reach_the_coordinator(coordinator: Coord
     await coordinator.until(lambda: len(coordinator.ended()) == 3)
     assert [unpack_rows(m.payload) for m in coordinator.said(Collected)] == [["a"], ["b"]]
     assert [line for m in coordinator.said(LogLines) for line in m.lines] == ["'a'", "'b'"]
+
+
+@pytest.mark.parametrize("sink", ["collect", "print"])
+async def test_a_task_waits_for_a_coordinator_that_takes_its_rows_slowly(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch, sink: str
+) -> None:
+    monkeypatch.setattr(limits, "CONTROL_UNSENT_BYTES_MAX", 4 << 20)
+    running = await coordinator.worker()
+    pace = coordinator.links[1]._transport
+    pace.pause_reading()
+    coordinator.deploy(getattr(Stream.source(Long()), sink)(), {0: 1})
+
+    def waits() -> bool:
+        tasks = running.snapshot().tasks
+        return bool(tasks) and tasks[0].counters.records_in >= 1 and running.snapshot().loop_lag.count > 5
+
+    await coordinator.until(waits)
+    taken = -1
+    while (now := running.snapshot().tasks[0].counters.records_in) > taken:
+        taken = now
+        await asyncio.sleep(0.2)
+    assert taken < ROWS and running.task is not None and not running.task.done()
+    pace.resume_reading()
+    await coordinator.until(lambda: coordinator.ended() == ["finished"])
+    said = [m for m in coordinator.messages if isinstance(m, Collected | LogLines | TaskStateChanged)]
+    assert isinstance(said[-1], TaskStateChanged), "what it said comes before its end"
+    numbers = sum(m.rows if isinstance(m, Collected) else 0 for m in said)
+    lines = [line for m in said if isinstance(m, LogLines) for line in m.lines]
+    assert (numbers or len(lines)) == ROWS
+
+
+async def test_cancel_ends_a_task_whose_lines_nobody_takes(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await coordinator.worker()
+    pace = coordinator.links[1]._transport
+    pace.pause_reading()
+    coordinator.deploy(Stream.source(Endless()).print(), {0: 1})
+    await coordinator.until(lambda: running.snapshot().tasks)
+    await coordinator.until(lambda: running.snapshot().tasks[0].counters.records_in > 1_000)
+    coordinator.send(CancelTasks(term=coordinator.term, job="j1"))
+    await coordinator.until(lambda: {task.state for task in running.snapshot().tasks} == {"canceled"})
+    pace.resume_reading()
+    await coordinator.until(lambda: coordinator.ended() == ["canceled"])
 
 
 async def test_a_deploy_said_twice_runs_once(coordinator: Coordinator) -> None:

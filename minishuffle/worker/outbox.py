@@ -1,0 +1,170 @@
+"""Rows for the client and lines of the log, on their way from the tasks to the coordinator.
+
+A task waits, as for a segment, while too much of what it said is unsent. The loop sends one message of each
+task in turn, and only while the control link takes it: heartbeats and the ends of tasks never stand behind
+more than one of them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from minishuffle import limits
+from minishuffle.errors import clipped
+from minishuffle.ids import AttemptId
+from minishuffle.wire.messages import Collected, LogLines
+from minishuffle.worker.handoff import TaskPaths
+
+__all__ = ["Outbox", "OutboxSender"]
+
+LINE_BYTES: Final = 64
+"""What a line takes besides its characters."""
+
+
+class Outbox:
+    """What one attempt has said and the loop has not sent yet.
+
+    Args:
+        notify: called on the loop when there is something to send.
+    """
+
+    __slots__ = ("_attempt_id", "_items", "_notify", "_paths", "_put", "_taken", "notified")
+
+    def __init__(self, attempt_id: AttemptId, paths: TaskPaths, notify: Callable[[Outbox], None]) -> None:
+        self.notified = False
+        """Set by whoever gives notice, cleared by the loop before it looks."""
+        self._attempt_id = attempt_id
+        self._paths = paths
+        self._notify = notify
+        self._items: deque[str | tuple[int, bytes]] = deque()
+        self._put = self._taken = 0
+        """Bytes; the first is the task's, the second the loop's."""
+
+    # --- task ------------------------------------------------------------------------------------
+
+    def log(self, line: str) -> None:
+        line = clipped(line, limits.LOG_LINE_CHARS_MAX)
+        self._append(line, len(line) + LINE_BYTES)
+
+    def collect(self, rows: int, payload: bytes) -> None:
+        self._append((rows, payload), len(payload))
+
+    def drain(self) -> None:
+        """Wait until all of it is sent."""
+        if self._put > self._taken:
+            self._paths.wait_until(lambda: self._put == self._taken)
+
+    def _append(self, item: str | tuple[int, bytes], size: int) -> None:
+        def fits() -> bool:
+            unsent = self._put - self._taken
+            return not unsent or unsent + size <= limits.TASK_UNSENT_BYTES_MAX
+
+        if not fits():
+            self._paths.wait_until(fits)
+        self._put += size
+        self._items.append(item)
+        if not self.notified:
+            self.notified = True
+            self._paths.post(self._notify, self)
+
+    # --- loop ------------------------------------------------------------------------------------
+
+    def __bool__(self) -> bool:
+        return bool(self._items)
+
+    def take(self, term: int) -> Collected | LogLines | None:
+        """The next message, or None; the task may go on."""
+        if not self._items:
+            return None
+        subtask = self._attempt_id.subtask
+        item = self._items[0]
+        if isinstance(item, str):
+            lines, size = self._take_lines()
+            message: Collected | LogLines = LogLines(term=term, job=subtask.job, lines=lines)
+        else:
+            self._items.popleft()
+            rows, payload = item
+            size = len(payload)
+            message = Collected(
+                term=term,
+                job=subtask.job,
+                operator=subtask.operator,
+                index=subtask.index,
+                attempt=self._attempt_id.attempt,
+                rows=rows,
+                payload=payload,
+            )
+        self._taken += size
+        self._paths.bell.ring()
+        return message
+
+    def _take_lines(self) -> tuple[list[str], int]:
+        lines: list[str] = []
+        size = 0
+        while self._items and size < limits.LOG_MESSAGE_BYTES:
+            line = self._items[0]
+            if not isinstance(line, str):
+                break
+            self._items.popleft()
+            lines.append(line)
+            size += len(line) + LINE_BYTES
+        return lines, size
+
+
+class OutboxSender:
+    """The loop's half, for all tasks of a worker.
+
+    Args:
+        send: a message to the coordinator.
+        writable: whether the control link takes more; :meth:`pump` is to be called once it does again.
+        soon: has a call made in the next turn of the loop.
+    """
+
+    def __init__(
+        self,
+        term: int,
+        send: Callable[[Collected | LogLines], None],
+        writable: Callable[[], bool],
+        soon: Callable[[Callable[[], None]], object],
+    ) -> None:
+        self._term = term
+        self._send = send
+        self._writable = writable
+        self._soon = soon
+        self._ready: deque[Outbox] = deque()
+        self._scheduled = False
+
+    def notify(self, outbox: Outbox) -> None:
+        """There is something in it."""
+        self._ready.append(outbox)
+        self.pump()
+
+    def pump(self) -> None:
+        """Send one message of each task, while the link takes them; the rest in later turns of the loop."""
+        for _ in range(len(self._ready)):
+            if not self._writable():
+                return
+            outbox = self._ready.popleft()
+            outbox.notified = False
+            message = outbox.take(self._term)
+            if message is not None:
+                self._send(message)
+            if outbox and not outbox.notified:
+                outbox.notified = True
+                self._ready.append(outbox)
+        if self._ready and not self._scheduled:
+            self._scheduled = True
+            self._soon(self._pump_again)
+
+    def _pump_again(self) -> None:
+        self._scheduled = False
+        self.pump()
+
+    def end(self, outbox: Outbox) -> None:
+        """The attempt is over: its last lines go out in front of its report. One that finished has waited
+        for its rows; those of another are of no use."""
+        while (message := outbox.take(self._term)) is not None:
+            if isinstance(message, LogLines):
+                self._send(message)

@@ -1,0 +1,153 @@
+"""Rows and lines on their way to the coordinator: bounded, in order, and in nobody's way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from minishuffle import limits
+from minishuffle.errors import TaskCancelled
+from minishuffle.ids import AttemptId, JobId, OperatorId, SubtaskId
+from minishuffle.wire.messages import Collected, LogLines
+from minishuffle.worker.handoff import TaskPaths
+from minishuffle.worker.outbox import Outbox, OutboxSender
+
+if TYPE_CHECKING:
+    from conftest import Turns
+
+SECONDS_MAX = 20.0
+PathsOf = Callable[..., TaskPaths]
+
+
+def outbox_of(paths: TaskPaths, notify: Callable[[Outbox], None], operator: int = 0) -> Outbox:
+    subtask = SubtaskId(JobId("j1"), OperatorId(operator), 0)
+    return Outbox(AttemptId(subtask, 1), paths, notify)
+
+
+class Link:
+    """Takes messages while it is writable."""
+
+    def __init__(self, turns: Turns) -> None:
+        self.writable = True
+        self.sent: list[Any] = []
+        self.sender = OutboxSender(1, self.sent.append, lambda: self.writable, turns.call_soon)
+
+
+@pytest.fixture
+def link(turns: Turns) -> Link:
+    return Link(turns)
+
+
+@pytest.fixture
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "TASK_UNSENT_BYTES_MAX", 1_000)
+    monkeypatch.setattr(limits, "LOG_MESSAGE_BYTES", 300)
+
+
+def in_thread(call: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_rows_and_lines_keep_their_order(turns: Turns, paths_of: PathsOf, link: Link) -> None:
+    outbox = outbox_of(paths_of(), link.sender.notify)
+    outbox.log("a")
+    outbox.log("b")
+    outbox.collect(2, b"rows")
+    outbox.log("c")
+    for _ in range(4):
+        turns.turn()
+    first, second, third = link.sent
+    assert (first.lines, second.payload, third.lines) == (["a", "b"], b"rows", ["c"])
+    assert (second.job, second.operator, second.index, second.attempt, second.rows) == ("j1", 0, 0, 1, 2)
+    outbox.drain()
+
+
+@pytest.mark.usefixtures("_small", "long_waits")
+def test_a_task_waits_while_too_much_is_unsent(turns: Turns, paths_of: PathsOf, link: Link) -> None:
+    link.writable = False
+    outbox = outbox_of(paths_of(), link.sender.notify)
+    count = 0
+
+    def say() -> None:
+        nonlocal count
+        for _ in range(100):
+            outbox.log("x" * 36)
+            count += 1
+        outbox.drain()
+
+    thread = in_thread(say)
+    thread.join(0.2)
+    assert (count, link.sent) == (10, [])
+    link.writable = True
+    while thread.is_alive():
+        link.sender.pump()
+        turns.turn()
+    lines = [message.lines for message in link.sent]
+    assert sum(map(len, lines)) == 100
+    assert max(map(len, lines)) == 3
+
+
+@pytest.mark.usefixtures("_small", "long_waits")
+def test_a_cancel_ends_the_wait(turns: Turns, paths_of: PathsOf, link: Link) -> None:
+    link.writable = False
+    paths = paths_of()
+    outbox = outbox_of(paths, link.sender.notify)
+    raised: list[Exception] = []
+
+    def say() -> None:
+        try:
+            while True:
+                outbox.log("x")
+        except TaskCancelled as error:
+            raised.append(error)
+
+    thread = in_thread(say)
+    thread.join(0.1)
+    paths.cancel()
+    thread.join(SECONDS_MAX)
+    assert raised
+
+
+@pytest.mark.usefixtures("_small")
+def test_what_is_larger_than_the_limit_goes_alone(turns: Turns, paths_of: PathsOf, link: Link) -> None:
+    outbox = outbox_of(paths_of(), link.sender.notify)
+    outbox.collect(1, b"x" * 5_000)
+    turns.turn()
+    assert [len(message.payload) for message in link.sent] == [5_000]
+
+
+@pytest.mark.usefixtures("_small")
+def test_tasks_take_turns(turns: Turns, paths_of: PathsOf, link: Link) -> None:
+    link.writable = False
+    first, second = (outbox_of(paths_of(), link.sender.notify, number) for number in (0, 1))
+    for outbox in (first, second):
+        for _ in range(3):
+            outbox.collect(1, b"x")
+    turns.turn()
+    link.writable = True
+    link.sender.pump()
+    assert len(link.sent) == 2, "one of each in a turn of the loop"
+    for _ in range(3):
+        turns.turn()
+    assert [message.operator for message in link.sent] == [0, 1] * 3
+
+
+def test_the_last_lines_go_out_in_front_of_the_report(turns: Turns, paths_of: PathsOf, link: Link) -> None:
+    link.writable = False
+    outbox = outbox_of(paths_of(), link.sender.notify)
+    outbox.log("dead letter")
+    outbox.collect(1, b"of no use")
+    outbox.log("last words")
+    turns.turn()
+    link.sender.end(outbox)
+    assert [message.lines for message in link.sent] == [["dead letter"], ["last words"]]
+    link.writable = True
+    link.sender.pump()
+    assert len(link.sent) == 2
+    assert not any(isinstance(message, Collected) for message in link.sent)
+    assert all(isinstance(message, LogLines) for message in link.sent)
