@@ -15,7 +15,15 @@ from typing import Final
 
 from minishuffle import limits
 from minishuffle.counters import TaskCounters
-from minishuffle.errors import PeerLost, RemoteProtocolError, ResourceExhausted, ShuffleError, TaskCancelled
+from minishuffle.errors import (
+    PeerLost,
+    RemoteProtocolError,
+    ResourceExhausted,
+    ShuffleError,
+    TaskCancelled,
+    clipped,
+    text_of,
+)
 from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.exchange.spool import Spool
@@ -81,6 +89,10 @@ class _Reading:
             _log.debug("client %d left before the end", message.ticket)
         except ShuffleError as error:
             self._inbox.post(self._failed, error)
+        except Exception as error:  # memory, or the disk: the reader waits until it is told
+            _log.exception("the rows of client %d cannot be read", message.ticket)
+            text = f"the rows cannot be read: {type(error).__name__}: {text_of(error)}"
+            self._inbox.post(self._failed, ResourceExhausted(clipped(text, limits.ERROR_TEXT_BYTES_MAX // 4)))
         finally:
             self._inbox.post(self._on_end)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from minishuffle.errors import (
     ShuffleError,
     UsageError,
 )
+from minishuffle.exchange.spool import Spool
 from minishuffle.protocol.channel import NextType
 from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.parts import ControlMessage
@@ -204,6 +205,26 @@ async def test_rows_that_are_given_up_meanwhile_fail_the_reader(door: Door) -> N
     link = door.ask(door.come(7))
     await door.site.until(lambda: link.failed)
     assert isinstance(link.failed, UsageError) and "below 5 were given up" in str(link.failed)
+    door.readers.link_down(link)
+    await door.gone()
+
+
+@pytest.mark.parametrize("kind", [MemoryError, OSError])
+async def test_a_reader_is_told_whatever_keeps_its_rows_from_it(
+    door: Door, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: type[Exception]
+) -> None:
+    def read(spool: Spool, begin: int, end: int) -> Iterator[Any]:
+        raise kind("no more")
+        yield
+
+    monkeypatch.setattr(Spool, "read", read)
+    door.expect(7)
+    link = door.ask(door.come(7))
+    await door.site.until(lambda: link.failed)
+    assert isinstance(link.failed, ResourceExhausted)
+    assert f"the rows cannot be read: {kind.__name__}: no more" in str(link.failed)
+    assert "the rows of client 7 cannot be read" in caplog.text
+    caplog.clear()  # the traceback there holds the spool
     door.readers.link_down(link)
     await door.gone()
 
