@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from minishuffle.dataflow.operators.base import Batch, Emit, KeyedRows
 from minishuffle.dataflow.operators.chained import ChainedOperator, preview
-from minishuffle.dataflow.operators.pyvalues import MISFITS, array_of
+from minishuffle.dataflow.operators.pyvalues import MISFITS, array_of, type_of
 from minishuffle.dataflow.operators.widertype import wider
 from minishuffle.errors import UnknownName, UsageError
 
@@ -193,7 +193,7 @@ def _columns_by_position(rows: list[Any], names: list[str]) -> dict[str, Sequenc
 
 def _infer(name: str, values: Sequence[Any]) -> pa.DataType:
     try:
-        return pa.infer_type(values)
+        return type_of(values)
     except MISFITS as error:
         raise UsageError(
             f"no Arrow type fits the values of column {name!r} ({error}): "
@@ -220,7 +220,7 @@ def _array(field: pa.Field, values: Sequence[Any], declared: bool) -> pa.Array:
 def _widened(kind: pa.DataType, values: Sequence[Any]) -> pa.Array | None:
     """Values that do not fit ``kind`` in a type that also holds those that do; None if there is none."""
     try:
-        wide = wider(kind, pa.infer_type(values))
+        wide = wider(kind, type_of(values))
         return None if wide is None or wide == kind else array_of(wide, values)
     except MISFITS:
         return None

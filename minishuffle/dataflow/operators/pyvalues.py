@@ -18,7 +18,9 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-__all__ = ["MISFITS", "array_of"]
+from minishuffle.dataflow.operators.widertype import wider
+
+__all__ = ["MISFITS", "array_of", "type_of"]
 
 MISFITS: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)
 """What ``array_of`` and pyarrow raise for a value that they cannot convert."""
@@ -69,6 +71,32 @@ def array_of(kind: pa.DataType, values: Sequence[Any]) -> pa.Array:
     array = pa.array(values, type=kind)
     _check(kind, values)
     return array
+
+
+def type_of(values: Sequence[Any]) -> pa.DataType:
+    """The Arrow type for the values, whatever their order; raises one of ``MISFITS`` if there is none.
+
+    Values of several Python types get the type that holds them all. If there is no such type it is that of
+    the first of them, to which ``array_of`` does not convert the others.
+    """
+    kind = pa.null()
+    python = list(dict.fromkeys(map(type, values)))
+    for one in python:
+        mine = values if len(python) == 1 else [value for value in values if type(value) is one]
+        wide = wider(kind, _type_of_like(one, mine))
+        if wide is None:
+            return kind
+        kind = wide
+    return kind
+
+
+def _type_of_like(python: type, values: Sequence[Any]) -> pa.DataType:
+    if issubclass(python, list | tuple):
+        return pa.list_(type_of(list(chain.from_iterable(values))))
+    if issubclass(python, dict):
+        names = dict.fromkeys(chain.from_iterable(values))
+        return pa.struct([(name, type_of([value.get(name) for value in values])) for name in names])
+    return pa.infer_type(values)
 
 
 def _check(kind: pa.DataType, values: Sequence[Any]) -> None:

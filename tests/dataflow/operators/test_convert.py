@@ -169,9 +169,20 @@ def test_structs_get_the_fields_of_all() -> None:
     assert rows_of(batch)[2] == {"p": {"x": None, "y": {"z": None, "w": 3}}}
 
 
+def test_integers_beside_decimals_wherever_the_batches_are_cut() -> None:
+    rows = [{"a": value} for value in (1, Decimal("0.5"), None, 10**17, Decimal("1.25"))]
+    for order in (rows, rows[::-1]):
+        for cut in range(len(rows)):
+            batches = run(ToArrow(None), order[:cut], order[cut:])
+            assert [row for batch in batches for row in rows_of(batch)] == order
+
+
 def test_an_integer_that_no_float_equals_is_refused() -> None:
     with pytest.raises(UsageError, match="does not fit the type double"):
         run(ToArrow(None), [{"a": 2.5}], [{"a": 2**53 + 1}])
+    for rows in ([{"a": 2.5}, {"a": 2**53 + 1}], [{"a": 2**53 + 1}, {"a": 2.5}]):
+        with pytest.raises(UsageError, match="9007199254740993 does not fit the type double"):
+            run(ToArrow(None), rows)
 
 
 MOMENT = datetime.datetime(2026, 1, 2, 3, 4, 5, 6)

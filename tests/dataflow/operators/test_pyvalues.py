@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from minishuffle.dataflow.operators.pyvalues import MISFITS, array_of
+from minishuffle.dataflow.operators.pyvalues import MISFITS, array_of, type_of
 
 DAY = datetime.date(2020, 1, 1)
 MOMENT = datetime.datetime(2020, 1, 1, 5)
@@ -116,3 +116,30 @@ def test_other_forms_of_values() -> None:
     assert array_of(numbers, [np.array([1, 2]), (3,), {4}]).to_pylist() == [[1, 2], [3], [4]]
     with pytest.raises(MISFITS):
         array_of(numbers, [np.array([2**20])])
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([1, None, Decimal("0.1")], pa.decimal128(21, 1)),
+        ([1, 2.5], pa.float64()),
+        ([[1], (Decimal("0.1"),), None], pa.list_(pa.decimal128(21, 1))),
+        ([{"x": 1}, {"x": Decimal("0.1")}], pa.struct({"x": pa.decimal128(21, 1)})),
+        ([np.float32(1), 1.5], pa.float64()),
+        ([[], [None]], pa.list_(pa.null())),
+        ([None], pa.null()),
+        ([{}], pa.struct([])),
+    ],
+    ids=str,
+)
+def test_the_type_does_not_depend_on_the_order(values: list[Any], kind: pa.DataType) -> None:
+    assert type_of(values) == type_of(values[::-1]) == kind
+    assert len(array_of(kind, values)) == len(values)
+
+
+def test_values_without_a_type() -> None:
+    assert type_of([1, "x"]) == pa.int64()
+    assert type_of([DAY, MOMENT]) == pa.date32()
+    for odd in (object(), {1: 2}):
+        with pytest.raises(MISFITS):
+            type_of([odd])
