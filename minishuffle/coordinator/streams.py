@@ -159,8 +159,7 @@ class Streams:
             case CommitWrite():
                 return self._commit(link, request, stream, message)
             case EndStream():
-                self._end(link, request, stream)
-                return []
+                return self._end(link, request, stream)
             case AbortWrite(write=write, reason=reason):
                 # One that was refused because another save has the stream does that one no harm.
                 if stream.bounded and stream.writer in ("", write):
@@ -238,7 +237,9 @@ class Streams:
         self._ask_all(asked, end)
         return []
 
-    def _end(self, link: int, request: int, stream: _Stream) -> None:
+    def _end(self, link: int, request: int, stream: _Stream) -> list[Instruction]:
+        if stream.ended:
+            return [Reply(link, request, Accepted(job=stream.job.id))]
         asked = _Asked(link, request, stream)
         ticket = self._ticket(asked)
         stream.ended = True
@@ -253,6 +254,7 @@ class Streams:
             last=True,
         )
         self._ask_all(asked, end)
+        return []
 
     def _ask_all(self, asked: _Asked, end: EndWrite) -> None:
         stream = asked.stream

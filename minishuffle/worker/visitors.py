@@ -16,6 +16,7 @@ from minishuffle.wire.streams import (
 )
 from minishuffle.worker.deployment import Deployment
 from minishuffle.worker.results import ResultReaders
+from minishuffle.worker.task import Task
 from minishuffle.worker.upstreams import UPSTREAM_EDGE, Progress, UpstreamGate
 
 __all__ = ["Visitors"]
@@ -74,9 +75,11 @@ class Visitors:
             self._send(UpstreamExpected(term=self._term, ticket=ticket, error=info))
 
     def _end(self, message: EndWrite) -> None:
-        try:
-            gate, _ = self._gate(message.job, message.operator, message.index)
-        except ShuffleError:  # the job is over, and the coordinator tells whoever asked
+        task = self._deployment.tasks.get((message.job, message.operator, message.index))
+        gate = _gate_of(task)
+        # The gate of a task that finished still knows what it read. Of one that ended otherwise the job is
+        # about to end, and the coordinator tells whoever asked.
+        if task is None or gate is None or (task.paths.cancelled and task.state != "finished"):
             return
         missing = gate.missing(message.write, message.partitions)
         if message.last and not missing:
@@ -85,8 +88,8 @@ class Visitors:
 
     def _gate(self, job: str, operator: int, index: int) -> tuple[UpstreamGate, int]:
         task = self._deployment.tasks.get((job, operator, index))
-        gate = task.gates[0] if task is not None and task.gates and not task.paths.cancelled else None
-        if task is None or not isinstance(gate, UpstreamGate):
+        gate = _gate_of(task)
+        if task is None or gate is None or task.paths.cancelled:
             raise PeerLost(f"task {operator}[{index}] of job {job} does not run here any more")
         return gate, task.parallelism
 
@@ -130,3 +133,9 @@ class Visitors:
         """The job is over."""
         for number in [number for number, message in self._tickets.items() if message.job == job]:
             del self._tickets[number]
+
+
+def _gate_of(task: Task | None) -> UpstreamGate | None:
+    """Where programs write into the task, if they do."""
+    gate = task.gates[0] if task is not None and task.gates else None
+    return gate if isinstance(gate, UpstreamGate) else None

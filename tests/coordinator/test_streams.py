@@ -191,6 +191,8 @@ def test_a_commit_does_not_end_a_stream_without_end_but_a_name_does(cluster: Fak
     request = cluster.ask(EndStream(stream="orders"))
     assert [message.last for message in answer_ends(cluster, pair)] == [True, True]
     assert cluster.reply(request) == Accepted(job="j1")
+    assert cluster.request(EndStream(stream="orders")) == Accepted(job="j1")  # said again
+    assert [len(worker.got(EndWrite)) for worker in pair] == [2, 2]
 
 
 @pytest.mark.parametrize("bounded", [True, False])

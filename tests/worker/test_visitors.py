@@ -1,0 +1,68 @@
+"""What a worker answers when a write, or a whole stream, is to end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import pyarrow as pa
+
+from minishuffle.dataflow.stream import Stream
+from minishuffle.wire.parts import ControlMessage
+from minishuffle.wire.streams import EndWrite, ExpectUpstream, UpstreamExpected, WriteEnded
+from minishuffle.worker.results import ResultReaders
+from minishuffle.worker.visitors import Visitors
+
+if TYPE_CHECKING:
+    from conftest import Site
+
+SCHEMA = pa.schema([("n", pa.int64())])
+
+
+class Door:
+    """The visitors of a worker that reads a stream without end in job j1."""
+
+    def __init__(self, site: Site) -> None:
+        self.answers: list[ControlMessage] = []
+        readers = cast(ResultReaders, None)
+        self.visitors = Visitors(1, site.deployment, readers, self.answers.append)
+        (self.task,) = site.deploy(Stream.from_spark("orders", SCHEMA, bounded=False).to_count())
+
+    def end(self, ticket: int, *partitions: int, last: bool = False) -> list[int] | None:
+        """What is missing of the write; None: no answer."""
+        fields: dict[str, Any] = {"write": "w", "partitions": list(partitions), "last": last}
+        self.visitors.serve(EndWrite(term=1, job="j1", operator=0, index=0, ticket=ticket, **fields))
+        if not self.answers:
+            return None
+        answer = self.answers.pop()
+        assert isinstance(answer, WriteEnded) and answer.ticket == ticket
+        return answer.missing
+
+
+async def test_a_task_that_has_finished_still_answers(site: Site) -> None:
+    door = Door(site)
+    assert door.end(1, 0) == [0]
+    assert door.end(2, last=True) == []
+    (outcome,) = await site.finish()
+    assert outcome.state == "finished"
+    assert door.end(3, last=True) == []
+    assert door.end(4, 0) == [0]
+
+
+async def test_a_task_that_is_told_to_stop_leaves_the_answer_to_the_end_of_its_job(site: Site) -> None:
+    door = Door(site)
+    door.task.paths.cancel()
+    assert door.end(1, last=True) is None
+    await site.finish()
+    assert door.task.state == "canceled"
+    assert door.end(2, last=True) is None
+
+
+async def test_nobody_is_let_into_a_task_that_has_finished(site: Site) -> None:
+    door = Door(site)
+    door.end(1, last=True)
+    await site.finish()
+    fields: dict[str, Any] = {"write": "w", "partition": 0, "partitions": 1, "attempt": 1}
+    door.visitors.serve(ExpectUpstream(term=1, job="j1", operator=0, index=0, ticket=2, **fields))
+    (answer,) = door.answers
+    assert isinstance(answer, UpstreamExpected) and answer.error is not None
+    assert "does not run here any more" in answer.error.text
