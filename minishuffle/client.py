@@ -25,10 +25,13 @@ from minishuffle.wire.messages import (
     Accepted,
     CancelJob,
     ClusterStatus,
+    ControlMessage,
+    ErrorInfo,
     GetEvents,
     GetLogs,
     GetRows,
     GetStatus,
+    JobEvent,
     JobEvents,
     JobInfo,
     JobList,
@@ -38,9 +41,9 @@ from minishuffle.wire.messages import (
     ShowJob,
     StopCluster,
     SubmitJob,
+    TaskInfo,
     WaitJob,
 )
-from minishuffle.wire.parts import ControlMessage, ErrorInfo, JobEvent, TaskInfo
 
 if TYPE_CHECKING:
     from minishuffle.dataflow.graph import JobSettings

@@ -19,16 +19,20 @@ from minishuffle.exchange.elements import pack_rows
 from minishuffle.wire.messages import (
     Accepted,
     CancelJob,
+    ControlMessage,
+    ErrorInfo,
     GetEvents,
     GetRows,
+    JobEvent,
     JobEvents,
     JobInfo,
     JobLogs,
     JobRows,
     ShowJob,
+    TaskCountersMessage,
+    TaskInfo,
     WaitJob,
 )
-from minishuffle.wire.parts import ControlMessage, ErrorInfo, JobEvent, TaskCountersMessage, TaskInfo
 
 Answer = Callable[[ControlMessage], ControlMessage]
 

@@ -20,8 +20,7 @@ from minishuffle.client import JobResult
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ShuffleError
 from minishuffle.local_cluster import LocalCluster
-from minishuffle.wire.messages import ClusterStatus
-from minishuffle.wire.parts import TaskInfo
+from minishuffle.wire.messages import ClusterStatus, TaskInfo
 
 __all__ = ["measure_keyby"]
 

@@ -8,7 +8,7 @@ import click
 
 from minishuffle.cli import tables
 from minishuffle.cli.session import json_option, late_global_options, print_json, session_of
-from minishuffle.wire.parts import JobEvent
+from minishuffle.wire.messages import JobEvent
 
 __all__ = ["jobs"]
 

@@ -11,8 +11,7 @@ from rich.table import Table
 
 from minishuffle.client import cause_text
 from minishuffle.exchange.rowformat import unpack_result
-from minishuffle.wire.messages import ClusterStatus, JobInfo
-from minishuffle.wire.parts import TaskInfo
+from minishuffle.wire.messages import ClusterStatus, JobInfo, TaskInfo
 
 __all__ = [
     "byte_text",

@@ -6,8 +6,14 @@ from collections.abc import Sequence
 
 from minishuffle.coordinator.placement import Placement
 from minishuffle.dataflow.graph import JobGraph
-from minishuffle.wire.messages import DeployTasks
-from minishuffle.wire.parts import InputChannelSpec, InputSpec, OutputSpec, TaskSpec, WorkerAddress
+from minishuffle.wire.messages import (
+    DeployTasks,
+    InputChannelSpec,
+    InputSpec,
+    OutputSpec,
+    TaskSpec,
+    WorkerAddress,
+)
 
 __all__ = ["FIRST_ATTEMPT", "deployments"]
 

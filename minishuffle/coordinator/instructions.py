@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from minishuffle.wire.parts import ControlMessage
+from minishuffle.wire.messages import ControlMessage
 
 __all__ = ["CloseLink", "Instruction", "Journal", "Reply", "SendToWorker", "Stopped"]
 

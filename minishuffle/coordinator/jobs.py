@@ -24,8 +24,16 @@ from minishuffle.coordinator.placement import Placement
 from minishuffle.coordinator.story import Story
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import ResourceExhausted, ShuffleError, TaskCancelled
-from minishuffle.wire.messages import Collected, JobInfo, LogLines, TaskStateChanged
-from minishuffle.wire.parts import ErrorInfo, TaskCountersMessage, TaskInfo, TaskReport
+from minishuffle.wire.messages import (
+    Collected,
+    ErrorInfo,
+    JobInfo,
+    LogLines,
+    TaskCountersMessage,
+    TaskInfo,
+    TaskReport,
+    TaskStateChanged,
+)
 
 __all__ = ["JOB_OVER", "TASK_OVER", "Job"]
 

@@ -7,8 +7,7 @@ from typing import Final, TypeAlias
 
 from minishuffle.coordinator.instructions import Reply
 from minishuffle.coordinator.jobs import Job
-from minishuffle.wire.messages import GetEvents, GetLogs, WaitJob
-from minishuffle.wire.parts import ControlMessage
+from minishuffle.wire.messages import ControlMessage, GetEvents, GetLogs, WaitJob
 
 __all__ = ["LongPolls", "PollRequest"]
 

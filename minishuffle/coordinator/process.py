@@ -34,8 +34,7 @@ from minishuffle.errors import ResourceExhausted, ShuffleError
 from minishuffle.transport.control import ControlLink, ControlServer
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
-from minishuffle.wire.messages import DeployTasks, Failure
-from minishuffle.wire.parts import ControlMessage
+from minishuffle.wire.messages import ControlMessage, DeployTasks, Failure
 
 __all__ = ["Coordinator", "run_coordinator"]
 

@@ -17,9 +17,7 @@ from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.jobtable import JobTable
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import InvalidGraph, PeerLost, ShuffleError, UnknownName, UsageError, error_from_code
-from minishuffle.wire.messages import Accepted, Failure
-from minishuffle.wire.parts import ControlMessage, WorkerAddress
-from minishuffle.wire.results import (
+from minishuffle.wire.clients import (
     CommitResult,
     DescribeResult,
     DropResult,
@@ -31,6 +29,7 @@ from minishuffle.wire.results import (
     ResultOpened,
     ServeResult,
 )
+from minishuffle.wire.messages import Accepted, ControlMessage, Failure, WorkerAddress
 
 __all__ = ["BATCHES_REPLAYABLE", "ResultRequest", "Results"]
 

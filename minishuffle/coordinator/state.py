@@ -26,14 +26,17 @@ from minishuffle.coordinator.workers import Worker, WorkerRegistry
 from minishuffle.counters import CoordinatorSnapshot
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import PeerLost, ShuffleError, UsageError
+from minishuffle.wire.clients import ResultExpected, UpstreamExpected, WriteEnded
 from minishuffle.wire.messages import (
     Accepted,
     AskDial,
     CancelJob,
     CancelTasks,
     Collected,
+    ControlMessage,
     DeployTasks,
     Dial,
+    ErrorInfo,
     Failure,
     GetEvents,
     GetLogs,
@@ -52,11 +55,9 @@ from minishuffle.wire.messages import (
     SubmitJob,
     TaskStateChanged,
     WaitJob,
+    WorkerAddress,
     WorkerLost,
 )
-from minishuffle.wire.parts import ControlMessage, ErrorInfo, WorkerAddress
-from minishuffle.wire.results import ResultExpected
-from minishuffle.wire.streams import UpstreamExpected, WriteEnded
 
 __all__ = ["CoordinatorState"]
 

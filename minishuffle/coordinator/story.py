@@ -7,8 +7,7 @@ from collections.abc import Iterable
 
 from minishuffle import limits
 from minishuffle.errors import PartitionNotFound, PeerLost, TaskCancelled
-from minishuffle.wire.messages import JobEvents, JobLogs, JobRows
-from minishuffle.wire.parts import ErrorInfo, JobEvent
+from minishuffle.wire.messages import ErrorInfo, JobEvent, JobEvents, JobLogs, JobRows
 
 __all__ = ["Story"]
 

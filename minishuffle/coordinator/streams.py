@@ -15,12 +15,7 @@ from minishuffle.coordinator.instructions import Instruction, Reply
 from minishuffle.coordinator.jobs import Job
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import InvalidGraph, PeerLost, ShuffleError, UnknownName, UsageError, error_from_code
-from minishuffle.wire.messages import (
-    Accepted,
-    Failure,
-)
-from minishuffle.wire.parts import ControlMessage, ErrorInfo, WorkerAddress
-from minishuffle.wire.streams import (
+from minishuffle.wire.clients import (
     AbortWrite,
     CommitWrite,
     DescribeStream,
@@ -32,6 +27,13 @@ from minishuffle.wire.streams import (
     UpstreamExpected,
     UpstreamOpened,
     WriteEnded,
+)
+from minishuffle.wire.messages import (
+    Accepted,
+    ControlMessage,
+    ErrorInfo,
+    Failure,
+    WorkerAddress,
 )
 
 __all__ = ["StreamRequest", "Streams"]

@@ -9,8 +9,7 @@ from typing import Final, Literal
 from minishuffle.config import ClusterSettings
 from minishuffle.counters import WorkerEntry
 from minishuffle.errors import UsageError
-from minishuffle.wire.messages import Heartbeat, Register
-from minishuffle.wire.parts import PeerReport, WorkerAddress, WorkerInfo, WorkerReport
+from minishuffle.wire.messages import Heartbeat, PeerReport, Register, WorkerAddress, WorkerInfo, WorkerReport
 
 __all__ = ["Worker", "WorkerRegistry"]
 

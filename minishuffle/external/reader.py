@@ -14,8 +14,8 @@ from minishuffle.external.access import Access
 from minishuffle.external.connection import ExternalConnection
 from minishuffle.protocol.events import ConnectionEvent
 from minishuffle.transport.tcp import DataLink
+from minishuffle.wire.clients import OpenResult, ResultOpened
 from minishuffle.wire.frames import PartitionRequest
-from minishuffle.wire.results import OpenResult, ResultOpened
 
 if TYPE_CHECKING:
     import pyarrow as pa

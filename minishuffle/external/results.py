@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from minishuffle.errors import RemoteProtocolError, TaskCancelled, TaskFailed
 from minishuffle.external.access import Access
+from minishuffle.wire.clients import CommitResult, DescribeResult, ResultDescribed
 from minishuffle.wire.messages import Accepted, WaitJob
-from minishuffle.wire.results import CommitResult, DescribeResult, ResultDescribed
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -26,10 +26,7 @@ from minishuffle.ids import JobId, PartitionId
 from minishuffle.limits import BATCH_ROWS_MAX
 from minishuffle.protocol.events import ConnectionEvent, PartitionRequested
 from minishuffle.transport.tcp import DataLink
-from minishuffle.wire.frames import EventKind
-from minishuffle.wire.messages import JobInfo, ShowJob
-from minishuffle.wire.parts import ControlMessage
-from minishuffle.wire.streams import (
+from minishuffle.wire.clients import (
     ROWS_FORGOTTEN,
     AbortWrite,
     CommitWrite,
@@ -39,6 +36,8 @@ from minishuffle.wire.streams import (
     StreamInfo,
     UpstreamOpened,
 )
+from minishuffle.wire.frames import EventKind
+from minishuffle.wire.messages import ControlMessage, JobInfo, ShowJob
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -33,7 +33,6 @@ from minishuffle.protocol.channel import (
 from minishuffle.protocol.events import ConnectionEvent, PartitionRequested, PeerClosed, PeerSilent
 from minishuffle.protocol.keepalive import KeepAlive
 from minishuffle.protocol.producers import Producers
-from minishuffle.wire.codec import FrameDecoder, encode_frame
 from minishuffle.wire.frames import (
     AddCredit,
     BacklogAnnouncement,
@@ -42,9 +41,11 @@ from minishuffle.wire.frames import (
     DataType,
     Error,
     Frame,
+    FrameDecoder,
     PartitionRequest,
     Ping,
     Pong,
+    encode_frame,
     frame_name,
 )
 

@@ -11,8 +11,14 @@ from minishuffle import limits
 from minishuffle.counters import ConnectionCounters
 from minishuffle.errors import RemoteProtocolError, ResourceExhausted, ShuffleError
 from minishuffle.protocol.channel import ChannelState, Outgoing, ProducerChannel, SubpartitionView
-from minishuffle.wire.codec import write_buffer_header
-from minishuffle.wire.frames import BacklogAnnouncement, DataType, Error, Frame, PartitionRequest
+from minishuffle.wire.frames import (
+    BacklogAnnouncement,
+    DataType,
+    Error,
+    Frame,
+    PartitionRequest,
+    write_buffer_header,
+)
 
 __all__ = ["Producers"]
 

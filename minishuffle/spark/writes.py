@@ -22,7 +22,7 @@ from minishuffle.external.access import Access
 from minishuffle.external.writer import StreamWriter, abort_write, commit_write, describe_stream
 from minishuffle.spark.memory import settle_memory
 from minishuffle.spark.schemas import arrow_schema_of, check_same_columns, fitted, read_schema
-from minishuffle.wire.streams import StreamInfo
+from minishuffle.wire.clients import StreamInfo
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -17,10 +17,8 @@ from minishuffle import limits
 from minishuffle.errors import PeerLost, RemoteProtocolError, ResourceExhausted, ShuffleError, error_from_code
 from minishuffle.ids import Address
 from minishuffle.transport.ports import cannot_listen, host_port, refused_at, unreachable
-from minishuffle.wire.control import MessageDecoder, encode_message
 from minishuffle.wire.handshake import NONCE_BYTES, Handshake, HandshakeRefused, Identity
-from minishuffle.wire.messages import Failure
-from minishuffle.wire.parts import ControlMessage
+from minishuffle.wire.messages import ControlMessage, Failure, MessageDecoder, encode_message
 
 __all__ = ["BlockingControlClient", "ControlLink", "ControlServer", "connect_control"]
 

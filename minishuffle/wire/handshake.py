@@ -25,7 +25,6 @@ from typing import Final
 
 from minishuffle import limits
 from minishuffle.errors import AuthenticationError, LocalProtocolError, RemoteProtocolError
-from minishuffle.wire.codec import decode_body, encode_frame
 from minishuffle.wire.frames import (
     FRAME_HEADER,
     FRAME_HEADER_BYTES,
@@ -37,6 +36,8 @@ from minishuffle.wire.frames import (
     Reject,
     Role,
     Welcome,
+    decode_body,
+    encode_frame,
 )
 
 __all__ = ["NONCE_BYTES", "REASONS", "Handshake", "HandshakeRefused", "Identity"]

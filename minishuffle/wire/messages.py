@@ -7,39 +7,185 @@ programs travel as bytes that only ``dataflow`` (graphs) and the workers (progra
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgpack
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from minishuffle.errors import RemoteProtocolError
-from minishuffle.wire.parts import (
-    ControlMessage,
-    ErrorInfo,
-    JobEvent,
-    PeerReport,
-    TaskCountersMessage,
-    TaskInfo,
-    TaskReport,
-    TaskSpec,
-    WorkerAddress,
-    WorkerInfo,
-    WorkerReport,
-)
-from minishuffle.wire.results import ResultMessage
-from minishuffle.wire.streams import (
-    AbortWrite,
-    CommitWrite,
-    DescribeStream,
-    EndStream,
-    EndWrite,
-    ExpectUpstream,
-    OpenUpstream,
-    StreamInfo,
-    UpstreamExpected,
-    UpstreamOpened,
-    WriteEnded,
-)
+from minishuffle import limits
+from minishuffle.errors import LocalProtocolError, RemoteProtocolError, ResourceExhausted
+from minishuffle.wire.frames import Frame, FrameDecoder, Message, encode_frame
+
+# --- parts ----------------------------------------------------------------------------------------
+#
+# What control messages are made of.
+
+
+class ControlMessage(BaseModel):
+    """Base of all: frozen, and an unknown field is an error.
+
+    A subclass with a ``type`` is a message, and is found by that name when one arrives; one without
+    is a part of messages.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    by_type: ClassVar[dict[str, type[ControlMessage]]] = {}
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: object) -> None:
+        if "type" in cls.model_fields:
+            name = cls.model_fields["type"].default
+            if ControlMessage.by_type.setdefault(name, cls) is not cls:
+                raise LocalProtocolError(f"two control messages are called {name!r}")
+
+
+class ErrorInfo(ControlMessage):
+    """A failure as it crosses processes: text, and the user's own traceback (may be empty)."""
+
+    code: int
+    text: str
+    traceback: str = ""
+    task: str = ""
+    """Name and index of the subtask, e.g. ``count[1]``; empty when no task is to blame."""
+
+
+class WorkerAddress(ControlMessage):
+    worker: int
+    epoch: int
+    host: str
+    data_port: int
+
+
+class TaskCountersMessage(ControlMessage):
+    """Totals of one attempt; see ``counters.TaskCounters`` for the meaning and units."""
+
+    records_in: int = 0
+    records_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    user_errors: dict[str, int] = Field(default_factory=dict)
+    records_late: int = 0
+    rows_kept: int = 0
+    busy_seconds: float = 0.0
+    idle_seconds: float = 0.0
+    backpressured_seconds: float = 0.0
+    first_output_at: float = 0.0
+    """Wall clock, seconds since the epoch, of the first record emitted; 0.0 when none was."""
+    last_input_at: float = 0.0
+    """Wall clock at which the last batch was taken in and dealt with; 0.0 when none was."""
+
+
+class TaskReport(ControlMessage):
+    """One task inside a heartbeat."""
+
+    job: str
+    operator: int
+    index: int
+    attempt: int
+    state: str
+    counters: TaskCountersMessage
+
+
+class PeerReport(ControlMessage):
+    """One data connection inside a heartbeat; ``connections`` is 1 at rest, always."""
+
+    worker: int
+    connections: int
+    local: str
+    remote: str
+
+
+class WorkerReport(ControlMessage):
+    """Plain figures of a worker, for ``cluster status``. Bytes unless named otherwise."""
+
+    network_cap_bytes: int = 0
+    network_peak_bytes: int = 0
+    segments_free: int = 0
+    abandoned_tasks: int = 0
+    remote_bytes_out: int = 0
+    remote_payload_bytes_out: int = 0
+    remote_records_out: int = 0
+    local_records_out: int = 0
+    loop_lag_p99_seconds: float = 0.0
+
+
+class InputChannelSpec(ControlMessage):
+    """Where one input channel finds its producer."""
+
+    producer: int
+    attempt: int
+    worker: int
+
+
+class InputSpec(ControlMessage):
+    """One in-edge of a subtask. ``input`` is the operator's input number."""
+
+    edge: int
+    input: int
+    channels: list[InputChannelSpec]
+
+
+class OutputSpec(ControlMessage):
+    """One out-edge: this producer feeds consumers ``first`` … ``first + count - 1``."""
+
+    edge: int
+    first: int
+    count: int
+
+
+class TaskSpec(ControlMessage):
+    operator: int
+    name: str
+    index: int
+    parallelism: int
+    attempt: int
+    inputs: list[InputSpec]
+    outputs: list[OutputSpec]
+    stream: str = ""
+    """The stream that it reads, if other programs write its records."""
+    sink: str = ""
+    """Of a sink whose records other programs read: its name."""
+    bounded: bool = True
+
+
+class TaskInfo(ControlMessage):
+    operator: int
+    name: str
+    index: int
+    attempt: int
+    state: str
+    worker: int
+    counters: TaskCountersMessage
+    result: bytes = b""
+
+
+class JobEvent(ControlMessage):
+    number: int
+    at: float
+    kind: str
+    text: str
+    operator: int = -1
+    index: int = -1
+    attempt: int = 0
+    worker: int = 0
+
+
+class WorkerInfo(ControlMessage):
+    worker: int
+    epoch: int
+    state: Literal["alive", "lost", "gone"]
+    host: str
+    pid: int
+    data_port: int
+    metrics_port: int
+    slots: int
+    slots_free: int
+    heartbeat_age_seconds: float
+    report: WorkerReport
+    peers: list[PeerReport]
+
+
+# --- messages -------------------------------------------------------------------------------------
 
 # --- worker -> coordinator ------------------------------------------------------------------------
 
@@ -316,56 +462,6 @@ class ClusterStatus(ControlMessage):
     jobs: list[JobInfo]
 
 
-AnyMessage = Annotated[
-    Register
-    | Heartbeat
-    | TaskStateChanged
-    | Collected
-    | LogLines
-    | AskDial
-    | Registered
-    | DeployTasks
-    | CancelTasks
-    | ReleaseJob
-    | Dial
-    | WorkerLost
-    | Shutdown
-    | SubmitJob
-    | ListJobs
-    | ShowJob
-    | CancelJob
-    | GetEvents
-    | GetLogs
-    | GetRows
-    | WaitJob
-    | GetStatus
-    | StopCluster
-    | Failure
-    | Accepted
-    | JobInfo
-    | JobList
-    | JobEvents
-    | JobLogs
-    | JobRows
-    | ClusterStatus
-    | DescribeStream
-    | StreamInfo
-    | OpenUpstream
-    | UpstreamOpened
-    | ExpectUpstream
-    | UpstreamExpected
-    | CommitWrite
-    | AbortWrite
-    | EndStream
-    | EndWrite
-    | WriteEnded
-    | ResultMessage,
-    Field(discriminator="type"),
-]
-
-_ADAPTER: TypeAdapter[Any] = TypeAdapter(AnyMessage)
-
-
 def pack_message(message: ControlMessage) -> bytes:
     """The body of a Message frame. Text that is no Unicode (a file name in an error, say) is escaped: a
     report that could not be packed would be lost, and its task wait for ever."""
@@ -382,8 +478,70 @@ def unpack_message(body: bytes | memoryview) -> ControlMessage:
     """
     try:
         fields = msgpack.unpackb(body, raw=False, strict_map_key=False)
-        message: ControlMessage = _ADAPTER.validate_python(fields)
-    except (ValueError, TypeError, msgpack.UnpackException, ValidationError) as error:
+        kind = ControlMessage.by_type.get(fields["type"])
+        if kind is None:
+            raise ValueError(f"unknown type {fields['type']!r:.80}")
+        return kind.model_validate(fields)
+    except (ValueError, TypeError, KeyError, msgpack.UnpackException, ValidationError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise RemoteProtocolError(f"control message cannot be read: {first}") from error
-    return message
+
+
+# --- control --------------------------------------------------------------------------------------
+#
+# Control links' byte stream: Message frames, and nothing else, both ways.
+
+
+class MessageDecoder:
+    """Incremental decoder of one direction of a control link."""
+
+    def __init__(self) -> None:
+        self._messages: list[tuple[ControlMessage, int]] = []
+        self._decoder = FrameDecoder(self, limits.CONTROL_FRAME_BYTES_MAX)
+
+    def receive(self, data: bytes) -> list[tuple[ControlMessage, int]]:
+        """Take the next bytes; returns the messages that became complete, with their request numbers.
+
+        Raises:
+            RemoteProtocolError: anything but well-formed Message frames.
+        """
+        self._decoder.receive(data)
+        messages, self._messages = self._messages, []
+        return messages
+
+    def frame(self, frame: Frame) -> None:
+        if not isinstance(frame, Message):
+            raise RemoteProtocolError(f"{type(frame).__name__} frame on a control link")
+        self._messages.append((unpack_message(frame.body), frame.request))
+
+    def buffer_begin(
+        self,
+        channel: int,
+        sequence: int,
+        backlog: int,
+        data_type: int,
+        flags: int,
+        first_start: int,
+        rows: int,
+        size: int,
+    ) -> memoryview | None:
+        raise RemoteProtocolError("BufferResponse frame on a control link")
+
+    def buffer_end(self) -> None:
+        raise LocalProtocolError("no payload was begun")
+
+
+def encode_message(message: ControlMessage, request: int) -> bytes:
+    """The frame that carries ``message``.
+
+    Raises:
+        ResourceExhausted: it is longer than a control frame may be.
+    """
+    data = encode_frame(Message(request, pack_message(message)))
+    if len(data) > limits.CONTROL_FRAME_BYTES_MAX:
+        raise ResourceExhausted(
+            f"{type(message).__name__} of {len(data)} bytes is too large for the control plane, which takes "
+            f"{limits.CONTROL_FRAME_BYTES_MAX}; let functions read large objects from files instead of "
+            "carrying them"
+        )
+    return data

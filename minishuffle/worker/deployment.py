@@ -19,7 +19,7 @@ from minishuffle.exchange.spool import Spool
 from minishuffle.ids import AttemptId, JobId, OperatorId, PartitionId, SubtaskId
 from minishuffle.protocol.channel import Outgoing
 from minishuffle.wire.frames import DataType
-from minishuffle.wire.parts import InputSpec, TaskCountersMessage, TaskReport, TaskSpec
+from minishuffle.wire.messages import InputSpec, TaskCountersMessage, TaskReport, TaskSpec
 from minishuffle.worker.handoff import LoopInbox, TaskPaths
 from minishuffle.worker.instructions import ChannelKey, StartTask, TaskKey
 from minishuffle.worker.outbox import Outbox

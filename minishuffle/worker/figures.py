@@ -13,8 +13,7 @@ from minishuffle.errors import ResourceExhausted, clipped, text_of
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import AttemptId
 from minishuffle.wire.handshake import Identity
-from minishuffle.wire.messages import Register, TaskStateChanged
-from minishuffle.wire.parts import ErrorInfo, WorkerReport
+from minishuffle.wire.messages import ErrorInfo, Register, TaskStateChanged, WorkerReport
 from minishuffle.worker.deployment import Deployment
 
 __all__ = ["registration", "short_failure", "worker_report", "worker_snapshot"]

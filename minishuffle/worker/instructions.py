@@ -7,13 +7,15 @@ from typing import TypeAlias
 
 from minishuffle.errors import ShuffleError
 from minishuffle.ids import PartitionId
-from minishuffle.wire.frames import PartitionRequest
-from minishuffle.wire.parts import ControlMessage, TaskSpec, WorkerAddress
-from minishuffle.wire.results import DropResult, FreeRows, ServeResult
-from minishuffle.wire.streams import (
+from minishuffle.wire.clients import (
+    DropResult,
     EndWrite,
     ExpectUpstream,
+    FreeRows,
+    ServeResult,
 )
+from minishuffle.wire.frames import PartitionRequest
+from minishuffle.wire.messages import ControlMessage, TaskSpec, WorkerAddress
 
 __all__ = [
     "AbandonTask",

@@ -13,7 +13,7 @@ from minishuffle.protocol.events import ConnectionEvent, PartitionRequested, Pee
 from minishuffle.transport.tcp import DataEndpoint, DataLink
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
-from minishuffle.wire.parts import PeerReport, WorkerAddress
+from minishuffle.wire.messages import PeerReport, WorkerAddress
 from minishuffle.worker.instructions import Attach, CloseLinks, Instruction, Refuse, RequestPartition
 from minishuffle.worker.state import WorkerState
 from minishuffle.worker.visitors import Visitors

@@ -22,8 +22,16 @@ from minishuffle.transport.control import ControlLink, connect_control
 from minishuffle.transport.tcp import DataEndpoint
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
-from minishuffle.wire.messages import Failure, Heartbeat, Register, Registered, Shutdown
-from minishuffle.wire.parts import ControlMessage, TaskCountersMessage, WorkerAddress
+from minishuffle.wire.messages import (
+    ControlMessage,
+    Failure,
+    Heartbeat,
+    Register,
+    Registered,
+    Shutdown,
+    TaskCountersMessage,
+    WorkerAddress,
+)
 from minishuffle.worker.deployment import Deployment, counters_message
 from minishuffle.worker.figures import registration, short_failure, worker_report, worker_snapshot
 from minishuffle.worker.handoff import LoopInbox

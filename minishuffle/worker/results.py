@@ -29,9 +29,9 @@ from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.exchange.spool import Spool
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.transport.tcp import DataLink
+from minishuffle.wire.clients import DropResult, FreeRows, ResultExpected, ServeResult
 from minishuffle.wire.frames import EventKind, PartitionRequest
-from minishuffle.wire.parts import ControlMessage, ErrorInfo
-from minishuffle.wire.results import DropResult, FreeRows, ResultExpected, ServeResult
+from minishuffle.wire.messages import ControlMessage, ErrorInfo
 from minishuffle.worker.deployment import Deployment, attend
 from minishuffle.worker.handoff import LoopInbox, TaskPaths
 

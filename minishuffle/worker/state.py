@@ -13,23 +13,29 @@ from typing import Final
 from minishuffle.config import ClusterSettings
 from minishuffle.errors import PartitionNotFound, PeerLost, ShuffleError
 from minishuffle.ids import JobId, PartitionId
+from minishuffle.wire.clients import (
+    DropResult,
+    EndWrite,
+    ExpectUpstream,
+    FreeRows,
+    ServeResult,
+)
 from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.handshake import HandshakeRefused
 from minishuffle.wire.messages import (
     AskDial,
     CancelTasks,
+    ControlMessage,
     DeployTasks,
     Dial,
+    ErrorInfo,
     ReleaseJob,
     Shutdown,
+    TaskCountersMessage,
+    TaskSpec,
     TaskStateChanged,
+    WorkerAddress,
     WorkerLost,
-)
-from minishuffle.wire.parts import ControlMessage, ErrorInfo, TaskCountersMessage, TaskSpec, WorkerAddress
-from minishuffle.wire.results import DropResult, FreeRows, ServeResult
-from minishuffle.wire.streams import (
-    EndWrite,
-    ExpectUpstream,
 )
 from minishuffle.worker.instructions import (
     AbandonTask,

@@ -48,7 +48,7 @@ from minishuffle.exchange.rowformat import pack_result
 from minishuffle.exchange.spool import Spool
 from minishuffle.ids import AttemptId
 from minishuffle.wire.frames import EventKind
-from minishuffle.wire.parts import ErrorInfo
+from minishuffle.wire.messages import ErrorInfo
 from minishuffle.worker.chain import Chain
 from minishuffle.worker.handoff import TaskPaths
 from minishuffle.worker.inputs import Inputs

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from minishuffle.errors import PeerLost, ShuffleError, Superseded
 from minishuffle.exchange.gate import Element, InputChannel, InputGate, RemoteInputChannel
 from minishuffle.exchange.watermarks import WatermarkValve
-from minishuffle.wire.streams import ROWS_FORGOTTEN
+from minishuffle.wire.clients import ROWS_FORGOTTEN
 
 __all__ = ["UPSTREAM_EDGE", "Progress", "UpstreamChannel", "UpstreamGate"]
 

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 from minishuffle.errors import PeerLost, ShuffleError
 from minishuffle.transport.tcp import DataLink
-from minishuffle.wire.frames import PartitionRequest
-from minishuffle.wire.parts import ControlMessage, ErrorInfo
-from minishuffle.wire.streams import (
+from minishuffle.wire.clients import (
     EndWrite,
     ExpectUpstream,
     UpstreamExpected,
     WriteEnded,
 )
+from minishuffle.wire.frames import PartitionRequest
+from minishuffle.wire.messages import ControlMessage, ErrorInfo
 from minishuffle.worker.deployment import Deployment
 from minishuffle.worker.results import ResultReaders
 from minishuffle.worker.task import Task

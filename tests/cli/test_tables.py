@@ -4,9 +4,10 @@ import msgpack
 import pytest
 
 from minishuffle.cli import tables
-from minishuffle.wire.messages import ClusterStatus, JobInfo
-from minishuffle.wire.parts import (
+from minishuffle.wire.messages import (
+    ClusterStatus,
     ErrorInfo,
+    JobInfo,
     PeerReport,
     TaskCountersMessage,
     TaskInfo,

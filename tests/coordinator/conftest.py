@@ -17,7 +17,9 @@ from minishuffle.wire.messages import (
     Accepted,
     CancelTasks,
     Collected,
+    ControlMessage,
     DeployTasks,
+    ErrorInfo,
     Failure,
     GetStatus,
     Heartbeat,
@@ -28,9 +30,11 @@ from minishuffle.wire.messages import (
     ReleaseJob,
     ShowJob,
     SubmitJob,
+    TaskReport,
+    TaskSpec,
     TaskStateChanged,
+    WorkerReport,
 )
-from minishuffle.wire.parts import ControlMessage, ErrorInfo, TaskReport, TaskSpec, WorkerReport
 
 TERM = 7
 WALL = 1_000_000.0

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from minishuffle.coordinator.deployment import deployments
 from minishuffle.dataflow.graph import JobGraph
-from minishuffle.wire.parts import WorkerAddress
+from minishuffle.wire.messages import WorkerAddress
 
 ADDRESSES = [WorkerAddress(worker=w, epoch=w, host="10.0.0.1", data_port=5000 + w) for w in (1, 2)]
 

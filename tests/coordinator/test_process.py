@@ -27,6 +27,7 @@ from minishuffle.wire.messages import (
     Accepted,
     CancelTasks,
     ClusterStatus,
+    ControlMessage,
     DeployTasks,
     Failure,
     GetStatus,
@@ -42,7 +43,6 @@ from minishuffle.wire.messages import (
     WaitJob,
     WorkerLost,
 )
-from minishuffle.wire.parts import ControlMessage
 
 SECRET = b"the secret of this cluster"
 SECONDS_MAX = 20.0

@@ -10,9 +10,7 @@ from minishuffle import limits
 from minishuffle.coordinator.jobtable import JOBS_KEPT
 from minishuffle.dataflow.graph import Edge, JobGraph, Vertex
 from minishuffle.errors import InvalidGraph, PeerLost, UnknownName, UsageError
-from minishuffle.wire.messages import Accepted, CancelJob, SubmitJob
-from minishuffle.wire.parts import ErrorInfo, TaskCountersMessage, TaskReport
-from minishuffle.wire.results import (
+from minishuffle.wire.clients import (
     CommitResult,
     DescribeResult,
     DropResult,
@@ -22,6 +20,14 @@ from minishuffle.wire.results import (
     ResultExpected,
     ResultOpened,
     ServeResult,
+)
+from minishuffle.wire.messages import (
+    Accepted,
+    CancelJob,
+    ErrorInfo,
+    SubmitJob,
+    TaskCountersMessage,
+    TaskReport,
 )
 
 if TYPE_CHECKING:

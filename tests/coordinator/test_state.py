@@ -22,9 +22,10 @@ from minishuffle.wire.messages import (
     Shutdown,
     StopCluster,
     SubmitJob,
+    TaskCountersMessage,
+    TaskReport,
     WaitJob,
 )
-from minishuffle.wire.parts import TaskCountersMessage, TaskReport
 
 if TYPE_CHECKING:
     from conftest import FakeCluster

@@ -14,6 +14,7 @@ from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import ResourceExhausted, UnknownName
 from minishuffle.wire.messages import (
     CancelJob,
+    ControlMessage,
     GetEvents,
     GetLogs,
     GetRows,
@@ -23,7 +24,6 @@ from minishuffle.wire.messages import (
     Shutdown,
     WaitJob,
 )
-from minishuffle.wire.parts import ControlMessage
 
 if TYPE_CHECKING:
     from conftest import FakeCluster

@@ -5,7 +5,7 @@ import pytest
 from minishuffle import limits
 from minishuffle.coordinator.story import REPLY_BYTES_MAX, TEXT_CHARS_MAX, Story
 from minishuffle.errors import PartitionNotFound, PeerLost, TaskCancelled, TaskFailed
-from minishuffle.wire.parts import ErrorInfo
+from minishuffle.wire.messages import ErrorInfo
 
 
 def blame(story: Story, *causes: tuple[int, str], verdict: bool = False) -> None:

@@ -9,9 +9,7 @@ import pytest
 from minishuffle.coordinator.placement import buffers_needed
 from minishuffle.dataflow.graph import Edge, JobGraph, Vertex
 from minishuffle.errors import InvalidGraph, PeerLost, UnknownName, UsageError
-from minishuffle.wire.messages import Accepted, CancelJob, Failure, SubmitJob
-from minishuffle.wire.parts import ErrorInfo
-from minishuffle.wire.streams import (
+from minishuffle.wire.clients import (
     AbortWrite,
     CommitWrite,
     DescribeStream,
@@ -23,6 +21,7 @@ from minishuffle.wire.streams import (
     UpstreamOpened,
     WriteEnded,
 )
+from minishuffle.wire.messages import Accepted, CancelJob, ErrorInfo, Failure, SubmitJob
 
 if TYPE_CHECKING:
     from conftest import FakeCluster

@@ -12,12 +12,13 @@ from minishuffle.wire.messages import (
     Failure,
     GetStatus,
     LogLines,
+    PeerReport,
     Registered,
     Shutdown,
     SubmitJob,
+    WorkerInfo,
     WorkerLost,
 )
-from minishuffle.wire.parts import PeerReport, WorkerInfo
 
 if TYPE_CHECKING:
     from conftest import FakeCluster, FakeWorker

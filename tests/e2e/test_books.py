@@ -23,18 +23,26 @@ from minishuffle.dataflow.stream import Stream
 from minishuffle.ids import Address
 from minishuffle.launch import Child, settings_flags, spawn, stop_children, wait_until_ready
 from minishuffle.transport.control import ControlLink, ControlServer
-from minishuffle.wire.codec import FrameDecoder
 from minishuffle.wire.frames import (
     AddCredit,
     BufferHeader,
     DataType,
     Frame,
+    FrameDecoder,
     PartitionRequest,
     Role,
 )
 from minishuffle.wire.handshake import Identity
-from minishuffle.wire.messages import Collected, Heartbeat, Register, Registered, ReleaseJob, TaskStateChanged
-from minishuffle.wire.parts import ControlMessage, WorkerAddress
+from minishuffle.wire.messages import (
+    Collected,
+    ControlMessage,
+    Heartbeat,
+    Register,
+    Registered,
+    ReleaseJob,
+    TaskStateChanged,
+    WorkerAddress,
+)
 
 CLUSTER = "books"
 HOST = "127.0.0.1"

@@ -16,8 +16,7 @@ from minishuffle.errors import (
     AuthenticationError,
 )
 from minishuffle.ids import Address
-from minishuffle.wire.codec import encode_frame
-from minishuffle.wire.frames import FRAME_HEADER, FrameType, Hello, Ping, Role
+from minishuffle.wire.frames import FRAME_HEADER, FrameType, Hello, Ping, Role, encode_frame
 from minishuffle.wire.handshake import Handshake, Identity
 
 pytestmark = pytest.mark.timeout(120)

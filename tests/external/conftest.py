@@ -20,7 +20,7 @@ from minishuffle.external.connection import ExternalConnection
 from minishuffle.external.writer import StreamWriter
 from minishuffle.ids import Address
 from minishuffle.local_cluster import LocalCluster
-from minishuffle.wire.parts import WorkerAddress
+from minishuffle.wire.messages import WorkerAddress
 
 SECONDS_MAX = 30.0
 SCHEMA = pa.schema([("n", pa.int64()), ("text", pa.string())])

@@ -21,10 +21,9 @@ from minishuffle.errors import (
 )
 from minishuffle.external import writer as writing
 from minishuffle.external.writer import StreamWriter, commit_write
+from minishuffle.wire.clients import OpenUpstream, UpstreamOpened
 from minishuffle.wire.handshake import HandshakeRefused
-from minishuffle.wire.messages import JobInfo
-from minishuffle.wire.parts import ErrorInfo, WorkerAddress
-from minishuffle.wire.streams import OpenUpstream, UpstreamOpened
+from minishuffle.wire.messages import ErrorInfo, JobInfo, WorkerAddress
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]
 

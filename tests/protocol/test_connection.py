@@ -19,7 +19,6 @@ from minishuffle.errors import (
 )
 from minishuffle.protocol.connection import Connection
 from minishuffle.protocol.events import PeerClosed, PeerSilent
-from minishuffle.wire.codec import encode_frame, write_buffer_header
 from minishuffle.wire.frames import (
     AddCredit,
     BacklogAnnouncement,
@@ -29,6 +28,8 @@ from minishuffle.wire.frames import (
     Hello,
     NewBufferSize,
     PartitionRequest,
+    encode_frame,
+    write_buffer_header,
 )
 
 Peers = Any

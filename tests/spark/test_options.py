@@ -16,7 +16,7 @@ from minishuffle.spark.datasource import MinishuffleDataSource
 from minishuffle.spark.options import number
 from minishuffle.spark.schemas import arrow_schema_of
 from minishuffle.spark.writes import BatchWriter, StreamingWriter
-from minishuffle.wire.streams import StreamInfo
+from minishuffle.wire.clients import StreamInfo
 
 SCHEMA = StructType([StructField("id", LongType())])
 

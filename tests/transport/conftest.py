@@ -21,8 +21,7 @@ from minishuffle.transport.control import ControlLink, ControlServer
 from minishuffle.transport.tcp import DataEndpoint, DataLink
 from minishuffle.wire.frames import PartitionRequest, Role
 from minishuffle.wire.handshake import Handshake, Identity
-from minishuffle.wire.messages import Accepted, Failure, ShowJob
-from minishuffle.wire.parts import ControlMessage
+from minishuffle.wire.messages import Accepted, ControlMessage, Failure, ShowJob
 
 HOST = "127.0.0.1"
 SECONDS_MAX = 20.0

@@ -12,11 +12,9 @@ import pytest
 from minishuffle.errors import PeerLost, RemoteProtocolError, ShuffleError, UnknownName
 from minishuffle.ids import Address
 from minishuffle.transport.control import BlockingControlClient, ControlLink
-from minishuffle.wire.codec import encode_frame
-from minishuffle.wire.frames import Ping, Role
+from minishuffle.wire.frames import Ping, Role, encode_frame
 from minishuffle.wire.handshake import Handshake, Identity
-from minishuffle.wire.messages import Accepted, Collected, GetStatus, ListJobs, ShowJob
-from minishuffle.wire.parts import ControlMessage
+from minishuffle.wire.messages import Accepted, Collected, ControlMessage, GetStatus, ListJobs, ShowJob
 
 if TYPE_CHECKING:
     from conftest import Listener

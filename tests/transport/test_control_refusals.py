@@ -13,12 +13,9 @@ from minishuffle import limits
 from minishuffle.errors import PeerLost, RemoteProtocolError, ResourceExhausted
 from minishuffle.ids import Address
 from minishuffle.transport.control import BlockingControlClient, connect_control
-from minishuffle.wire.codec import encode_frame
-from minishuffle.wire.control import encode_message
-from minishuffle.wire.frames import FRAME_HEADER, Ping, Role
+from minishuffle.wire.frames import FRAME_HEADER, Ping, Role, encode_frame
 from minishuffle.wire.handshake import Handshake, HandshakeRefused, Identity
-from minishuffle.wire.messages import Accepted, Collected, ListJobs
-from minishuffle.wire.parts import ControlMessage
+from minishuffle.wire.messages import Accepted, Collected, ControlMessage, ListJobs, encode_message
 
 if TYPE_CHECKING:
     from conftest import Listener, Stranger

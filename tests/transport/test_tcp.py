@@ -15,8 +15,7 @@ from minishuffle import limits
 from minishuffle.errors import PeerLost, UsageError
 from minishuffle.ids import Address
 from minishuffle.protocol.connection import PeerSilent
-from minishuffle.wire.codec import encode_frame
-from minishuffle.wire.frames import AddCredit, Hello, PartitionRequest, Ping, Role
+from minishuffle.wire.frames import AddCredit, Hello, PartitionRequest, Ping, Role, encode_frame
 from minishuffle.wire.handshake import HandshakeRefused, Identity
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ import pytest
 
 from minishuffle import limits
 from minishuffle.errors import PeerLost, RemoteProtocolError
-from minishuffle.wire.codec import encode_frame
-from minishuffle.wire.frames import FRAME_HEADER, FrameType, Hello, PartitionRequest, Ping, Role
+from minishuffle.wire.frames import FRAME_HEADER, FrameType, Hello, PartitionRequest, Ping, Role, encode_frame
 from minishuffle.wire.handshake import Handshake, Identity
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ import pytest
 
 from minishuffle import limits
 from minishuffle.errors import AuthenticationError, LocalProtocolError
-from minishuffle.wire.codec import decode_body, encode_frame
 from minishuffle.wire.frames import (
     FRAME_HEADER,
     FRAME_HEADER_BYTES,
@@ -18,6 +17,8 @@ from minishuffle.wire.frames import (
     Reject,
     Role,
     Welcome,
+    decode_body,
+    encode_frame,
 )
 from minishuffle.wire.handshake import REASONS, Handshake, HandshakeRefused, Identity
 

@@ -10,18 +10,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from minishuffle.errors import RemoteProtocolError
+import minishuffle.wire.clients  # noqa: F401 - registers its messages
+from minishuffle.errors import LocalProtocolError, RemoteProtocolError
 from minishuffle.wire.messages import (
-    AnyMessage,
+    ControlMessage,
+    ErrorInfo,
     GetRows,
     ListJobs,
     TaskStateChanged,
     pack_message,
     unpack_message,
 )
-from minishuffle.wire.parts import ControlMessage, ErrorInfo
 
-MESSAGE_TYPES: tuple[type[ControlMessage], ...] = get_args(get_args(AnyMessage)[0])
+MESSAGE_TYPES = tuple(ControlMessage.by_type.values())
 PLAIN: dict[Any, st.SearchStrategy[Any]] = {
     int: st.integers(-(2**63), 2**64 - 1),
     float: st.floats(allow_nan=False),
@@ -53,12 +54,17 @@ def messages(cls: type[ControlMessage]) -> st.SearchStrategy[ControlMessage]:
     return st.builds(cls, **{name: values(field.annotation) for name, field in cls.model_fields.items()})
 
 
-def test_every_message_class_can_be_read_back() -> None:
-    """A class with a ``type`` that the union lacks could be sent but never read."""
-    named = {cls for cls in ControlMessage.__subclasses__() if "type" in cls.model_fields}
-    assert named == set(MESSAGE_TYPES)
-    types = [cls.model_fields["type"].default for cls in MESSAGE_TYPES]
-    assert len(set(types)) == len(types)
+def test_every_module_of_messages_registers_its_own() -> None:
+    modules = {cls.__module__.rpartition(".")[2] for cls in MESSAGE_TYPES}
+    assert modules == {"messages", "clients"}
+    assert ErrorInfo not in MESSAGE_TYPES
+
+
+def test_two_messages_of_one_name_are_refused() -> None:
+    with pytest.raises(LocalProtocolError, match="'list_jobs'"):
+
+        class Another(ControlMessage):
+            type: Literal["list_jobs"] = "list_jobs"
 
 
 @pytest.mark.parametrize("cls", MESSAGE_TYPES, ids=lambda cls: cls.__name__)

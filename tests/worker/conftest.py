@@ -19,8 +19,7 @@ from minishuffle.exchange.elements import unpack_rows
 from minishuffle.exchange.partition import Subpartition
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import JobId, PartitionId
-from minishuffle.wire.messages import DeployTasks, LogLines
-from minishuffle.wire.parts import WorkerAddress
+from minishuffle.wire.messages import DeployTasks, LogLines, WorkerAddress
 from minishuffle.worker import handoff
 from minishuffle.worker.deployment import Deployment
 from minishuffle.worker.handoff import LoopInbox, TaskPaths

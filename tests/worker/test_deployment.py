@@ -14,7 +14,7 @@ from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import LocalProtocolError, ResourceExhausted
 from minishuffle.exchange.gate import LocalInputChannel, RemoteInputChannel
 from minishuffle.ids import JobId, PartitionId
-from minishuffle.wire.parts import InputChannelSpec, InputSpec, TaskSpec
+from minishuffle.wire.messages import InputChannelSpec, InputSpec, TaskSpec
 from minishuffle.worker.deployment import counters_message
 from minishuffle.worker.state import ChannelKey, StartTask
 from minishuffle.worker.task import Task

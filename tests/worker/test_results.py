@@ -19,9 +19,9 @@ from minishuffle.errors import (
 )
 from minishuffle.exchange.spool import Spool
 from minishuffle.protocol.channel import NextType
+from minishuffle.wire.clients import DropResult, FreeRows, ResultExpected, ServeResult
 from minishuffle.wire.frames import PartitionRequest
-from minishuffle.wire.parts import ControlMessage
-from minishuffle.wire.results import DropResult, FreeRows, ResultExpected, ServeResult
+from minishuffle.wire.messages import ControlMessage
 from minishuffle.worker.results import ResultReaders
 
 if TYPE_CHECKING:

@@ -12,22 +12,20 @@ from minishuffle.wire.handshake import REASONS, HandshakeRefused
 from minishuffle.wire.messages import (
     AskDial,
     CancelTasks,
+    ControlMessage,
     DeployTasks,
     Dial,
-    ReleaseJob,
-    Shutdown,
-    TaskStateChanged,
-    WorkerLost,
-)
-from minishuffle.wire.parts import (
-    ControlMessage,
     ErrorInfo,
     InputChannelSpec,
     InputSpec,
     OutputSpec,
+    ReleaseJob,
+    Shutdown,
     TaskCountersMessage,
     TaskSpec,
+    TaskStateChanged,
     WorkerAddress,
+    WorkerLost,
 )
 from minishuffle.worker.instructions import (
     AbandonTask,

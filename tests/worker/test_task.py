@@ -15,7 +15,7 @@ from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.operators.base import Batch, TaskContext
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import TaskFailed, UnserializableRecord
-from minishuffle.wire.parts import ErrorInfo
+from minishuffle.wire.messages import ErrorInfo
 from minishuffle.worker import task as task_module
 from minishuffle.worker.task import PACKAGE, TaskOutcome, describe_failure
 

@@ -9,7 +9,7 @@ import pytest
 from minishuffle import limits
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import TaskFailed, UsageError
-from minishuffle.wire.parts import ErrorInfo
+from minishuffle.wire.messages import ErrorInfo
 
 if TYPE_CHECKING:
     from conftest import Site

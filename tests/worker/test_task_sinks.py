@@ -12,7 +12,7 @@ from minishuffle.dataflow.operators.base import Batch, TaskContext
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ResourceExhausted
 from minishuffle.exchange.rowformat import unpack_result
-from minishuffle.wire.parts import ErrorInfo
+from minishuffle.wire.messages import ErrorInfo
 from minishuffle.worker import task as task_module
 from minishuffle.worker.task import TaskOutcome
 

@@ -11,8 +11,8 @@ from minishuffle.counters import TaskCounters
 from minishuffle.errors import PeerLost, ShuffleError, Superseded
 from minishuffle.exchange.elements import AssemblyBudget, decode, encode
 from minishuffle.exchange.segments import NetworkBufferPool
+from minishuffle.wire.clients import ROWS_FORGOTTEN
 from minishuffle.wire.frames import BufferFlags, DataType, EventKind
-from minishuffle.wire.streams import ROWS_FORGOTTEN
 from minishuffle.worker.upstreams import UPSTREAM_EDGE, WRITES_KEPT, Progress, UpstreamChannel, UpstreamGate
 
 SEGMENT_BYTES = 4096

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 
 from minishuffle.dataflow.stream import Stream
-from minishuffle.wire.parts import ControlMessage
-from minishuffle.wire.streams import EndWrite, ExpectUpstream, UpstreamExpected, WriteEnded
+from minishuffle.wire.clients import EndWrite, ExpectUpstream, UpstreamExpected, WriteEnded
+from minishuffle.wire.messages import ControlMessage
 from minishuffle.worker.results import ResultReaders
 from minishuffle.worker.visitors import Visitors
 

@@ -20,8 +20,15 @@ from minishuffle.ids import Address
 from minishuffle.transport.control import ControlLink, ControlServer
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
-from minishuffle.wire.messages import AskDial, Dial, Register, Registered, TaskStateChanged
-from minishuffle.wire.parts import ControlMessage, WorkerAddress
+from minishuffle.wire.messages import (
+    AskDial,
+    ControlMessage,
+    Dial,
+    Register,
+    Registered,
+    TaskStateChanged,
+    WorkerAddress,
+)
 from minishuffle.worker.process import run_worker
 
 HOST = "127.0.0.1"

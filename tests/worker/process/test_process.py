@@ -17,8 +17,7 @@ from minishuffle.protocol.connection import ConnectionEvent
 from minishuffle.transport.tcp import DataEndpoint, DataLink
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import HandshakeRefused, Identity
-from minishuffle.wire.messages import Failure, Heartbeat, Shutdown
-from minishuffle.wire.parts import ControlMessage
+from minishuffle.wire.messages import ControlMessage, Failure, Heartbeat, Shutdown
 from minishuffle.worker import process
 
 if TYPE_CHECKING:

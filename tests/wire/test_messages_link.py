@@ -6,10 +6,18 @@ import pytest
 
 from minishuffle import limits
 from minishuffle.errors import RemoteProtocolError, ResourceExhausted
-from minishuffle.wire.codec import encode_frame
-from minishuffle.wire.control import MessageDecoder, encode_message
-from minishuffle.wire.frames import BUFFER_HEADER, FRAME_HEADER, AddCredit, Close, Frame, Hello, Message, Ping
-from minishuffle.wire.messages import ListJobs, ShowJob
+from minishuffle.wire.frames import (
+    BUFFER_HEADER,
+    FRAME_HEADER,
+    AddCredit,
+    Close,
+    Frame,
+    Hello,
+    Message,
+    Ping,
+    encode_frame,
+)
+from minishuffle.wire.messages import ListJobs, MessageDecoder, ShowJob, encode_message
 
 
 def test_every_split_gives_the_same_messages() -> None:

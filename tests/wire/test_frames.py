@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from minishuffle import limits
 from minishuffle.errors import LocalProtocolError, RemoteProtocolError
-from minishuffle.wire.codec import FrameDecoder, decode_body, encode_frame, write_buffer_header
 from minishuffle.wire.frames import (
     BUFFER_HEADER_BYTES,
     FRAME_HEADER,
@@ -22,6 +21,7 @@ from minishuffle.wire.frames import (
     Close,
     Error,
     Frame,
+    FrameDecoder,
     FrameType,
     Hello,
     Message,
@@ -32,6 +32,9 @@ from minishuffle.wire.frames import (
     Reject,
     ResumeConsumption,
     Welcome,
+    decode_body,
+    encode_frame,
+    write_buffer_header,
 )
 
 HELLO = Hello(1, "here", 3, 9, 4, b"n" * 32, b"p" * 32)
