@@ -16,7 +16,7 @@ from minishuffle.errors import (
     TaskFailed,
     UsageError,
 )
-from minishuffle.exchange.rowformat import unpack_result
+from minishuffle.exchange.rows import unpack_result
 from minishuffle.ids import Address
 from minishuffle.transport.control import BlockingControlClient
 from minishuffle.wire.frames import Role

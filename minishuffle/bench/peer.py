@@ -29,7 +29,7 @@ from minishuffle.exchange.partition import ResultPartition, Subpartition
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import Address, JobId, PartitionId
 from minishuffle.protocol.channel import NextType, Outgoing
-from minishuffle.protocol.events import ConnectionEvent, PartitionRequested
+from minishuffle.protocol.connection import ConnectionEvent, PartitionRequested
 from minishuffle.transport.tcp import DataEndpoint, DataLink
 from minishuffle.wire.frames import NO_ELEMENT_START, DataType, EventKind, PartitionRequest, Role
 from minishuffle.wire.handshake import Identity

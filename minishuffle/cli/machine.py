@@ -9,7 +9,7 @@ import socket
 import psutil
 
 from minishuffle.errors import ResourceExhausted, UnknownName, UsageError
-from minishuffle.transport.ports import port_holder
+from minishuffle.transport.addresses import port_holder
 
 __all__ = ["is_minishuffle", "port_holder", "require_free_port", "require_free_ports", "require_local"]
 

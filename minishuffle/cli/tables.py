@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from minishuffle.client import cause_text
-from minishuffle.exchange.rowformat import unpack_result
+from minishuffle.exchange.rows import unpack_result
 from minishuffle.wire.messages import ClusterStatus, JobInfo, TaskInfo
 
 __all__ = [

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from minishuffle.exchange.elements import Batch, KeyedRows
-from minishuffle.exchange.nesting import with_innermost, without_view
+from minishuffle.exchange.schemas import with_innermost, without_view
 
 __all__ = ["chosen", "take", "taken"]
 

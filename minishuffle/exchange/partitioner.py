@@ -14,7 +14,7 @@ from minishuffle.errors import UnknownName, UsageError
 from minishuffle.exchange.elements import Batch, KeyedRows
 from minishuffle.exchange.gather import take
 from minishuffle.exchange.keys import CHUNK_ROWS, destination, hash_columns, hash_rows
-from minishuffle.exchange.rowformat import preview
+from minishuffle.exchange.rows import preview
 
 __all__ = ["Kind", "Partitioner"]
 

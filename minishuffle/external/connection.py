@@ -16,7 +16,7 @@ from minishuffle.exchange.partition import Subpartition
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.external.access import Access
 from minishuffle.ids import Address
-from minishuffle.protocol.events import ConnectionEvent, PeerSilent
+from minishuffle.protocol.connection import ConnectionEvent, PeerSilent
 from minishuffle.transport.tcp import DataEndpoint, DataLink
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity

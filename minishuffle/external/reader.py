@@ -12,7 +12,7 @@ from minishuffle.exchange.elements import AssemblyBudget, decode
 from minishuffle.exchange.gate import InputGate, RemoteInputChannel
 from minishuffle.external.access import Access
 from minishuffle.external.connection import ExternalConnection
-from minishuffle.protocol.events import ConnectionEvent
+from minishuffle.protocol.connection import ConnectionEvent
 from minishuffle.transport.tcp import DataLink
 from minishuffle.wire.clients import OpenResult, ResultOpened
 from minishuffle.wire.frames import PartitionRequest

@@ -24,7 +24,7 @@ from minishuffle.external.access import Access
 from minishuffle.external.connection import ExternalConnection
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.limits import BATCH_ROWS_MAX
-from minishuffle.protocol.events import ConnectionEvent, PartitionRequested
+from minishuffle.protocol.connection import ConnectionEvent, PartitionRequested
 from minishuffle.transport.tcp import DataLink
 from minishuffle.wire.clients import (
     ROWS_FORGOTTEN,

@@ -23,7 +23,7 @@ from pyspark import TaskContext
 
 from minishuffle.errors import PeerLost
 from minishuffle.ids import Address
-from minishuffle.transport.ports import unreachable
+from minishuffle.transport.addresses import unreachable
 
 __all__ = ["WorkerOrder", "run_worker_task"]
 

@@ -16,7 +16,7 @@ from typing import Self
 from minishuffle import limits
 from minishuffle.errors import PeerLost, RemoteProtocolError, ResourceExhausted, ShuffleError, error_from_code
 from minishuffle.ids import Address
-from minishuffle.transport.ports import cannot_listen, host_port, refused_at, unreachable
+from minishuffle.transport.addresses import cannot_listen, host_port, refused_at, unreachable
 from minishuffle.wire.handshake import NONCE_BYTES, Handshake, HandshakeRefused, Identity
 from minishuffle.wire.messages import ControlMessage, Failure, MessageDecoder, encode_message
 

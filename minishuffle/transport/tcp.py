@@ -22,9 +22,8 @@ from minishuffle.counters import ConnectionCounters
 from minishuffle.errors import PeerLost, RemoteProtocolError, ShuffleError
 from minishuffle.ids import Address
 from minishuffle.protocol.channel import Outgoing
-from minishuffle.protocol.connection import Connection
-from minishuffle.protocol.events import ConnectionEvent, PeerClosed
-from minishuffle.transport.ports import cannot_listen, host_port, unreachable
+from minishuffle.protocol.connection import Connection, ConnectionEvent, PeerClosed
+from minishuffle.transport.addresses import cannot_listen, host_port, unreachable
 from minishuffle.wire.handshake import Handshake, HandshakeRefused, Identity
 
 __all__ = ["DataEndpoint", "DataLink", "EndpointHandler"]

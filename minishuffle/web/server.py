@@ -23,7 +23,7 @@ from minishuffle.counters import CoordinatorSnapshot, WorkerEntry, WorkerSnapsho
 from minishuffle.ids import Address
 from minishuffle.observe.metrics import coordinator_registry, worker_registry
 from minishuffle.observe.prometheus import SD_REFRESH_SECONDS
-from minishuffle.transport.ports import cannot_listen
+from minishuffle.transport.addresses import cannot_listen
 
 __all__ = ["WebServer", "serve_coordinator_web", "serve_worker_web"]
 

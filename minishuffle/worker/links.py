@@ -9,7 +9,7 @@ from minishuffle.errors import PeerLost, RemoteProtocolError, ShuffleError
 from minishuffle.exchange.gate import InputChannel, RemoteInputChannel
 from minishuffle.exchange.partition import ResultPartition
 from minishuffle.ids import Address
-from minishuffle.protocol.events import ConnectionEvent, PartitionRequested, PeerSilent
+from minishuffle.protocol.connection import ConnectionEvent, PartitionRequested, PeerSilent
 from minishuffle.transport.tcp import DataEndpoint, DataLink
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity

@@ -44,7 +44,7 @@ from minishuffle.errors import (
 from minishuffle.exchange.elements import pack_rows
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.partition import ResultPartition
-from minishuffle.exchange.rowformat import pack_result
+from minishuffle.exchange.rows import pack_result
 from minishuffle.exchange.spool import Spool
 from minishuffle.ids import AttemptId
 from minishuffle.wire.frames import EventKind

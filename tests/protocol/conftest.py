@@ -12,8 +12,7 @@ from minishuffle.exchange.partition import ResultPartition, Subpartition
 from minishuffle.exchange.segments import LocalPool, NetworkBufferPool, Segment
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.protocol.channel import ConsumerChannel, FreeBuffer, Received
-from minishuffle.protocol.connection import Connection
-from minishuffle.protocol.events import PartitionRequested
+from minishuffle.protocol.connection import Connection, PartitionRequested
 from minishuffle.wire.frames import DataType, PartitionRequest
 
 SEGMENT_BYTES = 64

@@ -17,8 +17,7 @@ from minishuffle.errors import (
     RemoteProtocolError,
     TaskFailed,
 )
-from minishuffle.protocol.connection import Connection
-from minishuffle.protocol.events import PeerClosed, PeerSilent
+from minishuffle.protocol.connection import Connection, PeerClosed, PeerSilent
 from minishuffle.wire.frames import (
     AddCredit,
     BacklogAnnouncement,

@@ -20,11 +20,11 @@ from minishuffle.exchange.partition import ResultPartition, Subpartition
 from minishuffle.exchange.segments import NetworkBufferPool, Segment
 from minishuffle.ids import Address, JobId, PartitionId
 from minishuffle.protocol.channel import ConsumerChannel, FreeBuffer, Received
-from minishuffle.protocol.events import ConnectionEvent, PartitionRequested
-from minishuffle.transport.memory import MemoryWire
+from minishuffle.protocol.connection import ConnectionEvent, PartitionRequested
 from minishuffle.transport.tcp import DataEndpoint
 from minishuffle.wire.frames import DataType, EventKind, PartitionRequest, Role
 from minishuffle.wire.handshake import Identity
+from support.memory import MemoryWire
 
 SEGMENT_BYTES = 4096
 CHANNELS = 3

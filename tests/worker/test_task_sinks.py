@@ -11,7 +11,7 @@ import pytest
 from minishuffle.dataflow.operators.base import Batch, TaskContext
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ResourceExhausted
-from minishuffle.exchange.rowformat import unpack_result
+from minishuffle.exchange.rows import unpack_result
 from minishuffle.wire.messages import ErrorInfo
 from minishuffle.worker import task as task_module
 from minishuffle.worker.task import TaskOutcome

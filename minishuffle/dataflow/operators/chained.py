@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from minishuffle.dataflow.operators.base import Emit, Mark, TaskContext
 from minishuffle.errors import UsageError, text_of
-from minishuffle.exchange.rowformat import preview
+from minishuffle.exchange.rows import preview
 from minishuffle.limits import BATCH_ROWS_MAX
 
 __all__ = ["ChainedOperator", "Emission", "OnError", "RecordOperator", "emit_rows", "preview"]

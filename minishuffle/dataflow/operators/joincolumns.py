@@ -15,7 +15,7 @@ from minishuffle.dataflow.operators.moments import Vector
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.dataflow.operators.widertype import wider
 from minishuffle.errors import UsageError
-from minishuffle.exchange.nesting import with_innermost
+from minishuffle.exchange.schemas import with_innermost
 from minishuffle.limits import BATCH_ROWS_MAX
 
 __all__ = [

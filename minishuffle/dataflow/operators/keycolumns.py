@@ -8,9 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from minishuffle.dataflow.operators.widertype import wider
-from minishuffle.exchange.columnhash import family, fixed_values
-from minishuffle.exchange.keys import hash_columns
-from minishuffle.exchange.texts import Texts
+from minishuffle.exchange.keys import Texts, family, fixed_values, hash_columns
 
 __all__ = [
     "FixedColumn",

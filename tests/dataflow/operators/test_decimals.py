@@ -17,7 +17,7 @@ from minishuffle.dataflow.operators.columns import result_type
 from minishuffle.dataflow.operators.convert import RowsToArrow, rows_of
 from minishuffle.dataflow.operators.decimals import decimal_array, decimal_units
 from minishuffle.errors import UsageError
-from minishuffle.exchange.rowformat import pack_rows, unpack_rows
+from minishuffle.exchange.rows import pack_rows, unpack_rows
 
 EXACT = Context(prec=80)
 LARGE = pa.decimal128(38, 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from minishuffle.exchange.nesting import with_innermost, without_dictionary, without_view
+from minishuffle.exchange.schemas import with_innermost, without_dictionary, without_view
 
 VIEWS = pa.struct([pa.field("a", pa.string_view(), nullable=False), ("b", pa.list_(pa.binary_view()))])
 LONG = pa.struct([pa.field("a", pa.large_string(), nullable=False), ("b", pa.list_(pa.large_binary()))])

@@ -15,8 +15,7 @@ from minishuffle import limits
 from minishuffle.counters import ConnectionCounters
 from minishuffle.errors import PeerLost, RemoteProtocolError, ShuffleError
 from minishuffle.protocol.channel import Outgoing
-from minishuffle.protocol.connection import Connection
-from minishuffle.protocol.events import ConnectionEvent, PeerClosed
+from minishuffle.protocol.connection import Connection, ConnectionEvent, PeerClosed
 from minishuffle.wire.handshake import Identity
 
 __all__ = ["MemoryHandler", "MemoryLink", "MemoryWire"]

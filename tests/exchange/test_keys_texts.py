@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minishuffle.exchange.texts import Texts
+from minishuffle.exchange.keys import Texts
 
 KINDS = [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()]
 

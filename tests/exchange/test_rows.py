@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minishuffle.errors import RemoteProtocolError
-from minishuffle.exchange.rowformat import pack_keyed_rows, unpack_keyed_rows
+from minishuffle.exchange.rows import pack_keyed_rows, unpack_keyed_rows
 
 ROWS = [("ada", 1, 2.5), ("bob", 2, 2.5), ("ada", 3, None)]
 

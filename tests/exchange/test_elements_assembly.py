@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from minishuffle import limits
 from minishuffle.errors import RemoteProtocolError, ResourceExhausted
-from minishuffle.exchange import assembly
+from minishuffle.exchange import elements
 from minishuffle.exchange.elements import (
     ELEMENT_HEADER,
     Assembler,
@@ -153,13 +153,13 @@ def test_an_element_in_one_buffer_needs_no_budget(written: Written) -> None:
 def spilled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of the files that are mapped from now on."""
     sizes: list[int] = []
-    real = assembly._map_file
+    real = elements._map_file
 
     def counting(size: int, directory: str | None) -> Any:
         sizes.append(size)
         return real(size, directory)
 
-    monkeypatch.setattr(assembly, "_map_file", counting)
+    monkeypatch.setattr(elements, "_map_file", counting)
     return sizes
 
 
@@ -178,7 +178,7 @@ def test_what_the_budget_has_no_room_for_goes_to_a_file(
 def test_long_arrow_elements_are_used_from_their_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, written: Written
 ) -> None:
-    monkeypatch.setattr(assembly, "SPILL_ELEMENT_BYTES", 4096)
+    monkeypatch.setattr(elements, "SPILL_ELEMENT_BYTES", 4096)
     sizes = spilled(monkeypatch)
     (element,) = fed(assembler(directory=tmp_path), cut(written(NUMBERS), 512))
     back = decode(*element)
