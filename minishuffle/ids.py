@@ -9,7 +9,7 @@ connections of one logical channel.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NewType
+from typing import Final, NewType
 
 from minishuffle.errors import UsageError
 
@@ -18,6 +18,7 @@ __all__ = [
     "AttemptId",
     "ChannelId",
     "Epoch",
+    "FIRST_ATTEMPT",
     "Generation",
     "JobId",
     "OperatorId",
@@ -47,6 +48,9 @@ ChannelId = NewType("ChannelId", int)
 
 Generation = NewType("Generation", int)
 """Counts the connections of one logical channel, from 1."""
+
+FIRST_ATTEMPT: Final = 1
+"""The number of a subtask's first incarnation."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

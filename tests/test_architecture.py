@@ -51,7 +51,7 @@ MAY_BLOCK = frozenset(
         "worker/handoff.py",
         "worker/task.py",
         "worker/process.py",
-        "worker/results.py",
+        "worker/clients.py",
         "coordinator/process.py",
     }
 )

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from minishuffle.config import ClusterSettings
-from minishuffle.coordinator.figures import CoordinatorFacts
 from minishuffle.coordinator.instructions import (
     CloseLink,
     Instruction,
@@ -29,6 +28,7 @@ from minishuffle.coordinator.instructions import (
 )
 from minishuffle.coordinator.journal import CoordinatorJournal
 from minishuffle.coordinator.state import CoordinatorState
+from minishuffle.coordinator.status import CoordinatorFacts
 from minishuffle.counters import CoordinatorSnapshot
 from minishuffle.errors import ResourceExhausted, ShuffleError
 from minishuffle.transport.control import ControlLink, ControlServer

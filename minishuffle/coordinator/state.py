@@ -9,19 +9,21 @@ carries the instructions out, in order, and calls :meth:`CoordinatorState.handle
 from __future__ import annotations
 
 import itertools
-from typing import Literal
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
 
 from minishuffle.config import ClusterSettings
-from minishuffle.coordinator.admission import admit, checked_graph, segments_required, slots_used
-from minishuffle.coordinator.deployment import deployments
-from minishuffle.coordinator.ending import Ending
-from minishuffle.coordinator.figures import CoordinatorFacts, cluster_status, coordinator_snapshot
+from minishuffle.coordinator.clients import ResultRequest, Results, StreamRequest, Streams
 from minishuffle.coordinator.instructions import CloseLink, Instruction, Journal, Reply, SendToWorker, Stopped
-from minishuffle.coordinator.jobs import Job
-from minishuffle.coordinator.jobtable import JOBS_KEPT, JobTable
-from minishuffle.coordinator.polls import LongPolls
-from minishuffle.coordinator.results import ResultRequest, Results
-from minishuffle.coordinator.streams import StreamRequest, Streams
+from minishuffle.coordinator.jobs import JOBS_KEPT, Job, JobTable
+from minishuffle.coordinator.scheduling import (
+    admit,
+    checked_graph,
+    deployments,
+    segments_required,
+    slots_used,
+)
+from minishuffle.coordinator.status import CoordinatorFacts, cluster_status, coordinator_snapshot
 from minishuffle.coordinator.workers import Worker, WorkerRegistry
 from minishuffle.counters import CoordinatorSnapshot
 from minishuffle.dataflow.graph import JobGraph
@@ -59,7 +61,145 @@ from minishuffle.wire.messages import (
     WorkerLost,
 )
 
-__all__ = ["CoordinatorState"]
+__all__ = ["CoordinatorState", "Ending", "LongPolls", "PollRequest"]
+
+
+# --- polls ----------------------------------------------------------------------------------------
+#
+# Requests about one job that wait until there is something to say: answered, or kept until then.
+
+
+PollRequest: TypeAlias = GetEvents | GetLogs | WaitJob
+
+WAIT_SECONDS_MAX: Final = 60.0
+POLLS_MAX: Final = 1_024
+"""Requests that wait at once; any further is answered right away with what there is."""
+
+
+@dataclass(slots=True)
+class _Poll:
+    link: int
+    request: int
+    message: PollRequest
+    deadline: float
+
+
+class LongPolls:
+    """The requests that wait, by job. Invariant: at most POLLS_MAX."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, list[_Poll]] = {}
+
+    def ask(self, link: int, request: int, message: PollRequest, job: Job, now: float) -> list[Reply]:
+        """Answer at once, or wait for at most ``wait_seconds`` of the message."""
+        poll = _Poll(link, request, message, now + min(message.wait_seconds, WAIT_SECONDS_MAX))
+        count = sum(map(len, self._waiting.values()))
+        if _ready(message, job) or now >= poll.deadline or count >= POLLS_MAX:
+            return [Reply(link, request, _reply(message, job))]
+        self._waiting.setdefault(message.job, []).append(poll)
+        return []
+
+    def changed(self, job: Job, now: float) -> list[Reply]:
+        """Something happened to the job, or time has passed."""
+        waiting = self._waiting.pop(job.id, [])
+        replies: list[Reply] = []
+        remaining: list[_Poll] = []
+        for poll in waiting:
+            if _ready(poll.message, job) or now >= poll.deadline:
+                replies.append(Reply(poll.link, poll.request, _reply(poll.message, job)))
+            else:
+                remaining.append(poll)
+        if remaining:
+            self._waiting[job.id] = remaining
+        return replies
+
+    def due(self, now: float) -> list[str]:
+        """Jobs with a request that has waited long enough."""
+        return [job for job, polls in self._waiting.items() if any(now >= poll.deadline for poll in polls)]
+
+    def forget(self, link: int) -> None:
+        """The link is closed: nobody waits there."""
+        for job, polls in list(self._waiting.items()):
+            remaining = [poll for poll in polls if poll.link != link]
+            if remaining:
+                self._waiting[job] = remaining
+            else:
+                del self._waiting[job]
+
+    def next_deadline(self) -> float | None:
+        return min((poll.deadline for polls in self._waiting.values() for poll in polls), default=None)
+
+    def jobs(self) -> set[str]:
+        """Jobs that somebody waits for."""
+        return set(self._waiting)
+
+
+def _ready(message: PollRequest, job: Job) -> bool:
+    """Whether there is something to say before the time is up."""
+    match message:
+        case GetEvents(after=after):
+            return job.over or job.story.has_events(after)
+        case GetLogs(after=after):
+            return job.over or job.story.has_lines(after)
+        case WaitJob():
+            return job.over
+
+
+def _reply(message: PollRequest, job: Job) -> ControlMessage:
+    match message:
+        case GetEvents(after=after):
+            return job.story.events_after(after, job.over)
+        case GetLogs(after=after):
+            return job.story.logs_after(after, job.over)
+        case WaitJob():
+            return job.info(results=True)
+
+
+# --- ending ---------------------------------------------------------------------------------------
+#
+# How a cluster is shut down: jobs are cancelled first, then workers sent home; each step has its time.
+
+
+DRAIN_SECONDS: Final = 2.0
+"""How much longer than ``task_cancel_timeout`` jobs may take to end when the cluster stops."""
+GOODBYE_SECONDS: Final = 3.0
+"""How long workers may take to close their links after that."""
+
+
+class Ending:
+    """``phase`` goes from "up" over "draining" and "closing" to "stopped" and never back."""
+
+    def __init__(self, task_cancel_timeout: float) -> None:
+        self.phase: Literal["up", "draining", "closing", "stopped"] = "up"
+        self._drain_seconds = task_cancel_timeout + DRAIN_SECONDS
+        self._deadline = 0.0
+
+    def begin(self, now: float) -> bool:
+        """False if it has begun before."""
+        if self.phase != "up":
+            return False
+        self.phase, self._deadline = "draining", now + self._drain_seconds
+        return True
+
+    def drained(self, now: float, jobs_run: bool) -> bool:
+        """True, once, when workers are to be sent home."""
+        if self.phase != "draining" or (jobs_run and now < self._deadline):
+            return False
+        self.phase, self._deadline = "closing", now + GOODBYE_SECONDS
+        return True
+
+    def closed(self, now: float, workers_there: bool) -> bool:
+        """True, once, when everything has ended or had its time."""
+        if self.phase != "closing" or (workers_there and now < self._deadline):
+            return False
+        self.phase = "stopped"
+        return True
+
+    def next_deadline(self) -> float | None:
+        return self._deadline if self.phase in ("draining", "closing") else None
+
+
+# --- state ----------------------------------------------------------------------------------------
 
 
 class CoordinatorState:

@@ -6,7 +6,7 @@ compute a subtask's neighbours from the pattern.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgpack
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -14,7 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from minishuffle import limits
 from minishuffle.errors import InvalidGraph
 
-__all__ = ["Edge", "JobGraph", "JobSettings", "Vertex"]
+__all__ = ["Edge", "JobGraph", "JobSettings", "Placement", "Vertex"]
+
+Placement: TypeAlias = tuple[int, ...]
+"""The worker id of each slot of a job; subtask ``i`` of every operator runs in slot ``i``."""
 
 
 class JobSettings(BaseModel):

@@ -32,10 +32,12 @@ from minishuffle.wire.messages import (
     TaskCountersMessage,
     WorkerAddress,
 )
-from minishuffle.worker.deployment import Deployment, counters_message
-from minishuffle.worker.figures import registration, short_failure, worker_report, worker_snapshot
+from minishuffle.worker.clients import ResultReaders, Visitors
 from minishuffle.worker.handoff import LoopInbox
-from minishuffle.worker.instructions import (
+from minishuffle.worker.interpreter import tune_interpreter
+from minishuffle.worker.outbox import OutboxSender
+from minishuffle.worker.peers import PeerLinks
+from minishuffle.worker.state import (
     AbandonTask,
     Attach,
     CancelTask,
@@ -53,15 +55,18 @@ from minishuffle.worker.instructions import (
     ServeStream,
     StartTask,
     TaskKey,
+    WorkerState,
 )
-from minishuffle.worker.interpreter import tune_interpreter
-from minishuffle.worker.links import PeerLinks
-from minishuffle.worker.outbox import OutboxSender
-from minishuffle.worker.results import ResultReaders
-from minishuffle.worker.state import WorkerState
 from minishuffle.worker.task import Task, TaskOutcome, describe_failure
+from minishuffle.worker.tasks import (
+    Deployment,
+    counters_message,
+    registration,
+    short_failure,
+    worker_report,
+    worker_snapshot,
+)
 from minishuffle.worker.timers import Timers
-from minishuffle.worker.visitors import Visitors
 
 __all__ = ["Worker", "run_worker"]
 

@@ -12,49 +12,287 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import cloudpickle
 
 from minishuffle import limits
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.operators.base import (
+    BEGINNING_OF_TIME,
     END_OF_TIME,
+    Active,
     Batch,
     Emit,
+    Idle,
+    KeyedRows,
     Mark,
     Operator,
+    Output,
     Program,
+    Side,
     Source,
+    SplitMark,
     TaskContext,
     Watermark,
 )
 from minishuffle.dataflow.operators.reader import SourceReader
-from minishuffle.errors import (
-    ResourceExhausted,
-    ShuffleError,
-    TaskCancelled,
-    TaskFailed,
-    clipped,
-    text_of,
-)
-from minishuffle.exchange.elements import pack_rows
+from minishuffle.errors import ResourceExhausted, ShuffleError, TaskCancelled, TaskFailed, clipped, text_of
+from minishuffle.exchange.elements import decode, encode, pack_rows
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.partition import ResultPartition
+from minishuffle.exchange.partitioner import Partitioner
 from minishuffle.exchange.rows import pack_result
 from minishuffle.exchange.spool import Spool
+from minishuffle.exchange.watermarks import WatermarkValve
 from minishuffle.ids import AttemptId
 from minishuffle.wire.frames import EventKind
 from minishuffle.wire.messages import ErrorInfo
-from minishuffle.worker.chain import Chain
 from minishuffle.worker.handoff import TaskPaths
-from minishuffle.worker.inputs import Inputs
 from minishuffle.worker.outbox import Outbox
 
-__all__ = ["Task", "TaskOutcome"]
+__all__ = ["Chain", "Inputs", "Task", "TaskOutcome"]
+
+
+# --- inputs ---------------------------------------------------------------------------------------
+#
+# What a task reads from its gates: batches and marks, by input number and in order. Does not block.
+
+
+Item: TypeAlias = "Batch | Mark"
+
+
+@dataclass(slots=True)
+class _Input:
+    """All gates of one input number; ``told`` is what the operator knows of their watermark."""
+
+    number: int
+    valve: WatermarkValve
+    told: tuple[int, bool]
+
+
+@dataclass(slots=True)
+class _Gate:
+    gate: InputGate
+    input: _Input
+    position: int
+    """The gate's number in its input's valve."""
+    split: int = -1
+    """The split of the last batch, where the gate tells splits apart."""
+    ended: bool = False
+
+
+class Inputs:
+    """Takes turns between gates, an element each.
+
+    Args:
+        first_input: while gates of that input have not ended no other is read; None: all in turn.
+    """
+
+    def __init__(self, gates: list[InputGate], first_input: int | None) -> None:
+        inputs: dict[int, _Input] = {}
+        self._gates: list[_Gate] = []
+        for gate in gates:
+            valve = WatermarkValve()
+            each = inputs.setdefault(gate.input, _Input(gate.input, valve, (valve.watermark, valve.idle)))
+            self._gates.append(_Gate(gate, each, each.valve.add()))
+        self._first_input = first_input
+        self._turn = 0
+        self._ready: deque[tuple[int, Item]] = deque()
+
+    @property
+    def finished(self) -> bool:
+        """Every gate has ended, and everything was taken."""
+        return not self._ready and all(gate.ended for gate in self._gates)
+
+    def poll(self) -> tuple[int, Item] | None:
+        """The next batch or mark and the number of its input; None if there is nothing now.
+
+        Raises:
+            ShuffleError: a channel failed.
+        """
+        if not self._ready:
+            self._read()
+        return self._ready.popleft() if self._ready else None
+
+    def _read(self) -> None:
+        """Give each gate its turn until one has something."""
+        gates = self._readable()
+        for step in range(len(gates)):
+            self._read_gate(gates[(self._turn + step) % len(gates)])
+            if self._ready:
+                break
+        self._turn += 1
+
+    def _readable(self) -> list[_Gate]:
+        first = [gate for gate in self._gates if gate.input.number == self._first_input and not gate.ended]
+        return first or [gate for gate in self._gates if not gate.ended]
+
+    def _read_gate(self, each: _Gate) -> None:
+        gate, number = each.gate, each.input.number
+        element = gate.poll()
+        changes = gate.split_changes
+        if changes is not None:
+            while changes:
+                split, state = changes.popleft()
+                self._ready.append((number, SplitMark(split, state)))
+        elif gate.marked:
+            gate.marked = False
+            self._tell(each, gate.valve.watermark, gate.valve.idle)
+        if element is not None:
+            if changes is not None and element.channel.producer != each.split:
+                each.split = element.channel.producer
+                self._ready.append((number, SplitMark(each.split, "current")))
+            self._ready.append((number, decode(element.format, element.rows, element.payload)))
+        if gate.finished:
+            each.ended = True
+            each.input.valve.end(each.position)
+            self._tell_all(each.input)
+
+    def _tell(self, each: _Gate, time: int, idle: bool) -> None:
+        each.input.valve.update(each.position, time, idle)
+        self._tell_all(each.input)
+
+    def _tell_all(self, each: _Input) -> None:
+        """What the operator does not know yet of its input's watermark."""
+        time, idle = each.valve.watermark, each.valve.idle
+        told_time, told_idle = each.told
+        if time > told_time:
+            self._ready.append((each.number, Watermark(time)))
+        elif told_idle and not idle:
+            self._ready.append((each.number, Active()))
+        if idle and (not told_idle or time > told_time):
+            self._ready.append((each.number, Idle()))
+        each.told = (time, idle)
+
+
+# --- chain ----------------------------------------------------------------------------------------
+#
+# The chain of a task: operators that hand batches and marks to each other, and the partitions behind.
+
+
+class Chain:
+    """The opened operators of one attempt, wired up.
+
+    Args:
+        partitions: by edge.
+        index: of the subtask; the first consumer that it deals to.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        partitions: Mapping[int, ResultPartition],
+        index: int,
+        counters: TaskCounters,
+    ) -> None:
+        self.operators = program.operators
+        self._partitions = partitions
+        self._counters = counters
+        self._writers = [
+            (output.side, _edge_writer(output, partitions[output.edge], index)) for output in program.outputs
+        ]
+        self._watermark = BEGINNING_OF_TIME
+        plain = [write for side, write in self._writers if side is None]
+        only = plain[0] if len(plain) == 1 else None
+
+        def end(item: Batch | Mark) -> None:
+            if isinstance(item, Mark):
+                self._mark(item)
+            elif only is not None:
+                only(item)
+            else:
+                for write in plain:
+                    write(item)
+
+        self._stages: list[Emit] = [end]
+        for operator in reversed(program.operators):
+            self._stages.insert(0, self._stage(operator, 0, self._stages[0]))
+
+    def entrance(self, input: int) -> Emit:
+        """Where the items of input number ``input`` go in."""
+        if input == 0:
+            return self._stages[0]
+        return self._stage(self.operators[0], input, self._stages[1])
+
+    def _stage(self, operator: Operator, input: int, following: Emit) -> Emit:
+        end = self._stages[-1]
+
+        def take(item: Batch | Mark) -> None:
+            if not isinstance(item, Mark):
+                operator.process(item, input, following)
+            elif isinstance(item, Side):
+                end(item)
+            else:
+                operator.on_mark(item, input, following)
+
+        return take
+
+    def _mark(self, mark: Mark) -> None:
+        """A mark has come to the chain's end. That time has ended is said by the end of data."""
+        match mark:
+            case Side(tag, batch):
+                for side, write in self._writers:
+                    if side == tag:
+                        write(batch)
+            case Watermark(time):
+                if self._watermark < time < END_OF_TIME:
+                    self._watermark = self._counters.watermark = time
+                    self._broadcast(idle=False)
+            case Idle():
+                self._broadcast(idle=True)
+            case Active():
+                self._broadcast(idle=False)
+
+    def _broadcast(self, *, idle: bool) -> None:
+        for partition in self._partitions.values():
+            partition.broadcast_watermark(self._watermark, idle)
+
+    # --- clocks and end --------------------------------------------------------------------------
+
+    def deadline(self) -> float | None:
+        """When :meth:`on_clock` is due; None if no operator waits for the clock."""
+        times = [time for operator in self.operators if (time := operator.deadline()) is not None]
+        return min(times, default=None)
+
+    def on_clock(self, now: float) -> None:
+        for operator, following in zip(self.operators, self._stages[1:], strict=True):
+            due = operator.deadline()
+            if due is not None and due <= now:
+                operator.on_clock(now, following)
+
+    def finish(self, check: Callable[[], None]) -> None:
+        """Every input has ended; ``check`` raises if the task was cancelled meanwhile."""
+        for operator, following in zip(self.operators, self._stages[1:], strict=True):
+            check()
+            operator.finish(following)
+
+
+def _edge_writer(output: Output, partition: ResultPartition, start: int) -> Callable[[Any], None]:
+    consumers = len(partition.subpartitions)
+    partitioner = Partitioner(output.partitioner, consumers, output.keys, output.choose, start)
+    broadcast = output.partitioner == "broadcast"
+
+    def write(batch: list[Any] | KeyedRows | Any) -> None:
+        if not len(batch):
+            return
+        if broadcast:
+            rows, parts = encode(batch)
+            for position in range(consumers):
+                partition.write(position, rows, parts)
+            return
+        for position, piece in partitioner.split(batch):
+            rows, parts = encode(piece)
+            partition.write(position, rows, parts)
+
+    return write
+
+
+# --- task -----------------------------------------------------------------------------------------
 
 PACKAGE: Final = Path(__file__).parent.parent
 RUNTIME_CODE: Final = f"{PACKAGE}{os.sep}"

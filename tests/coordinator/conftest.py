@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from minishuffle.config import ClusterSettings
-from minishuffle.coordinator.figures import CoordinatorFacts
 from minishuffle.coordinator.instructions import CloseLink, Instruction, Journal, Reply, SendToWorker, Stopped
 from minishuffle.coordinator.state import CoordinatorState
+from minishuffle.coordinator.status import CoordinatorFacts
 from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.wire.messages import (
     Accepted,

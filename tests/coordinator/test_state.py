@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from minishuffle.coordinator.ending import DRAIN_SECONDS, GOODBYE_SECONDS
+from minishuffle.coordinator.state import DRAIN_SECONDS, GOODBYE_SECONDS
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import InvalidGraph, ResourceExhausted, TaskFailed, UsageError
 from minishuffle.wire.messages import (

@@ -9,7 +9,7 @@ import pytest
 
 from minishuffle import limits
 from minishuffle.coordinator import jobs as jobs_module
-from minishuffle.coordinator.jobtable import JOBS_KEPT
+from minishuffle.coordinator.jobs import JOBS_KEPT
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import ResourceExhausted, UnknownName
 from minishuffle.wire.messages import (
@@ -172,7 +172,7 @@ def test_a_client_that_left_is_not_answered(cluster: FakeCluster, pair: Any, mak
 def test_more_waits_than_are_kept_are_answered_at_once(
     cluster: FakeCluster, pair: Any, make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minishuffle.coordinator.polls.POLLS_MAX", 2)
+    monkeypatch.setattr("minishuffle.coordinator.state.POLLS_MAX", 2)
     cluster.submit(make_graph())
     asked = [cluster.ask(WaitJob(job="j1", wait_seconds=5.0)) for _ in range(3)]
     assert [cluster.reply(request) is not None for request in asked] == [False, False, True]

@@ -16,7 +16,7 @@ import pytest
 from minishuffle import limits
 from minishuffle.cli.scrape import Samples, scrape, total
 from minishuffle.config import ClusterSettings, create_secret
-from minishuffle.coordinator.deployment import deployments
+from minishuffle.coordinator.scheduling import deployments
 from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.stream import Stream

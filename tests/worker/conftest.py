@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from minishuffle.coordinator.deployment import deployments
+from minishuffle.coordinator.scheduling import deployments
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.graph import JobGraph, JobSettings
@@ -21,11 +21,11 @@ from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.wire.messages import DeployTasks, LogLines, WorkerAddress
 from minishuffle.worker import handoff
-from minishuffle.worker.deployment import Deployment
 from minishuffle.worker.handoff import LoopInbox, TaskPaths
 from minishuffle.worker.outbox import Outbox
 from minishuffle.worker.state import ChannelKey, StartTask, TaskKey
 from minishuffle.worker.task import Task, TaskOutcome
+from minishuffle.worker.tasks import Deployment
 
 SECONDS_MAX = 20.0
 WORKER = 1

@@ -27,7 +27,7 @@ from minishuffle.wire.messages import (
     WorkerAddress,
     WorkerLost,
 )
-from minishuffle.worker.instructions import (
+from minishuffle.worker.state import (
     AbandonTask,
     Attach,
     CancelTask,
@@ -43,8 +43,8 @@ from minishuffle.worker.instructions import (
     RequestPartition,
     Send,
     StartTask,
+    WorkerState,
 )
-from minishuffle.worker.state import WorkerState
 
 SETTINGS = ClusterSettings(task_cancel_timeout=10.0, abandoned_max=1, partition_request_timeout=5.0)
 SOURCE = TaskSpec(

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import pytest
 
 from minishuffle.config import ClusterSettings
-from minishuffle.coordinator.deployment import deployments
+from minishuffle.coordinator.scheduling import deployments
 from minishuffle.counters import WorkerSnapshot
 from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.stream import Stream

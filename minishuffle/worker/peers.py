@@ -14,9 +14,8 @@ from minishuffle.transport.tcp import DataEndpoint, DataLink
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import PeerReport, WorkerAddress
-from minishuffle.worker.instructions import Attach, CloseLinks, Instruction, Refuse, RequestPartition
-from minishuffle.worker.state import WorkerState
-from minishuffle.worker.visitors import Visitors
+from minishuffle.worker.clients import Visitors
+from minishuffle.worker.state import Attach, CloseLinks, Instruction, Refuse, RequestPartition, WorkerState
 
 __all__ = ["PeerLinks"]
 

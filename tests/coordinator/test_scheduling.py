@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minishuffle.coordinator.placement import buffers_needed, check_buffers, place
+from minishuffle.coordinator.scheduling import buffers_needed, check_buffers, place
 from minishuffle.dataflow.graph import Edge, JobGraph, Vertex
 from minishuffle.errors import ResourceExhausted
 

@@ -9,8 +9,7 @@ import pyarrow as pa
 from minishuffle.dataflow.stream import Stream
 from minishuffle.wire.clients import EndWrite, ExpectUpstream, UpstreamExpected, WriteEnded
 from minishuffle.wire.messages import ControlMessage
-from minishuffle.worker.results import ResultReaders
-from minishuffle.worker.visitors import Visitors
+from minishuffle.worker.clients import ResultReaders, Visitors
 
 if TYPE_CHECKING:
     from conftest import Site

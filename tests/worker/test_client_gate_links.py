@@ -21,7 +21,7 @@ from minishuffle.exchange.segments import NetworkBufferPool, Segment
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.protocol.connection import Connection, PartitionRequested
 from minishuffle.wire.frames import EventKind, PartitionRequest
-from minishuffle.worker.upstreams import UPSTREAM_EDGE, Progress, UpstreamChannel, UpstreamGate
+from minishuffle.worker.client_gate import UPSTREAM_EDGE, Progress, UpstreamChannel, UpstreamGate
 
 SEGMENTS = 64
 SEGMENT_BYTES = 256

@@ -1,16 +1,25 @@
-"""What is deployed on a worker: tasks with their gates, partitions and pools, built and taken down.
-
-Everything here is called on the loop thread and does not block.
-"""
+"""What a worker tells of itself: to register, with each heartbeat, and for ``/metrics``; and of a task
+whose own report cannot be sent."""
 
 from __future__ import annotations
 
+import os
+import platform
 from collections.abc import Callable
+from importlib import metadata
 
 from minishuffle import limits
-from minishuffle.counters import PartitionSnapshot, PoolSnapshot, TaskCounters, TaskSnapshot
+from minishuffle.counters import (
+    ConnectionCounters,
+    Histogram,
+    PartitionSnapshot,
+    PoolSnapshot,
+    TaskCounters,
+    TaskSnapshot,
+    WorkerSnapshot,
+)
 from minishuffle.dataflow.graph import JobSettings
-from minishuffle.errors import LocalProtocolError
+from minishuffle.errors import LocalProtocolError, ResourceExhausted, clipped, text_of
 from minishuffle.exchange.elements import AssemblyBudget
 from minishuffle.exchange.gate import InputChannel, InputGate, LocalInputChannel, RemoteInputChannel
 from minishuffle.exchange.partition import ResultPartition, Subpartition
@@ -19,14 +28,39 @@ from minishuffle.exchange.spool import Spool
 from minishuffle.ids import AttemptId, JobId, OperatorId, PartitionId, SubtaskId
 from minishuffle.protocol.channel import Outgoing
 from minishuffle.wire.frames import DataType
-from minishuffle.wire.messages import InputSpec, TaskCountersMessage, TaskReport, TaskSpec
+from minishuffle.wire.handshake import Identity
+from minishuffle.wire.messages import (
+    ErrorInfo,
+    InputSpec,
+    Register,
+    TaskCountersMessage,
+    TaskReport,
+    TaskSpec,
+    TaskStateChanged,
+    WorkerReport,
+)
+from minishuffle.worker.client_gate import UPSTREAM_EDGE, UpstreamGate
 from minishuffle.worker.handoff import LoopInbox, TaskPaths
-from minishuffle.worker.instructions import ChannelKey, StartTask, TaskKey
 from minishuffle.worker.outbox import Outbox
+from minishuffle.worker.state import ChannelKey, StartTask, TaskKey
 from minishuffle.worker.task import Task, TaskOutcome
-from minishuffle.worker.upstreams import UPSTREAM_EDGE, UpstreamGate
 
-__all__ = ["Deployment", "attend", "counters_message"]
+__all__ = [
+    "Deployment",
+    "attend",
+    "counters_message",
+    "registration",
+    "short_failure",
+    "worker_report",
+    "worker_snapshot",
+]
+
+
+# --- deployment -----------------------------------------------------------------------------------
+#
+# What is deployed on a worker: tasks with their gates, partitions and pools, built and taken down.
+#
+# Everything here is called on the loop thread and does not block.
 
 
 class Deployment:
@@ -334,4 +368,96 @@ def counters_message(counters: TaskCounters) -> TaskCountersMessage:
         backpressured_seconds=counters.backpressured_seconds,
         first_output_at=counters.first_output_at,
         last_input_at=counters.last_input_at,
+    )
+
+
+# --- figures --------------------------------------------------------------------------------------
+
+
+def registration(
+    host: str, data_port: int, metrics_port: int, slots: int, pool: NetworkBufferPool, requested_worker: int
+) -> Register:
+    """What this process says when it registers."""
+    return Register(
+        host=host,
+        data_port=data_port,
+        metrics_port=metrics_port,
+        pid=os.getpid(),
+        slots=slots,
+        python=".".join(platform.python_version_tuple()[:2]),
+        version=metadata.version("minishuffle"),
+        segments=pool.total,
+        segment_bytes=pool.segment_bytes,
+        requested_worker=requested_worker,
+    )
+
+
+def worker_report(
+    pool: NetworkBufferPool,
+    remote: ConnectionCounters,
+    deployment: Deployment,
+    loop_lag: Histogram,
+    abandoned: int,
+) -> WorkerReport:
+    """For the heartbeat."""
+    stride = pool.segment_bytes + limits.SEGMENT_HEADROOM_BYTES
+    return WorkerReport(
+        network_cap_bytes=pool.total * stride,
+        network_peak_bytes=pool.peak_used * stride,
+        segments_free=pool.free,
+        abandoned_tasks=abandoned,
+        remote_bytes_out=remote.bytes_out,
+        remote_payload_bytes_out=remote.payload_bytes_out,
+        remote_records_out=remote.rows_out,
+        local_records_out=deployment.local_rows,
+        loop_lag_p99_seconds=loop_lag.quantile(0.99),
+    )
+
+
+def worker_snapshot(
+    identity: Identity,
+    slots: int,
+    remote: ConnectionCounters,
+    connections: int,
+    refused: dict[str, int],
+    pool: NetworkBufferPool,
+    deployment: Deployment,
+    loop_lag: Histogram,
+    abandoned: int,
+) -> WorkerSnapshot:
+    """For ``/metrics``."""
+    tasks = deployment.snapshots()
+    return WorkerSnapshot(
+        worker=identity.worker,
+        epoch=identity.epoch,
+        slots=slots,
+        slots_used=len({(task.job, task.index) for task in tasks}),
+        remote=remote,
+        local_bytes=deployment.local_bytes,
+        local_buffers=deployment.local_buffers,
+        connections=connections,
+        segments_total=pool.total,
+        segments_free=pool.free,
+        segments_peak=pool.peak_used,
+        segment_bytes=pool.segment_bytes,
+        assembly_bytes=deployment.budget.used,
+        loop_lag=loop_lag,
+        abandoned_tasks=abandoned,
+        connections_refused=refused,
+        tasks=tasks,
+    )
+
+
+def short_failure(term: int, attempt_id: AttemptId, state: str, error: Exception) -> TaskStateChanged:
+    """Instead of the report of how an attempt ended, which ``error`` kept from being sent."""
+    text = f"task {attempt_id} ended as {state}, which could not be reported: {text_of(error)}"
+    subtask = attempt_id.subtask
+    return TaskStateChanged(
+        term=term,
+        job=subtask.job,
+        operator=subtask.operator,
+        index=subtask.index,
+        attempt=attempt_id.attempt,
+        state="canceled" if state == "canceled" else "failed",
+        error=ErrorInfo(code=ResourceExhausted.code, text=clipped(text, limits.ERROR_TEXT_BYTES_MAX // 64)),
     )

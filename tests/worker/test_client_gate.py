@@ -13,7 +13,7 @@ from minishuffle.exchange.elements import AssemblyBudget, decode, encode
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.wire.clients import ROWS_FORGOTTEN
 from minishuffle.wire.frames import BufferFlags, DataType, EventKind
-from minishuffle.worker.upstreams import UPSTREAM_EDGE, WRITES_KEPT, Progress, UpstreamChannel, UpstreamGate
+from minishuffle.worker.client_gate import UPSTREAM_EDGE, WRITES_KEPT, Progress, UpstreamChannel, UpstreamGate
 
 SEGMENT_BYTES = 4096
 

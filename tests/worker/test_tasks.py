@@ -15,9 +15,9 @@ from minishuffle.errors import LocalProtocolError, ResourceExhausted
 from minishuffle.exchange.gate import LocalInputChannel, RemoteInputChannel
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.wire.messages import InputChannelSpec, InputSpec, TaskSpec
-from minishuffle.worker.deployment import counters_message
 from minishuffle.worker.state import ChannelKey, StartTask
 from minishuffle.worker.task import Task
+from minishuffle.worker.tasks import counters_message
 
 if TYPE_CHECKING:
     from conftest import Site

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from minishuffle.coordinator.deployment import deployments
+from minishuffle.coordinator.scheduling import deployments
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.wire.messages import WorkerAddress
 

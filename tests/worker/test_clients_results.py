@@ -22,7 +22,7 @@ from minishuffle.protocol.channel import NextType
 from minishuffle.wire.clients import DropResult, FreeRows, ResultExpected, ServeResult
 from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.messages import ControlMessage
-from minishuffle.worker.results import ResultReaders
+from minishuffle.worker.clients import ResultReaders
 
 if TYPE_CHECKING:
     from conftest import Site
@@ -242,7 +242,7 @@ async def test_a_result_that_is_dropped_is_there_for_nobody_new(door: Door) -> N
 async def test_readers_that_never_come_are_forgotten(
     door: Door, monkeypatch: pytest.MonkeyPatch, site: Site
 ) -> None:
-    monkeypatch.setattr("minishuffle.worker.results.TICKETS_MAX", 2)
+    monkeypatch.setattr("minishuffle.worker.clients.TICKETS_MAX", 2)
     for ticket in (1, 2, 3):
         door.expect(ticket)
     assert [door.readers.expects(ticket) for ticket in (1, 2, 3)] == [False, True, True]

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from minishuffle.coordinator.admission import slots_used
 from minishuffle.coordinator.jobs import Job
+from minishuffle.coordinator.scheduling import slots_used
 from minishuffle.coordinator.workers import Worker
 from minishuffle.counters import CoordinatorSnapshot
 from minishuffle.wire.messages import ClusterStatus

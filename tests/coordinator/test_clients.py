@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from minishuffle.coordinator.placement import buffers_needed
+from minishuffle.coordinator.scheduling import buffers_needed
 from minishuffle.dataflow.graph import Edge, JobGraph, Vertex
 from minishuffle.errors import InvalidGraph, PeerLost, UnknownName, UsageError
 from minishuffle.wire.clients import (

@@ -9,7 +9,7 @@ from minishuffle.dataflow.operators.base import END_OF_TIME, Active, Idle, Split
 from minishuffle.exchange.elements import ElementFormat, pack_rows
 from minishuffle.exchange.gate import Element, InputGate
 from minishuffle.exchange.watermarks import WatermarkValve
-from minishuffle.worker.inputs import Inputs
+from minishuffle.worker.task import Inputs
 
 
 class Gate:

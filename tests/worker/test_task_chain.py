@@ -25,7 +25,7 @@ from minishuffle.exchange.partition import ResultPartition, Subpartition
 from minishuffle.exchange.segments import NetworkBufferPool, Segment
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.wire.frames import WATERMARK_EVENT, EventKind
-from minishuffle.worker.chain import Chain
+from minishuffle.worker.task import Chain
 
 
 class Noting(ChainedOperator):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from minishuffle import limits
-from minishuffle.coordinator.story import REPLY_BYTES_MAX, TEXT_CHARS_MAX, Story
+from minishuffle.coordinator.jobs import REPLY_BYTES_MAX, TEXT_CHARS_MAX, Story
 from minishuffle.errors import PartitionNotFound, PeerLost, TaskCancelled, TaskFailed
 from minishuffle.wire.messages import ErrorInfo
 
