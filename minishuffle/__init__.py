@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from minishuffle.errors import UnknownName as UnknownName
     from minishuffle.errors import UnserializableRecord as UnserializableRecord
     from minishuffle.errors import UsageError as UsageError
-    from minishuffle.local_cluster import LocalCluster as LocalCluster
+    from minishuffle.local import LocalCluster as LocalCluster
 
 __version__: Final = "0.1.0"
 
@@ -75,7 +75,7 @@ _MODULE_OF: Final = {
     "UnknownName": "minishuffle.errors",
     "UnserializableRecord": "minishuffle.errors",
     "UsageError": "minishuffle.errors",
-    "LocalCluster": "minishuffle.local_cluster",
+    "LocalCluster": "minishuffle.local",
 }
 
 __all__ = ["__version__", *_MODULE_OF]

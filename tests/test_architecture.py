@@ -33,8 +33,8 @@ LAYERS = (
     names("worker coordinator"),
     names("observe"),
     names("web"),
-    names("external"),
-    names("client launch local_cluster __init__"),
+    names("remote"),
+    names("client local __init__"),
     names("spark"),
     names("bench examples pipelines"),  # Built with the public names, two rows above.
     names("cli"),
@@ -66,12 +66,12 @@ PICKLES = names("pickle _pickle dill marshal shelve")
 BANNED_NAMES = re.compile(r"(^|_)(utils?|helpers?|misc|common)(_|$)")
 BANNED_CLASSES = re.compile(r"(Manager|Factory|Impl)$")
 MAY_SLEEP = {
-    "external/conftest.py": "taken wait",
+    "remote/conftest.py": "taken wait",
     "conftest.py": "left_behind",
     "e2e/test_consumed.py": "write _still",
     "e2e/test_isolation.py": "write watch_heartbeats",
     "observe/test_prometheus.py": "wait_for",
-    "spark/test_datasource.py": (
+    "spark/test_source.py": (
         "wait kill_once test_a_job_that_takes_nothing_pauses_the_write_and_spark_holds_no_more_for_it"
     ),
 }

@@ -19,7 +19,7 @@ from minishuffle.bench.records import BLOCK, Checker, Numbers, blocks_of, expect
 from minishuffle.client import JobResult
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ShuffleError
-from minishuffle.local_cluster import LocalCluster
+from minishuffle.local import LocalCluster
 from minishuffle.wire.messages import ClusterStatus, TaskInfo
 
 __all__ = ["measure_keyby"]

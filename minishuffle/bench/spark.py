@@ -20,7 +20,7 @@ import pyarrow as pa
 from minishuffle.bench.records import Numbers
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ShuffleError
-from minishuffle.local_cluster import LocalCluster
+from minishuffle.local import LocalCluster
 from minishuffle.spark.session import spark_session, stop_spark
 
 if TYPE_CHECKING:

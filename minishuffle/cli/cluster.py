@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import psutil
 
-from minishuffle.cli import machine, tables
+from minishuffle.cli import doctor, tables
 from minishuffle.cli.session import (
     DEFAULT_HOST,
     DEFAULT_PORT,
@@ -29,7 +29,7 @@ from minishuffle.client import Client
 from minishuffle.config import ClusterSettings, create_secret
 from minishuffle.errors import PeerLost, ResourceExhausted, ShuffleError, UsageError
 from minishuffle.ids import Address
-from minishuffle.launch import Child, LocalProcesses, settings_flags, start_processes, stop_children
+from minishuffle.local import Child, LocalProcesses, settings_flags, start_processes, stop_children
 from minishuffle.observe.prometheus import prometheus_command, prometheus_config
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def up(
         raise UsageError("Spark's driver runs in this command: leave out --detach, or end it with '&'")
     _refuse_second(session)
     web_port = web_port if web_port is not None else (port + 1 if 0 < port < 65535 else 0)
-    machine.require_free_ports(host, port, web_port)
+    doctor.require_free_ports(host, port, web_port)
     session.directory().mkdir(mode=0o700, parents=True, exist_ok=True)
     if not session.secret_path().exists():
         create_secret(session.secret_path())
@@ -147,7 +147,7 @@ def _refuse_second(session: Session) -> None:
     if record is None:
         return
     coordinator = record["processes"]["coordinator"]
-    if machine.is_minishuffle(coordinator["pid"], coordinator["started"]):
+    if doctor.is_minishuffle(coordinator["pid"], coordinator["started"]):
         raise ResourceExhausted(
             f"cluster {session.cluster!r} is already up at {record['coordinator']} (pid "
             f"{coordinator['pid']}); 'minishuffle cluster down' stops it, --cluster NAME starts another"
@@ -272,5 +272,5 @@ def _alive(record: dict[str, Any]) -> dict[str, int]:
     return {
         name: entry["pid"]
         for name, entry in record["processes"].items()
-        if machine.is_minishuffle(entry["pid"], entry["started"])
+        if doctor.is_minishuffle(entry["pid"], entry["started"])
     }

@@ -2,17 +2,166 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import datetime
+from typing import Any
 
 import click
 
 from minishuffle.cli import tables
-from minishuffle.cli.session import json_option, late_global_options, print_json, session_of
+from minishuffle.cli.loading import Job, load_job
+from minishuffle.cli.session import Session, json_option, late_global_options, print_json, session_of
+from minishuffle.client import JobHandle, JobResult
+from minishuffle.dataflow.compile import compile_job
+from minishuffle.errors import TaskFailed, UsageError
+from minishuffle.limits import PARALLELISM_MAX
 from minishuffle.wire.messages import JobEvent
 
-__all__ = ["jobs"]
+__all__ = ["jobs", "submit"]
 
+
+# --- submit ---------------------------------------------------------------------------------------
+#
+# ``minishuffle submit JOB``.
+
+
+ROWS_SHOWN = 20
 CANCEL_SECONDS = 30.0
+
+
+@click.command()
+@click.argument("job")
+@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="A parameter of the job.")
+@click.option("--name", help="Name of the job; by default that of JOB.")
+@click.option(
+    "--parallelism",
+    type=click.IntRange(1, PARALLELISM_MAX),
+    help="Subtasks of each operator; by default the number of workers.",
+)
+@click.option("--wait", is_flag=True, help="Wait for the end; Ctrl-C and SIGTERM cancel the job.")
+@click.option("--describe", is_flag=True, help="Show the job's parameters and operators; run nothing.")
+@json_option
+@late_global_options
+@click.pass_context
+def submit(
+    context: click.Context,
+    job: str,
+    settings: tuple[str, ...],
+    name: str | None,
+    parallelism: int | None,
+    wait: bool,
+    describe: bool,
+    as_json: bool,
+) -> None:
+    """Start JOB: a built-in name (keyby, wordcount), module:attribute or file.py:attribute.
+
+    The attribute is a Stream, or a function that returns one, whose annotated parameters are the --set
+    keys.
+    """
+    found = load_job(job)
+    if describe:
+        _describe(found, settings, as_json)
+        return
+    stream = found.build(settings)
+    session = session_of(context)
+    with session.client() as client:
+        handle = client.submit(stream, name=found.name if name is None else name, parallelism=parallelism)
+        if wait:
+            _wait(handle, as_json)
+        elif as_json:
+            print_json({"job": handle.id, "name": handle.name, "parallelism": handle.parallelism})
+        else:
+            _tell_submitted(session, handle)
+
+
+def _tell_submitted(session: Session, handle: JobHandle) -> None:
+    click.echo(f"job {handle.id} ({handle.name}) is submitted, parallelism {handle.parallelism}")
+    command = f"minishuffle{session.flags()} jobs"
+    click.echo(f"next: {command} show {handle.id}, {command} logs {handle.id}, {command} cancel {handle.id}")
+
+
+def _wait(handle: JobHandle, as_json: bool) -> None:
+    try:
+        if not as_json:
+            click.echo(f"job {handle.id} ({handle.name}) runs, parallelism {handle.parallelism}", err=True)
+        result = handle.wait()
+    except TaskFailed:
+        if as_json:
+            print_json(tables.job_map(handle.info()))
+        raise
+    except Exception:  # Somebody else cancelled it, or its cluster is gone.
+        raise
+    except BaseException:  # Ctrl-C or SIGTERM.
+        click.echo(f"cancelling job {handle.id} …", err=True)
+        with contextlib.suppress(UsageError):  # It ended just now.
+            handle.cancel()
+        handle.wait_until_over(CANCEL_SECONDS)
+        raise
+    if as_json:
+        print_json(_as_map(result))
+        return
+    if result.rows:
+        click.echo(tables.preview(result.rows, ROWS_SHOWN))
+    for sink in result.results:
+        click.echo(f"{sink.name}[{sink.index}]: {sink.value}")
+    click.echo(f"job {result.job} ({result.name}) is {result.state} after {result.seconds:.2f} s")
+
+
+def _as_map(result: JobResult) -> dict[str, Any]:
+    return {
+        "job": result.job,
+        "name": result.name,
+        "state": result.state,
+        "seconds": result.seconds,
+        "rows": result.rows,
+        "results": [{"name": r.name, "index": r.index, "value": r.value} for r in result.results],
+        "records_in": sum(task.counters.records_in for task in result.tasks),
+        "records_out": sum(task.counters.records_out for task in result.tasks),
+    }
+
+
+def _operators(job: Job, settings: tuple[str, ...]) -> list[str] | None:
+    """The chains of the job, or None when a parameter must be set first."""
+    given = {setting.partition("=")[0] for setting in settings}
+    if any(parameter.required and parameter.name not in given for parameter in job.parameters):
+        return None
+    graph = compile_job(job.build(settings), parallelism=1)
+    return [" -> ".join(vertex.operators) for vertex in graph.vertices]
+
+
+def _describe(job: Job, settings: tuple[str, ...], as_json: bool) -> None:
+    try:
+        operators, problem = _operators(job, settings), None
+    except UsageError as error:
+        if settings:
+            raise
+        # With its defaults alone the job may not stand; its parameters are still worth showing.
+        operators, problem = None, str(error)
+    if as_json:
+        parameters = [
+            {
+                "name": parameter.name,
+                "type": parameter.type_name,
+                "required": parameter.required,
+                "default": None if parameter.required else parameter.default,
+            }
+            for parameter in job.parameters
+        ]
+        print_json({"job": job.name, "doc": job.doc, "parameters": parameters, "operators": operators})
+        return
+    click.echo(f"{job.name}\n{job.doc}" if job.doc else job.name)
+    click.echo("\nparameters (--set key=value):" if job.parameters else "\nno parameters")
+    for parameter in job.parameters:
+        click.echo(f"  {parameter}{' (required)' if parameter.required else ''}")
+    if operators is not None:
+        click.echo("\noperators (one line for each thread):")
+        for chain in operators:
+            click.echo(f"  {chain}")
+    elif problem is not None:
+        click.echo(f"\noperators unknown: {problem}")
+
+
+# --- jobs -----------------------------------------------------------------------------------------
 
 
 @click.group()

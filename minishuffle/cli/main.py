@@ -28,7 +28,7 @@ _COMMANDS = {
     "cluster": "minishuffle.cli.cluster:cluster",
     "worker": "minishuffle.cli.worker:worker",
     "coordinator": "minishuffle.cli.worker:coordinator",
-    "submit": "minishuffle.cli.submit:submit",
+    "submit": "minishuffle.cli.jobs:submit",
     "jobs": "minishuffle.cli.jobs:jobs",
     "pipeline": "minishuffle.cli.pipeline:pipeline",
     "bench": "minishuffle.cli.bench:bench",

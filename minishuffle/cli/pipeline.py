@@ -17,7 +17,7 @@ from minishuffle.cli.session import Session, json_option, late_global_options, p
 from minishuffle.client import Client
 from minishuffle.errors import ShuffleError, UsageError
 from minishuffle.limits import PARALLELISM_MAX
-from minishuffle.local_cluster import LocalCluster
+from minishuffle.local import LocalCluster
 from minishuffle.pipelines import DataDirectory, Pipeline
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def run(
     --set keys. The job runs on the cluster at --coordinator, or else on one of its own with --workers.
     Ends with code 1 when the result is not what Spark computes.
     """
-    from minishuffle.pipelines.asked import check_name
+    from minishuffle.pipelines.pipeline import check_name
     from minishuffle.pipelines.run import run_once
     from minishuffle.pipelines.streaming import run_streaming
 
@@ -119,8 +119,7 @@ def started_spark(
     app: str, master: str, spark_ui: bool, spark_python: str | None, debug: bool = False
 ) -> Iterator[SparkSession]:
     """A session of Spark for the block; nothing of it runs on after that."""
-    from minishuffle.spark.errors import spark_error
-    from minishuffle.spark.session import spark_session, stop_spark
+    from minishuffle.spark.session import spark_error, spark_session, stop_spark
 
     spark = spark_session(app, master=master, spark_ui=spark_ui, spark_python=spark_python, debug=debug)
     try:
@@ -187,7 +186,7 @@ def outcome_map(found: Pipeline, outcome: Outcome) -> dict[str, Any]:
 
 def reported(found: Pipeline, outcome: Outcome) -> DataFrame:
     """Raises UsageError when ``report`` returned no DataFrame."""
-    from minishuffle.pipelines.asked import asked, is_frame
+    from minishuffle.pipelines.pipeline import asked, is_frame
 
     rows: DataFrame = asked(found, "report", outcome.result)
     if not is_frame(rows):
@@ -198,7 +197,7 @@ def reported(found: Pipeline, outcome: Outcome) -> DataFrame:
 
 def figures_of(found: Pipeline, outcome: Outcome) -> Mapping[str, Any]:
     """Raises UsageError when ``figures`` returned no dict."""
-    from minishuffle.pipelines.asked import asked
+    from minishuffle.pipelines.pipeline import asked
 
     with users_output(as_json=True):
         figures = asked(found, "figures", outcome.result)

@@ -17,7 +17,7 @@ from minishuffle.client import Client
 from minishuffle.config import ClusterSettings, default_secret_file, default_state_dir, read_secret
 from minishuffle.errors import UsageError
 from minishuffle.ids import Address
-from minishuffle.launch import checked_settings
+from minishuffle.local import checked_settings
 
 __all__ = [
     "DEFAULT_PORT",

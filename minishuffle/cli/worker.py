@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from minishuffle.cli import machine
+from minishuffle.cli import doctor
 from minishuffle.cli.session import (
     DEFAULT_HOST,
     DEFAULT_PORT,
@@ -108,7 +108,7 @@ def start_coordinator(
     settings = settings_from(values)
     secret = session.secret()
     web_port = web_port if web_port is not None else (port + 1 if 0 < port < 65535 else 0)
-    machine.require_free_ports(host, port, web_port)
+    doctor.require_free_ports(host, port, web_port)
     directory = session.directory()
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     from minishuffle.coordinator.process import run_coordinator
@@ -207,8 +207,8 @@ def kill(context: click.Context, number: int, name: str, as_json: bool) -> None:
         there = ", ".join(map(str, sorted(workers))) or "none"
         raise UnknownName(f"there is no worker {number}; alive: {there}")
     info = workers[number]
-    machine.require_local(info.host, f"worker {number}")
-    if not machine.is_minishuffle(info.pid):
+    doctor.require_local(info.host, f"worker {number}")
+    if not doctor.is_minishuffle(info.pid):
         raise UnknownName(
             f"worker {number} is not process {info.pid} of this machine: type the command there"
         )

@@ -1,7 +1,7 @@
 """What ``/metrics`` of a worker and of the coordinator is made from, at the moment of a scrape.
 
 The data path counts in plain integers (``minishuffle.counters``); a collector here takes a snapshot
-when it is asked and turns it into the families of :data:`~minishuffle.observe.families.METRICS`. Only
+when it is asked and turns it into the families of :data:`~minishuffle.observe.metrics.METRICS`. Only
 totals and present values are served: rates are the scraper's work.
 """
 
@@ -11,22 +11,453 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from minishuffle.counters import CoordinatorSnapshot, Histogram, TaskSnapshot, WorkerSnapshot
-from minishuffle.observe.families import METRICS, MetricSpec, MetricType, Process
-from minishuffle.observe.labels import TaskLabels
 from minishuffle.wire.frames import FrameType
 
-__all__ = ["coordinator_registry", "worker_registry"]
+__all__ = [
+    "METRICS",
+    "MetricSpec",
+    "MetricType",
+    "Process",
+    "RUNTIME_METRICS",
+    "StableLabels",
+    "TaskLabels",
+    "coordinator_registry",
+    "markdown_table",
+    "worker_registry",
+]
+
+
+# --- labels ---------------------------------------------------------------------------------------
+#
+# Label values that tell live things apart without ids that grow for ever.
+#
+# A series is named by what the user named: the job (``pipeline``) and the operator (``vertex``). Ids in
+# labels would leave a new set of series behind with each submission. Two live jobs may share a name,
+# though, and the same series twice makes a whole scrape invalid. Adding them up is no way out: when
+# one ends the sum falls, which Prometheus reads as a counter's restart and turns into a rate that
+# never was. So the first that is seen has the bare name and a later one ``name (id)``, and each keeps
+# its label as long as it lives. Series of the second job are then named after its id: only as many
+# as run at once. Each worker judges by the jobs that it hosts itself.
+
+
+Key: TypeAlias = "tuple[str | int, ...]"
+
+
+class StableLabels:
+    """Gives each live key a label that no other live key of its scope has.
+
+    A key is a tuple whose last item is the id; the items before it are the scope.
+    """
+
+    def __init__(self) -> None:
+        self._labels: dict[Key, str] = {}
+
+    def assign(self, wanted: Mapping[Key, str]) -> Mapping[Key, str]:
+        """Labels for the keys that live now, as near to the wanted names as can be.
+
+        Keys that are absent are forgotten and their labels may be given anew; new keys are served
+        in the order of ``wanted``.
+        """
+        kept = {key: label for key, label in self._labels.items() if key in wanted}
+        taken = {(*key[:-1], label) for key, label in kept.items()}
+        for key, name in wanted.items():
+            if key in kept:
+                continue
+            label = name
+            while (*key[:-1], label) in taken:
+                label = f"{label} ({key[-1]})"
+            kept[key] = label
+            taken.add((*key[:-1], label))
+        self._labels = kept
+        return kept
+
+
+class TaskLabels:
+    """Labels (pipeline, vertex, subtask) of a worker's tasks, the same over restarts."""
+
+    def __init__(self) -> None:
+        self._pipelines = StableLabels()
+        self._vertices = StableLabels()
+
+    def assign(self, tasks: Iterable[TaskSnapshot]) -> list[tuple[tuple[str, str, str], TaskSnapshot]]:
+        """Name the newest attempt of each subtask; an abandoned older one has no series any more."""
+        newest: dict[tuple[str, int, int], TaskSnapshot] = {}
+        for task in tasks:
+            subtask = (task.job, task.operator, task.index)
+            if subtask not in newest or newest[subtask].attempt < task.attempt:
+                newest[subtask] = task
+        ordered = sorted(newest.values(), key=lambda t: (len(t.job), t.job, t.operator, t.index))
+        pipelines = self._pipelines.assign({(task.job,): task.job_name for task in ordered})
+        vertices = self._vertices.assign({(task.job, task.operator): task.name for task in ordered})
+        return [
+            ((pipelines[(task.job,)], vertices[(task.job, task.operator)], str(task.index)), task)
+            for task in ordered
+        ]
+
+
+# --- families -------------------------------------------------------------------------------------
+#
+# The table of metric families: the one place that names what ``/metrics`` serves.
+#
+# The collectors build their families from it, the README's table is printed from it
+# (:func:`markdown_table`), and the tests hold the exposition of both processes against it.
+
+
+MetricType: TypeAlias = Literal["counter", "gauge", "histogram"]
+Process: TypeAlias = Literal["worker", "coordinator", "both"]
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSpec:
+    """One metric family.
+
+    ``name`` is as it is exposed (a counter's ends in ``_total``); ``labels`` leave out a histogram's
+    ``le``; ``help`` says the unit; ``process`` says which kind of process serves it.
+    """
+
+    name: str
+    type: MetricType
+    labels: tuple[str, ...]
+    help: str
+    process: Process
+
+    def served_by(self, process: Process) -> bool:
+        return self.process in (process, "both")
+
+
+_TASK: Final = ("pipeline", "vertex", "subtask")
+
+METRICS: Final[tuple[MetricSpec, ...]] = (
+    # --- both -------------------------------------------------------------------------------------
+    MetricSpec(
+        "minishuffle_build_info",
+        "gauge",
+        ("version", "python"),
+        "Always 1; the labels are the versions of minishuffle and of the interpreter.",
+        "both",
+    ),
+    MetricSpec(
+        "minishuffle_connections_refused_total",
+        "counter",
+        ("reason",),
+        "Connections that this process refused or closed for cause, by reason.",
+        "both",
+    ),
+    # --- coordinator ------------------------------------------------------------------------------
+    MetricSpec(
+        "minishuffle_term",
+        "gauge",
+        (),
+        "Number of starts of this coordinator that its journal knows.",
+        "coordinator",
+    ),
+    MetricSpec(
+        "minishuffle_workers",
+        "gauge",
+        ("state",),
+        "Worker processes: alive, lost (declared dead) or gone (left in order).",
+        "coordinator",
+    ),
+    MetricSpec(
+        "minishuffle_worker_heartbeat_age_seconds",
+        "gauge",
+        ("worker",),
+        "Seconds since the last heartbeat of each worker that is alive.",
+        "coordinator",
+    ),
+    MetricSpec(
+        "minishuffle_slots",
+        "gauge",
+        ("state",),
+        "Slots of the workers that are alive, used or free.",
+        "coordinator",
+    ),
+    MetricSpec(
+        "minishuffle_jobs",
+        "gauge",
+        ("state",),
+        "Jobs that the coordinator remembers, by state.",
+        "coordinator",
+    ),
+    MetricSpec(
+        "minishuffle_tasks",
+        "gauge",
+        ("state",),
+        "Subtasks of jobs that are not over yet, by the state of their current attempt.",
+        "coordinator",
+    ),
+    # --- worker -----------------------------------------------------------------------------------
+    MetricSpec(
+        "minishuffle_worker_slots",
+        "gauge",
+        ("state",),
+        "Slots of this worker, used or free.",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_abandoned_tasks_total",
+        "counter",
+        (),
+        "Tasks whose thread did not stop after a cancel, so that their slot was written off.",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_connections",
+        "gauge",
+        (),
+        "Open data connections to other workers.",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_network_bytes_total",
+        "counter",
+        ("direction", "path"),
+        "Bytes: whole frames over sockets (remote), payload handed over in the process (local).",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_network_buffers_total",
+        "counter",
+        ("direction", "path"),
+        "Network buffers with data that went over sockets (remote) or stayed in the process (local).",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_frames_total",
+        "counter",
+        ("type", "direction"),
+        "Frames over data connections, by type.",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_credits_total",
+        "counter",
+        ("direction",),
+        "Credits, in buffers: granted to producers or received from consumers, the first ones included.",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_network_segments",
+        "gauge",
+        ("state",),
+        "Segments of the network memory, used or free.",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_network_segments_peak",
+        "gauge",
+        (),
+        "Most segments in use at once since the worker started.",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_network_memory_bytes",
+        "gauge",
+        (),
+        "Bytes of network memory, allocated once: the hard cap.",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_assembly_bytes",
+        "gauge",
+        (),
+        "Bytes of elements that span buffers and are being put together in memory.",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_event_loop_lag_seconds",
+        "histogram",
+        (),
+        "Seconds by which the event loop ran a timer late.",
+        "worker",
+    ),
+    # --- tasks ------------------------------------------------------------------------------------
+    MetricSpec(
+        "minishuffle_task_records_total",
+        "counter",
+        (*_TASK, "direction"),
+        "Records that a subtask took in or emitted.",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_task_bytes_total",
+        "counter",
+        (*_TASK, "direction"),
+        "Serialised bytes that a subtask took in or emitted.",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_task_buffers_total",
+        "counter",
+        (*_TASK, "direction"),
+        "Network buffers that a subtask took in or emitted.",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_task_time_seconds_total",
+        "counter",
+        (*_TASK, "state"),
+        "Seconds that a subtask's thread was busy, idle (no input) or backpressured_hard (no output buffer).",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_backpressure_block_seconds",
+        "histogram",
+        _TASK,
+        "Seconds of each wait of a subtask for an output buffer.",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_user_errors_total",
+        "counter",
+        (*_TASK, "policy"),
+        "Records whose user function raised, by what was done with them.",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_records_late_total",
+        "counter",
+        _TASK,
+        "Records that came behind the watermark that closed what they belong to.",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_watermark_lag_seconds",
+        "gauge",
+        _TASK,
+        "Seconds from the event time that a subtask told last, if it told one, to the wall clock.",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_input_queue_buffers",
+        "gauge",
+        _TASK,
+        "Buffers that were received and wait for the subtask.",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_input_buffers",
+        "gauge",
+        (*_TASK, "kind"),
+        "Input buffers in use, exclusive (of one channel) or floating (of the gate).",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_input_buffers_capacity",
+        "gauge",
+        (*_TASK, "kind"),
+        "Input buffers that the subtask may use, exclusive or floating.",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_input_pool_usage_ratio",
+        "gauge",
+        _TASK,
+        "Input buffers in use per input buffer of the subtask, 0 to 1.",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_channels_starved",
+        "gauge",
+        _TASK,
+        "Input channels that wait in line for a floating buffer.",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_output_backlog_buffers",
+        "gauge",
+        _TASK,
+        "Buffers that were written and wait for credit or for the socket.",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_output_pool_buffers",
+        "gauge",
+        _TASK,
+        "Output buffers in use.",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_output_pool_buffers_capacity",
+        "gauge",
+        _TASK,
+        "Output buffers that the subtask may use.",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_output_pool_usage_ratio",
+        "gauge",
+        _TASK,
+        "Output buffers in use per output buffer of the subtask, 0 to 1.",
+        "worker",
+    ),
+)
+
+_PLATFORM_LABELS: Final = ("version", "implementation", "major", "minor", "patchlevel")
+
+RUNTIME_METRICS: Final[tuple[MetricSpec, ...]] = (
+    MetricSpec("process_virtual_memory_bytes", "gauge", (), "Virtual memory size in bytes.", "both"),
+    MetricSpec("process_resident_memory_bytes", "gauge", (), "Resident memory size in bytes.", "both"),
+    MetricSpec(
+        "process_start_time_seconds",
+        "gauge",
+        (),
+        "Start time of the process since unix epoch in seconds.",
+        "both",
+    ),
+    MetricSpec(
+        "process_cpu_seconds_total",
+        "counter",
+        (),
+        "Total user and system CPU time spent in seconds.",
+        "both",
+    ),
+    MetricSpec("process_open_fds", "gauge", (), "Number of open file descriptors.", "both"),
+    MetricSpec("process_max_fds", "gauge", (), "Maximum number of open file descriptors.", "both"),
+    MetricSpec(
+        "python_gc_objects_collected_total",
+        "counter",
+        ("generation",),
+        "Objects collected during gc",
+        "both",
+    ),
+    MetricSpec(
+        "python_gc_objects_uncollectable_total",
+        "counter",
+        ("generation",),
+        "Uncollectable objects found during GC",
+        "both",
+    ),
+    MetricSpec(
+        "python_gc_collections_total",
+        "counter",
+        ("generation",),
+        "Number of times this generation was collected",
+        "both",
+    ),
+    MetricSpec("python_info", "gauge", _PLATFORM_LABELS, "Python platform information", "both"),
+)
+"""What the client library's own collectors add, in its words."""
+
+
+def markdown_table() -> str:
+    """The README's table of every family; ends with a newline."""
+    lines = ["| metric | type | labels | process | meaning |", "|---|---|---|---|---|"]
+    for spec in (*METRICS, *RUNTIME_METRICS):
+        labels = ", ".join(f"`{label}`" for label in spec.labels) or "-"
+        meaning = spec.help.rstrip(".")
+        lines.append(f"| `{spec.name}` | {spec.type} | {labels} | {spec.process} | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+# --- metrics --------------------------------------------------------------------------------------
 
 Family: TypeAlias = "CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily"
 

@@ -1,6 +1,6 @@
 """Pipelines on Spark: it feeds a running job, takes the result back, and its batch engine checks it."""
 
-from minishuffle.pipelines.contract import DataDirectory, Input, Pipeline
+from minishuffle.pipelines.pipeline import DataDirectory, Input, Pipeline
 
 __all__ = ["BUILT_IN", "DataDirectory", "Input", "Pipeline"]
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,17 +14,180 @@ from minishuffle.client import Client, JobHandle, JobResult
 from minishuffle.dataflow.nodes import inputs_first
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import UsageError
-from minishuffle.pipelines.asked import asked, check_name, is_frame
-from minishuffle.pipelines.contract import DataDirectory, Input, Pipeline
-from minishuffle.pipelines.verdict import Verdict, compare
-from minishuffle.pipelines.writes import write_all
+from minishuffle.pipelines.pipeline import DataDirectory, Input, Pipeline, asked, check_name, is_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from minishuffle.wire.messages import JobInfo
 
-__all__ = ["Outcome", "checked_inputs", "job_of", "judged", "late_rows", "run_once", "width"]
+__all__ = [
+    "Outcome",
+    "Verdict",
+    "checked_inputs",
+    "compare",
+    "job_of",
+    "judged",
+    "late_rows",
+    "run_once",
+    "width",
+    "write_all",
+]
+
+
+# --- verdict --------------------------------------------------------------------------------------
+#
+# Whether a result is what Spark computes by itself.
+
+
+DIFFERENCES_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Rows on both sides, and how many there are on one side only, each counted as often as it stands."""
+
+    rows: int
+    rows_spark: int
+    only_minishuffle: int
+    only_spark: int
+    differences: tuple[str, ...] = ()
+    """The first few, one sentence each; those of the schemas, if they differ."""
+
+    @property
+    def equal(self) -> bool:
+        return not (self.differences or self.only_minishuffle or self.only_spark)
+
+    def __str__(self) -> str:
+        if self.equal:
+            return f"EQUAL: {self.rows:,} rows of minishuffle and of Spark"
+        return (
+            f"NOT EQUAL: {self.rows:,} rows of minishuffle, {self.rows_spark:,} of Spark; "
+            f"{self.only_minishuffle:,} only of minishuffle, {self.only_spark:,} only of Spark"
+        )
+
+
+def compare(result: DataFrame, expected: DataFrame) -> Verdict:
+    """Equal are the same columns of the same types, and the same rows, equally often, in any order."""
+    rows, rows_spark = result.count(), expected.count()
+    schemas = tuple(_schema_differences(result, expected))
+    if schemas:
+        return Verdict(rows, rows_spark, rows, rows_spark, schemas[:DIFFERENCES_SHOWN])
+    ours, theirs = result.exceptAll(expected), expected.exceptAll(result)
+    only_minishuffle, only_spark = ours.count(), theirs.count()
+    differences = [
+        *(_first_rows("minishuffle", ours) if only_minishuffle else ()),
+        *(_first_rows("Spark", theirs) if only_spark else ()),
+    ]
+    return Verdict(rows, rows_spark, only_minishuffle, only_spark, tuple(differences[:DIFFERENCES_SHOWN]))
+
+
+def _schema_differences(result: DataFrame, expected: DataFrame) -> Iterator[str]:
+    """Names, order and types; whether a column may be null is no part of the data."""
+    ours, theirs = dict(result.dtypes), dict(expected.dtypes)
+    for name in [*ours, *(name for name in theirs if name not in ours)]:
+        if ours.get(name) != theirs.get(name):
+            kind, kind_spark = (side.get(name, "not there") for side in (ours, theirs))
+            yield f"the column {name} is {kind} of minishuffle and {kind_spark} of Spark"
+    if ours == theirs and result.columns != expected.columns:
+        yield (
+            f"the columns of minishuffle are in the order {', '.join(result.columns)}, those of Spark in "
+            f"{', '.join(expected.columns)}"
+        )
+
+
+def _first_rows(side: str, rows: DataFrame) -> Iterator[str]:
+    # As Arrow, because times of collect() are in the time zone of this process.
+    for row in rows.orderBy(*rows.columns).limit(DIFFERENCES_SHOWN).toArrow().to_pylist():
+        yield f"only of {side}: " + ", ".join(f"{name}={value}" for name, value in row.items())
+
+
+# --- writes ---------------------------------------------------------------------------------------
+#
+# Several DataFrames on their way into one job at once.
+
+
+POLL_SECONDS = 0.1
+STOP_SECONDS = 30.0
+
+
+def write_all(
+    spark: SparkSession, inputs: Mapping[str, Input], options: Mapping[str, str], handle: JobHandle
+) -> None:
+    """Write all inputs at once, as jobs of Spark that share its cores; returns when they are written.
+
+    Raises:
+        TaskFailed: a function of the job raised.
+        ShuffleError: a write failed; the others are stopped.
+    """
+    from minishuffle.spark.session import after_interrupt
+
+    writes = [Write(spark, name, given, options) for name, given in inputs.items()]
+    try:
+        for write in writes:
+            write.start()
+        while any(write.thread.is_alive() for write in writes):
+            for write in writes:
+                write.thread.join(POLL_SECONDS)
+            raise_first_error(writes, handle)
+        raise_first_error(writes, handle)
+    except KeyboardInterrupt:
+        after_interrupt(spark)
+        raise
+    finally:
+        for write in writes:
+            write.stop()
+
+
+class Write:
+    """One input on its way into the job, in a thread of its own."""
+
+    def __init__(self, spark: SparkSession, name: str, given: Input, options: Mapping[str, str]) -> None:
+        from pyspark import inheritable_thread_target
+
+        self.spark = spark
+        self.tag = f"minishuffle-{uuid.uuid4().hex}"
+        self.name = name
+        self.given = given
+        self.options = options
+        self.error: BaseException | None = None
+        target = inheritable_thread_target(spark)(self._run)
+        self.thread = threading.Thread(target=target, name=f"write {name}")
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def stop(self) -> None:
+        """Have Spark give it up, if it is still being written."""
+        if self.thread.is_alive():
+            self.spark.interruptTag(self.tag)
+            self.thread.join(STOP_SECONDS)
+
+    def _run(self) -> None:
+        from minishuffle.spark.session import activate
+
+        try:
+            activate(self.spark)
+            self.spark.addTag(self.tag)
+            writer = self.given.dealt().write.format("minishuffle").options(**self.options)
+            writer = writer.option("stream", self.name).option("partitions", self.given.splits)
+            writer.mode("append").save()
+        except Exception as error:  # Raised by the thread that waits.
+            self.error = error
+
+
+def raise_first_error(writes: list[Write], handle: JobHandle) -> None:
+    """Raise what went wrong: the user's function rather than the write that it broke."""
+    errors = [(write.name, write.error) for write in writes if write.error is not None]
+    if not errors:
+        return
+    info = handle.info()
+    if info.state == "failed" and info.causes and info.causes[0].traceback.strip():
+        handle.wait()
+    raise errors[0][1]
+
+
+# --- run ------------------------------------------------------------------------------------------
 
 SINK = "result"
 CANCEL_SECONDS = 30.0

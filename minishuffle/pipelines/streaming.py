@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from minishuffle.client import Client, JobHandle
 from minishuffle.errors import UnknownName
-from minishuffle.external.access import find_access
-from minishuffle.external.writer import end_stream
-from minishuffle.pipelines.contract import DataDirectory, Input, Pipeline
+from minishuffle.pipelines.pipeline import DataDirectory, Input, Pipeline
 from minishuffle.pipelines.run import (
     SINK,
     Outcome,
@@ -29,6 +27,8 @@ from minishuffle.pipelines.run import (
     rows_taken,
     width,
 )
+from minishuffle.remote.access import find_access
+from minishuffle.remote.writer import end_stream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

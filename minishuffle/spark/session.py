@@ -6,21 +6,154 @@ import importlib.util
 import logging
 import os
 import platform
+import re
+import shutil
+import subprocess
 import sys
 import tempfile
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from minishuffle.errors import UsageError
-from minishuffle.spark.errors import spark_error
-from minishuffle.spark.java import checked_java
+from minishuffle.errors import ShuffleError, UsageError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["activate", "after_interrupt", "is_local", "spark_session", "stop_spark"]
+__all__ = [
+    "INSTALL",
+    "Java",
+    "SparkFailed",
+    "activate",
+    "after_interrupt",
+    "checked_java",
+    "find_java",
+    "is_local",
+    "spark_error",
+    "spark_session",
+    "stop_spark",
+]
+
+
+# --- errors ---------------------------------------------------------------------------------------
+#
+# The one sentence in what Spark throws: minishuffle's own if it raised it inside a task, else Spark's.
+
+
+OWN: Final = re.compile(r"minishuffle\.errors\.(\w+): (.+)")
+"""The last line of a Python traceback, as Spark carries it inside its own text."""
+HANDSHAKE: Final = re.compile(r"minishuffle\.wire\.handshake\.HandshakeRefused: (.+)")
+OTHER: Final = re.compile(r"^(?:Caused by: |: )?(?:[\w.$]*\.)?(\w+(?:Error|Exception)): (.+)$", re.MULTILINE)
+"""The last line of a Python traceback, or a line that begins a Java stack; the last is the first cause."""
+
+
+class SparkFailed(ShuffleError):
+    """Spark could not do what it was asked for; the cause has its stack."""
+
+    code = 70
+
+
+def spark_error(error: BaseException, what: str) -> ShuffleError:
+    """``error`` in one sentence, behind ``what`` failed. The caller raises it from ``error``."""
+    if isinstance(error, ShuffleError):
+        return error
+    text = _all_text(error)
+    own = [found[-1] for found in (HANDSHAKE.findall(text), OWN.findall(text)) if found]
+    if own:
+        sentence = own[0] if isinstance(own[0], str) else own[0][1]
+        return SparkFailed(f"{what}: {sentence.strip()}")
+    found = OTHER.findall(text)
+    sentence = f"{found[-1][0]}: {found[-1][1]}" if found else text.strip().splitlines()[0]
+    return SparkFailed(f"{what}: {sentence.strip()[:2000]}")
+
+
+def _all_text(error: BaseException) -> str:
+    """What the error and those that it hides say."""
+    texts = []
+    seen: BaseException | None = error
+    while seen is not None:
+        texts.append(f"{type(seen).__module__}.{type(seen).__name__}: {seen}")
+        seen = seen.__cause__ or seen.__context__
+    return "\n".join(texts)
+
+
+# --- java -----------------------------------------------------------------------------------------
+#
+# Which Java Spark would start, and whether it will do: PySpark itself says only JAVA_GATEWAY_EXITED.
+
+
+VERSION_MIN: Final = 17
+MODULE: Final = "jdk.incubator.vector"
+"""Spark starts every JVM with ``--add-modules`` of it, which ends one that lacks it."""
+INSTALL: Final = "sudo apt-get install openjdk-17-jre-headless"
+SECONDS_MAX: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """``lacks`` is empty if Spark can use it."""
+
+    path: Path
+    version: str
+    lacks: str = ""
+
+
+def find_java() -> Java | None:
+    """The Java that Spark takes: ``$JAVA_HOME/bin/java``, else the first on the path; None: there is none."""
+    home = os.environ.get("JAVA_HOME", "")
+    found = Path(home) / "bin" / "java" if home else shutil.which("java")
+    if found is None:
+        return None
+    path = Path(found)
+    try:
+        said = _output(path, "-version")
+        version = re.search(r'version "([^"]+)"', said)
+        if version is None:
+            return Java(path, "", "it does not tell its version")
+        number = version[1]
+        if _major(number) < VERSION_MIN:
+            return Java(path, number, f"it is older than Java {VERSION_MIN}")
+        modules = _output(path, "--list-modules")
+    except OSError as error:
+        return Java(path, "", f"it cannot be run ({error.strerror})")
+    except subprocess.TimeoutExpired:
+        return Java(path, "", f"it does not answer within {SECONDS_MAX:g} s")
+    if MODULE not in modules:
+        return Java(path, number, f"it lacks the module {MODULE}")
+    return Java(path, number)
+
+
+def _output(path: Path, flag: str) -> str:
+    ran = subprocess.run([path, flag], capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
+    return ran.stdout + ran.stderr
+
+
+def _major(version: str) -> int:
+    """17 of "17.0.15", 8 of "1.8.0_402"."""
+    numbers = [int(number) for number in re.findall(r"\d+", version)]
+    return numbers[1] if numbers[0] == 1 and len(numbers) > 1 else numbers[0]
+
+
+def checked_java() -> Java:
+    """A Java that Spark can use.
+
+    Raises:
+        UsageError: there is none; the text has the command that installs one.
+    """
+    java = find_java()
+    if java is None:
+        raise UsageError(f"Spark needs Java {VERSION_MIN} or newer, and there is none: run '{INSTALL}'")
+    if java.lacks:
+        raise UsageError(
+            f"Spark cannot use the Java at {java.path}: {java.lacks}; run '{INSTALL}', and let JAVA_HOME "
+            "name that one or be unset"
+        )
+    return java
+
+
+# --- session --------------------------------------------------------------------------------------
 
 JAVA_OPTIONS: Final = (
     "-Duser.timezone=UTC -XX:+UseParallelGC "
@@ -86,7 +219,7 @@ def spark_session(
         _log_queries(debug)
         if not is_local(master):
             _probe(spark, python)
-        from minishuffle.spark.datasource import MinishuffleDataSource
+        from minishuffle.spark.source import MinishuffleDataSource
 
         spark.dataSource.register(MinishuffleDataSource)
     except BaseException:

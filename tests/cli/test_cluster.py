@@ -55,7 +55,7 @@ def test_up_refuses_bad_settings(run: Run, own_state: Path) -> None:
 
 def test_a_second_up_says_that_it_is_up(run: Run, own_state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_record(own_state, os.getpid())
-    monkeypatch.setattr(cluster.machine, "is_minishuffle", lambda pid, started: pid == os.getpid())
+    monkeypatch.setattr(cluster.doctor, "is_minishuffle", lambda pid, started: pid == os.getpid())
     result = run("cluster", "up")
     assert result.exit_code == 1
     assert f"cluster 'default' is already up at 127.0.0.1:1 (pid {os.getpid()})" in result.stderr
@@ -81,7 +81,7 @@ def test_down_ends_no_process_that_is_not_ours(run: Run, own_state: Path) -> Non
 
 def test_a_process_that_does_not_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
-    monkeypatch.setattr(cluster.machine, "is_minishuffle", lambda pid, started: True)
+    monkeypatch.setattr(cluster.doctor, "is_minishuffle", lambda pid, started: True)
     monkeypatch.setattr(cluster.os, "kill", lambda pid, number: sent.append(number))
     monkeypatch.setattr(cluster.time, "monotonic", iter(range(0, 1000, 10)).__next__)
     record = {"processes": {"worker-1": {"pid": 1, "started": 0.0}}}

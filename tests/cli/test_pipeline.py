@@ -16,8 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from minishuffle.cli import pipeline as command
 from minishuffle.errors import ShuffleError
 from minishuffle.pipelines import Pipeline
-from minishuffle.pipelines.run import Outcome
-from minishuffle.pipelines.verdict import compare
+from minishuffle.pipelines.run import Outcome, compare
 
 Run = Callable[..., Result]
 

@@ -14,11 +14,11 @@ from typing import Any
 import psutil
 import pytest
 
-from minishuffle.cli.scrape import Samples, scrape, total
+from minishuffle.cli.demo import Samples, scrape, total
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import UsageError
 from minishuffle.ids import Address
-from minishuffle.local_cluster import LocalCluster
+from minishuffle.local import LocalCluster
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS_MAX = 30.0

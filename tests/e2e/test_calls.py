@@ -11,7 +11,7 @@ import pytest
 
 from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.dataflow.stream import Stream
-from minishuffle.local_cluster import LocalCluster
+from minishuffle.local import LocalCluster
 
 pytestmark = pytest.mark.timeout(120)
 

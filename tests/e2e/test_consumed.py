@@ -12,7 +12,7 @@ import pytest
 from minishuffle import limits
 from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.stream import Stream
-from minishuffle.local_cluster import LocalCluster
+from minishuffle.local import LocalCluster
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from minishuffle.dataflow.stream import Stream
-from minishuffle.local_cluster import LocalCluster
+from minishuffle.local import LocalCluster
 
 SOAK = os.environ.get("MINISHUFFLE_SOAK") == "1"
 HOG_SECONDS = 30.0 if SOAK else 10.0

@@ -14,7 +14,7 @@ import pytest
 from minishuffle.dataflow.operators.base import Batch
 from minishuffle.dataflow.operators.process import ProcessContext
 from minishuffle.dataflow.stream import Stream
-from minishuffle.local_cluster import LocalCluster
+from minishuffle.local import LocalCluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]
 

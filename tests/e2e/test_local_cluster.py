@@ -10,7 +10,7 @@ import pytest
 from minishuffle.client import JobHandle
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import TaskFailed, UnknownName, UsageError
-from minishuffle.local_cluster import LocalCluster
+from minishuffle.local import LocalCluster
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from minishuffle.dataflow.stream import Stream
-from minishuffle.local_cluster import LocalCluster
+from minishuffle.local import LocalCluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

@@ -19,10 +19,9 @@ from minishuffle.errors import (
     UnknownName,
     UsageError,
 )
-from minishuffle.external.access import Access
-from minishuffle.external.reader import ResultReader
-from minishuffle.external.results import ResultInfo, commit_result, describe_result, wait_result
-from minishuffle.local_cluster import LocalCluster
+from minishuffle.local import LocalCluster
+from minishuffle.remote.access import Access
+from minishuffle.remote.reader import ResultInfo, ResultReader, commit_result, describe_result, wait_result
 
 if TYPE_CHECKING:
     from conftest import Watch

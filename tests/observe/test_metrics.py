@@ -24,8 +24,13 @@ from minishuffle.counters import (
     WorkerEntry,
     WorkerSnapshot,
 )
-from minishuffle.observe.families import METRICS, RUNTIME_METRICS, markdown_table
-from minishuffle.observe.metrics import coordinator_registry, worker_registry
+from minishuffle.observe.metrics import (
+    METRICS,
+    RUNTIME_METRICS,
+    coordinator_registry,
+    markdown_table,
+    worker_registry,
+)
 
 MakeTask = Callable[..., TaskSnapshot]
 MakeWorker = Callable[..., WorkerSnapshot]

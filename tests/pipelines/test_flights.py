@@ -13,8 +13,7 @@ from pyspark.sql import functions as F
 
 from minishuffle.errors import ShuffleError, UsageError
 from minishuffle.pipelines import DataDirectory
-from minishuffle.pipelines.flights import Flights, flights
-from minishuffle.pipelines.flights.pipeline import RESULT, cleaned, not_late
+from minishuffle.pipelines.flights import RESULT, Flights, cleaned, flights, not_late
 
 LateFlights = Callable[[Path, timedelta], Counter[tuple[str, ...]]]
 
@@ -82,7 +81,7 @@ def test_weather_ends_before_the_flights_do(spark: SparkSession, data: DataDirec
 
 
 def test_one_reading_is_cleaned_and_no_row_is_lost(spark: SparkSession, data: DataDirectory) -> None:
-    from minishuffle.pipelines.flights.data import read_weather
+    from minishuffle.pipelines.flights import read_weather
 
     weather = read_weather(spark, data)
     clean = cleaned(weather)
@@ -109,7 +108,7 @@ def test_every_split_spans_the_year_in_order_of_arrival(spark: SparkSession, dat
 def test_the_flights_that_are_late_are_those_of_a_loop_over_all(
     spark: SparkSession, data: DataDirectory, late_flights: LateFlights, hours: int, count: int
 ) -> None:
-    from minishuffle.pipelines.flights.data import read_flights
+    from minishuffle.pipelines.flights import read_flights
 
     everything = named(read_flights(spark, data))
     kept = named(not_late(read_flights(spark, data), timedelta(hours=hours)))
@@ -121,7 +120,7 @@ def test_the_flights_that_are_late_are_those_of_a_loop_over_all(
 def test_data_of_another_size_are_refused(
     spark: SparkSession, data: DataDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minishuffle.pipelines.flights.data.WEATHER_ROWS", 26_116)
+    monkeypatch.setattr("minishuffle.pipelines.flights.WEATHER_ROWS", 26_116)
     with pytest.raises(ShuffleError, match=r"weather\.csv has 26,115 rows, not 26,116"):
         Flights().inputs(spark, data)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from minishuffle.errors import ShuffleError, UnknownName
-from minishuffle.pipelines.flights.data import airlines_table, packaged_file, unpacked_flights
+from minishuffle.pipelines.flights import airlines_table, packaged_file, unpacked_flights
 
 
 @pytest.fixture

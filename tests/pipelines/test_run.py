@@ -18,7 +18,7 @@ from minishuffle.errors import ShuffleError, TaskFailed, UsageError
 from minishuffle.pipelines import DataDirectory, Input, Pipeline
 from minishuffle.pipelines.flights import Flights
 from minishuffle.pipelines.run import Outcome, run_once
-from minishuffle.spark.errors import spark_error
+from minishuffle.spark.session import spark_error
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("wider_resources")]
 
@@ -109,7 +109,7 @@ def test_late_flights_are_those_of_a_loop_over_all_and_the_rest_is_what_spark_co
         told = flown.withColumn("number", F.col("flight").cast("string")).withColumn("hour", hour)
         return told.join(F.broadcast(names), ["carrier", "number", "origin", "hour"], "left_anti")
 
-    monkeypatch.setattr("minishuffle.pipelines.flights.pipeline.not_late", others)
+    monkeypatch.setattr("minishuffle.pipelines.flights.not_late", others)
     outcome = run(strict)
     assert outcome.late == late.total() == 5_590
     assert outcome.verdict is not None and outcome.verdict.equal, outcome.verdict

@@ -17,7 +17,7 @@ from minishuffle.pipelines import DataDirectory, Input, Pipeline, streaming
 from minishuffle.pipelines.flights import Flights
 from minishuffle.pipelines.run import judged, late_rows, rows_taken
 from minishuffle.pipelines.streaming import StreamingRun, run_streaming
-from minishuffle.spark.errors import spark_error
+from minishuffle.spark.session import spark_error
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.usefixtures("wider_resources")]
 

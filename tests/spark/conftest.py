@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from minishuffle.external.access import Access, find_access
-from minishuffle.local_cluster import LocalCluster
+from minishuffle.local import LocalCluster
+from minishuffle.remote.access import Access, find_access
 from minishuffle.spark.session import spark_session, stop_spark
 
 if TYPE_CHECKING:

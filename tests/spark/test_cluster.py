@@ -13,8 +13,8 @@ import pytest
 
 from minishuffle.errors import ResourceExhausted, ShuffleError, UsageError
 from minishuffle.examples.wordcount import wordcount
+from minishuffle.spark import cluster
 from minishuffle.spark import cluster as clusters
-from minishuffle.spark import supply
 from minishuffle.spark.cluster import SPECULATION_DURATION, SparkCluster
 from minishuffle.spark.session import spark_session, stop_spark
 
@@ -94,7 +94,7 @@ def test_a_spark_with_too_few_cores_is_told_of(spark: SparkSession, wait_until: 
 def test_why_executors_run_no_worker_is_told(
     spark: SparkSession, wait_until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supply, "FAILURES_MAX", 1)
+    monkeypatch.setattr(cluster, "FAILURES_MAX", 1)
     monkeypatch.setattr(clusters, "settings_flags", lambda _: ["--no-such-flag"])
     with pytest.raises(
         ShuffleError, match=r"^the executors run no more workers: worker 1 ended .*no-such-flag"

@@ -12,8 +12,7 @@ import pytest
 from pyspark import TaskContext
 
 from minishuffle.ids import Address
-from minishuffle.launch import settings_flags
-from minishuffle.local_cluster import LocalCluster
+from minishuffle.local import LocalCluster, settings_flags
 from minishuffle.spark.executors import WorkerOrder, run_worker_task
 
 Until = Callable[..., Any]

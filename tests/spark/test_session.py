@@ -16,8 +16,7 @@ import pytest
 from pyspark import SparkContext
 
 from minishuffle.errors import UsageError
-from minishuffle.spark.errors import SparkFailed
-from minishuffle.spark.session import spark_session, stop_spark
+from minishuffle.spark.session import SparkFailed, spark_session, stop_spark
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -143,7 +142,7 @@ def test_sessions_that_have_ended_before_are_ended_without_an_error(recwarn: pyt
 def test_what_is_loaded_is_passed_over_by_collections() -> None:
     """In a process of its own: what is frozen here would stay so."""
     program = (
-        "import gc; from minishuffle.spark.memory import settle_memory; "
+        "import gc; from minishuffle.spark.source import settle_memory; "
         "before = len(gc.get_objects()); settle_memory(); frozen = gc.get_freeze_count(); settle_memory(); "
         "assert gc.get_freeze_count() == frozen >= before > len(gc.get_objects())"
     )

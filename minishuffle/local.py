@@ -1,0 +1,445 @@
+"""A whole cluster for the length of a ``with`` block: real processes on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import signal as signals
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from minishuffle.client import Client, JobHandle
+from minishuffle.config import ClusterSettings, create_secret, load_settings
+from minishuffle.errors import ResourceExhausted, ShuffleError, UnknownName, UsageError
+from minishuffle.ids import Address
+from minishuffle.wire.messages import ClusterStatus
+
+if TYPE_CHECKING:
+    from minishuffle.dataflow.graph import JobSettings
+    from minishuffle.dataflow.stream import Stream
+
+__all__ = [
+    "Child",
+    "LocalCluster",
+    "LocalProcesses",
+    "checked_settings",
+    "settings_flags",
+    "signals_later",
+    "spawn",
+    "start_processes",
+    "stop_children",
+    "wait_until_ready",
+]
+
+
+# --- launch ---------------------------------------------------------------------------------------
+#
+# Coordinator and workers as child processes of this one, on this machine.
+#
+# Every child writes its standard output and error to files in the state directory (a pipe that
+# nobody reads would block user code that prints), and its first line of output is one JSON object
+# that says where it listens. An *attached* child holds the read end of a pipe from its parent as
+# standard input and stops when that pipe reaches its end, so that it never outlives the parent,
+# however the parent dies.
+
+
+POLL_SECONDS = 0.02
+LOG_TAIL_LINES = 20
+
+
+@dataclass(slots=True)
+class Child:
+    """One process that this one started. ``out`` and ``log`` are its standard output and error."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    out: Path
+    log: Path
+    ready: dict[str, Any] = field(default_factory=dict)
+    """What its ready line said."""
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def tail(self) -> str:
+        """The last lines that the process wrote to its standard error."""
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        return "\n".join(text.splitlines()[-LOG_TAIL_LINES:])
+
+
+@dataclass(slots=True)
+class LocalProcesses:
+    """A coordinator and its workers, all of them ready."""
+
+    address: Address
+    web_port: int
+    coordinator: Child
+    workers: dict[int, Child]
+    """By worker id, from 1."""
+
+    @property
+    def children(self) -> list[Child]:
+        return [*self.workers.values(), self.coordinator]
+
+
+def checked_settings(toml: Path | None = None, **flags: Any) -> ClusterSettings:
+    """Settings from all layers, with errors in one sentence.
+
+    Raises:
+        UnknownName: what a flag, the TOML file or the environment names is not a setting, or the file
+            does not exist.
+        UsageError: a value does not fit, or the file is not TOML.
+    """
+    for name in flags:
+        if name not in ClusterSettings.model_fields:
+            known = ", ".join(sorted(ClusterSettings.model_fields))
+            raise UnknownName(f"there is no setting {name!r}; the settings are {known}")
+    try:
+        return load_settings(toml, **flags)
+    except FileNotFoundError as error:
+        raise UnknownName(str(error)) from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        text = f"{where}: {first['msg']} (got {first['input']!r})" if where else first["msg"]
+        raise UsageError(f"setting {text}") from None
+
+
+def settings_flags(settings: ClusterSettings) -> list[str]:
+    """All settings as flags, so that child processes see the same whatever their environment."""
+    flags: list[str] = []
+    for name in ClusterSettings.model_fields:
+        value, flag = getattr(settings, name), name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            flags += [f"--{flag}", str(value)]
+    return flags
+
+
+@contextmanager
+def signals_later() -> Iterator[None]:
+    """Hold back signals that would break the start of a process off: it would run on, unknown to anybody.
+
+    They come at the end of the block.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for late in came:
+            signal.raise_signal(late)
+
+
+def spawn(name: str, arguments: Sequence[str], state_dir: Path, *, attached: bool) -> Child:
+    """Start ``python -m minishuffle.cli`` with ``arguments``, in a session of its own.
+
+    Of its own so that Ctrl-C in the terminal reaches the parent alone, which then stops its children
+    in order.
+    """
+    out, log = state_dir / f"{name}.out", state_dir / f"{name}.log"
+    command = [sys.executable, "-m", "minishuffle.cli", *arguments]
+    if attached:
+        command.append("--exit-with-parent")
+    with out.open("wb") as stdout, log.open("wb") as stderr:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE if attached else subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+            # Modules that functions refer to by name are found where this process finds them.
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+        )
+    return Child(name, process, out, log)
+
+
+def wait_until_ready(child: Child, deadline: float) -> dict[str, Any]:
+    """Wait for the ready line of a child; ``deadline`` is of ``time.monotonic()``.
+
+    Raises:
+        ShuffleError: the process ended first; the text ends with what it wrote to standard error.
+        ResourceExhausted: the deadline passed.
+    """
+    while True:
+        ended = child.process.poll()
+        first, newline, _ = child.out.read_bytes().partition(b"\n")
+        if newline:
+            child.ready = json.loads(first)
+            return child.ready
+        if ended is not None:
+            raise ShuffleError(f"{child.name} ended with code {ended} before it was ready\n{child.tail()}")
+        if time.monotonic() > deadline:
+            raise ResourceExhausted(
+                f"{child.name} (pid {child.pid}) was not ready in time; give it more time or look at "
+                f"{child.log}\n{child.tail()}"
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def stop_children(children: Sequence[Child], grace_seconds: float) -> None:
+    """End every child that still runs: asked first, then TERM, then KILL; at most ~2 graces.
+
+    Closing standard input is the asking; a detached child has none and gets TERM at once.
+    """
+    for child in children:
+        if child.process.stdin is not None:
+            child.process.stdin.close()
+        else:
+            child.process.terminate()
+    _wait_all(children, grace_seconds)
+    for child in children:
+        if child.process.poll() is None:
+            child.process.terminate()
+    _wait_all(children, min(grace_seconds, 2.0))
+    for child in children:
+        if child.process.poll() is None:
+            child.process.kill()
+        child.process.wait()
+
+
+def _wait_all(children: Sequence[Child], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while any(child.process.poll() is None for child in children) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+
+
+def start_processes(
+    *,
+    cluster: str,
+    state_dir: Path,
+    secret_file: Path,
+    workers: int,
+    settings: ClusterSettings,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    web_port: int = 0,
+    attached: bool = True,
+    timeout: float = 60.0,
+) -> LocalProcesses:
+    """Start one coordinator and ``workers`` workers (ids 1, 2, …) and wait until all are registered.
+
+    Port 0 takes a free one. When anything goes wrong, whatever was started is stopped before the
+    error is raised.
+    """
+    flags = settings_flags(settings)
+    deadline = time.monotonic() + timeout
+    common = ["--cluster", cluster, "--state-dir", str(state_dir), "--secret-file", str(secret_file)]
+    listen = ["--host", host, "--port", str(port), "--web-port", str(web_port)]
+    started: list[Child] = []
+    try:
+        arguments = [*common, "coordinator", "start", *listen, *flags]
+        with signals_later():
+            coordinator = spawn("coordinator", arguments, state_dir, attached=attached)
+            started.append(coordinator)
+        where = wait_until_ready(coordinator, deadline)
+        address = Address(host, int(where["port"]))
+        by_id: dict[int, Child] = {}
+        for worker in range(1, workers + 1):
+            arguments = [*common, "--coordinator", str(address), "worker", "start", "--host", host]
+            arguments += ["--id", str(worker), *flags]
+            with signals_later():
+                by_id[worker] = spawn(f"worker-{worker}", arguments, state_dir, attached=attached)
+                started.append(by_id[worker])
+        for child in by_id.values():
+            wait_until_ready(child, deadline)
+    except BaseException:
+        stop_children(started, grace_seconds=2.0)
+        raise
+    return LocalProcesses(address, int(where["web_port"]), coordinator, by_id)
+
+
+# --- local_cluster --------------------------------------------------------------------------------
+
+STOP_GRACE_SECONDS = 15.0
+
+
+class LocalCluster:
+    """One coordinator and ``workers`` worker processes with ``slots`` slots each, on loopback.
+
+    Entering it starts them and waits until all are registered; leaving it stops them and removes
+    their state directory. The processes end with this one even if it is killed. Further keywords are
+    fields of :class:`~minishuffle.config.ClusterSettings`, e.g. ``segment_bytes=4096``.
+
+    Raises (on entry):
+        UsageError: a number or a setting does not fit.
+        ShuffleError: a process ended at its start; the text has the end of its log.
+        ResourceExhausted: not all processes were ready within ``startup_timeout`` seconds.
+    """
+
+    def __init__(
+        self, workers: int = 2, slots: int = 2, *, startup_timeout: float = 60.0, **settings: Any
+    ) -> None:
+        if workers < 1:
+            raise UsageError(f"a cluster needs at least one worker, not {workers}")
+        self._count = workers
+        self._settings = checked_settings(slots=slots, **settings)
+        self._startup_timeout = startup_timeout
+        self._state_dir: Path | None = None
+        self._processes: LocalProcesses | None = None
+        self._client: Client | None = None
+        self._secret = b""
+
+    def __enter__(self) -> LocalCluster:
+        self._start(self._count, "127.0.0.1")
+        return self
+
+    def _start(self, workers: int, host: str) -> None:
+        if self._processes is not None:
+            raise UsageError("this cluster is running already")
+        state_dir = Path(tempfile.mkdtemp(prefix="minishuffle-"))  # mode 0700
+        self._state_dir = state_dir
+        try:
+            secret_file = state_dir / "secret"
+            self._secret = create_secret(secret_file)
+            self._processes = start_processes(
+                cluster="local",
+                state_dir=state_dir,
+                secret_file=secret_file,
+                workers=workers,
+                settings=self._settings,
+                host=host,
+                timeout=self._startup_timeout,
+            )
+            self._client = Client(self._processes.address, self._secret, cluster="local")
+        except BaseException:
+            self._stop(ask=False)
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stop(ask=True)
+
+    @property
+    def client(self) -> Client:
+        """A connection to the coordinator."""
+        if self._client is None:
+            raise UsageError("this LocalCluster is not running: use it in a 'with' statement")
+        return self._client
+
+    @property
+    def state_dir(self) -> Path:
+        """Where the processes log; removed at the end."""
+        if self._state_dir is None:
+            raise UsageError("this LocalCluster is not running: use it in a 'with' statement")
+        return self._state_dir
+
+    @property
+    def workers(self) -> dict[int, int]:
+        """Worker id -> process id, of the workers that this object started."""
+        return {worker: child.pid for worker, child in self._running().workers.items()}
+
+    @property
+    def web_port(self) -> int:
+        """Port of the coordinator's web server (``/metrics``, ``/sd/prometheus``)."""
+        return self._running().web_port
+
+    def run(
+        self,
+        stream: Stream,
+        *,
+        parallelism: int | None = None,
+        timeout: float | None = None,
+        settings: JobSettings | None = None,
+    ) -> list[Any]:
+        """Run a job to its end and give the rows of its ``collect`` sink, in no particular order.
+
+        The job is cancelled when ``timeout`` seconds pass or the wait is interrupted.
+
+        Raises:
+            TaskFailed: a function raised or a process died; see :meth:`JobHandle.wait`.
+            TimeoutError: ``timeout`` seconds passed.
+        """
+        handle = self.submit(stream, parallelism=parallelism, settings=settings)
+        try:
+            return handle.wait(timeout).rows
+        except BaseException as error:
+            # Another Exception says that the job is over or its cluster gone; what is none, be it Ctrl-C or
+            # of a handler of SIGTERM, that nobody waits any more.
+            if isinstance(error, TimeoutError) or not isinstance(error, Exception):
+                with contextlib.suppress(UsageError):  # It ended just now.
+                    handle.cancel()
+            raise
+
+    def submit(
+        self,
+        stream: Stream,
+        *,
+        name: str = "job",
+        parallelism: int | None = None,
+        settings: JobSettings | None = None,
+    ) -> JobHandle:
+        """Start a job; see :meth:`Client.submit`."""
+        return self.client.submit(stream, name=name, parallelism=parallelism, settings=settings)
+
+    def status(self) -> ClusterStatus:
+        """Workers with their connections, and jobs."""
+        return self.client.status()
+
+    def kill_worker(self, worker: int, signal: int = signals.SIGKILL) -> None:
+        """Send a signal to a worker's process.
+
+        Raises:
+            UnknownName: there is no such worker.
+        """
+        workers = self.workers
+        if worker not in workers:
+            raise UnknownName(f"there is no worker {worker}; the workers are {sorted(workers)}")
+        os.kill(workers[worker], signal)
+
+    def _running(self) -> LocalProcesses:
+        if self._processes is None:
+            raise UsageError("this LocalCluster is not running: use it in a 'with' statement")
+        return self._processes
+
+    def _stop(self, *, ask: bool) -> None:
+        """Stop every process and remove the state directory; kills at once when interrupted."""
+        processes, self._processes = self._processes, None
+        client, self._client = self._client, None
+        grace = STOP_GRACE_SECONDS
+        try:
+            if client is not None and processes is not None:
+                if ask and all(child.process.poll() is None for child in processes.children):
+                    try:
+                        client.stop_cluster()
+                    except ShuffleError:
+                        # It is being stopped by process id in any case; only the farewell was missed.
+                        grace = 2.0
+                client.close()
+            if processes is not None:
+                stop_children(processes.children, grace)
+        except BaseException:
+            if processes is not None:
+                stop_children(processes.children, 0.0)
+            raise
+        finally:
+            if self._state_dir is not None:
+                shutil.rmtree(self._state_dir, ignore_errors=True)
+                self._state_dir = None

@@ -1,0 +1,252 @@
+"""Reads rows that a sink kept, as a consumer on the credit protocol."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
+
+from minishuffle import limits
+from minishuffle.errors import RemoteProtocolError, TaskCancelled, TaskFailed
+from minishuffle.exchange.elements import AssemblyBudget, decode
+from minishuffle.exchange.gate import InputGate, RemoteInputChannel
+from minishuffle.protocol.connection import ConnectionEvent
+from minishuffle.remote.access import Access
+from minishuffle.remote.connection import ExternalConnection
+from minishuffle.transport.tcp import DataLink
+from minishuffle.wire.clients import CommitResult, DescribeResult, OpenResult, ResultDescribed, ResultOpened
+from minishuffle.wire.frames import PartitionRequest
+from minishuffle.wire.messages import Accepted, WaitJob
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["ResultInfo", "ResultReader", "SubtaskRows", "commit_result", "describe_result", "wait_result"]
+
+
+# --- results --------------------------------------------------------------------------------------
+#
+# What a program asks of results that a job's sinks keep for it: what there is, and that it was read.
+
+
+LONG_POLL_SECONDS: Final = 5.0
+
+
+class SubtaskRows(NamedTuple):
+    """Rows ``begin`` to ``end`` of a sink's subtask can be read."""
+
+    subtask: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResultInfo:
+    """What a sink of a job keeps."""
+
+    job: str
+    """Its id."""
+    name: str
+    sink: str
+    schema: pa.Schema
+    bounded: bool
+    """Whether the job's data come to an end."""
+    state: str
+    """created, running, finished, failing, failed, canceling or canceled."""
+    over: bool
+    """The job writes no more: ``subtasks`` is final."""
+    submitted_at: float
+    """Seconds since 1970; tells jobs of one id apart, since every coordinator counts from 1."""
+    cause: str
+    """Of a job that failed: why; else empty."""
+    subtasks: list[SubtaskRows]
+    """Of a job that runs, what there was at the last heartbeats."""
+
+    @property
+    def rows(self) -> int:
+        """That can be read."""
+        return sum(rows.end - rows.begin for rows in self.subtasks)
+
+
+def describe_result(access: Access, job: str, sink: str | None = None) -> ResultInfo:
+    """What there is to read now.
+
+    Args:
+        job: an id, or a name: the newest job of it.
+        sink: the name given to ``to_spark``; may be left out if the job has one only.
+
+    Raises:
+        UnknownName: there is no such job or sink, or the job keeps nothing for other programs.
+        UsageError: the results were given up in favour of newer jobs'.
+        PeerLost: a worker that kept some is gone, or the coordinator cannot be reached.
+    """
+    import pyarrow as pa
+
+    with access.control() as control:
+        reply = control.request(DescribeResult(job=job, sink=sink or ""))
+    if not isinstance(reply, ResultDescribed):
+        raise RemoteProtocolError(f"the coordinator answered with {type(reply).__name__}")
+    return ResultInfo(
+        job=reply.job,
+        name=reply.name,
+        sink=reply.sink,
+        schema=pa.ipc.read_schema(pa.py_buffer(reply.schema_message)),
+        bounded=reply.bounded,
+        state=reply.state,
+        over=reply.over,
+        submitted_at=reply.submitted_at,
+        cause=reply.causes[0].text if reply.causes else "",
+        subtasks=[SubtaskRows(rows.subtask, rows.begin, rows.end) for rows in reply.subtasks],
+    )
+
+
+def wait_result(
+    access: Access, job: str, sink: str | None = None, timeout: float | None = None
+) -> ResultInfo:
+    """Wait until a job is over, and say what there is to read. ``timeout`` in seconds; None: for ever.
+
+    Raises:
+        TaskFailed: the job failed; the text has its first cause.
+        TaskCancelled: it was cancelled.
+        TimeoutError: ``timeout`` seconds passed; the job runs on.
+        ShuffleError: as :func:`describe_result`.
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    info = describe_result(access, job, sink)
+    while not info.over:
+        left = LONG_POLL_SECONDS if deadline is None else deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(f"job {info.job} ({info.name}) still runs after {timeout:g} s")
+        wait = min(left, LONG_POLL_SECONDS)
+        with access.control() as control:
+            control.request(WaitJob(job=info.job, wait_seconds=wait))
+        info = describe_result(access, info.job, info.sink)
+    if info.state == "failed":
+        raise TaskFailed(f"job {info.job} ({info.name}) failed: {info.cause}")
+    if info.state == "canceled":
+        raise TaskCancelled(f"job {info.job} ({info.name}) was cancelled")
+    return info
+
+
+def commit_result(access: Access, job: str, sink: str, offsets: Mapping[int, int]) -> None:
+    """A batch that ends at these offsets, by subtask, was dealt with.
+
+    The last two batches that were committed can be read again; what is older is given up, and a job that
+    does not end goes on if it waited because too much was unread.
+
+    Raises:
+        UsageError: an offset is beyond what there is.
+        ShuffleError: as :func:`describe_result`.
+    """
+    with access.control() as control:
+        reply = control.request(CommitResult(job=job, sink=sink, offsets=dict(offsets)))
+    if not isinstance(reply, Accepted):
+        raise RemoteProtocolError(f"the coordinator answered with {type(reply).__name__}")
+
+
+# --- reader ---------------------------------------------------------------------------------------
+
+EXCLUSIVE_BUFFERS: Final = 2
+WAIT_SECONDS: Final = 1.0
+
+
+class ResultReader:
+    """Rows ``begin`` to ``end`` of one subtask of a sink. Use it in a ``with`` statement, or close it.
+
+    Args:
+        job, sink, subtask: as :func:`~minishuffle.remote.reader.describe_result` tells them.
+
+    Raises (from :meth:`batches`):
+        UnknownName: there is no such job or sink.
+        UsageError: the rows are not there (any more).
+        ResourceExhausted: the worker serves too many readers already.
+        PeerLost, AuthenticationError: coordinator or worker cannot be reached, or refuses the secret.
+    """
+
+    def __init__(self, access: Access, job: str, sink: str, subtask: int, begin: int, end: int) -> None:
+        self._access = access
+        self._request = OpenResult(job=job, sink=sink, subtask=subtask, begin=begin, end=end)
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take nothing more; may be called again, and from within :meth:`batches`."""
+        self._stack.close()
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows, in order, each time from the first on. A batch stays whole after the end."""
+        self.close()
+        if self._request.begin == self._request.end:
+            return
+        try:
+            yield from self._read(*self._open())
+        finally:
+            self.close()
+
+    def _open(self) -> tuple[ExternalConnection, InputGate]:
+        with self._access.control() as control:
+            reply = control.request(self._request)
+        if not isinstance(reply, ResultOpened):
+            raise RemoteProtocolError(f"the coordinator answered with {type(reply).__name__}")
+        connection = self._stack.enter_context(
+            ExternalConnection(
+                self._access, reply.worker, reply.ticket, reply.term, _nothing, reply.segment_bytes
+            )
+        )
+        gate = connection.run(lambda: self._gate(connection, reply.job))
+        self._stack.callback(connection.run, gate.close)
+        return connection, gate
+
+    def _gate(self, connection: ExternalConnection, job: str) -> InputGate:
+        """(Loop.) A gate with one channel, which is requested."""
+        paths, subtask = connection.paths, self._request.subtask
+        gate = InputGate(
+            0,
+            0,
+            connection.pool.create_pool("input", EXCLUSIVE_BUFFERS + 1, connection.pool.total),
+            connection.pool.segment_bytes,
+            paths.bell.ring,
+            paths.give_back,
+            AssemblyBudget(limits.ASSEMBLY_BYTES_MAX),
+            None,
+            connection.counters,
+        )
+        channel = RemoteInputChannel(gate, subtask, EXCLUSIVE_BUFFERS)
+        gate.add(channel)
+        link = connection.link
+        channel.connect(link.connection, link.flush_soon)
+        request = PartitionRequest(0, job, 0, subtask, 0, 1, 1, 1, 0)
+        link.connection.request_partition(channel.consumer, request)
+        link.flush_soon()
+        return gate
+
+    def _read(self, connection: ExternalConnection, gate: InputGate) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        bell, rows = connection.paths.bell, 0
+        while not gate.finished:
+            bell.clear()
+            element = gate.poll()
+            if element is None:
+                if not gate.finished:
+                    bell.wait(WAIT_SECONDS)
+                continue
+            batch = decode(element.format, element.rows, element.payload)
+            if not isinstance(batch, pa.RecordBatch):
+                raise RemoteProtocolError("kept results are not Arrow columns")
+            rows += batch.num_rows
+            yield batch
+        wanted = self._request.end - self._request.begin
+        if rows != wanted:
+            raise RemoteProtocolError(f"the worker sent {rows} rows where {wanted} were asked for")
+
+
+def _nothing(link: DataLink, events: list[ConnectionEvent]) -> None:
+    """A worker that serves results asks for nothing."""

@@ -1,0 +1,37 @@
+import pytest
+
+from minishuffle.cli.demo import FIGURES, Figure, total
+from minishuffle.observe.metrics import METRICS, RUNTIME_METRICS
+
+SAMPLES = [
+    ("a_total", {"direction": "in", "task": "x"}, 3.0),
+    ("a_total", {"direction": "in", "task": "y"}, 4.0),
+    ("a_total", {"direction": "out", "task": "x"}, 50.0),
+    ("b", {}, 600.0),
+]
+
+
+def test_totals_add_up_the_series_with_those_labels() -> None:
+    assert total(SAMPLES, "a_total", direction="in") == 7
+    assert total(SAMPLES, "a_total") == 57
+    assert total(SAMPLES, "absent") == 0
+
+
+def test_a_rate_is_the_growth_per_second() -> None:
+    before = [("a_total", {"direction": "in", "task": "x"}, 1.0)]
+    counter = Figure("", "a_total", {"direction": "in"}, str, rate=True)
+    gauge = Figure("", "b", {}, str)
+    assert counter.value(before, SAMPLES, 2.0) == 3.0
+    assert gauge.value(before, SAMPLES, 2.0) == 600.0
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.text)
+def test_every_figure_is_a_metric_that_workers_serve(figure: Figure) -> None:
+    specs = {spec.name: spec for spec in (*METRICS, *RUNTIME_METRICS) if spec.served_by("worker")}
+    assert figure.metric in specs
+    assert set(figure.labels) <= set(specs[figure.metric].labels)
+    assert figure.rate == (specs[figure.metric].type == "counter")
+
+
+def test_there_are_at_least_a_dozen() -> None:
+    assert len(FIGURES) >= 12

@@ -1,0 +1,95 @@
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from minishuffle.config import ClusterSettings
+from minishuffle.errors import ResourceExhausted, ShuffleError, UnknownName, UsageError
+from minishuffle.local import (
+    Child,
+    checked_settings,
+    settings_flags,
+    spawn,
+    stop_children,
+    wait_until_ready,
+)
+
+STUBBORN = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print('{"port": 1}', flush=True)
+time.sleep(60)
+"""
+POLITE = "import sys; print('{}', flush=True); sys.stdin.read()"
+SILENT = "import time; time.sleep(60)"
+
+
+def python(directory: Path, program: str, name: str = "child") -> Child:
+    out, log = directory / f"{name}.out", directory / f"{name}.log"
+    with out.open("wb") as stdout, log.open("wb") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=stdout, stderr=stderr
+        )
+    return Child(name, process, out, log)
+
+
+def test_a_child_that_ends_at_its_start_is_quoted(tmp_path: Path) -> None:
+    child = spawn("worker-1", ["worker", "start", "--id", "many"], tmp_path, attached=True)
+    with pytest.raises(ShuffleError, match=r"worker-1 ended with code 2 .*\nminishuffle: .*--id.*many"):
+        wait_until_ready(child, time.monotonic() + 30)
+    stop_children([child], 1.0)
+
+
+def test_the_ready_line_is_the_first_line_of_output(tmp_path: Path) -> None:
+    child = python(tmp_path, "print('{\"port\": 7}'); print('more from the user')")
+    assert wait_until_ready(child, time.monotonic() + 30) == {"port": 7} == child.ready
+    stop_children([child], 1.0)
+
+
+def test_a_child_that_says_nothing_in_time_is_an_error(tmp_path: Path) -> None:
+    child = python(tmp_path, SILENT)
+    with pytest.raises(ResourceExhausted, match=r"child \(pid \d+\) was not ready in time"):
+        wait_until_ready(child, time.monotonic())
+    stop_children([child], 0.0)
+    assert child.process.returncode is not None
+
+
+def test_a_child_ends_when_its_input_does(tmp_path: Path) -> None:
+    child = python(tmp_path, POLITE)
+    wait_until_ready(child, time.monotonic() + 30)
+    stop_children([child], 30.0)
+    assert child.process.returncode == 0
+
+
+def test_a_child_that_ignores_everything_is_killed(tmp_path: Path) -> None:
+    child = python(tmp_path, STUBBORN)
+    wait_until_ready(child, time.monotonic() + 30)
+    stop_children([child], 0.05)
+    assert child.process.returncode == -9
+
+
+def test_the_tail_is_the_end_of_the_log(tmp_path: Path) -> None:
+    child = python(tmp_path, "import sys; [print(i, file=sys.stderr) for i in range(100)]")
+    child.process.wait(30)
+    assert child.tail().splitlines() == [str(i) for i in range(80, 100)]
+    stop_children([child], 0.0)
+
+
+def test_flags_carry_every_setting() -> None:
+    flags = settings_flags(ClusterSettings(slots=3, use_uvloop=False))
+    assert flags[flags.index("--slots") + 1] == "3"
+    assert "--no-use-uvloop" in flags
+    assert len(flags) == 2 * len(ClusterSettings.model_fields) - 1
+
+
+def test_bad_settings_are_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UnknownName, match=r"no setting 'slot'; the settings are .*slots"):
+        checked_settings(slot=1)
+    with pytest.raises(UsageError, match=r"^setting slots: .*greater than or equal to 1 \(got 0\)$"):
+        checked_settings(slots=0)
+    with pytest.raises(UsageError, match="heartbeat_timeout"):
+        checked_settings(heartbeat_timeout=1.0, heartbeat_interval=1.0)
+    with pytest.raises(UnknownName, match=r"absent\.toml does not exist"):
+        checked_settings(tmp_path / "absent.toml")
