@@ -78,6 +78,8 @@ class ConnectionCounters:
     payload_bytes_in: int = 0
     payload_bytes_out: int = 0
     rows_out: int = 0
+    rows_discarded: int = 0
+    """Of buffers that arrived for a channel that was closed already."""
     credits_granted: int = 0
     """Announced to peers: initial credits and AddCredit."""
     credits_received: int = 0

@@ -40,6 +40,8 @@ CLOSE_SECONDS_MAX: Final = 5.0
 CHANNELS_PER_CONNECTION_MAX: Final = 65_536
 CREDIT_MAX: Final = 1 << 20
 EVENTS_QUEUED_PER_CHANNEL_MAX: Final = 64
+GRANTS_PER_FRAME_MAX: Final = 4_096
+"""Channels that one AddCredit frame may name; more go into the next frame."""
 FLUSH_SEGMENTS_MAX: Final = 16
 """Most segments gathered into one flush of a connection."""
 

@@ -14,7 +14,7 @@ from typing import Protocol
 from minishuffle.errors import RemoteProtocolError, ShuffleError
 from minishuffle.limits import SEGMENT_HEADROOM_BYTES
 from minishuffle.protocol.credit import BufferKind, ReceiveCredit, SendCredit
-from minishuffle.wire.frames import DataType
+from minishuffle.wire.frames import BufferHeader, DataType, Payload
 
 __all__ = [
     "ChannelState",
@@ -39,19 +39,8 @@ class NextType(Enum):
     EVENT = 2
 
 
-class Outgoing(Protocol):
-    """A piece of a segment, or an event, on its way out.
-
-    ``memory[start:start + size]`` is the payload; the bytes in front of it may be overwritten.
-    """
-
-    memory: memoryview
-    start: int
-    size: int
-    data_type: int
-    flags: int
-    first_start: int
-    rows: int
+class Outgoing(Payload, Protocol):
+    """A piece of a segment, or an event, on its way out."""
 
     def released(self) -> None:
         """The transport has let go of the memory. Called exactly once."""
@@ -89,21 +78,17 @@ class Received:
         self,
         memory: memoryview,
         start: int,
-        size: int,
-        data_type: int,
-        flags: int,
-        first_start: int,
-        rows: int,
+        header: BufferHeader,
         buffer: FreeBuffer | None = None,
         kind: BufferKind | None = None,
     ) -> None:
         self.memory = memory
         self.start = start
-        self.size = size
-        self.data_type = data_type
-        self.flags = flags
-        self.first_start = first_start
-        self.rows = rows
+        self.size = header.size
+        self.data_type = header.data_type
+        self.flags = header.flags
+        self.first_start = header.first_start
+        self.rows = header.rows
         self.buffer = buffer
         self.kind = kind
 
@@ -221,31 +206,35 @@ class ConsumerChannel:
         self._arriving: Received | None = None
         self._backlog = 0
 
-    def begin(
-        self, sequence: int, backlog: int, data_type: int, flags: int, first_start: int, rows: int, size: int
-    ) -> memoryview:
+    def begin(self, header: BufferHeader) -> memoryview:
         """A buffer begins to arrive: the memory that its payload goes into.
 
         Raises:
             RemoteProtocolError: out of sequence, longer than a segment, of an unknown type, or
                 without credit. The channel is over then, the connection is not.
         """
-        if sequence != self.expected:
-            raise RemoteProtocolError(f"buffer {sequence} arrived where {self.expected} was expected")
+        data_type, size = header.data_type, header.size
+        if header.sequence != self.expected:
+            raise RemoteProtocolError(f"buffer {header.sequence} arrived where {self.expected} was expected")
         if size > self.segment_bytes:
             raise RemoteProtocolError(f"payload of {size} bytes, a segment holds {self.segment_bytes}")
         if data_type == DataType.DATA:
             kind, buffer = self.credit.on_buffer()
             memory, start = buffer.memory, SEGMENT_HEADROOM_BYTES
-            self._arriving = Received(memory, start, size, data_type, flags, first_start, rows, buffer, kind)
+            self._arriving = Received(memory, start, header, buffer, kind)
         elif data_type == DataType.EVENT and size:
             memory = memoryview(bytearray(size))
-            self._arriving = Received(memory, 0, size, data_type, flags, first_start, rows)
+            self._arriving = Received(memory, 0, header)
         else:
             raise RemoteProtocolError(f"buffer of unknown data type {data_type} or empty event")
-        self.expected = (sequence + 1) & SEQUENCE_MASK
-        self._backlog = backlog
+        self.expected = (header.sequence + 1) & SEQUENCE_MASK
+        self._backlog = header.backlog
         return self._arriving.payload
+
+    @property
+    def arriving_rows(self) -> int:
+        """Rows of the buffer whose payload is not complete yet."""
+        return self._arriving.rows if self._arriving is not None else 0
 
     def end(self) -> None:
         """The payload is complete: hand it to the gate, then ask for what the backlog needs."""

@@ -32,15 +32,18 @@ from minishuffle.protocol.channel import (
     ProducerChannel,
     SubpartitionView,
 )
+from minishuffle.wire.decoder import FrameDecoder
 from minishuffle.wire.frames import (
     AddCredit,
     BacklogAnnouncement,
+    BufferHeader,
     CancelPartitionRequest,
+    CancelReason,
     Close,
     DataType,
     Error,
     Frame,
-    FrameDecoder,
+    FrameType,
     PartitionRequest,
     Ping,
     Pong,
@@ -248,18 +251,7 @@ class Producers:
         return pieces
 
     def _framed(self, channel: int, piece: Outgoing, sequence: int, backlog: int) -> memoryview:
-        frame = write_buffer_header(
-            piece.memory,
-            piece.start,
-            piece.size,
-            channel,
-            sequence,
-            backlog,
-            piece.data_type,
-            piece.flags,
-            piece.first_start,
-            piece.rows,
-        )
+        frame = write_buffer_header(piece, channel, sequence, backlog)
         counters = self._counters
         counters.bytes_out += len(frame)
         if piece.data_type == DataType.DATA:
@@ -288,6 +280,7 @@ class Producers:
 # --- connection -----------------------------------------------------------------------------------
 
 DIALER_BIT: Final = 0x8000_0000
+_FRAME_NAMES: Final = tuple((int(kind), kind.name.lower()) for kind in FrameType)
 
 
 class Connection:
@@ -324,39 +317,40 @@ class Connection:
         """
         self._alive.heard(now)
         self._counters.bytes_in += len(data)
-        self._decoder.receive(data)
+        try:
+            self._decoder.receive(data)
+        finally:
+            self._count_frames()
+
+    def _count_frames(self) -> None:
+        counts, frames_in = self._decoder.counts, self._counters.frames_in
+        for kind, name in _FRAME_NAMES:
+            if counts[kind]:
+                frames_in[name] = frames_in.get(name, 0) + counts[kind]
+                counts[kind] = 0
 
     def events(self) -> list[ConnectionEvent]:
         """What happened since the last call."""
         events, self._events = self._events, []
         return events
 
-    def buffer_begin(
-        self,
-        channel: int,
-        sequence: int,
-        backlog: int,
-        data_type: int,
-        flags: int,
-        first_start: int,
-        rows: int,
-        size: int,
-    ) -> memoryview | None:
+    def buffer_begin(self, header: BufferHeader) -> memoryview | None:
         """(For the decoder.) Memory for an arriving payload, or None for a closed channel's."""
         counters = self._counters
-        counters.frames_in["buffer_response"] = counters.frames_in.get("buffer_response", 0) + 1
-        consumer = self._consumers.get(channel)
+        consumer = self._consumers.get(header.channel)
         if consumer is None:
-            self._check_id_was_given(channel)
+            self._check_id_was_given(header.channel)
+            counters.rows_discarded += header.rows
             return None
         try:
-            target = consumer.begin(sequence, backlog, data_type, flags, first_start, rows, size)
+            target = consumer.begin(header)
         except RemoteProtocolError as error:
             self._fail_consumer(consumer, error)
+            counters.rows_discarded += header.rows
             return None
-        if data_type == DataType.DATA:
+        if header.data_type == DataType.DATA:
             counters.buffers_in += 1
-            counters.payload_bytes_in += size
+            counters.payload_bytes_in += header.size
         self._arriving = consumer
         return target
 
@@ -367,13 +361,13 @@ class Connection:
         consumer.end()
         self.announce_credit(consumer)
 
+    def credit(self, channel: int, credit: int) -> None:
+        """(For the decoder.) Credit for one of this side's producer channels."""
+        self._producers.on_credit(channel, credit)
+
     def frame(self, frame: Frame) -> None:
         """(For the decoder.) Any other frame."""
-        name = frame_name(frame)
-        self._counters.frames_in[name] = self._counters.frames_in.get(name, 0) + 1
         match frame:
-            case AddCredit(channel, credit):
-                self._producers.on_credit(channel, credit)
             case PartitionRequest():
                 self._on_partition_request(frame)
             case BacklogAnnouncement(channel, backlog):
@@ -383,7 +377,7 @@ class Connection:
                 else:
                     consumer.on_backlog(backlog)
                     self.announce_credit(consumer)
-            case CancelPartitionRequest(channel):
+            case CancelPartitionRequest(channel, _):
                 self._producers.cancel(channel)
             case Error(channel, code, text) if channel:
                 consumer = self._consumers.pop(channel, None)
@@ -399,7 +393,9 @@ class Connection:
             case Pong():
                 pass  # every byte heard is a sign of life already
             case _:
-                raise RemoteProtocolError(f"{name} frame has no place on an established data connection")
+                raise RemoteProtocolError(
+                    f"{frame_name(frame)} frame has no place on an established data connection"
+                )
 
     def _on_partition_request(self, request: PartitionRequest) -> None:
         channel = request.channel
@@ -443,6 +439,8 @@ class Connection:
                 request.consumer_attempt,
                 request.generation,
                 credit,
+                request.rows_received,
+                request.last_sequence,
             )
         )
         return channel
@@ -452,23 +450,24 @@ class Connection:
         if consumer.credit.unannounced and consumer.state is ChannelState.OPEN:
             self._granting[consumer.id] = consumer
 
-    def cancel(self, consumer: ConsumerChannel) -> None:
+    def cancel(self, consumer: ConsumerChannel, reason: CancelReason = CancelReason.ENDED) -> None:
         """The consumer wants no more; idempotent."""
         if self._consumers.pop(consumer.id, None) is not None:
             self._forget(consumer)
             consumer.close()
-            self._control.append(CancelPartitionRequest(consumer.id))
+            self._control.append(CancelPartitionRequest(consumer.id, reason))
 
     def _fail_consumer(self, consumer: ConsumerChannel, error: ShuffleError) -> None:
         del self._consumers[consumer.id]
         self._forget(consumer)
         consumer.fail(error)
-        self._control.append(CancelPartitionRequest(consumer.id))
+        self._control.append(CancelPartitionRequest(consumer.id, CancelReason.FAILED))
 
     def _forget(self, consumer: ConsumerChannel) -> None:
         self._granting.pop(consumer.id, None)
         if self._arriving is consumer:
             self._arriving = None
+            self._counters.rows_discarded += consumer.arriving_rows
             self._decoder.discard_payload()
 
     # --- producer side --------------------------------------------------------------------------
@@ -511,11 +510,14 @@ class Connection:
     def _take_credit(self) -> None:
         if self._granting:
             granting, self._granting = self._granting, {}
+            grants = []
             for consumer in granting.values():
                 credit = consumer.credit.take_unannounced()
                 if credit:
                     self._counters.credits_granted += credit
-                    self._control.append(AddCredit(consumer.id, credit))
+                    grants.append((consumer.id, credit))
+            for at in range(0, len(grants), limits.GRANTS_PER_FRAME_MAX):
+                self._control.append(AddCredit(tuple(grants[at : at + limits.GRANTS_PER_FRAME_MAX])))
 
     def _take_control(self) -> bytes:
         frames_out = self._counters.frames_out

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from dataclasses import replace
 from typing import Protocol
 
 import uvloop
@@ -290,6 +291,8 @@ class DataEndpoint:
         self._ping_interval = ping_interval
         self._unproven: set[DataLink] = set()
         self._server: asyncio.Server | None = None
+        self._dialed: dict[int, int] = {}
+        """How many times each worker was dialed."""
 
     async def listen(self, host: str, port: int = 0) -> int:
         """Start listening; returns the port.
@@ -312,10 +315,12 @@ class DataEndpoint:
             HandshakeRefused: one side did not accept the other's proof.
         """
         loop = asyncio.get_running_loop()
+        counter = self._dialed[worker] = self._dialed.get(worker, 0) + 1
+        identity = replace(self.identity, counter=counter)
         try:
             async with asyncio.timeout(self.handshake_seconds):
                 _, link = await loop.create_connection(
-                    lambda: self._new_link(dialer=True, target=worker, epoch=epoch),
+                    lambda: self._new_link(identity, dialer=True, target=worker, epoch=epoch),
                     address.host,
                     address.port,
                 )
@@ -326,11 +331,13 @@ class DataEndpoint:
         return link
 
     def _accept(self) -> DataLink:
-        return self._new_link(dialer=False)
+        return self._new_link(self.identity, dialer=False)
 
-    def _new_link(self, *, dialer: bool, target: int = 0, epoch: int | None = None) -> DataLink:
+    def _new_link(
+        self, identity: Identity, *, dialer: bool, target: int = 0, epoch: int | None = None
+    ) -> DataLink:
         handshake = Handshake(
-            self.identity,
+            identity,
             self._secret,
             os.urandom(32),
             dialer=dialer,

@@ -1,24 +1,26 @@
 """The frame table: every frame that crosses a connection, field by field.
 
 ``length:u32 | type:u8 | channel:u32 | body``, big-endian. ``length`` counts what follows it: the
-type, the channel and the body. Frames without a channel carry channel 0.
+type, the channel and the body. Frames of no channel, or of several, carry channel 0.
 
 =====================  ======================  =====================================================
 frame                  way                     body
 =====================  ======================  =====================================================
 Hello                  both, handshake         magic u32, version u16, role u8, cluster id, worker
-                                               u32, epoch u64, target u32, nonce 32, proof 0 or 32
+                                               u32, epoch u64, counter u32, target u32, nonce 32,
+                                               proof 0 or 32
 Welcome                acceptor -> dialer      worker u32, epoch u64
 Reject                 acceptor -> dialer      code u16, text
 PartitionRequest       consumer -> producer    job, edge u32, producer u32, subpartition u32,
                                                producer attempt u32, consumer attempt u32,
-                                               generation u32, initial credit u32
+                                               generation u32, initial credit u32, rows received u64
+                                               and last sequence u32 of the generation before
 BufferResponse         producer -> consumer    sequence u32, backlog u32, data type u8, flags u8,
                                                first element start u32, rows begun u32, payload
-AddCredit              consumer -> producer    credit u32
+AddCredit              consumer -> producer    1 … 4096 times: channel u32, credit u32
 BacklogAnnouncement    producer -> consumer    backlog u32
 ResumeConsumption      consumer -> producer
-CancelPartitionRequest consumer -> producer
+CancelPartitionRequest consumer -> producer    reason u8
 Close                  both
 Error                  both                    code u16, text; channel 0: the connection
 NewBufferSize          consumer -> producer    bytes u32
@@ -48,6 +50,7 @@ __all__ = [
     "BufferFlags",
     "BufferHeader",
     "CancelPartitionRequest",
+    "CancelReason",
     "Close",
     "DataType",
     "Error",
@@ -55,13 +58,14 @@ __all__ = [
     "FRAME_HEADER",
     "FRAME_HEADER_BYTES",
     "Frame",
-    "FrameDecoder",
-    "FrameSink",
     "FrameType",
+    "GRANT",
     "Hello",
+    "LENGTH_BYTES",
     "MAGIC",
     "Message",
     "NO_ELEMENT_START",
+    "NO_SEQUENCE",
     "NewBufferSize",
     "PROTOCOL_VERSION",
     "PartitionRequest",
@@ -78,6 +82,7 @@ __all__ = [
     "decode_body",
     "encode_frame",
     "frame_name",
+    "positive",
     "write_buffer_header",
 ]
 
@@ -132,13 +137,19 @@ class BodyReader:
 # --- frames ---------------------------------------------------------------------------------------
 
 MAGIC: Final = 0x4D534846
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 FRAME_HEADER: Final = struct.Struct(">IBI")
 FRAME_HEADER_BYTES: Final = FRAME_HEADER.size
+LENGTH_BYTES: Final = 4
+"""Of a frame's first field, which counts all that follows it."""
 BUFFER_HEADER: Final = struct.Struct(">IBIIIBBII")
 """Frame header and BufferResponse fields as one structure, the size of a segment's headroom use."""
 BUFFER_HEADER_BYTES: Final = BUFFER_HEADER.size
 NO_ELEMENT_START: Final = 0xFFFF_FFFF
+NO_SEQUENCE: Final = 0xFFFF_FFFF
+"""The last sequence of a generation in which no buffer arrived."""
+GRANT: Final = struct.Struct(">II")
+"""One pair of an AddCredit: channel, credit."""
 WATERMARK_EVENT: Final = struct.Struct(">BBq")
 """Kind, whether the producer is idle (0 or 1), and the watermark in microseconds since 1970."""
 
@@ -189,6 +200,17 @@ class EventKind(IntEnum):
     """How far the producer's event time has come: :data:`WATERMARK_EVENT` is the whole payload."""
 
 
+class CancelReason(IntEnum):
+    """Why a consumer wants no more of a partition."""
+
+    ENDED = 1
+    """It has read all that it needs."""
+    FAILED = 2
+    """The consuming task, or the channel, failed."""
+    MOVED = 3
+    """The channel was attached elsewhere."""
+
+
 class BufferFlags(IntFlag):
     """How a buffer's bytes lie with respect to elements."""
 
@@ -206,7 +228,8 @@ class Hello:
     """Opening of either side; ``proof`` is empty in the dialer's first one.
 
     ``target`` is the worker id that the dialer means to reach, 0 for a coordinator; ``nonce`` has
-    32 bytes, ``proof`` 0 or 32.
+    32 bytes, ``proof`` 0 or 32. ``counter`` says how many times this process has dialed that target, from
+    1 on; it is 0 where nobody counts: of an acceptor, and on control links.
     """
 
     role: int
@@ -216,6 +239,7 @@ class Hello:
     target: int
     nonce: bytes
     proof: bytes = b""
+    counter: int = 0
     magic: int = MAGIC
     version: int = PROTOCOL_VERSION
 
@@ -238,7 +262,11 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRequest:
-    """Opens a logical channel; ``initial_credit`` counts buffers."""
+    """Opens a logical channel; ``initial_credit`` counts buffers.
+
+    ``rows_received`` and ``last_sequence`` say how far the consumer came in the generation before, so that
+    the producer knows what was lost with its link.
+    """
 
     channel: int
     job: str
@@ -249,11 +277,13 @@ class PartitionRequest:
     consumer_attempt: int
     generation: int
     initial_credit: int
+    rows_received: int = 0
+    last_sequence: int = NO_SEQUENCE
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BufferHeader:
-    """Header of a BufferResponse; ``size`` payload bytes follow."""
+    """Header of a BufferResponse; ``size`` payload bytes follow. (Not frozen: one is made per buffer.)"""
 
     channel: int
     sequence: int
@@ -267,8 +297,12 @@ class BufferHeader:
 
 @dataclass(frozen=True, slots=True)
 class AddCredit:
-    channel: int
-    credit: int
+    """Credit of one or more channels: pairs of channel and number of buffers.
+
+    The decoder makes no such object; it passes each pair to its sink.
+    """
+
+    grants: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +319,7 @@ class ResumeConsumption:
 @dataclass(frozen=True, slots=True)
 class CancelPartitionRequest:
     channel: int
+    reason: CancelReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,21 +387,15 @@ def frame_name(frame: Frame) -> str:
     return _NAMES[type(frame).__name__]
 
 
-# --- codec ----------------------------------------------------------------------------------------
-#
-# Bytes to frames and back, incrementally: any split of the stream gives the same frames.
+# --- bodies ---------------------------------------------------------------------------------------
 #
 # :func:`encode_frame` writes every frame but BufferResponse, whose header goes straight into the
-# headroom of the segment that it announces (:func:`write_buffer_header`). :class:`FrameDecoder` copies
-# a payload into memory that its sink lends, so this layer knows no pool.
+# headroom of the segment that it announces (:func:`write_buffer_header`).
 
 
-_HELLO: Final = struct.Struct(">IHBIQI32s")
+_HELLO: Final = struct.Struct(">IHBIQII32s")
 _WELCOME: Final = struct.Struct(">IQ")
-_REQUEST: Final = struct.Struct(">IIIIIII")
-_LENGTH_BYTES: Final = 4
-_TYPE_AND_CHANNEL_BYTES: Final = FRAME_HEADER_BYTES - _LENGTH_BYTES
-_BUFFER_FIXED_BYTES: Final = BUFFER_HEADER_BYTES - _LENGTH_BYTES
+_REQUEST: Final = struct.Struct(">IIIIIIIQI")
 _BUFFER_RESPONSE: Final = int(FrameType.BUFFER_RESPONSE)
 
 
@@ -390,7 +419,7 @@ def _text(text: str) -> bytes:
 
 
 def _encode_hello(f: Hello) -> bytes:
-    fixed = _HELLO.pack(f.magic, f.version, f.role, f.worker, f.epoch, f.target, f.nonce)
+    fixed = _HELLO.pack(f.magic, f.version, f.role, f.worker, f.epoch, f.counter, f.target, f.nonce)
     return fixed + _name(f.cluster) + bytes([len(f.proof)]) + f.proof
 
 
@@ -403,24 +432,29 @@ def _encode_request(f: PartitionRequest) -> bytes:
         f.consumer_attempt,
         f.generation,
         f.initial_credit,
+        f.rows_received,
+        f.last_sequence,
     )
     return fixed + _name(f.job)
 
 
 def encode_frame(frame: Frame) -> bytes:
-    """The bytes of any frame but BufferResponse."""
+    """The bytes of any frame but BufferResponse.
+
+    An AddCredit names 1 to ``GRANTS_PER_FRAME_MAX`` channels.
+    """
     channel = 0
     match frame:
-        case AddCredit(channel, credit):
-            kind, body = FrameType.ADD_CREDIT, U32.pack(credit)
+        case AddCredit(grants):
+            kind, body = FrameType.ADD_CREDIT, b"".join([GRANT.pack(*grant) for grant in grants])
         case BacklogAnnouncement(channel, backlog):
             kind, body = FrameType.BACKLOG_ANNOUNCEMENT, U32.pack(backlog)
         case Message(channel, body):
             kind = FrameType.MESSAGE
         case PartitionRequest():
             kind, channel, body = FrameType.PARTITION_REQUEST, frame.channel, _encode_request(frame)
-        case CancelPartitionRequest(channel):
-            kind, body = FrameType.CANCEL_PARTITION_REQUEST, b""
+        case CancelPartitionRequest(channel, reason):
+            kind, body = FrameType.CANCEL_PARTITION_REQUEST, bytes([reason])
         case ResumeConsumption(channel):
             kind, body = FrameType.RESUME_CONSUMPTION, b""
         case NewBufferSize(channel, size):
@@ -439,64 +473,76 @@ def encode_frame(frame: Frame) -> bytes:
             kind, body = FrameType.WELCOME, _WELCOME.pack(worker, epoch)
         case Reject(code, text):
             kind, body = FrameType.REJECT, U16.pack(code) + _text(text)
-    return FRAME_HEADER.pack(_TYPE_AND_CHANNEL_BYTES + len(body), kind, channel) + body
+    return FRAME_HEADER.pack(FRAME_HEADER_BYTES - LENGTH_BYTES + len(body), kind, channel) + body
 
 
-def write_buffer_header(
-    memory: memoryview,
-    payload_start: int,
-    size: int,
-    channel: int,
-    sequence: int,
-    backlog: int,
-    data_type: int,
-    flags: int,
-    first_start: int,
-    rows: int,
-) -> memoryview:
-    """Write a BufferResponse header right in front of its payload; return the whole frame.
+class Payload(Protocol):
+    """What a BufferResponse carries: ``memory[start:start + size]``.
 
-    ``memory`` holds ``size`` payload bytes from ``payload_start`` on, and at least
-    ``BUFFER_HEADER_BYTES`` bytes in front of them that may be overwritten.
+    At least ``BUFFER_HEADER_BYTES`` bytes in front of it may be overwritten.
     """
-    begin = payload_start - BUFFER_HEADER_BYTES
+
+    memory: memoryview
+    start: int
+    size: int
+    data_type: int
+    flags: int
+    first_start: int
+    rows: int
+
+
+def write_buffer_header(payload: Payload, channel: int, sequence: int, backlog: int) -> memoryview:
+    """Write a BufferResponse header right in front of its payload; return the whole frame."""
+    memory, start, size = payload.memory, payload.start, payload.size
+    begin = start - BUFFER_HEADER_BYTES
     BUFFER_HEADER.pack_into(
         memory,
         begin,
-        _BUFFER_FIXED_BYTES + size,
+        BUFFER_HEADER_BYTES - LENGTH_BYTES + size,
         _BUFFER_RESPONSE,
         channel,
         sequence,
         backlog,
-        data_type,
-        flags,
-        first_start,
-        rows,
+        payload.data_type,
+        payload.flags,
+        payload.first_start,
+        payload.rows,
     )
-    return memory[begin : payload_start + size]
+    return memory[begin : start + size]
 
 
 # --- decoding ---------------------------------------------------------------------------------
 
 
 def _decode_hello(body: BodyReader) -> Hello:
-    magic, version, role, worker, epoch, target, nonce = body.unpack(_HELLO)
+    magic, version, role, worker, epoch, counter, target, nonce = body.unpack(_HELLO)
     cluster = body.name()
     (size,) = body.take(1)
-    return Hello(role, cluster, worker, epoch, target, nonce, body.take(size), magic, version)  # type: ignore[arg-type]
+    proof = body.take(size)
+    return Hello(role, cluster, worker, epoch, target, nonce, proof, counter, magic, version)  # type: ignore[arg-type]
 
 
 def _decode_request(channel: int, body: BodyReader) -> PartitionRequest:
-    edge, producer, subpartition, produced_by, consumed_by, generation, credit = body.unpack(_REQUEST)
+    fields = body.unpack(_REQUEST)
+    credit = fields[6]
     if credit > limits.CREDIT_MAX:
         raise RemoteProtocolError(f"initial credit {credit}, at most {limits.CREDIT_MAX} is allowed")
-    job = body.name()
-    return PartitionRequest(
-        channel, job, edge, producer, subpartition, produced_by, consumed_by, generation, credit
-    )
+    return PartitionRequest(channel, body.name(), *fields)
 
 
-def _positive(what: str, value: int) -> int:
+def _decode_cancel(channel: int, body: BodyReader) -> CancelPartitionRequest:
+    (reason,) = body.take(1)
+    if reason not in CancelReason.__members__.values():
+        raise RemoteProtocolError(f"unknown reason {reason}")
+    return CancelPartitionRequest(channel, CancelReason(reason))
+
+
+def positive(what: str, value: int) -> int:
+    """``value``, a count of buffers or bytes that a peer sent.
+
+    Raises:
+        RemoteProtocolError: it is 0, or more than ``CREDIT_MAX``.
+    """
     if not 0 < value <= limits.CREDIT_MAX:
         raise RemoteProtocolError(f"{what} {value}, 1 to {limits.CREDIT_MAX} is allowed")
     return value
@@ -512,16 +558,15 @@ _DECODERS: Final[dict[int, Callable[[int, BodyReader], Frame]]] = {
     FrameType.WELCOME: lambda channel, body: Welcome(*body.unpack(_WELCOME)),
     FrameType.REJECT: lambda channel, body: Reject(*_coded_text(body)),
     FrameType.PARTITION_REQUEST: _decode_request,
-    FrameType.ADD_CREDIT: lambda channel, body: AddCredit(channel, _positive("credit", *body.unpack(U32))),
     FrameType.BACKLOG_ANNOUNCEMENT: lambda channel, body: BacklogAnnouncement(
-        channel, _positive("backlog", *body.unpack(U32))
+        channel, positive("backlog", *body.unpack(U32))
     ),
     FrameType.RESUME_CONSUMPTION: lambda channel, body: ResumeConsumption(channel),
-    FrameType.CANCEL_PARTITION_REQUEST: lambda channel, body: CancelPartitionRequest(channel),
+    FrameType.CANCEL_PARTITION_REQUEST: _decode_cancel,
     FrameType.CLOSE: lambda channel, body: Close(),
     FrameType.ERROR: lambda channel, body: Error(channel, *_coded_text(body)),
     FrameType.NEW_BUFFER_SIZE: lambda channel, body: NewBufferSize(
-        channel, _positive("buffer size", *body.unpack(U32))
+        channel, positive("buffer size", *body.unpack(U32))
     ),
     FrameType.PING: lambda channel, body: Ping(*body.unpack(U64)),
     FrameType.PONG: lambda channel, body: Pong(*body.unpack(U64)),
@@ -529,7 +574,7 @@ _DECODERS: Final[dict[int, Callable[[int, BodyReader], Frame]]] = {
 
 
 def decode_body(frame_type: int, channel: int, body: memoryview) -> Frame:
-    """Read the body of any frame but BufferResponse.
+    """Read the body of any frame but BufferResponse and AddCredit.
 
     Raises:
         RemoteProtocolError: unknown type, or a body too short, too long or out of range.
@@ -546,151 +591,3 @@ def decode_body(frame_type: int, channel: int, body: memoryview) -> Frame:
     except RemoteProtocolError as error:
         raise RemoteProtocolError(f"malformed {FrameType(frame_type).name} frame: {error}") from error
     return frame
-
-
-class FrameSink(Protocol):
-    """Who takes decoded frames."""
-
-    def frame(self, frame: Frame) -> None:
-        """Any frame but BufferResponse."""
-
-    def buffer_begin(
-        self,
-        channel: int,
-        sequence: int,
-        backlog: int,
-        data_type: int,
-        flags: int,
-        first_start: int,
-        rows: int,
-        size: int,
-    ) -> memoryview | None:
-        """A BufferResponse begins: lend memory for its ``size`` bytes, or None to discard them."""
-
-    def buffer_end(self) -> None:
-        """The payload begun last is complete; not called for one that is discarded."""
-
-
-class FrameDecoder:
-    """Incremental decoder of one direction of a connection.
-
-    Feed it with :meth:`receive`. After a RemoteProtocolError it must not be used again.
-    Invariant: ``0 ≤ filled ≤ size of the payload under way``, and no head and payload are under
-    way at the same time.
-    """
-
-    __slots__ = ("_filled", "_head", "_limit", "_remaining", "_sink", "_target")
-
-    def __init__(self, sink: FrameSink, limit_bytes: int) -> None:
-        self._sink = sink
-        self._limit = limit_bytes
-        self._head = bytearray()
-        """Start of a frame (or of a BufferResponse's header) that is not complete yet."""
-        self._target: memoryview | None = None
-        self._filled = 0
-        self._remaining = 0
-
-    def receive(self, data: bytes | bytearray | memoryview) -> None:
-        """Take the next bytes of the stream; calls the sink for what became complete.
-
-        Raises:
-            RemoteProtocolError: the stream is not what the frame table says.
-        """
-        view = memoryview(data)
-        at, end = 0, len(view)
-        while at < end:
-            if self._remaining:
-                at += self._receive_payload(view, at, end)
-            elif self._head:
-                at += self._receive_head(view, at, end)
-            else:
-                used = self._parse(view, at, end)
-                if not used:
-                    self._head += view[at:]
-                    return
-                at += used
-
-    def discard_payload(self) -> None:
-        """The memory lent for the payload under way is taken back: skip the rest of it."""
-        self._target = None
-
-    def _receive_payload(self, view: memoryview, at: int, end: int) -> int:
-        size = min(self._remaining, end - at)
-        if self._target is not None:
-            self._target[self._filled : self._filled + size] = view[at : at + size]
-        self._advance(size)
-        return size
-
-    def _advance(self, size: int) -> None:
-        self._filled += size
-        self._remaining -= size
-        if not self._remaining and self._target is not None:
-            self._target = None
-            self._sink.buffer_end()
-
-    def _receive_head(self, view: memoryview, at: int, end: int) -> int:
-        """Complete a head that was cut by the end of an earlier read."""
-        have = len(self._head)
-        missing = self._head_bytes() - have
-        size = min(missing, end - at)
-        self._head += view[at : at + size]
-        if size == missing:
-            head = self._head
-            if self._head_bytes() == len(head):
-                self._head = bytearray()
-                used = self._parse(memoryview(head), 0, len(head))
-                assert used == len(head)
-        return size
-
-    def _head_bytes(self) -> int:
-        """How long the head under way has to be before it can be parsed."""
-        if len(self._head) < FRAME_HEADER_BYTES:
-            return FRAME_HEADER_BYTES
-        length, kind, _ = FRAME_HEADER.unpack_from(self._head, 0)
-        self._check(length, kind)
-        return BUFFER_HEADER_BYTES if kind == _BUFFER_RESPONSE else _LENGTH_BYTES + int(length)
-
-    def _check(self, length: int, kind: int) -> None:
-        if length > self._limit:
-            raise RemoteProtocolError(
-                f"frame of {length} bytes (type {kind}), at most {self._limit} are allowed"
-            )
-        if length < (_BUFFER_FIXED_BYTES if kind == _BUFFER_RESPONSE else _TYPE_AND_CHANNEL_BYTES):
-            raise RemoteProtocolError(f"frame of {length} bytes is too short for its type {kind}")
-        if kind not in _KNOWN_TYPES:
-            raise RemoteProtocolError(f"frame of unknown type {kind}")
-
-    def _parse(self, view: memoryview, at: int, end: int) -> int:
-        """Parse one frame (or the header of a BufferResponse); 0 when it is not all there."""
-        if end - at < FRAME_HEADER_BYTES:
-            return 0
-        length, kind, channel = FRAME_HEADER.unpack_from(view, at)
-        if kind == _BUFFER_RESPONSE and _BUFFER_FIXED_BYTES <= length <= self._limit:
-            return self._parse_buffer_header(view, at, end)
-        self._check(length, kind)
-        total = _LENGTH_BYTES + int(length)
-        if end - at < total:
-            return 0
-        self._sink.frame(decode_body(kind, channel, view[at + FRAME_HEADER_BYTES : at + total]))
-        return total
-
-    def _parse_buffer_header(self, view: memoryview, at: int, end: int) -> int:
-        if end - at < BUFFER_HEADER_BYTES:
-            return 0
-        length, _, channel, sequence, backlog, data_type, flags, first_start, rows = (
-            BUFFER_HEADER.unpack_from(view, at)
-        )
-        size = length - _BUFFER_FIXED_BYTES
-        target = self._sink.buffer_begin(
-            channel, sequence, backlog, data_type, flags, first_start, rows, size
-        )
-        if target is not None and not size:
-            self._sink.buffer_end()
-            return BUFFER_HEADER_BYTES
-        self._target = target
-        self._filled = 0
-        self._remaining = size
-        return BUFFER_HEADER_BYTES
-
-
-_KNOWN_TYPES: Final = frozenset(int(kind) for kind in FrameType)

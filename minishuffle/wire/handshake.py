@@ -9,7 +9,7 @@
                                      <-      Welcome, or Reject(reason, text) at any point
 
 A proof is HMAC-SHA256, keyed with the secret, over the protocol version, the direction, both nonces,
-the cluster id, and role, worker id and epoch of both sides: dialer first. The direction differs both
+the cluster id, and role, worker id, epoch and counter of both sides: dialer first. The direction differs both
 ways, so that a proof sent back to its maker proves nothing. Until the peer has proved itself,
 Hello is the only frame that is read from an acceptor's peer, and a dialer reads a Reject besides.
 """
@@ -28,6 +28,7 @@ from minishuffle.errors import AuthenticationError, LocalProtocolError, RemotePr
 from minishuffle.wire.frames import (
     FRAME_HEADER,
     FRAME_HEADER_BYTES,
+    LENGTH_BYTES,
     MAGIC,
     PROTOCOL_VERSION,
     Frame,
@@ -46,19 +47,22 @@ NONCE_BYTES: Final = 32
 REASONS: Final = ("secret", "version", "cluster", "malformed", "peer")
 """Why a handshake may be refused; a Reject's ``code`` is the position in here, from 1."""
 
-_LENGTH_BYTES: Final = 4
 _MAGIC_AND_VERSION: Final = struct.Struct(">IH")
 _REJECT_TEXT_BYTES_MAX: Final = limits.HANDSHAKE_FRAME_BYTES_MAX - 64
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a process says it is. ``worker`` and ``epoch`` are 0 for all but registered workers."""
+    """What a process says it is. ``worker`` and ``epoch`` are 0 for all but registered workers.
+
+    ``counter``: how many times it has dialed the other side, from 1; 0 where nobody counts.
+    """
 
     role: Role
     cluster: str
     worker: int
     epoch: int
+    counter: int = 0
 
     def __str__(self) -> str:
         if self.role is Role.COORDINATOR:
@@ -120,7 +124,15 @@ class Handshake:
         self._dialer = dialer
         self._authorize = authorize
         self._expected_epoch = expected_epoch
-        self._mine = Hello(identity.role, identity.cluster, identity.worker, identity.epoch, target, nonce)
+        self._mine = Hello(
+            identity.role,
+            identity.cluster,
+            identity.worker,
+            identity.epoch,
+            target,
+            nonce,
+            counter=identity.counter,
+        )
         self._theirs: Hello | None = None
         """The peer's first Hello."""
         self._buffer = bytearray()
@@ -163,7 +175,7 @@ class Handshake:
         if len(buffer) < FRAME_HEADER_BYTES:
             return None
         length, kind, channel = FRAME_HEADER.unpack_from(buffer)
-        if not FRAME_HEADER_BYTES - _LENGTH_BYTES <= length <= limits.HANDSHAKE_FRAME_BYTES_MAX:
+        if not FRAME_HEADER_BYTES - LENGTH_BYTES <= length <= limits.HANDSHAKE_FRAME_BYTES_MAX:
             raise HandshakeRefused(
                 "malformed",
                 f"the peer does not speak minishuffle's protocol: its frame has {length} bytes, "
@@ -171,10 +183,10 @@ class Handshake:
             )
         if kind not in self._expected():
             raise HandshakeRefused("malformed", f"the peer sent a frame of type {kind} in the handshake")
-        if len(buffer) < _LENGTH_BYTES + length:
+        if len(buffer) < LENGTH_BYTES + length:
             return None
-        body = bytes(buffer[FRAME_HEADER_BYTES : _LENGTH_BYTES + length])
-        del buffer[: _LENGTH_BYTES + length]
+        body = bytes(buffer[FRAME_HEADER_BYTES : LENGTH_BYTES + length])
+        del buffer[: LENGTH_BYTES + length]
         self.frames_in.append(FrameType(kind))
         if kind == FrameType.HELLO:
             _check_version(body)
@@ -285,12 +297,12 @@ class Handshake:
         digest.update(dialer.nonce + acceptor.nonce)
         digest.update(struct.pack(">H", len(cluster)) + cluster)
         for hello in (dialer, acceptor):
-            digest.update(struct.pack(">BIQ", hello.role, hello.worker, hello.epoch))
+            digest.update(struct.pack(">BIQI", hello.role, hello.worker, hello.epoch, hello.counter))
         return digest.digest()
 
 
 def _identity(hello: Hello) -> Identity:
-    return Identity(Role(hello.role), hello.cluster, hello.worker, hello.epoch)
+    return Identity(Role(hello.role), hello.cluster, hello.worker, hello.epoch, hello.counter)
 
 
 def _check_version(body: bytes) -> None:

@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from minishuffle import limits
 from minishuffle.errors import LocalProtocolError, RemoteProtocolError, ResourceExhausted
-from minishuffle.wire.frames import Frame, FrameDecoder, Message, encode_frame
+from minishuffle.wire.decoder import FrameDecoder
+from minishuffle.wire.frames import BufferHeader, Frame, Message, encode_frame
 
 # --- parts ----------------------------------------------------------------------------------------
 #
@@ -514,17 +515,10 @@ class MessageDecoder:
             raise RemoteProtocolError(f"{type(frame).__name__} frame on a control link")
         self._messages.append((unpack_message(frame.body), frame.request))
 
-    def buffer_begin(
-        self,
-        channel: int,
-        sequence: int,
-        backlog: int,
-        data_type: int,
-        flags: int,
-        first_start: int,
-        rows: int,
-        size: int,
-    ) -> memoryview | None:
+    def credit(self, channel: int, credit: int) -> None:
+        raise RemoteProtocolError("AddCredit frame on a control link")
+
+    def buffer_begin(self, header: BufferHeader) -> memoryview | None:
         raise RemoteProtocolError("BufferResponse frame on a control link")
 
     def buffer_end(self) -> None:

@@ -23,12 +23,12 @@ from minishuffle.dataflow.stream import Stream
 from minishuffle.ids import Address
 from minishuffle.local import Child, settings_flags, spawn, stop_children, wait_until_ready
 from minishuffle.transport.control import ControlLink, ControlServer
+from minishuffle.wire.decoder import FrameDecoder
 from minishuffle.wire.frames import (
-    AddCredit,
     BufferHeader,
     DataType,
     Frame,
-    FrameDecoder,
+    FrameType,
     PartitionRequest,
     Role,
 )
@@ -67,22 +67,22 @@ class Recording:
         self.size = len(self.raw)
         decoder = FrameDecoder(self, limits.DATA_FRAME_BYTES_MAX)
         decoder.receive(bytes(self.raw))
+        for kind in FrameType:
+            self.frames[kind.name.lower()] += decoder.counts[kind]
+        self.frames = +self.frames
         assert sum(self.frames.values())
         return self
 
     # --- the decoder's sink ----------------------------------------------------------------------
 
     def frame(self, frame: Frame) -> None:
-        name = type(frame).__name__
-        self.frames["".join(f"_{c.lower()}" if c.isupper() else c for c in name)[1:]] += 1
-        if isinstance(frame, AddCredit):
-            self.credits += frame.credit
-        elif isinstance(frame, PartitionRequest):
+        if isinstance(frame, PartitionRequest):
             self.credits += frame.initial_credit
 
-    def buffer_begin(self, *fields: int) -> memoryview:
-        header = BufferHeader(*fields)
-        self.frames["buffer_response"] += 1
+    def credit(self, channel: int, credit: int) -> None:
+        self.credits += credit
+
+    def buffer_begin(self, header: BufferHeader) -> memoryview:
         self.data_buffers += header.data_type == DataType.DATA
         return memoryview(bytearray(header.size))
 

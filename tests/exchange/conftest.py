@@ -15,7 +15,7 @@ from minishuffle.exchange.segments import NetworkBufferPool, Segment
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.protocol.channel import Outgoing
 from minishuffle.protocol.connection import Connection, PartitionRequested
-from minishuffle.wire.frames import BufferFlags, DataType, PartitionRequest
+from minishuffle.wire.frames import BufferFlags, BufferHeader, DataType, PartitionRequest
 
 SEGMENT_BYTES = 256
 
@@ -118,13 +118,15 @@ class Setup:
         if consumer.credit.received == consumer.credit.granted:
             consumer.credit.take_unannounced()
         flags = BufferFlags.STARTS | BufferFlags.ENDS
-        consumer.begin(consumer.expected, backlog, DataType.DATA, flags, 0, 1, len(data))[:] = data
+        header = BufferHeader(consumer.id, consumer.expected, backlog, DataType.DATA, flags, 0, 1, len(data))
+        consumer.begin(header)[:] = data
         consumer.end()
 
     @staticmethod
     def arrive_event(channel: RemoteInputChannel, kind: int) -> None:
         consumer = channel.consumer
-        consumer.begin(consumer.expected, 0, DataType.EVENT, BufferFlags.NONE, 0, 0, 1)[0] = kind
+        header = BufferHeader(consumer.id, consumer.expected, 0, DataType.EVENT, BufferFlags.NONE, 0, 0, 1)
+        consumer.begin(header)[0] = kind
         consumer.end()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,11 +18,13 @@ from minishuffle.errors import (
     RemoteProtocolError,
     TaskFailed,
 )
+from minishuffle.protocol.channel import Received
 from minishuffle.protocol.connection import Connection, PeerClosed, PeerSilent
 from minishuffle.wire.frames import (
     AddCredit,
     BacklogAnnouncement,
     BufferFlags,
+    BufferHeader,
     DataType,
     EventKind,
     Hello,
@@ -38,9 +41,8 @@ BLOCK = bytes(range(64))
 def buffer_for(channel: int, sequence: int, payload: bytes = b"x", data_type: int = DataType.DATA) -> bytes:
     memory = memoryview(bytearray(64 + len(payload)))
     memory[64:] = payload
-    return bytes(
-        write_buffer_header(memory, 64, len(payload), channel, sequence, 0, data_type, BufferFlags.NONE, 0, 1)
-    )
+    piece = Received(memory, 64, BufferHeader(0, 0, 0, data_type, BufferFlags.NONE, 0, 1, len(payload)))
+    return bytes(write_buffer_header(piece, channel, sequence, 0))
 
 
 def test_each_credit_sends_one_buffer_and_no_more(peers_of: Callable[..., Peers]) -> None:
@@ -153,7 +155,46 @@ def test_cancel_releases_the_view_and_frames_still_on_the_way_are_discarded(
     assert not peers.gates[0].queue
     assert len(peers.gates[1].queue) == 1
     assert peers.gates[0].channel.credit.idle == 0
+    assert peers.counters[1].rows_discarded == 1
     assert peers.partition.subpartitions[0].on_available is None
+
+
+def test_rows_of_a_buffer_that_was_half_there_at_the_cancel_count_as_discarded(
+    peers_of: Callable[..., Peers],
+) -> None:
+    peers = peers_of(channels=1)
+    peers.request_all()
+    peers.settle()
+    whole = buffer_for(peers.gates[0].channel.id, 0, b"four")
+    peers.consumer.receive(whole[:-1], 0.0)
+    peers.consumer.cancel(peers.gates[0].channel)
+    peers.consumer.receive(whole[-1:], 0.0)
+    assert not peers.gates[0].queue
+    assert peers.counters[1].rows_discarded == 1
+
+
+def test_a_request_says_what_the_generation_before_received(peers_of: Callable[..., Peers]) -> None:
+    peers = peers_of(channels=1, attach=False)
+    request = PartitionRequest(0, "j1", 0, 0, 0, 1, 1, 2, 0, rows_received=70, last_sequence=6)
+    peers.consumer.request_partition(peers.gates[0].channel, request)
+    peers.settle()
+    assert peers.requested[0].request == replace(request, channel=1, initial_credit=2)
+
+
+def test_all_pending_credit_of_a_connection_leaves_in_one_frame(peers_of: Callable[..., Peers]) -> None:
+    peers = peers_of(channels=4, floating=4)
+    peers.request_all()
+    peers.settle()
+    for number in range(4):
+        for _ in range(2):
+            peers.partition.write(number, 1, [BLOCK])
+    peers.settle()
+    before = peers.counters[1].frames_out.get("add_credit", 0)
+    for number in range(4):
+        assert peers.consume(number) and peers.consume(number)
+    peers.settle()
+    assert peers.counters[1].frames_out["add_credit"] == before + 1
+    assert peers.counters[0].credits_received == peers.counters[1].credits_granted > 8
 
 
 def test_a_gap_in_sequence_numbers_ends_that_channel_alone(peers_of: Callable[..., Peers]) -> None:
@@ -217,7 +258,7 @@ def test_control_for_a_closed_channel_is_ignored(peers_of: Callable[..., Peers])
     channel = peers.gates[0].channel.id
     peers.consumer.cancel(peers.gates[0].channel)
     peers.settle()
-    peers.producer.receive(encode_frame(AddCredit(channel, 1)), 0.0)
+    peers.producer.receive(encode_frame(AddCredit(((channel, 1),))), 0.0)
     peers.consumer.receive(encode_frame(BacklogAnnouncement(channel, 3)), 0.0)
     peers.settle()
     assert peers.counters[0].credits_received == 2
@@ -227,7 +268,7 @@ def test_an_absurd_grant_ends_its_channel_alone(peers_of: Callable[..., Peers]) 
     peers = peers_of(channels=2)
     peers.request_all()
     peers.settle()
-    frame = encode_frame(AddCredit(peers.gates[0].channel.id, 1 << 20))
+    frame = encode_frame(AddCredit(((peers.gates[0].channel.id, 1 << 20),)))
     peers.producer.receive(frame, 0.0)
     peers.settle()
     assert isinstance(peers.gates[0].error, RemoteProtocolError)

@@ -84,7 +84,9 @@ def test_nothing_behind_an_unproved_hello_is_read(run_site: RunSite) -> None:
     run_site(scenario)
 
 
-@pytest.mark.parametrize("frame", [REQUEST, Ping(1), AddCredit(1, 1)], ids=lambda frame: type(frame).__name__)
+@pytest.mark.parametrize(
+    "frame", [REQUEST, Ping(1), AddCredit(((1, 1),))], ids=lambda frame: type(frame).__name__
+)
 def test_no_other_frame_is_read_before_hello(run_site: RunSite, frame: Any) -> None:
     async def scenario(site: Site) -> None:
         peer = await site.peer()

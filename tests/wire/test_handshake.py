@@ -29,7 +29,7 @@ WORKER_1 = Identity(Role.WORKER, "blue", 1, 5)
 WORKER_2 = Identity(Role.WORKER, "blue", 2, 6)
 DIALER_NONCE = b"d" * 32
 ACCEPTOR_NONCE = b"a" * 32
-NONCE_AT = FRAME_HEADER_BYTES + 4 + 2 + 1 + 4 + 8 + 4
+NONCE_AT = FRAME_HEADER_BYTES + 4 + 2 + 1 + 4 + 8 + 4 + 4
 
 
 def dialer(identity: Identity = CLIENT, secret: bytes = SECRET, **options: object) -> Handshake:
@@ -78,6 +78,12 @@ def test_two_workers_prove_themselves() -> None:
     assert run(low, high) is None
     assert (low.peer, high.peer) == (WORKER_2, WORKER_1)
     assert (low.leftover(), high.leftover()) == (b"", b"")
+
+
+def test_the_acceptor_learns_how_often_it_was_dialed() -> None:
+    low, high = dialer(replace(WORKER_1, counter=3), target=2), acceptor(WORKER_2)
+    assert run(low, high) is None
+    assert high.peer == replace(WORKER_1, counter=3)
 
 
 def test_acceptor_says_nothing_first_and_dialer_shows_no_proof_first() -> None:
@@ -146,7 +152,7 @@ def test_refusals(one: Handshake, other: Handshake, reason: str, text: str) -> N
 @pytest.mark.parametrize(
     ("first", "reason", "text"),
     [
-        (replace(hello_of(dialer().start()), version=2), "version", "version 2"),
+        (replace(hello_of(dialer().start()), version=3), "version", "version 3"),
         (replace(hello_of(dialer().start()), magic=7), "malformed", "magic is 0x00000007"),
         (replace(hello_of(dialer().start()), role=9), "malformed", "role 9"),
         (replace(hello_of(dialer().start()), proof=b"p" * 32), "malformed", "a proof already"),
@@ -165,7 +171,7 @@ def test_acceptor_refuses_first_frames_and_says_why(first: Frame, reason: str, t
 def test_version_is_looked_at_before_the_rest() -> None:
     """Another version may lay out the rest otherwise."""
     body = (
-        encode_frame(replace(hello_of(dialer().start()), version=2))[FRAME_HEADER_BYTES:][:6] + b"new layout"
+        encode_frame(replace(hello_of(dialer().start()), version=3))[FRAME_HEADER_BYTES:][:6] + b"new layout"
     )
     verdict = refusal(acceptor(), FRAME_HEADER.pack(len(body) + 5, 1, 0) + body)
     assert verdict.reason == "version"
@@ -222,7 +228,7 @@ def test_fields_that_change_between_the_two_hellos_are_noticed() -> None:
     assert refusal(other, encode_frame(replace(proof, worker=9))).reason == "malformed"
 
 
-@pytest.mark.parametrize("claim", [{"worker": 7}, {"epoch": 99}, {"role": Role.WORKER}])
+@pytest.mark.parametrize("claim", [{"worker": 7}, {"epoch": 99}, {"counter": 2}, {"role": Role.WORKER}])
 def test_proof_covers_who_the_dialer_is(claim: dict[str, int]) -> None:
     """Someone on the path changes both Hellos of a dialer alike."""
     one, other = dialer(), acceptor()

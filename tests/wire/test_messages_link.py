@@ -30,7 +30,13 @@ def test_every_split_gives_the_same_messages() -> None:
 
 @pytest.mark.parametrize(
     "frame",
-    [Ping(1), Close(), AddCredit(1, 1), Hello(1, "blue", 0, 0, 0, bytes(32)), Message(1, b"not msgpack")],
+    [
+        Ping(1),
+        Close(),
+        AddCredit(((1, 1),)),
+        Hello(1, "blue", 0, 0, 0, bytes(32)),
+        Message(1, b"not msgpack"),
+    ],
 )
 def test_nothing_but_messages_is_taken(frame: Frame) -> None:
     with pytest.raises(RemoteProtocolError):

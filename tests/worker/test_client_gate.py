@@ -12,7 +12,7 @@ from minishuffle.errors import PeerLost, ShuffleError, Superseded
 from minishuffle.exchange.elements import AssemblyBudget, decode, encode
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.wire.clients import ROWS_FORGOTTEN
-from minishuffle.wire.frames import BufferFlags, DataType, EventKind
+from minishuffle.wire.frames import BufferFlags, BufferHeader, DataType, EventKind
 from minishuffle.worker.client_gate import UPSTREAM_EDGE, WRITES_KEPT, Progress, UpstreamChannel, UpstreamGate
 
 SEGMENT_BYTES = 4096
@@ -97,15 +97,15 @@ def arrive(channel: UpstreamChannel, data: bytes) -> None:
     consumer = channel.consumer
     consumer.credit.take_unannounced()
     flags = BufferFlags.STARTS | BufferFlags.ENDS
-    consumer.begin(consumer.expected, 0, DataType.DATA, flags, 0, 1, len(data))[:] = data
+    header = BufferHeader(consumer.id, consumer.expected, 0, DataType.DATA, flags, 0, 1, len(data))
+    consumer.begin(header)[:] = data
     consumer.end()
 
 
 def arrive_end(channel: UpstreamChannel) -> None:
     consumer = channel.consumer
-    consumer.begin(consumer.expected, 0, DataType.EVENT, BufferFlags.NONE, 0, 0, 1)[0] = (
-        EventKind.END_OF_PARTITION
-    )
+    header = BufferHeader(consumer.id, consumer.expected, 0, DataType.EVENT, BufferFlags.NONE, 0, 0, 1)
+    consumer.begin(header)[0] = EventKind.END_OF_PARTITION
     consumer.end()
 
 

@@ -1,0 +1,187 @@
+"""Bytes to frames, incrementally: any split of the stream gives the same frames.
+
+A payload is copied into memory that the sink lends, so this layer knows no pool. What comes once per
+buffer, BufferResponse and AddCredit, has calls of its own on the sink; every other frame is an object.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from minishuffle import limits
+from minishuffle.errors import RemoteProtocolError
+from minishuffle.wire.frames import (
+    BUFFER_HEADER,
+    BUFFER_HEADER_BYTES,
+    FRAME_HEADER,
+    FRAME_HEADER_BYTES,
+    GRANT,
+    LENGTH_BYTES,
+    BufferHeader,
+    Frame,
+    FrameType,
+    decode_body,
+    positive,
+)
+
+__all__ = ["FrameDecoder", "FrameSink"]
+
+_TYPE_AND_CHANNEL_BYTES: Final = FRAME_HEADER_BYTES - LENGTH_BYTES
+_BUFFER_FIXED_BYTES: Final = BUFFER_HEADER_BYTES - LENGTH_BYTES
+_BUFFER_RESPONSE: Final = int(FrameType.BUFFER_RESPONSE)
+_ADD_CREDIT: Final = int(FrameType.ADD_CREDIT)
+_KNOWN_TYPES: Final = frozenset(int(kind) for kind in FrameType)
+
+
+class FrameSink(Protocol):
+    """Who takes decoded frames."""
+
+    def frame(self, frame: Frame) -> None:
+        """Any frame but BufferResponse and AddCredit."""
+
+    def credit(self, channel: int, credit: int) -> None:
+        """One pair of an AddCredit; ``credit`` is positive."""
+
+    def buffer_begin(self, header: BufferHeader) -> memoryview | None:
+        """A BufferResponse begins: lend memory for its ``size`` bytes, or None to discard them."""
+
+    def buffer_end(self) -> None:
+        """The payload begun last is complete; not called for one that is discarded."""
+
+
+class FrameDecoder:
+    """Incremental decoder of one direction of a connection.
+
+    Feed it with :meth:`receive`. After a RemoteProtocolError it must not be used again.
+    Invariant: ``0 ≤ filled ≤ size of the payload under way``, and no head and payload are under
+    way at the same time.
+    """
+
+    __slots__ = ("_filled", "_head", "_limit", "_remaining", "_sink", "_target", "counts")
+
+    def __init__(self, sink: FrameSink, limit_bytes: int) -> None:
+        self.counts = [0] * (max(FrameType) + 1)
+        """Frames received, by type; of a BufferResponse its header."""
+        self._sink = sink
+        self._limit = limit_bytes
+        self._head = bytearray()
+        """Start of a frame (or of a BufferResponse's header) that is not complete yet."""
+        self._target: memoryview | None = None
+        self._filled = 0
+        self._remaining = 0
+
+    def receive(self, data: bytes | bytearray | memoryview) -> None:
+        """Take the next bytes of the stream; calls the sink for what became complete.
+
+        Raises:
+            RemoteProtocolError: the stream is not what the frame table says.
+        """
+        view = memoryview(data)
+        at, end = 0, len(view)
+        while at < end:
+            if self._remaining:
+                at += self._receive_payload(view, at, end)
+            elif self._head:
+                at += self._receive_head(view, at, end)
+            else:
+                used = self._parse(view, at, end)
+                if not used:
+                    self._head += view[at:]
+                    return
+                at += used
+
+    def discard_payload(self) -> None:
+        """The memory lent for the payload under way is taken back: skip the rest of it."""
+        self._target = None
+
+    def _receive_payload(self, view: memoryview, at: int, end: int) -> int:
+        size = min(self._remaining, end - at)
+        if self._target is not None:
+            self._target[self._filled : self._filled + size] = view[at : at + size]
+        self._advance(size)
+        return size
+
+    def _advance(self, size: int) -> None:
+        self._filled += size
+        self._remaining -= size
+        if not self._remaining and self._target is not None:
+            self._target = None
+            self._sink.buffer_end()
+
+    def _receive_head(self, view: memoryview, at: int, end: int) -> int:
+        """Complete a head that was cut by the end of an earlier read."""
+        have = len(self._head)
+        missing = self._head_bytes() - have
+        size = min(missing, end - at)
+        self._head += view[at : at + size]
+        if size == missing:
+            head = self._head
+            if self._head_bytes() == len(head):
+                self._head = bytearray()
+                used = self._parse(memoryview(head), 0, len(head))
+                assert used == len(head)
+        return size
+
+    def _head_bytes(self) -> int:
+        """How long the head under way has to be before it can be parsed."""
+        if len(self._head) < FRAME_HEADER_BYTES:
+            return FRAME_HEADER_BYTES
+        length, kind, _ = FRAME_HEADER.unpack_from(self._head, 0)
+        self._check(length, kind)
+        return BUFFER_HEADER_BYTES if kind == _BUFFER_RESPONSE else LENGTH_BYTES + int(length)
+
+    def _check(self, length: int, kind: int) -> None:
+        if length > self._limit:
+            raise RemoteProtocolError(
+                f"frame of {length} bytes (type {kind}), at most {self._limit} are allowed"
+            )
+        if length < (_BUFFER_FIXED_BYTES if kind == _BUFFER_RESPONSE else _TYPE_AND_CHANNEL_BYTES):
+            raise RemoteProtocolError(f"frame of {length} bytes is too short for its type {kind}")
+        if kind not in _KNOWN_TYPES:
+            raise RemoteProtocolError(f"frame of unknown type {kind}")
+        if kind == _ADD_CREDIT:
+            grants, rest = divmod(length - _TYPE_AND_CHANNEL_BYTES, GRANT.size)
+            if rest or not 0 < grants <= limits.GRANTS_PER_FRAME_MAX:
+                raise RemoteProtocolError(
+                    f"malformed ADD_CREDIT frame of {length} bytes: it names 1 to "
+                    f"{limits.GRANTS_PER_FRAME_MAX} channels"
+                )
+
+    def _parse(self, view: memoryview, at: int, end: int) -> int:
+        """Parse one frame (or the header of a BufferResponse); 0 when it is not all there."""
+        if end - at < FRAME_HEADER_BYTES:
+            return 0
+        length, kind, channel = FRAME_HEADER.unpack_from(view, at)
+        if kind == _BUFFER_RESPONSE and _BUFFER_FIXED_BYTES <= length <= self._limit:
+            return self._parse_buffer_header(view, at, end)
+        self._check(length, kind)
+        total = LENGTH_BYTES + int(length)
+        if end - at < total:
+            return 0
+        self.counts[kind] += 1
+        body = view[at + FRAME_HEADER_BYTES : at + total]
+        if kind == _ADD_CREDIT:
+            for granted, credit in GRANT.iter_unpack(body):
+                self._sink.credit(granted, positive("credit", credit))
+        else:
+            self._sink.frame(decode_body(kind, channel, body))
+        return total
+
+    def _parse_buffer_header(self, view: memoryview, at: int, end: int) -> int:
+        if end - at < BUFFER_HEADER_BYTES:
+            return 0
+        length, _, channel, sequence, backlog, data_type, flags, first_start, rows = (
+            BUFFER_HEADER.unpack_from(view, at)
+        )
+        size = length - _BUFFER_FIXED_BYTES
+        self.counts[_BUFFER_RESPONSE] += 1
+        target = self._sink.buffer_begin(
+            BufferHeader(channel, sequence, backlog, data_type, flags, first_start, rows, size)
+        )
+        if target is not None and not size:
+            self._sink.buffer_end()
+            return BUFFER_HEADER_BYTES
+        self._target = target
+        self._filled = 0
+        self._remaining = size
+        return BUFFER_HEADER_BYTES

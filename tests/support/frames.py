@@ -1,0 +1,56 @@
+"""Streams of frames for the decoder, and what it makes of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minishuffle.wire.decoder import FrameDecoder
+from minishuffle.wire.frames import BufferHeader, Frame, write_buffer_header
+
+
+class Recorder:
+    """A sink that lends memory for every payload but those of channel 99."""
+
+    def __init__(self) -> None:
+        self.seen: list[object] = []
+
+    def frame(self, frame: Frame) -> None:
+        self.seen.append(frame)
+
+    def credit(self, channel: int, credit: int) -> None:
+        self.seen.append((channel, credit))
+
+    def buffer_begin(self, header: BufferHeader) -> memoryview | None:
+        self._header = header
+        self._memory = bytearray(header.size)
+        return None if header.channel == 99 else memoryview(self._memory)
+
+    def buffer_end(self) -> None:
+        self.seen.append((self._header, bytes(self._memory)))
+
+
+@dataclass
+class Piece:
+    """A payload behind 64 bytes of headroom."""
+
+    memory: memoryview
+    size: int
+    data_type: int = 1
+    flags: int = 3
+    first_start: int = 0
+    rows: int = 5
+    start: int = 64
+
+
+def buffer_response(channel: int, payload: bytes) -> bytes:
+    memory = memoryview(bytearray(64 + len(payload)))
+    memory[64:] = payload
+    return bytes(write_buffer_header(Piece(memory, len(payload)), channel, 1, 2))
+
+
+def decode(*pieces: bytes, limit: int = 4096) -> list[object]:
+    recorder = Recorder()
+    decoder = FrameDecoder(recorder, limit)
+    for piece in pieces:
+        decoder.receive(piece)
+    return recorder.seen
