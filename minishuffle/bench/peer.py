@@ -25,7 +25,7 @@ from minishuffle.counters import ConnectionCounters, TaskCounters
 from minishuffle.errors import ShuffleError
 from minishuffle.exchange.elements import AssemblyBudget
 from minishuffle.exchange.gate import InputGate, RemoteInputChannel
-from minishuffle.exchange.partition import ResultPartition, Subpartition
+from minishuffle.exchange.partition import ResultPartition, serve
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import Address, JobId, PartitionId
 from minishuffle.protocol.channel import NextType, Outgoing
@@ -167,7 +167,7 @@ class Producer(Peer):
         served = 0
         done: asyncio.Future[None] = self.loop.create_future()
 
-        def serve(request: PartitionRequest) -> None:
+        def attach(request: PartitionRequest) -> None:
             nonlocal served
             link.connection.attach(request.channel, _RingView(blocks, free, buffers // channels))
             link.flush_soon()
@@ -175,7 +175,7 @@ class Producer(Peer):
             if served == channels:
                 done.set_result(None)
 
-        self.on_request = serve
+        self.on_request = attach
         print(json.dumps({"ready": True}), flush=True)
         await asyncio.wait_for(done, WAIT_SECONDS_MAX)
         return {"blocks": blocks}
@@ -186,7 +186,7 @@ class Producer(Peer):
         assert link is not None
         counters = TaskCounters()
         pool = NetworkBufferPool(2 * channels + 64, segment_bytes)
-        paths = TaskPaths(self.inbox, _attend, counters)
+        paths = TaskPaths(self.inbox, counters)
         local = pool.create_pool("bench", channels + 1, 2 * channels + 8)
         local.on_available(paths.bell.ring)
         partition = ResultPartition(
@@ -199,18 +199,11 @@ class Producer(Peer):
         )
         attached = threading.Semaphore(0)
 
-        def serve(request: PartitionRequest) -> None:
-            subpartition = partition.subpartitions[request.subpartition]
-
-            def on_available() -> None:
-                link.connection.available(request.channel)
-                link.flush_soon()
-
-            subpartition.attach(on_available)
-            link.connection.attach(request.channel, subpartition)
+        def attach(request: PartitionRequest) -> None:
+            serve(link, request, partition.subpartitions[request.subpartition])
             attached.release()
 
-        self.on_request = serve
+        self.on_request = attach
         sums: list[int] = []
 
         def write() -> None:
@@ -233,12 +226,6 @@ class Producer(Peer):
         thread.start()
         print(json.dumps({"ready": True}), flush=True)
         return {"thread": thread, "sums": sums}
-
-
-def _attend(subpartition: Subpartition) -> None:
-    subpartition.notified = False
-    if subpartition.on_available is not None:
-        subpartition.on_available()
 
 
 class Consumer(Peer):
@@ -300,7 +287,7 @@ class Consumer(Peer):
     async def exchange(self, channels: int, segment_bytes: int, buffers: int) -> dict[str, Any]:
         """A reader thread reads every byte of every element."""
         await asyncio.wait_for(self.linked.wait(), WAIT_SECONDS_MAX)
-        paths = TaskPaths(self.inbox, _attend, TaskCounters())
+        paths = TaskPaths(self.inbox, TaskCounters())
         gate = self.gate(channels, segment_bytes, paths.bell.ring, paths.give_back)
 
         def read() -> tuple[int, int]:

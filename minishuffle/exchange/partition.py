@@ -1,9 +1,12 @@
-"""The producing side of an exchange: ResultPartition, its Subpartitions, and their views.
+"""The producing side of an exchange: ResultPartition, its Subpartitions, their views and attachments.
 
 The writer (task thread) fills one *open* segment per subpartition and publishes what it wrote by
 storing one tuple; full segments go to the end of a queue. The reader (loop thread) takes finished
 segments from the front, and slices of the open one when a flush was asked for. Each field is written
 by one side only. (Flink: ``PipelinedSubpartition``, ``BufferBuilder``.)
+
+Consumers come and go: each reads through a view of one generation, and only the newest view of a
+subpartition polls it. An attachment joins a view to the channel of the link that carries it.
 """
 
 from __future__ import annotations
@@ -13,14 +16,32 @@ from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
 from minishuffle.counters import TaskCounters
-from minishuffle.errors import LocalProtocolError
+from minishuffle.errors import LocalProtocolError, ShuffleError, Superseded
 from minishuffle.exchange.segments import Segment
 from minishuffle.ids import PartitionId
 from minishuffle.limits import EVENTS_QUEUED_PER_CHANNEL_MAX, SEGMENT_HEADROOM_BYTES
 from minishuffle.protocol.channel import NextType
-from minishuffle.wire.frames import NO_ELEMENT_START, WATERMARK_EVENT, BufferFlags, DataType, EventKind
+from minishuffle.protocol.connection import Connection
+from minishuffle.wire.frames import (
+    NO_ELEMENT_START,
+    WATERMARK_EVENT,
+    BufferFlags,
+    DataType,
+    EventKind,
+    PartitionRequest,
+)
 
-__all__ = ["BufferBuilder", "Event", "ResultPartition", "Slice", "SliceOwner", "Subpartition"]
+__all__ = [
+    "BufferBuilder",
+    "Event",
+    "ProducerAttachment",
+    "ProducerLink",
+    "ResultPartition",
+    "Slice",
+    "Subpartition",
+    "PipelinedView",
+    "serve",
+]
 
 
 # --- buffers --------------------------------------------------------------------------------------
@@ -36,8 +57,9 @@ class BufferBuilder:
 
     __slots__ = (
         "capacity",
-        "continues",
-        "in_flight",
+        "drained",
+        "holder",
+        "last_rows",
         "length",
         "published",
         "rows",
@@ -48,13 +70,14 @@ class BufferBuilder:
         "starts",
     )
 
-    def __init__(self, segment: Segment, continues: bool) -> None:
+    def __init__(self, segment: Segment) -> None:
         self.segment = segment
         self.capacity = len(segment.memory) - SEGMENT_HEADROOM_BYTES
-        self.continues = continues
         # The writer's.
         self.length = 0
         self.rows = 0
+        self.last_rows = 0
+        """Rows of the element that began last."""
         self.starts: list[int] = []
         self.published = (0, 0, 0, True)
         """(bytes, rows begun, elements begun, ends with an element) that the reader may send."""
@@ -62,10 +85,19 @@ class BufferBuilder:
         self.sent_bytes = 0
         self.sent_rows = 0
         self.sent_starts = 0
-        self.in_flight = False
+        self.holder: PipelinedView | None = None
+        """The view whose slice of this segment the transport holds."""
+        self.drained = False
+        """It has left its subpartition: the segment is recycled once no slice of it is held."""
+
+    def begin(self, rows: int) -> None:
+        """(Writer.) An element of ``rows`` rows begins here."""
+        self.starts.append(self.length)
+        self.rows += rows
+        self.last_rows = rows
 
     def append(self, part: memoryview, at: int) -> int:
-        """Copy from ``part[at:]`` what fits; returns how much that was."""
+        """(Writer.) Copy from ``part[at:]`` what fits; returns how much that was."""
         size = min(len(part) - at, self.capacity - self.length)
         begin = SEGMENT_HEADROOM_BYTES + self.length
         self.segment.memory[begin : begin + size] = part[at : at + size]
@@ -78,11 +110,20 @@ class BufferBuilder:
     def unsent(self) -> bool:
         return self.published[0] > self.sent_bytes
 
+    def drain(self) -> None:
+        """(Reader.) Nothing more of it is to be sent."""
+        self.drained = True
+        if self.holder is None:
+            self.segment.recycle()
 
-class SliceOwner(Protocol):
-    """Who is told that a slice was let go."""
-
-    def slice_released(self, builder: BufferBuilder) -> None: ...
+    def skip_rest(self) -> bool:
+        """(Reader.) Leave out what is here of an element whose beginning is not; True if that ends here."""
+        length, rows, starts, ends = self.published
+        if starts:
+            self.sent_bytes = self.starts[0]
+            return True
+        self.sent_bytes, self.sent_rows = length, rows
+        return ends and length > 0
 
 
 class Slice:
@@ -99,7 +140,7 @@ class Slice:
         flags: int,
         first_start: int,
         rows: int,
-        view: SliceOwner | None = None,
+        view: PipelinedView | None = None,
         builder: BufferBuilder | None = None,
     ) -> None:
         self.memory = memory
@@ -154,35 +195,34 @@ class Event:
         return Slice(memory, SEGMENT_HEADROOM_BYTES, size, DataType.EVENT, flags, NO_ELEMENT_START, 0)
 
 
-# --- partition ------------------------------------------------------------------------------------
-
-Part: TypeAlias = "bytes | memoryview"
+# --- subpartition ---------------------------------------------------------------------------------
 
 
 class Subpartition:
-    """Queue of one producer subtask towards one consumer subtask; it is its own view.
+    """Queue of one producer subtask towards one consumer subtask.
 
     Invariants: ``polled ≤ added``; at most one builder is open, and it is not in the queue once its
-    successor is open; at most one slice of a segment is in flight.
+    successor is open; at most one view is current.
     """
 
     __slots__ = (
         "_discarded",
-        "_events_added",
         "_ends",
+        "_events_added",
         "_events_polled",
         "_mark",
         "_notify",
         "_open",
-        "_partial",
         "_polled",
         "_queue",
-        "_told",
+        "_unfinished_rows",
+        "_watermark",
         "_written",
+        "attachment",
         "consumer",
         "flush_requested",
         "notified",
-        "on_available",
+        "view",
     )
 
     def __init__(self, consumer: int, notify: Callable[[Subpartition], None]) -> None:
@@ -190,24 +230,28 @@ class Subpartition:
         """Index of the consumer subtask."""
         self.notified = False
         """Set by whoever queues this for the loop's attention, cleared by the loop."""
-        self.on_available: Callable[[], None] | None = None
-        """The reader's wake-up (loop thread); None while no consumer is attached."""
+        self.view: PipelinedView | None = None
+        """The current one (loop thread); None while no consumer is attached."""
+        self.attachment: ProducerAttachment | None = None
+        """Of the current view, if a link carries it."""
         self.flush_requested = False
-        self._discarded = False
         self._notify = notify
         self._queue: deque[BufferBuilder | Event] = deque()
         self._open: BufferBuilder | None = None
-        self._partial: BufferBuilder | None = None
-        """The builder of a slice that is in flight while more of that segment is to come."""
+        # The writer's.
         self._written = 0
-        self._polled = 0
         self._events_added = 0
-        """Written by the writer; like ``_written``, and unlike the queue, it may be read at any time."""
-        self._events_polled = 0
+        """Like ``_written``, and unlike the queue, it may be read at any time."""
         self._mark: Event | None = None
-        """The writer's: the watermark that is the last thing queued, if any is."""
-        self._told: Event | None = None
-        """The reader's: the watermark polled last. It and the ends are state: each new consumer is told."""
+        """The watermark that is the last thing queued, if any is."""
+        # The reader's.
+        self._discarded = False
+        self._polled = 0
+        self._events_polled = 0
+        self._unfinished_rows: int | None = None
+        """Rows of the element whose beginning was polled and whose end was not, if not counted as skipped."""
+        self._watermark: Event | None = None
+        """Polled last. It and the ends are state: each new view begins with them."""
         self._ends: list[Event] = []
 
     # --- writer (task thread) ----------------------------------------------------------------
@@ -271,14 +315,27 @@ class Subpartition:
 
     # --- reader (loop thread) ----------------------------------------------------------------
 
-    def attach(self, on_available: Callable[[], None]) -> None:
-        """A consumer reads from here now; what an earlier one was told of watermark and ends is told
-        again."""
-        self.on_available = on_available
-        told = [] if self._told is None else [Event(EventKind.WATERMARK, self._told.time, self._told.idle)]
-        self._queue.extendleft(reversed([*told, *self._ends]))
-        self._events_polled -= len(self._ends)
-        self._ends.clear()
+    def attach(self, generation: int, on_available: Callable[[], None]) -> PipelinedView:
+        """The view of a consumer that reads from now on; the one before it is released.
+
+        It begins with the state that earlier views have polled (watermark and ends), and at the
+        beginning of an element.
+        """
+        if self.view is not None:
+            self.view.release()
+        state = [*self._ends]
+        if self._watermark is not None:
+            state.insert(0, Event(EventKind.WATERMARK, self._watermark.time, self._watermark.idle))
+        self.view = PipelinedView(self, generation, on_available, state)
+        if self._unfinished_rows is not None:
+            self._unfinished_rows = 0  # that view has counted them
+        return self.view
+
+    def attend(self) -> None:
+        """The writer has notified the loop. The flag is cleared before the look."""
+        self.notified = False
+        if self.view is not None:
+            self.view.on_available()
 
     def flush(self) -> bool:
         """The buffer timeout has passed: True if there is something published to be sent."""
@@ -288,113 +345,29 @@ class Subpartition:
         self.flush_requested = True
         return True
 
-    def _head(self) -> BufferBuilder | Event | None:
-        """What a poll would take now; gives finished builders back that were sent in slices."""
-        queue = self._queue
-        builder = self._open
-        while queue:
-            head = queue[0]
-            if isinstance(head, Event):
-                return head
-            if head.in_flight:
-                return None
-            if head.unsent():
-                return head
-            queue.popleft()
-            self._polled += 1
-            head.segment.recycle()
-            builder = self._open
-        # Read before the last look at the queue: the writer queues a builder before it opens the next,
-        # so one that was open then cannot be overtaken.
-        if self.flush_requested and builder is not None and not builder.in_flight and builder.unsent():
-            return builder
-        return None
-
-    def next_type(self) -> NextType:
-        head = self._head()
-        if head is None:
-            return NextType.NONE
-        return NextType.EVENT if isinstance(head, Event) else NextType.DATA
+    def goes_out(self, builder: BufferBuilder | None) -> bool:
+        """Whether the open segment is to be sent now, as far as it is published."""
+        return (
+            self.flush_requested
+            and builder is not None
+            and builder.unsent()
+            and (builder.holder is None or builder.holder is not self.view)
+        )
 
     def backlog(self) -> int:
         """Finished segments, and the open one if it is to go out: a consumer that keeps no buffers for this
         channel grants credit for nothing else."""
-        finished, builder = max(0, self._written - self._polled), self._open
-        if self.flush_requested and builder is not None and not builder.in_flight and builder.unsent():
-            return finished + 1
-        return finished
-
-    def poll(self) -> Slice | None:
-        head = self._head()
-        if head is None:
-            return None
-        if isinstance(head, Event):
-            self._queue.popleft()
-            if head.kind is EventKind.WATERMARK:
-                self._told = head
-            else:
-                self._events_polled += 1
-                self._ends.append(head)
-            return head.slice()
-        return self._slice(head)
-
-    def _slice(self, builder: BufferBuilder) -> Slice:
-        final = bool(self._queue) and self._queue[0] is builder
-        if final:
-            self._queue.popleft()
-            self._polled += 1
-        else:
-            # Reset before the look at what is published: a flush asked for from now on is kept.
-            self.flush_requested = False
-            self._partial = builder
-        length, rows, starts, ends = builder.published
-        begin = builder.sent_bytes
-        flags = BufferFlags.ENDS if ends else BufferFlags.NONE
-        first_start = NO_ELEMENT_START
-        if builder.sent_starts < starts:
-            flags |= BufferFlags.STARTS
-            first_start = builder.starts[builder.sent_starts] - begin
-        if first_start:
-            flags |= BufferFlags.CONTINUES
-        piece = Slice(
-            builder.segment.memory,
-            SEGMENT_HEADROOM_BYTES + begin,
-            length - begin,
-            DataType.DATA,
-            flags,
-            first_start,
-            rows - builder.sent_rows,
-            self,
-            builder,
-        )
-        builder.sent_bytes, builder.sent_rows, builder.sent_starts = length, rows, starts
-        builder.in_flight = True
-        return piece
-
-    def slice_released(self, builder: BufferBuilder) -> None:
-        """The transport has let go of a slice of ``builder``."""
-        builder.in_flight = False
-        if builder is not self._partial:
-            builder.segment.recycle()
-            return
-        self._partial = None
-        if self._discarded:
-            if builder is not self._open:  # else it was written off: its writer may still write to it
-                builder.segment.recycle()
-        elif self.on_available is not None:
-            self.on_available()
-
-    def release(self) -> None:
-        """The consumer went away: nothing more is read. What is queued stays until ``discard``."""
-        self.on_available = None
+        finished = max(0, self._written - self._polled)
+        return finished + 1 if self.goes_out(self._open) else finished
 
     def discard(self, written_off: bool = False) -> None:
-        """The partition is over: every segment that the transport does not hold goes back.
+        """The partition is terminal: every segment that the transport does not hold goes back.
 
         The open segment of a writer that could not be stopped is ``written_off``: it may still be
         written to, so it is never lent again, and the pool promises it to nobody.
         """
-        self.release()
+        if self.view is not None:
+            self.view.release()
         self._discarded = True
         builders = [item for item in self._queue if isinstance(item, BufferBuilder)]
         self._queue.clear()
@@ -405,9 +378,218 @@ class Subpartition:
             builders.append(builder)
             self._open = None
         for builder in builders:
-            if not builder.in_flight:
-                builder.segment.recycle()
+            builder.drain()
         self._polled = self._written
+
+
+class PipelinedView:
+    """What one consumer reads of a subpartition, at one generation. Everything is the loop's.
+
+    Once released, or once there is a newer view, it polls nothing, and slices of it that the transport
+    still holds wake nobody when they come back.
+    """
+
+    __slots__ = (
+        "_queue",
+        "_skipping",
+        "_state",
+        "_subpartition",
+        "generation",
+        "on_available",
+        "rows_sent",
+        "rows_skipped",
+    )
+
+    def __init__(
+        self,
+        subpartition: Subpartition,
+        generation: int,
+        on_available: Callable[[], None],
+        state: list[Event],
+    ) -> None:
+        self.generation = generation
+        self.on_available = on_available
+        """Wakes the consumer's side: there is something to poll."""
+        self.rows_sent = 0
+        """Of elements that began in what was polled."""
+        self.rows_skipped = subpartition._unfinished_rows or 0
+        """Of the element that an earlier view has the beginning of: the rest of it is skipped."""
+        self._skipping = subpartition._unfinished_rows is not None
+        self._subpartition = subpartition
+        self._queue = subpartition._queue
+        self._state = deque(state)
+
+    @property
+    def current(self) -> bool:
+        return self._subpartition.view is self
+
+    def release(self) -> None:
+        """The consumer went away. What is queued stays for the next view, or until ``discard``."""
+        if self.current:
+            self._subpartition.view = self._subpartition.attachment = None
+
+    def _head(self) -> BufferBuilder | Event | None:
+        """What a poll would take now; finished builders that were sent in slices leave the queue."""
+        subpartition, queue = self._subpartition, self._queue
+        if subpartition.view is not self:
+            return None
+        if self._state:
+            return self._state[0]
+        while True:
+            # Read before the look at the queue: the writer queues a builder before it opens the next, so
+            # one that was open then cannot be overtaken.
+            builder = subpartition._open
+            if not queue:
+                break
+            head = queue[0]
+            if isinstance(head, Event):
+                return head
+            if self._skipping:
+                self._skip(head)
+            if head.holder is self:
+                return None
+            if head.unsent():
+                return head
+            queue.popleft()
+            subpartition._polled += 1
+            head.drain()
+        if self._skipping and builder is not None:
+            self._skip(builder)
+        return builder if subpartition.goes_out(builder) else None
+
+    def _skip(self, builder: BufferBuilder) -> None:
+        if builder.skip_rest():
+            self._skipping = False
+            self._subpartition._unfinished_rows = None
+
+    def next_type(self) -> NextType:
+        head = self._head()
+        if head is None:
+            return NextType.NONE
+        return NextType.EVENT if isinstance(head, Event) else NextType.DATA
+
+    def backlog(self) -> int:
+        return self._subpartition.backlog()
+
+    def poll(self) -> Slice | None:
+        head = self._head()
+        if head is None:
+            return None
+        if isinstance(head, Event):
+            self._take_event(head)
+            return head.slice()
+        return self._slice(head)
+
+    def _take_event(self, event: Event) -> None:
+        if self._state:
+            self._state.popleft()
+            return
+        subpartition = self._subpartition
+        self._queue.popleft()
+        self._skipping, subpartition._unfinished_rows = False, None
+        if event.kind is EventKind.WATERMARK:
+            subpartition._watermark = event
+        else:
+            subpartition._events_polled += 1
+            subpartition._ends.append(event)
+
+    def _slice(self, builder: BufferBuilder) -> Slice:
+        subpartition = self._subpartition
+        final = bool(self._queue) and self._queue[0] is builder
+        if final:
+            self._queue.popleft()
+            subpartition._polled += 1
+            builder.drained = True
+        else:
+            # Reset before the look at what is published: a flush asked for from now on is kept.
+            subpartition.flush_requested = False
+        length, rows, starts, ends = builder.published
+        begin = builder.sent_bytes
+        flags = BufferFlags.ENDS if ends else BufferFlags.NONE
+        first_start = NO_ELEMENT_START
+        if builder.sent_starts < starts:
+            flags |= BufferFlags.STARTS
+            first_start = builder.starts[builder.sent_starts] - begin
+            if not ends:
+                subpartition._unfinished_rows = builder.last_rows
+        if ends:
+            subpartition._unfinished_rows = None
+        if first_start:
+            flags |= BufferFlags.CONTINUES
+        rows_begun = rows - builder.sent_rows
+        self.rows_sent += rows_begun
+        memory, start, size = builder.segment.memory, SEGMENT_HEADROOM_BYTES + begin, length - begin
+        holds: BufferBuilder | None = builder
+        if builder.holder is None:
+            builder.holder = self
+        else:  # The transport has a slice of an earlier view's, just before this one, where the header goes.
+            copied = bytearray(SEGMENT_HEADROOM_BYTES)
+            copied += memory[start : start + size]
+            memory, start, holds = memoryview(copied), SEGMENT_HEADROOM_BYTES, None
+        piece = Slice(memory, start, size, DataType.DATA, flags, first_start, rows_begun, self, holds)
+        builder.sent_bytes, builder.sent_rows, builder.sent_starts = length, rows, starts
+        return piece
+
+    def slice_released(self, builder: BufferBuilder) -> None:
+        """The transport has let go of a slice of ``builder``."""
+        builder.holder = None
+        subpartition = self._subpartition
+        # A writer that could not be stopped may finish its segment after the subpartition was discarded.
+        if builder.drained or (subpartition._discarded and builder is not subpartition._open):
+            builder.segment.recycle()
+        elif subpartition.view is self:
+            self.on_available()
+
+
+# --- attachments ----------------------------------------------------------------------------------
+
+
+class ProducerLink(Protocol):
+    """A link to a consumer, of whatever transport."""
+
+    @property
+    def connection(self) -> Connection: ...
+
+    def flush_soon(self) -> None: ...
+
+
+class ProducerAttachment:
+    """A view and the channel of a link that carries it."""
+
+    __slots__ = ("channel", "link", "view")
+
+    def __init__(self, link: ProducerLink, request: PartitionRequest, subpartition: Subpartition) -> None:
+        self.link = link
+        self.channel = request.channel
+        """The id that the consumer gave."""
+        self.view = subpartition.attach(request.generation, self.available)
+
+    def available(self) -> None:
+        """There is something to poll."""
+        self.link.connection.available(self.channel)
+        self.link.flush_soon()
+
+    def fail(self, error: ShuffleError) -> None:
+        """Tell the consumer why nothing more comes, and release the view."""
+        self.link.connection.fail_producer(self.channel, error)
+        self.link.flush_soon()
+
+
+def serve(link: ProducerLink, request: PartitionRequest, subpartition: Subpartition) -> ProducerAttachment:
+    """Answer a PartitionRequest: its consumer reads ``subpartition`` from now on, instead of any other."""
+    before = subpartition.attachment
+    if before is not None:
+        generations = f"generation {request.generation} takes the place of {before.view.generation}"
+        before.fail(Superseded(f"subpartition {subpartition.consumer} was requested again: {generations}"))
+    attachment = subpartition.attachment = ProducerAttachment(link, request, subpartition)
+    link.connection.attach(request.channel, attachment.view)
+    link.flush_soon()
+    return attachment
+
+
+# --- partition ------------------------------------------------------------------------------------
+
+Part: TypeAlias = "bytes | memoryview"
 
 
 class ResultPartition:
@@ -446,9 +628,8 @@ class ResultPartition:
     def write(self, position: int, rows: int, parts: list[Part]) -> None:
         """Write one element, whose bytes are ``parts`` joined, to subpartition number ``position``."""
         subpartition = self.subpartitions[position]
-        builder = subpartition.open or self._begin(subpartition, continues=False)
-        builder.starts.append(builder.length)
-        builder.rows += rows
+        builder = subpartition.open or self._begin(subpartition)
+        builder.begin(rows)
         total = 0
         for part in parts:
             view = memoryview(part)
@@ -458,7 +639,7 @@ class ResultPartition:
                 if builder.length == builder.capacity:
                     subpartition.finish_open(ends=False)
                     self._counters.buffers_out += 1
-                    builder = self._begin(subpartition, continues=True)
+                    builder = self._begin(subpartition)
                 at += builder.append(view, at)
         if builder.length == builder.capacity:
             subpartition.finish_open(ends=True)
@@ -468,8 +649,8 @@ class ResultPartition:
         self._counters.bytes_out += total
         self._counters.records_out += rows
 
-    def _begin(self, subpartition: Subpartition, continues: bool) -> BufferBuilder:
-        builder = BufferBuilder(self._acquire(), continues)
+    def _begin(self, subpartition: Subpartition) -> BufferBuilder:
+        builder = BufferBuilder(self._acquire())
         subpartition.open = builder
         return builder
 
@@ -486,6 +667,16 @@ class ResultPartition:
             if subpartition.open is not None:
                 self._counters.buffers_out += 1
             subpartition.add_watermark(time, idle)
+
+    @property
+    def attachments(self) -> dict[int, ProducerAttachment]:
+        """Those that links carry, by consumer subtask."""
+        return {each.consumer: each.attachment for each in self.subpartitions if each.attachment is not None}
+
+    def fail(self, error: ShuffleError) -> None:
+        """(Loop.) The producer failed: tell its consumers."""
+        for attachment in self.attachments.values():
+            attachment.fail(error)
 
     def backlog(self) -> int:
         return sum(subpartition.backlog() for subpartition in self.subpartitions)

@@ -12,7 +12,6 @@ import uvloop
 
 from minishuffle.counters import ConnectionCounters, TaskCounters
 from minishuffle.errors import PeerLost, ShuffleError
-from minishuffle.exchange.partition import Subpartition
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import Address
 from minishuffle.protocol.connection import ConnectionEvent, PeerSilent
@@ -73,7 +72,7 @@ class ExternalConnection:
 
     def __enter__(self) -> ExternalConnection:
         self._inbox = LoopInbox(self._loop)
-        self.paths = TaskPaths(self._inbox, _attend, self.counters)
+        self.paths = TaskPaths(self._inbox, self.counters)
         self._thread.start()
         try:
             asyncio.run_coroutine_threadsafe(self._open(), self._loop).result()
@@ -155,10 +154,3 @@ class ExternalConnection:
     def link_down(self, link: DataLink, error: ShuffleError) -> None:
         self.error = error
         self.paths.cancel()
-
-
-def _attend(subpartition: Subpartition) -> None:
-    """(Loop.) Cleared before the look."""
-    subpartition.notified = False
-    if subpartition.on_available is not None:
-        subpartition.on_available()

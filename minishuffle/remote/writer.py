@@ -19,7 +19,7 @@ from minishuffle.errors import (
     UsageError,
 )
 from minishuffle.exchange.elements import encode
-from minishuffle.exchange.partition import ResultPartition
+from minishuffle.exchange.partition import ResultPartition, serve
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.limits import BATCH_ROWS_MAX
 from minishuffle.protocol.connection import ConnectionEvent, PartitionRequested
@@ -133,17 +133,8 @@ class StreamWriter:
         """(Loop.) The worker asks for the partition."""
         for event in events:
             if isinstance(event, PartitionRequested):
-                channel = event.request.channel
-                subpartition = self._partition.subpartitions[0]
-
-                def on_available(channel: int = channel) -> None:
-                    link.connection.available(channel)
-                    link.flush_soon()
-
-                subpartition.attach(on_available)
-                link.connection.attach(channel, subpartition)
+                serve(link, event.request, self._partition.subpartitions[0])
                 self._attached = True
-                link.flush_soon()
 
     # --- the program's thread --------------------------------------------------------------------
 
@@ -259,7 +250,7 @@ class StreamWriter:
 
     def _released(self) -> bool:
         """The job has read to the end and closed the channel, or the connection is gone."""
-        return self._attached and self._partition.subpartitions[0].on_available is None
+        return self._attached and self._partition.subpartitions[0].view is None
 
 
 def _request(access: Access, message: ControlMessage) -> ControlMessage:

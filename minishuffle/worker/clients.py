@@ -18,7 +18,7 @@ from minishuffle.errors import (
     clipped,
     text_of,
 )
-from minishuffle.exchange.partition import ResultPartition
+from minishuffle.exchange.partition import ResultPartition, serve
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.exchange.spool import Spool
 from minishuffle.ids import JobId, PartitionId
@@ -38,7 +38,7 @@ from minishuffle.wire.messages import ControlMessage, ErrorInfo
 from minishuffle.worker.client_gate import UPSTREAM_EDGE, Progress, UpstreamGate
 from minishuffle.worker.handoff import LoopInbox, TaskPaths
 from minishuffle.worker.task import Task
-from minishuffle.worker.tasks import Deployment, attend
+from minishuffle.worker.tasks import Deployment
 
 __all__ = ["ResultReaders", "Visitors"]
 
@@ -82,7 +82,7 @@ class _Reading:
         self._inbox = inbox
         self._failed = failed
         counters = TaskCounters()
-        paths = self._paths = TaskPaths(inbox, attend, counters)
+        paths = self._paths = TaskPaths(inbox, counters)
         name = f"result {message.job}/{message.operator}.{message.index} for client {message.ticket}"
         pool = self._pool = segments.create_pool(name, 1, BUFFERS_MAX)
         pool.on_available(paths.bell.ring)
@@ -217,14 +217,7 @@ class ResultReaders:
             link.flush_soon()
             return
         self._readings[link] = reading
-        subpartition = reading.partition.subpartitions[0]
-
-        def on_available() -> None:
-            connection.available(channel)
-            link.flush_soon()
-
-        subpartition.attach(on_available)
-        connection.attach(channel, subpartition)
+        serve(link, request, reading.partition.subpartitions[0])
         reading.thread.start()
 
     def link_down(self, link: DataLink) -> None:

@@ -111,17 +111,13 @@ class TaskPaths:
 
     Args:
         inbox: the worker's.
-        attend: what the loop does with a subpartition that wants attention.
     """
 
-    def __init__(
-        self, inbox: LoopInbox, attend: Callable[[Subpartition], None], counters: TaskCounters
-    ) -> None:
+    def __init__(self, inbox: LoopInbox, counters: TaskCounters) -> None:
         self.bell = TaskBell(inbox.loop)
         self.cancelled = False
         self._closed = False
         self._inbox = inbox
-        self._attend = attend
         self._counters = counters
 
     # --- task → loop -----------------------------------------------------------------------------
@@ -130,7 +126,7 @@ class TaskPaths:
         """Paths a and b. At most one notice per subpartition is under way."""
         if not subpartition.notified and not self._closed:
             subpartition.notified = True
-            self._inbox.post(self._attend, subpartition)
+            self._inbox.post(subpartition.attend)
 
     def give_back(self, channel: Any, buffer: Any) -> None:
         """Path d: a consumed buffer."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from minishuffle.errors import PeerLost, RemoteProtocolError, ShuffleError
 from minishuffle.exchange.gate import InputChannel, RemoteInputChannel
-from minishuffle.exchange.partition import ResultPartition
+from minishuffle.exchange.partition import ResultPartition, serve
 from minishuffle.ids import Address
 from minishuffle.protocol.connection import ConnectionEvent, PartitionRequested, PeerSilent
 from minishuffle.transport.tcp import DataEndpoint, DataLink
@@ -115,23 +115,16 @@ class PeerLinks:
 
     def attach(self, instruction: Attach, partition: ResultPartition | None) -> None:
         """Serve a peer's request from a partition here."""
-        link, channel = self._links.get(instruction.link), instruction.request.channel
+        link, consumer = self._links.get(instruction.link), instruction.request.subpartition
         if link is None:
             return
-        connection, consumer = link.connection, instruction.request.subpartition
         subpartition = partition.subpartition(consumer) if partition is not None else None
         if subpartition is None:
             error = RemoteProtocolError(f"{instruction.partition} has no subpartition {consumer}")
-            connection.refuse(channel, error)
+            link.connection.refuse(instruction.request.channel, error)
+            link.flush_soon()
         else:
-
-            def on_available() -> None:
-                connection.available(channel)
-                link.flush_soon()
-
-            subpartition.attach(on_available)
-            connection.attach(channel, subpartition)
-        link.flush_soon()
+            serve(link, instruction.request, subpartition)
 
     def refuse(self, instruction: Refuse) -> None:
         link = self._links.get(instruction.link)

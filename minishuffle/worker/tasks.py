@@ -22,7 +22,7 @@ from minishuffle.dataflow.graph import JobSettings
 from minishuffle.errors import LocalProtocolError, ResourceExhausted, clipped, text_of
 from minishuffle.exchange.elements import AssemblyBudget
 from minishuffle.exchange.gate import InputChannel, InputGate, LocalInputChannel, RemoteInputChannel
-from minishuffle.exchange.partition import ResultPartition, Subpartition
+from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.segments import LocalPool, NetworkBufferPool
 from minishuffle.exchange.spool import Spool
 from minishuffle.ids import AttemptId, JobId, OperatorId, PartitionId, SubtaskId
@@ -47,7 +47,6 @@ from minishuffle.worker.task import Task, TaskOutcome
 
 __all__ = [
     "Deployment",
-    "attend",
     "counters_message",
     "registration",
     "short_failure",
@@ -112,7 +111,7 @@ class Deployment:
         spec, job = instruction.spec, instruction.job
         settings = JobSettings.model_validate(instruction.settings)
         counters = TaskCounters()
-        paths = TaskPaths(self._inbox, attend, counters)
+        paths = TaskPaths(self._inbox, counters)
         subtask = SubtaskId(JobId(job), OperatorId(spec.operator), spec.index)
         gates: list[InputGate] = []
         partitions: dict[int, ResultPartition] = {}
@@ -250,8 +249,7 @@ class Deployment:
             raise LocalProtocolError(f"channel {key} is not local")
         subpartition = partition.subpartition(key.task[2])
         assert subpartition is not None
-        subpartition.attach(channel.pump)
-        channel.connect(subpartition)
+        channel.connect(subpartition.attach(1, channel.pump))
 
     # --- taking down -----------------------------------------------------------------------------
 
@@ -307,7 +305,7 @@ class Deployment:
                 continue
             for subpartition in partition.subpartitions:
                 if subpartition.flush():
-                    attend(subpartition)
+                    subpartition.attend()
 
     def snapshots(self) -> tuple[TaskSnapshot, ...]:
         return tuple(self._snapshot(key, task) for key, task in self.tasks.items())
@@ -344,13 +342,6 @@ class Deployment:
             )
             for (job, operator, index), task in self.tasks.items()
         ]
-
-
-def attend(subpartition: Subpartition) -> None:
-    """(Loop.) A subpartition wants attention. The flag is cleared before the look."""
-    subpartition.notified = False
-    if subpartition.on_available is not None:
-        subpartition.on_available()
 
 
 def counters_message(counters: TaskCounters) -> TaskCountersMessage:

@@ -60,14 +60,12 @@ class Setup:
             return segment
 
         partition_id = PartitionId(JobId("j1"), 0, producer)
-        return ResultPartition(partition_id, 0, 1, acquire, self.attend, TaskCounters())
+        return ResultPartition(partition_id, 0, 1, acquire, Subpartition.attend, TaskCounters())
 
     def local(self, partition: ResultPartition, credit: int) -> LocalInputChannel:
         channel = LocalInputChannel(self.gate, partition.id.producer, credit, self.handed_over.append)
         self.gate.add(channel)
-        subpartition = partition.subpartitions[0]
-        subpartition.attach(channel.pump)
-        channel.connect(subpartition)
+        channel.connect(partition.subpartitions[0].attach(1, channel.pump))
         return channel
 
     def rows(self) -> list[Any]:
@@ -105,11 +103,6 @@ class Setup:
         rows = decode(item.format, item.rows, item.payload)
         assert isinstance(rows, list)
         return rows
-
-    @staticmethod
-    def attend(subpartition: Subpartition) -> None:
-        if subpartition.on_available is not None:
-            subpartition.on_available()
 
     @staticmethod
     def arrive(channel: RemoteInputChannel, data: bytes, backlog: int = 0) -> None:
@@ -167,8 +160,8 @@ class Wire:
             assert isinstance(event, PartitionRequested)
             subpartition = self.partitions[event.request.producer].subpartitions[0]
             channel = event.request.channel
-            subpartition.attach(lambda channel=channel: self.producer.available(channel))  # type: ignore[misc]
-            self.producer.attach(channel, subpartition)
+            view = subpartition.attach(1, lambda channel=channel: self.producer.available(channel))  # type: ignore[misc]
+            self.producer.attach(channel, view)
         sender.validate()
         receiver.validate()
 

@@ -150,7 +150,7 @@ def test_a_channel_without_exclusive_buffers_gets_what_is_flushed_before_a_segme
         wire.settle()
         assert setup.rows() == []
         assert partition.subpartitions[0].flush()
-        setup.attend(partition.subpartitions[0])
+        partition.subpartitions[0].attend()
         wire.settle()
         assert setup.rows() == [number]
     assert setup.pool.in_use == 0, "nothing stays set aside for a channel that has no backlog"

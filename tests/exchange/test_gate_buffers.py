@@ -142,14 +142,14 @@ def test_close_of_local_channels_gives_the_producers_segments_back(make_setup: t
         setup.local(partition, credit=4)
         partition.write(0, 1, [setup.element(["a"]) + setup.element(["b"])])
         partition.subpartitions[0].flush()
-        setup.attend(partition.subpartitions[0])
+        partition.subpartitions[0].attend()
         for _ in range(6):
             partition.write(0, 1, [setup.element_of(SEGMENT_BYTES)])
     assert setup.gate.poll() is not None
     assert setup.gate.channels[0].current is not None
     setup.gate.close()
     for partition in partitions:
-        assert partition.subpartitions[0].on_available is None
+        assert partition.subpartitions[0].view is None
         partition.subpartitions[0].discard()
     assert setup.network.free == setup.network.total
 
@@ -182,7 +182,7 @@ def test_close_tells_the_producer_and_what_comes_later_takes_no_segment(make_set
     wire.settle()
     assert setup.pool.in_use == 0
     assert wire.producer._producers.channels == {}
-    assert partition.subpartitions[0].on_available is None
+    assert partition.subpartitions[0].view is None
 
 
 def test_fewer_exclusive_buffers_than_asked_for_are_promised_as_what_they_are() -> None:

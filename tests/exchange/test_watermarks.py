@@ -148,10 +148,11 @@ class Written:
         self.notified: list[Subpartition] = []
         self.partition = ResultPartition(partition_id, 0, 1, acquire, self.notified.append, TaskCounters())
         self.subpartition = self.partition.subpartitions[0]
+        self.view = self.subpartition.attach(1, lambda: None)
 
     def polled(self) -> list[bytes | tuple[int, ...]]:
         found: list[bytes | tuple[int, ...]] = []
-        while (piece := self.subpartition.poll()) is not None:
+        while (piece := self.view.poll()) is not None:
             payload = bytes(piece.payload)
             is_mark = len(payload) == WATERMARK_EVENT.size and payload[0] == EventKind.WATERMARK
             found.append(WATERMARK_EVENT.unpack(payload) if is_mark else payload)
@@ -178,7 +179,7 @@ def test_a_newer_watermark_takes_the_place_of_an_unsent_one_with_no_data_between
 def test_a_watermark_that_was_taken_is_not_changed_any_more() -> None:
     written = Written()
     written.partition.broadcast_watermark(1, False)
-    piece = written.subpartition.poll()
+    piece = written.view.poll()
     assert piece is not None
     written.partition.broadcast_watermark(2, False)
     assert WATERMARK_EVENT.unpack(piece.payload) == (WATERMARK, 0, 1)
@@ -191,22 +192,21 @@ def test_watermarks_do_not_count_as_queued_events() -> None:
         written.partition.write(0, 1, [b"0123456789abcdef"])
         written.partition.broadcast_watermark(time, False)
     written.partition.broadcast_event(EventKind.END_OF_DATA)
-    assert written.subpartition.next_type() is NextType.DATA
+    assert written.view.next_type() is NextType.DATA
     assert len(written.polled()) == 17
 
 
 def test_a_new_view_is_told_watermark_and_ends_again() -> None:
     written = Written()
-    written.subpartition.attach(lambda: None)
     written.partition.broadcast_watermark(5, False)
     written.partition.broadcast_watermark(7, True)
     assert written.polled() == [(WATERMARK, 1, 7)]
-    written.subpartition.attach(lambda: None)
+    written.view = written.subpartition.attach(2, lambda: None)
     assert written.polled() == [(WATERMARK, 1, 7)]
     written.partition.broadcast_event(EventKind.END_OF_DATA)
     assert written.polled() == [bytes((EventKind.END_OF_DATA,))]
-    for _ in range(2):
-        written.subpartition.attach(lambda: None)
+    for generation in (3, 4):
+        written.view = written.subpartition.attach(generation, lambda: None)
         assert written.polled() == [(WATERMARK, 1, 7), bytes((EventKind.END_OF_DATA,))]
 
 

@@ -92,8 +92,7 @@ class Peers:
         return segment
 
     def _notify(self, subpartition: Subpartition) -> None:
-        if subpartition.on_available is not None:
-            subpartition.on_available()
+        subpartition.attend()
 
     def request_all(self) -> None:
         for number, gate in enumerate(self.gates):
@@ -102,9 +101,9 @@ class Peers:
 
     def answer(self, event: PartitionRequested) -> None:
         subpartition = self.partition.subpartitions[event.request.subpartition]
-        channel = event.request.channel
-        subpartition.attach(lambda: self.producer.available(channel))
-        self.producer.attach(channel, subpartition)
+        request = event.request
+        view = subpartition.attach(request.generation, lambda: self.producer.available(request.channel))
+        self.producer.attach(request.channel, view)
 
     def move(self, sender: Connection, receiver: Connection, buffers: int = 16) -> int:
         """One flush of ``sender``, delivered whole; returns how many buffers and events it had."""

@@ -156,7 +156,7 @@ def test_cancel_releases_the_view_and_frames_still_on_the_way_are_discarded(
     assert len(peers.gates[1].queue) == 1
     assert peers.gates[0].channel.credit.idle == 0
     assert peers.counters[1].rows_discarded == 1
-    assert peers.partition.subpartitions[0].on_available is None
+    assert peers.partition.subpartitions[0].view is None
 
 
 def test_rows_of_a_buffer_that_was_half_there_at_the_cancel_count_as_discarded(
@@ -208,7 +208,7 @@ def test_a_gap_in_sequence_numbers_ends_that_channel_alone(peers_of: Callable[..
     assert peers.gates[1].error is None
     assert len(peers.gates[1].queue) == 1
     peers.settle()
-    assert peers.partition.subpartitions[0].on_available is None
+    assert peers.partition.subpartitions[0].view is None
 
 
 def test_overdrawn_credit_is_an_error_and_not_a_wait(peers_of: Callable[..., Peers]) -> None:
@@ -295,7 +295,7 @@ def test_a_request_that_was_cancelled_meanwhile_is_not_attached(peers_of: Callab
     peers.consumer.cancel(peers.gates[0].channel)
     peers.settle()
     peers.answer(peers.requested[0])
-    assert peers.partition.subpartitions[0].on_available is None
+    assert peers.partition.subpartitions[0].view is None
 
 
 def test_a_lost_connection_takes_its_channels_and_gives_every_buffer_back(
@@ -374,8 +374,8 @@ class TwoPeers(RuleBasedStateMachine):
     @rule()
     def flush(self) -> None:
         for subpartition in self.peers.partition.subpartitions:
-            if subpartition.flush() and subpartition.on_available is not None:
-                subpartition.on_available()
+            if subpartition.flush():
+                subpartition.attend()
 
     @rule(buffers=st.integers(1, 4))
     def send(self, buffers: int) -> None:

@@ -16,7 +16,7 @@ import uvloop
 
 from minishuffle.counters import ConnectionCounters, TaskCounters
 from minishuffle.errors import PartitionNotFound, PeerLost, ShuffleError
-from minishuffle.exchange.partition import ResultPartition, Subpartition
+from minishuffle.exchange.partition import ResultPartition, Subpartition, serve
 from minishuffle.exchange.segments import NetworkBufferPool, Segment
 from minishuffle.ids import Address, JobId, PartitionId
 from minishuffle.protocol.channel import ConsumerChannel, FreeBuffer, Received
@@ -122,8 +122,7 @@ class Node:
         return segment
 
     def _notify(self, subpartition: Subpartition) -> None:
-        if subpartition.on_available is not None:
-            subpartition.on_available()
+        subpartition.attend()
 
     def read_all(self) -> None:
         self.readers = [Reader(self, number) for number in range(CHANNELS)]
@@ -153,14 +152,7 @@ class Node:
             if self.refuse:
                 link.connection.refuse(channel, PartitionNotFound("not here"))
             else:
-                subpartition = self.partition.subpartitions[event.request.subpartition]
-
-                def available(channel: int = channel) -> None:
-                    link.connection.available(channel)
-                    link.flush_soon()
-
-                subpartition.attach(available)
-                link.connection.attach(channel, subpartition)
+                serve(link, event.request, self.partition.subpartitions[event.request.subpartition])
             link.flush_soon()
 
     def link_down(self, link: Any, error: ShuffleError) -> None:
@@ -307,15 +299,15 @@ def test_segments_are_not_reused_while_the_transport_holds_them(run: Runner) -> 
         source, reader = fabric.nodes
         reader.read_all()
         first = source.partition.subpartitions[0]
-        await fabric.until(lambda: first.on_available is not None)
+        await fabric.until(lambda: first.view is not None)
         expected = bytearray()
         for number in range(2000):
             await fabric.until(source.room)
             data = number.to_bytes(4, "big") * 25
             source.partition.write(0, 1, [data])
             expected += data
-            if number % 3 == 0 and first.flush() and first.on_available is not None:
-                first.on_available()
+            if number % 3 == 0 and first.flush():
+                first.attend()
         source.partition.broadcast_event(EventKind.END_OF_PARTITION)
         await fabric.until(lambda: reader.readers[0].ended)
         assert bytes(reader.readers[0].data) == bytes(expected)

@@ -16,7 +16,6 @@ from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.graph import JobGraph, JobSettings
 from minishuffle.dataflow.stream import Stream
 from minishuffle.exchange.elements import unpack_rows
-from minishuffle.exchange.partition import Subpartition
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.wire.messages import DeployTasks, LogLines, WorkerAddress
@@ -186,10 +185,7 @@ def busy_switching() -> Iterator[None]:
 def paths_of(inbox: LoopInbox) -> Callable[..., TaskPaths]:
     """Makes an attempt's paths; what the test does not care about may be left out."""
 
-    def make(
-        attend: Callable[[Subpartition], None] = lambda subpartition: None,
-        counters: TaskCounters | None = None,
-    ) -> TaskPaths:
-        return TaskPaths(inbox, attend, counters or TaskCounters())
+    def make(counters: TaskCounters | None = None) -> TaskPaths:
+        return TaskPaths(inbox, counters or TaskCounters())
 
     return make

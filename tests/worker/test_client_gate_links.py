@@ -139,9 +139,7 @@ class Program:
 
     @staticmethod
     def _notify(subpartition: Subpartition) -> None:
-        subpartition.notified = False
-        if subpartition.on_available is not None:
-            subpartition.on_available()
+        subpartition.attend()
 
     def send(self, rows: list[Any]) -> bytes:
         """Write one element; gives its payload."""
@@ -185,8 +183,8 @@ class Program:
         receiver.validate()
 
     def _on_request(self, channel: int) -> None:
-        self._subpartition.attach(lambda: self._here.available(channel))
-        self._here.attach(channel, self._subpartition)
+        view = self._subpartition.attach(1, lambda: self._here.available(channel))
+        self._here.attach(channel, view)
 
     def cut(self, error: ShuffleError | None = None) -> None:
         """Its link breaks."""
@@ -199,7 +197,7 @@ class Program:
     def receipt(self) -> bool:
         """The task has read to the end, and let go of the channel over a link that stands."""
         self.exchange()
-        return self.error is None and self._subpartition.on_available is None
+        return self.error is None and self._subpartition.view is None
 
 
 @pytest.fixture

@@ -186,13 +186,10 @@ def test_no_wake_up_is_lost(turns: Turns, long_waits: None, busy_switching: None
 
 def test_a_subpartition_is_notified_of_once_until_it_was_attended_to(turns: Turns, paths_of: PathsOf) -> None:
     attended: list[Subpartition] = []
-
-    def attend(subpartition: Subpartition) -> None:
-        subpartition.notified = False
-        attended.append(subpartition)
-
-    paths = paths_of(attend)
+    paths = paths_of()
     first, second = Subpartition(0, paths.notify), Subpartition(1, paths.notify)
+    for each in (first, second):
+        each.attach(1, lambda each=each: attended.append(each))  # type: ignore[misc]
     for _ in range(3):
         paths.notify(first)
     paths.notify(second)
@@ -210,7 +207,7 @@ def test_a_closed_attempt_is_cancelled_and_has_nothing_more_to_say(turns: Turns,
         def consumed(self, buffer: object) -> None:
             said.append(buffer)
 
-    paths = paths_of(said.append)
+    paths = paths_of()
     subpartition = Subpartition(0, paths.notify)
     paths.close()
     paths.notify(subpartition)

@@ -168,7 +168,7 @@ def test_segments_go_round_between_a_task_and_the_loop(long_waits: None, busy_sw
     """One segment, lent and recycled 20,000 times: the task is woken each time that it waits."""
 
     async def scenario() -> tuple[NetworkBufferPool, LocalPool]:
-        paths = TaskPaths(LoopInbox(asyncio.get_running_loop()), lambda subpartition: None, TaskCounters())
+        paths = TaskPaths(LoopInbox(asyncio.get_running_loop()), TaskCounters())
         network = NetworkBufferPool(1, 256)
         pool = network.create_pool("p", 1, 1)
         pool.on_available(paths.bell.ring)

@@ -95,9 +95,10 @@ class Bench:
     def out(self, edge: int = 0) -> list[Any]:
         """Everything that the edge's consumer gets: rows, and (watermark, idle)."""
         subpartition: Subpartition = self.partitions[edge].subpartitions[0]
+        view = subpartition.view or subpartition.attach(1, lambda: None)
         subpartition.flush()
         found: list[Any] = []
-        while (piece := subpartition.poll()) is not None:
+        while (piece := view.poll()) is not None:
             payload = bytes(piece.payload)
             if payload[0] == EventKind.WATERMARK and len(payload) == WATERMARK_EVENT.size:
                 _, idle, time = WATERMARK_EVENT.unpack(payload)

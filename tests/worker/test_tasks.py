@@ -180,7 +180,7 @@ async def test_joining_what_is_gone_does_nothing(site: Site) -> None:
     partition = PartitionId(JobId("j1"), 0, 0)
     site.deployment.connect_local(ChannelKey(("j9", 1, 0), 0, 0), partition)
     site.deployment.connect_local(ChannelKey(("j1", 1, 0), 0, 0), PartitionId(JobId("j9"), 0, 0))
-    assert site.deployment.partitions[partition].subpartitions[0].on_available is None
+    assert site.deployment.partitions[partition].subpartitions[0].view is None
 
 
 async def test_a_remote_channel_cannot_be_joined_locally(site: Site) -> None:
