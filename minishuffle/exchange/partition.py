@@ -355,10 +355,14 @@ class Subpartition:
         )
 
     def backlog(self) -> int:
-        """Finished segments, and the open one if it is to go out: a consumer that keeps no buffers for this
-        channel grants credit for nothing else."""
-        finished = max(0, self._written - self._polled)
-        return finished + 1 if self.goes_out(self._open) else finished
+        """Finished segments that are not all sent, and the open one if it is to go out: a consumer that keeps
+        no buffers for this channel grants credit for nothing else."""
+        queue, backlog = self._queue, self._written - self._polled
+        if queue and isinstance(head := queue[0], BufferBuilder) and not head.unsent():
+            backlog -= 1
+        if self.goes_out(self._open):
+            backlog += 1
+        return max(0, backlog)
 
     def discard(self, written_off: bool = False) -> None:
         """The partition is terminal: every segment that the transport does not hold goes back.
@@ -429,7 +433,8 @@ class PipelinedView:
             self._subpartition.view = self._subpartition.attachment = None
 
     def _head(self) -> BufferBuilder | Event | None:
-        """What a poll would take now; finished builders that were sent in slices leave the queue."""
+        """What a poll would take now; finished builders that were sent in slices leave the queue, whether or
+        not the transport has let go of the last slice."""
         subpartition, queue = self._subpartition, self._queue
         if subpartition.view is not self:
             return None
@@ -446,10 +451,8 @@ class PipelinedView:
                 return head
             if self._skipping:
                 self._skip(head)
-            if head.holder is self:
-                return None
             if head.unsent():
-                return head
+                return head if head.holder is not self else None
             queue.popleft()
             subpartition._polled += 1
             head.drain()

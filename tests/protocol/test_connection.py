@@ -137,6 +137,34 @@ def test_an_unanswered_backlog_is_repeated_only_when_it_has_doubled(peers_of: Ca
     assert announced == [1, 2, 2, 3, 3, 3, 3, 4]
 
 
+def test_idle_channels_hold_no_floating_buffers_for_what_is_sent_and_still_in_the_transport(
+    peers_of: Callable[..., Peers],
+) -> None:
+    peers = peers_of(channels=5, exclusive=0, floating=4)
+    peers.request_all()
+    peers.settle()
+    for number in range(4):
+        peers.partition.write(number, 1, [b"row"])
+        peers.partition.subpartitions[number].flush()
+        peers.partition.subpartitions[number].attend()
+    peers.move(peers.producer, peers.consumer)
+    peers.move(peers.consumer, peers.producer)
+    chunks, held = peers.producer.data_to_send(16)
+    peers.consumer.receive(b"".join(chunks), 0.0)
+    assert len(held) == 4
+    peers.partition.broadcast_watermark(7, False)
+    for number in range(4):
+        assert peers.consume(number)
+    peers.settle()
+    for piece in held:
+        piece.released()
+    peers.partition.write(4, 1, [BLOCK])
+    peers.settle()
+    while peers.consume(4):
+        peers.settle()
+    assert peers.read[4] == BLOCK, "its floating buffers wait for data that never come"
+
+
 def test_cancel_releases_the_view_and_frames_still_on_the_way_are_discarded(
     peers_of: Callable[..., Peers],
 ) -> None:
