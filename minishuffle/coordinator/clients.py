@@ -1,8 +1,8 @@
-"""Streams that other programs write into jobs: who asks, and what the workers answer. Pure.
+"""External clients of jobs: streams that they write, and kept results that they read. Pure.
 
-A program asks where a partition of its write goes; the subtask's worker is told to expect it, says what is
-there of the partition already, and the program is sent there with a ticket. A commit asks every subtask
-whether its partitions are complete, and ends a bounded stream.
+A writer asks where a partition of its write goes; the coordinator announces it to the subtask's worker,
+which answers how much of the partition it has, and sends the writer there with a ticket. A commit asks every
+subtask whether its partitions are complete, and ends a bounded stream.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ __all__ = ["BATCHES_REPLAYABLE", "ResultRequest", "Results", "StreamRequest", "S
 
 # --- results --------------------------------------------------------------------------------------
 #
-# Results that other programs read: who asks for which rows, and what may be given up. Pure.
+# Kept results: who reads which rows, and what may be dropped.
 #
-# The rows lie with the workers whose sinks wrote them, also after the job is over. A program that wants some
-# is sent there with a ticket once the worker expects it. What it commits is kept for as long as it may want
-# to read its last :data:`BATCHES_REPLAYABLE` batches again.
+# The rows stay on the workers whose sinks wrote them, also after the job has ended. A reader is sent there
+# with a ticket once the worker expects it. Rows of its last :data:`BATCHES_REPLAYABLE` committed batches are
+# kept, so that it can read them again.
 
 
 BATCHES_REPLAYABLE: Final = 2
@@ -88,7 +88,7 @@ class _Result:
 
 
 @dataclass(frozen=True, slots=True)
-class _AskedRows:
+class _PendingRead:
     """A request that waits for a worker."""
 
     link: int
@@ -116,7 +116,7 @@ class Results:
     """By job and sink."""
     _over: list[str] = field(default_factory=list)
     """Jobs that are over and have results, in the order of their ends."""
-    _asked: dict[int, _AskedRows] = field(default_factory=dict)
+    _pending: dict[int, _PendingRead] = field(default_factory=dict)
 
     # --- jobs ------------------------------------------------------------------------------------
 
@@ -226,7 +226,7 @@ class Results:
             state=job.state,
             over=job.over,
             submitted_at=job.submitted_at,
-            causes=job.story.causes,
+            causes=job.history.causes,
             subtasks=[
                 KeptRows(subtask=subtask, begin=result.begin(subtask), end=rows)
                 for subtask, rows in enumerate(job.rows_kept(result.operator))
@@ -248,7 +248,7 @@ class Results:
         self._check_subtask(result, message.subtask)
         worker = self._worker(result, message.subtask)
         ticket = next(self.tickets)
-        self._asked[ticket] = _AskedRows(link, request, result.job.id, worker)
+        self._pending[ticket] = _PendingRead(link, request, result.job.id, worker)
         serve = ServeResult(
             term=self.term,
             job=result.job.id,
@@ -293,30 +293,30 @@ class Results:
 
     def answered(self, message: ResultExpected) -> list[Instruction]:
         """What a worker answers to a ticket that nobody waits for any more is ignored."""
-        asked = self._asked.pop(message.ticket, None)
-        if asked is None:
+        pending = self._pending.pop(message.ticket, None)
+        if pending is None:
             return []
         if message.error is not None:
-            return [_failure(asked, error_from_code(message.error.code, message.error.text))]
+            return [_failure(pending, error_from_code(message.error.code, message.error.text))]
         opened = ResultOpened(
             term=self.term,
             ticket=message.ticket,
-            job=asked.job,
-            worker=asked.worker,
+            job=pending.job,
+            worker=pending.worker,
             segment_bytes=message.segment_bytes,
         )
-        return [Reply(asked.link, asked.request, opened)]
+        return [Reply(pending.link, pending.request, opened)]
 
     def worker_ended(self, worker: int) -> list[Instruction]:
         """It will not answer any more."""
-        gone = [ticket for ticket, asked in self._asked.items() if asked.worker.worker == worker]
+        gone = [ticket for ticket, pending in self._pending.items() if pending.worker.worker == worker]
         error = PeerLost(f"worker {worker}, which kept the rows, is gone: run the job again")
-        return [_failure(self._asked.pop(ticket), error) for ticket in gone]
+        return [_failure(self._pending.pop(ticket), error) for ticket in gone]
 
     def forget(self, link: int) -> None:
         """A client is gone."""
-        for ticket in [ticket for ticket, asked in self._asked.items() if asked.link == link]:
-            del self._asked[ticket]
+        for ticket in [ticket for ticket, pending in self._pending.items() if pending.link == link]:
+            del self._pending[ticket]
 
     def validate(self) -> None:
         """Check the invariants; for tests, after each step."""
@@ -327,8 +327,8 @@ class Results:
                 assert result.dropped == (result.job.over and result.job.id not in self._over)
 
 
-def _failure(asked: _AskedRows, error: ShuffleError) -> Reply:
-    return Reply(asked.link, asked.request, Failure(code=error.code, text=str(error)))
+def _failure(pending: _PendingRead, error: ShuffleError) -> Reply:
+    return Reply(pending.link, pending.request, Failure(code=error.code, text=str(error)))
 
 
 # --- streams --------------------------------------------------------------------------------------
@@ -356,7 +356,7 @@ class _Stream:
 
 
 @dataclass(slots=True)
-class _Asked:
+class _PendingWrite:
     """A request that waits for workers; ``missing`` gathers what they answer to a commit."""
 
     link: int
@@ -386,7 +386,7 @@ class Streams:
         self._send = send
         self._address = address
         self._streams: dict[str, _Stream] = {}
-        self._asked: dict[int, _Asked] = {}
+        self._pending: dict[int, _PendingWrite] = {}
         self._over: dict[str, str] = {}
         """Of streams whose job ended, the last ones: how it did, which a task that tries again must hear."""
         self._tickets = tickets
@@ -418,9 +418,9 @@ class Streams:
                 )
 
     def remove(self, job: Job) -> list[Instruction]:
-        """The job is over: who still waits is told."""
-        gone = [ticket for ticket, asked in self._asked.items() if asked.stream.job is job]
-        causes = job.story.causes
+        """The job has ended: requests that still wait fail."""
+        gone = [ticket for ticket, pending in self._pending.items() if pending.stream.job is job]
+        causes = job.history.causes
         why = f": {causes[0].text}" if causes else ""
         text = f"job {job.id} ({job.name}) ended as {job.state} while its stream was written{why}"
         error = UsageError(text)
@@ -430,11 +430,11 @@ class Streams:
             self._over[name] = end if job.state == "finished" else text
         while len(self._over) > OVER_KEPT:
             del self._over[next(iter(self._over))]
-        return [self._fail(self._asked.pop(ticket), error) for ticket in gone]
+        return [self._fail(self._pending.pop(ticket), error) for ticket in gone]
 
     def forget(self, link: int) -> None:
-        for ticket in [ticket for ticket, asked in self._asked.items() if asked.link == link]:
-            del self._asked[ticket]
+        for ticket in [ticket for ticket, pending in self._pending.items() if pending.link == link]:
+            del self._pending[ticket]
 
     # --- clients ---------------------------------------------------------------------------------
 
@@ -484,7 +484,7 @@ class Streams:
         self._claim(stream, message.write)
         index = message.partition % stream.parallelism
         worker = stream.job.placement[index]
-        ticket = self._ticket(_Asked(link, request, stream, self._address(worker)))
+        ticket = self._ticket(_PendingWrite(link, request, stream, self._address(worker)))
         expect = ExpectUpstream(
             term=self._term,
             job=stream.job.id,
@@ -497,7 +497,7 @@ class Streams:
             attempt=message.attempt,
         )
         if not self._send(worker, expect):
-            del self._asked[ticket]
+            del self._pending[ticket]
             raise PeerLost(f"worker {worker}, which reads stream {stream.name!r}, is gone")
 
     @staticmethod
@@ -518,8 +518,8 @@ class Streams:
         if stream.ended and stream.ended_by == message.write:
             return [Reply(link, request, Accepted(job=stream.job.id))]
         self._claim(stream, message.write)
-        asked = _Asked(link, request, stream, open_answers=stream.parallelism)
-        ticket = self._ticket(asked)
+        pending = _PendingWrite(link, request, stream, open_answers=stream.parallelism)
+        ticket = self._ticket(pending)
         end = EndWrite(
             term=self._term,
             job=stream.job.id,
@@ -530,15 +530,15 @@ class Streams:
             partitions=message.partitions,
             last=False,
         )
-        asked.second = end if stream.bounded and not stream.ended else None
-        self._ask_all(asked, end)
+        pending.second = end if stream.bounded and not stream.ended else None
+        self._ask_all(pending, end)
         return []
 
     def _end(self, link: int, request: int, stream: _Stream) -> list[Instruction]:
         if stream.ended:
             return [Reply(link, request, Accepted(job=stream.job.id))]
-        asked = _Asked(link, request, stream)
-        ticket = self._ticket(asked)
+        pending = _PendingWrite(link, request, stream)
+        ticket = self._ticket(pending)
         stream.ended = True
         end = EndWrite(
             term=self._term,
@@ -550,65 +550,65 @@ class Streams:
             partitions=[],
             last=True,
         )
-        self._ask_all(asked, end)
+        self._ask_all(pending, end)
         return []
 
-    def _ask_all(self, asked: _Asked, end: EndWrite) -> None:
-        stream = asked.stream
-        asked.open_answers = stream.parallelism
+    def _ask_all(self, pending: _PendingWrite, end: EndWrite) -> None:
+        stream = pending.stream
+        pending.open_answers = stream.parallelism
         for index in range(stream.parallelism):
             mine = [number for number in end.partitions if number % stream.parallelism == index]
             message = end.model_copy(update={"index": index, "partitions": mine})
             self._send(stream.job.placement[index], message)
 
-    def _ticket(self, asked: _Asked) -> int:
+    def _ticket(self, pending: _PendingWrite) -> int:
         ticket = next(self._tickets)
-        self._asked[ticket] = asked
+        self._pending[ticket] = pending
         return ticket
 
     # --- workers ---------------------------------------------------------------------------------
 
     def answered(self, message: UpstreamExpected | WriteEnded) -> list[Instruction]:
         """What a worker answers to a ticket that nobody waits for any more is ignored."""
-        asked = self._asked.get(message.ticket)
-        if asked is None:
+        pending = self._pending.get(message.ticket)
+        if pending is None:
             return []
         if isinstance(message, UpstreamExpected):
-            if message.error is not None and asked.stream.job.stopping:
+            if message.error is not None and pending.stream.job.stopping:
                 return []  # :meth:`remove` will say why, which the worker does not know
-            del self._asked[message.ticket]
-            return [self._opened(asked, message)]
-        asked.open_answers -= 1
-        asked.missing += message.missing
-        if asked.open_answers:
+            del self._pending[message.ticket]
+            return [self._opened(pending, message)]
+        pending.open_answers -= 1
+        pending.missing += message.missing
+        if pending.open_answers:
             return []
-        if not asked.missing and asked.second is not None:
-            end, asked.second = asked.second.model_copy(update={"last": True}), None
-            asked.stream.ended, asked.stream.ended_by = True, end.write
-            self._ask_all(asked, end)
+        if not pending.missing and pending.second is not None:
+            end, pending.second = pending.second.model_copy(update={"last": True}), None
+            pending.stream.ended, pending.stream.ended_by = True, end.write
+            self._ask_all(pending, end)
             return []
-        del self._asked[message.ticket]
-        if asked.missing:
-            numbers = ", ".join(map(str, sorted(asked.missing)[:10]))
-            return [self._fail(asked, UsageError(f"partitions {numbers} of the write are not complete"))]
-        return [Reply(asked.link, asked.request, Accepted(job=asked.stream.job.id))]
+        del self._pending[message.ticket]
+        if pending.missing:
+            numbers = ", ".join(map(str, sorted(pending.missing)[:10]))
+            return [self._fail(pending, UsageError(f"partitions {numbers} of the write are not complete"))]
+        return [Reply(pending.link, pending.request, Accepted(job=pending.stream.job.id))]
 
-    def _opened(self, asked: _Asked, message: UpstreamExpected) -> Reply:
+    def _opened(self, pending: _PendingWrite, message: UpstreamExpected) -> Reply:
         if message.error is not None:
-            return self._fail(asked, error_from_code(message.error.code, message.error.text))
-        assert asked.worker is not None
+            return self._fail(pending, error_from_code(message.error.code, message.error.text))
+        assert pending.worker is not None
         opened = UpstreamOpened(
             term=self._term,
             ticket=message.ticket,
-            job=asked.stream.job.id,
-            worker=asked.worker,
+            job=pending.stream.job.id,
+            worker=pending.worker,
             rows=message.rows,
             checksum=message.checksum,
             complete=message.complete,
             segment_bytes=message.segment_bytes,
         )
-        return Reply(asked.link, asked.request, opened)
+        return Reply(pending.link, pending.request, opened)
 
     @staticmethod
-    def _fail(asked: _Asked, error: ShuffleError) -> Reply:
-        return Reply(asked.link, asked.request, Failure(code=error.code, text=str(error)))
+    def _fail(pending: _PendingWrite, error: ShuffleError) -> Reply:
+        return Reply(pending.link, pending.request, Failure(code=error.code, text=str(error)))

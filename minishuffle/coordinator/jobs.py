@@ -44,12 +44,12 @@ from minishuffle.wire.messages import (
     TaskStateChanged,
 )
 
-__all__ = ["JOBS_KEPT", "JOB_OVER", "Job", "JobTable", "Story", "TASK_OVER"]
+__all__ = ["JOBS_KEPT", "JOB_OVER", "Job", "JobTable", "History", "TASK_OVER"]
 
 
-# --- story ----------------------------------------------------------------------------------------
+# --- history --------------------------------------------------------------------------------------
 #
-# What is remembered of a job for those who ask: events, log lines, collected rows, causes.
+# What the coordinator keeps of a job for its clients: events, log lines, collected rows, causes.
 
 
 TEXT_CHARS_MAX = 1_000
@@ -63,7 +63,7 @@ assert 4 * limits.LOG_LINE_CHARS_MAX * limits.JOB_LOG_LINES_KEPT < limits.CONTRO
 assert 4 * TEXT_CHARS_MAX * limits.JOB_EVENTS_KEPT < limits.CONTROL_FRAME_BYTES_MAX
 
 
-class Story:
+class History:
     """Bounded in every part; numbers go on counting when the oldest are dropped.
 
     Invariants: ``len(events) ≤ JOB_EVENTS_KEPT``; ``len(lines) ≤ JOB_LOG_LINES_KEPT``;
@@ -251,10 +251,10 @@ class Job:
         self.submitted_at = at
         self.ended_at = 0.0
         self.stop_sent = False
-        """Whether the workers were told to cancel its tasks."""
+        """Whether CancelTasks was sent."""
         self.released = False
-        """Whether the workers were told to forget it."""
-        self.story = Story()
+        """Whether ReleaseJob was sent."""
+        self.history = History()
         self._slots = Counter(placement)
         self._segments = dict(segments)
         self._tasks = {
@@ -265,7 +265,7 @@ class Job:
         self._states = Counter({"created": len(self._tasks)})
         self._result_bytes = 0
         where = ", ".join(map(str, sorted(set(placement))))
-        self.story.note(at, "created", f"{name}: {len(self._tasks)} tasks on workers {where}")
+        self.history.note(at, "created", f"{name}: {len(self._tasks)} tasks on workers {where}")
 
     @property
     def over(self) -> bool:
@@ -312,8 +312,8 @@ class Job:
             submitted_at=self.submitted_at,
             ended_at=self.ended_at,
             tasks=[task.info(results) for task in self._tasks.values()],
-            causes=self.story.causes,
-            collected_batches=self.story.batches,
+            causes=self.history.causes,
+            collected_batches=self.history.batches,
         )
 
     # --- what happens to it ----------------------------------------------------------------------
@@ -326,7 +326,7 @@ class Job:
             case Collected():
                 return self.collected(worker, message, at)
             case LogLines(lines=lines):
-                self.story.log(lines)
+                self.history.log(lines)
                 return True
 
     def task_changed(self, worker: int, message: TaskStateChanged, at: float) -> bool:
@@ -384,7 +384,7 @@ class Job:
             return False
         if task.state in TASK_OVER or self.stopping:
             return False
-        if not self.story.collect(message.payload):
+        if not self.history.collect(message.payload):
             text = (
                 f"job collected more than {limits.COLLECT_BYTES_MAX} bytes of rows: write large results "
                 "with to_parquet instead of collect"
@@ -400,7 +400,7 @@ class Job:
         for task in lost:
             self._set(task, "lost", at, f"{task} was lost with worker {worker}")
         # Tasks elsewhere may have failed for want of it before, whatever its own had come to.
-        explains = self.state == "failing" and not self.story.explained
+        explains = self.state == "failing" and not self.history.explained
         if (lost or explains) and self.state != "canceling":
             names = ", ".join(str(task) for task in lost[:5]) + (" and others" if len(lost) > 5 else "")
             text = f"{cause.text}; {names} ran there" if lost else cause.text
@@ -408,7 +408,7 @@ class Job:
         self._advance(at)
 
     def undeployed(self, worker: int, error: ShuffleError, at: float) -> None:
-        """The worker could not be told of its tasks."""
+        """Its tasks could not be sent to the worker."""
         for task in self._tasks.values():
             if task.worker == worker and task.state not in TASK_OVER:
                 self._set(task, "failed", at, str(error))
@@ -419,7 +419,7 @@ class Job:
         """Begin to fail, or add to the causes of a failure that has begun."""
         if self.over or self.state == "canceling":
             return
-        self.story.blame(cause, verdict=verdict)
+        self.history.blame(cause, verdict=verdict)
         if self.state != "failing":
             self._move("failing", at, cause.text)
 
@@ -435,7 +435,7 @@ class Job:
         self._states[task.state] -= 1
         self._states[state] += 1
         task.state = state
-        self.story.note(
+        self.history.note(
             at,
             f"task {state}",
             text,
@@ -449,7 +449,7 @@ class Job:
         self.state = state
         if self.over:
             self.ended_at = at
-        self.story.note(at, state, text)
+        self.history.note(at, state, text)
 
     def _advance(self, at: float) -> None:
         """Follow from the states of the tasks to that of the job."""
@@ -459,7 +459,7 @@ class Job:
         if sum(states[state] for state in TASK_OVER) < len(self._tasks):
             return
         if self.stopping:
-            causes = self.story.causes
+            causes = self.history.causes
             text = causes[0].text if causes else "cancelled"
             self._move(_STOPPING[self.state], at, text)
         elif not self.over:
@@ -475,9 +475,9 @@ class Job:
             assert any(state not in TASK_OVER for state in states)
         if self.state == "finished":
             assert set(states) == {"finished"}
-        assert bool(self.story.causes) == (self.state in ("failing", "failed"))
+        assert bool(self.history.causes) == (self.state in ("failing", "failed"))
         assert sum(len(task.result) for task in self._tasks.values()) <= RESULT_BYTES_MAX
-        self.story.validate()
+        self.history.validate()
 
 
 # --- jobtable -------------------------------------------------------------------------------------

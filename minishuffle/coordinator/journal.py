@@ -24,7 +24,7 @@ class CoordinatorJournal:
         directory: exists.
 
     Raises:
-        ShuffleError: the file cannot be opened or read, with the mend.
+        ShuffleError: the file cannot be opened or read, with the fix.
     """
 
     def __init__(self, directory: Path) -> None:

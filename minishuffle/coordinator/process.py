@@ -165,7 +165,7 @@ class Coordinator:
         except ResourceExhausted as error:
             if not isinstance(message, DeployTasks):
                 raise
-            # Behind what is under way: a worker must not be told to cancel before it was to deploy.
+            # After what is queued: CancelTasks must not overtake DeployTasks.
             self._instructions.extend(self._state.undeployable(worker, message, error, self._loop.time()))
 
     def _reply(self, number: int, request: int, message: ControlMessage) -> None:
@@ -224,8 +224,7 @@ async def run_coordinator(
 ) -> None:
     """Run a coordinator until ``stop`` is set or a client stops the cluster.
 
-    On either, running jobs are cancelled, workers told to shut down, and links closed; all of that
-    is bounded.
+    Either way, running jobs are cancelled, workers shut down and links closed, each within its time limit.
 
     Args:
         state_dir: exists; the journal is kept there.

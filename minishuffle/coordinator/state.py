@@ -61,12 +61,12 @@ from minishuffle.wire.messages import (
     WorkerLost,
 )
 
-__all__ = ["CoordinatorState", "Ending", "LongPolls", "PollRequest"]
+__all__ = ["CoordinatorState", "OrderlyStop", "LongPolls", "PollRequest"]
 
 
-# --- polls ----------------------------------------------------------------------------------------
+# --- long polls -----------------------------------------------------------------------------------
 #
-# Requests about one job that wait until there is something to say: answered, or kept until then.
+# Requests about one job that are answered when there is something new, or after their time.
 
 
 PollRequest: TypeAlias = GetEvents | GetLogs | WaitJob
@@ -138,9 +138,9 @@ def _ready(message: PollRequest, job: Job) -> bool:
     """Whether there is something to say before the time is up."""
     match message:
         case GetEvents(after=after):
-            return job.over or job.story.has_events(after)
+            return job.over or job.history.has_events(after)
         case GetLogs(after=after):
-            return job.over or job.story.has_lines(after)
+            return job.over or job.history.has_lines(after)
         case WaitJob():
             return job.over
 
@@ -148,25 +148,25 @@ def _ready(message: PollRequest, job: Job) -> bool:
 def _reply(message: PollRequest, job: Job) -> ControlMessage:
     match message:
         case GetEvents(after=after):
-            return job.story.events_after(after, job.over)
+            return job.history.events_after(after, job.over)
         case GetLogs(after=after):
-            return job.story.logs_after(after, job.over)
+            return job.history.logs_after(after, job.over)
         case WaitJob():
             return job.info(results=True)
 
 
-# --- ending ---------------------------------------------------------------------------------------
+# --- orderly stop ---------------------------------------------------------------------------------
 #
-# How a cluster is shut down: jobs are cancelled first, then workers sent home; each step has its time.
+# A cluster is shut down in steps: jobs are cancelled, then workers shut down; each step has a time limit.
 
 
 DRAIN_SECONDS: Final = 2.0
 """How much longer than ``task_cancel_timeout`` jobs may take to end when the cluster stops."""
-GOODBYE_SECONDS: Final = 3.0
+CLOSING_SECONDS: Final = 3.0
 """How long workers may take to close their links after that."""
 
 
-class Ending:
+class OrderlyStop:
     """``phase`` goes from "up" over "draining" and "closing" to "stopped" and never back."""
 
     def __init__(self, task_cancel_timeout: float) -> None:
@@ -182,10 +182,10 @@ class Ending:
         return True
 
     def drained(self, now: float, jobs_run: bool) -> bool:
-        """True, once, when workers are to be sent home."""
+        """True, once, when workers are to shut down."""
         if self.phase != "draining" or (jobs_run and now < self._deadline):
             return False
-        self.phase, self._deadline = "closing", now + GOODBYE_SECONDS
+        self.phase, self._deadline = "closing", now + CLOSING_SECONDS
         return True
 
     def closed(self, now: float, workers_there: bool) -> bool:
@@ -229,7 +229,7 @@ class CoordinatorState:
         self._out: list[Instruction] = []
         self._touched: dict[str, Job] = {}
         """Jobs to look after before the verb at hand returns."""
-        self._ending = Ending(settings.task_cancel_timeout)
+        self._orderly_stop = OrderlyStop(settings.task_cancel_timeout)
 
     # --- the verbs -------------------------------------------------------------------------------
 
@@ -262,7 +262,7 @@ class CoordinatorState:
         self._results.forget(link)
         worker = self._workers.by_link(link)
         if worker is not None:
-            self._end_worker(worker, "lost" if self._ending.phase == "up" else "gone", why, now)
+            self._end_worker(worker, "lost" if self._orderly_stop.phase == "up" else "gone", why, now)
         return self._settle(now)
 
     def undeployable(
@@ -275,7 +275,7 @@ class CoordinatorState:
         return self._settle(now)
 
     def stop(self, now: float) -> list[Instruction]:
-        """Shut the cluster down: cancel jobs, send workers home, then :class:`Stopped`. Idempotent."""
+        """Shut the cluster down: cancel jobs, shut workers down, then :class:`Stopped`. Idempotent."""
         self._begin_stop(now)
         return self._settle(now)
 
@@ -292,7 +292,11 @@ class CoordinatorState:
 
     def next_deadline(self) -> float | None:
         """When :meth:`handle_timer` wants to be called; None for not at all."""
-        times = [self._workers.next_deadline(), self._polls.next_deadline(), self._ending.next_deadline()]
+        times = [
+            self._workers.next_deadline(),
+            self._polls.next_deadline(),
+            self._orderly_stop.next_deadline(),
+        ]
         return min((time for time in times if time is not None), default=None)
 
     # --- workers ---------------------------------------------------------------------------------
@@ -339,7 +343,7 @@ class CoordinatorState:
                 link = worker.link
                 why = f"it was stopped ({reason})" if reason else "it was stopped"
                 self._end_worker(worker, "gone", why, now)
-                self._out.append(CloseLink(link, f"worker {worker.worker} says goodbye"))
+                self._out.append(CloseLink(link, f"worker {worker.worker} left in order"))
             case _:
                 why = f"worker {worker.worker} sent {message.type}"  # type: ignore[attr-defined]
                 self._out.append(CloseLink(worker.link, why))
@@ -404,7 +408,7 @@ class CoordinatorState:
                 reply = self._cancel(self._jobs.named(name), now)
             case GetRows(job=name, after=after):
                 job = self._jobs.named(name)
-                reply = job.story.rows_after(after, job.over)
+                reply = job.history.rows_after(after, job.over)
             case GetStatus():
                 jobs = list(self._jobs.values())
                 reply = cluster_status(self._facts, self.web_port, self._workers, jobs, now)
@@ -425,7 +429,7 @@ class CoordinatorState:
         return Accepted(job=job.id)
 
     def _require_up(self) -> None:
-        if self._ending.phase != "up":
+        if self._orderly_stop.phase != "up":
             raise UsageError("the cluster is being shut down: start it again with 'minishuffle cluster up'")
 
     # --- submission ------------------------------------------------------------------------------
@@ -496,19 +500,19 @@ class CoordinatorState:
         self._jobs.forget()
 
     def _begin_stop(self, now: float) -> None:
-        if self._ending.begin(now):
+        if self._orderly_stop.begin(now):
             for job in self._jobs.active():
                 job.cancel(self._wall(now), "the cluster is shut down")
                 self._touch(job)
 
     def _advance_stop(self, now: float) -> None:
-        if self._ending.drained(now, bool(self._jobs.active())):
+        if self._orderly_stop.drained(now, bool(self._jobs.active())):
             for worker in self._workers.alive():
                 self._send(worker, Shutdown(term=self._facts.term, reason="the cluster is shut down"))
-        if self._ending.closed(now, bool(self._workers.alive())):
+        if self._orderly_stop.closed(now, bool(self._workers.alive())):
             self._out.append(Stopped())
 
-    # --- figures ---------------------------------------------------------------------------------
+    # --- statistics ------------------------------------------------------------------------------
 
     def snapshot(self, now: float, refused: dict[str, int]) -> CoordinatorSnapshot:
         """Everything that ``/metrics`` is made from; ``refused`` counts connections by reason."""

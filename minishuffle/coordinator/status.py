@@ -1,4 +1,4 @@
-"""What is told of the whole cluster: to clients, and to ``/metrics``."""
+"""The state of the whole cluster, for clients and for ``/metrics``."""
 
 from __future__ import annotations
 

@@ -12,14 +12,14 @@ from minishuffle.wire.handshake import HandshakeRefused
 
 __all__ = ["cannot_listen", "host_port", "port_holder", "refused_at", "unreachable"]
 
-_MENDS: Final = {
+_FIXES: Final = {
     "secret": "; give the cluster's own secret with --secret-file",
     "cluster": "; name the cluster with --cluster, or another coordinator with --coordinator",
 }
 
 
 def cannot_listen(host: str, port: int, error: OSError, flag: str = "--port") -> UsageError:
-    """The error to raise when listening on ``host:port`` failed with ``error``; names the mend.
+    """The error to raise when listening on ``host:port`` failed with ``error``; suggests the fix.
 
     ``flag`` is the option that chooses the port.
     """
@@ -28,14 +28,14 @@ def cannot_listen(host: str, port: int, error: OSError, flag: str = "--port") ->
             f"port {port} on {host} is taken by {port_holder(port)}; stop that or choose another port with "
             f"{flag}"
         )
-    mend = f" or another port with {flag}" if port else ""
+    fix = f" or another port with {flag}" if port else ""
     return UsageError(
-        f"cannot listen on {Address(host, port)}: {_reason(error)}; choose another address with --host{mend}"
+        f"cannot listen on {Address(host, port)}: {_reason(error)}; choose another address with --host{fix}"
     )
 
 
 def port_holder(port: int) -> str:
-    """Who listens on a TCP port: ``'command' (pid 123)``, or why that cannot be told."""
+    """Who listens on a TCP port: ``'command' (pid 123)``, or why that is not known."""
     import psutil
 
     try:
@@ -54,8 +54,8 @@ def port_holder(port: int) -> str:
 
 
 def refused_at(address: Address, refusal: HandshakeRefused) -> HandshakeRefused:
-    """The same refusal, with the address and the mend."""
-    return HandshakeRefused(refusal.reason, f"{address}: {refusal}{_MENDS.get(refusal.reason, '')}")
+    """The same refusal, with the address and a fix."""
+    return HandshakeRefused(refusal.reason, f"{address}: {refusal}{_FIXES.get(refusal.reason, '')}")
 
 
 def unreachable(address: Address, timeout: float, error: Exception) -> str:

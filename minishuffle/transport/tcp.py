@@ -31,7 +31,7 @@ __all__ = ["DataEndpoint", "DataLink", "EndpointHandler"]
 
 
 class EndpointHandler(Protocol):
-    """Who is told what happens on the data connections of a process."""
+    """Receives what happens on the data connections of a process."""
 
     def link_up(self, link: DataLink) -> None:
         """A handshake is complete; ``link.peer`` is proven."""

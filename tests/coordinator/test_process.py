@@ -294,7 +294,7 @@ def test_a_stop_is_bounded_when_a_worker_does_not_answer(
     run: Run, tmp_path: Path, make_graph: Callable[..., JobGraph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("minishuffle.coordinator.state.DRAIN_SECONDS", 0.05)
-    monkeypatch.setattr("minishuffle.coordinator.state.GOODBYE_SECONDS", 0.05)
+    monkeypatch.setattr("minishuffle.coordinator.state.CLOSING_SECONDS", 0.05)
 
     async def main() -> None:
         async with coordinator(tmp_path, task_cancel_timeout=0.05) as running:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from minishuffle.coordinator.state import DRAIN_SECONDS, GOODBYE_SECONDS
+from minishuffle.coordinator.state import CLOSING_SECONDS, DRAIN_SECONDS
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import InvalidGraph, ResourceExhausted, TaskFailed, UsageError
 from minishuffle.wire.messages import (
@@ -288,7 +288,7 @@ def test_a_stop_is_bounded_when_nobody_answers(
     cluster.advance(0.125)
     assert all(worker.got(Shutdown) for worker in pair)
     cluster.do(cluster.state.stop(cluster.now))
-    cluster.advance(GOODBYE_SECONDS - 0.125)
+    cluster.advance(CLOSING_SECONDS - 0.125)
     assert not cluster.stopped
     cluster.advance(0.125)
     assert cluster.stopped

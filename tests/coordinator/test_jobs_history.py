@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import pytest
+
+from minishuffle import limits
+from minishuffle.coordinator.jobs import REPLY_BYTES_MAX, TEXT_CHARS_MAX, History
+from minishuffle.errors import PartitionNotFound, PeerLost, TaskCancelled, TaskFailed
+from minishuffle.wire.messages import ErrorInfo
+
+
+def blame(history: History, *causes: tuple[int, str], verdict: bool = False) -> None:
+    for code, text in causes:
+        history.blame(ErrorInfo(code=code, text=text), verdict=verdict)
+        history.validate()
+
+
+def texts(history: History) -> list[str]:
+    return [cause.text for cause in history.causes]
+
+
+def test_events_are_numbered_and_the_oldest_are_dropped() -> None:
+    history = History()
+    for number in range(limits.JOB_EVENTS_KEPT + 5):
+        history.note(float(number), "running", "x" * (2 * TEXT_CHARS_MAX))
+    history.validate()
+    events = history.events_after(0, False).events
+    assert [events[0].number, events[-1].number] == [6, limits.JOB_EVENTS_KEPT + 5]
+    assert len(events[0].text) == TEXT_CHARS_MAX
+    last = history.events_after(events[-2].number, True)
+    assert (last.events, last.over) == ([events[-1]], True)
+    assert not history.has_events(events[-1].number) and history.has_events(events[-2].number)
+    assert history.events_after(events[-1].number + 7, False).events == []
+
+
+def test_log_lines_are_counted_on_when_the_oldest_are_dropped() -> None:
+    history = History()
+    history.log(["a", "b"])
+    first = history.logs_after(0, False)
+    assert (first.lines, first.next) == (["a", "b"], 2)
+    history.log(["c" * (limits.LOG_LINE_CHARS_MAX + 1)])
+    assert history.has_lines(first.next)
+    second = history.logs_after(first.next, False)
+    assert (second.lines, second.next) == (["c" * limits.LOG_LINE_CHARS_MAX], 3)
+    history.log(f"line {i}" for i in range(limits.JOB_LOG_LINES_KEPT))
+    history.validate()
+    everything = history.logs_after(0, True)
+    assert everything.lines[0] == "line 0"
+    assert (len(everything.lines), everything.next) == (
+        limits.JOB_LOG_LINES_KEPT,
+        limits.JOB_LOG_LINES_KEPT + 3,
+    )
+    assert history.logs_after(everything.next, True).lines == []
+
+
+def test_rows_come_in_replies_of_bounded_size() -> None:
+    history = History()
+    large = bytes(REPLY_BYTES_MAX - 1)
+    for batch in (b"a", large, b"b", large + b"too long by itself"):
+        assert history.collect(batch)
+    seen: list[bytes] = []
+    sizes = []
+    while not sizes or sizes[-1]:
+        reply = history.rows_after(len(seen), False)
+        seen += reply.batches
+        assert reply.next == len(seen)
+        sizes.append(len(reply.batches))
+    assert sizes == [2, 1, 1, 0]
+    assert seen == [b"a", large, b"b", large + b"too long by itself"]
+    assert history.rows_after(99, True).next == 4
+
+
+def test_rows_above_the_limit_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "COLLECT_BYTES_MAX", 10)
+    history = History()
+    assert history.collect(bytes(8))
+    assert not history.collect(bytes(3))
+    assert history.collect(bytes(2))
+    history.validate()
+    assert history.batches == 2
+
+
+def test_the_first_cause_stays_on_top() -> None:
+    history = History()
+    blame(
+        history, (TaskFailed.code, "division by zero"), (PeerLost.code, "peer"), (TaskFailed.code, "second")
+    )
+    assert texts(history) == ["division by zero", "second", "peer"]
+
+
+def test_what_follows_from_a_lost_worker_comes_after_it_though_reported_before() -> None:
+    history = History()
+    followers = [(PeerLost.code, "peer"), (PartitionNotFound.code, "gone"), (TaskCancelled.code, "cancelled")]
+    blame(history, *followers)
+    assert texts(history) == ["peer", "gone", "cancelled"]
+    blame(history, (PeerLost.code, "worker 2 was lost"), verdict=True)
+    assert texts(history) == ["worker 2 was lost", "peer", "gone", "cancelled"]
+
+
+def test_causes_are_bounded_and_followers_go_first() -> None:
+    history = History()
+    kept = limits.ERROR_CAUSES_KEPT
+    blame(history, *[(PeerLost.code, f"peer {i}") for i in range(kept + 3)])
+    blame(history, *[(TaskFailed.code, f"cause {i}") for i in range(kept - 1)])
+    assert texts(history) == [*(f"cause {i}" for i in range(kept - 1)), "peer 0"]
+    blame(history, (TaskFailed.code, "one more"), (TaskFailed.code, "too many"))
+    assert texts(history) == [*(f"cause {i}" for i in range(kept - 1)), "one more"]
