@@ -68,6 +68,9 @@ DURATION_MAX: Final = timedelta(days=36_500)
 CSV_BLOCK_BYTES: Final = 8 * MIB
 """Read at once of a CSV file; a line that is longer may be refused, one of twice that always is."""
 COLLECT_BYTES_MAX: Final = 256 * MIB
+"""Of the rows that one job collects."""
+COLLECTED_ENDED_BYTES_MAX: Final = 512 * MIB
+"""Of the collected rows of all jobs that have ended, which the coordinator keeps for their clients."""
 BROADCAST_BYTES_MAX: Final = 256 * MIB
 """Of the small side of a broadcast join, in each subtask."""
 JOB_EVENTS_KEPT: Final = 10_000
@@ -94,6 +97,7 @@ RESULT_SEGMENTS: Final = 2 * RESULT_READERS_MAX
 assert SEGMENT_BYTES_MIN <= SEGMENT_BYTES_DEFAULT <= SEGMENT_BYTES_MAX
 assert CONTROL_UNSENT_BYTES_MAX >= CONTROL_FRAME_BYTES_MAX
 assert RECEIVE_BUFFER_BYTES >= 4 * SEGMENT_BYTES_DEFAULT
+assert COLLECTED_ENDED_BYTES_MAX >= COLLECT_BYTES_MAX
 assert HANDSHAKE_FRAME_BYTES_MAX < SEGMENT_BYTES_DEFAULT
 assert SPILL_ELEMENT_BYTES <= ASSEMBLY_BYTES_MAX <= ELEMENT_BYTES_MAX
 assert NETWORK_MEMORY_BYTES_DEFAULT >= 64 * SEGMENT_BYTES_DEFAULT

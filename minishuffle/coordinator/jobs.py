@@ -77,6 +77,10 @@ class History:
         self._lines: deque[str] = deque(maxlen=limits.JOB_LOG_LINES_KEPT)
         self._lines_seen = 0
         self._batches: list[bytes] = []
+        self._dropped = 0
+        """Batches that are not kept any more: the first ones."""
+        self._fetched = 0
+        """Batches that some client has said it has: the first ones."""
         self._roots: list[ErrorInfo] = []
         self._followers: list[ErrorInfo] = []
 
@@ -153,9 +157,14 @@ class History:
         """Whether there are more lines than so many."""
         return self._lines_seen > number
 
+    def has_rows(self, number: int) -> bool:
+        """Whether there are more batches than so many."""
+        return self.batches > number
+
     @property
     def batches(self) -> int:
-        return len(self._batches)
+        """Batches collected, dropped ones included."""
+        return self._dropped + len(self._batches)
 
     def events_after(self, number: int, over: bool) -> JobEvents:
         new = max(0, min(self._event_number - number, len(self._events)))
@@ -167,15 +176,43 @@ class History:
         return JobLogs(lines=list(self._lines)[len(self._lines) - new :], next=self._lines_seen, over=over)
 
     def rows_after(self, number: int, over: bool) -> JobRows:
-        """``number`` counts the batches that the caller has had; bounded by REPLY_BYTES_MAX."""
-        first = end = min(max(0, number), len(self._batches))
+        """``number`` counts the batches that the caller has had; bounded by REPLY_BYTES_MAX.
+
+        Raises:
+            ResourceExhausted: some of the others were dropped.
+        """
+        number = min(number, self.batches)
+        if number < self._dropped:
+            raise ResourceExhausted(
+                f"at most {limits.COLLECTED_ENDED_BYTES_MAX:,} bytes of rows of all jobs that have ended are "
+                "kept; run the job again and read its rows when it ends, or write them with to_parquet"
+            )
+        self._fetched = max(self._fetched, number)
+        first = end = number - self._dropped
         size = 0
         for batch in self._batches[first:]:
             size += len(batch)
             if size > REPLY_BYTES_MAX and end > first:
                 break
             end += 1
-        return JobRows(batches=self._batches[first:end], next=end, over=over)
+        return JobRows(batches=self._batches[first:end], next=self._dropped + end, over=over)
+
+    # --- dropping --------------------------------------------------------------------------------
+
+    def drop_fetched_rows(self) -> int:
+        """Drop the batches that a client has; gives their bytes."""
+        return self._drop_rows(max(0, self._fetched - self._dropped))
+
+    def drop_rows(self) -> int:
+        """Drop all batches; gives their bytes."""
+        return self._drop_rows(len(self._batches))
+
+    def _drop_rows(self, count: int) -> int:
+        size = sum(map(len, self._batches[:count]))
+        del self._batches[:count]
+        self._dropped += count
+        self.collected_bytes -= size
+        return size
 
     def validate(self) -> None:
         """Check the invariants; for tests, after each step."""
@@ -183,6 +220,7 @@ class History:
         assert len(self._lines) <= min(self._lines_seen, limits.JOB_LOG_LINES_KEPT)
         assert 0 <= self.collected_bytes <= limits.COLLECT_BYTES_MAX
         assert self.collected_bytes == sum(map(len, self._batches))
+        assert 0 <= self._fetched <= self.batches
         assert len(self._roots) + len(self._followers) <= limits.ERROR_CAUSES_KEPT
 
 
@@ -315,6 +353,17 @@ class Job:
             causes=self.history.causes,
             collected_batches=self.history.batches,
         )
+
+    def rows_after(self, number: int) -> JobRows:
+        """Collected batches after the first ``number``.
+
+        Raises:
+            ResourceExhausted: some of them were dropped.
+        """
+        try:
+            return self.history.rows_after(number, self.over)
+        except ResourceExhausted as error:
+            raise ResourceExhausted(f"the rows of job {self.id} ({self.name}) are gone: {error}") from None
 
     # --- what happens to it ----------------------------------------------------------------------
 
@@ -492,7 +541,11 @@ JOBS_NAMED: Final = 5
 
 
 class JobTable(dict[str, Job]):
-    """In the order of submission. Invariant: at most JOBS_KEPT are over, once :meth:`forget` was called."""
+    """In the order of submission.
+
+    Invariants, once :meth:`forget` was called: at most JOBS_KEPT have ended, and these keep
+    COLLECTED_ENDED_BYTES_MAX of collected rows at most.
+    """
 
     def named(self, name: str) -> Job:
         """Raises UnknownName: there is no job of that id."""
@@ -507,7 +560,19 @@ class JobTable(dict[str, Job]):
         return [job for job in self.values() if not job.over]
 
     def forget(self) -> None:
-        """Drop the oldest of those that are over."""
+        """Drop the oldest jobs that have ended, and rows of the others: first what clients have fetched."""
         over = [job for job in self.values() if job.over]
         for old in over[: max(0, len(over) - JOBS_KEPT)]:
             del self[old.id]
+        ended = sorted((job for job in self.values() if job.over), key=lambda job: job.ended_at)
+        excess = sum(job.history.collected_bytes for job in ended) - limits.COLLECTED_ENDED_BYTES_MAX
+        for drop in (History.drop_fetched_rows, History.drop_rows):
+            for job in ended:
+                if excess > 0:
+                    excess -= drop(job.history)
+
+    def validate(self) -> None:
+        """Check the invariants; for tests, after each step."""
+        over = [job for job in self.values() if job.over]
+        assert len(over) <= JOBS_KEPT
+        assert sum(job.history.collected_bytes for job in over) <= limits.COLLECTED_ENDED_BYTES_MAX

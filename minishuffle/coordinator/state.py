@@ -15,7 +15,7 @@ from typing import Final, Literal, TypeAlias
 from minishuffle.config import ClusterSettings
 from minishuffle.coordinator.clients import ResultRequest, Results, StreamRequest, Streams
 from minishuffle.coordinator.instructions import CloseLink, Instruction, Journal, Reply, SendToWorker, Stopped
-from minishuffle.coordinator.jobs import JOBS_KEPT, Job, JobTable
+from minishuffle.coordinator.jobs import Job, JobTable
 from minishuffle.coordinator.scheduling import (
     admit,
     checked_graph,
@@ -404,11 +404,10 @@ class CoordinatorState:
                 reply = JobList(jobs=[job.info(results=False) for job in self._jobs.values()])
             case ShowJob(job=name):
                 reply = self._jobs.named(name).info(results=True)
+            case GetRows(job=name, after=after):
+                reply = self._jobs.named(name).rows_after(after)
             case CancelJob(job=name):
                 reply = self._cancel(self._jobs.named(name), now)
-            case GetRows(job=name, after=after):
-                job = self._jobs.named(name)
-                reply = job.history.rows_after(after, job.over)
             case GetStatus():
                 jobs = list(self._jobs.values())
                 reply = cluster_status(self._facts, self.web_port, self._workers, jobs, now)
@@ -534,5 +533,5 @@ class CoordinatorState:
             assert set(job.open_workers()) <= alive
             assert job.released == job.over
             assert not job.stopping or job.stop_sent
-        assert sum(job.over for job in self._jobs.values()) <= JOBS_KEPT
+        self._jobs.validate()
         assert self._polls.jobs() <= {job.id for job in self._jobs.active()}
