@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 __all__ = ["Client", "JobHandle", "JobResult", "SinkResult"]
 
 LONG_POLL_SECONDS = 5.0
-ROWS_POLL_SECONDS = 0.05
 OVER = frozenset({"finished", "failed", "canceled"})
 
 Reply = TypeVar("Reply", bound=ControlMessage)
@@ -150,18 +149,21 @@ class JobHandle:
                 raise TimeoutError(f"job {self.id} ({self.name}) is still {info.state} after {timeout} s")
 
     def rows(self) -> Iterator[Any]:
-        """The rows of the ``collect`` sink as they arrive, until the job is over."""
+        """The rows of the ``collect`` sink as they arrive, until the job is over.
+
+        Raises:
+            ResourceExhausted: they are too many to be kept for a job that ended a while ago.
+        """
         from minishuffle.exchange.elements import unpack_rows
 
         after = 0
         while True:
-            reply = self._client.request(GetRows(job=self.id, after=after), JobRows)
+            request = GetRows(job=self.id, after=after, wait_seconds=LONG_POLL_SECONDS)
+            reply = self._client.request(request, JobRows, LONG_POLL_SECONDS)
             for batch in reply.batches:
                 yield from unpack_rows(batch)
             if reply.over and reply.next == after:
                 return
-            if not reply.batches:
-                time.sleep(ROWS_POLL_SECONDS)
             after = reply.next
 
     __iter__ = rows

@@ -1,3 +1,4 @@
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -5,7 +6,7 @@ import msgpack
 import pytest
 
 from minishuffle import client as client_module
-from minishuffle.client import Client
+from minishuffle.client import Client, JobHandle
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import (
     PeerLost,
@@ -110,6 +111,31 @@ def test_wait_gives_rows_results_and_counters(link: type[ScriptedLink]) -> None:
     ]
     assert result.tasks[1].counters.records_in == 1
     assert result.seconds == 2.5
+
+
+def test_rows_wait_with_a_long_poll_and_not_with_a_sleep(
+    link: type[ScriptedLink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[GetRows] = []
+    replies = scripted(
+        JobRows(batches=[], next=0, over=False),
+        JobRows(batches=[pack_rows([1])], next=1, over=False),
+        JobRows(batches=[], next=1, over=True),
+    )
+
+    def answer(message: ControlMessage) -> ControlMessage:
+        assert isinstance(message, GetRows)
+        asked.append(message)
+        return replies(message)
+
+    def no_sleep(seconds: float) -> None:
+        raise AssertionError("a client that waits for rows polls")
+
+    link.answer = staticmethod(answer)  # type: ignore[assignment]
+    monkeypatch.setattr(time, "sleep", no_sleep)
+    assert list(JobHandle(connect(), "j1", "words", 1).rows()) == [1]
+    assert [message.after for message in asked] == [0, 0, 1]
+    assert all(message.wait_seconds > 0 for message in asked)
 
 
 @pytest.mark.parametrize("name", ["", "two\nlines", "\x1b[31m", "x" * 129, None])

@@ -69,7 +69,7 @@ __all__ = ["CoordinatorState", "OrderlyStop", "LongPolls", "PollRequest"]
 # Requests about one job that are answered when there is something new, or after their time.
 
 
-PollRequest: TypeAlias = GetEvents | GetLogs | WaitJob
+PollRequest: TypeAlias = GetEvents | GetLogs | GetRows | WaitJob
 
 WAIT_SECONDS_MAX: Final = 60.0
 POLLS_MAX: Final = 1_024
@@ -141,6 +141,8 @@ def _ready(message: PollRequest, job: Job) -> bool:
             return job.over or job.history.has_events(after)
         case GetLogs(after=after):
             return job.over or job.history.has_lines(after)
+        case GetRows(after=after):
+            return job.over or job.history.has_rows(after)
         case WaitJob():
             return job.over
 
@@ -151,6 +153,8 @@ def _reply(message: PollRequest, job: Job) -> ControlMessage:
             return job.history.events_after(after, job.over)
         case GetLogs(after=after):
             return job.history.logs_after(after, job.over)
+        case GetRows(after=after):
+            return job.rows_after(after)
         case WaitJob():
             return job.info(results=True)
 
@@ -387,7 +391,7 @@ class CoordinatorState:
 
     def _request(self, link: int, request: int, message: ControlMessage, now: float) -> None:
         match message:
-            case GetEvents(job=name) | GetLogs(job=name) | WaitJob(job=name):
+            case GetEvents(job=name) | GetLogs(job=name) | GetRows(job=name) | WaitJob(job=name):
                 self._out += self._polls.ask(link, request, message, self._jobs.named(name), now)
                 return
             case _ if isinstance(message, StreamRequest):
@@ -404,8 +408,6 @@ class CoordinatorState:
                 reply = JobList(jobs=[job.info(results=False) for job in self._jobs.values()])
             case ShowJob(job=name):
                 reply = self._jobs.named(name).info(results=True)
-            case GetRows(job=name, after=after):
-                reply = self._jobs.named(name).rows_after(after)
             case CancelJob(job=name):
                 reply = self._cancel(self._jobs.named(name), now)
             case GetStatus():

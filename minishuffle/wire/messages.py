@@ -371,11 +371,13 @@ class GetLogs(ControlMessage):
 
 
 class GetRows(ControlMessage):
-    """Collected batches of a job from batch number ``after`` on."""
+    """Collected batches of a job from batch number ``after`` on: the client has those before it.
+    Waits up to ``wait_seconds`` for one."""
 
     type: Literal["get_rows"] = "get_rows"
     job: str
     after: int = 0
+    wait_seconds: float = 0.0
 
 
 class WaitJob(ControlMessage):

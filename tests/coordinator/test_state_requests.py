@@ -110,6 +110,18 @@ def test_rows_that_a_client_has_fetched_are_dropped_before_any_others(
     assert "the rows of job j2 (count words) are gone" in cluster.refusal(GetRows(job="j2"))[1]
 
 
+def test_rows_are_awaited(cluster: FakeCluster, pair: Any, make_graph: MakeGraph) -> None:
+    cluster.submit(make_graph())
+    rows = cluster.ask(GetRows(job="j1", wait_seconds=9.0))
+    late = cluster.ask(GetRows(job="j1", after=1, wait_seconds=9.0))
+    assert cluster.reply(rows) is None
+    cluster.collect(pair[0], COUNT0, b"one")
+    assert cluster.reply(rows).batches == [b"one"]
+    assert cluster.reply(late) is None
+    cluster.report_all("j1", "finished")
+    assert (cluster.reply(late).batches, cluster.reply(late).over) == ([], True)
+
+
 def test_too_large_results_of_sinks_fail_the_job(
     cluster: FakeCluster, pair: Any, make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
