@@ -39,7 +39,7 @@ class CloseLink:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """Make it last that so many jobs were submitted, before anything that follows is carried out."""
+    """Make it last that so many jobs were submitted, and answer with ``journaled``."""
 
     jobs_submitted: int
 

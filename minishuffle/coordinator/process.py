@@ -56,7 +56,7 @@ class Coordinator:
     def __init__(self, settings: ClusterSettings, cluster: str, journal: CoordinatorJournal) -> None:
         self._loop = asyncio.get_running_loop()
         self.stopped: asyncio.Future[None] = self._loop.create_future()
-        """Resolved when the cluster is shut down; with an error when the journal cannot be written."""
+        """Resolved when the cluster is shut down."""
         facts = CoordinatorFacts(
             cluster=cluster,
             version=metadata.version("minishuffle"),
@@ -149,12 +149,19 @@ class Coordinator:
                     _log.warning("link to %s at %s closed: %s", link.peer, link.remote, why)
                     link.close()
             case Journal(jobs_submitted):
-                try:
-                    self._journal.record_jobs(jobs_submitted)
-                except ShuffleError as error:
-                    self._end(error)
+                self._record_jobs(jobs_submitted)
             case Stopped():
-                self._end(None)
+                if not self.stopped.done():
+                    self.stopped.set_result(None)
+
+    def _record_jobs(self, jobs_submitted: int) -> None:
+        failure: ShuffleError | None = None
+        try:
+            self._journal.record_jobs(jobs_submitted)
+        except ShuffleError as error:
+            _log.error("a job is refused: %s", error)
+            failure = error
+        self._instructions.extend(self._state.journaled(failure, self._loop.time()))
 
     def _send_to_worker(self, worker: int, number: int, message: ControlMessage) -> None:
         link = self._links.get(number)
@@ -176,14 +183,6 @@ class Coordinator:
             link.send(message, request)
         except ResourceExhausted as error:
             link.send(Failure(code=error.code, text=str(error)), request)
-
-    def _end(self, error: ShuffleError | None) -> None:
-        if self.stopped.done():
-            return
-        if error is not None:
-            self.stopped.set_exception(error)
-        else:
-            self.stopped.set_result(None)
 
     # --- time ------------------------------------------------------------------------------------
 
@@ -233,7 +232,7 @@ async def run_coordinator(
 
     Raises:
         UsageError: a port is taken, or the host is not one of this machine's.
-        ShuffleError: the journal cannot be opened, read or written.
+        ShuffleError: the journal cannot be opened or read.
     """
     with CoordinatorJournal(state_dir) as journal:
         coordinator = Coordinator(settings, cluster, journal)

@@ -9,6 +9,7 @@ carries the instructions out, in order, and calls :meth:`CoordinatorState.handle
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -26,7 +27,7 @@ from minishuffle.coordinator.scheduling import (
 from minishuffle.coordinator.status import CoordinatorFacts, cluster_status, coordinator_snapshot
 from minishuffle.coordinator.workers import Worker, WorkerRegistry
 from minishuffle.counters import CoordinatorSnapshot
-from minishuffle.dataflow.graph import JobGraph
+from minishuffle.dataflow.graph import JobGraph, Placement
 from minishuffle.errors import PeerLost, ShuffleError, UsageError
 from minishuffle.wire.clients import ResultExpected, UpstreamExpected, WriteEnded
 from minishuffle.wire.messages import (
@@ -206,6 +207,16 @@ class OrderlyStop:
 # --- state ----------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class _Submission:
+    """A job that fits, and is started once its number is in the journal."""
+
+    link: int
+    request: int
+    name: str
+    graph: JobGraph
+
+
 class CoordinatorState:
     """One term of a coordinator.
 
@@ -224,6 +235,8 @@ class CoordinatorState:
         self._settings = settings
         self._facts = facts
         self._submitted = jobs_submitted
+        self._submissions: deque[_Submission] = deque()
+        """In the order of their Journal instructions."""
         self._workers = WorkerRegistry(settings, facts.python)
         self._jobs = JobTable()
         self._polls = LongPolls()
@@ -267,6 +280,18 @@ class CoordinatorState:
         worker = self._workers.by_link(link)
         if worker is not None:
             self._end_worker(worker, "lost" if self._orderly_stop.phase == "up" else "gone", why, now)
+        return self._settle(now)
+
+    def journaled(self, error: ShuffleError | None, now: float) -> list[Instruction]:
+        """The oldest :class:`Journal` instruction was carried out, or failed."""
+        submission = self._submissions.popleft()
+        try:
+            if error is not None:
+                raise type(error)(f"the job cannot be accepted: {error}")
+            reply: ControlMessage = self._start(submission, now)
+        except ShuffleError as refusal:
+            reply = Failure(code=refusal.code, text=str(refusal))
+        self._out.append(Reply(submission.link, submission.request, reply))
         return self._settle(now)
 
     def undeployable(
@@ -403,9 +428,10 @@ class CoordinatorState:
                 self._out += self._results.request(link, request, message)
                 return
             case SubmitJob():
-                reply: ControlMessage = self._submit(message, now)
+                self._submit(link, request, message)
+                return
             case ListJobs():
-                reply = JobList(jobs=[job.info(results=False) for job in self._jobs.values()])
+                reply: ControlMessage = JobList(jobs=[job.info(results=False) for job in self._jobs.values()])
             case ShowJob(job=name):
                 reply = self._jobs.named(name).info(results=True)
             case CancelJob(job=name):
@@ -435,19 +461,29 @@ class CoordinatorState:
 
     # --- submission ------------------------------------------------------------------------------
 
-    def _submit(self, message: SubmitJob, now: float) -> Accepted:
-        """Admit a job and send it to its workers, or raise and leave nothing behind."""
-        self._require_up()
+    def _submit(self, link: int, request: int, message: SubmitJob) -> None:
+        """Have a job that fits journaled, or raise."""
         graph = checked_graph(message, self._facts.python)
+        self._admit(graph)
+        self._submissions.append(_Submission(link, request, message.name, graph))
+        self._out.append(Journal(self._submitted + len(self._submissions)))
+
+    def _admit(self, graph: JobGraph) -> tuple[Placement, dict[int, int]]:
+        """Raises ShuffleError: the job does not fit."""
+        self._require_up()
         self._streams.check(graph)
         self._results.check(graph)
-        placement, segments = admit(graph, self._workers.alive(), self._jobs.active())
+        return admit(graph, self._workers.alive(), self._jobs.active())
+
+    def _start(self, submission: _Submission, now: float) -> Accepted:
+        """Send a job to its workers, or raise and leave nothing behind: it may fit no more."""
+        graph = submission.graph
+        placement, segments = self._admit(graph)
         self._submitted += 1
-        job = Job(f"j{self._submitted}", message.name, graph, placement, segments, self._wall(now))
+        job = Job(f"j{self._submitted}", submission.name, graph, placement, segments, self._wall(now))
         self._jobs[job.id] = job
         self._streams.add(job, graph)
         self._results.add(job, graph)
-        self._out.append(Journal(self._submitted))
         self._deploy(job, graph)
         self._touch(job)
         return Accepted(job=job.id)

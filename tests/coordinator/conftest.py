@@ -13,6 +13,7 @@ from minishuffle.coordinator.instructions import CloseLink, Instruction, Journal
 from minishuffle.coordinator.state import CoordinatorState
 from minishuffle.coordinator.status import CoordinatorFacts
 from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
+from minishuffle.errors import ShuffleError
 from minishuffle.wire.messages import (
     Accepted,
     CancelTasks,
@@ -84,6 +85,8 @@ class FakeCluster:
         self.replies: dict[tuple[int, int], ControlMessage] = {}
         self.closed: dict[int, str] = {}
         self.journal: list[int] = []
+        self.journal_error: ShuffleError | None = None
+        """What writing the journal fails with."""
         self.stopped = False
         self._numbers = 0
 
@@ -99,7 +102,9 @@ class FakeCluster:
                 case CloseLink(link, why):
                     self.closed[link] = why
                 case Journal(jobs_submitted):
-                    self.journal.append(jobs_submitted)
+                    if self.journal_error is None:
+                        self.journal.append(jobs_submitted)
+                    self.do(self.state.journaled(self.journal_error, self.now))
                 case Stopped():
                     self.stopped = True
         self.state.validate()

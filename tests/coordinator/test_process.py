@@ -6,7 +6,7 @@ import asyncio
 import sqlite3
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from minishuffle.config import ClusterSettings
 from minishuffle.coordinator.process import run_coordinator
 from minishuffle.counters import CoordinatorSnapshot
 from minishuffle.dataflow.graph import JobGraph
-from minishuffle.errors import AuthenticationError, ShuffleError, UsageError
+from minishuffle.errors import AuthenticationError, ResourceExhausted, UsageError
 from minishuffle.ids import Address
 from minishuffle.transport.control import ControlLink, connect_control
 from minishuffle.wire.frames import Role
@@ -378,21 +378,29 @@ def test_a_taken_port_is_an_error_and_nothing_is_left_open(run: Run, tmp_path: P
     run(main())
 
 
-def test_a_journal_that_cannot_be_written_ends_the_coordinator(
+def test_a_journal_that_cannot_be_written_refuses_the_submission_and_all_else_runs_on(
     run: Run, tmp_path: Path, make_graph: Callable[..., JobGraph]
 ) -> None:
     async def main() -> None:
-        running = Running(tmp_path)
-        worker, client = await running.link(Role.WORKER), await running.link(Role.CLIENT)
-        await worker.register()
-        database = sqlite3.connect(tmp_path / "journal.sqlite")
-        database.execute("DROP TABLE coordinator")
-        database.commit()
-        database.close()
-        client.send(submission(make_graph()), 1)
-        with pytest.raises(ShuffleError, match=r"the journal .* cannot be written"):
-            await running.task
-        assert running.web.closed
-        assert await worker.closed is None
+        async with coordinator(tmp_path) as running:
+            worker, client = await running.link(Role.WORKER), await running.link(Role.CLIENT)
+            await worker.register()
+            await client.request(submission(make_graph(1, 1)), Accepted)
+            deploy = await worker.receive(DeployTasks)
+            with closing(sqlite3.connect(tmp_path / "journal.sqlite", isolation_level=None)) as holder:
+                holder.execute("BEGIN IMMEDIATE")
+                failure = await client.request(submission(make_graph(1, 1)), Failure)
+            assert failure.code == ResourceExhausted.code
+            assert failure.text == (
+                f"the job cannot be accepted: the journal {tmp_path / 'journal.sqlite'} cannot be written "
+                "(database is locked): make room on its disk or see to its permissions, and submit again"
+            )
+            worker.report(deploy, "running")
+            worker.report(deploy, "finished")
+            info = await client.request(WaitJob(job="j1", wait_seconds=10.0), JobInfo)
+            assert info.state == "finished"
+            await worker.receive(ReleaseJob)
+            assert (await client.request(submission(make_graph(1, 1)), Accepted)).job == "j2"
+            worker.close()
 
     run(main())

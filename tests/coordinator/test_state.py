@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from minishuffle.coordinator.instructions import Journal
 from minishuffle.coordinator.state import CLOSING_SECONDS, DRAIN_SECONDS
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import InvalidGraph, ResourceExhausted, TaskFailed, UsageError
@@ -30,6 +31,7 @@ from minishuffle.wire.messages import (
 if TYPE_CHECKING:
     from conftest import FakeCluster
 
+CLIENT = 1_000
 MakeGraph = Callable[..., JobGraph]
 READ0, READ1, COUNT0, COUNT1 = ("j1", 0, 0), ("j1", 0, 1), ("j1", 1, 0), ("j1", 1, 1)
 
@@ -79,6 +81,38 @@ def test_a_task_may_finish_before_others_run(cluster: FakeCluster, pair: Any, ma
     assert cluster.show("j1").state == "running"
     cluster.report(pair[0], COUNT0, "finished")
     assert cluster.show("j1").state == "finished"
+
+
+def test_a_submission_that_cannot_be_journaled_is_refused_and_nothing_else_changes(
+    cluster: FakeCluster, pair: Any, make_graph: MakeGraph
+) -> None:
+    running = cluster.submit(make_graph(1, 1))
+    cluster.journal_error = ResourceExhausted("the journal cannot be written (disk full): make room")
+    request = SubmitJob(name="refused", python="3.11", graph=make_graph(1, 1).to_bytes())
+    assert cluster.refusal(request) == (
+        ResourceExhausted.code,
+        f"the job cannot be accepted: {cluster.journal_error}",
+    )
+    assert [job.job for job in cluster.request(ListJobs()).jobs] == [running]
+    assert sum(cluster.free_slots()) == 3
+    assert [len(worker.got(DeployTasks)) for worker in pair] == [1, 0]
+    cluster.report_all(running, "finished")
+    assert cluster.show(running).state == "finished"
+    cluster.journal_error = None
+    assert cluster.submit(make_graph(1, 1)) == "j2"
+    assert cluster.journal == [1, 2]
+
+
+def test_a_job_that_fits_no_more_once_it_is_journaled_is_refused(
+    cluster: FakeCluster, pair: Any, make_graph: MakeGraph
+) -> None:
+    request = SubmitJob(name="words", python="3.11", graph=make_graph(4, 4).to_bytes())
+    (journal,) = cluster.state.client_request(CLIENT, 1, request, cluster.now)
+    assert journal == Journal(1)
+    cluster.lose(pair[0])
+    cluster.do(cluster.state.journaled(None, cluster.now))
+    assert "job needs 4 slots" in cluster.replies[CLIENT, 1].text  # type: ignore[attr-defined]
+    assert cluster.request(ListJobs()).jobs == []
 
 
 def test_job_numbers_go_on_from_the_journal(make_cluster: Any, make_graph: MakeGraph) -> None:
