@@ -114,8 +114,8 @@ def _table(toml: Path) -> dict[str, Any]:
         if name not in ClusterSettings.model_fields:
             near = _near(name)
             known = ", ".join(sorted(ClusterSettings.model_fields))
-            mend = f"did you mean {near!r}?" if near else f"the settings are {known}"
-            raise UnknownName(f"settings file {toml}: there is no setting {name!r}; {mend}")
+            hint = f"did you mean {near!r}?" if near else f"the settings are {known}"
+            raise UnknownName(f"settings file {toml}: there is no setting {name!r}; {hint}")
     return table
 
 
@@ -131,8 +131,8 @@ def _check_environment() -> None:
         if name in ClusterSettings.model_fields or name in NO_SETTINGS:
             continue
         if near := _near(name):
-            mend = f"did you mean {ENVIRONMENT_PREFIX}{near.upper()}?"
-            raise UnknownName(f"environment variable {variable}: there is no such setting; {mend}")
+            hint = f"did you mean {ENVIRONMENT_PREFIX}{near.upper()}?"
+            raise UnknownName(f"environment variable {variable}: there is no such setting; {hint}")
         logger.warning("environment variable %s is ignored: there is no such setting", variable)
 
 

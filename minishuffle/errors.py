@@ -15,7 +15,7 @@
     +-- PartitionNotFound           the requested partition is not (or no longer) registered
     +-- ResourceExhausted           slots, buffers, disk or a limit ran out
     +-- TaskFailed                  the user's function raised, or its process died
-    +-- TaskCancelled               a task was told to stop
+    +-- TaskCancelled               a task was cancelled
 
 Errors cross the wire as code and text, never as a pickle.
 """
@@ -61,7 +61,7 @@ class ShuffleError(Exception):
 
 
 class UsageError(ShuffleError):
-    """The caller asked for something that cannot be; the text names the mend."""
+    """The caller asked for something that cannot be; the text suggests the fix."""
 
     code = 10
 
@@ -141,7 +141,7 @@ class TaskFailed(ShuffleError):
 
 
 class TaskCancelled(ShuffleError):
-    """A task was told to stop; not a failure."""
+    """A task was cancelled; not a failure."""
 
     code = 61
 

@@ -20,21 +20,21 @@ CONTROL_FRAME_BYTES_MAX: Final = 64 * MIB
 HANDSHAKE_FRAME_BYTES_MAX: Final = 512
 """Before a peer has proved the secret, nothing longer is accepted."""
 NAME_BYTES_MAX: Final = 128
-"""Of a job id or any other name inside a frame."""
+"""A job id or any other name inside a frame."""
 ERROR_TEXT_BYTES_MAX: Final = 64 * KIB
 
 # --- connections ------------------------------------------------------------------------------
 RECEIVE_BUFFER_BYTES: Final = MIB
-"""Of one connection: a read takes what lies in the socket; 1 MiB measured faster than 256 KiB."""
+"""One read takes what lies in the socket; 1 MiB measured faster than 256 KiB."""
 HANDSHAKE_SECONDS_MAX: Final = 5.0
 UNAUTHENTICATED_CONNECTIONS_MAX: Final = 64
 CONTROL_UNSENT_BYTES_MAX: Final = 256 * MIB
 """A control link whose peer leaves this much unread is closed."""
 TASK_UNSENT_BYTES_MAX: Final = MIB
-"""Of rows and lines that one task has for the coordinator; a single message may be longer. More, and it
+"""Rows and lines that one task has for the coordinator; a single message may be longer. A task with more
 waits."""
 LOG_MESSAGE_BYTES: Final = 64 * KIB
-"""Of lines that go out together."""
+"""Log lines that go out together."""
 CLOSE_SECONDS_MAX: Final = 5.0
 """How long a control link that is being closed may take to send what it still holds."""
 CHANNELS_PER_CONNECTION_MAX: Final = 65_536
@@ -64,15 +64,15 @@ SPILL_ELEMENT_BYTES: Final = 16 * MIB
 PARALLELISM_MAX: Final = 32_768
 BATCH_ROWS_MAX: Final = 65_536
 DURATION_MAX: Final = timedelta(days=36_500)
-"""Of windows, delays and the like: a hundred years, far from where the arithmetic of moments ends."""
+"""Longest of windows, delays and the like: a hundred years, far from where the arithmetic of moments ends."""
 CSV_BLOCK_BYTES: Final = 8 * MIB
 """Read at once of a CSV file; a line that is longer may be refused, one of twice that always is."""
 COLLECT_BYTES_MAX: Final = 256 * MIB
-"""Of the rows that one job collects."""
+"""Rows that one job collects."""
 COLLECTED_ENDED_BYTES_MAX: Final = 512 * MIB
-"""Of the collected rows of all jobs that have ended, which the coordinator keeps for their clients."""
+"""Collected rows of all jobs that have ended, which the coordinator keeps for their clients."""
 BROADCAST_BYTES_MAX: Final = 256 * MIB
-"""Of the small side of a broadcast join, in each subtask."""
+"""The small side of a broadcast join, in each subtask."""
 JOB_EVENTS_KEPT: Final = 10_000
 JOB_LOG_LINES_KEPT: Final = 1_000
 LOG_LINE_CHARS_MAX: Final = 10_000
@@ -82,17 +82,17 @@ TASK_NAME_CHARS_MAX: Final = 1_000
 ERROR_CAUSES_KEPT: Final = 10
 ROW_PREVIEW_CHARS: Final = 200
 WATERMARK_SECONDS_MIN: Final = 0.2
-"""Between two watermarks of an operator that does not tell each."""
+"""Between two watermarks of an operator that does not emit each."""
 SPOOL_FILE_BYTES: Final = 1 << 30
-"""Of a file of results that are kept; a job's that does not end are shorter."""
+"""One file of kept results; those of an endless job are shorter."""
 SPOOL_BYTES_MAX: Final = 256 * MIB
-"""Of what a sink subtask of a job that does not end keeps and nobody has read."""
+"""Rows that a sink subtask of an endless job keeps and nobody has read."""
 JOB_RESULTS_KEPT: Final = 16
-"""Jobs that are over and whose results can still be read."""
+"""Ended jobs whose results can still be read."""
 RESULT_READERS_MAX: Final = 64
-"""Programs that read results from one worker at once."""
+"""External clients that read results from one worker at once."""
 RESULT_SEGMENTS: Final = 2 * RESULT_READERS_MAX
-"""Of a worker, for what such programs read: beside the network memory, which is promised to jobs."""
+"""A worker's segments for what they read, separate from the memory reserved for jobs."""
 
 assert SEGMENT_BYTES_MIN <= SEGMENT_BYTES_DEFAULT <= SEGMENT_BYTES_MAX
 assert CONTROL_UNSENT_BYTES_MAX >= CONTROL_FRAME_BYTES_MAX

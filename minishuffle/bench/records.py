@@ -153,7 +153,7 @@ class Checker:
     def write(self, batch: Batch) -> None:
         self._outputs += len(batch)
         keys, sums = self._arrow(batch) if isinstance(batch, pa.RecordBatch) else self._rows(batch)
-        # Of several outputs for one key the last is kept: assignment goes in order.
+        # The last of several outputs for one key is kept: assignment goes in order.
         self._sums[keys] = sums
         self._key_sum += int(keys.sum())
 

@@ -1,6 +1,6 @@
 """``bench spark``: DataFrames into a job and back, against Spark's own ``noop`` sink and Parquet from disk.
 
-All ways are measured in one session and run, in turn and several times; the medians are told. The rows are
+All ways are measured in one session and run, in turn and several times; the medians are printed. The rows are
 the ``event`` records of ``bench keyby`` without their last column. What is written comes from Parquet files,
 and what is read goes to ``noop``, in every case. ``python`` is what Spark hands over to Python at all: its
 rows as Arrow batches to a function that drops them (``mapInArrow``), the bound of every sink that is written

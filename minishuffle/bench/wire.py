@@ -72,7 +72,7 @@ class _Process:
 
     def stop(self) -> None:
         assert self.popen.stdin is not None and self.popen.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # It ended before it took all that it was told.
+        with contextlib.suppress(BrokenPipeError):  # It ended before it read all of its input.
             self.popen.stdin.close()
         try:
             self.popen.wait(10)

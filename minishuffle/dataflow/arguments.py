@@ -1,4 +1,4 @@
-"""Checks of what the methods of a stream are given, so that a mistake is told where it was written."""
+"""Checks of what the methods of a stream are given, so that a mistake raises where it was written."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ def check_columns(names: Sequence[str], known: Sequence[str] | None, method: str
     for name in names:
         if known is not None and name not in known:
             near = difflib.get_close_matches(name, known, 1)
-            mend = f"did you mean {near[0]!r}? " if near else ""
-            raise UnknownName(f"{method}: there is no column {name!r}; {mend}there are {', '.join(known)}")
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise UnknownName(f"{method}: there is no column {name!r}; {hint}there are {', '.join(known)}")
 
 
 def key_columns(given: tuple[Any, ...]) -> tuple[str, ...]:

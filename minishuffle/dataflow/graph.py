@@ -43,9 +43,9 @@ class Vertex(BaseModel):
     bounded: bool = True
     program: bytes
     stream: str = ""
-    """Of a source that reads no splits: the name under which other programs write its records."""
+    """The name under which external clients write the records of a source without splits."""
     sink: str = ""
-    """Of a sink whose batches are kept for other programs to read: its name."""
+    """The name of a sink whose batches are kept for external clients to read."""
     stream_schema: bytes = b""
     """An Arrow schema as an IPC message."""
     sink_schema: bytes = b""

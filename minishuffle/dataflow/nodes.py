@@ -62,7 +62,7 @@ class Node:
     feeds: tuple[Feed, ...] = ()
     source: Source | None = None
     boundary: Boundary | None = None
-    """Of a source without ``source``: the stream that other programs write; of a sink: what they read."""
+    """The stream that external clients write, for a source without ``source``; what they read, for a sink."""
     operators: tuple[Operator, ...] = ()
     parallelism: int | None = None
     """None: the job's, or with ``follows`` the input's."""

@@ -38,7 +38,7 @@ def _misplaced(column: Any, field: pa.Field) -> str | None:
 
 
 def _parts(kind: pa.DataType) -> list[pa.Field]:
-    """Of a nested type; without a map's keys, which are never null."""
+    """Fields of a nested type; without a map's keys, which are never null."""
     if pa.types.is_struct(kind):
         return [kind.field(index) for index in range(kind.num_fields)]
     if pa.types.is_map(kind):

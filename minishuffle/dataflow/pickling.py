@@ -21,7 +21,7 @@ def pickle_program(program: Program, name: str) -> bytes:
     travel by value, those of other modules by name.
 
     Raises:
-        UsageError: a part cannot be pickled; names the operator, what it holds, and the mend.
+        UsageError: a part cannot be pickled; names the operator, what it holds, and the fix.
     """
     try:
         pickled: bytes = cloudpickle.dumps(program)

@@ -19,7 +19,7 @@ def aggregated_schema(
     windows: bool = False,
     at_end: bool = True,
 ) -> pa.Schema | None:
-    """Of aggregates (name: (column, function)) by key, also by window; None if ``schema`` is not known.
+    """Schema of aggregates (name: (column, function)) by key, also by window; None without ``schema``.
 
     ``at_end``: the keys come from the state, where dictionary-encoded columns are plain.
 

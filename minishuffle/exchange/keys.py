@@ -386,7 +386,7 @@ def _hash_decimals(array: pa.Array) -> Vector:
 
 
 def _hash_fractions(digits: Vector, left: Vector, hashed: Vector) -> Vector:
-    """Of digits / 10**left, which are no integers; as floats where a float is equal."""
+    """Hashes of digits / 10**left, which are no integers; as floats where a float is equal."""
     exponents = (-left).view(np.uint64) ^ np.uint64(DECIMAL)
     result = _mix_all(hashed ^ _mix_all(exponents))
     halves, rest = np.divmod(digits, _FIVES[left])
@@ -523,7 +523,7 @@ def canonical(value: Any) -> Hashable:
     """The form under which keys are hashed and compared.
 
     Raises:
-        UsageError: the value is of a type that cannot be a key; names type and mend.
+        UsageError: the value is of a type that cannot be a key; names the type and the fix.
     """
     match value:
         case None:

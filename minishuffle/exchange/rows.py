@@ -145,7 +145,7 @@ def pack_rows(rows: Sequence[Any]) -> bytes:
     """Rows as one value.
 
     Raises:
-        UnserializableRecord: names the first row that does not fit, the type at fault, and the mend.
+        UnserializableRecord: names the first row that does not fit, the type at fault, and the fix.
     """
     try:
         return _pack(rows)
@@ -157,14 +157,14 @@ def pack_result(result: Any) -> bytes:
     """What a sink's ``close()`` gave.
 
     Raises:
-        UnserializableRecord: names the type at fault, and the mend.
+        UnserializableRecord: names the type at fault, and the fix.
     """
     try:
         return _pack(result)
     except _MISFITS as error:
         reason = f"it holds a {error}" if type(error) is TypeError else f"{error}"
         raise UnserializableRecord(
-            f"what close() of the sink gave cannot be told: {preview(result)} ({type(result).__name__}): "
+            f"what close() of the sink gave cannot be sent: {preview(result)} ({type(result).__name__}): "
             f"{reason}; give {_TAKEN}"
         ) from error
 

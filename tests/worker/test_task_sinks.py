@@ -111,7 +111,7 @@ async def test_a_result_may_be_what_a_row_may_be(site: Site, result: Any, told: 
 
 async def test_a_result_that_cannot_be_told_is_refused_with_the_mend(site: Site) -> None:
     (outcome,) = await site.run(Stream.items([1]).to(Giving({1, 2})))
-    assert "what close() of the sink gave cannot be told: {1, 2} (set): it holds a set; give None," in (
+    assert "what close() of the sink gave cannot be sent: {1, 2} (set): it holds a set; give None," in (
         error_of(outcome).text
     )
 

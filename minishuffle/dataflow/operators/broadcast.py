@@ -177,7 +177,7 @@ class _Small:
         self.others = pa.RecordBatch.from_arrays(arrays, schema=pa.schema([table.field(n) for n in names]))
 
     def find(self, keys: list[pa.Array]) -> tuple[Vector, Vector]:
-        """Of each key where its rows begin in ``others``, and how many there are."""
+        """Where the rows of each key begin in ``others``, and how many there are."""
         slots = self._index.find(keys)
         nulls = null_marks(keys)
         if nulls is not None:

@@ -14,7 +14,7 @@ __all__ = ["DIGITS_MAX", "decimal_array", "decimal_units", "is_decimal"]
 Vector: TypeAlias = "np.ndarray[Any, Any]"
 
 DIGITS_MAX: Final = 38
-"""Of a decimal128."""
+"""Digits of a decimal128."""
 _LOW: Final = (1 << 64) - 1
 
 

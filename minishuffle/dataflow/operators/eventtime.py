@@ -128,7 +128,7 @@ class AssignEventTime(ChainedOperator):
         return BEGINNING_OF_TIME if told == BEGINNING_OF_TIME else told + self.out_of_order + 1
 
     def _due_watermark(self) -> int | None:
-        """The watermark that is to be told, if it has advanced."""
+        """The watermark to emit, if it has advanced."""
         reached = self._reached()
         if reached == BEGINNING_OF_TIME:
             return None

@@ -111,9 +111,9 @@ class _PackedValues:
         self._types: list[pa.DataType] = []
         self._tuples = False
         self._kind = kind
-        """Of the values: float, int, or object for any."""
+        """Type of the values: float, int, or object for any."""
         self._values = Growing(_DTYPES[kind])
-        # Of the last batch:
+        # The last batch's:
         self._slots = np.empty(0, np.int64)
         self._held: list[Any] = []
         self._places: list[int] = []

@@ -18,7 +18,7 @@ class Timers:
     def __init__(self) -> None:
         self._set: dict[tuple[Any, int], int] = {}
         self._heap: list[tuple[int, int, Any]] = []
-        """Of time, number and key; a timer that was deleted stays until most are such."""
+        """Entries of time, number and key; a timer that was deleted stays until most are such."""
         self._number = 0
 
     def __len__(self) -> int:

@@ -11,9 +11,9 @@ from minishuffle.dataflow.operators.decimals import DIGITS_MAX
 __all__ = ["wider", "wider_schema"]
 
 _WIDE_DIGITS_MAX: Final = 76
-"""Of a decimal256."""
+"""Digits of a decimal256."""
 _INTEGER_DIGITS: Final = {8: 3, 16: 5, 32: 10, 64: 20}
-"""Of integers, signed or not, by the width of the type in bits."""
+"""Digits of integers, signed or not, by the width of the type in bits."""
 _UNITS: Final = ("s", "ms", "us", "ns")
 
 

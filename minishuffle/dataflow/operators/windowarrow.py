@@ -55,7 +55,7 @@ class WindowArrow(ChainedOperator):
         self._windows = windows
         self._index = KeyIndex()
         self._slots: dict[int, list[Vector]] = {}
-        """Of each open window, by its start."""
+        """State of each open window, by its start."""
         self._fired_slots = 0
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
