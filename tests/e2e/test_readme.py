@@ -1,16 +1,27 @@
-"""The word count in the README runs as it is printed there."""
+"""What the documents show runs as it is printed: Python blocks, and sessions at a terminal.
+
+A session types the commands of a ```` ```console ```` block one by one into one shell. Printed output is
+compared word for word, except for numbers that differ from run to run; a line ``...`` stands for any lines.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import select
 import shutil
+import socket
 import subprocess
 import sys
+import time
 from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import pyarrow as pa
+import psutil
 import pyarrow.parquet as pq
 import pytest
 
@@ -18,70 +29,102 @@ from minishuffle.examples.wordcount import SHIPPED_TEXT
 
 pytestmark = pytest.mark.slow
 
-README = Path(__file__).resolve().parents[2] / "README.md"
-BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+ROOT = Path(__file__).resolve().parents[2]
+DATAFLOW = "minishuffle/dataflow/README.md"
+SPARK = "minishuffle/spark/README.md"
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$\n?((?:\n*    .*\n)*)", re.MULTILINE | re.DOTALL)
 TEXT = "moby.txt"
+SECONDS_MAX = 60.0
+
+AS_PRINTED = ["Arrow", "Event time", "Joins", "Process functions"]
+"""Sections with one program and, below it, what that program prints."""
+
+RUN = {
+    ("README.md", "Word count"): 1,
+    **{(DATAFLOW, title): 1 for title in AS_PRINTED},
+    (DATAFLOW, "Your own job"): 1,
+    (DATAFLOW, "From a program"): 1,
+    (SPARK, "Your own Parquet files"): 2,
+}
+"""By document and section, the number of Python blocks that a test below runs."""
 
 
-@pytest.fixture
-def word_count() -> str:
-    blocks = [block for block in BLOCK.findall(README.read_text()) if "LocalCluster" in block]
-    assert blocks, f"{README} has no Python block with a LocalCluster"
-    return str(blocks[0])
+@dataclass(frozen=True)
+class Block:
+    """A fenced block; ``printed`` is the indented text right below it."""
+
+    language: str
+    code: str
+    printed: str
+
+
+def sections(document: str) -> Iterator[tuple[str, list[Block]]]:
+    """Each section of the second level with its blocks."""
+    for part in (ROOT / document).read_text(encoding="utf-8").split("\n## ")[1:]:
+        found = []
+        for language, code, below in BLOCK.findall(part):
+            printed = "".join(re.findall(r"^    (.*\n)", below, re.MULTILINE))
+            found.append(Block(language, code, printed))
+        yield part.partition("\n")[0], found
+
+
+def blocks(document: str, title: str, language: str = "python") -> list[Block]:
+    found = [block for block in dict(sections(document))[title] if block.language == language]
+    assert found, f"{document} has no {language} block in {title!r}"
+    return found
+
+
+def test_every_python_block_of_every_document_is_run() -> None:
+    there: Counter[tuple[str, str]] = Counter()
+    for path in (ROOT / "README.md", *(ROOT / "minishuffle").rglob("README.md")):
+        name, text = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+        for title, found in sections(name):
+            there[name, title] += sum(block.language == "python" for block in found)
+        assert text.count("\n```python\n") == sum(n for (at, _), n in there.items() if at == name), name
+    assert +there == Counter(RUN)
+
+
+# --- programs --------------------------------------------------------------------------------------
+
+
+def run_program(code: str, folder: Path) -> str:
+    """The standard output of a program that prints no error."""
+    (folder / "program.py").write_text(code)
+    ran = subprocess.run(
+        [sys.executable, "program.py"], cwd=folder, capture_output=True, text=True, timeout=90, check=False
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    return ran.stdout
 
 
 @pytest.mark.timeout(120)
-def test_the_word_count_of_the_readme_runs_as_printed(word_count: str, tmp_path: Path) -> None:
-    assert TEXT in word_count
+def test_the_word_count_runs_as_printed(tmp_path: Path) -> None:
+    (word_count,) = blocks("README.md", "Word count")
+    assert TEXT in word_count.code
     shutil.copy(SHIPPED_TEXT, tmp_path / TEXT)
-    (tmp_path / "count.py").write_text(word_count)
-    ran = subprocess.run(
-        [sys.executable, "count.py"], cwd=tmp_path, capture_output=True, text=True, timeout=90, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stderr == ""
-    printed = dict(re.findall(r"^(.*\S)[ \t]+(\d+)$", ran.stdout, re.MULTILINE))
+    printed = dict(re.findall(r"^(.*\S)[ \t]+(\d+)$", run_program(word_count.code, tmp_path), re.MULTILINE))
     expected = Counter(word for line in SHIPPED_TEXT.read_text().splitlines() for word in line.split())
     assert printed
     assert printed.items() <= {word: str(count) for word, count in expected.items()}.items()
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("title", ["Event time", "Joins", "Process functions"])
+@pytest.mark.parametrize("title", AS_PRINTED)
 def test_the_example_of_a_section_prints_what_is_printed_there(title: str, tmp_path: Path) -> None:
-    section = README.read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
-    (example,) = BLOCK.findall(section)
-    told = re.findall(r"^    (.*\n)", section.partition(f"{example}```")[2], re.MULTILINE)
-    (tmp_path / "example.py").write_text(example)
-    ran = subprocess.run(
-        [sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=90, check=False
-    )
-    assert (ran.returncode, ran.stderr) == (0, "")
-    assert ran.stdout == "".join(told)
+    (example,) = blocks(DATAFLOW, title)
+    assert example.printed
+    assert run_program(example.code, tmp_path) == example.printed
 
 
 @pytest.mark.timeout(240)
-def test_the_pipeline_of_the_readme_runs_as_printed(tmp_path: Path) -> None:
-    section = README.read_text().partition("\n### Your own Parquet files")[2].partition("\n### ")[0]
-    (own,) = BLOCK.findall(section)
-    (command,) = re.findall(r"^    minishuffle (pipeline run .*)$", section, re.MULTILINE)
-    (tmp_path / "my.py").write_text(own)
-    minutes = [60_000_000 * minute for minute in range(600)]
-    ads = [f"ad{minute % 7}" for minute in range(600)]
-    times = pa.array(minutes, pa.timestamp("us", tz="UTC"))
-    pq.write_table(pa.table({"ad": ads, "at": times}), tmp_path / "impressions.parquet")
-    clicks = pa.table({"ad": ads, "at": times, "price": pa.array(range(600), pa.int64())}).slice(0, 300)
-    pq.write_table(clicks, tmp_path / "clicks.parquet")
+def test_the_spark_pipeline_runs_as_printed(tmp_path: Path) -> None:
+    inputs, own = blocks(SPARK, "Your own Parquet files")
+    text = (ROOT / SPARK).read_text(encoding="utf-8")
+    (command,) = re.findall(r"^    minishuffle (pipeline run my\.py.*)$", text, re.MULTILINE)
+    assert run_program(inputs.code, tmp_path) == ""
+    (tmp_path / "my.py").write_text(own.code)
     ran = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "minishuffle.cli",
-            *command.split(),
-            "--output",
-            str(tmp_path / "out"),
-            "--json",
-        ],
+        [sys.executable, "-m", "minishuffle.cli", *command.split(), "--output", str(tmp_path / "out")],
         cwd=tmp_path,
         env={**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")},
         capture_output=True,
@@ -94,3 +137,205 @@ def test_the_pipeline_of_the_readme_runs_as_printed(tmp_path: Path) -> None:
     assert (sum(result["shown"]), sum(result["clicks"])) == (600, 300)
     assert sum(cents or 0 for cents in result["cents"]) == sum(range(300))
     assert len(result["ad"]) == 70
+    shown = re.search(r"^    (ad +window_start.*)\n((?:    ad\d.*\n)+)", text, re.MULTILINE)
+    assert shown is not None
+    assert shown[1].split() in [line.split() for line in ran.stdout.splitlines()]
+    for line in shown[2].splitlines():  # Rows come in no particular order, and only some are shown.
+        ad, day, hour, *_, number, clicks, cents = line.split()
+        rows = [dict(zip(result, row, strict=True)) for row in zip(*result.values(), strict=True)]
+        (row,) = (
+            r for r in rows if (r["ad"], f"{r['window_start']:%Y-%m-%d %H:%M:%SZ}") == (ad, f"{day} {hour}")
+        )
+        assert (row["shown"], row["clicks"], row["cents"]) == (int(number), int(clicks), int(cents))
+
+
+# --- sessions --------------------------------------------------------------------------------------
+
+LOOKS = ("minishuffle cluster status", "minishuffle jobs show", "minishuffle jobs logs")
+"""Commands that only look, typed again until their output is the printed one."""
+
+
+def shapes(text: str) -> list[str]:
+    """The words of a text, in which numbers that differ from run to run are all the same."""
+    text = re.sub(r"\b(?:[KMG]iB|B)\b", "bytes", re.sub(r"\b(worker|parallelism) (\d+)", r"\1_\2", text))
+    exact = re.compile(r"j\d+|\(?(?:worker|parallelism)_\d+|.*\[\d+\]:?|\d+/\d+")
+    return [
+        word if exact.fullmatch(word) else re.sub(r"\d[\d,]*(?:\.\d+)?", "#", word) for word in text.split()
+    ]
+
+
+def differs(printed: list[str], seen: str) -> str:
+    """What the document prints that is not there in that order; empty if the two agree."""
+    chunks: list[list[str]] = [[]]
+    for line in printed:
+        if line == "...":
+            chunks.append([])
+        else:
+            chunks[-1] += shapes(line)
+    words, at = shapes(seen), 0
+    for number, chunk in enumerate(chunks):
+        size = len(chunk)
+        places = [0] if number == 0 else list(range(at, len(words) - size + 1))
+        if number == len(chunks) - 1:
+            open_end = number > 0 and not chunk  # The last line is "...".
+            places = [place for place in places if place + size == len(words) or open_end]
+        found = next((place for place in places if words[place : place + size] == chunk), None)
+        if found is None:
+            return f"{' '.join(chunk)!r} is not in\n{seen}"
+        at = found + size
+    return ""
+
+
+def commands(block: Block) -> list[tuple[str, list[str]]]:
+    """The commands of a console block, each with the lines that are printed below it."""
+    found: list[tuple[str, list[str]]] = []
+    for line in block.code.splitlines():
+        if line.startswith("$ "):
+            found.append((line[2:], []))
+        else:
+            found[-1][1].append(line)
+    return found
+
+
+def free_ports() -> tuple[int, int]:
+    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
+        return first.getsockname()[1], second.getsockname()[1]
+
+
+class Terminal:
+    """A shell with a state directory of its own, in which ``cluster up`` takes free ports."""
+
+    END = "command-ended"
+
+    def __init__(self, folder: Path, wait_until: Callable[..., Any]) -> None:
+        self.folder = folder
+        self.port, web_port = free_ports()
+        self._wait_until = wait_until
+        self._left: dict[int, float] = {}
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        environment = {**os.environ, "XDG_STATE_HOME": str(folder / "state"), "PATH": path}
+        environment.pop("MINISHUFFLE_COORDINATOR", None)
+        self.process = subprocess.Popen(
+            ["bash", "--noprofile", "--norc"],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        ports = f"--port {self.port} --web-port {web_port}"
+        self.type(
+            'minishuffle() { if [ "$1 $2" = "cluster up" ]; then set -- "$@" ' + ports + "; fi; "
+            'command minishuffle "$@"; }'
+        )
+
+    def type(self, line: str, code: int = 0) -> str:
+        """Type one line and wait for its end; gives what it printed."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(f"{line}\necho {self.END} $?\n".encode())
+        self.process.stdin.flush()
+        out, deadline = b"", time.monotonic() + SECONDS_MAX
+        while not (end := re.search(rf"^{self.END} (\d+)\n\Z".encode(), out, re.MULTILINE)):
+            seconds = deadline - time.monotonic()
+            assert seconds > 0 and select.select([self.process.stdout], [], [], seconds)[0], (
+                f"{line}: {out!r}"
+            )
+            piece = os.read(self.process.stdout.fileno(), 65_536)
+            assert piece, f"{line} ended the shell: {out!r}"
+            out += piece
+        seen = out[: end.start()].decode()
+        assert int(end[1]) == code, f"{line} gave {int(end[1])}: {seen}"
+        return seen
+
+    def play(self, block: Block) -> None:
+        """Type every command of a block and compare what it prints."""
+        for command, printed in commands(block):
+            seen = self.type(command)
+            if command.startswith("minishuffle cluster up"):
+                self._left = self.processes()
+            if differs(printed, seen) and command.startswith(LOOKS):
+                self._wait_until(
+                    lambda line=command, text=printed: not differs(text, self.type(line)), command
+                )
+            else:
+                assert differs(printed, seen) == "", command
+
+    def processes(self) -> dict[int, float]:
+        """Process ids, each with its start, of the cluster that is up."""
+        record = self.folder / "state" / "minishuffle" / "default" / "cluster.json"
+        entries = json.loads(record.read_text())["processes"].values() if record.exists() else []
+        return {entry["pid"]: entry["started"] for entry in entries}
+
+    def running(self) -> list[psutil.Process]:
+        """The processes of the cluster that was brought up, as far as they still run."""
+        found = []
+        for pid, started in (self._left | self.processes()).items():
+            try:
+                process = psutil.Process(pid)
+                if abs(process.create_time() - started) < 2.0 and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.NoSuchProcess:
+                continue
+        return found
+
+    def close(self) -> None:
+        """Kill whatever is left; for tests that fail."""
+        for process in self.running():
+            process.kill()
+        self.process.kill()
+        self.process.communicate(timeout=SECONDS_MAX)
+
+
+@pytest.fixture
+def terminal(tmp_path: Path, wait_until: Callable[..., Any]) -> Iterator[Terminal]:
+    opened = Terminal(tmp_path, wait_until)
+    yield opened
+    opened.close()
+
+
+def test_output_is_compared_word_for_word() -> None:
+    seen = "job j1 (keyby): running, 0.3 s\ngenerate[0]  running  1  1,200  4.0 KiB\ncount[0]  lost  1/2\n"
+    for printed in (
+        ["job j1 (keyby): running, 12.5 s", "..."],
+        ["...", "generate[0] running 9 47 3 B", "count[0] lost 1/2"],
+        ["job j1 (keyby): running, 1 s", "...", "count[0] lost 1/2"],
+    ):
+        assert differs(printed, seen) == ""
+    for printed in (
+        ["job j2 (keyby): running, 0.3 s", "..."],
+        ["generate[0] running 1 1,200 4.0 KiB", "..."],
+        ["...", "count[0] lost 2/2"],
+        ["...", "count[0] lost"],
+        ["...", "generate[0] failed 1 1,200 4.0 KiB", "..."],
+        [],
+    ):
+        assert differs(printed, seen) != ""
+    assert differs(["job j3 (keyby) runs, parallelism 1"], "job j3 (keyby) runs, parallelism 2\n") != ""
+
+
+@pytest.mark.timeout(240)
+def test_the_quick_tour_works_when_it_is_typed_in_one_session(terminal: Terminal) -> None:
+    (six,) = blocks("README.md", "Six commands", "console")
+    (kill,) = blocks("README.md", "Kill a worker", "console")
+    assert len(commands(six)) == 6
+    terminal.play(six)
+    assert len(terminal.running()) == 3
+    terminal.play(kill)
+    assert terminal.running() == []
+    assert terminal.processes() == {}
+
+
+@pytest.mark.timeout(240)
+def test_a_job_of_the_users_own_works_as_printed(terminal: Terminal) -> None:
+    (own,) = blocks(DATAFLOW, "Your own job")
+    (session,) = blocks(DATAFLOW, "Your own job", "console")
+    (program,) = blocks(DATAFLOW, "From a program")
+    (terminal.folder / "orders.py").write_text(own.code)
+    terminal.play(Block("console", "$ minishuffle cluster up --detach\n...\n", ""))
+    terminal.play(session)
+    assert "127.0.0.1:8471" in program.code
+    (terminal.folder / "program.py").write_text(program.code.replace(":8471", f":{terminal.port}"))
+    assert terminal.type("python program.py") == program.printed
+    terminal.play(Block("console", "$ minishuffle cluster down\ncluster 'default' is down\n", ""))
+    assert terminal.running() == []
