@@ -35,11 +35,6 @@ WORDS = (
     "floating",
 )
 
-MOVING = frozenset(
-    {"coordinator/status.py", "worker/clients.py", "worker/peers.py", "minishuffle.spark.source"}
-)
-"""Files and modules that the documents name and that may be missing until the tree has its new shape."""
-
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 PRINTED = re.compile(r"^    .*$", re.MULTILINE)
 GENERATED = re.compile(r"<!-- metrics:begin -->.*<!-- metrics:end -->", re.DOTALL)
@@ -137,7 +132,7 @@ def test_every_file_and_module_that_is_named_exists(name: str) -> None:
     modules = set(re.findall(r"`(minishuffle(?:\.[a-z_]+)+)`", text))
     missing = {file for file in files if not any((base / file).is_file() for base in bases(name))}
     missing |= {module for module in modules if not importable(module)}
-    assert missing <= MOVING
+    assert not missing
 
 
 def bases(name: str) -> list[Path]:
