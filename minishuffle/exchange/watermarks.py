@@ -1,74 +1,134 @@
 """How far the event time of several channels has come together.
 
-Times are microseconds since 1970. (Flink: ``StatusWatermarkValve``.)
+Times are microseconds since 1970. (Flink: ``StatusWatermarkValve``, ``HeapPriorityQueue``.)
 """
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Final
 
 __all__ = ["BEGINNING_OF_TIME", "END_OF_TIME", "WatermarkValve"]
 
 BEGINNING_OF_TIME: Final = -(1 << 63)
-"""The watermark of a channel that has not told one yet."""
+"""The watermark of a channel that has not sent one yet."""
 END_OF_TIME: Final = (1 << 63) - 1
 """The watermark of a channel that has ended: nothing waits for it any more."""
 
 
+class _Status(IntEnum):
+    """Only active channels count for the least watermark."""
+
+    ACTIVE = 0
+    IDLE = 1
+    SUSPENDED = 2
+    ENDED = 3
+
+
 class WatermarkValve:
-    """The least watermark of all channels that are neither idle nor ended.
+    """The least watermark of all channels that are active: neither idle, suspended nor ended.
 
     Invariants: ``watermark`` never goes back; while a channel is active, ``watermark`` is at most the
-    greatest it has told, or what it was before. When every channel is idle or has ended, and not all have
-    ended, it holds and ``idle`` is true; when all have ended it is ``END_OF_TIME``.
+    greatest that it sent, or what it was before. While no channel is active and not all have ended, it
+    holds, and ``idle`` is true unless a suspended channel is among them; when all have ended it is
+    ``END_OF_TIME``. Each step costs O(log channels).
     """
 
     def __init__(self) -> None:
         self.watermark = BEGINNING_OF_TIME
         self.idle = False
-        self._added = 0
-        self._times: dict[int, int] = {}
-        """Of channels that have not ended."""
-        self._idle: set[int] = set()
+        self._times: list[int] = []
+        self._statuses: list[_Status] = []
+        self._counts = [0, 0, 0, 0]
+        """Channels by status."""
+        self._leaves = 1
+        self._least = [END_OF_TIME, END_OF_TIME]
+        """A binary tree in an array, node n above 2n and 2n + 1: the time of each active channel in the
+        leaves, and the least one below each node. END_OF_TIME stands for a channel that does not count."""
 
     def add(self) -> int:
-        """A further channel; returns its number."""
-        number, self._added = self._added, self._added + 1
-        self._times[number] = BEGINNING_OF_TIME
+        """A further channel, which is active; returns its number."""
+        number = len(self._times)
+        self._times.append(BEGINNING_OF_TIME)
+        self._statuses.append(_Status.ACTIVE)
+        self._counts[_Status.ACTIVE] += 1
+        if number == self._leaves:
+            self._grow()
+        self._set_leaf(number, BEGINNING_OF_TIME)
         return number
 
     def update(self, channel: int, time: int, idle: bool) -> bool:
-        """The channel has told its status; True if watermark or idleness of all changed by it.
+        """The channel has sent its status; True if watermark or idleness of all changed by it.
 
-        A time before one that the channel told is taken as the later one. A time that comes together with
-        idleness was reached before it.
+        A time before one that the channel sent is taken as the later one. A time that comes together with
+        idleness was reached before it. A channel that is suspended or has ended sends nothing.
         """
-        if time == END_OF_TIME or channel not in self._times:
+        if time == END_OF_TIME:
             return self.end(channel)
+        if self._statuses[channel] >= _Status.SUSPENDED:
+            return False
         changed = False
         if time > self._times[channel]:
             self._times[channel] = time
-            self._idle.discard(channel)
-            changed = self._combine()
-        if idle:
-            self._idle.add(channel)
-        else:
-            self._idle.discard(channel)
-        return self._combine() or changed
+            changed = self._move(channel, _Status.ACTIVE)
+        status = _Status.IDLE if idle else _Status.ACTIVE
+        return (status is not self._statuses[channel] and self._move(channel, status)) or changed
 
     def end(self, channel: int) -> bool:
-        """The channel tells nothing more; idempotent."""
-        if self._times.pop(channel, None) is None:
-            return False
-        self._idle.discard(channel)
-        return self._combine()
+        """The channel sends nothing more; idempotent."""
+        return self._move(channel, _Status.ENDED)
 
-    def _combine(self) -> bool:
-        before = (self.watermark, self.idle)
-        counting = [time for channel, time in self._times.items() if channel not in self._idle]
-        self.idle = bool(self._times) and not counting
-        if not self._times:
+    def suspend(self, channel: int) -> bool:
+        """The channel has no producer for now: it is left out until it is resumed or ended."""
+        return self._statuses[channel] is not _Status.ENDED and self._move(channel, _Status.SUSPENDED)
+
+    def resume(self, channel: int) -> bool:
+        """A suspended channel has a producer again, which has yet to say how far it is."""
+        return self._statuses[channel] is _Status.SUSPENDED and self._begin(channel)
+
+    def reopen(self, channel: int) -> bool:
+        """The end of a channel is taken back: it has a producer again."""
+        return self._statuses[channel] is _Status.ENDED and self._begin(channel)
+
+    def _begin(self, channel: int) -> bool:
+        self._times[channel] = BEGINNING_OF_TIME
+        return self._move(channel, _Status.ACTIVE)
+
+    def _move(self, channel: int, status: _Status) -> bool:
+        """Give the channel that status, and look at all of them anew."""
+        self._counts[self._statuses[channel]] -= 1
+        self._counts[status] += 1
+        self._statuses[channel] = status
+        self._set_leaf(channel, self._times[channel] if status is _Status.ACTIVE else END_OF_TIME)
+        watermark, idle, counts = self.watermark, self.idle, self._counts
+        if counts[_Status.ACTIVE]:
+            self.idle = False
+            self.watermark = max(self.watermark, self._least[1])
+        elif counts[_Status.IDLE] or counts[_Status.SUSPENDED]:
+            self.idle = counts[_Status.SUSPENDED] == 0
+        else:
+            self.idle = False
             self.watermark = END_OF_TIME
-        elif counting:
-            self.watermark = max(self.watermark, min(counting))
-        return (self.watermark, self.idle) != before
+        return self.watermark != watermark or self.idle is not idle
+
+    def _set_leaf(self, channel: int, time: int) -> None:
+        least, node = self._least, self._leaves + channel
+        least[node] = time
+        while node > 1:
+            other = least[node ^ 1]
+            if other < time:
+                time = other
+            node >>= 1
+            if least[node] == time:
+                return
+            least[node] = time
+
+    def _grow(self) -> None:
+        leaves = self._least[self._leaves :]
+        self._leaves *= 2
+        below = leaves + [END_OF_TIME] * len(leaves)
+        tree = below
+        while len(below) > 1:
+            below = [min(below[at], below[at + 1]) for at in range(0, len(below), 2)]
+            tree = below + tree
+        self._least = [END_OF_TIME, *tree]

@@ -130,6 +130,143 @@ def test_it_never_goes_back_and_never_passes_an_active_channel(
         assert valve.idle == (not counting and not all(ended))
 
 
+class Model:
+    """The valve in plain words, O(channels) a step."""
+
+    def __init__(self, channels: int) -> None:
+        self.watermark, self.idle = BEGINNING_OF_TIME, False
+        self.times = [BEGINNING_OF_TIME] * channels
+        self.status = ["active"] * channels
+
+    def update(self, channel: int, time: int, idle: bool) -> None:
+        if time == END_OF_TIME:
+            self.end(channel)
+        elif self.status[channel] in ("active", "idle"):
+            if time > self.times[channel]:
+                self.times[channel], self.status[channel] = time, "active"
+                self.look()
+            self.status[channel] = "idle" if idle else "active"
+            self.look()
+
+    def end(self, channel: int) -> None:
+        self.status[channel] = "ended"
+        self.look()
+
+    def suspend(self, channel: int) -> None:
+        if self.status[channel] != "ended":
+            self.status[channel] = "suspended"
+            self.look()
+
+    def resume(self, channel: int, was: str = "suspended") -> None:
+        if self.status[channel] == was:
+            self.times[channel], self.status[channel] = BEGINNING_OF_TIME, "active"
+            self.look()
+
+    def reopen(self, channel: int) -> None:
+        self.resume(channel, "ended")
+
+    def look(self) -> None:
+        active = [t for t, status in zip(self.times, self.status, strict=True) if status == "active"]
+        if active:
+            self.watermark = max(self.watermark, min(active))
+        elif set(self.status) == {"ended"}:
+            self.watermark = END_OF_TIME
+        self.idle = not active and "idle" in self.status and "suspended" not in self.status
+
+
+def any_steps(channels: int) -> st.SearchStrategy[list[tuple[int, tuple[str, int, bool]]]]:
+    times = st.one_of(st.integers(-50, 50), st.sampled_from([BEGINNING_OF_TIME, END_OF_TIME]))
+    others = st.sampled_from(["end", "suspend", "resume", "reopen"])
+    step = st.one_of(
+        st.tuples(st.just("update"), times, st.booleans()),
+        st.tuples(others, st.just(0), st.just(False)),
+    )
+    return st.lists(st.tuples(st.integers(0, channels - 1), step), max_size=80)
+
+
+@given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), any_steps(n))))
+def test_it_is_what_the_plain_model_says_and_never_goes_back(
+    drawn: tuple[int, list[tuple[int, tuple[str, int, bool]]]],
+) -> None:
+    channels, steps = drawn
+    valve, model = valve_of(channels), Model(channels)
+    for channel, (step, time, idle) in steps:
+        before = state(valve)
+        if step == "update":
+            changed = valve.update(channel, time, idle)
+            model.update(channel, time, idle)
+        else:
+            changed = getattr(valve, step)(channel)
+            getattr(model, step)(channel)
+        assert state(valve) == (model.watermark, model.idle)
+        assert changed == (state(valve) != before)
+        assert valve.watermark >= before[0]
+
+
+class Compared(int):
+    """A time that counts how often times are compared."""
+
+    times = 0
+
+    def __lt__(self, other: int) -> bool:
+        Compared.times += 1
+        return int(self) < int(other)
+
+    def __gt__(self, other: int) -> bool:
+        Compared.times += 1
+        return int(self) > int(other)
+
+
+def test_a_step_looks_at_few_of_many_channels() -> None:
+    valve = valve_of(4_000)
+    for channel in range(4_000):
+        valve.update(channel, Compared(channel), False)
+    Compared.times = 0
+    for channel in range(100):
+        assert valve.update(channel, Compared(5_000 + channel), False)
+        assert valve.watermark == channel + 1
+    assert Compared.times <= 100 * 4 * 12, "12 levels above 4,000 leaves"
+
+
+def test_a_suspended_channel_is_left_out_and_holds_what_there_is_when_nobody_else_counts() -> None:
+    valve = valve_of(3)
+    valve.update(0, 5, False)
+    valve.update(1, 9, False)
+    valve.update(2, 7, False)
+    assert valve.suspend(0)
+    assert state(valve) == (7, False)
+    valve.suspend(2)
+    assert valve.update(1, 9, True) is False, "it holds: a channel that is down may come back"
+    assert state(valve) == (9, False)
+    assert not valve.update(2, 30, False), "nothing is heard of it"
+    assert valve.end(0) is False and valve.end(2)
+    assert state(valve) == (9, True)
+
+
+def test_a_resumed_channel_counts_from_what_its_new_producer_says() -> None:
+    valve = valve_of(2)
+    valve.update(0, 5, False)
+    valve.update(1, 9, False)
+    valve.suspend(0)
+    assert not valve.resume(0)
+    assert not valve.update(0, 3, False) and not valve.update(1, 20, False)
+    assert state(valve) == (9, False)
+    assert valve.update(0, 12, False)
+    assert state(valve) == (12, False)
+
+
+def test_an_end_that_is_taken_back_holds_the_rest() -> None:
+    valve = valve_of(2)
+    valve.update(0, 5, False)
+    valve.end(1)
+    assert state(valve) == (5, False)
+    assert not valve.reopen(1)
+    assert not valve.update(0, 8, False)
+    assert valve.update(1, 6, False)
+    assert state(valve) == (6, False)
+    assert not valve.reopen(1), "it has not ended"
+
+
 # --- on a subpartition ----------------------------------------------------------------------------------
 
 
