@@ -23,12 +23,13 @@ import uvloop
 from minishuffle import limits
 from minishuffle.counters import ConnectionCounters, TaskCounters
 from minishuffle.errors import ShuffleError
+from minishuffle.exchange.channels import GateBuffers, QueuedEvent
 from minishuffle.exchange.elements import AssemblyBudget
-from minishuffle.exchange.gate import InputGate, RemoteInputChannel
+from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.partition import ResultPartition, serve
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import Address, JobId, PartitionId
-from minishuffle.protocol.channel import NextType, Outgoing
+from minishuffle.protocol.channel import NextType, Outgoing, Received
 from minishuffle.protocol.connection import ConnectionEvent, PartitionRequested
 from minishuffle.transport.tcp import DataEndpoint, DataLink
 from minishuffle.wire.frames import NO_ELEMENT_START, DataType, EventKind, PartitionRequest, Role
@@ -239,17 +240,21 @@ class Consumer(Peer):
         reserved = channels * exclusive
         pool = NetworkBufferPool(reserved + 64, segment_bytes)
         local = pool.create_pool("bench", reserved + 1, reserved + limits.FLOATING_BUFFERS_PER_GATE_DEFAULT)
-        budget = AssemblyBudget(limits.ASSEMBLY_BYTES_MAX)
-        gate = InputGate(0, 0, local, segment_bytes, wake, give_back, budget, None, TaskCounters())
+        floating = limits.FLOATING_BUFFERS_PER_GATE_DEFAULT
+        gate = InputGate(
+            0,
+            0,
+            GateBuffers(local, segment_bytes, exclusive, floating),
+            wake=wake,
+            give_back=give_back,
+            budget=AssemblyBudget(limits.ASSEMBLY_BYTES_MAX),
+            counters=TaskCounters(),
+        )
         link = self.link
         assert link is not None
         for number in range(channels):
-            channel = RemoteInputChannel(gate, 0, exclusive)
-            gate.add(channel)
-            channel.connect(link.connection, link.flush_soon)
             request = PartitionRequest(0, "bench", 0, 0, number, 1, 1, 1, 0)
-            link.connection.request_partition(channel.consumer, request)
-        link.flush_soon()
+            gate.add_channel(0).attach_remote(link, request)
         return gate
 
     async def transport(self, channels: int, segment_bytes: int, buffers: int) -> dict[str, Any]:
@@ -262,18 +267,20 @@ class Consumer(Peer):
         def drain() -> None:
             nonlocal total, received, ended
             gate = gates[0]
-            while gate.ready:
-                channel = gate.ready.popleft()
-                channel.enqueued = False
+            line = gate.ready.line
+            while line:
+                channel = line[0]
                 while channel.queue:
                     item = channel.queue.popleft()
-                    assert not isinstance(item, ShuffleError), item
-                    if item.data_type == DataType.DATA:
-                        total += word_sum(item.payload)
-                        received += len(item.payload)
+                    if isinstance(item, Received):
+                        payload = item.payload
+                        total += word_sum(payload)
+                        received += len(payload)
+                        item.attachment.consumed(item)
                     else:
+                        assert isinstance(item, QueuedEvent), item
                         ended += 1
-                    channel.consumed(item)
+                gate.ready.end_turn(channel)
             if ended == channels and not done.done():
                 done.set_result(None)
 

@@ -77,10 +77,12 @@ class AssemblyBudget:
 
     Args:
         limit_bytes: the bound.
+        directory: where long elements are put together; None for the system's temporary directory.
     """
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, directory: str | None = None) -> None:
         self.limit_bytes = limit_bytes
+        self.directory = directory
         self._held: dict[int, int] = {}
 
     @property
@@ -105,14 +107,12 @@ class Assembler:
 
     Args:
         budget: the worker's.
-        directory: where long elements are put together; None for the system's temporary directory.
     """
 
-    __slots__ = ("_at", "_budget", "_directory", "_filled", "_format", "_header", "_rows", "_target", "_view")
+    __slots__ = ("_at", "_budget", "_filled", "_format", "_header", "_rows", "_target", "_view")
 
-    def __init__(self, budget: AssemblyBudget, directory: str | None) -> None:
+    def __init__(self, budget: AssemblyBudget) -> None:
         self._budget = budget
-        self._directory = directory
         self._view = _NOTHING
         self._at = 0
         self._header = b""
@@ -141,7 +141,7 @@ class Assembler:
 
         Raises:
             RemoteProtocolError: a header that cannot be; nothing was allocated for it.
-            ResourceExhausted: a long element cannot be written to ``directory``.
+            ResourceExhausted: a long element cannot be written to the directory of the budget.
         """
         if self._target is None:
             size = self._next_header()
@@ -194,7 +194,7 @@ class Assembler:
     def _allocate(self, size: int) -> memoryview:
         if size <= SPILL_ELEMENT_BYTES and self._budget.reserve(id(self), size):
             return np.empty(size, dtype=np.uint8).data
-        return memoryview(_map_file(size, self._directory))
+        return memoryview(_map_file(size, self._budget.directory))
 
     def _fill(self, target: memoryview) -> tuple[int, int, Any] | None:
         view = self._view

@@ -9,7 +9,7 @@ turns consumed buffers into new credit. (Flink: ``CreditBasedSequenceNumberingVi
 from __future__ import annotations
 
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 from minishuffle.errors import RemoteProtocolError, ShuffleError
 from minishuffle.limits import SEGMENT_HEADROOM_BYTES
@@ -18,9 +18,9 @@ from minishuffle.wire.frames import BufferHeader, DataType, Payload
 
 __all__ = [
     "ChannelState",
+    "ConsumerAttachment",
     "ConsumerChannel",
     "FreeBuffer",
-    "Gate",
     "NextType",
     "Outgoing",
     "ProducerChannel",
@@ -69,19 +69,32 @@ class FreeBuffer(Protocol):
 class Received:
     """A buffer or an event that arrived and waits for the task.
 
-    The task reads ``memory[start:start + size]``; then it is given back to its channel.
+    The task reads ``memory[start:start + size]``; then it is given back to its attachment.
     """
 
-    __slots__ = ("buffer", "data_type", "first_start", "flags", "kind", "memory", "rows", "size", "start")
+    __slots__ = (
+        "attachment",
+        "buffer",
+        "data_type",
+        "first_start",
+        "flags",
+        "kind",
+        "memory",
+        "rows",
+        "size",
+        "start",
+    )
 
     def __init__(
         self,
+        attachment: ConsumerAttachment,
         memory: memoryview,
         start: int,
         header: BufferHeader,
         buffer: FreeBuffer | None = None,
         kind: BufferKind | None = None,
     ) -> None:
+        self.attachment = attachment
         self.memory = memory
         self.start = start
         self.size = header.size
@@ -97,8 +110,8 @@ class Received:
         return self.memory[self.start : self.start + self.size]
 
 
-class Gate(Protocol):
-    """Where a consumer channel gets floating buffers and delivers what it received."""
+class ConsumerAttachment(Protocol):
+    """The owner of a consumer channel: takes what it received, and lends it floating buffers."""
 
     def request_floating(self) -> FreeBuffer | None: ...
 
@@ -112,6 +125,9 @@ class Gate(Protocol):
     def release_exclusive(self, buffer: FreeBuffer) -> None: ...
 
     def deliver(self, received: Received) -> None: ...
+
+    def consumed(self, buffer: Any) -> None:
+        """The task has given back what was delivered."""
 
     def fail(self, error: ShuffleError) -> None:
         """The channel is broken; the task is to see ``error`` after what was delivered."""
@@ -193,15 +209,18 @@ class ProducerChannel:
 class ConsumerChannel:
     """The receiving end. Everything is called on the loop's side."""
 
-    __slots__ = ("_arriving", "_backlog", "credit", "expected", "gate", "id", "segment_bytes", "state")
+    __slots__ = ("_arriving", "_backlog", "attachment", "credit", "expected", "id", "segment_bytes", "state")
 
-    def __init__(self, gate: Gate, exclusive: list[FreeBuffer], segment_bytes: int) -> None:
+    def __init__(
+        self, attachment: ConsumerAttachment, exclusive: list[FreeBuffer], segment_bytes: int
+    ) -> None:
         self.id = 0
         """Given by the connection when the partition is requested."""
-        self.gate = gate
+        self.attachment = attachment
         self.credit: ReceiveCredit[FreeBuffer] = ReceiveCredit(exclusive)
         self.segment_bytes = segment_bytes
         self.expected = 0
+        """Sequence number of the next buffer or event."""
         self.state = ChannelState.OPEN
         self._arriving: Received | None = None
         self._backlog = 0
@@ -221,13 +240,12 @@ class ConsumerChannel:
         if data_type == DataType.DATA:
             kind, buffer = self.credit.on_buffer()
             memory, start = buffer.memory, SEGMENT_HEADROOM_BYTES
-            self._arriving = Received(memory, start, header, buffer, kind)
+            self._arriving = Received(self.attachment, memory, start, header, buffer, kind)
         elif data_type == DataType.EVENT and size:
             memory = memoryview(bytearray(size))
-            self._arriving = Received(memory, 0, header)
+            self._arriving = Received(self.attachment, memory, 0, header)
         else:
             raise RemoteProtocolError(f"buffer of unknown data type {data_type} or empty event")
-        self.expected = (header.sequence + 1) & SEQUENCE_MASK
         self._backlog = header.backlog
         return self._arriving.payload
 
@@ -237,10 +255,11 @@ class ConsumerChannel:
         return self._arriving.rows if self._arriving is not None else 0
 
     def end(self) -> None:
-        """The payload is complete: hand it to the gate, then ask for what the backlog needs."""
+        """The payload is complete: hand it over, then ask for what the backlog needs."""
         received, self._arriving = self._arriving, None
         assert received is not None
-        self.gate.deliver(received)
+        self.expected = (self.expected + 1) & SEQUENCE_MASK
+        self.attachment.deliver(received)
         self.on_backlog(self._backlog)
 
     def on_backlog(self, backlog: int) -> None:
@@ -248,16 +267,16 @@ class ConsumerChannel:
         if self.state is ChannelState.CLOSED:
             return
         for _ in range(self.credit.on_backlog(backlog)):
-            buffer = self.gate.request_floating()
+            buffer = self.attachment.request_floating()
             if buffer is None:
                 self.credit.waiting = True
-                self.gate.wait_in_line(self)
+                self.attachment.wait_in_line(self)
                 return
             self.credit.on_floating(buffer)
         self._leave_line_if_satisfied()
 
     def offer_floating(self, buffer: FreeBuffer) -> bool:
-        """The gate's turn to serve this channel; False if it does not want the buffer any more.
+        """This channel's turn in the line; False if it does not want the buffer any more.
 
         It stays in line (``credit.waiting``) while it wants another.
         """
@@ -274,19 +293,19 @@ class ConsumerChannel:
         if buffer is None:
             return
         if received.kind is BufferKind.FLOATING:
-            self.gate.release_floating(buffer)
+            self.attachment.release_floating(buffer)
         elif self.state is ChannelState.CLOSED:
-            self.gate.release_exclusive(buffer)
+            self.attachment.release_exclusive(buffer)
         else:
             surplus = self.credit.on_consumed(buffer)
             if surplus is not None:
-                self.gate.release_floating(surplus)
+                self.attachment.release_floating(surplus)
             self._leave_line_if_satisfied()
 
     def _leave_line_if_satisfied(self) -> None:
         if self.credit.waiting and self.credit.idle >= self.credit.required:
             self.credit.waiting = False
-            self.gate.leave_line(self)
+            self.attachment.leave_line(self)
 
     def close(self) -> None:
         """Idempotent: all unused credit is void; floating buffers go to the next in line."""
@@ -294,13 +313,13 @@ class ConsumerChannel:
             return
         self.state = ChannelState.CLOSED
         if self.credit.waiting:
-            self.gate.leave_line(self)
+            self.attachment.leave_line(self)
         arriving, self._arriving = self._arriving, None
         exclusive, floating = self.credit.void()
         for buffer in exclusive:
-            self.gate.release_exclusive(buffer)
+            self.attachment.release_exclusive(buffer)
         for buffer in floating:
-            self.gate.release_floating(buffer)
+            self.attachment.release_floating(buffer)
         if arriving is not None:
             self.consumed(arriving)
 
@@ -308,7 +327,7 @@ class ConsumerChannel:
         """Close, and let the task see why."""
         if self.state is ChannelState.OPEN:
             self.close()
-            self.gate.fail(error)
+            self.attachment.fail(error)
 
     def validate(self) -> None:
         self.credit.validate()

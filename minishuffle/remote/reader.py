@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from minishuffle import limits
 from minishuffle.errors import RemoteProtocolError, TaskCancelled, TaskFailed
+from minishuffle.exchange.channels import GateBuffers
 from minishuffle.exchange.elements import AssemblyBudget, decode
-from minishuffle.exchange.gate import InputGate, RemoteInputChannel
+from minishuffle.exchange.gate import InputGate
 from minishuffle.protocol.connection import ConnectionEvent
 from minishuffle.remote.access import Access
 from minishuffle.remote.connection import ExternalConnection
@@ -207,24 +208,18 @@ class ResultReader:
     def _gate(self, connection: ExternalConnection, job: str) -> InputGate:
         """(Loop.) A gate with one channel, which is requested."""
         paths, subtask = connection.paths, self._request.subtask
+        pool = connection.pool.create_pool("input", EXCLUSIVE_BUFFERS + 1, connection.pool.total)
         gate = InputGate(
             0,
             0,
-            connection.pool.create_pool("input", EXCLUSIVE_BUFFERS + 1, connection.pool.total),
-            connection.pool.segment_bytes,
-            paths.bell.ring,
-            paths.give_back,
-            AssemblyBudget(limits.ASSEMBLY_BYTES_MAX),
-            None,
-            connection.counters,
+            GateBuffers(pool, connection.pool.segment_bytes, EXCLUSIVE_BUFFERS, pool.maximum),
+            wake=paths.bell.ring,
+            give_back=paths.give_back,
+            budget=AssemblyBudget(limits.ASSEMBLY_BYTES_MAX),
+            counters=connection.counters,
         )
-        channel = RemoteInputChannel(gate, subtask, EXCLUSIVE_BUFFERS)
-        gate.add(channel)
-        link = connection.link
-        channel.connect(link.connection, link.flush_soon)
         request = PartitionRequest(0, job, 0, subtask, 0, 1, 1, 1, 0)
-        link.connection.request_partition(channel.consumer, request)
-        link.flush_soon()
+        gate.add_channel(subtask).attach_remote(connection.link, request)
         return gate
 
     def _read(self, connection: ExternalConnection, gate: InputGate) -> Iterator[pa.RecordBatch]:

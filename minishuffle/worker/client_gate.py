@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from minishuffle.errors import PeerLost, ShuffleError, Superseded
-from minishuffle.exchange.gate import Element, InputChannel, InputGate, RemoteInputChannel
+from minishuffle.exchange.channels import GateBuffers, InputChannel
+from minishuffle.exchange.elements import Assembler
+from minishuffle.exchange.gate import Element, InputGate
 from minishuffle.exchange.watermarks import WatermarkValve
 from minishuffle.wire.clients import ROWS_FORGOTTEN
 
@@ -57,47 +59,37 @@ class _NoValve(WatermarkValve):
     def end(self, channel: int) -> bool:
         return False
 
-    def active(self, channel: int) -> bool:
-        return False
 
-
-class UpstreamChannel(RemoteInputChannel):
+class UpstreamChannel(InputChannel):
     """One attempt at one partition. A broken link ends the channel and not the task."""
 
-    gate: UpstreamGate
-
-    def __init__(self, gate: UpstreamGate, exclusive: int, progress: Progress) -> None:
-        super().__init__(gate, progress.split, exclusive)
+    def __init__(self, gate: UpstreamGate, progress: Progress) -> None:
+        super().__init__(progress.split, 0, Assembler(gate.budget), gate.buffers, gate.ready)
         self.progress = progress
-        self.hang_up: Callable[[ShuffleError], None] = lambda error: None
+        self.disconnect: Callable[[ShuffleError], None] = lambda error: None
         """Ends the program's link. Only a channel that was read to its end is cancelled: that is the
         program's receipt."""
 
-    def fail(self, error: ShuffleError) -> None:
-        super().fail(error)
-        self.hang_up(error)
-
-    def broken(self, error: ShuffleError) -> None:
-        self.assembler.clear()
-        self.gate.over(self)
+    def detach(self, error: ShuffleError | None = None) -> None:
+        super().detach(error)
+        if error is not None:
+            self.disconnect(error)
 
     def cut(self) -> None:
         """(Loop.) Take nothing more from this attempt; what is queued is still read."""
-        self.hang_up(PeerLost("a newer attempt took the partition over"))
+        self.disconnect(PeerLost("a newer attempt took the partition over"))
 
 
 class UpstreamGate(InputGate):
     """The only gate of a source whose records other programs write.
 
     Args: those of :class:`InputGate`, and
-        exclusive: buffers of each channel, as far as there are any.
         post: has a call run on the loop.
     """
 
-    def __init__(self, *arguments: Any, exclusive: int, post: Callable[..., None]) -> None:
-        super().__init__(*arguments)
+    def __init__(self, buffers: GateBuffers, *, post: Callable[..., None], **arguments: Any) -> None:
+        super().__init__(UPSTREAM_EDGE, 0, buffers, **arguments)
         self.valve = _NoValve()
-        self._exclusive = exclusive
         self._split_changes: deque[tuple[int, Literal["open", "done"]]] = deque()
         self.split_changes = self._split_changes
         self._splits = 0
@@ -123,11 +115,12 @@ class UpstreamGate(InputGate):
             progress.rows += element.rows
         return element
 
-    def over(self, channel: InputChannel) -> None:
-        self._over(channel)
-
-    def _over(self, channel: InputChannel) -> None:
+    def _on_end(self, channel: InputChannel) -> None:
         self._post(self._close_channel, channel)
+
+    def _on_detached(self, channel: InputChannel, error: ShuffleError | None) -> None:
+        channel.rows_incomplete += channel.assembler.clear()
+        self._on_end(channel)
 
     # --- loop ------------------------------------------------------------------------------------
 
@@ -192,16 +185,16 @@ class UpstreamGate(InputGate):
         progress = self._writes[write][partition]
         if progress.attempt != attempt or progress.channel is not None:
             raise Superseded(f"a newer attempt than {attempt} writes partition {partition} of {write}")
-        channel = UpstreamChannel(self, self._exclusive, progress)
+        channel = UpstreamChannel(self, progress)
         progress.channel, progress.expected = channel, False
-        self.add(channel)
+        self.channels.append(channel)
         return channel
 
     def _close_channel(self, channel: UpstreamChannel) -> None:
         progress = channel.progress
         if channel not in self.channels:
             return
-        if channel.finished:
+        if channel.ended:
             progress.complete = True
             self._split_changes.append((progress.split, "done"))
         channel.close()
@@ -216,7 +209,7 @@ class UpstreamGate(InputGate):
     def close(self) -> None:
         for channel in list(self.channels):
             assert isinstance(channel, UpstreamChannel)
-            channel.hang_up(PeerLost("the task that reads the stream is over"))
+            channel.disconnect(PeerLost("the task that reads the stream is over"))
         super().close()
 
     def missing(self, write: str, partitions: list[int]) -> list[int]:

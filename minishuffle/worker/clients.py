@@ -329,8 +329,7 @@ class Visitors:
         except ShuffleError as error:
             link.abort(error)
             return
-        channel.connect(link.connection, link.flush_soon)
-        channel.hang_up = link.abort
+        channel.disconnect = link.abort
         request = PartitionRequest(
             0,
             message.job,
@@ -342,8 +341,7 @@ class Visitors:
             1,
             0,
         )
-        link.connection.request_partition(channel.consumer, request)
-        link.flush_soon()
+        channel.attach_remote(link, request)
 
     def forget(self, job: str) -> None:
         """The job is over."""

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import TaskCancelled
+from minishuffle.exchange.channels import GivenBack
 from minishuffle.exchange.partition import Subpartition
 from minishuffle.exchange.segments import LocalPool, Segment
 
@@ -128,9 +129,9 @@ class TaskPaths:
             subpartition.notified = True
             self._inbox.post(subpartition.attend)
 
-    def give_back(self, channel: Any, buffer: Any) -> None:
+    def give_back(self, buffer: GivenBack) -> None:
         """Path d: a consumed buffer."""
-        self.post(channel.consumed, buffer)
+        self.post(buffer.attachment.consumed, buffer)
 
     def post(self, call: Callable[..., None], *args: Any) -> None:
         """Path d: anything else that this attempt has to say; dropped once it was abandoned."""

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from minishuffle.errors import PeerLost, RemoteProtocolError, ShuffleError
-from minishuffle.exchange.gate import InputChannel, RemoteInputChannel
+from minishuffle.exchange.channels import InputChannel
 from minishuffle.exchange.partition import ResultPartition, serve
 from minishuffle.ids import Address
 from minishuffle.protocol.connection import ConnectionEvent, PartitionRequested, PeerSilent
@@ -108,10 +108,8 @@ class PeerLinks:
     def request(self, instruction: RequestPartition, channel: InputChannel | None) -> None:
         """Open a channel; nothing happens if its task or the link is gone meanwhile."""
         link = self._links.get(instruction.worker)
-        if isinstance(channel, RemoteInputChannel) and link is not None and channel.open:
-            channel.connect(link.connection, link.flush_soon)
-            link.connection.request_partition(channel.consumer, instruction.request)
-            link.flush_soon()
+        if channel is not None and link is not None:
+            channel.attach_remote(link, instruction.request)
 
     def attach(self, instruction: Attach, partition: ResultPartition | None) -> None:
         """Serve a peer's request from a partition here."""

@@ -235,7 +235,7 @@ class Worker:
             case FailTask(key, error):
                 failed = deployment.channel(key)
                 if failed is not None:
-                    failed.deliver(error)
+                    failed.detach(error)
             case Release(job):
                 self._peers.visitors.forget(job)
                 deployment.release(job)

@@ -19,9 +19,10 @@ from minishuffle.counters import (
     WorkerSnapshot,
 )
 from minishuffle.dataflow.graph import JobSettings
-from minishuffle.errors import LocalProtocolError, ResourceExhausted, clipped, text_of
+from minishuffle.errors import ResourceExhausted, clipped, text_of
+from minishuffle.exchange.channels import GateBuffers, InputChannel
 from minishuffle.exchange.elements import AssemblyBudget
-from minishuffle.exchange.gate import InputChannel, InputGate, LocalInputChannel, RemoteInputChannel
+from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.segments import LocalPool, NetworkBufferPool
 from minishuffle.exchange.spool import Spool
@@ -39,7 +40,7 @@ from minishuffle.wire.messages import (
     TaskStateChanged,
     WorkerReport,
 )
-from minishuffle.worker.client_gate import UPSTREAM_EDGE, UpstreamGate
+from minishuffle.worker.client_gate import UpstreamGate
 from minishuffle.worker.handoff import LoopInbox, TaskPaths
 from minishuffle.worker.outbox import Outbox
 from minishuffle.worker.state import ChannelKey, StartTask, TaskKey
@@ -183,19 +184,14 @@ class Deployment:
         gate = InputGate(
             spec.edge,
             spec.input,
-            pool,
-            self.pool.segment_bytes,
-            paths.bell.ring,
-            paths.give_back,
-            self.budget,
-            None,
-            counters,
+            GateBuffers(pool, self.pool.segment_bytes, exclusive, floating),
+            wake=paths.bell.ring,
+            give_back=paths.give_back,
+            budget=self.budget,
+            counters=counters,
         )
         for channel in spec.channels:
-            if channel.worker == self._worker:
-                gate.add(LocalInputChannel(gate, channel.producer, exclusive + floating, self._handed_over))
-            else:
-                gate.add(RemoteInputChannel(gate, channel.producer, exclusive))
+            gate.add_channel(channel.producer)
         return gate
 
     def _upstream_gate(
@@ -209,16 +205,11 @@ class Deployment:
             2 * (1 + exclusive) + floating,
         )
         return UpstreamGate(
-            UPSTREAM_EDGE,
-            0,
-            pool,
-            self.pool.segment_bytes,
-            paths.bell.ring,
-            paths.give_back,
-            self.budget,
-            None,
-            counters,
-            exclusive=exclusive,
+            GateBuffers(pool, self.pool.segment_bytes, exclusive, floating),
+            wake=paths.bell.ring,
+            give_back=paths.give_back,
+            budget=self.budget,
+            counters=counters,
             post=paths.post,
         )
 
@@ -245,11 +236,9 @@ class Deployment:
         partition = self.partitions.get(partition_id)
         if channel is None or partition is None:
             return
-        if not isinstance(channel, LocalInputChannel):
-            raise LocalProtocolError(f"channel {key} is not local")
         subpartition = partition.subpartition(key.task[2])
         assert subpartition is not None
-        channel.connect(subpartition.attach(1, channel.pump))
+        channel.attach_local(subpartition, 1, self._handed_over)
 
     # --- taking down -----------------------------------------------------------------------------
 

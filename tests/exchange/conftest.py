@@ -7,48 +7,76 @@ from typing import Any
 
 import pytest
 
-from minishuffle.counters import ConnectionCounters, TaskCounters
+from minishuffle.counters import TaskCounters
+from minishuffle.exchange.channels import GateBuffers, InputChannel
 from minishuffle.exchange.elements import ELEMENT_HEADER, AssemblyBudget, Batch, decode, encode
-from minishuffle.exchange.gate import Element, InputChannel, InputGate, LocalInputChannel, RemoteInputChannel
-from minishuffle.exchange.partition import ResultPartition, Subpartition
+from minishuffle.exchange.gate import Element, InputGate
+from minishuffle.exchange.partition import ResultPartition, Subpartition, serve
 from minishuffle.exchange.segments import NetworkBufferPool, Segment
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.protocol.channel import Outgoing
 from minishuffle.protocol.connection import Connection, PartitionRequested
 from minishuffle.wire.frames import BufferFlags, BufferHeader, DataType, PartitionRequest
+from support.links import BareLink, consumer_of
 
 SEGMENT_BYTES = 256
 
 
 class Setup:
-    """A gate over its own network memory. ``direct``: consumed buffers reach the loop at once."""
+    """A gate over its own network memory.
+
+    Args:
+        direct: consumed buffers reach the loop at once.
+        borrowed: segments that another pool has out when the gate's begins; they are ``borrowed``.
+    """
 
     def __init__(
-        self, remote: int = 0, exclusive: int = 2, floating: int = 4, segments: int = 512, direct: bool = True
+        self,
+        remote: int = 0,
+        exclusive: int = 2,
+        floating: int = 4,
+        segments: int = 512,
+        direct: bool = True,
+        borrowed: int = 0,
     ) -> None:
         self.network = NetworkBufferPool(segments, SEGMENT_BYTES)
+        self.borrowed: list[Segment] = []
+        if borrowed:
+            other = self.network.create_pool("other", 1, segments)
+            while len(self.borrowed) < borrowed and (segment := other.request()) is not None:
+                self.borrowed.append(segment)
         reserved = remote * exclusive
         self.pool = self.network.create_pool("gate", reserved + 1, reserved + floating)
         self.counters = TaskCounters()
         self.wakes = 0
         self.direct = direct
-        self.returned: list[tuple[InputChannel, Any]] = []
+        self.returned: list[Any] = []
         self.handed_over: list[Outgoing] = []
-        budget = AssemblyBudget(1 << 20)
         self.gate = InputGate(
-            0, 0, self.pool, SEGMENT_BYTES, self._wake, self._give_back, budget, None, self.counters
+            0,
+            0,
+            GateBuffers(self.pool, SEGMENT_BYTES, exclusive, floating),
+            wake=self._wake,
+            give_back=self._give_back,
+            budget=AssemblyBudget(1 << 20),
+            counters=self.counters,
         )
-        self.remotes = [RemoteInputChannel(self.gate, number, exclusive) for number in range(remote)]
-        for channel in self.remotes:
-            self.gate.add(channel)
+        self.link = BareLink()
+        self.remotes = [self.remote(number) for number in range(remote)]
 
     def _wake(self) -> None:
         self.wakes += 1
 
-    def _give_back(self, channel: InputChannel, buffer: Any) -> None:
-        self.returned.append((channel, buffer))
+    def _give_back(self, buffer: Any) -> None:
+        self.returned.append(buffer)
         if self.direct:
-            channel.consumed(buffer)
+            buffer.attachment.consumed(buffer)
+
+    def remote(self, producer: int) -> InputChannel:
+        """A channel whose producer is behind ``link``."""
+        channel = self.gate.add_channel(producer)
+        channel.attach_remote(self.link, PartitionRequest(0, "j1", 0, producer, 0, 1, 1, 1, 0))
+        return channel
 
     def partition(self, producer: int, segments: int = 16) -> ResultPartition:
         """A producer in this process, with a pool of its own and one consumer."""
@@ -62,10 +90,10 @@ class Setup:
         partition_id = PartitionId(JobId("j1"), 0, producer)
         return ResultPartition(partition_id, 0, 1, acquire, Subpartition.attend, TaskCounters())
 
-    def local(self, partition: ResultPartition, credit: int) -> LocalInputChannel:
-        channel = LocalInputChannel(self.gate, partition.id.producer, credit, self.handed_over.append)
-        self.gate.add(channel)
-        channel.connect(partition.subpartitions[0].attach(1, channel.pump))
+    def local(self, partition: ResultPartition) -> InputChannel:
+        """A channel whose producer is in this process."""
+        channel = self.gate.add_channel(partition.id.producer)
+        channel.attach_local(partition.subpartitions[0], 1, self.handed_over.append)
         return channel
 
     def rows(self) -> list[Any]:
@@ -77,6 +105,10 @@ class Setup:
 
     def queues(self) -> list[int]:
         return [len(channel.queue) for channel in self.gate.channels]
+
+    def waiting(self) -> list[InputChannel]:
+        """Channels that wait for a floating buffer, in turn."""
+        return [attachment.channel for attachment in self.gate.buffers.line]
 
     def wire(self, partitions: list[ResultPartition]) -> Wire:
         """Joins the remote channels to partitions of another process."""
@@ -105,9 +137,9 @@ class Setup:
         return rows
 
     @staticmethod
-    def arrive(channel: RemoteInputChannel, data: bytes, backlog: int = 0) -> None:
+    def arrive(channel: InputChannel, data: bytes, backlog: int = 0) -> None:
         """A data buffer of the network; its producer has heard of all credit."""
-        consumer = channel.consumer
+        consumer = consumer_of(channel)
         if consumer.credit.received == consumer.credit.granted:
             consumer.credit.take_unannounced()
         flags = BufferFlags.STARTS | BufferFlags.ENDS
@@ -116,8 +148,8 @@ class Setup:
         consumer.end()
 
     @staticmethod
-    def arrive_event(channel: RemoteInputChannel, kind: int) -> None:
-        consumer = channel.consumer
+    def arrive_event(channel: InputChannel, kind: int) -> None:
+        consumer = consumer_of(channel)
         header = BufferHeader(consumer.id, consumer.expected, 0, DataType.EVENT, BufferFlags.NONE, 0, 0, 1)
         consumer.begin(header)[0] = kind
         consumer.end()
@@ -128,17 +160,11 @@ class Wire:
 
     def __init__(self, setup: Setup, partitions: list[ResultPartition]) -> None:
         self.partitions = partitions
-        self.producer = Connection(dialer=True, counters=ConnectionCounters(), ping_interval=5.0, now=0.0)
-        self.consumer = Connection(dialer=False, counters=ConnectionCounters(), ping_interval=5.0, now=0.0)
-        self.pokes = 0
-        for channel in setup.remotes:
-            channel.connect(self.consumer, self._poke)
-            request = PartitionRequest(0, "j1", 0, channel.producer, 0, 1, 1, 1, 0)
-            self.consumer.request_partition(channel.consumer, request)
+        self.link = setup.link
+        self.consumer = setup.link.connection
+        self.producing = BareLink(dialer=True)
+        self.producer = self.producing.connection
         self.settle()
-
-    def _poke(self) -> None:
-        self.pokes += 1
 
     def settle(self) -> None:
         """Exchange frames until neither side has any."""
@@ -158,10 +184,7 @@ class Wire:
             receiver.receive(data, 0.0)
         for event in receiver.events():
             assert isinstance(event, PartitionRequested)
-            subpartition = self.partitions[event.request.producer].subpartitions[0]
-            channel = event.request.channel
-            view = subpartition.attach(1, lambda channel=channel: self.producer.available(channel))  # type: ignore[misc]
-            self.producer.attach(channel, view)
+            serve(self.producing, event.request, self.partitions[event.request.producer].subpartitions[0])
         sender.validate()
         receiver.validate()
 

@@ -34,7 +34,7 @@ NUMBERS = pa.record_batch({"k": np.arange(1000), "v": np.linspace(0, 1, 1000)})
 
 
 def assembler(limit_bytes: int = limits.ASSEMBLY_BYTES_MAX, directory: Path | None = None) -> Assembler:
-    return Assembler(AssemblyBudget(limit_bytes), None if directory is None else str(directory))
+    return Assembler(AssemblyBudget(limit_bytes, None if directory is None else str(directory)))
 
 
 def fed(target: Assembler, buffers: Iterable[bytes]) -> Iterator[tuple[int, int, Any]]:
@@ -132,7 +132,7 @@ def test_the_budget_is_held_while_an_element_is_under_way(written: Written) -> N
     budget = AssemblyBudget(1000)
     data = written([b"x" * 300])
     size = len(data) - ELEMENT_HEADER.size
-    first, second = Assembler(budget, None), Assembler(budget, None)
+    first, second = Assembler(budget), Assembler(budget)
     for number, target in enumerate((first, second), start=1):
         target.feed(memoryview(data)[:50])
         assert target.next() is None
@@ -146,7 +146,7 @@ def test_the_budget_is_held_while_an_element_is_under_way(written: Written) -> N
 
 def test_an_element_in_one_buffer_needs_no_budget(written: Written) -> None:
     budget = AssemblyBudget(0)
-    (element,) = fed(Assembler(budget, None), [written(["a"])])
+    (element,) = fed(Assembler(budget), [written(["a"])])
     assert decode(*element) == ["a"]
 
 
@@ -192,8 +192,8 @@ def test_an_element_of_256_mib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     sizes = spilled(monkeypatch)
     size = 256 * limits.MIB
     block = np.arange(4 * limits.MIB, dtype=np.uint32).tobytes()  # 16 MiB
-    budget = AssemblyBudget(limits.ASSEMBLY_BYTES_MAX)
-    target = Assembler(budget, str(tmp_path))
+    budget = AssemblyBudget(limits.ASSEMBLY_BYTES_MAX, str(tmp_path))
+    target = Assembler(budget)
     target.feed(memoryview(ELEMENT_HEADER.pack(size, 1, ElementFormat.ROWS)))
     assert target.next() is None
     for _ in range(size // len(block)):

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from minishuffle.errors import PeerLost, RemoteProtocolError
-from minishuffle.wire.frames import DataType, EventKind
+from minishuffle.exchange.channels import LocalBuffer
+from minishuffle.wire.frames import EventKind
+from support.links import consumer_of
 
 if TYPE_CHECKING:
     from conftest import Setup
@@ -43,7 +45,7 @@ def test_local_channels_take_turns(make_setup: type[Setup]) -> None:
         partition = setup.partition(producer, segments=4)
         for _ in range(4):
             partition.write(0, 1, [setup.element_of(SEGMENT_BYTES)])
-        setup.local(partition, credit=4)
+        setup.local(partition)
     assert setup.queues() == [4] * 37
     poll_fairly(setup, 37 * 4)
     assert setup.network.free == setup.network.total
@@ -60,12 +62,12 @@ def test_a_channel_keeps_its_turn_for_the_elements_of_one_buffer_only(make_setup
 def test_a_channel_that_stands_in_line_twice_gives_each_element_once(make_setup: type[Setup]) -> None:
     setup = make_setup(remote=2)
     setup.arrive(setup.remotes[0], setup.element([1]))
-    setup.gate.ready.append(setup.remotes[0])
+    setup.gate.ready.line.append(setup.remotes[0])
     setup.arrive(setup.remotes[1], setup.element([2]))
     assert setup.rows() == [1, 2]
     setup.arrive(setup.remotes[0], setup.element([3]))
     assert setup.rows() == [3]
-    assert not setup.gate.ready
+    assert not setup.gate.ready.line
 
 
 def test_what_arrives_between_two_polls_is_found_and_wakes_the_task(make_setup: type[Setup]) -> None:
@@ -88,8 +90,8 @@ def test_a_buffer_is_given_back_with_its_last_element_and_no_longer_looked_at(
     first = setup.gate.poll()
     assert setup.returned == []
     second = setup.gate.poll()
-    ((channel, buffer),) = setup.returned
-    assert channel is setup.remotes[0]
+    (buffer,) = setup.returned
+    assert buffer.attachment is setup.remotes[0].attachment
     buffer.memory[:] = bytes(len(buffer.memory))
     assert first is not None and second is not None
     assert setup.rows_of(first) + setup.rows_of(second) == ["first", "second"]
@@ -107,10 +109,10 @@ def test_each_fragment_of_an_element_is_given_back_at_once(make_setup: type[Setu
         setup.arrive(channel, piece)
         assert setup.gate.poll() is None
         assert len(setup.returned) == number
-        assert channel.consumer.credit.take_unannounced() == 1
+        assert consumer_of(channel).credit.take_unannounced() == 1
     setup.arrive(channel, pieces[-1])
     assert setup.rows() == [text]
-    assert channel.consumer.credit.idle == 1
+    assert consumer_of(channel).credit.idle == 1
 
 
 def test_credit_of_a_paused_task_falls_to_zero_and_the_queue_stays_within_what_was_granted(
@@ -123,7 +125,7 @@ def test_credit_of_a_paused_task_falls_to_zero_and_the_queue_stays_within_what_w
     for number in range(50):
         partition.write(0, 1, [setup.element_of(SEGMENT_BYTES, str(number))])
         wire.settle()
-        assert len(channel.queue) <= channel.consumer.credit.granted <= 2 + 4
+        assert len(channel.queue) <= consumer_of(channel).credit.granted <= 2 + 4
     (sending,) = wire.producer._producers.channels.values()
     assert sending.credit.available == 0
     assert len(channel.queue) == 6
@@ -134,9 +136,9 @@ def test_credit_of_a_paused_task_falls_to_zero_and_the_queue_stays_within_what_w
         assert item is not None
         read += setup.rows_of(item)
         wire.settle()
-        assert len(channel.queue) <= channel.consumer.credit.granted - len(setup.returned) <= 6
+        assert len(channel.queue) <= consumer_of(channel).credit.granted - len(setup.returned) <= 6
     assert [int(row) for row in read] == list(range(50))
-    assert wire.pokes >= 44
+    assert wire.link.flushes >= 44
 
 
 def test_a_channel_without_exclusive_buffers_gets_what_is_flushed_before_a_segment_is_full(
@@ -159,9 +161,9 @@ def test_a_channel_without_exclusive_buffers_gets_what_is_flushed_before_a_segme
 def test_a_local_channel_hands_over_as_much_as_its_credit_and_more_on_consumption(
     make_setup: type[Setup],
 ) -> None:
-    setup = make_setup()
+    setup = make_setup(exclusive=1, floating=2)
     partition = setup.partition(0, segments=10)
-    channel = setup.local(partition, credit=3)
+    channel = setup.local(partition)
     for number in range(10):
         partition.write(0, 1, [setup.element_of(SEGMENT_BYTES, str(number))])
     partition.broadcast_event(EventKind.END_OF_PARTITION)
@@ -170,7 +172,7 @@ def test_a_local_channel_hands_over_as_much_as_its_credit_and_more_on_consumptio
     for number in range(10):
         item = setup.gate.poll()
         assert item is not None and int(setup.rows_of(item)[0]) == number
-        assert len([piece for piece in channel.queue if piece.data_type == DataType.DATA]) <= 3  # type: ignore[union-attr]
+        assert len([item for item in channel.queue if isinstance(item, LocalBuffer)]) <= 3
     assert setup.gate.poll() is None
     assert setup.gate.finished
     assert len(setup.handed_over) == 11
@@ -213,7 +215,7 @@ def test_a_failure_is_seen_after_what_was_delivered_before_it(make_setup: type[S
     setup = make_setup(remote=2)
     setup.arrive(setup.remotes[0], setup.element([1]))
     setup.arrive(setup.remotes[0], setup.element([2]))
-    setup.remotes[0].consumer.fail(PeerLost("worker 7 is gone"))
+    consumer_of(setup.remotes[0]).fail(PeerLost("worker 7 is gone"))
     polled = [setup.gate.poll(), setup.gate.poll()]
     assert None not in polled
     with pytest.raises(PeerLost, match="worker 7 is gone"):

@@ -6,11 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from minishuffle.counters import GateSnapshot, TaskCounters
+from minishuffle.counters import GateSnapshot
 from minishuffle.errors import PeerLost
-from minishuffle.exchange.elements import AssemblyBudget
-from minishuffle.exchange.gate import InputGate, RemoteInputChannel
-from minishuffle.exchange.segments import LocalPool, NetworkBufferPool
+from support.links import consumer_of
 
 if TYPE_CHECKING:
     from conftest import Setup
@@ -26,12 +24,12 @@ def floating_all_at_one_channel(make_setup: type[Setup], segments: int = 512) ->
     the others wait for two each."""
     setup = make_setup(remote=4, exclusive=1, floating=3, segments=segments)
     first, *others = setup.remotes
-    first.consumer.on_backlog(3)
-    assert first.consumer.credit.take_unannounced() == 3
+    consumer_of(first).on_backlog(3)
+    assert consumer_of(first).credit.take_unannounced() == 3
     for channel in others:
-        channel.consumer.on_backlog(1)
-        assert channel.consumer.credit.waiting
-    assert list(setup.gate.line) == others
+        consumer_of(channel).on_backlog(1)
+        assert consumer_of(channel).credit.waiting
+    assert setup.waiting() == others
     for number in range(3):
         setup.arrive(first, setup.element([number]))
     return setup
@@ -42,23 +40,23 @@ def test_floating_buffers_go_to_the_waiting_channels_one_each_in_turn(make_setup
     _, *others = setup.remotes
     for number in range(3):
         assert setup.gate.poll() is not None
-        assert [len(channel.consumer.credit.floating) for channel in others] == [
+        assert [len(consumer_of(channel).credit.floating) for channel in others] == [
             1 if position <= number else 0 for position in range(3)
         ]
-    assert [channel.consumer.credit.unannounced for channel in others] == [1, 1, 1]
-    assert not setup.gate.line
+    assert [consumer_of(channel).credit.unannounced for channel in others] == [1, 1, 1]
+    assert not setup.gate.buffers.line
     assert setup.pool.in_use == 4 + 3
 
 
 def test_a_channel_that_wants_more_goes_to_the_end_of_the_line(make_setup: type[Setup]) -> None:
     setup = floating_all_at_one_channel(make_setup)
     _, second, third, fourth = setup.remotes
-    second.consumer.on_backlog(2)
+    consumer_of(second).on_backlog(2)
     assert setup.gate.poll() is not None
-    assert list(setup.gate.line) == [third, fourth, second]
+    assert setup.waiting() == [third, fourth, second]
     assert setup.gate.poll() is not None
     assert setup.gate.poll() is not None
-    assert list(setup.gate.line) == [second]
+    assert setup.waiting() == [second]
     assert setup.gate.snapshot().channels_starved == 1
 
 
@@ -67,9 +65,9 @@ def test_a_waiting_channel_that_fails_leaves_the_line_and_its_buffers_to_the_oth
 ) -> None:
     setup = floating_all_at_one_channel(make_setup)
     _, second, third, fourth = setup.remotes
-    second.consumer.fail(PeerLost("gone"))
-    assert third.consumer.credit.unannounced == 1, "the exclusive buffer of the one that failed"
-    assert list(setup.gate.line) == [fourth]
+    consumer_of(second).fail(PeerLost("gone"))
+    assert consumer_of(third).credit.unannounced == 1, "the exclusive buffer of the one that failed"
+    assert setup.waiting() == [fourth]
     with pytest.raises(PeerLost, match="gone"):
         setup.rows()
 
@@ -85,11 +83,11 @@ def test_a_shrunken_pool_takes_floating_buffers_back_and_serves_the_line_when_it
     assert setup.gate.poll() is not None
     assert setup.gate.poll() is not None
     assert setup.network.free == 2
-    assert list(setup.gate.line) == others
+    assert setup.waiting() == others
     other.destroy()
     assert setup.pool.size == 7
-    assert [channel.consumer.credit.unannounced for channel in others] == [1, 1, 0]
-    assert list(setup.gate.line) == [others[2]]
+    assert [consumer_of(channel).credit.unannounced for channel in others] == [1, 1, 0]
+    assert setup.waiting() == [others[2]]
 
 
 def test_snapshot_says_what_is_used_and_who_starves(make_setup: type[Setup]) -> None:
@@ -139,7 +137,7 @@ def test_close_of_local_channels_gives_the_producers_segments_back(make_setup: t
     setup = make_setup()
     partitions = [setup.partition(producer) for producer in range(2)]
     for partition in partitions:
-        setup.local(partition, credit=4)
+        setup.local(partition)
         partition.write(0, 1, [setup.element(["a"]) + setup.element(["b"])])
         partition.subpartitions[0].flush()
         partition.subpartitions[0].attend()
@@ -157,14 +155,14 @@ def test_close_of_local_channels_gives_the_producers_segments_back(make_setup: t
 def test_a_buffer_that_was_given_back_before_the_close_comes_home_after_it(make_setup: type[Setup]) -> None:
     setup = make_setup(remote=1, direct=False)
     partition = setup.partition(5)
-    setup.local(partition, credit=4)
+    setup.local(partition)
     partition.write(0, 1, [setup.element_of(SEGMENT_BYTES)])
     setup.arrive(setup.remotes[0], setup.element([1]))
     setup.rows()
     setup.gate.close()
     assert setup.network.total - setup.network.free == 2
-    for channel, buffer in setup.returned:
-        channel.consumed(buffer)
+    for buffer in setup.returned:
+        buffer.attachment.consumed(buffer)
     assert setup.network.free == setup.network.total
 
 
@@ -185,19 +183,9 @@ def test_close_tells_the_producer_and_what_comes_later_takes_no_segment(make_set
     assert partition.subpartitions[0].view is None
 
 
-def test_fewer_exclusive_buffers_than_asked_for_are_promised_as_what_they_are() -> None:
-    network = NetworkBufferPool(8, SEGMENT_BYTES)
-    pool: LocalPool = network.create_pool("gate", 1, 1)
-    gate = InputGate(
-        0,
-        0,
-        pool,
-        SEGMENT_BYTES,
-        lambda: None,
-        lambda channel, buffer: None,
-        AssemblyBudget(1 << 20),
-        None,
-        TaskCounters(),
-    )
-    channel = RemoteInputChannel(gate, 0, 2)
-    assert (channel.consumer.credit.granted, channel.consumer.credit.exclusive_total) == (1, 1)
+def test_fewer_exclusive_buffers_than_asked_for_are_promised_as_what_they_are(
+    make_setup: type[Setup],
+) -> None:
+    setup = make_setup(remote=2, exclusive=2, floating=1, segments=6, borrowed=4)
+    credits = [consumer_of(channel).credit for channel in setup.remotes]
+    assert [(credit.granted, credit.exclusive_total) for credit in credits] == [(2, 2), (0, 0)]

@@ -358,7 +358,7 @@ def test_a_gate_gives_the_least_watermark_before_the_element_behind_it(make_setu
     second.write(0, 1, [setup.element(["behind"])])
     for partition in (first, second):
         partition.broadcast_event(EventKind.END_OF_DATA)
-        setup.local(partition, credit=4)
+        setup.local(partition)
     gate = setup.gate
     element = gate.poll()
     assert element is not None

@@ -18,13 +18,11 @@ from minishuffle.errors import (
     RemoteProtocolError,
     TaskFailed,
 )
-from minishuffle.protocol.channel import Received
 from minishuffle.protocol.connection import Connection, PeerClosed, PeerSilent
 from minishuffle.wire.frames import (
     AddCredit,
     BacklogAnnouncement,
     BufferFlags,
-    BufferHeader,
     DataType,
     EventKind,
     Hello,
@@ -33,6 +31,7 @@ from minishuffle.wire.frames import (
     encode_frame,
     write_buffer_header,
 )
+from support.frames import Piece
 
 Peers = Any
 BLOCK = bytes(range(64))
@@ -41,7 +40,7 @@ BLOCK = bytes(range(64))
 def buffer_for(channel: int, sequence: int, payload: bytes = b"x", data_type: int = DataType.DATA) -> bytes:
     memory = memoryview(bytearray(64 + len(payload)))
     memory[64:] = payload
-    piece = Received(memory, 64, BufferHeader(0, 0, 0, data_type, BufferFlags.NONE, 0, 1, len(payload)))
+    piece = Piece(memory, len(payload), data_type, BufferFlags.NONE, rows=1)
     return bytes(write_buffer_header(piece, channel, sequence, 0))
 
 

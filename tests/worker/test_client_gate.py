@@ -9,11 +9,13 @@ import pytest
 
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import PeerLost, ShuffleError, Superseded
+from minishuffle.exchange.channels import GateBuffers
 from minishuffle.exchange.elements import AssemblyBudget, decode, encode
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.wire.clients import ROWS_FORGOTTEN
-from minishuffle.wire.frames import BufferFlags, BufferHeader, DataType, EventKind
+from minishuffle.wire.frames import BufferFlags, BufferHeader, DataType, EventKind, PartitionRequest
 from minishuffle.worker.client_gate import UPSTREAM_EDGE, WRITES_KEPT, Progress, UpstreamChannel, UpstreamGate
+from support.links import BareLink, consumer_of
 
 SEGMENT_BYTES = 4096
 
@@ -26,16 +28,11 @@ class Stand:
         pool = self.network.create_pool("stream", 3, 8)
         self.posted: list[tuple[Any, ...]] = []
         self.gate = UpstreamGate(
-            UPSTREAM_EDGE,
-            0,
-            pool,
-            SEGMENT_BYTES,
-            lambda: None,
-            lambda channel, buffer: channel.consumed(buffer),
-            AssemblyBudget(1 << 20),
-            None,
-            TaskCounters(),
-            exclusive=2,
+            GateBuffers(pool, SEGMENT_BYTES, 2, 4),
+            wake=lambda: None,
+            give_back=lambda buffer: buffer.attachment.consumed(buffer),
+            budget=AssemblyBudget(1 << 20),
+            counters=TaskCounters(),
             post=lambda *call: self.posted.append(call),
         )
         self.told: list[Progress] = []
@@ -50,9 +47,11 @@ class Stand:
         def hang_up(error: ShuffleError) -> None:
             if error not in self.hung_up:  # a link that is aborted twice ends once
                 self.hung_up.append(error)
-                channel.consumer.fail(error)
+                if channel.attachment is not None:
+                    consumer_of(channel).fail(error)
 
-        channel.hang_up = hang_up
+        channel.disconnect = hang_up
+        channel.attach_remote(BareLink(), PartitionRequest(0, "j1", UPSTREAM_EDGE, 0, 0, 1, 1, 1, 0))
         return channel
 
     def take(self, *rows: str, attempt: int = 1) -> UpstreamChannel:
@@ -94,7 +93,7 @@ def element(*rows: str) -> bytes:
 
 
 def arrive(channel: UpstreamChannel, data: bytes) -> None:
-    consumer = channel.consumer
+    consumer = consumer_of(channel)
     consumer.credit.take_unannounced()
     flags = BufferFlags.STARTS | BufferFlags.ENDS
     header = BufferHeader(consumer.id, consumer.expected, 0, DataType.DATA, flags, 0, 1, len(data))
@@ -103,7 +102,7 @@ def arrive(channel: UpstreamChannel, data: bytes) -> None:
 
 
 def arrive_end(channel: UpstreamChannel) -> None:
-    consumer = channel.consumer
+    consumer = consumer_of(channel)
     header = BufferHeader(consumer.id, consumer.expected, 0, DataType.EVENT, BufferFlags.NONE, 0, 0, 1)
     consumer.begin(header)[0] = EventKind.END_OF_PARTITION
     consumer.end()
@@ -156,7 +155,7 @@ def test_a_newer_attempt_waits_for_what_is_queued_of_the_older(stand: Stand) -> 
 def test_a_broken_link_drops_half_an_element_and_ends_the_channel_alone(stand: Stand) -> None:
     channel = stand.take("a")
     arrive(channel, element("b" * 100)[:40])
-    channel.consumer.fail(PeerLost("cut"))
+    consumer_of(channel).fail(PeerLost("cut"))
     assert stand.rows() == []
     stand.turn()
     stand.expect(attempt=2)
@@ -190,13 +189,13 @@ def test_an_attempt_overtaken_before_it_came_is_refused_at_the_door(stand: Stand
     stand.expect(attempt=2)
     with pytest.raises(Superseded, match="a newer attempt than 1"):
         stand.open(attempt=1)
-    assert stand.open(attempt=2).open
+    assert stand.open(attempt=2).attachment
 
 
 def test_a_channel_that_breaks_the_protocol_hangs_up(stand: Stand) -> None:
     """Else its cancellation would look like the receipt."""
     channel = stand.take("a")
-    channel.consumer.fail(ShuffleError("too long a buffer"))
+    consumer_of(channel).fail(ShuffleError("too long a buffer"))
     assert [str(error) for error in stand.hung_up] == ["too long a buffer"]
 
 
@@ -242,7 +241,7 @@ def test_splits_of_another_write_have_other_numbers(stand: Stand) -> None:
 def test_a_split_whose_attempt_was_cut_is_not_done(stand: Stand) -> None:
     channel = stand.take("a")
     stand.changes()
-    channel.consumer.fail(PeerLost("cut"))
+    consumer_of(channel).fail(PeerLost("cut"))
     stand.rows()
     stand.turn()
     assert stand.changes() == []
@@ -284,7 +283,7 @@ def test_batches_of_a_query_that_were_complete_long_ago_stay_so(stand: Stand) ->
 
 def test_a_write_that_is_not_complete_is_never_forgotten(stand: Stand) -> None:
     channel = stand.take("a")
-    channel.consumer.fail(PeerLost("cut"))
+    consumer_of(channel).fail(PeerLost("cut"))
     stand.rows()
     stand.turn()
     for batch in range(2 * WRITES_KEPT):

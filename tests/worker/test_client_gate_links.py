@@ -12,16 +12,17 @@ from typing import Any
 
 import pytest
 
-from minishuffle.counters import ConnectionCounters, TaskCounters
+from minishuffle.counters import TaskCounters
 from minishuffle.errors import PeerLost, RemoteProtocolError, ShuffleError, Superseded
+from minishuffle.exchange.channels import GateBuffers
 from minishuffle.exchange.elements import ELEMENT_HEADER, AssemblyBudget, decode, encode
-from minishuffle.exchange.gate import InputChannel
-from minishuffle.exchange.partition import ResultPartition, Subpartition
+from minishuffle.exchange.partition import ResultPartition, Subpartition, serve
 from minishuffle.exchange.segments import NetworkBufferPool, Segment
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.protocol.connection import Connection, PartitionRequested
 from minishuffle.wire.frames import EventKind, PartitionRequest
 from minishuffle.worker.client_gate import UPSTREAM_EDGE, Progress, UpstreamChannel, UpstreamGate
+from support.links import BareLink
 
 SEGMENTS = 64
 SEGMENT_BYTES = 256
@@ -39,24 +40,19 @@ class Reading:
         self.wakes = 0
         self._posts: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self.gate = UpstreamGate(
-            UPSTREAM_EDGE,
-            0,
-            self.pool,
-            SEGMENT_BYTES,
-            self._wake,
-            self._give_back,
-            AssemblyBudget(1 << 20),
-            None,
-            TaskCounters(),
-            exclusive=EXCLUSIVE,
+            GateBuffers(self.pool, SEGMENT_BYTES, EXCLUSIVE, 4),
+            wake=self._wake,
+            give_back=self._give_back,
+            budget=AssemblyBudget(1 << 20),
+            counters=TaskCounters(),
             post=self.post,
         )
 
     def _wake(self) -> None:
         self.wakes += 1
 
-    def _give_back(self, channel: InputChannel, buffer: Any) -> None:
-        self.post(channel.consumed, buffer)
+    def _give_back(self, buffer: Any) -> None:
+        self.post(buffer.attachment.consumed, buffer)
 
     def post(self, call: Callable[..., None], *arguments: Any) -> None:
         self._posts.append((call, arguments))
@@ -124,12 +120,11 @@ class Program:
         partition_id = PartitionId(JobId("j1"), 0, 0)
         self._partition = ResultPartition(partition_id, 0, 1, self._acquire, self._notify, TaskCounters())
         self._subpartition = self._partition.subpartitions[0]
-        self._here = Connection(dialer=True, counters=ConnectionCounters(), ping_interval=5.0, now=0.0)
-        self._there = Connection(dialer=False, counters=ConnectionCounters(), ping_interval=5.0, now=0.0)
-        channel.connect(self._there, lambda: None)
-        channel.hang_up = lambda error: reading.post(self.cut, error)
+        self._writing, self._reading = BareLink(dialer=True), BareLink()
+        self._here, self._there = self._writing.connection, self._reading.connection
+        channel.disconnect = lambda error: reading.post(self.cut, error)
         request = PartitionRequest(0, "j1", UPSTREAM_EDGE, 0, 0, 1, 1, 1, 0)
-        self._there.request_partition(channel.consumer, request)
+        channel.attach_remote(self._reading, request)
         self.exchange()
 
     def _acquire(self) -> Segment:
@@ -178,13 +173,9 @@ class Program:
             receiver.receive(data, 0.0)
         for event in receiver.events():
             assert isinstance(event, PartitionRequested)
-            self._on_request(event.request.channel)
+            serve(self._writing, event.request, self._subpartition)
         sender.validate()
         receiver.validate()
-
-    def _on_request(self, channel: int) -> None:
-        view = self._subpartition.attach(1, lambda: self._here.available(channel))
-        self._here.attach(channel, view)
 
     def cut(self, error: ShuffleError | None = None) -> None:
         """Its link breaks."""

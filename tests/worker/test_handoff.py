@@ -203,7 +203,12 @@ def test_a_subpartition_is_notified_of_once_until_it_was_attended_to(turns: Turn
 def test_a_closed_attempt_is_cancelled_and_has_nothing_more_to_say(turns: Turns, paths_of: PathsOf) -> None:
     said: list[Any] = []
 
-    class Channel:
+    class Buffer:
+        """Its own attachment."""
+
+        def __init__(self) -> None:
+            self.attachment: Any = self
+
         def consumed(self, buffer: object) -> None:
             said.append(buffer)
 
@@ -211,7 +216,8 @@ def test_a_closed_attempt_is_cancelled_and_has_nothing_more_to_say(turns: Turns,
     subpartition = Subpartition(0, paths.notify)
     paths.close()
     paths.notify(subpartition)
-    paths.give_back(Channel(), "buffer")
+    buffer: Any = Buffer()
+    paths.give_back(buffer)
     paths.post(said.append, "result")
     turns.turn()
     assert (turns.wakes, said) == (0, [])

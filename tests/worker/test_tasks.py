@@ -11,13 +11,15 @@ import pytest
 from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.stream import Stream
-from minishuffle.errors import LocalProtocolError, ResourceExhausted
-from minishuffle.exchange.gate import LocalInputChannel, RemoteInputChannel
+from minishuffle.errors import ResourceExhausted
+from minishuffle.exchange.channels import LocalAttachment
 from minishuffle.ids import JobId, PartitionId
+from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.messages import InputChannelSpec, InputSpec, TaskSpec
 from minishuffle.worker.state import ChannelKey, StartTask
 from minishuffle.worker.task import Task
 from minishuffle.worker.tasks import counters_message
+from support.links import BareLink
 
 if TYPE_CHECKING:
     from conftest import Site
@@ -107,8 +109,10 @@ async def test_pools_have_the_minimum_that_keeps_every_channel_going(site: Site)
 async def test_remote_channels_have_exclusive_buffers_and_give_them_back(site: Site) -> None:
     task = start_consumer(site, worker=2, buffers_per_channel=3, floating_buffers_per_gate=5)
     (gate,) = task.gates
-    assert all(isinstance(channel, RemoteInputChannel) for channel in gate.channels)
-    assert (gate.pool.minimum, gate.pool.maximum, gate.pool.in_use) == (7, 11, 6)
+    for channel in gate.channels:
+        channel.attach_remote(BareLink(), PartitionRequest(0, "j1", 0, channel.producer, 0, 1, 1, 1, 0))
+    pool = gate.buffers.pool
+    assert (pool.minimum, pool.maximum, pool.in_use) == (7, 11, 6)
     site.deployment.ended(task)
     assert site.pool.free == site.pool.total
 
@@ -169,7 +173,10 @@ async def test_a_second_output_that_does_not_fit_takes_the_first_with_it(site_of
 async def test_channels_are_found_by_their_key(site: Site) -> None:
     site.deploy(Stream.items([1]).rebalance().to_count(), connect=False)
     task = ("j1", 1, 0)
-    assert isinstance(site.deployment.channel(ChannelKey(task, 0, 0)), LocalInputChannel)
+    channel = site.deployment.channel(ChannelKey(task, 0, 0))
+    assert channel is not None and (channel.producer, channel.attachment) == (0, None)
+    site.deployment.connect_local(ChannelKey(task, 0, 0), PartitionId(JobId("j1"), 0, 0))
+    assert isinstance(channel.attachment, LocalAttachment)
     assert site.deployment.channel(ChannelKey(task, 0, 7)) is None
     assert site.deployment.channel(ChannelKey(task, 5, 0)) is None
     assert site.deployment.channel(ChannelKey(("j2", 1, 0), 0, 0)) is None
@@ -181,13 +188,6 @@ async def test_joining_what_is_gone_does_nothing(site: Site) -> None:
     site.deployment.connect_local(ChannelKey(("j9", 1, 0), 0, 0), partition)
     site.deployment.connect_local(ChannelKey(("j1", 1, 0), 0, 0), PartitionId(JobId("j9"), 0, 0))
     assert site.deployment.partitions[partition].subpartitions[0].view is None
-
-
-async def test_a_remote_channel_cannot_be_joined_locally(site: Site) -> None:
-    start_consumer(site, worker=2)
-    site.deploy(Stream.items([1]).rebalance().to_count(), "j2", connect=False)
-    with pytest.raises(LocalProtocolError, match="is not local"):
-        site.deployment.connect_local(ChannelKey(("j1", 1, 0), 0, 0), PartitionId(JobId("j2"), 0, 0))
 
 
 # --- flushing -------------------------------------------------------------------------------------------
@@ -296,7 +296,7 @@ async def test_an_abandoned_consumer_gives_its_input_back_at_once(site: Site) ->
     await site.until(lambda: Held.reached.is_set() and len(channel.queue) > 0)
     abandon(site, sink)
     assert len(channel.queue) == 0
-    assert sink.gates[0].pool.in_use == 0
+    assert sink.gates[0].buffers.pool.in_use == 0
     source.paths.cancel()
     await site.until(lambda: ("j1", 0, 0) in site.outcomes)
     Held.let_go.set()

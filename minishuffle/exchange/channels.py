@@ -1,0 +1,446 @@
+"""Input channels: the consuming ends of an exchange, and what each of them is attached to.
+
+An :class:`InputChannel` is the logical channel: a queue between loop and task, the element under way, a
+place in the gate's watermark. It lives as long as its gate. An *attachment* is where its buffers come from
+for one generation: a channel of a link to another process (:class:`RemoteAttachment`, with its own credit
+ledger and receive buffers) or a subpartition of this process (:class:`LocalAttachment`). Attachments
+replace each other; every buffer knows its attachment, so what belongs to an old one credits no new one.
+(Flink: ``RemoteInputChannel``, ``LocalInputChannel``, ``BufferManager``.)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol, TypeAlias
+
+from minishuffle.errors import ShuffleError
+from minishuffle.exchange.elements import Assembler
+from minishuffle.exchange.partition import Subpartition
+from minishuffle.exchange.segments import LocalPool, Segment
+from minishuffle.protocol.channel import (
+    SEQUENCE_MASK,
+    ConsumerChannel,
+    FreeBuffer,
+    NextType,
+    Outgoing,
+    Received,
+    SubpartitionView,
+)
+from minishuffle.protocol.connection import Connection
+from minishuffle.wire.frames import NO_SEQUENCE, CancelReason, DataType, PartitionRequest
+
+__all__ = [
+    "Attached",
+    "Attachment",
+    "Detached",
+    "GateBuffers",
+    "GivenBack",
+    "InputChannel",
+    "LocalAttachment",
+    "LocalBuffer",
+    "QueuedEvent",
+    "ReadyLine",
+    "RemoteAttachment",
+]
+
+
+# --- buffers --------------------------------------------------------------------------------------
+
+
+class GateBuffers:
+    """The receive buffers of one gate: exclusive ones of its attachments, and floating ones that go round
+    the attachments which wait for one.
+
+    Args:
+        pool: ``remote channels × exclusive + 1 … + floating`` segments.
+        segment_bytes: payload bytes of each.
+        exclusive, floating: buffers per remote channel, and for all of them together. A local channel may
+            hold as many of its producer's segments as a remote one has of both.
+    """
+
+    def __init__(self, pool: LocalPool, segment_bytes: int, exclusive: int, floating: int) -> None:
+        self.pool = pool
+        self.segment_bytes = segment_bytes
+        self.line: deque[RemoteAttachment] = deque()
+        """Attachments that wait for a floating buffer, in turn."""
+        self.exclusive = exclusive
+        self.local_credit = exclusive + floating
+        pool.on_available(self._serve)
+
+    def take_exclusive(self) -> list[FreeBuffer]:
+        """The exclusive buffers of a new attachment, as far as there are any."""
+        taken: list[FreeBuffer] = []
+        while len(taken) < self.exclusive and (segment := self.pool.request()) is not None:
+            taken.append(segment)
+        return taken
+
+    def release_floating(self, segment: Segment) -> None:
+        """A floating buffer comes free: the next in line gets it, or the pool does.
+
+        A pool that was shrunk takes it back first.
+        """
+        while self.line and self.pool.in_use <= self.pool.size:
+            attachment = self.line.popleft()
+            if attachment.consumer.offer_floating(segment):
+                if attachment.consumer.credit.waiting:
+                    self.line.append(attachment)
+                attachment.announce()
+                return
+        segment.recycle()
+
+    def _serve(self) -> None:
+        """The pool has segments again."""
+        while self.line:
+            segment = self.pool.request()
+            if segment is None:
+                return
+            self.release_floating(segment)
+
+
+# --- what a queue holds ---------------------------------------------------------------------------
+
+
+class Notice:
+    """An entry of a channel's queue that carries no data."""
+
+    __slots__ = ()
+
+
+class QueuedEvent(Notice):
+    """An event of the producer."""
+
+    __slots__ = ("attachment", "payload")
+
+    def __init__(self, attachment: Attachment, payload: bytes) -> None:
+        self.attachment = attachment
+        self.payload = payload
+
+
+class Detached(Notice):
+    """Nothing more comes from the attachment before, because of ``error`` if there is one."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: ShuffleError | None) -> None:
+        self.error = error
+
+
+class Attached(Notice):
+    """What follows comes from a new attachment, and begins with an element."""
+
+    __slots__ = ()
+
+
+class LocalBuffer:
+    """A segment of a producer in this process, or a piece of one."""
+
+    __slots__ = ("attachment", "payload", "piece", "rows")
+
+    def __init__(self, attachment: LocalAttachment, piece: Outgoing) -> None:
+        self.attachment = attachment
+        self.piece = piece
+        self.payload = piece.memory[piece.start : piece.start + piece.size]
+        self.rows = piece.rows
+
+
+GivenBack: TypeAlias = Received | LocalBuffer
+"""What a task gives back to its attachment once it is read."""
+QueueItem: TypeAlias = GivenBack | Notice
+
+
+class ReadyLine:
+    """The channels of a gate that have something to read, in turn; a task takes one buffer of each.
+
+    Args:
+        wake: tells the task that there is something to read.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.line: deque[InputChannel] = deque()
+        self._wake = wake
+
+    def enter(self, channel: InputChannel) -> None:
+        """(Loop.) Something was put into the channel's queue."""
+        if not channel.enqueued:
+            channel.enqueued = True
+            self.line.append(channel)
+        self._wake()
+
+    def end_turn(self, channel: InputChannel) -> None:
+        """(Task.) The channel, which is first, goes to the end of the line if it has more."""
+        self.line.popleft()
+        if channel.queue:
+            self.line.append(channel)
+            return
+        channel.enqueued = False
+        # The loop may have delivered between the look and the flag; twice in line does no harm.
+        if channel.queue and not channel.enqueued:
+            channel.enqueued = True
+            self.line.append(channel)
+
+
+# --- attachments ----------------------------------------------------------------------------------
+
+
+class Attachment(Protocol):
+    """Where the buffers of an input channel come from. Everything is called on the loop.
+
+    A closed attachment delivers nothing more. Its buffers that the task still holds come home through
+    ``consumed`` as before.
+    """
+
+    generation: int
+    rows_received: int
+    """Rows that begin in the buffers that were received."""
+
+    @property
+    def last_sequence(self) -> int:
+        """Number of the last buffer or event that was received; ``NO_SEQUENCE`` before the first."""
+        ...
+
+    def consumed(self, buffer: Any) -> None:
+        """The task has given ``buffer`` back."""
+        ...
+
+    def close(self, reason: CancelReason) -> None:
+        """Let go of the producer and of every buffer that the task does not hold; idempotent."""
+        ...
+
+
+class ConsumerLink(Protocol):
+    """A link to a producer, of whatever transport."""
+
+    @property
+    def connection(self) -> Connection: ...
+
+    def flush_soon(self) -> None: ...
+
+
+class RemoteAttachment:
+    """A channel of a link to the process of the producer; the owner of its ``ConsumerChannel``."""
+
+    def __init__(
+        self, channel: InputChannel, buffers: GateBuffers, link: ConsumerLink, generation: int
+    ) -> None:
+        self.generation = generation
+        self.rows_received = 0
+        self.channel = channel
+        self._buffers = buffers
+        self._link = link
+        self.consumer = ConsumerChannel(self, buffers.take_exclusive(), buffers.segment_bytes)
+
+    def open(self, request: PartitionRequest) -> None:
+        """Ask the producer for the subpartition."""
+        self._link.connection.request_partition(self.consumer, request)
+        self._link.flush_soon()
+
+    @property
+    def last_sequence(self) -> int:
+        return (self.consumer.expected - 1) & SEQUENCE_MASK
+
+    def announce(self) -> None:
+        self._link.connection.announce_credit(self.consumer)
+        self._link.flush_soon()
+
+    def consumed(self, buffer: Any) -> None:
+        if isinstance(buffer, Received):
+            self.consumer.consumed(buffer)
+            self.announce()
+
+    def close(self, reason: CancelReason) -> None:
+        self._link.connection.cancel(self.consumer, reason)
+        self._link.flush_soon()
+        self.consumer.close()
+
+    # --- for the ConsumerChannel -----------------------------------------------------------------
+
+    def request_floating(self) -> FreeBuffer | None:
+        return self._buffers.pool.request()
+
+    def wait_in_line(self, channel: ConsumerChannel) -> None:
+        self._buffers.line.append(self)
+
+    def leave_line(self, channel: ConsumerChannel) -> None:
+        if self in self._buffers.line:
+            self._buffers.line.remove(self)
+
+    def release_floating(self, buffer: FreeBuffer) -> None:
+        assert isinstance(buffer, Segment)
+        self._buffers.release_floating(buffer)
+
+    def release_exclusive(self, buffer: FreeBuffer) -> None:
+        assert isinstance(buffer, Segment)
+        buffer.recycle()
+
+    def deliver(self, received: Received) -> None:
+        if received.data_type == DataType.DATA:
+            self.rows_received += received.rows
+            self.channel.deliver(received)
+        else:
+            self.channel.deliver(QueuedEvent(self, bytes(received.payload)))
+
+    def fail(self, error: ShuffleError) -> None:
+        if self.channel.attachment is self:
+            self.channel.detach(error)
+
+
+class LocalAttachment:
+    """A view of a subpartition in this process: segments change hands, nothing is copied.
+
+    Args:
+        credit: how many of the producer's segments may wait here: the bound that exclusive and floating
+            buffers are for a remote attachment.
+        handed_over: called with each piece that changes hands.
+    """
+
+    def __init__(
+        self,
+        channel: InputChannel,
+        subpartition: Subpartition,
+        generation: int,
+        credit: int,
+        handed_over: Callable[[Outgoing], None],
+    ) -> None:
+        self.generation = generation
+        self.rows_received = 0
+        self._channel = channel
+        self._credit = credit
+        self._handed_over = handed_over
+        self._outstanding = 0
+        self._pieces = 0
+        self._view: SubpartitionView | None = subpartition.attach(generation, self.pump)
+
+    @property
+    def last_sequence(self) -> int:
+        return (self._pieces - 1) & SEQUENCE_MASK
+
+    def pump(self) -> None:
+        """Hand over what is available and allowed."""
+        while (view := self._view) is not None:
+            if self._outstanding >= self._credit and view.next_type() is not NextType.EVENT:
+                return
+            piece = view.poll()
+            if piece is None:
+                return
+            self._pieces += 1
+            self._handed_over(piece)
+            if piece.data_type == DataType.DATA:
+                self._outstanding += 1
+                self.rows_received += piece.rows
+                self._channel.deliver(LocalBuffer(self, piece))
+            else:
+                event = QueuedEvent(self, bytes(piece.memory[piece.start : piece.start + piece.size]))
+                piece.released()
+                self._channel.deliver(event)
+
+    def consumed(self, buffer: Any) -> None:
+        if isinstance(buffer, LocalBuffer):
+            self._outstanding -= 1
+            buffer.piece.released()
+            self.pump()
+
+    def close(self, reason: CancelReason) -> None:
+        view, self._view = self._view, None
+        if view is not None:
+            view.release()
+
+
+# --- channel --------------------------------------------------------------------------------------
+
+
+class InputChannel:
+    """The logical channel between one producer subtask and the task.
+
+    Args:
+        producer: index of the producer subtask.
+        number: of the channel in the gate's watermark valve.
+        buffers, ready: the gate's.
+    """
+
+    def __init__(
+        self, producer: int, number: int, assembler: Assembler, buffers: GateBuffers, ready: ReadyLine
+    ) -> None:
+        self.producer = producer
+        self.number = number
+        self.assembler = assembler
+        """(Task.) The element under way."""
+        self.queue: deque[QueueItem] = deque()
+        self.enqueued = False
+        """It stands in the gate's line of ready channels."""
+        self.current: GivenBack | None = None
+        """(Task.) The buffer that the assembler reads."""
+        self.ended = False
+        """(Task.) The end of the partition was read."""
+        self.rows_incomplete = 0
+        """(Task.) Rows of elements of which an attachment gave the beginning only."""
+        self.attachment: Attachment | None = None
+        """(Loop.) The current one."""
+        self._before: Attachment | None = None
+        """The attachment before the current one."""
+        self._closed = False
+        self._buffers = buffers
+        self._ready = ready
+
+    # --- loop ------------------------------------------------------------------------------------
+
+    def attach_remote(self, link: ConsumerLink, request: PartitionRequest) -> None:
+        """Read from a producer behind ``link`` from now on; no effect once the channel is closed.
+
+        What the attachment before received is filled in.
+        """
+        if not self._closed:
+            received, last = self._replace()
+            attachment = RemoteAttachment(self, self._buffers, link, request.generation)
+            self.attachment = attachment
+            attachment.open(replace(request, rows_received=received, last_sequence=last))
+
+    def attach_local(
+        self, subpartition: Subpartition, generation: int, handed_over: Callable[[Outgoing], None]
+    ) -> None:
+        """Read from a producer in this process from now on; no effect once the channel is closed."""
+        if not self._closed:
+            self._replace()
+            credit = self._buffers.local_credit
+            attachment = LocalAttachment(self, subpartition, generation, credit, handed_over)
+            self.attachment = attachment
+            attachment.pump()
+
+    def _replace(self) -> tuple[int, int]:
+        """Make room for an attachment; gives rows and last sequence that the one before received."""
+        self.detach()
+        if self._before is None:
+            return 0, NO_SEQUENCE
+        self.deliver(Attached())
+        return self._before.rows_received, self._before.last_sequence
+
+    def detach(self, error: ShuffleError | None = None) -> None:
+        """End the current attachment, if there is one; the task sees that, and an error in any case, behind
+        what was delivered."""
+        attachment = self._let_go(CancelReason.MOVED if error is None else CancelReason.FAILED)
+        if attachment is not None or error is not None:
+            self.deliver(Detached(error))
+
+    def _let_go(self, reason: CancelReason) -> Attachment | None:
+        attachment, self.attachment = self.attachment, None
+        if attachment is not None:
+            self._before = attachment
+            attachment.close(reason)
+        return attachment
+
+    def deliver(self, item: QueueItem) -> None:
+        """Put something at the end of the queue and wake the task."""
+        self.queue.append(item)
+        self._ready.enter(self)
+
+    def close(self) -> None:
+        """The task is terminal: end the attachment and give every buffer back; idempotent."""
+        self._closed = True
+        self._let_go(CancelReason.ENDED if self.ended else CancelReason.FAILED)
+        queue, self.queue = self.queue, deque()
+        current, self.current = self.current, None
+        for item in (current, *queue):
+            if item is not None and not isinstance(item, Notice):
+                item.attachment.consumed(item)
+        self.assembler.clear()

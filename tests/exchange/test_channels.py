@@ -1,0 +1,418 @@
+"""Input channels whose attachments replace each other: local by remote and back, at any moment.
+
+One thread is producer, loop and task, and buffers come home as late as the test likes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from minishuffle.counters import TaskCounters
+from minishuffle.errors import PeerLost
+from minishuffle.exchange.channels import (
+    Attachment,
+    GateBuffers,
+    GivenBack,
+    InputChannel,
+    LocalAttachment,
+    RemoteAttachment,
+)
+from minishuffle.exchange.elements import AssemblyBudget, decode, encode
+from minishuffle.exchange.gate import InputGate
+from minishuffle.exchange.partition import ResultPartition, Subpartition, serve
+from minishuffle.exchange.segments import LocalPool, NetworkBufferPool, Segment
+from minishuffle.ids import JobId, PartitionId
+from minishuffle.protocol.connection import PartitionRequested
+from minishuffle.wire.frames import NO_SEQUENCE, EventKind, PartitionRequest
+from support.links import BareLink, consumer_of
+
+SEGMENT_BYTES = 128
+EXCLUSIVE = 2
+FLOATING = 3
+
+
+class Exchange:
+    """A producer with one consumer, whose channel is attached to it in one way after another."""
+
+    def __init__(self, channels: int = 1) -> None:
+        self.network = NetworkBufferPool(200, SEGMENT_BYTES)
+        self.output = self.network.create_pool("output", channels + 1, 100)
+        pool = self.network.create_pool("gate", channels * EXCLUSIVE + 1, channels * EXCLUSIVE + FLOATING)
+        self.returned: list[GivenBack] = []
+        self.gate = InputGate(
+            0,
+            0,
+            GateBuffers(pool, SEGMENT_BYTES, EXCLUSIVE, FLOATING),
+            wake=lambda: None,
+            give_back=self.returned.append,
+            budget=AssemblyBudget(1 << 20),
+            counters=TaskCounters(),
+        )
+        self.partitions = [self._partition(number, self.output) for number in range(channels)]
+        self.channels = [self.gate.add_channel(number) for number in range(channels)]
+        self.generations = [0] * channels
+        self.attachments: list[Attachment] = []
+        self.links: list[tuple[BareLink, BareLink]] = []
+        """Consumer's and producer's ends; the last is in use."""
+        self.connect()
+        self.written = 0
+        self.read: list[list[int]] = [[] for _ in range(channels)]
+
+    @staticmethod
+    def _partition(number: int, pool: LocalPool) -> ResultPartition:
+        def acquire() -> Segment:
+            segment = pool.request()
+            assert segment is not None
+            return segment
+
+        partition_id = PartitionId(JobId("j1"), 0, number)
+        return ResultPartition(partition_id, 0, 1, acquire, Subpartition.attend, TaskCounters())
+
+    def connect(self) -> None:
+        self.links.append((BareLink(), BareLink(dialer=True)))
+
+    # --- producer --------------------------------------------------------------------------------
+
+    def write(self, number: int, size: int) -> None:
+        """One element of one row: a number that counts up, and ``size`` bytes."""
+        rows, parts = encode([[self.written, "x" * size]])
+        self.written += 1
+        self.partitions[number].write(0, rows, parts)
+
+    def flush(self, number: int) -> None:
+        if self.partitions[number].subpartitions[0].flush():
+            self.partitions[number].subpartitions[0].attend()
+
+    # --- loop ------------------------------------------------------------------------------------
+
+    def attach_remote(self, number: int) -> None:
+        self.generations[number] += 1
+        request = PartitionRequest(0, "j1", 0, number, 0, 1, 1, self.generations[number], 0)
+        self.channels[number].attach_remote(self.links[-1][0], request)
+        self._attached(number)
+
+    def attach_local(self, number: int) -> None:
+        self.generations[number] += 1
+        subpartition = self.partitions[number].subpartitions[0]
+        self.channels[number].attach_local(subpartition, self.generations[number], lambda piece: None)
+        self._attached(number)
+
+    def _attached(self, number: int) -> None:
+        attachment = self.channels[number].attachment
+        assert attachment is not None and attachment.generation == self.generations[number]
+        self.attachments.append(attachment)
+
+    def move(self, *, to_consumer: bool, buffers: int = 16) -> None:
+        """One flush of one side of the link."""
+        consumer, producer = self.links[-1]
+        sender, receiver = (producer, consumer) if to_consumer else (consumer, producer)
+        chunks, pieces = sender.connection.data_to_send(buffers)
+        data = b"".join(chunks)
+        for piece in pieces:
+            piece.released()
+        if data:
+            receiver.connection.receive(data, 0.0)
+        for event in receiver.connection.events():
+            assert isinstance(event, PartitionRequested)
+            serve(producer, event.request, self.partitions[event.request.producer].subpartitions[0])
+
+    def settle(self) -> None:
+        for _ in range(1000):
+            if not any(link.connection.wants_to_send for link in self.links[-1]):
+                return
+            self.move(to_consumer=False)
+            self.move(to_consumer=True)
+        raise AssertionError("still frames to send after 1000 rounds")
+
+    def give_back(self, count: int) -> None:
+        """The loop hears of buffers that the task is done with."""
+        for buffer in self.returned[:count]:
+            buffer.attachment.consumed(buffer)
+        del self.returned[:count]
+
+    def cut(self) -> None:
+        """The link breaks, and there is a new one."""
+        for link in self.links[-1]:
+            link.connection.lost(PeerLost("cut"))
+        self.connect()
+
+    # --- task ------------------------------------------------------------------------------------
+
+    def poll(self) -> bool:
+        element = self.gate.poll()
+        if element is None:
+            return False
+        rows = decode(element.format, element.rows, element.payload)
+        assert isinstance(rows, list)
+        self.read[element.channel.producer] += [row[0] for row in rows]
+        return True
+
+    def poll_all(self) -> None:
+        while self.poll():
+            pass
+
+    def validate(self) -> None:
+        self.network.validate()
+        for link in self.links[-1]:
+            link.connection.validate()
+        for attachment in self.attachments:
+            if isinstance(attachment, RemoteAttachment):
+                attachment.consumer.validate()
+
+    def close(self) -> None:
+        """Everything ends; every segment comes home exactly once."""
+        self.gate.close()
+        self.give_back(len(self.returned))
+        for partition in self.partitions:
+            partition.subpartitions[0].discard()
+        for link in self.links[-1]:
+            link.connection.lost(None)
+        assert self.network.free == self.network.total
+
+
+def credit_of(channel: InputChannel) -> tuple[int, int]:
+    """Buffers promised and to be promised to the producer, and idle ones behind that."""
+    credit = consumer_of(channel).credit
+    return credit.granted + credit.unannounced, credit.idle
+
+
+# --- one after another ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", ["local", "remote"])
+@pytest.mark.parametrize("second", ["local", "remote"])
+def test_an_attachment_takes_the_place_of_another_and_goes_on_behind_what_it_read(
+    first: str, second: str
+) -> None:
+    exchange = Exchange()
+    for kind in (first, second):
+        getattr(exchange, f"attach_{kind}")(0)
+        exchange.settle()
+        for _ in range(4):
+            exchange.write(0, 90)
+        exchange.flush(0)
+        exchange.settle()
+    exchange.poll_all()
+    exchange.give_back(99)
+    exchange.settle()
+    exchange.poll_all()
+    assert exchange.read == [list(range(8))]
+    assert isinstance(exchange.attachments[0], LocalAttachment) == (first == "local")
+    exchange.validate()
+    exchange.close()
+
+
+def test_what_comes_home_late_credits_no_newer_attachment() -> None:
+    exchange = Exchange()
+    exchange.attach_remote(0)
+    for _ in range(5):
+        exchange.write(0, 100)
+    exchange.flush(0)
+    exchange.settle()
+    exchange.poll_all()
+    held = len(exchange.returned)
+    assert held == EXCLUSIVE + FLOATING
+    exchange.attach_local(0)
+    exchange.attach_remote(0)
+    before = credit_of(exchange.channels[0])
+    for _ in range(held):
+        exchange.give_back(1)
+        assert credit_of(exchange.channels[0]) == before
+        exchange.validate()
+    exchange.close()
+
+
+def test_a_request_says_how_far_the_attachment_before_came() -> None:
+    exchange = Exchange()
+    requests: list[PartitionRequest] = []
+    exchange.links[-1][0].connection.request_partition = (  # type: ignore[method-assign]
+        lambda consumer, request: requests.append(request) or 1
+    )
+    exchange.attach_remote(0)
+    exchange.attach_local(0)
+    for _ in range(3):
+        exchange.write(0, 100)
+    exchange.partitions[0].broadcast_event(EventKind.END_OF_DATA)
+    exchange.attach_remote(0)
+    assert [(request.rows_received, request.last_sequence) for request in requests] == [
+        (0, NO_SEQUENCE),
+        (3, 3),
+    ]
+    exchange.close()
+
+
+def test_half_an_element_of_the_attachment_before_is_thrown_away_and_counted() -> None:
+    exchange = Exchange()
+    exchange.attach_remote(0)
+    exchange.write(0, 1)
+    exchange.write(0, 20 * SEGMENT_BYTES)
+    exchange.settle()
+    exchange.poll_all()
+    exchange.attach_local(0)
+    exchange.write(0, 1)
+    exchange.flush(0)
+    for _ in range(20):
+        exchange.poll_all()
+        exchange.give_back(99)
+    assert exchange.read == [[0, 2]]
+    assert exchange.channels[0].rows_incomplete == 1
+    exchange.close()
+
+
+def test_an_end_is_taken_back_by_a_new_attachment() -> None:
+    exchange = Exchange(channels=2)
+    for number in range(2):
+        exchange.attach_local(number)
+        exchange.partitions[number].broadcast_watermark(7, False)
+    exchange.partitions[0].broadcast_event(EventKind.END_OF_DATA)
+    exchange.partitions[0].broadcast_event(EventKind.END_OF_PARTITION)
+    exchange.poll_all()
+    assert exchange.channels[0].ended
+    exchange.attach_remote(0)
+    assert not exchange.poll() and not exchange.channels[0].ended
+    exchange.partitions[1].broadcast_watermark(9, False)
+    exchange.partitions[1].broadcast_event(EventKind.END_OF_PARTITION)
+    exchange.poll_all()
+    assert not exchange.gate.finished
+    exchange.settle()
+    exchange.poll_all()
+    assert exchange.gate.finished, "the end is state of the subpartition, and comes again"
+    exchange.close()
+
+
+def test_a_detached_channel_holds_no_watermark_back() -> None:
+    exchange = Exchange(channels=2)
+    for number in range(2):
+        exchange.attach_local(number)
+        exchange.partitions[number].broadcast_watermark(5 + number, False)
+    exchange.poll_all()
+    assert exchange.gate.valve.watermark == 5
+    exchange.channels[0].detach()
+    exchange.poll_all()
+    assert exchange.gate.marked and exchange.gate.valve.watermark == 6
+    exchange.attach_local(0)
+    exchange.partitions[0].broadcast_watermark(6, False)
+    exchange.partitions[1].broadcast_watermark(9, False)
+    exchange.poll_all()
+    assert exchange.gate.valve.watermark == 6
+    exchange.close()
+
+
+def test_an_error_comes_behind_what_was_delivered_and_not_behind_the_end() -> None:
+    exchange = Exchange(channels=2)
+    for number in range(2):
+        exchange.attach_local(number)
+    exchange.partitions[0].broadcast_event(EventKind.END_OF_PARTITION)
+    exchange.write(1, 110)
+    exchange.flush(1)
+    for channel in exchange.channels:
+        channel.detach(PeerLost(f"gone {channel.producer}"))
+    with pytest.raises(PeerLost, match="gone 1"):
+        exchange.poll_all()
+    assert exchange.read == [[], [0]]
+    exchange.close()
+
+
+def test_a_closed_channel_is_attached_to_nothing() -> None:
+    exchange = Exchange()
+    exchange.gate.close()
+    request = PartitionRequest(0, "j1", 0, 0, 0, 1, 1, 1, 0)
+    exchange.channels[0].attach_remote(exchange.links[-1][0], request)
+    exchange.channels[0].attach_local(exchange.partitions[0].subpartitions[0], 2, lambda piece: None)
+    assert exchange.channels[0].attachment is None
+    assert not exchange.links[-1][0].connection.wants_to_send
+    exchange.close()
+
+
+# --- in any order -----------------------------------------------------------------------------------
+
+NUMBERS = st.integers(0, 1)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Writes, flushes, moves of bytes, polls and buffers that come home, between attachments of any kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.exchange = Exchange(channels=2)
+
+    @rule(number=NUMBERS, size=st.sampled_from([1, 40, 90, 3 * SEGMENT_BYTES]))
+    def write(self, number: int, size: int) -> None:
+        if self.exchange.output.maximum - self.exchange.output.in_use > 6:
+            self.exchange.write(number, size)
+
+    @rule(number=NUMBERS)
+    def flush(self, number: int) -> None:
+        self.exchange.flush(number)
+
+    @rule(number=NUMBERS, kind=st.sampled_from(["local", "remote"]))
+    def attach(self, number: int, kind: str) -> None:
+        getattr(self.exchange, f"attach_{kind}")(number)
+
+    @rule(number=NUMBERS)
+    def detach(self, number: int) -> None:
+        self.exchange.channels[number].detach()
+
+    @rule(to_consumer=st.booleans(), buffers=st.integers(1, 16))
+    def move(self, to_consumer: bool, buffers: int) -> None:
+        self.exchange.move(to_consumer=to_consumer, buffers=buffers)
+
+    @rule()
+    def settle(self) -> None:
+        self.exchange.settle()
+
+    @rule(count=st.integers(1, 4))
+    def poll(self, count: int) -> None:
+        for _ in range(count):
+            self.exchange.poll()
+
+    @precondition(lambda self: self.exchange.returned)
+    @rule(data=st.data())
+    def give_back(self, data: Any) -> None:
+        """In any order; an old attachment's buffer may serve the next in line, but is no credit as such."""
+        returned = self.exchange.returned
+        buffer = returned.pop(data.draw(st.integers(0, len(returned) - 1)))
+        channel = next(c for c in self.exchange.channels if c.attachment is not buffer.attachment)
+        others = [
+            c for c in self.exchange.channels if isinstance(c.attachment, RemoteAttachment) and c is channel
+        ]
+        waiting = [c for c in others if consumer_of(c).credit.waiting]
+        before = [credit_of(c) for c in others]
+        buffer.attachment.consumed(buffer)
+        if not waiting:
+            assert [credit_of(c) for c in others] == before
+
+    @rule()
+    def cut(self) -> None:
+        """Between two attachments: a link that breaks under one is an error of the task."""
+        for channel in self.exchange.channels:
+            if isinstance(channel.attachment, RemoteAttachment):
+                channel.detach()
+        self.exchange.cut()
+
+    @invariant()
+    def ledgers_hold(self) -> None:
+        self.exchange.validate()
+        buffers = self.exchange.gate.buffers
+        snapshot = self.exchange.gate.snapshot()
+        assert buffers.pool.in_use <= buffers.pool.size
+        assert 0 <= snapshot.exclusive_used <= snapshot.exclusive_capacity <= 2 * EXCLUSIVE
+        assert 0 <= snapshot.floating_used <= buffers.pool.size
+
+    @invariant()
+    def rows_come_once_and_in_order(self) -> None:
+        for read in self.exchange.read:
+            assert all(one < other for one, other in zip(read, read[1:], strict=False))
+
+    def teardown(self) -> None:
+        self.exchange.close()
+        self.exchange.network.validate()
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
