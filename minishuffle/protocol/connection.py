@@ -206,7 +206,8 @@ class Producers:
             producer.on_credit(credit)
         except RemoteProtocolError as error:
             self.fail(channel, error)
-        else:
+            return
+        if not producer.enqueued:
             self.available(channel)
 
     def available(self, channel: int) -> None:

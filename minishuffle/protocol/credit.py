@@ -154,8 +154,15 @@ class ReceiveCredit(Generic[B]):
         return None
 
     def take_unannounced(self) -> int:
-        """What the next AddCredit says; 0 when there is nothing to say."""
-        credit, self.unannounced = self.unannounced, 0
+        """What the next AddCredit says; 0 when there is nothing to say yet.
+
+        Credit waits until it has come to half of the initial credit, but never for a producer that has none
+        left.
+        """
+        credit = self.unannounced
+        if 2 * credit < self.exclusive_total and self.received < self.granted:
+            return 0
+        self.unannounced = 0
         self.granted += credit
         return credit
 

@@ -208,6 +208,37 @@ def test_a_request_says_what_the_generation_before_received(peers_of: Callable[.
     assert peers.requested[0].request == replace(request, channel=1, initial_credit=2)
 
 
+def test_credit_is_announced_at_half_of_the_initial_credit(peers_of: Callable[..., Peers]) -> None:
+    peers = peers_of(channels=1, exclusive=5, floating=1)
+    peers.request_all()
+    peers.settle()
+    announced = []
+    for _ in range(7):
+        peers.partition.write(0, 1, [BLOCK])
+        peers.settle()
+        assert peers.consume(0)
+        peers.settle()
+        announced.append(peers.counters[1].credits_granted - 5)
+    assert announced == [0, 0, 3, 3, 3, 6, 6]
+
+
+def test_credit_is_never_withheld_from_a_channel_that_has_none_left(peers_of: Callable[..., Peers]) -> None:
+    peers = peers_of(channels=1, exclusive=5, floating=1)
+    peers.request_all()
+    peers.settle()
+    for _ in range(4):
+        peers.partition.write(0, 1, [BLOCK])
+        peers.settle()
+    assert peers.consume(0)
+    peers.settle()
+    assert peers.counters[1].credits_granted == 5  # one of five: withheld while the producer has one left
+    for _ in range(2):
+        peers.partition.write(0, 1, [BLOCK])
+        peers.settle()
+    # The last credit brought one buffer, and with it gone the withheld one the other.
+    assert len(peers.gates[0].queue) == 5
+
+
 def test_all_pending_credit_of_a_connection_leaves_in_one_frame(peers_of: Callable[..., Peers]) -> None:
     peers = peers_of(channels=4, floating=4)
     peers.request_all()
