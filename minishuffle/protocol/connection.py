@@ -93,7 +93,7 @@ ConnectionEvent: TypeAlias = PartitionRequested | PeerClosed | PeerSilent
 
 # --- keepalive ------------------------------------------------------------------------------------
 #
-# Ping into silence, and tell when even that stays unanswered.
+# Ping into silence, and report when even that stays unanswered.
 
 
 SILENT_AFTER_INTERVALS: Final = 3
@@ -102,35 +102,44 @@ SILENT_AFTER_INTERVALS: Final = 3
 class KeepAlive:
     """Any byte heard is a sign of life, not only a Pong.
 
+    Silence is counted in intervals that this process was there to listen to: a timer that comes late by
+    more than an interval says that it did not run (it was stopped, or its machine slept), and that there
+    may be an answer in the socket that nobody has read yet.
+
     Args:
-        interval: seconds of silence before a Ping; three times that, and the peer is called silent.
+        interval: seconds of silence before a Ping; three of them after it, and the peer is called silent.
         now: the clock's reading, in seconds.
     """
 
-    __slots__ = ("_heard_at", "_interval", "_pinged_at", "_token")
+    __slots__ = ("_due", "_heard_at", "_interval", "_silent_intervals", "_token")
 
     def __init__(self, interval: float, now: float) -> None:
         self._interval = interval
-        self._heard_at = now
-        self._pinged_at: float | None = None
         self._token = 0
+        self._heard_at = now
+        self._due = now + interval
+        self._silent_intervals = 0
 
     def heard(self, now: float) -> None:
         self._heard_at = now
-        self._pinged_at = None
+        self._due = now + self._interval
+        self._silent_intervals = 0
 
     def next_deadline(self) -> float:
-        if self._pinged_at is not None:
-            return self._pinged_at + self._interval * SILENT_AFTER_INTERVALS
-        return self._heard_at + self._interval
+        return self._due
 
     def handle_timer(self, now: float) -> Ping | PeerSilent | None:
         """What is due: a Ping to send, an event to report, or nothing."""
-        if now < self.next_deadline():
+        late = now - self._due
+        if late < 0:
             return None
-        waited, self._pinged_at = self._pinged_at is not None, now
-        if waited:
-            return PeerSilent(now - self._heard_at)
+        self._due = now + self._interval
+        if self._silent_intervals and late <= self._interval:
+            self._silent_intervals += 1
+            return (
+                PeerSilent(now - self._heard_at) if self._silent_intervals > SILENT_AFTER_INTERVALS else None
+            )
+        self._silent_intervals = max(1, self._silent_intervals)
         self._token += 1
         return Ping(self._token)
 

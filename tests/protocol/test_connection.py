@@ -28,6 +28,7 @@ from minishuffle.wire.frames import (
     Hello,
     NewBufferSize,
     PartitionRequest,
+    Pong,
     encode_frame,
     write_buffer_header,
 )
@@ -389,9 +390,21 @@ def test_close_and_connection_wide_errors_are_reported(peers_of: Callable[..., P
     assert peers.consumer.events() == [PeerClosed(None)]
 
 
+def alone(now: float = 100.0) -> Connection:
+    return Connection(dialer=True, counters=ConnectionCounters(), ping_interval=5.0, now=now)
+
+
+def run_timers(connection: Connection, until: float) -> None:
+    """Call the timer whenever it wants to be called."""
+    while connection.next_deadline() <= until:
+        connection.handle_timer(connection.next_deadline())
+
+
 def test_silence_is_answered_with_a_ping_and_then_reported() -> None:
-    ours = Connection(dialer=True, counters=ConnectionCounters(), ping_interval=5.0, now=100.0)
-    theirs = Connection(dialer=False, counters=ConnectionCounters(), ping_interval=5.0, now=100.0)
+    ours, theirs = (
+        alone(),
+        Connection(dialer=False, counters=ConnectionCounters(), ping_interval=5.0, now=0.0),
+    )
     assert ours.next_deadline() == 105.0
     ours.handle_timer(104.9)
     assert not ours.wants_to_send
@@ -401,11 +414,34 @@ def test_silence_is_answered_with_a_ping_and_then_reported() -> None:
     pong, _ = theirs.data_to_send(1)
     ours.receive(b"".join(pong), 105.1)
     assert ours.next_deadline() == pytest.approx(110.1)
-    ours.handle_timer(110.1)
-    ours.handle_timer(125.2)
+    run_timers(ours, 125.0)
+    assert ours.events() == []
+    run_timers(ours, 125.2)
     (event,) = ours.events()
     assert isinstance(event, PeerSilent)
-    assert event.seconds == pytest.approx(20.1)
+    assert event.seconds == pytest.approx(20.0)
+
+
+@pytest.mark.parametrize("stopped_at", [104.0, 106.0, 111.0, 116.0, 119.9])
+def test_a_process_that_was_paused_reads_before_it_calls_its_peer_silent(stopped_at: float) -> None:
+    ours = alone()
+    run_timers(ours, stopped_at)
+    ours.handle_timer(1000.0)
+    assert ours.events() == []
+    assert ours.wants_to_send  # a Ping
+    ours.receive(encode_frame(Pong(1)), 1000.1)
+    run_timers(ours, 1019.9)
+    assert ours.events() == []
+    run_timers(ours, 1020.2)
+    assert [type(event) for event in ours.events()] == [PeerSilent]
+
+
+def test_a_process_that_is_paused_again_and_again_still_finds_its_peer_silent() -> None:
+    ours, now = alone(), 100.0
+    while now < 1000.0 and not (events := ours.events()):
+        now = ours.next_deadline() + (30.0 if int(now) % 2 else 0.0)
+        ours.handle_timer(now)
+    assert [type(event) for event in events] == [PeerSilent]
 
 
 class TwoPeers(RuleBasedStateMachine):

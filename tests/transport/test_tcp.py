@@ -193,7 +193,9 @@ def test_an_established_peer_that_is_silent_is_pinged_and_then_reported(run_site
         ping = await peer.reader.readexactly(len(encode_frame(Ping(1))))
         assert ping == encode_frame(Ping(1))
         assert site.handler.events == []
-        endpoint.tick(now + 61.0 + 181.0)
+        for interval in (1, 2, 3):
+            assert site.handler.events == []
+            endpoint.tick(now + 61.0 + interval * 60.0)
         assert [type(event) for event in site.handler.events] == [PeerSilent]
 
     run_site(scenario)
