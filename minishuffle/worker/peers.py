@@ -56,7 +56,7 @@ class PeerLinks:
         if peer.role != Role.WORKER:
             return "only workers connect to a worker's data port, and programs that are expected"
         link = self._links.get(peer.worker)
-        if link is not None and link.peer.epoch >= peer.epoch:
+        if link is not None and (link.peer.epoch, link.peer.counter) >= (peer.epoch, peer.counter):
             return f"worker {peer.worker} is connected already"
         return None
 

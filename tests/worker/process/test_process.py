@@ -177,6 +177,19 @@ async def test_a_second_connection_of_a_pair_is_refused_unless_its_epoch_is_newe
     await again.endpoint.close()
 
 
+async def test_a_half_open_link_can_be_dialed_again_at_once(coordinator: Coordinator) -> None:
+    """The dialer has seen its link break; this worker has not."""
+    running = await coordinator.worker(1)
+    peer = Peer(9, 5)
+    first = await peer.dial(running)
+    second = await peer.dial(running)
+    await coordinator.until(lambda: len(peer.down) == 1)
+    assert first not in peer.endpoint.links and second in peer.endpoint.links
+    assert running.snapshot().connections == 1
+    assert running.snapshot().connections_refused == {}
+    await peer.endpoint.close()
+
+
 async def test_only_workers_and_expected_clients_connect_to_a_data_port(coordinator: Coordinator) -> None:
     running = await coordinator.worker(1)
     with pytest.raises(HandshakeRefused, match="client 7 is not expected here"):
