@@ -2,11 +2,11 @@
 
 Feed it with :meth:`Connection.receive`; after every call take :meth:`Connection.events` and send
 what :meth:`Connection.data_to_send` gives. On each channel either side may be the consumer. Channel
-ids are given by the consumer, carry a bit that says whether the dialer gave them, and are never used
-again on this connection; frames for a closed id are discarded without taking a buffer. Producer
-channels that have something to send stand in one line and take turns, one buffer each (Flink's
-``PartitionRequestQueue``). A channel's fault ends that channel; a malformed stream ends the
-connection.
+ids are given by the consumer in ascending order, carry a bit that says whether the dialer gave them,
+and are never used again on this connection; frames for a closed id are discarded without taking a
+buffer. Producer channels that have something to send stand in one line and take turns, one buffer
+each (Flink's ``PartitionRequestQueue``). A channel's fault ends that channel; a malformed stream ends
+the connection.
 """
 
 from __future__ import annotations
@@ -308,7 +308,8 @@ class Connection:
         self._alive = KeepAlive(ping_interval, now)
         self._next_id = 1
         self._consumers: dict[int, ConsumerChannel] = {}
-        self._seen_ids: set[int] = set()
+        self._last_requested = 0
+        """The peer's highest channel id, without its direction bit: ids ascend."""
         self._control: deque[Frame] = deque()
         self._producers = Producers(self._control, counters)
         self._granting: dict[int, ConsumerChannel] = {}
@@ -409,12 +410,12 @@ class Connection:
 
     def _on_partition_request(self, request: PartitionRequest) -> None:
         channel = request.channel
-        given_by_dialer = bool(channel & DIALER_BIT)
-        if given_by_dialer == self._dialer or channel in self._seen_ids or not channel & ~DIALER_BIT:
+        given_by_dialer, number = bool(channel & DIALER_BIT), channel & ~DIALER_BIT
+        if given_by_dialer == self._dialer or number <= self._last_requested:
             raise RemoteProtocolError(
                 f"PartitionRequest names channel {channel:#x}, which is not the peer's to give"
             )
-        self._seen_ids.add(channel)
+        self._last_requested = number
         if self._producers.expect(request):
             self._events.append(PartitionRequested(request))
 

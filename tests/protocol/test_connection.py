@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -23,6 +25,8 @@ from minishuffle.wire.frames import (
     AddCredit,
     BacklogAnnouncement,
     BufferFlags,
+    CancelPartitionRequest,
+    CancelReason,
     DataType,
     EventKind,
     Hello,
@@ -308,6 +312,27 @@ def test_channel_ids_are_never_used_again(peers_of: Callable[..., Peers]) -> Non
     request = PartitionRequest(used, "j1", 0, 0, 0, 1, 1, 2, 2)
     with pytest.raises(RemoteProtocolError, match="not the peer's to give"):
         peers.producer.receive(encode_frame(request), 0.0)
+
+
+def test_channels_that_were_cancelled_leave_nothing_behind() -> None:
+    connection = alone()
+
+    def churn(first: int) -> None:
+        for channel in range(first, first + 5_000):
+            request = PartitionRequest(channel, "j1", 0, 0, 0, 1, 1, 1, 2)
+            cancel = CancelPartitionRequest(channel, CancelReason.MOVED)
+            connection.receive(encode_frame(request) + encode_frame(cancel), 0.0)
+            connection.events()
+
+    churn(1)
+    tracemalloc.start()
+    try:
+        churn(5_001)
+        gc.collect()
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 16_384
 
 
 def test_control_for_a_closed_channel_is_ignored(peers_of: Callable[..., Peers]) -> None:
