@@ -28,7 +28,6 @@ T = TypeVar("T")
 
 SEGMENTS: Final = 64
 PING_SECONDS: Final = 5.0
-TICK_SECONDS: Final = 1.0
 CLOSE_SECONDS_MAX: Final = 10.0
 
 
@@ -68,7 +67,6 @@ class ExternalConnection:
         self._thread = threading.Thread(target=self._run, name="minishuffle connection", daemon=True)
         self._inbox: LoopInbox
         self._endpoint: DataEndpoint
-        self._ticks: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> ExternalConnection:
         self._inbox = LoopInbox(self._loop)
@@ -122,15 +120,8 @@ class ExternalConnection:
         )
         address = Address(self._worker.host, self._worker.data_port)
         self.link = await self._endpoint.dial(address, self._worker.worker, self._worker.epoch)
-        self._tick()
-
-    def _tick(self) -> None:
-        self._endpoint.tick(self._loop.time())
-        self._ticks = self._loop.call_later(TICK_SECONDS, self._tick)
 
     async def _close(self) -> None:
-        if self._ticks is not None:
-            self._ticks.cancel()
         await self._endpoint.close()
         self._inbox.close()
 

@@ -69,6 +69,8 @@ class DataLink(asyncio.BufferedProtocol):
         self._error: ShuffleError | None = None
         self._lost = False
         self._timer: asyncio.TimerHandle | None = None
+        """During the handshake its time-out, then for the connection's next deadline."""
+        self._timer_at = 0.0
         self.done: asyncio.Future[None] = self._loop.create_future()
         """Resolved when the handshake is complete or the connection is gone."""
 
@@ -118,8 +120,7 @@ class DataLink(asyncio.BufferedProtocol):
         if self._lost:
             return
         self._lost = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._cancel_timer()
         pieces, self._in_transport = self._in_transport, []
         for piece in pieces:
             piece.released()
@@ -180,8 +181,7 @@ class DataLink(asyncio.BufferedProtocol):
             return
         if self._handshake.peer is None:
             return
-        if self._timer is not None:
-            self._timer.cancel()
+        self._cancel_timer()
         self.connection = self._endpoint.new_connection(dialer=self._dialer)
         self.established = True
         leftover = self._handshake.leftover()
@@ -238,14 +238,32 @@ class DataLink(asyncio.BufferedProtocol):
                     self._error = event.error or PeerLost(f"worker {self.peer.worker} closed the connection")
                     self._transport.close()
             self._endpoint.handler.link_events(self, events)
-        if self.connection.wants_to_send:
-            self.flush_soon()
+        if not self._lost:
+            self._arm_timer()
+            if self.connection.wants_to_send:
+                self.flush_soon()
 
-    def tick(self, now: float) -> None:
-        """Called now and then: keep-alive."""
-        if self.established and not self._lost:
-            self.connection.handle_timer(now)
-            self._after_step()
+    def _arm_timer(self) -> None:
+        """Have one timer, due no later than the connection's next deadline.
+
+        What arrives moves the deadline on, and the timer that fires early is set anew: cheaper than to set
+        it at every read.
+        """
+        deadline = self.connection.next_deadline()
+        if self._timer is None or deadline < self._timer_at:
+            self._cancel_timer()
+            self._timer_at = deadline
+            self._timer = self._loop.call_at(deadline, self._on_timer)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.connection.handle_timer(self._loop.time())
+        self._after_step()
 
     def close(self) -> None:
         """Say Close, send what there is, and close the socket."""
@@ -365,10 +383,6 @@ class DataEndpoint:
     def closed(self, link: DataLink) -> None:
         self._unproven.discard(link)
         self.links.discard(link)
-
-    def tick(self, now: float) -> None:
-        for link in list(self.links):
-            link.tick(now)
 
     async def close(self) -> None:
         """Close every connection and the listening socket."""

@@ -295,7 +295,6 @@ class Worker:
 
     def _tick(self) -> None:
         now = self._loop.time()
-        self.endpoint.tick(now)
         deadline = self._state.next_deadline()
         if deadline is not None and now >= deadline:
             self._carry_out(self._state.handle_timer(now))

@@ -152,8 +152,16 @@ class Site:
     def address(self) -> Address:
         return Address(HOST, self.port)
 
-    async def listen(self, handshake_seconds: float = SECONDS_MAX) -> DataEndpoint:
-        endpoint = self.endpoint(worker_identity(2), self.handler, self.counters, handshake_seconds)
+    async def listen(
+        self, handshake_seconds: float = SECONDS_MAX, ping_interval: float = 60.0
+    ) -> DataEndpoint:
+        endpoint = self.endpoint(
+            worker_identity(2),
+            self.handler,
+            self.counters,
+            handshake_seconds,
+            ping_interval=ping_interval,
+        )
         self.port = await endpoint.listen(HOST)
         return endpoint
 
@@ -164,9 +172,10 @@ class Site:
         counters: ConnectionCounters | None = None,
         handshake_seconds: float = SECONDS_MAX,
         secret: bytes = SECRET,
+        ping_interval: float = 60.0,
     ) -> DataEndpoint:
         counters = counters or ConnectionCounters()
-        endpoint = DataEndpoint(handler, identity, secret, counters, 60.0, handshake_seconds)
+        endpoint = DataEndpoint(handler, identity, secret, counters, ping_interval, handshake_seconds)
         self.endpoints.append(endpoint)
         return endpoint
 

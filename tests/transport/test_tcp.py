@@ -188,29 +188,21 @@ def test_an_established_peer_that_is_silent_is_pinged_and_then_reported(run_site
         peer = await site.peer()
         await peer.prove(worker(7))
         await site.until(lambda: site.handler.up)
-        endpoint, now = site.endpoints[0], asyncio.get_running_loop().time()
-        endpoint.tick(now + 61.0)
         ping = await peer.reader.readexactly(len(encode_frame(Ping(1))))
         assert ping == encode_frame(Ping(1))
-        assert site.handler.events == []
-        for interval in (1, 2, 3):
-            assert site.handler.events == []
-            endpoint.tick(now + 61.0 + interval * 60.0)
-        assert [type(event) for event in site.handler.events] == [PeerSilent]
+        await site.until(lambda: site.handler.events)
+        assert isinstance(site.handler.events[0], PeerSilent)
 
-    run_site(scenario)
+    run_site(scenario, ping_interval=0.05)
 
 
-def test_a_peer_that_answers_its_ping_is_not_reported(run_site: RunSite) -> None:
+def test_a_peer_that_answers_its_pings_is_not_reported(run_site: RunSite) -> None:
     async def scenario(site: Site) -> None:
         await site.dial()
-        endpoint, now = site.endpoints[0], asyncio.get_running_loop().time()
-        endpoint.tick(now + 61.0)
-        await site.until(lambda: site.counters.frames_in.get("pong") == 1)
-        endpoint.tick(now + 61.5)
+        await site.until(lambda: site.counters.frames_in.get("pong", 0) >= 5)
         assert site.handler.events == []
 
-    run_site(scenario)
+    run_site(scenario, ping_interval=0.05)
 
 
 # --- limits and ends ------------------------------------------------------------------------------------
