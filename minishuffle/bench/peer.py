@@ -74,13 +74,26 @@ class Blocks:
 class _RingSlice:
     """A block of the ring on its way out."""
 
-    __slots__ = ("_free", "_slot", "data_type", "first_start", "flags", "memory", "rows", "size", "start")
+    __slots__ = (
+        "_free",
+        "_slot",
+        "backlog",
+        "data_type",
+        "first_start",
+        "flags",
+        "memory",
+        "next_type",
+        "rows",
+        "size",
+        "start",
+    )
 
     def __init__(
         self, memory: memoryview, start: int, size: int, data_type: int, free: list[int], slot: int
     ) -> None:
         self.memory, self.start, self.size, self.data_type = memory, start, size, data_type
         self.flags, self.first_start, self.rows = 0, NO_ELEMENT_START, 1
+        self.next_type, self.backlog = NextType.NONE, 0
         self._free, self._slot = free, slot
 
     def released(self) -> None:
@@ -102,13 +115,15 @@ class _RingView:
     def backlog(self) -> int:
         return min(self._count, RING_BLOCKS)
 
-    def poll(self) -> Outgoing | None:
-        if self._count and self._free:
+    def poll(self, data: bool = True) -> Outgoing | None:
+        if self._count and self._free and data:
             slot = self._free.pop()
             memory = self._blocks.stamp(slot, self._count)
             self._count -= 1
             start = limits.SEGMENT_HEADROOM_BYTES
-            return _RingSlice(memory, start, len(memory) - start, DataType.DATA, self._free, slot)
+            piece = _RingSlice(memory, start, len(memory) - start, DataType.DATA, self._free, slot)
+            piece.next_type, piece.backlog = self.next_type(), self.backlog()
+            return piece
         if self._count or self._ended:
             return None
         self._ended = True

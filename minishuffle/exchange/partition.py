@@ -17,6 +17,7 @@ from typing import Protocol, TypeAlias
 
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import LocalProtocolError, ShuffleError, Superseded
+from minishuffle.exchange.buffers import BufferBuilder, Event, Slice
 from minishuffle.exchange.segments import Segment
 from minishuffle.ids import PartitionId
 from minishuffle.limits import EVENTS_QUEUED_PER_CHANNEL_MAX, SEGMENT_HEADROOM_BYTES
@@ -24,7 +25,6 @@ from minishuffle.protocol.channel import NextType
 from minishuffle.protocol.connection import Connection
 from minishuffle.wire.frames import (
     NO_ELEMENT_START,
-    WATERMARK_EVENT,
     BufferFlags,
     DataType,
     EventKind,
@@ -32,167 +32,17 @@ from minishuffle.wire.frames import (
 )
 
 __all__ = [
-    "BufferBuilder",
-    "Event",
     "ProducerAttachment",
     "ProducerLink",
     "ResultPartition",
-    "Slice",
     "Subpartition",
     "PipelinedView",
     "serve",
 ]
 
 
-# --- buffers --------------------------------------------------------------------------------------
-#
-# Send buffers: a segment that is being filled, and the pieces of it that go out.
-
-
-class BufferBuilder:
-    """A segment that is being written or waits to be sent.
-
-    Invariants: ``sent_bytes ≤ published bytes ≤ capacity``; ``starts`` ascends.
-    """
-
-    __slots__ = (
-        "capacity",
-        "drained",
-        "holder",
-        "last_rows",
-        "length",
-        "published",
-        "rows",
-        "segment",
-        "sent_bytes",
-        "sent_rows",
-        "sent_starts",
-        "starts",
-    )
-
-    def __init__(self, segment: Segment) -> None:
-        self.segment = segment
-        self.capacity = len(segment.memory) - SEGMENT_HEADROOM_BYTES
-        # The writer's.
-        self.length = 0
-        self.rows = 0
-        self.last_rows = 0
-        """Rows of the element that began last."""
-        self.starts: list[int] = []
-        self.published = (0, 0, 0, True)
-        """(bytes, rows begun, elements begun, ends with an element) that the reader may send."""
-        # The reader's.
-        self.sent_bytes = 0
-        self.sent_rows = 0
-        self.sent_starts = 0
-        self.holder: PipelinedView | None = None
-        """The view whose slice of this segment the transport holds."""
-        self.drained = False
-        """It has left its subpartition: the segment is recycled once no slice of it is held."""
-
-    def begin(self, rows: int) -> None:
-        """(Writer.) An element of ``rows`` rows begins here."""
-        self.starts.append(self.length)
-        self.rows += rows
-        self.last_rows = rows
-
-    def append(self, part: memoryview, at: int) -> int:
-        """(Writer.) Copy from ``part[at:]`` what fits; returns how much that was."""
-        size = min(len(part) - at, self.capacity - self.length)
-        begin = SEGMENT_HEADROOM_BYTES + self.length
-        self.segment.memory[begin : begin + size] = part[at : at + size]
-        self.length += size
-        return size
-
-    def publish(self, ends: bool = True) -> None:
-        self.published = (self.length, self.rows, len(self.starts), ends)
-
-    def unsent(self) -> bool:
-        return self.published[0] > self.sent_bytes
-
-    def drain(self) -> None:
-        """(Reader.) Nothing more of it is to be sent."""
-        self.drained = True
-        if self.holder is None:
-            self.segment.recycle()
-
-    def skip_rest(self) -> bool:
-        """(Reader.) Leave out what is here of an element whose beginning is not; True if that ends here."""
-        length, rows, starts, ends = self.published
-        if starts:
-            self.sent_bytes = self.starts[0]
-            return True
-        self.sent_bytes, self.sent_rows = length, rows
-        return ends and length > 0
-
-
-class Slice:
-    """What a poll gives: a piece of a segment, or an event. See ``protocol.channel.Outgoing``."""
-
-    __slots__ = ("_builder", "_view", "data_type", "first_start", "flags", "memory", "rows", "size", "start")
-
-    def __init__(
-        self,
-        memory: memoryview,
-        start: int,
-        size: int,
-        data_type: int,
-        flags: int,
-        first_start: int,
-        rows: int,
-        view: PipelinedView | None = None,
-        builder: BufferBuilder | None = None,
-    ) -> None:
-        self.memory = memory
-        self.start = start
-        self.size = size
-        self.data_type = data_type
-        self.flags = flags
-        self.first_start = first_start
-        self.rows = rows
-        self._view = view
-        self._builder = builder
-
-    @property
-    def payload(self) -> memoryview:
-        return self.memory[self.start : self.start + self.size]
-
-    def released(self) -> None:
-        """The transport (or the local consumer) has let go; a finished segment is recycled."""
-        builder, view = self._builder, self._view
-        if builder is None or view is None:
-            return
-        self._builder = None
-        view.slice_released(builder)
-
-
-class Event:
-    """An event in a subpartition's queue. A watermark that is not ``taken`` yet may be overtaken by a
-    newer one: the writer changes it in place."""
-
-    __slots__ = ("idle", "kind", "taken", "time")
-
-    def __init__(self, kind: EventKind, time: int = 0, idle: bool = False) -> None:
-        self.kind = kind
-        self.time = time
-        self.idle = idle
-        self.taken = False
-
-    def overtake(self, time: int, idle: bool) -> bool:
-        """(Writer.) Say something newer instead; False if the reader may have taken it before."""
-        self.time, self.idle = time, idle
-        return not self.taken
-
-    def slice(self) -> Slice:
-        """(Reader.) The event as it goes out."""
-        self.taken = True  # before the look at what it says: see overtake
-        if self.kind is EventKind.WATERMARK:
-            payload = WATERMARK_EVENT.pack(self.kind, self.idle, self.time)
-        else:
-            payload = bytes((self.kind,))
-        memory = memoryview(bytearray(SEGMENT_HEADROOM_BYTES) + payload)
-        size, flags = len(payload), BufferFlags.NONE
-        return Slice(memory, SEGMENT_HEADROOM_BYTES, size, DataType.EVENT, flags, NO_ELEMENT_START, 0)
+_STARTS, _CONTINUES, _ENDS = map(int, (BufferFlags.STARTS, BufferFlags.CONTINUES, BufferFlags.ENDS))
+"""As plain numbers: an operation on flags takes ten times as long."""
 
 
 # --- subpartition ---------------------------------------------------------------------------------
@@ -394,6 +244,7 @@ class PipelinedView:
     """
 
     __slots__ = (
+        "_next",
         "_queue",
         "_skipping",
         "_state",
@@ -422,6 +273,8 @@ class PipelinedView:
         self._subpartition = subpartition
         self._queue = subpartition._queue
         self._state = deque(state)
+        self._next: BufferBuilder | Event | None = None
+        """What the last look found at the head; nobody else takes it. None: look again."""
 
     @property
     def current(self) -> bool:
@@ -431,6 +284,7 @@ class PipelinedView:
         """The consumer went away. What is queued stays for the next view, or until ``discard``."""
         if self.current:
             self._subpartition.view = self._subpartition.attachment = None
+            self._next = None
 
     def _head(self) -> BufferBuilder | Event | None:
         """What a poll would take now; finished builders that were sent in slices leave the queue, whether or
@@ -466,22 +320,32 @@ class PipelinedView:
             self._subpartition._unfinished_rows = None
 
     def next_type(self) -> NextType:
-        head = self._head()
-        if head is None:
-            return NextType.NONE
-        return NextType.EVENT if isinstance(head, Event) else NextType.DATA
+        if self._next is None:
+            self._next = self._head()
+        return self._next.next_type if self._next is not None else NextType.NONE
 
     def backlog(self) -> int:
         return self._subpartition.backlog()
 
-    def poll(self) -> Slice | None:
-        head = self._head()
+    def poll(self, data: bool = True) -> Slice | None:
+        """The next piece; None if there is none, or if it is data and ``data`` is False."""
+        head = self._next
         if head is None:
-            return None
-        if isinstance(head, Event):
+            head = self._next = self._head()
+            if head is None:
+                return None
+        if isinstance(head, BufferBuilder):
+            if not data:
+                return None
+            piece = self._slice(head)
+        else:
             self._take_event(head)
-            return head.slice()
-        return self._slice(head)
+            piece = head.slice()
+        following = self._next = self._head()
+        if following is not None:
+            piece.next_type = following.next_type
+        piece.backlog = self._subpartition.backlog()
+        return piece
 
     def _take_event(self, event: Event) -> None:
         if self._state:
@@ -508,17 +372,17 @@ class PipelinedView:
             subpartition.flush_requested = False
         length, rows, starts, ends = builder.published
         begin = builder.sent_bytes
-        flags = BufferFlags.ENDS if ends else BufferFlags.NONE
+        flags = _ENDS if ends else 0
         first_start = NO_ELEMENT_START
         if builder.sent_starts < starts:
-            flags |= BufferFlags.STARTS
+            flags |= _STARTS
             first_start = builder.starts[builder.sent_starts] - begin
             if not ends:
                 subpartition._unfinished_rows = builder.last_rows
         if ends:
             subpartition._unfinished_rows = None
         if first_start:
-            flags |= BufferFlags.CONTINUES
+            flags |= _CONTINUES
         rows_begun = rows - builder.sent_rows
         self.rows_sent += rows_begun
         memory, start, size = builder.segment.memory, SEGMENT_HEADROOM_BYTES + begin, length - begin

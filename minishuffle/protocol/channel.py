@@ -42,6 +42,11 @@ class NextType(Enum):
 class Outgoing(Payload, Protocol):
     """A piece of a segment, or an event, on its way out."""
 
+    next_type: NextType
+    """What the poll after this one would give."""
+    backlog: int
+    """Data buffers behind this one."""
+
     def released(self) -> None:
         """The transport has let go of the memory. Called exactly once."""
 
@@ -54,7 +59,8 @@ class SubpartitionView(Protocol):
     def backlog(self) -> int:
         """Data buffers that could be polled now."""
 
-    def poll(self) -> Outgoing | None: ...
+    def poll(self, data: bool = True) -> Outgoing | None:
+        """The next piece; None if there is none, or if it is data and ``data`` is False."""
 
     def release(self) -> None:
         """The consumer is gone; nothing more will be polled through this view."""
@@ -153,15 +159,11 @@ class ProducerChannel:
         self.announced = 0
         """Backlog that the consumer was told of since credit came last; 0 when it was told none."""
 
-    def sendable(self) -> bool:
-        """True if a poll now would give something that may leave."""
-        match self.view.next_type():
-            case NextType.NONE:
-                return False
-            case NextType.EVENT:
-                return True
-            case NextType.DATA:
-                return self.credit.available > 0
+    def may_leave(self, next_type: NextType) -> bool:
+        """Whether a poll would give something, and credit for it is there."""
+        if next_type is NextType.DATA:
+            return self.credit.available > 0
+        return next_type is NextType.EVENT
 
     def backlog_to_announce(self) -> int:
         """Backlog for a BacklogAnnouncement, or 0.
@@ -177,19 +179,18 @@ class ProducerChannel:
             return backlog
         return 0
 
-    def poll(self) -> tuple[Outgoing, int, int] | None:
-        """The next piece with its sequence number and the backlog behind it; None if there is none."""
-        outgoing = self.view.poll()
+    def poll(self) -> Outgoing | None:
+        """The next piece, for which ``sequence`` is the number before this call; None if none may leave."""
+        credit = self.credit
+        outgoing = self.view.poll(credit.sent < credit.granted)
         if outgoing is None:
             return None
-        backlog = self.view.backlog()
         if outgoing.data_type == DataType.DATA:
-            self.credit.spend()
-            if not self.credit.available:
-                self.announced = backlog
-        sequence = self.sequence
-        self.sequence = (sequence + 1) & SEQUENCE_MASK
-        return outgoing, sequence, backlog
+            credit.spend()
+            if credit.sent == credit.granted:
+                self.announced = outgoing.backlog
+        self.sequence = (self.sequence + 1) & SEQUENCE_MASK
+        return outgoing
 
     def on_credit(self, credit: int) -> None:
         self.credit.grant(credit)

@@ -34,6 +34,7 @@ from minishuffle.protocol.channel import (
 )
 from minishuffle.wire.decoder import FrameDecoder
 from minishuffle.wire.frames import (
+    BUFFER_HEADER_BYTES,
     AddCredit,
     BacklogAnnouncement,
     BufferHeader,
@@ -224,7 +225,7 @@ class Producers:
         producer = self.channels.get(channel)
         if producer is None or producer.enqueued:
             return
-        if producer.sendable():
+        if producer.may_leave(producer.view.next_type()):
             producer.enqueued = True
             self.ready.append(producer)
         else:
@@ -242,33 +243,30 @@ class Producers:
         while ready and len(pieces) < buffers_max:
             producer = ready.popleft()
             producer.enqueued = False
-            if producer.state is ChannelState.CLOSED or not producer.sendable():
+            sequence = producer.sequence
+            piece = producer.poll() if producer.state is ChannelState.OPEN else None
+            if piece is None:
                 continue
-            polled = producer.poll()
-            if polled is None:
-                continue
-            piece = polled[0]
-            chunks.append(self._framed(producer.id, *polled))
+            chunks.append(write_buffer_header(piece, producer.id, sequence, piece.backlog))
             pieces.append(piece)
-            if producer.sendable():
+            if producer.may_leave(piece.next_type):
                 producer.enqueued = True
                 ready.append(producer)
             elif piece.data_type == DataType.EVENT:
                 self._announce_backlog(producer)
         if pieces:
-            frames_out = self._counters.frames_out
-            frames_out["buffer_response"] = frames_out.get("buffer_response", 0) + len(pieces)
+            self._count(pieces)
         return pieces
 
-    def _framed(self, channel: int, piece: Outgoing, sequence: int, backlog: int) -> memoryview:
-        frame = write_buffer_header(piece, channel, sequence, backlog)
+    def _count(self, pieces: list[Outgoing]) -> None:
         counters = self._counters
-        counters.bytes_out += len(frame)
-        if piece.data_type == DataType.DATA:
-            counters.buffers_out += 1
-            counters.payload_bytes_out += piece.size
-            counters.rows_out += piece.rows
-        return frame
+        frames_out = counters.frames_out
+        frames_out["buffer_response"] = frames_out.get("buffer_response", 0) + len(pieces)
+        data = [piece for piece in pieces if piece.data_type == DataType.DATA]
+        counters.buffers_out += len(data)
+        counters.payload_bytes_out += sum([piece.size for piece in data])
+        counters.rows_out += sum([piece.rows for piece in data])
+        counters.bytes_out += BUFFER_HEADER_BYTES * len(pieces) + sum([piece.size for piece in pieces])
 
     def lost(self) -> None:
         """The connection is gone."""

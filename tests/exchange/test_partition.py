@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import LocalProtocolError
-from minishuffle.exchange.partition import ResultPartition, Slice, Subpartition
+from minishuffle.exchange.buffers import Slice
+from minishuffle.exchange.partition import ResultPartition, Subpartition
 from minishuffle.exchange.segments import NetworkBufferPool, Segment
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.limits import EVENTS_QUEUED_PER_CHANNEL_MAX

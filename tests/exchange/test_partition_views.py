@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from minishuffle.counters import ConnectionCounters, TaskCounters
 from minishuffle.errors import TaskFailed
-from minishuffle.exchange.partition import PipelinedView, ResultPartition, Slice, serve
+from minishuffle.exchange.buffers import Slice
+from minishuffle.exchange.partition import PipelinedView, ResultPartition, serve
 from minishuffle.exchange.segments import NetworkBufferPool, Segment
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.protocol.channel import NextType
@@ -319,15 +320,28 @@ class ViewsComeAndGo(RuleBasedStateMachine):
     def poll(self, which: int, pieces: int) -> None:
         number = max(len(self.views) - 1 - which, 0)
         view = self.views[number]
+        said: NextType | None = None
         for _ in range(pieces):
             expected = view.next_type()
+            assert said in (None, expected)
             piece = view.poll()
             assert (piece is None) == (expected is NextType.NONE)
             if piece is None:
                 return
             assert view.current
+            assert (piece.data_type == DataType.EVENT) == (expected is NextType.EVENT)
+            assert piece.backlog == view.backlog()
+            said = piece.next_type
             if piece.data_type == DataType.DATA:
                 self.take(number, piece)
+
+    @precondition(lambda self: self.views)
+    @rule()
+    def poll_without_credit(self) -> None:
+        expected = self.views[-1].next_type()
+        piece = self.views[-1].poll(data=False)
+        assert (piece is None) == (expected is not NextType.EVENT)
+        assert piece is None or piece.data_type == DataType.EVENT
 
     def take(self, number: int, piece: Slice) -> None:
         read, payload = self.read[number], bytes(piece.payload)

@@ -1,0 +1,184 @@
+"""Send buffers: a segment that is being filled, the slices of it that go out, and events.
+
+The writer (task thread) appends and publishes; the reader (loop thread) sends what is published. Each field
+is written by one side only. (Flink: ``BufferBuilder``, ``BufferConsumer``.)
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from minishuffle.exchange.segments import Segment
+from minishuffle.limits import SEGMENT_HEADROOM_BYTES
+from minishuffle.protocol.channel import NextType
+from minishuffle.wire.frames import NO_ELEMENT_START, WATERMARK_EVENT, BufferFlags, DataType, EventKind
+
+__all__ = ["BufferBuilder", "Event", "Slice", "SliceOwner"]
+
+
+class BufferBuilder:
+    """A segment that is being written or waits to be sent.
+
+    Invariants: ``sent_bytes ≤ published bytes ≤ capacity``; ``starts`` ascends.
+    """
+
+    __slots__ = (
+        "capacity",
+        "drained",
+        "holder",
+        "last_rows",
+        "length",
+        "published",
+        "rows",
+        "segment",
+        "sent_bytes",
+        "sent_rows",
+        "sent_starts",
+        "starts",
+    )
+    next_type = NextType.DATA
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+        self.capacity = len(segment.memory) - SEGMENT_HEADROOM_BYTES
+        # The writer's.
+        self.length = 0
+        self.rows = 0
+        self.last_rows = 0
+        """Rows of the element that began last."""
+        self.starts: list[int] = []
+        self.published = (0, 0, 0, True)
+        """(bytes, rows begun, elements begun, ends with an element) that the reader may send."""
+        # The reader's.
+        self.sent_bytes = 0
+        self.sent_rows = 0
+        self.sent_starts = 0
+        self.holder: SliceOwner | None = None
+        """The view whose slice of this segment the transport holds."""
+        self.drained = False
+        """It has left its subpartition: the segment is recycled once no slice of it is held."""
+
+    def begin(self, rows: int) -> None:
+        """(Writer.) An element of ``rows`` rows begins here."""
+        self.starts.append(self.length)
+        self.rows += rows
+        self.last_rows = rows
+
+    def append(self, part: memoryview, at: int) -> int:
+        """(Writer.) Copy from ``part[at:]`` what fits; returns how much that was."""
+        size = min(len(part) - at, self.capacity - self.length)
+        begin = SEGMENT_HEADROOM_BYTES + self.length
+        self.segment.memory[begin : begin + size] = part[at : at + size]
+        self.length += size
+        return size
+
+    def publish(self, ends: bool = True) -> None:
+        self.published = (self.length, self.rows, len(self.starts), ends)
+
+    def unsent(self) -> bool:
+        return self.published[0] > self.sent_bytes
+
+    def drain(self) -> None:
+        """(Reader.) Nothing more of it is to be sent."""
+        self.drained = True
+        if self.holder is None:
+            self.segment.recycle()
+
+    def skip_rest(self) -> bool:
+        """(Reader.) Leave out what is here of an element whose beginning is not; True if that ends here."""
+        length, rows, starts, ends = self.published
+        if starts:
+            self.sent_bytes = self.starts[0]
+            return True
+        self.sent_bytes, self.sent_rows = length, rows
+        return ends and length > 0
+
+
+class SliceOwner(Protocol):
+    """The view that a slice was polled from."""
+
+    def slice_released(self, builder: BufferBuilder) -> None: ...
+
+
+class Slice:
+    """What a poll gives: a piece of a segment, or an event. See ``protocol.channel.Outgoing``."""
+
+    __slots__ = (
+        "_builder",
+        "_view",
+        "backlog",
+        "data_type",
+        "first_start",
+        "flags",
+        "memory",
+        "next_type",
+        "rows",
+        "size",
+        "start",
+    )
+
+    def __init__(
+        self,
+        memory: memoryview,
+        start: int,
+        size: int,
+        data_type: int,
+        flags: int,
+        first_start: int,
+        rows: int,
+        view: SliceOwner | None = None,
+        builder: BufferBuilder | None = None,
+    ) -> None:
+        self.memory = memory
+        self.start = start
+        self.size = size
+        self.data_type = data_type
+        self.flags = flags
+        self.first_start = first_start
+        self.rows = rows
+        self.next_type = NextType.NONE
+        self.backlog = 0
+        self._view = view
+        self._builder = builder
+
+    @property
+    def payload(self) -> memoryview:
+        return self.memory[self.start : self.start + self.size]
+
+    def released(self) -> None:
+        """The transport (or the local consumer) has let go; a finished segment is recycled."""
+        builder, view = self._builder, self._view
+        if builder is None or view is None:
+            return
+        self._builder = None
+        view.slice_released(builder)
+
+
+class Event:
+    """An event in a subpartition's queue. A watermark that is not ``taken`` yet may be overtaken by a
+    newer one: the writer changes it in place."""
+
+    __slots__ = ("idle", "kind", "taken", "time")
+    next_type = NextType.EVENT
+
+    def __init__(self, kind: EventKind, time: int = 0, idle: bool = False) -> None:
+        self.kind = kind
+        self.time = time
+        self.idle = idle
+        self.taken = False
+
+    def overtake(self, time: int, idle: bool) -> bool:
+        """(Writer.) Say something newer instead; False if the reader may have taken it before."""
+        self.time, self.idle = time, idle
+        return not self.taken
+
+    def slice(self) -> Slice:
+        """(Reader.) The event as it goes out."""
+        self.taken = True  # before the look at what it says: see overtake
+        if self.kind is EventKind.WATERMARK:
+            payload = WATERMARK_EVENT.pack(self.kind, self.idle, self.time)
+        else:
+            payload = bytes((self.kind,))
+        memory = memoryview(bytearray(SEGMENT_HEADROOM_BYTES) + payload)
+        size, flags = len(payload), BufferFlags.NONE
+        return Slice(memory, SEGMENT_HEADROOM_BYTES, size, DataType.EVENT, flags, NO_ELEMENT_START, 0)
