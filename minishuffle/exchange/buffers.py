@@ -25,6 +25,7 @@ class BufferBuilder:
     __slots__ = (
         "capacity",
         "drained",
+        "flush_requested",
         "holder",
         "last_rows",
         "length",
@@ -55,6 +56,8 @@ class BufferBuilder:
         self.sent_starts = 0
         self.holder: SliceOwner | None = None
         """The view whose slice of this segment the transport holds."""
+        self.flush_requested = False
+        """It is to be sent as far as it is published, full or not."""
         self.drained = False
         """It has left its subpartition: the segment is recycled once no slice of it is held."""
 

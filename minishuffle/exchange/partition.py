@@ -70,21 +70,25 @@ class Subpartition:
         "_written",
         "attachment",
         "consumer",
-        "flush_requested",
+        "dirty",
+        "eager",
         "notified",
         "view",
     )
 
-    def __init__(self, consumer: int, notify: Callable[[Subpartition], None]) -> None:
+    def __init__(self, consumer: int, notify: Callable[[Subpartition], None], eager: bool = False) -> None:
         self.consumer = consumer
         """Index of the consumer subtask."""
+        self.eager = eager
+        """Whatever is published is to be sent, without a flush."""
+        self.dirty = False
+        """Noted by its partition as to be flushed; set by the writer, cleared by the loop."""
         self.notified = False
         """Set by whoever queues this for the loop's attention, cleared by the loop."""
         self.view: PipelinedView | None = None
         """The current one (loop thread); None while no consumer is attached."""
         self.attachment: ProducerAttachment | None = None
         """Of the current view, if a link carries it."""
-        self.flush_requested = False
         self._notify = notify
         self._queue: deque[BufferBuilder | Event] = deque()
         self._open: BufferBuilder | None = None
@@ -115,15 +119,6 @@ class Subpartition:
     def open(self, builder: BufferBuilder) -> None:
         self._open = builder
         self._mark = None
-
-    def publish(self, flush: bool) -> None:
-        """Let the reader see what was written; wake it if it shall be sent now."""
-        builder = self._open
-        assert builder is not None
-        builder.publish()
-        if flush:
-            self.flush_requested = True
-            self._notify(self)
 
     def finish_open(self, ends: bool) -> None:
         """The open segment is complete. The queue sees it before it stops being the open one."""
@@ -192,14 +187,14 @@ class Subpartition:
         builder = self._open
         if builder is None or not builder.unsent():
             return False
-        self.flush_requested = True
+        builder.flush_requested = True
         return True
 
     def goes_out(self, builder: BufferBuilder | None) -> bool:
         """Whether the open segment is to be sent now, as far as it is published."""
         return (
-            self.flush_requested
-            and builder is not None
+            builder is not None
+            and (self.eager or builder.flush_requested)
             and builder.unsent()
             and (builder.holder is None or builder.holder is not self.view)
         )
@@ -369,7 +364,7 @@ class PipelinedView:
             builder.drained = True
         else:
             # Reset before the look at what is published: a flush asked for from now on is kept.
-            subpartition.flush_requested = False
+            builder.flush_requested = False
         length, rows, starts, ends = builder.published
         begin = builder.sent_bytes
         flags = _ENDS if ends else 0
@@ -467,7 +462,7 @@ class ResultPartition:
         first, count: the consumer subtasks that it feeds.
         acquire: gives a segment, waiting for one if need be; raises TaskCancelled.
         notify: tells the loop that a subpartition wants its attention.
-        flush_always: publish and send after every element (buffer timeout 0).
+        eager: send after every element (buffer timeout 0) instead of at each :meth:`flush`.
     """
 
     def __init__(
@@ -478,14 +473,16 @@ class ResultPartition:
         acquire: Callable[[], Segment],
         notify: Callable[[Subpartition], None],
         counters: TaskCounters,
-        flush_always: bool = False,
+        eager: bool = False,
     ) -> None:
         self.id = partition_id
         self.first = first
-        self.subpartitions = [Subpartition(first + i, notify) for i in range(count)]
+        self.subpartitions = [Subpartition(first + i, notify, eager) for i in range(count)]
         self._acquire = acquire
         self._counters = counters
-        self._flush_always = flush_always
+        self._notify = notify
+        self._dirty: deque[Subpartition] = deque()
+        """Those with something published since the last flush; each at most once."""
 
     def subpartition(self, consumer: int) -> Subpartition | None:
         """The one for that consumer subtask; None if this producer does not feed it."""
@@ -512,9 +509,18 @@ class ResultPartition:
             subpartition.finish_open(ends=True)
             self._counters.buffers_out += 1
         else:
-            subpartition.publish(self._flush_always)
+            builder.publish()
+            self._published(subpartition)
         self._counters.bytes_out += total
         self._counters.records_out += rows
+
+    def _published(self, subpartition: Subpartition) -> None:
+        """The reader may send what it was not to before: now, or when the buffer timeout has passed."""
+        if subpartition.eager:
+            self._notify(subpartition)
+        elif not subpartition.dirty:
+            subpartition.dirty = True  # before the note: who takes it clears the flag and looks
+            self._dirty.append(subpartition)
 
     def _begin(self, subpartition: Subpartition) -> BufferBuilder:
         builder = BufferBuilder(self._acquire())
@@ -544,6 +550,15 @@ class ResultPartition:
         """(Loop.) The producer failed: tell its consumers."""
         for attachment in self.attachments.values():
             attachment.fail(error)
+
+    def flush(self) -> None:
+        """(Loop.) The buffer timeout has passed: send what was published since the last flush."""
+        dirty = self._dirty
+        for _ in range(len(dirty)):
+            subpartition = dirty.popleft()
+            subpartition.dirty = False  # before the look: what is published from now on is noted anew
+            if subpartition.flush():
+                subpartition.attend()
 
     def backlog(self) -> int:
         return sum(subpartition.backlog() for subpartition in self.subpartitions)

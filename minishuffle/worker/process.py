@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final, Protocol
 
 from minishuffle import limits
@@ -107,6 +108,8 @@ class Worker:
         )
         self._dials: set[asyncio.Task[None]] = set()
         self._timers = Timers(self._loop, self.loop_lag)
+        self._flushing: set[float] = set()
+        """Buffer timeouts that have a timer, in seconds."""
         self._control: ControlLink | None = None
         self._state: WorkerState
         self._deployment: Deployment
@@ -239,7 +242,7 @@ class Worker:
             case Release(job):
                 self._peers.visitors.forget(job)
                 deployment.release(job)
-                self._timers.every("flush", self._deployment.flush_interval(), self._deployment.flush)
+                self._flush_in_time()
             case DialPeer(peer):
                 self._dial(peer)
             case CloseLinks():
@@ -262,7 +265,7 @@ class Worker:
             info = describe_failure(error, name)
             nothing = TaskCountersMessage()
             self._carry_out(self._state.task_ended(key, spec.attempt, "failed", info, b"", nothing))
-        self._timers.every("flush", self._deployment.flush_interval(), self._deployment.flush)
+        self._flush_in_time()
 
     def _dial(self, peer: WorkerAddress) -> None:
         task = self._loop.create_task(self._peers.dial(peer), name=f"dial worker {peer.worker}")
@@ -292,6 +295,14 @@ class Worker:
             self._send(short_failure(self._state.term, task.attempt_id, outcome.state, error))
 
     # --- timers and figures --------------------------------------------------------------------------
+
+    def _flush_in_time(self) -> None:
+        """Jobs have come or gone: flush each at its own buffer timeout."""
+        intervals = self._deployment.flush_intervals()
+        for interval in self._flushing | intervals:
+            every = interval if interval in intervals else None
+            self._timers.every(f"flush {interval}", every, partial(self._deployment.flush, interval))
+        self._flushing = intervals
 
     def _tick(self) -> None:
         now = self._loop.time()

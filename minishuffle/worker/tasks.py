@@ -131,7 +131,7 @@ class Deployment:
                     lambda pool=pool: paths.acquire(pool),  # type: ignore[misc]
                     paths.notify,
                     counters,
-                    flush_always=settings.buffer_timeout == 0,
+                    eager=settings.buffer_timeout == 0,
                 )
                 partitions[output.edge] = self.partitions[partition_id] = partition
             attempt_id = AttemptId(subtask, spec.attempt)
@@ -283,18 +283,15 @@ class Deployment:
 
     # --- timers and figures ----------------------------------------------------------------------
 
-    def flush_interval(self) -> float | None:
-        """Seconds between flushes of open segments: the least of any job's buffer timeout."""
-        return min(self._flush_intervals.values(), default=None)
+    def flush_intervals(self) -> set[float]:
+        """The buffer timeouts of the jobs that have one, in seconds."""
+        return set(self._flush_intervals.values())
 
-    def flush(self) -> None:
-        """The buffer timeout has passed: let what is published go out, but of jobs without one."""
+    def flush(self, interval: float) -> None:
+        """That buffer timeout has passed: let what is published go out, of the jobs whose it is."""
         for partition in self.partitions.values():
-            if partition.id.job not in self._flush_intervals:
-                continue
-            for subpartition in partition.subpartitions:
-                if subpartition.flush():
-                    subpartition.attend()
+            if self._flush_intervals.get(partition.id.job) == interval:
+                partition.flush()
 
     def snapshots(self) -> tuple[TaskSnapshot, ...]:
         return tuple(self._snapshot(key, task) for key, task in self.tasks.items())

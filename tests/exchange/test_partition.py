@@ -25,7 +25,7 @@ CAPACITY = 16
 class Bench:
     """A partition of ``count`` subpartitions over 16-byte segments; ``notified`` lists wake-ups."""
 
-    def __init__(self, count: int = 1, segments: int = 64, flush_always: bool = False) -> None:
+    def __init__(self, count: int = 1, segments: int = 64, eager: bool = False) -> None:
         self.pool = NetworkBufferPool(segments, CAPACITY)
         self.local = self.pool.create_pool("p", 1, segments)
         self.counters = TaskCounters()
@@ -37,7 +37,7 @@ class Bench:
             self._acquire,
             self.notified.append,
             self.counters,
-            flush_always,
+            eager,
         )
         self.first = self.partition.subpartitions[0]
         self.view = self.first.attach(1, lambda: None)
@@ -81,7 +81,7 @@ def test_an_unfinished_segment_is_not_available_until_flushed() -> None:
 
 
 def test_an_open_segment_to_be_flushed_counts_as_backlog_once_and_not_while_a_slice_is_in_flight() -> None:
-    bench = Bench(flush_always=True)
+    bench = Bench(eager=True)
     bench.write(b"abc")
     held = bench.poll()
     bench.write(b"de")
@@ -94,6 +94,33 @@ def test_an_open_segment_to_be_flushed_counts_as_backlog_once_and_not_while_a_sl
     assert bench.first.backlog() == 2
     bench.drain()
     assert bench.first.backlog() == 0
+
+
+def test_a_flush_is_of_one_segment_and_not_of_the_next() -> None:
+    bench = Bench()
+    bench.write(b"abc")
+    bench.first.flush()
+    bench.write(bytes(CAPACITY - 3))
+    bench.write(b"not asked for")
+    assert [piece.size for piece in bench.drain()] == [CAPACITY]
+    assert bench.first.backlog() == 0
+
+
+def test_a_flush_of_a_partition_looks_only_at_what_was_published_since_the_last() -> None:
+    bench = Bench(count=3)
+    woken: list[int] = []
+    for number, subpartition in enumerate(bench.partition.subpartitions):
+        subpartition.attach(2, lambda number=number: woken.append(number))  # type: ignore[misc]
+    bench.write(b"abc", position=2)
+    bench.write(b"de", position=2)
+    bench.partition.flush()
+    assert woken == [2]
+    bench.partition.flush()
+    assert woken == [2], "nothing came since, although nothing was sent either"
+    bench.write(b"f", position=0)
+    bench.write(b"g", position=2)
+    bench.partition.flush()
+    assert woken == [2, 0, 2]
 
 
 def test_flush_of_nothing_has_no_effect() -> None:
@@ -116,7 +143,7 @@ def test_a_full_segment_goes_out_and_notifies() -> None:
 
 
 def test_timeout_zero_flushes_after_every_element() -> None:
-    bench = Bench(flush_always=True)
+    bench = Bench(eager=True)
     bench.write(b"a")
     assert bench.notified == [bench.first]
     assert bench.view.next_type() is NextType.DATA
@@ -329,7 +356,7 @@ def test_a_written_off_segment_is_not_lent_again_when_the_transport_lets_go_of_i
 def test_a_segment_that_the_writer_finishes_during_a_look_is_not_overtaken_by_the_next() -> None:
     bench = Bench()
     bench.write(b"abc")
-    bench.first.flush_requested = True
+    bench.first.flush()
 
     class Watched(deque[object]):
         """The writer fills its segment and begins another right after the reader's first look."""

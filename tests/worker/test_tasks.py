@@ -141,7 +141,7 @@ async def test_nothing_is_left_of_a_task_whose_thread_cannot_start(
             site.deployment.start(instruction)
     deployment = site.deployment
     assert (deployment.tasks, deployment.partitions, deployment.spools) == ({}, {}, {})
-    assert deployment.flush_interval() is None
+    assert deployment.flush_intervals() == set()
     assert (site.pool.free, site.pool.required) == (site.pool.total, 0)
 
 
@@ -164,7 +164,7 @@ async def test_a_second_output_that_does_not_fit_takes_the_first_with_it(site_of
     assert site.deployment.tasks == {}
     assert site.deployment.partitions == {}
     assert (site.pool.free, site.pool.required) == (3, 0)
-    assert site.deployment.flush_interval() is None
+    assert site.deployment.flush_intervals() == set()
 
 
 # --- joining --------------------------------------------------------------------------------------------
@@ -199,32 +199,31 @@ async def test_the_buffer_timeout_sends_what_is_published(site: Site) -> None:
         timeout: site.deploy(stream, f"j{timeout}", settings=JobSettings(buffer_timeout=timeout))
         for timeout in (0.2, 5.0, -1.0)
     }
-    assert site.deployment.flush_interval() == 0.2
+    assert site.deployment.flush_intervals() == {0.2, 5.0}, "a job without a time-out sends full buffers only"
     await site.until(lambda: all(source.counters.records_out == 3 for source, _ in tasks.values()))
     assert site.deployment.local_rows == 0
-    site.deployment.flush()
-    assert site.deployment.local_rows == 6, "a job without a time-out sends full buffers only"
+    for timeout, rows in ((0.2, 3), (0.2, 3), (5.0, 6)):
+        site.deployment.flush(timeout)
+        assert site.deployment.local_rows == rows, "each job has a time-out of its own"
     await site.until(lambda: [tasks[t][1].counters.records_in for t in (0.2, 5.0)] == [3, 3])
     assert tasks[-1.0][1].counters.records_in == 0
-    site.deployment.flush()
-    assert site.deployment.local_rows == 6
 
 
-async def test_the_flush_interval_is_the_least_of_the_jobs_that_are_there(site: Site) -> None:
+async def test_the_flush_intervals_are_those_of_the_jobs_that_are_there(site: Site) -> None:
     for timeout in (0.2, 5.0):
         job, settings = f"j{timeout}", JobSettings(buffer_timeout=timeout)
         await site.run(Stream.items([1]).rebalance().to_count(), job, settings=settings)
     site.deployment.release("j0.2")
-    assert site.deployment.flush_interval() == 5.0
+    assert site.deployment.flush_intervals() == {5.0}
     site.deployment.release("j5.0")
-    assert site.deployment.flush_interval() is None
+    assert site.deployment.flush_intervals() == set()
 
 
 async def test_without_a_buffer_timeout_every_element_goes_at_once(site: Site) -> None:
     stream = Stream.source(OnceThenSilent()).rebalance().to_count()
     _, sink = site.deploy(stream, settings=JobSettings(buffer_timeout=0))
     await site.until(lambda: sink.counters.records_in == 3)
-    assert site.deployment.flush_interval() is None
+    assert site.deployment.flush_intervals() == set()
 
 
 # --- taking down ----------------------------------------------------------------------------------------
@@ -251,7 +250,7 @@ async def test_release_of_one_job_leaves_the_others_alone(site: Site) -> None:
     site.deployment.release("j1")
     assert {key[0] for key in site.deployment.tasks} == {"other"}
     await site.until(lambda: site.deployment.tasks["other", 0, 0].counters.records_out == 3)
-    site.deployment.flush()
+    site.deployment.flush(0.1)
     await site.until(lambda: sink.counters.records_in == 3)
 
 
