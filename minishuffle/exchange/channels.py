@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from minishuffle.errors import ShuffleError
 from minishuffle.exchange.elements import Assembler
@@ -145,9 +145,9 @@ class LocalBuffer:
         self.rows = piece.rows
 
 
-GivenBack: TypeAlias = Received | LocalBuffer
-"""What a task gives back to its attachment once it is read."""
-QueueItem: TypeAlias = GivenBack | Notice
+GivenBack: TypeAlias = Received | LocalBuffer | QueuedEvent
+"""What a task gives back to its attachment once it is read: a buffer, or the end of a partition."""
+QueueItem: TypeAlias = Received | LocalBuffer | Notice
 
 
 class ReadyLine:
@@ -200,8 +200,8 @@ class Attachment(Protocol):
         """Number of the last buffer or event that was received; ``NO_SEQUENCE`` before the first."""
         ...
 
-    def consumed(self, buffer: Any) -> None:
-        """The task has given ``buffer`` back."""
+    def consumed(self, buffer: GivenBack) -> None:
+        """The task has given ``buffer`` back; at the end of the partition this attachment ends."""
         ...
 
     def close(self, reason: CancelReason) -> None:
@@ -244,10 +244,12 @@ class RemoteAttachment:
         self._link.connection.announce_credit(self.consumer)
         self._link.flush_soon()
 
-    def consumed(self, buffer: Any) -> None:
+    def consumed(self, buffer: GivenBack) -> None:
         if isinstance(buffer, Received):
             self.consumer.consumed(buffer)
             self.announce()
+        else:
+            self.channel.end(self)
 
     def close(self, reason: CancelReason) -> None:
         self._link.connection.cancel(self.consumer, reason)
@@ -335,11 +337,13 @@ class LocalAttachment:
                 piece.released()
                 self._channel.deliver(event)
 
-    def consumed(self, buffer: Any) -> None:
+    def consumed(self, buffer: GivenBack) -> None:
         if isinstance(buffer, LocalBuffer):
             self._outstanding -= 1
             buffer.piece.released()
             self.pump()
+        else:
+            self._channel.end(self)
 
     def close(self, reason: CancelReason) -> None:
         view, self._view = self._view, None
@@ -369,7 +373,7 @@ class InputChannel:
         self.queue: deque[QueueItem] = deque()
         self.enqueued = False
         """It stands in the gate's line of ready channels."""
-        self.current: GivenBack | None = None
+        self.current: Received | LocalBuffer | None = None
         """(Task.) The buffer that the assembler reads."""
         self.ended = False
         """(Task.) The end of the partition was read."""
@@ -421,6 +425,11 @@ class InputChannel:
         attachment = self._let_go(CancelReason.MOVED if error is None else CancelReason.FAILED)
         if attachment is not None or error is not None:
             self.deliver(Detached(error))
+
+    def end(self, attachment: Attachment) -> None:
+        """The task has read the end of the partition that ``attachment`` delivered."""
+        if self.attachment is attachment:
+            self._let_go(CancelReason.ENDED)
 
     def _let_go(self, reason: CancelReason) -> Attachment | None:
         attachment, self.attachment = self.attachment, None

@@ -48,7 +48,8 @@ class InputGate:
 
     Args:
         wake: tells the task that there is something to poll.
-        give_back: hands something consumed to the loop, which calls ``consumed`` of its attachment.
+        give_back: hands a consumed buffer, or the end of a partition, to the loop, which calls ``consumed``
+            of its attachment.
         budget: for elements that are being put together.
     """
 
@@ -196,6 +197,7 @@ class InputGate:
                     f"{lost} rows"
                 )
             channel.ended = True
+            self._give_back(event)
             self._on_end(channel)
         else:
             raise RemoteProtocolError(f"event of unknown kind {kind} and {len(payload)} bytes")

@@ -20,6 +20,7 @@ from minishuffle.exchange.channels import (
     GivenBack,
     InputChannel,
     LocalAttachment,
+    QueuedEvent,
     RemoteAttachment,
 )
 from minishuffle.exchange.elements import AssemblyBudget, decode, encode
@@ -28,7 +29,14 @@ from minishuffle.exchange.partition import ResultPartition, Subpartition, serve
 from minishuffle.exchange.segments import LocalPool, NetworkBufferPool, Segment
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.protocol.connection import PartitionRequested
-from minishuffle.wire.frames import NO_SEQUENCE, EventKind, PartitionRequest
+from minishuffle.wire.frames import (
+    NO_SEQUENCE,
+    CancelPartitionRequest,
+    CancelReason,
+    EventKind,
+    PartitionRequest,
+    encode_frame,
+)
 from support.links import BareLink, consumer_of
 
 SEGMENT_BYTES = 128
@@ -326,6 +334,52 @@ def test_a_closed_channel_is_attached_to_nothing() -> None:
     exchange.channels[0].attach_local(exchange.partitions[0].subpartitions[0], 2, lambda piece: None)
     assert exchange.channels[0].attachment is None
     assert not exchange.links[-1][0].connection.wants_to_send
+    exchange.close()
+
+
+# --- the end of a partition -------------------------------------------------------------------------
+
+
+def test_at_the_end_of_a_partition_buffers_go_to_the_next_in_line_and_the_producer_is_told() -> None:
+    exchange = Exchange(channels=2)
+    for number in range(2):
+        exchange.attach_remote(number)
+    exchange.settle()
+    for _ in range(20):
+        exchange.write(1, 100)
+    exchange.partitions[0].broadcast_event(EventKind.END_OF_PARTITION)
+    exchange.settle()
+    waiting = consumer_of(exchange.channels[1])
+    assert waiting.credit.waiting and waiting.credit.granted == EXCLUSIVE + FLOATING
+    ended = consumer_of(exchange.channels[0])
+    exchange.poll()
+    exchange.poll()
+    (end,) = (item for item in exchange.returned if isinstance(item, QueuedEvent))
+    exchange.returned.remove(end)
+    end.attachment.consumed(end)
+    assert exchange.channels[0].attachment is None
+    assert ended.credit.idle == 0
+    assert exchange.gate.snapshot().exclusive_capacity == EXCLUSIVE
+    chunks, _ = exchange.links[-1][0].connection.data_to_send(16)
+    assert encode_frame(CancelPartitionRequest(ended.id, CancelReason.ENDED)) in b"".join(chunks)
+    assert waiting.credit.granted == EXCLUSIVE + FLOATING + EXCLUSIVE
+    exchange.links[-1][1].connection.receive(b"".join(chunks), 0.0)
+    assert exchange.partitions[0].subpartitions[0].view is None
+    exchange.links[-1][1].connection.receive(b"".join(chunks[-1:]), 0.0)
+    exchange.validate()
+    exchange.close()
+
+
+def test_at_the_end_of_a_partition_here_its_view_is_released() -> None:
+    exchange = Exchange()
+    exchange.attach_local(0)
+    exchange.write(0, 100)
+    exchange.partitions[0].broadcast_event(EventKind.END_OF_PARTITION)
+    exchange.poll_all()
+    assert exchange.partitions[0].subpartitions[0].view is not None, "the task has yet to say so"
+    exchange.give_back(99)
+    assert exchange.channels[0].attachment is None
+    assert exchange.partitions[0].subpartitions[0].view is None
     exchange.close()
 
 
