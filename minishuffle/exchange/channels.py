@@ -66,15 +66,26 @@ class GateBuffers:
         self.line: deque[RemoteAttachment] = deque()
         """Attachments that wait for a floating buffer, in turn."""
         self.exclusive = exclusive
+        self.exclusive_held = 0
+        """Exclusive buffers of all attachments that are open."""
         self.local_credit = exclusive + floating
         pool.on_available(self._serve)
 
     def take_exclusive(self) -> list[FreeBuffer]:
         """The exclusive buffers of a new attachment, as far as there are any."""
         taken: list[FreeBuffer] = []
-        while len(taken) < self.exclusive and (segment := self.pool.request()) is not None:
+        while len(taken) < self.exclusive and (segment := self._request_exclusive()) is not None:
             taken.append(segment)
         return taken
+
+    def _request_exclusive(self) -> Segment | None:
+        """One of those that the pool is sure of, but for the last: that one always goes round."""
+        if self.exclusive_held >= self.pool.minimum - 1:
+            return None
+        segment = self.pool.request()
+        if segment is not None:
+            self.exclusive_held += 1
+        return segment
 
     def release_floating(self, segment: Segment) -> None:
         """A floating buffer comes free: the next in line gets it, or the pool does.
@@ -229,7 +240,9 @@ class RemoteAttachment:
         self.channel = channel
         self._buffers = buffers
         self._link = link
-        self.consumer = ConsumerChannel(self, buffers.take_exclusive(), buffers.segment_bytes)
+        exclusive = buffers.take_exclusive()
+        self._exclusive = len(exclusive)
+        self.consumer = ConsumerChannel(self, exclusive, buffers.segment_bytes)
 
     def open(self, request: PartitionRequest) -> None:
         """Ask the producer for the subpartition."""
@@ -255,6 +268,8 @@ class RemoteAttachment:
         self._link.connection.cancel(self.consumer, reason)
         self._link.flush_soon()
         self.consumer.close()
+        self._buffers.exclusive_held -= self._exclusive
+        self._exclusive = 0
 
     # --- for the ConsumerChannel -----------------------------------------------------------------
 

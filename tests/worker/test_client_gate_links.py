@@ -313,6 +313,34 @@ def test_programs_share_the_buffers_however_many_they_are(reading: Reading) -> N
     assert reading.pool.in_use == 0
 
 
+def test_a_program_starves_for_none_of_those_that_write_without_an_end(reading: Reading) -> None:
+    programs = [reading.write(1, partition=number) for number in range(9)]
+    for turn in range(3):
+        for number, program in enumerate(programs):
+            program.send([10 * turn + number])
+        found: list[int] = []
+        for _ in range(12):
+            for program in programs:
+                program.exchange()
+            found += reading.rows()
+        assert sorted(found) == [10 * turn + number for number in range(9)]
+
+
+def test_a_pool_that_shrinks_to_its_minimum_keeps_a_buffer_for_everybody(reading: Reading) -> None:
+    programs = [reading.write(1, partition=number) for number in range(3)]
+    reading.network.create_pool("another job", SEGMENTS - 3, SEGMENTS - 3)
+    assert reading.pool.size == 3
+    programs.append(reading.write(1, partition=3))
+    for number, program in enumerate(programs):
+        program.send([number])
+    found: list[int] = []
+    for _ in range(12):
+        for program in programs:
+            program.exchange()
+        found += reading.rows()
+    assert sorted(found) == [0, 1, 2, 3]
+
+
 # --- splits and ends ---------------------------------------------------------------------------------
 
 
