@@ -65,49 +65,63 @@ class GateBuffers:
         self.segment_bytes = segment_bytes
         self.line: deque[RemoteAttachment] = deque()
         """Attachments that wait for a floating buffer, in turn."""
+        self.short: deque[RemoteAttachment] = deque()
+        """Attachments with fewer exclusive buffers than they should have: they are served first."""
         self.exclusive = exclusive
         self.exclusive_held = 0
         """Exclusive buffers of all attachments that are open."""
         self.local_credit = exclusive + floating
-        pool.on_available(self._serve)
+        pool.on_available(self.serve)
 
     def take_exclusive(self) -> list[FreeBuffer]:
         """The exclusive buffers of a new attachment, as far as there are any."""
         taken: list[FreeBuffer] = []
-        while len(taken) < self.exclusive and (segment := self._request_exclusive()) is not None:
+        while len(taken) < self.exclusive and self._lends_exclusive:
+            segment = self.pool.request()
+            if segment is None:
+                break
             taken.append(segment)
+            self.exclusive_held += 1
         return taken
 
-    def _request_exclusive(self) -> Segment | None:
-        """One of those that the pool is sure of, but for the last: that one always goes round."""
-        if self.exclusive_held >= self.pool.minimum - 1:
-            return None
-        segment = self.pool.request()
-        if segment is not None:
-            self.exclusive_held += 1
-        return segment
+    @property
+    def _lends_exclusive(self) -> bool:
+        """Exclusive buffers are those that the pool is sure of, but for one, which always goes round."""
+        return self.exclusive_held < self.pool.minimum - 1
 
     def release_floating(self, segment: Segment) -> None:
-        """A floating buffer comes free: the next in line gets it, or the pool does.
+        """A floating buffer comes free: whoever is short of an exclusive one gets it, or the next in line,
+        or the pool.
 
         A pool that was shrunk takes it back first.
         """
-        while self.line and self.pool.in_use <= self.pool.size:
-            attachment = self.line.popleft()
-            if attachment.consumer.offer_floating(segment):
-                if attachment.consumer.credit.waiting:
-                    self.line.append(attachment)
-                attachment.announce()
+        if self.pool.in_use <= self.pool.size:
+            if self.short and self._lends_exclusive:
+                self.exclusive_held += 1
+                self.short[0].add_exclusive(segment)
                 return
+            while self.line:
+                attachment = self.line.popleft()
+                if attachment.consumer.offer_floating(segment):
+                    if attachment.consumer.credit.waiting:
+                        self.line.append(attachment)
+                    attachment.announce()
+                    return
         segment.recycle()
 
-    def _serve(self) -> None:
-        """The pool has segments again."""
-        while self.line:
+    def serve(self) -> None:
+        """The pool may have segments again."""
+        while self.line or (self.short and self._lends_exclusive):
             segment = self.pool.request()
             if segment is None:
                 return
             self.release_floating(segment)
+
+    def close(self) -> None:
+        """Nobody waits any more; what is in use comes back later."""
+        self.line.clear()
+        self.short.clear()
+        self.pool.destroy()
 
 
 # --- what a queue holds ---------------------------------------------------------------------------
@@ -243,6 +257,8 @@ class RemoteAttachment:
         exclusive = buffers.take_exclusive()
         self._exclusive = len(exclusive)
         self.consumer = ConsumerChannel(self, exclusive, buffers.segment_bytes)
+        if self._exclusive < buffers.exclusive:
+            buffers.short.append(self)
 
     def open(self, request: PartitionRequest) -> None:
         """Ask the producer for the subpartition."""
@@ -252,6 +268,14 @@ class RemoteAttachment:
     @property
     def last_sequence(self) -> int:
         return (self.consumer.expected - 1) & SEQUENCE_MASK
+
+    def add_exclusive(self, segment: Segment) -> None:
+        """One of the exclusive buffers that it was short of; this attachment is the first of those."""
+        self._exclusive += 1
+        if self._exclusive == self._buffers.exclusive:
+            self._buffers.short.popleft()
+        self.consumer.credit.on_exclusive(segment)
+        self.announce()
 
     def announce(self) -> None:
         self._link.connection.announce_credit(self.consumer)
@@ -268,8 +292,12 @@ class RemoteAttachment:
         self._link.connection.cancel(self.consumer, reason)
         self._link.flush_soon()
         self.consumer.close()
-        self._buffers.exclusive_held -= self._exclusive
+        buffers = self._buffers
+        if self in buffers.short:
+            buffers.short.remove(self)
+        buffers.exclusive_held -= self._exclusive
         self._exclusive = 0
+        buffers.serve()
 
     # --- for the ConsumerChannel -----------------------------------------------------------------
 

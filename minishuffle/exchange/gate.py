@@ -93,10 +93,10 @@ class InputGate:
 
     def close(self) -> None:
         """The task is terminal; idempotent."""
+        self.buffers.close()
         for channel in self.channels:
             channel.close()
         self.ready.line.clear()
-        self.buffers.pool.destroy()
 
     def snapshot(self) -> GateSnapshot:
         """Exclusive buffers count as long as their attachment lasts; a closed one has given them up."""

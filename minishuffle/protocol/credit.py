@@ -123,6 +123,14 @@ class ReceiveCredit(Generic[B]):
         self.unannounced += 1
         return self.idle < self.required
 
+    def on_exclusive(self, buffer: B) -> None:
+        """A further exclusive buffer was obtained; it is credit, and counts like those of the beginning."""
+        self.exclusive.append(buffer)
+        self.exclusive_total += 1
+        self.unannounced += 1
+        if self.required:
+            self.required += 1
+
     def on_buffer(self) -> tuple[BufferKind, B]:
         """A data buffer arrives: take the free buffer that it is to be copied into.
 

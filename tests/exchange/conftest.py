@@ -75,8 +75,13 @@ class Setup:
     def remote(self, producer: int) -> InputChannel:
         """A channel whose producer is behind ``link``."""
         channel = self.gate.add_channel(producer)
-        channel.attach_remote(self.link, PartitionRequest(0, "j1", 0, producer, 0, 1, 1, 1, 0))
+        self.request(channel)
         return channel
+
+    def request(self, channel: InputChannel, generation: int = 1) -> None:
+        """Attach the channel to ``link``."""
+        request = PartitionRequest(0, "j1", 0, channel.producer, 0, 1, 1, generation, 0)
+        channel.attach_remote(self.link, request)
 
     def partition(self, producer: int, segments: int = 16) -> ResultPartition:
         """A producer in this process, with a pool of its own and one consumer."""

@@ -227,10 +227,11 @@ def test_what_comes_home_late_credits_no_newer_attachment() -> None:
     assert held == EXCLUSIVE + FLOATING
     exchange.attach_local(0)
     exchange.attach_remote(0)
-    before = credit_of(exchange.channels[0])
-    for _ in range(held):
+    assert credit_of(exchange.channels[0]) == (0, 0), "every buffer is still out"
+    for number in range(1, held + 1):
         exchange.give_back(1)
-        assert credit_of(exchange.channels[0]) == before
+        exclusive = min(number, EXCLUSIVE)
+        assert credit_of(exchange.channels[0]) == (exclusive, exclusive), "and the rest is the pool's"
         exchange.validate()
     exchange.close()
 
@@ -428,18 +429,19 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self.exchange.returned)
     @rule(data=st.data())
     def give_back(self, data: Any) -> None:
-        """In any order; an old attachment's buffer may serve the next in line, but is no credit as such."""
-        returned = self.exchange.returned
+        """In any order. It may serve another attachment that waits, but is credit to its own alone."""
+        returned, short = self.exchange.returned, self.exchange.gate.buffers.short
         buffer = returned.pop(data.draw(st.integers(0, len(returned) - 1)))
-        channel = next(c for c in self.exchange.channels if c.attachment is not buffer.attachment)
         others = [
-            c for c in self.exchange.channels if isinstance(c.attachment, RemoteAttachment) and c is channel
+            attachment.consumer.credit
+            for attachment in self.exchange.attachments
+            if isinstance(attachment, RemoteAttachment)
+            and attachment is not buffer.attachment
+            and not (attachment.consumer.credit.waiting or attachment in short)
         ]
-        waiting = [c for c in others if consumer_of(c).credit.waiting]
-        before = [credit_of(c) for c in others]
+        before = [credit.granted + credit.unannounced for credit in others]
         buffer.attachment.consumed(buffer)
-        if not waiting:
-            assert [credit_of(c) for c in others] == before
+        assert [credit.granted + credit.unannounced for credit in others] == before
 
     @rule()
     def cut(self) -> None:
@@ -455,6 +457,7 @@ class AnyOrder(RuleBasedStateMachine):
         buffers = self.exchange.gate.buffers
         snapshot = self.exchange.gate.snapshot()
         assert buffers.pool.in_use <= buffers.pool.size
+        assert buffers.exclusive_held == snapshot.exclusive_capacity < buffers.pool.minimum
         assert 0 <= snapshot.exclusive_used <= snapshot.exclusive_capacity <= 2 * EXCLUSIVE
         assert 0 <= snapshot.floating_used <= buffers.pool.size
 

@@ -8,6 +8,7 @@ import pytest
 
 from minishuffle.counters import GateSnapshot
 from minishuffle.errors import PeerLost
+from minishuffle.wire.frames import EventKind
 from support.links import consumer_of
 
 if TYPE_CHECKING:
@@ -183,9 +184,57 @@ def test_close_tells_the_producer_and_what_comes_later_takes_no_segment(make_set
     assert partition.subpartitions[0].view is None
 
 
-def test_fewer_exclusive_buffers_than_asked_for_are_promised_as_what_they_are(
+def test_exclusive_buffers_that_were_short_are_made_up_when_memory_comes_free(
     make_setup: type[Setup],
 ) -> None:
     setup = make_setup(remote=2, exclusive=2, floating=1, segments=6, borrowed=4)
-    credits = [consumer_of(channel).credit for channel in setup.remotes]
-    assert [(credit.granted, credit.exclusive_total) for credit in credits] == [(2, 2), (0, 0)]
+    first, second = (consumer_of(channel).credit for channel in setup.remotes)
+    assert [(credit.granted, credit.exclusive_total) for credit in (first, second)] == [(2, 2), (0, 0)]
+    consumer_of(setup.remotes[0]).on_backlog(1)
+    assert first.waiting
+    for number in range(1, 3):
+        setup.borrowed.pop().recycle()
+        assert (second.exclusive_total, second.idle, second.unannounced) == (number, number, number)
+        second.validate()
+    assert first.waiting, "exclusive buffers come first"
+    setup.borrowed.pop().recycle()
+    assert (len(first.floating), second.exclusive_total) == (1, 2)
+    assert setup.gate.snapshot().exclusive_capacity == 4
+    setup.arrive(setup.remotes[1], setup.element(["made up"]))
+    assert setup.rows() == ["made up"]
+    setup.borrowed.pop().recycle()
+    setup.gate.close()
+    assert setup.network.free == setup.network.total
+
+
+def test_a_new_attachment_gets_the_exclusive_buffers_of_the_old_one_as_they_come_home(
+    make_setup: type[Setup],
+) -> None:
+    setup = make_setup(remote=1, exclusive=2, floating=1, segments=3, direct=False)
+    (channel,) = setup.remotes
+    for number in range(2):
+        setup.arrive(channel, setup.element([number]))
+    assert setup.rows() == [0, 1]
+    setup.request(channel, generation=2)
+    assert consumer_of(channel).credit.exclusive_total == 1, "the other two are read"
+    for buffer in setup.returned:
+        buffer.attachment.consumed(buffer)
+    assert consumer_of(channel).credit.exclusive_total == 2
+    assert setup.pool.in_use == 2
+    setup.gate.close()
+    assert setup.network.free == setup.network.total
+
+
+def test_a_channel_that_ends_leaves_its_exclusive_buffers_to_one_that_is_short(
+    make_setup: type[Setup],
+) -> None:
+    setup = make_setup(remote=1, exclusive=2, floating=1)
+    later = setup.remote(1)
+    assert consumer_of(later).credit.exclusive_total == 0, "the gate was made for one channel"
+    setup.arrive_event(setup.remotes[0], EventKind.END_OF_PARTITION)
+    setup.rows()
+    assert consumer_of(later).credit.exclusive_total == 2
+    later.detach()
+    assert not setup.gate.buffers.short
+    setup.gate.close()
+    assert setup.network.free == setup.network.total
