@@ -15,10 +15,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol, TypeAlias
 
-from minishuffle.errors import ShuffleError
+from minishuffle.errors import RemoteProtocolError, ShuffleError
 from minishuffle.exchange.elements import Assembler
 from minishuffle.exchange.partition import Subpartition
 from minishuffle.exchange.segments import LocalPool, Segment
+from minishuffle.limits import EVENTS_QUEUED_PER_CHANNEL_MAX
 from minishuffle.protocol.channel import (
     SEQUENCE_MASK,
     ConsumerChannel,
@@ -29,7 +30,14 @@ from minishuffle.protocol.channel import (
     SubpartitionView,
 )
 from minishuffle.protocol.connection import Connection
-from minishuffle.wire.frames import NO_SEQUENCE, CancelReason, DataType, PartitionRequest
+from minishuffle.wire.frames import (
+    NO_SEQUENCE,
+    WATERMARK_EVENT,
+    CancelReason,
+    DataType,
+    EventKind,
+    PartitionRequest,
+)
 
 __all__ = [
     "Attached",
@@ -41,6 +49,7 @@ __all__ = [
     "LocalAttachment",
     "LocalBuffer",
     "QueuedEvent",
+    "QueuedWatermark",
     "ReadyLine",
     "RemoteAttachment",
 ]
@@ -141,6 +150,26 @@ class QueuedEvent(Notice):
     def __init__(self, attachment: Attachment, payload: bytes) -> None:
         self.attachment = attachment
         self.payload = payload
+
+
+class QueuedWatermark(Notice):
+    """A watermark of the producer. The loop lets a newer one take its place until the task takes it."""
+
+    __slots__ = ("_state", "_taken")
+
+    def __init__(self, time: int, idle: bool) -> None:
+        self._state = (time, idle)
+        self._taken = False
+
+    def overtake(self, time: int, idle: bool) -> bool:
+        """(Loop.) Say something newer instead; False if the task may have taken it before."""
+        self._state = (time, idle)  # one store, before the look: the task sees all of it or none
+        return not self._taken
+
+    def take(self) -> tuple[int, bool]:
+        """(Task.) Time and idleness."""
+        self._taken = True  # before the look at what it says: see overtake
+        return self._state
 
 
 class Detached(Notice):
@@ -324,7 +353,10 @@ class RemoteAttachment:
             self.rows_received += received.rows
             self.channel.deliver(received)
         else:
-            self.channel.deliver(QueuedEvent(self, bytes(received.payload)))
+            self.channel.deliver_event(self, bytes(received.payload))
+            if self.channel.events_queued > EVENTS_QUEUED_PER_CHANNEL_MAX:
+                text = f"more than {EVENTS_QUEUED_PER_CHANNEL_MAX} events in a row wait to be read"
+                self.channel.detach(RemoteProtocolError(f"producer {self.channel.producer}: {text}"))
 
     def fail(self, error: ShuffleError) -> None:
         if self.channel.attachment is self:
@@ -376,9 +408,9 @@ class LocalAttachment:
                 self.rows_received += piece.rows
                 self._channel.deliver(LocalBuffer(self, piece))
             else:
-                event = QueuedEvent(self, bytes(piece.memory[piece.start : piece.start + piece.size]))
+                payload = bytes(piece.memory[piece.start : piece.start + piece.size])
                 piece.released()
-                self._channel.deliver(event)
+                self._channel.deliver_event(self, payload)
 
     def consumed(self, buffer: GivenBack) -> None:
         if isinstance(buffer, LocalBuffer):
@@ -420,10 +452,15 @@ class InputChannel:
         """(Task.) The buffer that the assembler reads."""
         self.ended = False
         """(Task.) The end of the partition was read."""
+        self.events_read = 0
+        """(Task.) Of all that were queued, but for watermarks."""
         self.rows_incomplete = 0
         """(Task.) Rows of elements of which an attachment gave the beginning only."""
         self.attachment: Attachment | None = None
         """(Loop.) The current one."""
+        self._mark: QueuedWatermark | None = None
+        """The last thing in the queue, if that is a watermark."""
+        self._events_added = 0
         self._before: Attachment | None = None
         """The attachment before the current one."""
         self._closed = False
@@ -483,8 +520,26 @@ class InputChannel:
 
     def deliver(self, item: QueueItem) -> None:
         """Put something at the end of the queue and wake the task."""
+        self._mark = None
         self.queue.append(item)
         self._ready.enter(self)
+
+    def deliver_event(self, attachment: Attachment, payload: bytes) -> None:
+        """Put an event at the end of the queue. A watermark takes the place of one that is the last there."""
+        if payload[0] != EventKind.WATERMARK or len(payload) != WATERMARK_EVENT.size:
+            self._events_added += 1
+            self.deliver(QueuedEvent(attachment, payload))
+            return
+        _, idle, time = WATERMARK_EVENT.unpack(payload)
+        if self._mark is None or not self._mark.overtake(time, bool(idle)):
+            mark = QueuedWatermark(time, bool(idle))
+            self.deliver(mark)
+            self._mark = mark
+
+    @property
+    def events_queued(self) -> int:
+        """Events that wait to be read, but for watermarks."""
+        return self._events_added - self.events_read
 
     def close(self) -> None:
         """The task is terminal: end the attachment and give every buffer back; idempotent."""

@@ -23,12 +23,13 @@ from minishuffle.exchange.channels import (
     InputChannel,
     Notice,
     QueuedEvent,
+    QueuedWatermark,
     ReadyLine,
     RemoteAttachment,
 )
 from minishuffle.exchange.elements import Assembler, AssemblyBudget
 from minishuffle.exchange.watermarks import WatermarkValve
-from minishuffle.wire.frames import WATERMARK_EVENT, EventKind
+from minishuffle.wire.frames import EventKind
 
 __all__ = ["Element", "InputGate"]
 
@@ -173,7 +174,11 @@ class InputGate:
 
     def _on_notice(self, channel: InputChannel, notice: Notice) -> None:
         match notice:
+            case QueuedWatermark():
+                time, idle = notice.take()
+                self.marked |= self.valve.update(channel.number, time, idle)
             case QueuedEvent():
+                channel.events_read += 1
                 self._on_event(channel, notice)
             case Detached(error=error):
                 self._on_detached(channel, error)
@@ -183,10 +188,7 @@ class InputGate:
     def _on_event(self, channel: InputChannel, event: QueuedEvent) -> None:
         payload = event.payload
         kind = payload[0]
-        if kind == EventKind.WATERMARK and len(payload) == WATERMARK_EVENT.size:
-            _, idle, time = WATERMARK_EVENT.unpack(payload)
-            self.marked |= self.valve.update(channel.number, time, bool(idle))
-        elif kind == EventKind.END_OF_DATA:
+        if kind == EventKind.END_OF_DATA:
             self.marked |= self.valve.end(channel.number)
         elif kind == EventKind.END_OF_PARTITION:
             if channel.ended:

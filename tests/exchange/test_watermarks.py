@@ -3,6 +3,7 @@ invariants under any order of steps; then on a gate, behind subpartitions."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,12 +12,15 @@ from hypothesis import strategies as st
 
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import RemoteProtocolError
+from minishuffle.exchange.channels import QueuedWatermark
 from minishuffle.exchange.partition import ResultPartition, Subpartition
 from minishuffle.exchange.segments import NetworkBufferPool, Segment
 from minishuffle.exchange.watermarks import BEGINNING_OF_TIME, END_OF_TIME, WatermarkValve
 from minishuffle.ids import JobId, PartitionId
+from minishuffle.limits import EVENTS_QUEUED_PER_CHANNEL_MAX
 from minishuffle.protocol.channel import NextType
 from minishuffle.wire.frames import WATERMARK_EVENT, EventKind
+from support.interleave import interleaved
 
 if TYPE_CHECKING:
     from conftest import Setup
@@ -369,6 +373,78 @@ def test_a_gate_gives_the_least_watermark_before_the_element_behind_it(make_setu
     assert gate.poll() is None
     assert gate.marked
     assert gate.valve.watermark == END_OF_TIME
+
+
+@pytest.mark.parametrize("kind", ["local", "remote"])
+def test_watermarks_replace_each_other_at_a_consumer_that_does_not_poll(
+    make_setup: type[Setup], kind: str
+) -> None:
+    setup = make_setup(remote=int(kind == "remote"))
+    partition = setup.partition(0)
+    channel = setup.local(partition) if kind == "local" else setup.remotes[0]
+    settle = (lambda: None) if kind == "local" else setup.wire([partition]).settle
+    for time in range(10_000):
+        partition.broadcast_watermark(time, False)
+        settle()
+    assert len(channel.queue) == 1
+    partition.write(0, 1, [setup.element(["row"])])
+    for time in range(10_000, 10_100):
+        partition.broadcast_watermark(time, time % 2 == 1)
+        settle()
+    assert len(channel.queue) == 3
+    gate = setup.gate
+    element = gate.poll()
+    assert element is not None and gate.valve.watermark == 9_999
+    assert gate.poll() is None
+    assert (gate.valve.watermark, gate.valve.idle) == (10_099, True)
+    partition.broadcast_watermark(10_100, False)
+    settle()
+    assert gate.poll() is None
+    assert (gate.valve.watermark, gate.valve.idle) == (10_100, False), "one that was read is not changed"
+
+
+def test_a_watermark_is_replaced_whole_or_not_at_all_while_the_task_takes_it() -> None:
+    taken: list[tuple[int, bool]] = []
+    replaced: list[bool] = []
+
+    def make() -> tuple[Callable[[], object], Callable[[], object]]:
+        mark = QueuedWatermark(1, False)
+        return lambda: taken.append(mark.take()), lambda: replaced.append(mark.overtake(2, True))
+
+    for _ in interleaved(make):
+        assert taken[-1] == (2, True) or (taken[-1] == (1, False) and not replaced[-1])
+    assert set(taken) == {(1, False), (2, True)} and set(replaced) == {False, True}
+
+
+def test_watermarks_of_two_attachments_do_not_replace_each_other(make_setup: type[Setup]) -> None:
+    setup = make_setup()
+    partition = setup.partition(0)
+    channel = setup.local(partition)
+    partition.broadcast_watermark(5, False)
+    channel.attach_local(partition.subpartitions[0], 2, setup.handed_over.append)
+    partition.broadcast_watermark(6, False)
+    assert [type(item).__name__ for item in channel.queue] == [
+        "QueuedWatermark",
+        "Detached",
+        "Attached",
+        "QueuedWatermark",
+    ]
+    assert setup.gate.poll() is None
+    assert setup.gate.valve.watermark == 6
+
+
+def test_events_that_never_end_are_an_error_of_their_channel(make_setup: type[Setup]) -> None:
+    setup = make_setup(remote=2)
+    for _ in range(EVENTS_QUEUED_PER_CHANNEL_MAX):
+        setup.arrive_event(setup.remotes[0], EventKind.END_OF_DATA)
+    assert setup.remotes[0].attachment is not None
+    setup.arrive_event(setup.remotes[0], EventKind.END_OF_DATA)
+    assert setup.remotes[0].attachment is None
+    with pytest.raises(RemoteProtocolError, match="more than 64 events in a row"):
+        setup.gate.poll()
+    for _ in range(2 * EVENTS_QUEUED_PER_CHANNEL_MAX):
+        setup.arrive_event(setup.remotes[1], EventKind.END_OF_DATA)
+        assert setup.gate.poll() is None
 
 
 def test_a_watermark_of_the_wrong_size_is_refused(make_setup: type[Setup]) -> None:

@@ -1,0 +1,85 @@
+"""Two threads that take turns where a test wants it, one bytecode instruction at a time."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+SECONDS_MAX = 20.0
+
+
+class _Stepped:
+    """A call in a thread of its own that stops before each instruction of the package."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._call = call
+        self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
+        self.done = False
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._wait(self._go)
+        sys.settrace(self._trace)
+        try:
+            self._call()
+        except BaseException as error:
+            self.error = error
+        finally:
+            sys.settrace(None)
+            self.done = True
+            self._stopped.release()
+
+    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if "/minishuffle/" not in frame.f_code.co_filename:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            self._stopped.release()
+            self._wait(self._go)
+        return self._trace
+
+    @staticmethod
+    def _wait(semaphore: threading.Semaphore) -> None:
+        assert semaphore.acquire(timeout=SECONDS_MAX)
+
+    def step(self, count: int) -> int:
+        """Run that many instructions, or to the end; gives how many there were."""
+        for taken in range(count):
+            if self.done:
+                return taken
+            self._go.release()
+            self._wait(self._stopped)
+        return count
+
+    def finish(self) -> None:
+        self.step(1_000_000)
+        self._thread.join(SECONDS_MAX)
+        if self.error is not None:
+            raise self.error
+
+
+def interleaved(make: Callable[[], tuple[Callable[[], object], Callable[[], object]]]) -> Iterator[None]:
+    """Run the two calls that ``make`` gives anew in every order with at most two changes of thread.
+
+    The first runs up to some instruction, then the second up to some, then the first to its end, and the
+    second. Look at the outcome after each step of this iterator.
+    """
+    before = 0
+    while True:
+        between, ended = 0, False
+        while not ended:
+            first, second = (_Stepped(call) for call in make())
+            taken = first.step(before)
+            ended = second.step(between) < between
+            first.finish()
+            second.finish()
+            yield
+            between += 1
+        if taken < before:
+            return
+        before += 1
