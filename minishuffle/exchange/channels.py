@@ -217,22 +217,19 @@ class ReadyLine:
 
     def enter(self, channel: InputChannel) -> None:
         """(Loop.) Something was put into the channel's queue."""
-        if not channel.enqueued:
-            channel.enqueued = True
+        if channel.claim_place():
             self.line.append(channel)
         self._wake()
 
     def end_turn(self, channel: InputChannel) -> None:
         """(Task.) The channel, which is first, goes to the end of the line if it has more."""
         self.line.popleft()
-        if channel.queue:
-            self.line.append(channel)
-            return
-        channel.enqueued = False
-        # The loop may have delivered between the look and the flag; twice in line does no harm.
-        if channel.queue and not channel.enqueued:
-            channel.enqueued = True
-            self.line.append(channel)
+        if not channel.queue:
+            channel.leave_place()
+            # The loop may have delivered between the look and the leaving, and claimed the place or not.
+            if not (channel.queue and channel.claim_place()):
+                return
+        self.line.append(channel)
 
 
 # --- attachments ----------------------------------------------------------------------------------
@@ -446,8 +443,8 @@ class InputChannel:
         self.assembler = assembler
         """(Task.) The element under way."""
         self.queue: deque[QueueItem] = deque()
-        self.enqueued = False
-        """It stands in the gate's line of ready channels."""
+        self._place = [None]
+        """Empty while the channel stands in the gate's line: who takes its entry puts the channel there."""
         self.current: Received | LocalBuffer | None = None
         """(Task.) The buffer that the assembler reads."""
         self.ended = False
@@ -466,6 +463,22 @@ class InputChannel:
         self._closed = False
         self._buffers = buffers
         self._ready = ready
+
+    # --- both ------------------------------------------------------------------------------------
+
+    def claim_place(self) -> bool:
+        """True for exactly one caller, who puts the channel in the line of ready ones."""
+        if not self._place:
+            return False
+        try:
+            self._place.pop()  # atomic
+        except IndexError:
+            return False
+        return True
+
+    def leave_place(self) -> None:
+        """The channel has left the line."""
+        self._place.append(None)
 
     # --- loop ------------------------------------------------------------------------------------
 

@@ -101,7 +101,6 @@ class Inputs:
             each = inputs.setdefault(gate.input, _Input(gate.input, valve, (valve.watermark, valve.idle)))
             self._gates.append(_Gate(gate, each, each.valve.add()))
         self._first_input = first_input
-        self._turn = 0
         self._ready: deque[tuple[int, Item]] = deque()
 
     @property
@@ -120,13 +119,13 @@ class Inputs:
         return self._ready.popleft() if self._ready else None
 
     def _read(self) -> None:
-        """Give each gate its turn until one has something."""
-        gates = self._readable()
-        for step in range(len(gates)):
-            self._read_gate(gates[(self._turn + step) % len(gates)])
+        """Give each gate its turn until one has something: that one is last from now on."""
+        for each in self._readable():
+            self._read_gate(each)
             if self._ready:
+                self._gates.remove(each)
+                self._gates.append(each)
                 break
-        self._turn += 1
 
     def _readable(self) -> list[_Gate]:
         first = [gate for gate in self._gates if gate.input.number == self._first_input and not gate.ended]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
 
 from minishuffle.errors import PeerLost, RemoteProtocolError
-from minishuffle.exchange.channels import LocalBuffer
+from minishuffle.exchange.channels import Attached, LocalBuffer
 from minishuffle.wire.frames import EventKind
+from support.interleave import interleaved
 from support.links import consumer_of
 
 if TYPE_CHECKING:
@@ -59,15 +61,26 @@ def test_a_channel_keeps_its_turn_for_the_elements_of_one_buffer_only(make_setup
     assert setup.rows() == ["a1", "a2", "b1", "a3"]
 
 
-def test_a_channel_that_stands_in_line_twice_gives_each_element_once(make_setup: type[Setup]) -> None:
-    setup = make_setup(remote=2)
-    setup.arrive(setup.remotes[0], setup.element([1]))
-    setup.gate.ready.line.append(setup.remotes[0])
-    setup.arrive(setup.remotes[1], setup.element([2]))
-    assert setup.rows() == [1, 2]
-    setup.arrive(setup.remotes[0], setup.element([3]))
-    assert setup.rows() == [3]
-    assert not setup.gate.ready.line
+def test_a_channel_stands_in_line_once_however_a_delivery_meets_the_end_of_its_turn(
+    make_setup: type[Setup],
+) -> None:
+    setups: list[Setup] = []
+
+    def make() -> tuple[Callable[[], object], Callable[[], object]]:
+        setup = make_setup(remote=1)
+        setups.append(setup)
+        (channel,) = setup.remotes
+        channel.deliver(Attached())
+        channel.queue.clear()  # the task has taken it, and is about to end its turn
+        return lambda: setup.gate.ready.end_turn(channel), lambda: channel.deliver(Attached())
+
+    for _ in interleaved(make):
+        setup = setups.pop()
+        (channel,) = setup.remotes
+        assert list(setup.gate.ready.line) == [channel]
+        assert setup.gate.poll() is None and not setup.gate.ready.line
+        channel.deliver(Attached())
+        assert list(setup.gate.ready.line) == [channel]
 
 
 def test_what_arrives_between_two_polls_is_found_and_wakes_the_task(make_setup: type[Setup]) -> None:

@@ -64,6 +64,15 @@ def test_gates_take_turns() -> None:
     assert read(one, other) == [(0, [row]) for row in "axbyz"] + [(0, END)]
 
 
+def test_turns_go_to_gates_that_have_something() -> None:
+    idle = Gate(0, *[None] * 60, "end")
+    one = Gate(0, *[(0, ["a"])] * 20, "end")
+    other = Gate(0, *[(0, ["b"])] * 20, "end")
+    for gates in ((one, idle, other), (idle, one, other), (one, other, idle)):
+        turns = [item[0] for _, item in read(*(Gate(0, *gate.script) for gate in gates))[:40]]
+        assert "".join(turns) in ("ab" * 20, "ba" * 20)
+
+
 def test_gates_of_one_input_are_as_far_as_the_last_of_them() -> None:
     one = Gate(0, (10, False), (0, ["a"]), (30, False), (0, ["b"]), "end")
     other = Gate(0, (20, False), (0, ["x"]), (25, False), (0, ["y"]), "end")
