@@ -28,6 +28,8 @@ RECEIVE_BUFFER_BYTES: Final = MIB
 """One read takes what lies in the socket; 1 MiB measured faster than 256 KiB."""
 HANDSHAKE_SECONDS_MAX: Final = 5.0
 UNAUTHENTICATED_CONNECTIONS_MAX: Final = 64
+EARLY_LINKS_MAX: Final = 64
+"""Links of workers that the coordinator has not announced yet; the oldest makes room."""
 CONTROL_UNSENT_BYTES_MAX: Final = 256 * MIB
 """A control link whose peer leaves this much unread is closed."""
 TASK_UNSENT_BYTES_MAX: Final = MIB

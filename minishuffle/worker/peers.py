@@ -1,17 +1,25 @@
-"""A worker's data connections to its peers: who may connect, and what instructions do to a link."""
+"""A worker's data connections to its peers: who may connect, and what instructions do to a link.
+
+A peer's epoch is what the coordinator announced, in a deployment or a request to dial. A link of a later
+epoch is *early*: it is established and kept, and what it asks for is held back, until the coordinator has
+announced that epoch; then it replaces the link before it. So whoever claims an epoch of their own changes
+nothing for the pair, and a worker that dials before its news has come loses nothing.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
+from minishuffle import limits
 from minishuffle.errors import PeerLost, RemoteProtocolError, ShuffleError
 from minishuffle.exchange.channels import InputChannel
 from minishuffle.exchange.partition import ResultPartition, serve
 from minishuffle.ids import Address
 from minishuffle.protocol.connection import ConnectionEvent, PartitionRequested, PeerSilent
 from minishuffle.transport.tcp import DataEndpoint, DataLink
-from minishuffle.wire.frames import Role
+from minishuffle.wire.frames import PartitionRequest, Role
 from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import PeerReport, WorkerAddress
 from minishuffle.worker.clients import Visitors
@@ -20,6 +28,14 @@ from minishuffle.worker.state import Attach, CloseLinks, Instruction, Refuse, Re
 __all__ = ["PeerLinks"]
 
 _log = logging.getLogger("minishuffle.worker")
+
+
+@dataclass(slots=True)
+class _EarlyLink:
+    """A link whose epoch the coordinator has not announced yet, and what it asked for."""
+
+    link: DataLink
+    requests: list[PartitionRequest] = field(default_factory=list)
 
 
 class PeerLinks:
@@ -36,6 +52,9 @@ class PeerLinks:
         self._carry_out = carry_out
         self._now = now
         self._links: dict[int, DataLink] = {}
+        """By worker; of the epoch that the coordinator announced."""
+        self._early: dict[tuple[int, int], _EarlyLink] = {}
+        """By worker and epoch."""
         self._endpoint: DataEndpoint | None = None
         self._state: WorkerState
         self.visitors: Visitors
@@ -55,10 +74,18 @@ class PeerLinks:
             return self.visitors.refusal(peer.worker, peer.epoch)
         if peer.role != Role.WORKER:
             return "only workers connect to a worker's data port, and programs that are expected"
-        link = self._links.get(peer.worker)
-        if link is not None and (link.peer.epoch, link.peer.counter) >= (peer.epoch, peer.counter):
+        announced = self._state.announced(peer.worker)
+        if peer.epoch < announced:
+            return f"worker {peer.worker} has epoch {announced} by now"
+        link = self._known(peer)
+        if link is not None and link.peer.epoch == peer.epoch and link.peer.counter >= peer.counter:
             return f"worker {peer.worker} is connected already"
         return None
+
+    def _known(self, peer: Identity) -> DataLink | None:
+        """The link to that worker in that epoch, or the established one of an earlier epoch."""
+        early = self._early.get((peer.worker, peer.epoch))
+        return early.link if early is not None else self._links.get(peer.worker)
 
     def refused(self, reason: str, text: str, remote: str) -> None:
         self.refusals[reason] = self.refusals.get(reason, 0) + 1
@@ -68,6 +95,16 @@ class PeerLinks:
         if link.peer.role == Role.CLIENT:
             self.visitors.link_up(link)
             return
+        peer, announced = link.peer, self._state.announced(link.peer.worker)
+        if peer.epoch == announced:
+            self._adopt(link)
+        elif peer.epoch > announced:
+            self._wait_for_word(link)
+        else:  # announced while this side dialed
+            link.abort(PeerLost(f"worker {peer.worker} has epoch {announced} by now"))
+
+    def _adopt(self, link: DataLink) -> None:
+        """The link becomes the pair's one."""
         worker = link.peer.worker
         old = self._links.get(worker)
         self._links[worker] = link
@@ -76,23 +113,65 @@ class PeerLinks:
         address = WorkerAddress(worker=worker, epoch=link.peer.epoch, host="", data_port=0)
         self._carry_out(self._state.peer_up(address))
 
+    def _wait_for_word(self, link: DataLink) -> None:
+        key = (link.peer.worker, link.peer.epoch)
+        old = self._early.pop(key, None)
+        self._early[key] = _EarlyLink(link)
+        if old is not None:
+            old.link.abort(PeerLost(f"worker {link.peer.worker} connected anew"))
+        elif len(self._early) > limits.EARLY_LINKS_MAX:
+            oldest = self._early.pop(next(iter(self._early)))
+            oldest.link.abort(
+                PeerLost(
+                    f"more than {limits.EARLY_LINKS_MAX} connections wait for the coordinator to announce "
+                    "their worker"
+                )
+            )
+
+    def review(self) -> None:
+        """The coordinator has spoken: adopt or drop early links, and drop those of epochs that are past."""
+        for key in list(self._early):
+            announced = self._state.announced(key[0])
+            if key[1] > announced or key not in self._early:
+                continue
+            early = self._early.pop(key)
+            if key[1] < announced:
+                early.link.abort(PeerLost(f"worker {key[0]} has epoch {announced} by now"))
+                continue
+            self._adopt(early.link)
+            for request in early.requests:
+                self._requested(early.link, request)
+        for worker, link in list(self._links.items()):
+            if link.peer.epoch < self._state.announced(worker):
+                link.abort(PeerLost(f"worker {worker} has epoch {self._state.announced(worker)} by now"))
+
     def link_events(self, link: DataLink, events: list[ConnectionEvent]) -> None:
         for event in events:
             if isinstance(event, PartitionRequested) and link.peer.role == Role.CLIENT:
                 self.visitors.readers.requested(link, event.request)
             elif isinstance(event, PartitionRequested):
-                worker, request = link.peer.worker, event.request
-                self._carry_out(self._state.partition_requested(worker, request, self._now()))
+                self._requested(link, event.request)
             elif isinstance(event, PeerSilent):
                 link.abort(PeerLost(f"{link.peer} was silent for {event.seconds:.1f} s"))
 
-    def link_down(self, link: DataLink, error: ShuffleError) -> None:
+    def _requested(self, link: DataLink, request: PartitionRequest) -> None:
         worker = link.peer.worker
+        if self._links.get(worker) is link:
+            self._carry_out(self._state.partition_requested(worker, request, self._now()))
+            return
+        early = self._early.get((worker, link.peer.epoch))
+        if early is not None and early.link is link:
+            early.requests.append(request)
+
+    def link_down(self, link: DataLink, error: ShuffleError) -> None:
+        worker, key = link.peer.worker, (link.peer.worker, link.peer.epoch)
         if link.peer.role == Role.CLIENT:
             self.visitors.readers.link_down(link)
         elif self._links.get(worker) is link:
             del self._links[worker]
             self._carry_out(self._state.peer_down(worker))
+        elif key in self._early and self._early[key].link is link:
+            del self._early[key]
 
     # --- instructions ----------------------------------------------------------------------------
 
@@ -134,6 +213,9 @@ class PeerLinks:
         link = self._links.get(instruction.worker)
         if link is not None and link.peer.epoch <= instruction.epoch:
             link.abort(PeerLost(f"worker {instruction.worker} was declared lost"))
+        for (worker, epoch), early in list(self._early.items()):
+            if worker == instruction.worker and epoch <= instruction.epoch:
+                early.link.abort(PeerLost(f"worker {worker} was declared lost"))
 
     def reports(self) -> list[PeerReport]:
         """For the heartbeat: every connection, by peer."""

@@ -141,6 +141,7 @@ class Worker:
     def _on_control(self, message: ControlMessage, request: int) -> None:
         if self._registered.done():
             self._carry_out(self._state.handle(message, self._loop.time()))
+            self._peers.review()
         elif isinstance(message, Registered):
             control = self._control
             assert control is not None

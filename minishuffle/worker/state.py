@@ -247,6 +247,8 @@ class WorkerState:
         self._partitions: dict[PartitionId, int] = {}
         """Registered partitions, with the attempt of their producer."""
         self._peers: dict[int, _Peer] = {}
+        self._announced: dict[int, int] = {}
+        """The epoch of each other worker by the coordinator's word."""
         self._waiting: list[_Waiting] = []
 
     # --- control messages ------------------------------------------------------------------------
@@ -296,6 +298,7 @@ class WorkerState:
     def _meet(self, address: WorkerAddress) -> None:
         if address.worker == self.worker:
             return
+        self._announced[address.worker] = max(address.epoch, self.announced(address.worker))
         peer = self._peers.get(address.worker)
         if peer is None or peer.address.epoch < address.epoch:
             self._peers[address.worker] = _Peer(address)
@@ -408,6 +411,10 @@ class WorkerState:
         )
 
     # --- peers -----------------------------------------------------------------------------------
+
+    def announced(self, worker: int) -> int:
+        """The newest epoch of that worker that the coordinator named; 0 if it named none."""
+        return self._announced.get(worker, 0)
 
     def peer_up(self, address: WorkerAddress) -> list[Instruction]:
         """A link to that worker is established (whoever dialed); ``address`` may have no port.

@@ -16,7 +16,15 @@ from minishuffle.errors import (
     AuthenticationError,
 )
 from minishuffle.ids import Address
-from minishuffle.wire.frames import FRAME_HEADER, FrameType, Hello, Ping, Role, encode_frame
+from minishuffle.wire.frames import (
+    FRAME_HEADER,
+    PROTOCOL_VERSION,
+    FrameType,
+    Hello,
+    Ping,
+    Role,
+    encode_frame,
+)
 from minishuffle.wire.handshake import Handshake, Identity
 
 pytestmark = pytest.mark.timeout(120)
@@ -107,7 +115,11 @@ def test_a_client_with_the_wrong_secret_is_told_the_mend(endless: Any) -> None:
 @pytest.mark.parametrize("door", ["control", "data"])
 @pytest.mark.parametrize(
     ("reason", "change"),
-    [("version", {"version": 2}), ("cluster", {"cluster": "another"}), ("malformed", {"magic": 1})],
+    [
+        ("version", {"version": PROTOCOL_VERSION + 1}),
+        ("cluster", {"cluster": "another"}),
+        ("malformed", {"magic": 1}),
+    ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_peer_that_is_not_one_of_us_is_refused(
@@ -128,7 +140,7 @@ def test_a_peer_that_is_not_one_of_us_is_refused(
     wait_until(lambda: refusals(endless, door, reason) == before + 1, "the count")
     assert f"({reason}): " in endless.log(log)
     if reason == "version":
-        assert b"version 2" in answer and b"install the same release" in answer
+        assert f"version {PROTOCOL_VERSION + 1}".encode() in answer and b"install the same release" in answer
     goes_on()
 
 

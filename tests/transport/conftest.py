@@ -13,15 +13,14 @@ import uvloop
 
 from minishuffle.counters import ConnectionCounters
 from minishuffle.errors import PartitionNotFound, ShuffleError, UnknownName
-from minishuffle.exchange.segments import NetworkBufferPool, Segment
 from minishuffle.ids import Address
-from minishuffle.protocol.channel import ConsumerChannel, FreeBuffer, Received
 from minishuffle.protocol.connection import ConnectionEvent, PartitionRequested
 from minishuffle.transport.control import ControlLink, ControlServer
 from minishuffle.transport.tcp import DataEndpoint, DataLink
 from minishuffle.wire.frames import PartitionRequest, Role
 from minishuffle.wire.handshake import Handshake, Identity
 from minishuffle.wire.messages import Accepted, ControlMessage, Failure, ShowJob
+from support.reader import Reader
 
 HOST = "127.0.0.1"
 SECONDS_MAX = 20.0
@@ -76,35 +75,6 @@ class Handler:
 
     def link_down(self, link: DataLink, error: ShuffleError) -> None:
         self.down.append(error)
-
-
-class Reader:
-    """A gate without floating buffers, of one channel, which waits for its failure."""
-
-    def __init__(self) -> None:
-        self.error: ShuffleError | None = None
-        pool = NetworkBufferPool(1, 256).create_pool("reader", 1, 1)
-        segment = pool.request()
-        assert segment is not None
-        self.channel = ConsumerChannel(self, [segment], 256)
-
-    def request_floating(self) -> FreeBuffer | None:
-        return None
-
-    def wait_in_line(self, channel: ConsumerChannel) -> None: ...
-
-    def leave_line(self, channel: ConsumerChannel) -> None: ...
-
-    def release_floating(self, buffer: FreeBuffer) -> None: ...
-
-    def release_exclusive(self, buffer: FreeBuffer) -> None:
-        assert isinstance(buffer, Segment)
-        buffer.recycle()
-
-    def deliver(self, received: Received) -> None: ...
-
-    def fail(self, error: ShuffleError) -> None:
-        self.error = error
 
 
 class Peer:

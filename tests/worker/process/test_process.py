@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from minishuffle import limits
 from minishuffle.counters import ConnectionCounters
 from minishuffle.dataflow.stream import Stream
-from minishuffle.errors import PeerLost, RemoteProtocolError, ShuffleError, UsageError
+from minishuffle.errors import PartitionNotFound, PeerLost, RemoteProtocolError, ShuffleError, UsageError
 from minishuffle.ids import Address
 from minishuffle.protocol.connection import ConnectionEvent
 from minishuffle.transport.tcp import DataEndpoint, DataLink
-from minishuffle.wire.frames import Role
+from minishuffle.wire.clients import ResultExpected, ServeResult
+from minishuffle.wire.frames import PartitionRequest, Role
 from minishuffle.wire.handshake import HandshakeRefused, Identity
-from minishuffle.wire.messages import ControlMessage, Failure, Heartbeat, Shutdown
+from minishuffle.wire.messages import ControlMessage, DeployTasks, Failure, Heartbeat, Shutdown, WorkerAddress
 from minishuffle.worker import process
+from support.reader import Reader
 
 if TYPE_CHECKING:
     from conftest import Coordinator, Running
@@ -154,17 +157,35 @@ class Peer:
         self.down.append(error)
 
 
+async def announce(coordinator: Coordinator, peer: Peer) -> None:
+    """The coordinator's word on a worker: its epoch. Waits until worker 1 has read it."""
+    identity = peer.endpoint.identity
+    address = WorkerAddress(worker=identity.worker, epoch=identity.epoch, host=HOST, data_port=1)
+    message = DeployTasks(
+        term=coordinator.term, job="j0", name="", settings={}, programs={}, tasks=[], workers=[address]
+    )
+    coordinator.send(message)
+    asked = len(coordinator.said(ResultExpected))
+    coordinator.links[1].send(
+        ServeResult(term=coordinator.term, ticket=1, job="j0", operator=0, index=0, begin=0, end=0)
+    )
+    await coordinator.until(lambda: len(coordinator.said(ResultExpected)) > asked)
+
+
 async def test_a_second_connection_of_a_pair_is_refused_unless_its_epoch_is_newer(
     coordinator: Coordinator,
 ) -> None:
     running = await coordinator.worker(1)
     first, same, newer, older = Peer(9, 5), Peer(9, 5), Peer(9, 6), Peer(9, 4)
+    await announce(coordinator, first)
     await first.dial(running)
-    for peer in (same, older):
-        with pytest.raises(HandshakeRefused, match="worker 9 is connected already"):
-            await peer.dial(running)
+    with pytest.raises(HandshakeRefused, match="worker 9 is connected already"):
+        await same.dial(running)
+    with pytest.raises(HandshakeRefused, match="worker 9 has epoch 5"):
+        await older.dial(running)
     assert first.down == []
     await newer.dial(running)
+    await announce(coordinator, newer)
     await coordinator.until(lambda: first.down)
     assert newer.down == []
     assert running.snapshot().connections == 1
@@ -177,10 +198,66 @@ async def test_a_second_connection_of_a_pair_is_refused_unless_its_epoch_is_newe
     await again.endpoint.close()
 
 
+async def test_a_link_of_an_epoch_that_nobody_announced_changes_nothing_for_the_pair(
+    coordinator: Coordinator,
+) -> None:
+    running = await coordinator.worker(1)
+    await coordinator.worker(2)
+    stream = Stream.items(range(100)).rebalance().to_count()
+    count = coordinator.deploy(stream, {0: 1, 1: 2})
+    await coordinator.until(lambda: len(coordinator.ended()) == count)
+    forged = Peer(2, 99)
+    link = await forged.dial(running)
+    count = coordinator.deploy(stream, {0: 1, 1: 2}, job="j2")
+    await coordinator.until(lambda: len(coordinator.ended("j2")) == count)
+    assert set(coordinator.ended("j2")) == {"finished"}
+    link.close()
+    await coordinator.until(lambda: forged.down)
+    count = coordinator.deploy(stream, {0: 1, 1: 2}, job="j3")
+    await coordinator.until(lambda: len(coordinator.ended("j3")) == count)
+    assert set(coordinator.ended("j3")) == {"finished"}
+    assert running.snapshot().connections_refused == {}
+
+
+async def test_what_an_early_link_asks_for_is_answered_once_its_epoch_is_announced(
+    coordinator: Coordinator,
+) -> None:
+    settings = coordinator.settings.model_copy(update={"partition_request_timeout": 0.01})
+    running = await coordinator.worker(1, settings)
+    early = Peer(9, 6)
+    link = await early.dial(running)
+    reader = Reader()
+    link.connection.request_partition(reader.channel, PartitionRequest(0, "j1", 0, 0, 0, 1, 1, 1, 0))
+    link.flush_soon()
+    sent = len(coordinator.said(Heartbeat))
+    await coordinator.until(lambda: len(coordinator.said(Heartbeat)) > sent + 10)
+    assert reader.error is None and early.down == []
+    await announce(coordinator, early)
+    await coordinator.until(lambda: reader.error)
+    assert isinstance(reader.error, PartitionNotFound)
+    assert early.down == []
+    await early.endpoint.close()
+
+
+async def test_early_links_are_bounded_and_go_when_a_newer_epoch_is_announced(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "EARLY_LINKS_MAX", 2)
+    running = await coordinator.worker(1)
+    peers = [Peer(9, epoch) for epoch in (5, 6, 7)]
+    for peer in peers:
+        await peer.dial(running)
+    await coordinator.until(lambda: peers[0].down)
+    await announce(coordinator, Peer(9, 8))
+    await coordinator.until(lambda: peers[1].down and peers[2].down)
+    assert running.snapshot().connections == 0
+
+
 async def test_a_half_open_link_can_be_dialed_again_at_once(coordinator: Coordinator) -> None:
     """The dialer has seen its link break; this worker has not."""
     running = await coordinator.worker(1)
     peer = Peer(9, 5)
+    await announce(coordinator, peer)
     first = await peer.dial(running)
     second = await peer.dial(running)
     await coordinator.until(lambda: len(peer.down) == 1)
