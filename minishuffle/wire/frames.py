@@ -81,6 +81,7 @@ __all__ = [
     "Welcome",
     "decode_body",
     "encode_frame",
+    "encode_text",
     "frame_name",
     "positive",
     "write_buffer_header",
@@ -411,10 +412,14 @@ def _name(text: str) -> bytes:
     return U16.pack(len(raw)) + raw
 
 
+def encode_text(text: str, bytes_max: int) -> bytes:
+    """UTF-8 of any text, cut to that length; a lone surrogate, which has no UTF-8, is escaped."""
+    raw = text.encode(errors="backslashreplace")
+    return raw if len(raw) <= bytes_max else raw[:bytes_max].decode(errors="ignore").encode()
+
+
 def _text(text: str) -> bytes:
-    raw = text.encode()
-    if len(raw) > limits.ERROR_TEXT_BYTES_MAX:
-        raw = raw[: limits.ERROR_TEXT_BYTES_MAX].decode(errors="ignore").encode()
+    raw = encode_text(text, limits.ERROR_TEXT_BYTES_MAX)
     return U32.pack(len(raw)) + raw
 
 

@@ -39,6 +39,7 @@ from minishuffle.wire.frames import (
     Welcome,
     decode_body,
     encode_frame,
+    encode_text,
 )
 
 __all__ = ["NONCE_BYTES", "REASONS", "Handshake", "HandshakeRefused", "Identity"]
@@ -214,7 +215,7 @@ class Handshake:
         if self._dialer:
             unproved = refusal.reason == "secret" and not self._rejected
             return self._encode(self._mine) if unproved else b""
-        text = str(refusal).encode()[:_REJECT_TEXT_BYTES_MAX].decode(errors="ignore")
+        text = encode_text(str(refusal), _REJECT_TEXT_BYTES_MAX).decode()
         return self._encode(Reject(REASONS.index(refusal.reason) + 1, text))
 
     # --- steps ------------------------------------------------------------------------------------

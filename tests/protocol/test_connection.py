@@ -372,6 +372,17 @@ def test_refusal_and_failure_reach_the_channel_with_their_kind(peers_of: Callabl
     assert isinstance(peers.gates[1].error, TaskFailed)
 
 
+def test_a_failure_whose_text_is_no_utf8_blocks_nobody_else(peers_of: Callable[..., Peers]) -> None:
+    peers = peers_of(channels=2)
+    peers.request_all()
+    peers.settle()
+    peers.partition.write(1, 1, [BLOCK])
+    peers.producer.fail_producer(peers.gates[0].channel.id, TaskFailed("no file a\udcff"))
+    peers.settle()
+    assert str(peers.gates[0].error) == "no file a\\udcff"
+    assert len(peers.gates[1].queue) == 1
+
+
 def test_a_request_that_was_cancelled_meanwhile_is_not_attached(peers_of: Callable[..., Peers]) -> None:
     peers = peers_of(channels=1, attach=False)
     peers.request_all()

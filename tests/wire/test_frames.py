@@ -109,6 +109,11 @@ def test_truncated_or_longer_bodies_are_refused(frame: Frame, data: st.DataObjec
         decode_body(kind, channel, memoryview(body + b"?"))
 
 
+def test_a_text_that_is_no_utf8_is_written_with_escapes() -> None:
+    """A file name, say, that was read with ``surrogateescape``."""
+    assert decode(encode_frame(Error(1, 22, "no file a\udcff"))) == [Error(1, 22, "no file a\\udcff")]
+
+
 def test_long_texts_are_cut_and_long_names_refused() -> None:
     frame = Error(1, 22, "é" * limits.ERROR_TEXT_BYTES_MAX)
     (decoded,) = decode(encode_frame(frame), limit=1 << 20)

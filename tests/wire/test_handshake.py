@@ -299,6 +299,12 @@ def test_dialer_is_told_of_a_refusal_after_its_proof() -> None:
     assert (told.reason, str(told)) == ("peer", "epoch 3 is over")
 
 
+def test_a_refusal_that_is_no_utf8_reaches_the_peer_with_escapes() -> None:
+    one, other = dialer(), acceptor(authorize=lambda peer: "not \udcff")
+    verdict = refusal(other, one.receive(other.receive(one.start())))
+    assert str(refusal(one, verdict.farewell)) == "not \\udcff"
+
+
 def test_long_refusal_is_cut_to_fit_a_handshake_frame() -> None:
     one, other = dialer(), acceptor(authorize=lambda peer: "ä" * 10_000)
     verdict = refusal(other, one.receive(other.receive(one.start())))
