@@ -30,6 +30,8 @@ HANDSHAKE_SECONDS_MAX: Final = 5.0
 UNAUTHENTICATED_CONNECTIONS_MAX: Final = 64
 EARLY_LINKS_MAX: Final = 64
 """Links of workers that the coordinator has not announced yet; the oldest makes room."""
+EARLY_REQUESTS_MAX: Final = 16_384
+"""PartitionRequests of one such link."""
 CONTROL_UNSENT_BYTES_MAX: Final = 256 * MIB
 """A control link whose peer leaves this much unread is closed."""
 TASK_UNSENT_BYTES_MAX: Final = MIB
@@ -42,6 +44,10 @@ CLOSE_SECONDS_MAX: Final = 5.0
 CHANNELS_PER_CONNECTION_MAX: Final = 65_536
 CREDIT_MAX: Final = 1 << 20
 EVENTS_QUEUED_PER_CHANNEL_MAX: Final = 64
+EVENT_BYTES_MAX: Final = 64
+"""Of one event's payload."""
+CONTROL_FRAMES_UNSENT_MAX: Final = 2 * CHANNELS_PER_CONNECTION_MAX
+"""A data connection whose peer leaves this many unread is closed."""
 GRANTS_PER_FRAME_MAX: Final = 4_096
 """Channels that one AddCredit frame may name; more go into the next frame."""
 FLUSH_SEGMENTS_MAX: Final = 16

@@ -11,6 +11,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any, Protocol
 
+from minishuffle import limits
 from minishuffle.errors import RemoteProtocolError, ShuffleError
 from minishuffle.limits import SEGMENT_HEADROOM_BYTES
 from minishuffle.protocol.credit import BufferKind, ReceiveCredit, SendCredit
@@ -230,8 +231,8 @@ class ConsumerChannel:
         """A buffer begins to arrive: the memory that its payload goes into.
 
         Raises:
-            RemoteProtocolError: out of sequence, longer than a segment, of an unknown type, or
-                without credit. The channel is over then, the connection is not.
+            RemoteProtocolError: out of sequence, longer than a segment or an event may be, of an
+                unknown type, or without credit. The channel is over then, the connection is not.
         """
         data_type, size = header.data_type, header.size
         if header.sequence != self.expected:
@@ -242,6 +243,8 @@ class ConsumerChannel:
             kind, buffer = self.credit.on_buffer()
             memory, start = buffer.memory, SEGMENT_HEADROOM_BYTES
             self._arriving = Received(self.attachment, memory, start, header, buffer, kind)
+        elif data_type == DataType.EVENT and size > limits.EVENT_BYTES_MAX:
+            raise RemoteProtocolError(f"event of {size} bytes, at most {limits.EVENT_BYTES_MAX} are allowed")
         elif data_type == DataType.EVENT and size:
             memory = memoryview(bytearray(size))
             self._arriving = Received(self.attachment, memory, 0, header)

@@ -57,6 +57,7 @@ __all__ = [
     "Connection",
     "ConnectionEvent",
     "KeepAlive",
+    "PartitionCancelled",
     "PartitionRequested",
     "PeerClosed",
     "PeerSilent",
@@ -77,6 +78,13 @@ class PartitionRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class PartitionCancelled:
+    """The peer took a request back before it was answered."""
+
+    channel: int
+
+
+@dataclass(frozen=True, slots=True)
 class PeerClosed:
     """The peer said Close or a connection-wide Error: nothing more will come."""
 
@@ -90,7 +98,7 @@ class PeerSilent:
     seconds: float
 
 
-ConnectionEvent: TypeAlias = PartitionRequested | PeerClosed | PeerSilent
+ConnectionEvent: TypeAlias = PartitionRequested | PartitionCancelled | PeerClosed | PeerSilent
 
 # --- keepalive ------------------------------------------------------------------------------------
 #
@@ -166,13 +174,24 @@ class Producers:
         self.channels: dict[int, ProducerChannel] = {}
         self.ready: deque[ProducerChannel] = deque()
         self._requested: dict[int, PartitionRequest] = {}
+        self._refused_for_number = 0
         self._control = control
         self._counters = counters
 
     def expect(self, request: PartitionRequest) -> bool:
-        """The peer asks for a partition; False if there are too many channels already."""
-        if len(self.channels) + len(self._requested) >= limits.CHANNELS_PER_CONNECTION_MAX:
-            error = ResourceExhausted(f"more than {limits.CHANNELS_PER_CONNECTION_MAX} channels")
+        """The peer asks for a partition; False if there are too many channels already.
+
+        Raises:
+            RemoteProtocolError: it asks on and on although it was refused.
+        """
+        channels_max = limits.CHANNELS_PER_CONNECTION_MAX
+        if len(self.channels) + len(self._requested) >= channels_max:
+            self._refused_for_number += 1
+            if self._refused_for_number > channels_max:
+                raise RemoteProtocolError(
+                    f"the peer asked for more than {channels_max} channels, and went on asking"
+                )
+            error = ResourceExhausted(f"more than {channels_max} channels")
             self._control.append(Error(request.channel, error.code, str(error)))
             return False
         self._requested[request.channel] = request
@@ -199,12 +218,12 @@ class Producers:
             producer.close()
             self._control.append(Error(channel, error.code, str(error)))
 
-    def cancel(self, channel: int) -> None:
-        """The consumer wants no more; an unknown id is ignored."""
-        self._requested.pop(channel, None)
+    def cancel(self, channel: int) -> bool:
+        """The consumer wants no more; an unknown id is ignored. True if its request was not answered yet."""
         producer = self.channels.pop(channel, None)
         if producer is not None:
             producer.close()
+        return self._requested.pop(channel, None) is not None
 
     def on_credit(self, channel: int, credit: int) -> None:
         """AddCredit; that of a closed channel is ignored, an absurd one ends its channel."""
@@ -310,6 +329,8 @@ class Connection:
         """The peer's highest channel id, without its direction bit: ids ascend."""
         self._control: deque[Frame] = deque()
         self._producers = Producers(self._control, counters)
+        self._pong: Pong | None = None
+        """The answer to the newest Ping; it takes the place of one that has not left yet."""
         self._granting: dict[int, ConsumerChannel] = {}
         self._events: list[ConnectionEvent] = []
         self._arriving: ConsumerChannel | None = None
@@ -322,7 +343,8 @@ class Connection:
         """Take the next bytes of the stream.
 
         Raises:
-            RemoteProtocolError: the stream is malformed; call :meth:`lost` and close the socket.
+            RemoteProtocolError: the stream is malformed, or the peer does not read its answers; call
+                :meth:`lost` and close the socket.
         """
         self._alive.heard(now)
         self._counters.bytes_in += len(data)
@@ -330,6 +352,10 @@ class Connection:
             self._decoder.receive(data)
         finally:
             self._count_frames()
+        if len(self._control) > limits.CONTROL_FRAMES_UNSENT_MAX:
+            raise RemoteProtocolError(
+                f"more than {limits.CONTROL_FRAMES_UNSENT_MAX} control frames wait to be read by the peer"
+            )
 
     def _count_frames(self) -> None:
         counts, frames_in = self._decoder.counts, self._counters.frames_in
@@ -387,7 +413,8 @@ class Connection:
                     consumer.on_backlog(backlog)
                     self.announce_credit(consumer)
             case CancelPartitionRequest(channel, _):
-                self._producers.cancel(channel)
+                if self._producers.cancel(channel):
+                    self._events.append(PartitionCancelled(channel))
             case Error(channel, code, text) if channel:
                 consumer = self._consumers.pop(channel, None)
                 if consumer is not None:
@@ -398,7 +425,7 @@ class Connection:
             case Close():
                 self._events.append(PeerClosed(None))
             case Ping(token):
-                self._control.append(Pong(token))
+                self._pong = Pong(token)
             case Pong():
                 pass  # every byte heard is a sign of life already
             case _:
@@ -507,6 +534,9 @@ class Connection:
         """
         chunks: list[bytes | memoryview] = []
         self._take_credit()
+        if self._pong is not None:
+            self._control.append(self._pong)
+            self._pong = None
         if self._control:
             chunks.append(self._take_control())
         pieces = self._producers.take_turns(buffers_max, chunks)
@@ -514,7 +544,7 @@ class Connection:
 
     @property
     def wants_to_send(self) -> bool:
-        return bool(self._control or self._granting or self._producers.ready)
+        return bool(self._control or self._pong or self._granting or self._producers.ready)
 
     def _take_credit(self) -> None:
         if self._granting:

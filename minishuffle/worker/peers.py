@@ -17,7 +17,12 @@ from minishuffle.errors import PeerLost, RemoteProtocolError, ShuffleError
 from minishuffle.exchange.channels import InputChannel
 from minishuffle.exchange.partition import ResultPartition, serve
 from minishuffle.ids import Address
-from minishuffle.protocol.connection import ConnectionEvent, PartitionRequested, PeerSilent
+from minishuffle.protocol.connection import (
+    ConnectionEvent,
+    PartitionCancelled,
+    PartitionRequested,
+    PeerSilent,
+)
 from minishuffle.transport.tcp import DataEndpoint, DataLink
 from minishuffle.wire.frames import PartitionRequest, Role
 from minishuffle.wire.handshake import Identity
@@ -35,7 +40,8 @@ class _EarlyLink:
     """A link whose epoch the coordinator has not announced yet, and what it asked for."""
 
     link: DataLink
-    requests: list[PartitionRequest] = field(default_factory=list)
+    requests: dict[int, PartitionRequest] = field(default_factory=dict)
+    """By channel."""
 
 
 class PeerLinks:
@@ -139,7 +145,7 @@ class PeerLinks:
                 early.link.abort(PeerLost(f"worker {key[0]} has epoch {announced} by now"))
                 continue
             self._adopt(early.link)
-            for request in early.requests:
+            for request in early.requests.values():
                 self._requested(early.link, request)
         for worker, link in list(self._links.items()):
             if link.peer.epoch < self._state.announced(worker):
@@ -151,6 +157,8 @@ class PeerLinks:
                 self.visitors.readers.requested(link, event.request)
             elif isinstance(event, PartitionRequested):
                 self._requested(link, event.request)
+            elif isinstance(event, PartitionCancelled):
+                self._cancelled(link, event.channel)
             elif isinstance(event, PeerSilent):
                 link.abort(PeerLost(f"{link.peer} was silent for {event.seconds:.1f} s"))
 
@@ -159,19 +167,37 @@ class PeerLinks:
         if self._links.get(worker) is link:
             self._carry_out(self._state.partition_requested(worker, request, self._now()))
             return
-        early = self._early.get((worker, link.peer.epoch))
-        if early is not None and early.link is link:
-            early.requests.append(request)
+        early = self._early_of(link)
+        if early is None:
+            return
+        early.requests[request.channel] = request
+        if len(early.requests) > limits.EARLY_REQUESTS_MAX:
+            link.abort(
+                PeerLost(
+                    f"{link.peer} asked for more than {limits.EARLY_REQUESTS_MAX} partitions before the "
+                    "coordinator announced it"
+                )
+            )
+
+    def _cancelled(self, link: DataLink, channel: int) -> None:
+        if self._links.get(link.peer.worker) is link:
+            self._state.partition_cancelled(link.peer.worker, channel)
+        elif (early := self._early_of(link)) is not None:
+            early.requests.pop(channel, None)
+
+    def _early_of(self, link: DataLink) -> _EarlyLink | None:
+        early = self._early.get((link.peer.worker, link.peer.epoch))
+        return early if early is not None and early.link is link else None
 
     def link_down(self, link: DataLink, error: ShuffleError) -> None:
-        worker, key = link.peer.worker, (link.peer.worker, link.peer.epoch)
+        worker = link.peer.worker
         if link.peer.role == Role.CLIENT:
             self.visitors.readers.link_down(link)
         elif self._links.get(worker) is link:
             del self._links[worker]
             self._carry_out(self._state.peer_down(worker))
-        elif key in self._early and self._early[key].link is link:
-            del self._early[key]
+        elif self._early_of(link) is not None:
+            del self._early[worker, link.peer.epoch]
 
     # --- instructions ----------------------------------------------------------------------------
 

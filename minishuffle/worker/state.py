@@ -7,6 +7,7 @@ what came of them.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -249,7 +250,8 @@ class WorkerState:
         self._peers: dict[int, _Peer] = {}
         self._announced: dict[int, int] = {}
         """The epoch of each other worker by the coordinator's word."""
-        self._waiting: list[_Waiting] = []
+        self._waiting: dict[tuple[int, int], _Waiting] = {}
+        """By link and channel, in the order of their deadlines."""
 
     # --- control messages ------------------------------------------------------------------------
 
@@ -430,7 +432,7 @@ class WorkerState:
         peer.up = True
         peer.dial_at = peer.give_up_at = None
         # Requests that came over an older link name channels that this one does not know.
-        self._waiting = [waiting for waiting in self._waiting if waiting.link != address.worker]
+        self._forget_waiting(address.worker)
         wanted, peer.wanted = peer.wanted, []
         return [RequestPartition(address.worker, channel, request) for channel, request in wanted]
 
@@ -438,8 +440,11 @@ class WorkerState:
         peer = self._peers.get(worker)
         if peer is not None:
             peer.up = False
-        self._waiting = [waiting for waiting in self._waiting if waiting.link != worker]
+        self._forget_waiting(worker)
         return []
+
+    def _forget_waiting(self, link: int) -> None:
+        self._waiting = {key: waiting for key, waiting in self._waiting.items() if key[0] != link}
 
     def dial_failed(self, worker: int, error: ShuffleError, now: float) -> list[Instruction]:
         """Dial again shortly, or fail what needs that peer.
@@ -471,8 +476,12 @@ class WorkerState:
         if instruction is not None:
             return [instruction]
         deadline = now + self._settings.partition_request_timeout
-        self._waiting.append(_Waiting(link, request, deadline))
+        self._waiting[link, request.channel] = _Waiting(link, request, deadline)
         return []
+
+    def partition_cancelled(self, link: int, channel: int) -> None:
+        """The peer takes a request back that was not answered."""
+        self._waiting.pop((link, channel), None)
 
     def _answer(self, link: int, request: PartitionRequest) -> Attach | None:
         partition = PartitionId(JobId(request.job), request.edge, request.producer)
@@ -482,14 +491,11 @@ class WorkerState:
 
     def _serve_waiting(self) -> list[Instruction]:
         instructions: list[Instruction] = []
-        remaining: list[_Waiting] = []
-        for waiting in self._waiting:
+        for key, waiting in list(self._waiting.items()):
             answer = self._answer(waiting.link, waiting.request)
-            if answer is None:
-                remaining.append(waiting)
-            else:
+            if answer is not None:
+                del self._waiting[key]
                 instructions.append(answer)
-        self._waiting = remaining
         return instructions
 
     # --- time ------------------------------------------------------------------------------------
@@ -497,7 +503,7 @@ class WorkerState:
     def next_deadline(self) -> float | None:
         """When :meth:`handle_timer` wants to be called; None for not at all."""
         times = [entry.cancel_deadline for entry in self._tasks.values()]
-        times += [waiting.deadline for waiting in self._waiting]
+        times += [waiting.deadline for waiting in itertools.islice(self._waiting.values(), 1)]
         times += [time for peer in self._peers.values() for time in (peer.dial_at, peer.give_up_at)]
         return min((time for time in times if time is not None), default=None)
 
@@ -521,11 +527,11 @@ class WorkerState:
         return instructions
 
     def _refuse_expired(self, now: float) -> list[Instruction]:
-        expired = [waiting for waiting in self._waiting if now >= waiting.deadline]
-        self._waiting = [waiting for waiting in self._waiting if now < waiting.deadline]
+        expired = list(itertools.takewhile(lambda waiting: now >= waiting.deadline, self._waiting.values()))
         refusals: list[Instruction] = []
         for waiting in expired:
             request = waiting.request
+            del self._waiting[waiting.link, request.channel]
             partition = PartitionId(JobId(request.job), request.edge, request.producer)
             text = f"partition {partition} attempt {request.producer_attempt} is not on worker {self.worker}"
             refusals.append(Refuse(waiting.link, request.channel, PartitionNotFound(text)))

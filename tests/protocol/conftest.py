@@ -12,7 +12,7 @@ from minishuffle.exchange.partition import ResultPartition, Subpartition
 from minishuffle.exchange.segments import LocalPool, NetworkBufferPool, Segment
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.protocol.channel import ConsumerChannel, FreeBuffer, Received
-from minishuffle.protocol.connection import Connection, PartitionRequested
+from minishuffle.protocol.connection import Connection, PartitionCancelled, PartitionRequested
 from minishuffle.wire.frames import DataType, PartitionRequest
 
 SEGMENT_BYTES = 64
@@ -114,6 +114,8 @@ class Peers:
         if data:
             receiver.receive(data, 0.0)
         for event in receiver.events():
+            if isinstance(event, PartitionCancelled):
+                continue
             assert isinstance(event, PartitionRequested)
             self.requested.append(event)
             if self.attach:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from minishuffle import limits
 from minishuffle.counters import ConnectionCounters
 from minishuffle.errors import (
     LocalProtocolError,
@@ -20,7 +21,13 @@ from minishuffle.errors import (
     RemoteProtocolError,
     TaskFailed,
 )
-from minishuffle.protocol.connection import Connection, PeerClosed, PeerSilent
+from minishuffle.protocol.connection import (
+    Connection,
+    PartitionCancelled,
+    PartitionRequested,
+    PeerClosed,
+    PeerSilent,
+)
 from minishuffle.wire.frames import (
     AddCredit,
     BacklogAnnouncement,
@@ -32,6 +39,7 @@ from minishuffle.wire.frames import (
     Hello,
     NewBufferSize,
     PartitionRequest,
+    Ping,
     Pong,
     encode_frame,
     write_buffer_header,
@@ -456,6 +464,60 @@ def test_silence_is_answered_with_a_ping_and_then_reported() -> None:
     (event,) = ours.events()
     assert isinstance(event, PeerSilent)
     assert event.seconds == pytest.approx(20.0)
+
+
+def test_of_pongs_that_nobody_reads_the_newest_is_kept() -> None:
+    ours = alone()
+    for token in range(1_000):
+        ours.receive(encode_frame(Ping(token)), 100.0)
+    assert ours.data_to_send(1)[0] == [encode_frame(Pong(999))]
+    assert not ours.wants_to_send
+
+
+def test_a_peer_that_reads_no_answers_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "CONTROL_FRAMES_UNSENT_MAX", 100)
+    ours = alone()
+    with pytest.raises(RemoteProtocolError, match="more than 100 control frames wait to be read"):
+        for channel in range(1, 1_000):
+            ours.receive(encode_frame(PartitionRequest(channel, "j1", 0, 0, 0, 1, 1, 1, 2)), 100.0)
+            ours.refuse(channel, PartitionNotFound("not here"))
+    assert channel == 102
+
+
+def test_a_peer_that_asks_for_too_many_channels_is_refused_and_then_disconnected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "CHANNELS_PER_CONNECTION_MAX", 10)
+    ours, answers = alone(), b""
+    with pytest.raises(RemoteProtocolError, match="more than 10 channels, and went on asking"):
+        for channel in range(1, 1_000):
+            ours.receive(encode_frame(PartitionRequest(channel, "j1", 0, 0, 0, 1, 1, 1, 2)), 100.0)
+            answers += b"".join(map(bytes, ours.data_to_send(1)[0]))
+    assert channel == 10 + 10 + 1
+    assert answers.count(b"more than 10 channels") == 10
+    assert len(ours.events()) == 10
+
+
+def test_a_request_that_is_cancelled_before_its_answer_is_reported(peers_of: Callable[..., Peers]) -> None:
+    ours = alone()
+    ours.receive(encode_frame(PartitionRequest(7, "j1", 0, 0, 0, 1, 1, 1, 2)), 100.0)
+    (requested,) = ours.events()
+    assert isinstance(requested, PartitionRequested)
+    for _ in range(2):
+        ours.receive(encode_frame(CancelPartitionRequest(7, CancelReason.FAILED)), 100.0)
+    assert ours.events() == [PartitionCancelled(7)]
+
+
+def test_an_event_of_absurd_size_ends_its_channel(
+    peers_of: Callable[..., Peers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "EVENT_BYTES_MAX", 16)
+    peers = peers_of(channels=1)
+    peers.request_all()
+    peers.settle()
+    big = buffer_for(peers.gates[0].channel.id, 0, bytes(17), DataType.EVENT)
+    peers.consumer.receive(big, 0.0)
+    assert "event of 17 bytes, at most 16" in str(peers.gates[0].error)
 
 
 @pytest.mark.parametrize("stopped_at", [104.0, 106.0, 111.0, 116.0, 119.9])

@@ -135,6 +135,16 @@ def test_deploy_starts_tasks_before_it_connects_them() -> None:
     assert instructions[3] == DialPeer(address(3))
 
 
+def test_a_request_that_was_cancelled_waits_no_more() -> None:
+    machine = Machine()
+    machine.state.partition_requested(3, request(channel=7), 0.0)
+    machine.state.partition_requested(3, request(channel=8), 0.0)
+    machine.state.partition_cancelled(3, 7)
+    machine.state.partition_cancelled(3, 9)
+    answers = [i for i in machine.tell(deploy(SOURCE)) if isinstance(i, Attach)]
+    assert [answer.request.channel for answer in answers] == [8]
+
+
 def test_the_worker_with_the_higher_id_asks_to_be_dialed() -> None:
     instructions = Machine(worker=5).tell(deploy(sink()))
     asked = [i.message for i in instructions if isinstance(i, Send)]

@@ -239,6 +239,19 @@ async def test_what_an_early_link_asks_for_is_answered_once_its_epoch_is_announc
     await early.endpoint.close()
 
 
+async def test_what_an_early_link_may_ask_for_is_bounded(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "EARLY_REQUESTS_MAX", 3)
+    running = await coordinator.worker(1)
+    early = Peer(9, 6)
+    link = await early.dial(running)
+    for _ in range(4):
+        link.connection.request_partition(Reader().channel, PartitionRequest(0, "j1", 0, 0, 0, 1, 1, 1, 0))
+    link.flush_soon()
+    await coordinator.until(lambda: early.down)
+
+
 async def test_early_links_are_bounded_and_go_when_a_newer_epoch_is_announced(
     coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
