@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 __all__ = [
     "ConnectionCounters",
@@ -16,8 +17,11 @@ __all__ = [
     "Histogram",
     "PartitionSnapshot",
     "PoolSnapshot",
+    "StateClock",
+    "StateSeconds",
     "TaskCounters",
     "TaskSnapshot",
+    "ThreadState",
     "WorkerEntry",
     "WorkerSnapshot",
 ]
@@ -85,12 +89,66 @@ class ConnectionCounters:
     credits_received: int = 0
 
 
+ThreadState: TypeAlias = Literal["busy", "idle", "backpressured"]
+
+
+class StateSeconds(NamedTuple):
+    """Seconds that a task's thread spent in each state."""
+
+    busy: float = 0.0
+    idle: float = 0.0
+    backpressured: float = 0.0
+
+
+class StateClock:
+    """How long a task's thread was busy, idle and back-pressured, the state that it is in included.
+
+    *Busy* is everything that is not a wait: user code, decoding, serialising. *Idle* is a wait for input,
+    *back-pressured* one for an output segment or for the coordinator to take rows. While the thread is in
+    a state the three add up to the time that has passed, whenever they are read.
+
+    The task's thread writes and any thread reads, without a lock: all there is to know is one tuple that
+    is replaced as a whole. Times are seconds of one monotonic clock, passed in.
+    """
+
+    __slots__ = ("_now", "blocks")
+
+    def __init__(self) -> None:
+        self._now: tuple[ThreadState | None, float, StateSeconds] = (None, 0.0, StateSeconds())
+        """The present state, since when, and the totals up to then."""
+        self.blocks = Histogram(BLOCK_SECONDS_BOUNDS)
+        """The waits in back-pressure that have ended."""
+
+    def enter(self, state: ThreadState | None, now: float) -> None:
+        """(Task.) The thread is in ``state`` from ``now`` on; None: it does not run."""
+        before, since, _ = self._now
+        self._now = (state, now, self.read(now))
+        if before == "backpressured":
+            self.blocks.observe(max(0.0, now - since))
+
+    def read(self, now: float) -> StateSeconds:
+        """(Any thread.) The totals up to ``now``."""
+        state, since, totals = self._now
+        passed = max(0.0, now - since)
+        if state == "busy":
+            return totals._replace(busy=totals.busy + passed)
+        if state == "idle":
+            return totals._replace(idle=totals.idle + passed)
+        if state == "backpressured":
+            return totals._replace(backpressured=totals.backpressured + passed)
+        return totals
+
+
 @dataclass(slots=True)
 class TaskCounters:
-    """Totals of one attempt, written by its task thread (``backpressure_block`` too)."""
+    """Totals of one attempt: written by its task thread, shown by ``/metrics``, carried by heartbeats."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     records_in: int = 0
+    """Taken from other tasks."""
     records_out: int = 0
+    """Written for other tasks."""
     bytes_in: int = 0
     bytes_out: int = 0
     buffers_in: int = 0
@@ -103,13 +161,16 @@ class TaskCounters:
     """Rows that a sink has kept for other programs to read, those that were read and given up included."""
     watermark: int | None = None
     """The last event time that the task told its consumers, in microseconds since 1970; None: none yet."""
+    first_output_at: float = 0.0
+    """Wall clock, seconds since 1970, of the first record that a source emitted; 0.0: none yet."""
+    last_input_at: float = 0.0
+    """Wall clock at which the last batch had been dealt with; 0.0: none yet."""
     busy_seconds: float = 0.0
+    """This and what follows is measured when the counters are read: see ``Task.read_counters``."""
     idle_seconds: float = 0.0
     backpressured_seconds: float = 0.0
-    """Blocked while waiting for an output segment (hard back-pressure)."""
-    backpressure_block: Histogram = field(default_factory=lambda: Histogram(BLOCK_SECONDS_BOUNDS))
-    first_output_at: float = 0.0
-    last_input_at: float = 0.0
+    cpu_seconds: float = 0.0
+    """Processor time of the task's thread."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -155,6 +216,8 @@ class TaskSnapshot:
     attempt: int
     state: str
     counters: TaskCounters
+    blocks: Histogram
+    """Its waits for output segments that have ended, in seconds."""
     gates: tuple[GateSnapshot, ...]
     partitions: tuple[PartitionSnapshot, ...]
 

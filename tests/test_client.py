@@ -7,6 +7,7 @@ import pytest
 
 from minishuffle import client as client_module
 from minishuffle.client import Client, JobHandle
+from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import (
     PeerLost,
@@ -30,7 +31,6 @@ from minishuffle.wire.messages import (
     JobLogs,
     JobRows,
     ShowJob,
-    TaskCountersMessage,
     TaskInfo,
     WaitJob,
 )
@@ -81,7 +81,7 @@ def task(index: int, result: Any) -> TaskInfo:
         attempt=1,
         state="finished",
         worker=1,
-        counters=TaskCountersMessage(records_in=index),
+        counters=TaskCounters(records_in=index),
         result=msgpack.packb(result),
     )
 

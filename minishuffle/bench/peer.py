@@ -200,9 +200,8 @@ class Producer(Peer):
         """A writer thread fills every byte of every element."""
         link = self.link
         assert link is not None
-        counters = TaskCounters()
         pool = NetworkBufferPool(2 * channels + 64, segment_bytes)
-        paths = TaskPaths(self.inbox, counters)
+        paths = TaskPaths(self.inbox)
         local = pool.create_pool("bench", channels + 1, 2 * channels + 8)
         local.on_available(paths.bell.ring)
         partition = ResultPartition(
@@ -211,7 +210,7 @@ class Producer(Peer):
             channels,
             lambda: paths.acquire(local),
             paths.notify,
-            counters,
+            TaskCounters(),
         )
         attached = threading.Semaphore(0)
 
@@ -309,7 +308,7 @@ class Consumer(Peer):
     async def exchange(self, channels: int, segment_bytes: int, buffers: int) -> dict[str, Any]:
         """A reader thread reads every byte of every element."""
         await asyncio.wait_for(self.linked.wait(), WAIT_SECONDS_MAX)
-        paths = TaskPaths(self.inbox, TaskCounters())
+        paths = TaskPaths(self.inbox)
         gate = self.gate(channels, segment_bytes, paths.bell.ring, paths.give_back)
 
         def read() -> tuple[int, int]:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from minishuffle import limits
+from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import JobGraph, Placement
 from minishuffle.errors import (
     PartitionNotFound,
@@ -38,7 +39,6 @@ from minishuffle.wire.messages import (
     JobLogs,
     JobRows,
     LogLines,
-    TaskCountersMessage,
     TaskInfo,
     TaskReport,
     TaskStateChanged,
@@ -243,7 +243,7 @@ class Subtask:
     worker: int
     attempt: int = FIRST_ATTEMPT
     state: str = "created"
-    counters: TaskCountersMessage = field(default_factory=TaskCountersMessage)
+    counters: TaskCounters = field(default_factory=TaskCounters)
     result: bytes = b""
 
     def __str__(self) -> str:

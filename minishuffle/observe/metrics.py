@@ -304,14 +304,23 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "minishuffle_task_time_seconds_total",
         "counter",
         (*_TASK, "state"),
-        "Seconds that a subtask's thread was busy, idle (no input) or backpressured_hard (no output buffer).",
+        "Seconds that a subtask's thread was busy, idle (no input) or backpressured_hard (no output buffer, "
+        "or the coordinator takes no rows); they add up to the time since it began, current waits included.",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_task_cpu_seconds_total",
+        "counter",
+        _TASK,
+        "Processor seconds of a subtask's thread; busy without them is waiting for a disk, another system or "
+        "the interpreter.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_backpressure_block_seconds",
         "histogram",
         _TASK,
-        "Seconds of each wait of a subtask for an output buffer.",
+        "Seconds of each wait of a subtask for an output buffer, booked when it ends.",
         "worker",
     ),
     MetricSpec(
@@ -609,9 +618,9 @@ def _add_task(scrape: _Scrape, labels: Sequence[str], task: TaskSnapshot) -> Non
         "backpressured_hard": counters.backpressured_seconds,
     }
     scrape.by_label("minishuffle_task_time_seconds_total", times, labels)
-    scrape.histogram("minishuffle_backpressure_block_seconds", counters.backpressure_block, labels)
-    # The task thread may add a policy at any moment: dict() copies without giving way to it.
-    errors = _from_zero(_ERROR_POLICIES, dict(counters.user_errors))
+    scrape.value("minishuffle_task_cpu_seconds_total", counters.cpu_seconds, *labels)
+    scrape.histogram("minishuffle_backpressure_block_seconds", task.blocks, labels)
+    errors = _from_zero(_ERROR_POLICIES, counters.user_errors)
     scrape.by_label("minishuffle_user_errors_total", errors, labels)
     scrape.value("minishuffle_records_late_total", counters.records_late, *labels)
     if counters.watermark is not None:

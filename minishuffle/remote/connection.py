@@ -70,7 +70,7 @@ class ExternalConnection:
 
     def __enter__(self) -> ExternalConnection:
         self._inbox = LoopInbox(self._loop)
-        self.paths = TaskPaths(self._inbox, self.counters)
+        self.paths = TaskPaths(self._inbox)
         self._thread.start()
         try:
             asyncio.run_coroutine_threadsafe(self._open(), self._loop).result()

@@ -13,6 +13,7 @@ import msgpack
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from minishuffle import limits
+from minishuffle.counters import TaskCounters
 from minishuffle.errors import LocalProtocolError, RemoteProtocolError, ResourceExhausted
 from minishuffle.wire.decoder import FrameDecoder
 from minishuffle.wire.frames import BufferHeader, Frame, Message, encode_frame
@@ -57,25 +58,6 @@ class WorkerAddress(ControlMessage):
     data_port: int
 
 
-class TaskCountersMessage(ControlMessage):
-    """Totals of one attempt; see ``counters.TaskCounters`` for the meaning and units."""
-
-    records_in: int = 0
-    records_out: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
-    user_errors: dict[str, int] = Field(default_factory=dict)
-    records_late: int = 0
-    rows_kept: int = 0
-    busy_seconds: float = 0.0
-    idle_seconds: float = 0.0
-    backpressured_seconds: float = 0.0
-    first_output_at: float = 0.0
-    """Wall clock, seconds since the epoch, of the first record emitted; 0.0 when none was."""
-    last_input_at: float = 0.0
-    """Wall clock at which the last batch was taken in and dealt with; 0.0 when none was."""
-
-
 class TaskReport(ControlMessage):
     """One task inside a heartbeat."""
 
@@ -84,7 +66,7 @@ class TaskReport(ControlMessage):
     index: int
     attempt: int
     state: str
-    counters: TaskCountersMessage
+    counters: TaskCounters
 
 
 class PeerReport(ControlMessage):
@@ -156,7 +138,7 @@ class TaskInfo(ControlMessage):
     attempt: int
     state: str
     worker: int
-    counters: TaskCountersMessage
+    counters: TaskCounters
     result: bytes = b""
 
 
@@ -230,7 +212,7 @@ class TaskStateChanged(ControlMessage):
     error: ErrorInfo | None = None
     result: bytes = b""
     """What the sink's ``close`` returned, msgpacked; empty when nothing."""
-    counters: TaskCountersMessage = Field(default_factory=TaskCountersMessage)
+    counters: TaskCounters = Field(default_factory=TaskCounters)
 
 
 class Collected(ControlMessage):

@@ -81,14 +81,13 @@ class _Reading:
         self._spool = spool
         self._inbox = inbox
         self._failed = failed
-        counters = TaskCounters()
-        paths = self._paths = TaskPaths(inbox, counters)
+        paths = self._paths = TaskPaths(inbox)
         name = f"result {message.job}/{message.operator}.{message.index} for client {message.ticket}"
         pool = self._pool = segments.create_pool(name, 1, BUFFERS_MAX)
         pool.on_available(paths.bell.ring)
         partition_id = PartitionId(JobId(message.job), RESULT_EDGE, message.index)
         self.partition = ResultPartition(
-            partition_id, 0, 1, lambda: paths.acquire(pool), paths.notify, counters
+            partition_id, 0, 1, lambda: paths.acquire(pool), paths.notify, TaskCounters()
         )
         self._left = self._ended = False
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)

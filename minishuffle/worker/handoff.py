@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from minishuffle.counters import TaskCounters
+from minishuffle.counters import StateClock
 from minishuffle.errors import TaskCancelled
 from minishuffle.exchange.channels import GivenBack
 from minishuffle.exchange.partition import Subpartition
@@ -108,18 +108,19 @@ class TaskBell:
 
 
 class TaskPaths:
-    """One attempt's ends of the paths. Closing them makes an abandoned thread harmless.
+    """One attempt's ends of the paths, and the clock that its waits on them are booked on. Closing them makes
+    an abandoned thread harmless.
 
     Args:
         inbox: the worker's.
     """
 
-    def __init__(self, inbox: LoopInbox, counters: TaskCounters) -> None:
+    def __init__(self, inbox: LoopInbox) -> None:
         self.bell = TaskBell(inbox.loop)
+        self.clock = StateClock()
         self.cancelled = False
         self._closed = False
         self._inbox = inbox
-        self._counters = counters
 
     # --- task → loop -----------------------------------------------------------------------------
 
@@ -164,24 +165,24 @@ class TaskPaths:
 
     def wait_until(self, ready: Callable[[], bool]) -> None:
         """Wait for the consumers (hard back-pressure, measured) until ``ready`` says so."""
-        begin = time.monotonic()
-        while True:
-            self.bell.clear()
-            if ready():
-                break
-            self.check()
-            self.bell.wait(WAIT_SECONDS_MAX)
+        self.clock.enter("backpressured", time.monotonic())
+        try:
+            while True:
+                self.bell.clear()
+                if ready():
+                    break
+                self.check()
+                self.bell.wait(WAIT_SECONDS_MAX)
+        finally:
+            self.clock.enter("busy", time.monotonic())
         # The bell may have rung for input as well: let the task look again.
         self.bell.ring_now()
-        seconds = time.monotonic() - begin
-        self._counters.backpressured_seconds += seconds
-        self._counters.backpressure_block.observe(seconds)
 
     def wait(self, seconds: float) -> None:
         """Wait for input (idle time, measured)."""
-        begin = time.monotonic()
+        self.clock.enter("idle", time.monotonic())
         self.bell.wait(seconds)
-        self._counters.idle_seconds += time.monotonic() - begin
+        self.clock.enter("busy", time.monotonic())
         self.check()
 
     # --- loop ------------------------------------------------------------------------------------

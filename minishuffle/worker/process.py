@@ -15,7 +15,13 @@ from typing import Any, Final, Protocol
 
 from minishuffle import limits
 from minishuffle.config import ClusterSettings
-from minishuffle.counters import LAG_SECONDS_BOUNDS, ConnectionCounters, Histogram, WorkerSnapshot
+from minishuffle.counters import (
+    LAG_SECONDS_BOUNDS,
+    ConnectionCounters,
+    Histogram,
+    TaskCounters,
+    WorkerSnapshot,
+)
 from minishuffle.errors import PeerLost, RemoteProtocolError, error_from_code
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import Address
@@ -30,7 +36,6 @@ from minishuffle.wire.messages import (
     Register,
     Registered,
     Shutdown,
-    TaskCountersMessage,
     WorkerAddress,
 )
 from minishuffle.worker.clients import ResultReaders, Visitors
@@ -61,7 +66,6 @@ from minishuffle.worker.state import (
 from minishuffle.worker.task import Task, TaskOutcome, describe_failure
 from minishuffle.worker.tasks import (
     Deployment,
-    counters_message,
     registration,
     short_failure,
     worker_report,
@@ -264,7 +268,7 @@ class Worker:
             name = f"{spec.name}[{spec.index}]"
             _log.warning("%s of %s cannot start", name, instruction.job, exc_info=error)
             info = describe_failure(error, name)
-            nothing = TaskCountersMessage()
+            nothing = TaskCounters()
             self._carry_out(self._state.task_ended(key, spec.attempt, "failed", info, b"", nothing))
         self._flush_in_time()
 
@@ -287,7 +291,7 @@ class Worker:
         self._sender.end(task.outbox)
         attempt = task.attempt_id.attempt
         try:
-            counters = counters_message(task.counters)
+            counters = task.read_counters()
             self._carry_out(
                 self._state.task_ended(key, attempt, outcome.state, outcome.error, outcome.result, counters)
             )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from minishuffle.config import ClusterSettings
+from minishuffle.counters import TaskCounters
 from minishuffle.errors import PartitionNotFound, PeerLost, ShuffleError
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.wire.clients import DropResult, EndWrite, ExpectUpstream, FreeRows, ServeResult
@@ -26,7 +27,6 @@ from minishuffle.wire.messages import (
     ErrorInfo,
     ReleaseJob,
     Shutdown,
-    TaskCountersMessage,
     TaskSpec,
     TaskStateChanged,
     WorkerAddress,
@@ -380,7 +380,7 @@ class WorkerState:
         state: str,
         error: ErrorInfo | None,
         result: bytes,
-        counters: TaskCountersMessage,
+        counters: TaskCounters,
     ) -> list[Instruction]:
         """The attempt's thread came to its end; a second report changes nothing."""
         entry = self._tasks.get(key)
@@ -397,7 +397,7 @@ class WorkerState:
         state: str,
         error: ErrorInfo | None = None,
         result: bytes = b"",
-        counters: TaskCountersMessage | None = None,
+        counters: TaskCounters | None = None,
     ) -> TaskStateChanged:
         job, operator, index = key
         return TaskStateChanged(
@@ -409,7 +409,7 @@ class WorkerState:
             state=state,
             error=error,
             result=result,
-            counters=counters or TaskCountersMessage(),
+            counters=counters or TaskCounters(),
         )
 
     # --- peers -----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -335,24 +335,57 @@ class Task:
     """Where a sink whose records other programs read keeps them."""
     state: str = "deploying"
     thread: threading.Thread | None = None
+    _cpu_clock: int | None = field(default=None, init=False)
+    """Of the thread while it runs."""
+    _cpu_seconds: float = field(default=0.0, init=False)
+    """Of the thread when it has ended."""
 
     def start(self) -> None:
         name = f"{self.attempt_id.subtask.job}:{self.name}[{self.attempt_id.subtask.index}]"
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.thread.start()
 
+    def read_counters(self) -> TaskCounters:
+        """(Loop.) The totals of this moment."""
+        seconds = self.paths.clock.read(time.monotonic())
+        return replace(
+            self.counters,
+            # The task thread may add a policy at any moment: dict() copies without giving way to it.
+            user_errors=dict(self.counters.user_errors),
+            busy_seconds=seconds.busy,
+            idle_seconds=seconds.idle,
+            backpressured_seconds=seconds.backpressured,
+            cpu_seconds=self._read_cpu_seconds(),
+        )
+
+    def _read_cpu_seconds(self) -> float:
+        clock = self._cpu_clock
+        if clock is not None:
+            try:
+                return time.clock_gettime(clock)
+            except OSError:  # the thread ended after the look at its clock
+                return self._cpu_seconds
+        return self._cpu_seconds
+
     # --- the thread ------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        self.paths.clock.enter("busy", time.monotonic())
+        self._cpu_clock = time.pthread_getcpuclockid(threading.get_ident())
+        outcome = self._outcome()
+        self._cpu_seconds = time.thread_time()
+        self._cpu_clock = None
+        self.paths.clock.enter(None, time.monotonic())
+        self.paths.post(self.report, self, outcome)
+
+    def _outcome(self) -> TaskOutcome:
         try:
-            result = self._execute()
-            outcome = TaskOutcome("finished", result=result)
+            return TaskOutcome("finished", result=self._execute())
         except TaskCancelled:
-            outcome = TaskOutcome("canceled")
+            return TaskOutcome("canceled")
         except BaseException as error:  # whatever user code raises, SystemExit included, ends this task alone
             state = "canceled" if self.paths.cancelled else "failed"
-            outcome = TaskOutcome(state, self._blame(error))
-        self.paths.post(self.report, self, outcome)
+            return TaskOutcome(state, self._blame(error))
 
     def _blame(self, error: BaseException) -> ErrorInfo:
         """What raised is the user's, and so may be the code that runs when it is looked at: whatever that
@@ -440,7 +473,8 @@ class Task:
             if not counters.first_output_at:
                 counters.first_output_at = begin
             counters.records_in += len(batch)
-            self._timed(emit, batch)
+            emit(batch)
+            counters.last_input_at = time.time()
 
     def _run_gates(self, inputs: Inputs, chain: Chain) -> None:
         paths, counters = self.paths, self.counters
@@ -460,7 +494,8 @@ class Task:
                 entrances[number](item)
             else:
                 counters.records_in += len(item)
-                self._timed(entrances[number], item)
+                entrances[number](item)
+                counters.last_input_at = time.time()
 
     @staticmethod
     def _look_at_clock(chain: Chain, now: float) -> float:
@@ -470,16 +505,6 @@ class Task:
             chain.on_clock(now)
             due = chain.deadline()
         return math.inf if due is None else due
-
-    def _timed(self, emit: Emit, batch: Batch) -> None:
-        """Push one batch through the chain; what it waits for segments is not busy time."""
-        counters = self.counters
-        blocked = counters.backpressured_seconds
-        begin = time.time()
-        emit(batch)
-        end = time.time()
-        counters.busy_seconds += max(0.0, end - begin - (counters.backpressured_seconds - blocked))
-        counters.last_input_at = end
 
     def _end_partitions(self) -> None:
         for partition in self.partitions.values():

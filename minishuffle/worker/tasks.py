@@ -34,7 +34,6 @@ from minishuffle.wire.messages import (
     ErrorInfo,
     InputSpec,
     Register,
-    TaskCountersMessage,
     TaskReport,
     TaskSpec,
     TaskStateChanged,
@@ -48,7 +47,6 @@ from minishuffle.worker.task import Task, TaskOutcome
 
 __all__ = [
     "Deployment",
-    "counters_message",
     "registration",
     "short_failure",
     "worker_report",
@@ -112,7 +110,7 @@ class Deployment:
         spec, job = instruction.spec, instruction.job
         settings = JobSettings.model_validate(instruction.settings)
         counters = TaskCounters()
-        paths = TaskPaths(self._inbox, counters)
+        paths = TaskPaths(self._inbox)
         subtask = SubtaskId(JobId(job), OperatorId(spec.operator), spec.index)
         gates: list[InputGate] = []
         partitions: dict[int, ResultPartition] = {}
@@ -310,7 +308,8 @@ class Deployment:
             index=index,
             attempt=task.attempt_id.attempt,
             state=task.state,
-            counters=task.counters,
+            counters=task.read_counters(),
+            blocks=task.paths.clock.blocks,
             gates=tuple(gate.snapshot() for gate in task.gates),
             partitions=tuple(partitions),
         )
@@ -324,28 +323,10 @@ class Deployment:
                 index=index,
                 attempt=task.attempt_id.attempt,
                 state=task.state,
-                counters=counters_message(task.counters),
+                counters=task.read_counters(),
             )
             for (job, operator, index), task in self.tasks.items()
         ]
-
-
-def counters_message(counters: TaskCounters) -> TaskCountersMessage:
-    """A task's counters as the control plane carries them."""
-    return TaskCountersMessage(
-        records_in=counters.records_in,
-        records_out=counters.records_out,
-        bytes_in=counters.bytes_in,
-        bytes_out=counters.bytes_out,
-        user_errors=dict(counters.user_errors),
-        records_late=counters.records_late,
-        rows_kept=counters.rows_kept,
-        busy_seconds=counters.busy_seconds,
-        idle_seconds=counters.idle_seconds,
-        backpressured_seconds=counters.backpressured_seconds,
-        first_output_at=counters.first_output_at,
-        last_input_at=counters.last_input_at,
-    )
 
 
 # --- figures --------------------------------------------------------------------------------------

@@ -4,12 +4,12 @@ import msgpack
 import pytest
 
 from minishuffle.cli import tables
+from minishuffle.counters import TaskCounters
 from minishuffle.wire.messages import (
     ClusterStatus,
     ErrorInfo,
     JobInfo,
     PeerReport,
-    TaskCountersMessage,
     TaskInfo,
     WorkerInfo,
     WorkerReport,
@@ -22,7 +22,7 @@ TASK = TaskInfo(
     attempt=1,
     state="finished",
     worker=2,
-    counters=TaskCountersMessage(records_in=1234567),
+    counters=TaskCounters(records_in=1234567),
     result=msgpack.packb({"files": ["ä"], "rows": 200}),
 )
 JOB = JobInfo(

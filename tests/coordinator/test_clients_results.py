@@ -8,6 +8,7 @@ import pytest
 
 from minishuffle import limits
 from minishuffle.coordinator.jobs import JOBS_KEPT
+from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import Edge, JobGraph, Vertex
 from minishuffle.errors import InvalidGraph, PeerLost, UnknownName, UsageError
 from minishuffle.wire.clients import (
@@ -26,7 +27,6 @@ from minishuffle.wire.messages import (
     CancelJob,
     ErrorInfo,
     SubmitJob,
-    TaskCountersMessage,
     TaskReport,
 )
 
@@ -59,7 +59,7 @@ def graph(*sinks: str, subtasks: int = 2, bounded: bool = True) -> JobGraph:
 
 def keeps(cluster: FakeCluster, worker: FakeWorker, index: int, rows: int, job: str = "j1") -> None:
     """A heartbeat tells what sink operator 1 has."""
-    counters = TaskCountersMessage(rows_kept=rows)
+    counters = TaskCounters(rows_kept=rows)
     report = TaskReport(job=job, operator=1, index=index, attempt=1, state="running", counters=counters)
     cluster.heartbeat(worker, [report])
 
@@ -92,9 +92,9 @@ def test_what_there_is_grows_with_heartbeats_and_is_final_at_the_end(cluster: Fa
     )
     assert (found.schema_message, found.bounded) == (b"schema", True)
     assert found.subtasks == [KeptRows(subtask=0, begin=0, end=5), KeptRows(subtask=1, begin=0, end=0)]
-    cluster.report(pair[1], ("j1", 1, 1), "finished", counters=TaskCountersMessage(rows_kept=9))
+    cluster.report(pair[1], ("j1", 1, 1), "finished", counters=TaskCounters(rows_kept=9))
     assert describe(cluster, "j1").subtasks[1].end == 9
-    cluster.report_all("j1", "finished", counters=TaskCountersMessage(rows_kept=7))
+    cluster.report_all("j1", "finished", counters=TaskCounters(rows_kept=7))
     found = describe(cluster, "j1", "result")
     assert (found.state, found.over) == ("finished", True)
     assert [rows.end for rows in found.subtasks] == [7, 9]
@@ -266,6 +266,6 @@ def test_a_job_that_was_cancelled_keeps_its_rows(cluster: FakeCluster, pair: Any
     cluster.submit(graph("result", bounded=False))
     keeps(cluster, pair[0], 0, 10)
     cluster.request(CancelJob(job="j1"))
-    cluster.report_all("j1", "canceled", counters=TaskCountersMessage(rows_kept=12))
+    cluster.report_all("j1", "canceled", counters=TaskCounters(rows_kept=12))
     found = describe(cluster, "j1")
     assert (found.state, found.over, found.subtasks[0].end) == ("canceled", True, 12)

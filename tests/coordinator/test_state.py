@@ -9,6 +9,7 @@ import pytest
 
 from minishuffle.coordinator.instructions import Journal
 from minishuffle.coordinator.state import CLOSING_SECONDS, DRAIN_SECONDS
+from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import InvalidGraph, ResourceExhausted, TaskFailed, UsageError
 from minishuffle.wire.messages import (
@@ -23,7 +24,6 @@ from minishuffle.wire.messages import (
     Shutdown,
     StopCluster,
     SubmitJob,
-    TaskCountersMessage,
     TaskReport,
     WaitJob,
 )
@@ -55,7 +55,7 @@ def test_a_job_runs_to_its_end(cluster: FakeCluster, pair: Any, make_graph: Make
     for worker, key in ((pair[0], READ0), (pair[1], READ1), (pair[0], COUNT0)):
         cluster.report(worker, key, "finished")
     assert cluster.show("j1").state == "running"
-    counters = TaskCountersMessage(records_in=9)
+    counters = TaskCounters(records_in=9)
     cluster.report(pair[1], COUNT1, "finished", result=b"\x05", counters=counters)
     info = cluster.show("j1")
     assert (info.state, info.causes, {task.state for task in info.tasks}) == ("finished", [], {"finished"})
@@ -159,13 +159,13 @@ def test_counters_come_with_heartbeats_until_the_task_is_over(
     cluster: FakeCluster, pair: Any, make_graph: MakeGraph
 ) -> None:
     def report(records: int) -> TaskReport:
-        counters = TaskCountersMessage(records_out=records)
+        counters = TaskCounters(records_out=records)
         return TaskReport(job="j1", operator=0, index=0, attempt=1, state="running", counters=counters)
 
     cluster.submit(make_graph())
     cluster.heartbeat(pair[0], [report(5)])
     assert cluster.show("j1").tasks[0].counters.records_out == 5
-    cluster.report(pair[0], READ0, "finished", counters=TaskCountersMessage(records_out=8))
+    cluster.report(pair[0], READ0, "finished", counters=TaskCounters(records_out=8))
     cluster.heartbeat(pair[0], [report(7)])
     assert cluster.show("j1").tasks[0].counters.records_out == 8
     cluster.heartbeat(pair[1], [report(9)])

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 HOST = "127.0.0.1"
 WORKERS = 2
 SERIES_MAX = 200
-SERIES_PER_SUBTASK_MAX = 40
+SERIES_PER_SUBTASK_MAX = 50
 LABELS_OF_THE_SCRAPER = {"job", "instance", "attempt", "port"}
 
 Ask = Callable[[str], Any]

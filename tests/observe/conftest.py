@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from minishuffle.counters import (
+    BLOCK_SECONDS_BOUNDS,
     LAG_SECONDS_BOUNDS,
     ConnectionCounters,
     CoordinatorSnapshot,
@@ -41,6 +42,7 @@ def make_task() -> Callable[..., TaskSnapshot]:
             attempt=1,
             state="running",
             counters=TaskCounters(watermark=1_000_000),
+            blocks=Histogram(BLOCK_SECONDS_BOUNDS),
             gates=(GateSnapshot(3, 2, 4, 1, 8, 2, 1),),
             partitions=(PartitionSnapshot(5, PoolSnapshot(2, 8)),),
         )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgpack
 import pytest
@@ -47,6 +48,9 @@ def values(annotation: Any) -> st.SearchStrategy[Any]:
         return st.dictionaries(values(arguments[0]), values(arguments[1]), max_size=2)
     if origin in (Union, UnionType):
         return st.one_of([values(argument) for argument in arguments])
+    if is_dataclass(annotation):
+        hints = get_type_hints(annotation)
+        return st.builds(annotation, **{each.name: values(hints[each.name]) for each in fields(annotation)})
     return messages(annotation)
 
 

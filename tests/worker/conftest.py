@@ -11,7 +11,6 @@ from typing import Any, cast
 import pytest
 
 from minishuffle.coordinator.scheduling import deployments
-from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.graph import JobGraph, JobSettings
 from minishuffle.dataflow.stream import Stream
@@ -185,7 +184,7 @@ def busy_switching() -> Iterator[None]:
 def paths_of(inbox: LoopInbox) -> Callable[..., TaskPaths]:
     """Makes an attempt's paths; what the test does not care about may be left out."""
 
-    def make(counters: TaskCounters | None = None) -> TaskPaths:
-        return TaskPaths(inbox, counters or TaskCounters())
+    def make() -> TaskPaths:
+        return TaskPaths(inbox)
 
     return make

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from minishuffle.counters import TaskCounters
 from minishuffle.errors import TaskCancelled
 from minishuffle.exchange.partition import Subpartition
 from minishuffle.worker.handoff import DRAIN_ITEMS_MAX, LoopInbox, TaskPaths
@@ -227,12 +227,13 @@ def test_a_closed_attempt_is_cancelled_and_has_nothing_more_to_say(turns: Turns,
 
 
 def test_waiting_for_input_is_idle_time(turns: Turns, long_waits: None, paths_of: PathsOf) -> None:
-    counters = TaskCounters()
-    paths = paths_of(counters=counters)
+    paths = paths_of()
     paths.bell.ring()
     turns.turn()
     paths.wait(SECONDS_MAX)
-    assert counters.idle_seconds > 0.0
+    seconds = paths.clock.read(time.monotonic())
+    assert seconds.idle > 0.0
+    assert seconds.backpressured == 0.0
     paths.bell.clear()
     paths.wait(-1.0)
-    assert counters.backpressured_seconds == 0.0
+    assert paths.clock.read(time.monotonic()).idle > seconds.idle

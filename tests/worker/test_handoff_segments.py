@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from minishuffle.counters import TaskCounters
 from minishuffle.errors import TaskCancelled
 from minishuffle.exchange.segments import LocalPool, NetworkBufferPool, Segment
 from minishuffle.worker.handoff import LoopInbox, TaskBell, TaskPaths
@@ -71,28 +71,30 @@ def taken_pool() -> tuple[LocalPool, Segment]:
 
 
 def test_a_free_segment_is_taken_without_a_wait(paths_of: PathsOf) -> None:
-    counters = TaskCounters()
-    paths = paths_of(counters=counters)
+    paths = paths_of()
     pool = NetworkBufferPool(1, 256).create_pool("p", 1, 1)
     assert isinstance(paths.acquire(pool), Segment)
-    assert (counters.backpressured_seconds, counters.backpressure_block.count) == (0.0, 0)
+    assert (paths.clock.read(time.monotonic()).backpressured, paths.clock.blocks.count) == (0.0, 0)
 
 
 def test_a_task_waits_until_a_segment_is_recycled_and_measures_it(
     turns: Turns, long_waits: None, paths_of: PathsOf
 ) -> None:
-    counters = TaskCounters()
     pool, segment = taken_pool()
-    asking = Asking(turns, paths_of(counters=counters), pool)
+    paths = paths_of()
+    clock = paths.clock
+    asking = Asking(turns, paths, pool)
     asking.until_waiting()
     assert asking.outcome is None
+    first, second = (clock.read(time.monotonic()).backpressured for _ in range(2))
+    assert 0.0 < first < second, "the wait that goes on is told"
+    assert clock.blocks.count == 0
     segment.recycle()
     turns.turn()
     asking.until_done()
     assert asking.outcome is segment
-    assert counters.backpressured_seconds > 0.0
-    assert counters.backpressure_block.count == 1
-    assert counters.backpressure_block.total == counters.backpressured_seconds
+    assert clock.blocks.count == 1
+    assert second < clock.blocks.total == clock.read(time.monotonic()).backpressured
 
 
 def test_input_that_came_while_the_task_waited_for_a_segment_is_looked_at(
@@ -149,6 +151,7 @@ def test_cancel_wakes_a_task_that_waits_for_a_segment(
     asking.until_done()
     assert isinstance(asking.outcome, TaskCancelled)
     assert pool.in_use == 1
+    assert paths.clock.blocks.count == 1, "a wait that was cut short is one too"
 
 
 def test_a_cancelled_task_gets_no_segment_and_no_wait(paths_of: PathsOf) -> None:
@@ -168,7 +171,7 @@ def test_segments_go_round_between_a_task_and_the_loop(long_waits: None, busy_sw
     """One segment, lent and recycled 20,000 times: the task is woken each time that it waits."""
 
     async def scenario() -> tuple[NetworkBufferPool, LocalPool]:
-        paths = TaskPaths(LoopInbox(asyncio.get_running_loop()), TaskCounters())
+        paths = TaskPaths(LoopInbox(asyncio.get_running_loop()))
         network = NetworkBufferPool(1, 256)
         pool = network.create_pool("p", 1, 1)
         pool.on_available(paths.bell.ring)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from minishuffle.config import ClusterSettings
+from minishuffle.counters import TaskCounters
 from minishuffle.errors import PartitionNotFound, PeerLost
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.wire.frames import PartitionRequest
@@ -21,7 +22,6 @@ from minishuffle.wire.messages import (
     OutputSpec,
     ReleaseJob,
     Shutdown,
-    TaskCountersMessage,
     TaskSpec,
     TaskStateChanged,
     WorkerAddress,
@@ -111,7 +111,7 @@ class Machine:
 
     def ended(self, operator: int = 0, attempt: int = 1, state: str = "finished") -> list[Instruction]:
         error = ErrorInfo(code=60, text="boom") if state == "failed" else None
-        return self.state.task_ended(("j1", operator, 0), attempt, state, error, b"", TaskCountersMessage())
+        return self.state.task_ended(("j1", operator, 0), attempt, state, error, b"", TaskCounters())
 
 
 def request(attempt: int = 1, channel: int = 7) -> PartitionRequest:

@@ -18,7 +18,6 @@ from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.messages import InputChannelSpec, InputSpec, TaskSpec
 from minishuffle.worker.state import ChannelKey, StartTask
 from minishuffle.worker.task import Task
-from minishuffle.worker.tasks import counters_message
 from support.links import BareLink
 
 if TYPE_CHECKING:
@@ -312,7 +311,7 @@ async def test_snapshots_and_reports_say_the_same(site: Site) -> None:
     assert [(s.job, s.operator, s.index, s.attempt, s.state) for s in snapshots] == [
         (r.job, r.operator, r.index, r.attempt, r.state) for r in reports
     ]
-    assert [counters_message(s.counters) for s in snapshots] == [r.counters for r in reports]
+    assert [s.counters for s in snapshots] == [r.counters for r in reports]
     assert {s.state for s in snapshots} == {"finished"}
     assert sum(r.counters.records_out for r in reports) == 100
     sinks = [s for s in snapshots if s.gates]
