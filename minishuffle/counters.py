@@ -15,6 +15,7 @@ __all__ = [
     "CoordinatorSnapshot",
     "GateSnapshot",
     "Histogram",
+    "OperatorCounters",
     "PartitionSnapshot",
     "PoolSnapshot",
     "StateClock",
@@ -146,13 +147,13 @@ class TaskCounters:
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     records_in: int = 0
-    """Taken from other tasks."""
+    """Taken from other tasks or external clients; what a source makes itself is none of them."""
     records_out: int = 0
-    """Written for other tasks."""
+    """Written for other tasks; of a source whose chain ends in a sink, what it made."""
     bytes_in: int = 0
     bytes_out: int = 0
     buffers_in: int = 0
-    buffers_out: int = 0
+    """Network buffers with data that were taken in; one segment may come in several of them."""
     user_errors: dict[str, int] = field(default_factory=dict)
     """By policy: skip, dead_letter."""
     records_late: int = 0
@@ -165,12 +166,26 @@ class TaskCounters:
     """Wall clock, seconds since 1970, of the first record that a source emitted; 0.0: none yet."""
     last_input_at: float = 0.0
     """Wall clock at which the last batch had been dealt with; 0.0: none yet."""
+    buffers_out: int = 0
+    """Network buffers with data that were handed to consumers. This and what follows is filled in when the
+    counters are read: see ``Task.read_counters``."""
     busy_seconds: float = 0.0
-    """This and what follows is measured when the counters are read: see ``Task.read_counters``."""
     idle_seconds: float = 0.0
     backpressured_seconds: float = 0.0
     cpu_seconds: float = 0.0
     """Processor time of the task's thread."""
+
+
+@dataclass(slots=True)
+class OperatorCounters:
+    """Records of one operator of a task's chain, written by the task's thread.
+
+    ``records_out`` counts side outputs too.
+    """
+
+    name: str
+    records_in: int = 0
+    records_out: int = 0
 
 
 @dataclass(slots=True, frozen=True)
@@ -193,6 +208,12 @@ class GateSnapshot:
     channels: int
     channels_starved: int
     """Channels that wait in line for a floating buffer."""
+    credits_announced: int
+    """Credits that producers have and did not use yet."""
+    credits_unannounced: int
+    """Free buffers that producers were not given credit for yet."""
+    watermark: int | None
+    """Event time in microseconds since 1970; None: none yet, or no more to come."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -218,6 +239,8 @@ class TaskSnapshot:
     counters: TaskCounters
     blocks: Histogram
     """Its waits for output segments that have ended, in seconds."""
+    operators: tuple[OperatorCounters, ...]
+    """Its chain, a source first."""
     gates: tuple[GateSnapshot, ...]
     partitions: tuple[PartitionSnapshot, ...]
 

@@ -102,7 +102,7 @@ def measure_keyby(
         finally:
             sampler.stop()
         cpu = sampler.cpu_seconds() - cpu
-        emitted = {task.index: task.counters.records_in for task in result.tasks if task.operator == 0}
+        emitted = {task.index: task.counters.records_out for task in result.tasks if task.operator == 0}
         total = sum(emitted.values())
         status = _settled_status(cluster, total)
     elapsed = _elapsed(result.tasks)

@@ -28,7 +28,7 @@ from minishuffle.exchange.channels import (
     RemoteAttachment,
 )
 from minishuffle.exchange.elements import Assembler, AssemblyBudget
-from minishuffle.exchange.watermarks import WatermarkValve
+from minishuffle.exchange.watermarks import BEGINNING_OF_TIME, END_OF_TIME, WatermarkValve
 from minishuffle.wire.frames import EventKind
 
 __all__ = ["Element", "InputGate"]
@@ -110,6 +110,7 @@ class InputGate:
         idle_exclusive = sum(len(credit.exclusive) for credit in remote)
         idle_floating = sum(len(credit.floating) for credit in remote)
         pool = self.buffers.pool
+        watermark = self.valve.watermark
         return GateSnapshot(
             queue_buffers=sum(len(channel.queue) for channel in self.channels),
             exclusive_used=exclusive - idle_exclusive,
@@ -118,6 +119,9 @@ class InputGate:
             floating_capacity=max(0, pool.size - exclusive),
             channels=len(self.channels),
             channels_starved=len(self.buffers.line),
+            credits_announced=sum(credit.granted - credit.received for credit in remote),
+            credits_unannounced=sum(credit.unannounced for credit in remote),
+            watermark=watermark if BEGINNING_OF_TIME < watermark < END_OF_TIME else None,
         )
 
     # --- task ------------------------------------------------------------------------------------

@@ -69,6 +69,7 @@ class Subpartition:
         "_watermark",
         "_written",
         "attachment",
+        "buffers_out",
         "consumer",
         "dirty",
         "eager",
@@ -83,6 +84,8 @@ class Subpartition:
         """Whatever is published is to be sent, without a flush."""
         self.dirty = False
         """Noted by its partition as to be flushed; set by the writer, cleared by the loop."""
+        self.buffers_out = 0
+        """(Reader.) Buffers with data that were handed to the consumer."""
         self.notified = False
         """Set by whoever queues this for the loop's attention, cleared by the loop."""
         self.view: PipelinedView | None = None
@@ -390,6 +393,7 @@ class PipelinedView:
             memory, start, holds = memoryview(copied), SEGMENT_HEADROOM_BYTES, None
         piece = Slice(memory, start, size, DataType.DATA, flags, first_start, rows_begun, self, holds)
         builder.sent_bytes, builder.sent_rows, builder.sent_starts = length, rows, starts
+        subpartition.buffers_out += 1
         return piece
 
     def slice_released(self, builder: BufferBuilder) -> None:
@@ -502,12 +506,10 @@ class ResultPartition:
             while at < size:
                 if builder.length == builder.capacity:
                     subpartition.finish_open(ends=False)
-                    self._counters.buffers_out += 1
                     builder = self._begin(subpartition)
                 at += builder.append(view, at)
         if builder.length == builder.capacity:
             subpartition.finish_open(ends=True)
-            self._counters.buffers_out += 1
         else:
             builder.publish()
             self._published(subpartition)
@@ -530,15 +532,11 @@ class ResultPartition:
     def broadcast_event(self, kind: EventKind) -> None:
         """Queue an event behind everything written to every subpartition."""
         for subpartition in self.subpartitions:
-            if subpartition.open is not None:
-                self._counters.buffers_out += 1
             subpartition.add_event(kind)
 
     def broadcast_watermark(self, time: int, idle: bool) -> None:
         """Tell every consumer the event time, in microseconds since 1970, behind everything written."""
         for subpartition in self.subpartitions:
-            if subpartition.open is not None:
-                self._counters.buffers_out += 1
             subpartition.add_watermark(time, idle)
 
     @property
@@ -562,3 +560,7 @@ class ResultPartition:
 
     def backlog(self) -> int:
         return sum(subpartition.backlog() for subpartition in self.subpartitions)
+
+    def buffers_out(self) -> int:
+        """Buffers with data that were handed to consumers."""
+        return sum(subpartition.buffers_out for subpartition in self.subpartitions)

@@ -17,7 +17,14 @@ from typing import Final, Literal, TypeAlias
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from minishuffle.counters import CoordinatorSnapshot, Histogram, TaskSnapshot, WorkerSnapshot
+from minishuffle.counters import (
+    CoordinatorSnapshot,
+    GateSnapshot,
+    Histogram,
+    OperatorCounters,
+    TaskSnapshot,
+    WorkerSnapshot,
+)
 from minishuffle.wire.frames import FrameType
 
 __all__ = [
@@ -26,88 +33,22 @@ __all__ = [
     "MetricType",
     "Process",
     "RUNTIME_METRICS",
-    "StableLabels",
-    "TaskLabels",
     "coordinator_registry",
     "markdown_table",
     "worker_registry",
 ]
 
 
-# --- labels ---------------------------------------------------------------------------------------
-#
-# Label values that tell live things apart without ids that grow for ever.
-#
-# A series is named by what the user named: the job (``pipeline``) and the operator (``vertex``). Ids in
-# labels would leave a new set of series behind with each submission. Two live jobs may share a name,
-# though, and the same series twice makes a whole scrape invalid. Adding them up is no way out: when
-# one ends the sum falls, which Prometheus reads as a counter's restart and turns into a rate that
-# never was. So the first that is seen has the bare name and a later one ``name (id)``, and each keeps
-# its label as long as it lives. Series of the second job are then named after its id: only as many
-# as run at once. Each worker judges by the jobs that it hosts itself.
-
-
-Key: TypeAlias = "tuple[str | int, ...]"
-
-
-class StableLabels:
-    """Gives each live key a label that no other live key of its scope has.
-
-    A key is a tuple whose last item is the id; the items before it are the scope.
-    """
-
-    def __init__(self) -> None:
-        self._labels: dict[Key, str] = {}
-
-    def assign(self, wanted: Mapping[Key, str]) -> Mapping[Key, str]:
-        """Labels for the keys that live now, as near to the wanted names as can be.
-
-        Keys that are absent are forgotten and their labels may be given anew; new keys are served
-        in the order of ``wanted``.
-        """
-        kept = {key: label for key, label in self._labels.items() if key in wanted}
-        taken = {(*key[:-1], label) for key, label in kept.items()}
-        for key, name in wanted.items():
-            if key in kept:
-                continue
-            label = name
-            while (*key[:-1], label) in taken:
-                label = f"{label} ({key[-1]})"
-            kept[key] = label
-            taken.add((*key[:-1], label))
-        self._labels = kept
-        return kept
-
-
-class TaskLabels:
-    """Labels (pipeline, vertex, subtask) of a worker's tasks, the same over restarts."""
-
-    def __init__(self) -> None:
-        self._pipelines = StableLabels()
-        self._vertices = StableLabels()
-
-    def assign(self, tasks: Iterable[TaskSnapshot]) -> list[tuple[tuple[str, str, str], TaskSnapshot]]:
-        """Name the newest attempt of each subtask; an abandoned older one has no series any more."""
-        newest: dict[tuple[str, int, int], TaskSnapshot] = {}
-        for task in tasks:
-            subtask = (task.job, task.operator, task.index)
-            if subtask not in newest or newest[subtask].attempt < task.attempt:
-                newest[subtask] = task
-        ordered = sorted(newest.values(), key=lambda t: (len(t.job), t.job, t.operator, t.index))
-        pipelines = self._pipelines.assign({(task.job,): task.job_name for task in ordered})
-        vertices = self._vertices.assign({(task.job, task.operator): task.name for task in ordered})
-        return [
-            ((pipelines[(task.job,)], vertices[(task.job, task.operator)], str(task.index)), task)
-            for task in ordered
-        ]
-
-
 # --- families -------------------------------------------------------------------------------------
 #
 # The table of metric families: the one place that names what ``/metrics`` serves.
 #
-# The collectors build their families from it, the README's table is printed from it
+# The collectors build their families from it, the documented table is printed from it
 # (:func:`markdown_table`), and the tests hold the exposition of both processes against it.
+#
+# A task's series are named by job and operator, each by what the user called it (``pipeline``, ``vertex``)
+# and by its id, which tells jobs and operators of one name apart and is the same on every worker. Only
+# tasks that are deployed now have series, so ids do not add up over the jobs of the past.
 
 
 MetricType: TypeAlias = Literal["counter", "gauge", "histogram"]
@@ -132,7 +73,8 @@ class MetricSpec:
         return self.process in (process, "both")
 
 
-_TASK: Final = ("pipeline", "vertex", "subtask")
+_TASK: Final = ("pipeline", "pipeline_id", "vertex", "vertex_id", "subtask")
+_GATE: Final = (*_TASK, "gate")
 
 METRICS: Final[tuple[MetricSpec, ...]] = (
     # --- both -------------------------------------------------------------------------------------
@@ -283,7 +225,14 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "minishuffle_task_records_total",
         "counter",
         (*_TASK, "direction"),
-        "Records that a subtask took in or emitted.",
+        "Records that a subtask took from or wrote for others; what a source makes is counted as out.",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_operator_records_total",
+        "counter",
+        (*_TASK, "operator", "position", "direction"),
+        "Records that each operator of a subtask's chain took in or emitted, side outputs included.",
         "worker",
     ),
     MetricSpec(
@@ -297,7 +246,7 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "minishuffle_task_buffers_total",
         "counter",
         (*_TASK, "direction"),
-        "Network buffers that a subtask took in or emitted.",
+        "Network buffers with data that a subtask took in, or that were handed to its consumers.",
         "worker",
     ),
     MetricSpec(
@@ -347,36 +296,51 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
     MetricSpec(
         "minishuffle_input_queue_buffers",
         "gauge",
-        _TASK,
-        "Buffers that were received and wait for the subtask.",
+        _GATE,
+        "Buffers that were received and wait for the subtask, by input gate.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_input_buffers",
         "gauge",
-        (*_TASK, "kind"),
+        (*_GATE, "kind"),
         "Input buffers in use, exclusive (of one channel) or floating (of the gate).",
         "worker",
     ),
     MetricSpec(
         "minishuffle_input_buffers_capacity",
         "gauge",
-        (*_TASK, "kind"),
-        "Input buffers that the subtask may use, exclusive or floating.",
+        (*_GATE, "kind"),
+        "Input buffers that the gate may use, exclusive or floating.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_input_pool_usage_ratio",
         "gauge",
-        _TASK,
-        "Input buffers in use per input buffer of the subtask, 0 to 1.",
+        _GATE,
+        "Input buffers in use per input buffer of the gate, 0 to 1.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_channels_starved",
         "gauge",
-        _TASK,
+        _GATE,
         "Input channels that wait in line for a floating buffer.",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_input_credits",
+        "gauge",
+        (*_GATE, "state"),
+        "Credits of a gate's remote channels, in buffers: announced to producers and not used yet, or "
+        "unannounced.",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_input_watermark_lag_seconds",
+        "gauge",
+        _GATE,
+        "Seconds from the gate's event time, once all of its channels have one, to the wall clock.",
         "worker",
     ),
     MetricSpec(
@@ -552,7 +516,6 @@ class _WorkerCollector:
     def __init__(self, snapshot: Callable[[], WorkerSnapshot], version: str) -> None:
         self._snapshot = snapshot
         self._version = version
-        self._labels = TaskLabels()
 
     def collect(self) -> list[Metric]:
         snapshot = self._snapshot()
@@ -560,13 +523,26 @@ class _WorkerCollector:
         scrape.value("minishuffle_build_info", 1, self._version, platform.python_version())
         _add_worker(scrape, snapshot)
         _add_network(scrape, snapshot)
-        for labels, task in self._labels.assign(snapshot.tasks):
+        for task in _newest_attempts(snapshot.tasks):
+            labels = (task.job_name, task.job, task.name, str(task.operator), str(task.index))
             _add_task(scrape, labels, task)
-            if task.gates:
-                _add_input(scrape, labels, task)
+            for position, operator in enumerate(task.operators):
+                _add_operator(scrape, (*labels, operator.name, str(position)), operator)
+            for position, gate in enumerate(task.gates):
+                _add_gate(scrape, (*labels, str(position)), gate)
             if task.partitions:
                 _add_output(scrape, labels, task)
         return scrape.families()
+
+
+def _newest_attempts(tasks: Iterable[TaskSnapshot]) -> list[TaskSnapshot]:
+    """The newest attempt of each subtask: an abandoned older one has no series any more."""
+    newest: dict[tuple[str, int, int], TaskSnapshot] = {}
+    for task in tasks:
+        subtask = (task.job, task.operator, task.index)
+        if subtask not in newest or newest[subtask].attempt < task.attempt:
+            newest[subtask] = task
+    return list(newest.values())
 
 
 def _add_worker(scrape: _Scrape, snapshot: WorkerSnapshot) -> None:
@@ -624,24 +600,32 @@ def _add_task(scrape: _Scrape, labels: Sequence[str], task: TaskSnapshot) -> Non
     scrape.by_label("minishuffle_user_errors_total", errors, labels)
     scrape.value("minishuffle_records_late_total", counters.records_late, *labels)
     if counters.watermark is not None:
-        lag = time.time() - counters.watermark / MICROSECONDS
-        scrape.value("minishuffle_watermark_lag_seconds", lag, *labels)
+        scrape.value("minishuffle_watermark_lag_seconds", _lag(counters.watermark), *labels)
 
 
-def _add_input(scrape: _Scrape, labels: Sequence[str], task: TaskSnapshot) -> None:
-    gates = task.gates
-    exclusive = sum(gate.exclusive_used for gate in gates)
-    floating = sum(gate.floating_used for gate in gates)
-    exclusive_capacity = sum(gate.exclusive_capacity for gate in gates)
-    floating_capacity = sum(gate.floating_capacity for gate in gates)
-    scrape.value("minishuffle_input_queue_buffers", sum(gate.queue_buffers for gate in gates), *labels)
-    used = {"exclusive": exclusive, "floating": floating}
+def _add_operator(scrape: _Scrape, labels: Sequence[str], operator: OperatorCounters) -> None:
+    records = {"in": operator.records_in, "out": operator.records_out}
+    scrape.by_label("minishuffle_operator_records_total", records, labels)
+
+
+def _add_gate(scrape: _Scrape, labels: Sequence[str], gate: GateSnapshot) -> None:
+    scrape.value("minishuffle_input_queue_buffers", gate.queue_buffers, *labels)
+    used = {"exclusive": gate.exclusive_used, "floating": gate.floating_used}
     scrape.by_label("minishuffle_input_buffers", used, labels)
-    capacity = {"exclusive": exclusive_capacity, "floating": floating_capacity}
+    capacity = {"exclusive": gate.exclusive_capacity, "floating": gate.floating_capacity}
     scrape.by_label("minishuffle_input_buffers_capacity", capacity, labels)
-    if total := exclusive_capacity + floating_capacity:
-        scrape.value("minishuffle_input_pool_usage_ratio", (exclusive + floating) / total, *labels)
-    scrape.value("minishuffle_channels_starved", sum(gate.channels_starved for gate in gates), *labels)
+    if total := sum(capacity.values()):
+        scrape.value("minishuffle_input_pool_usage_ratio", sum(used.values()) / total, *labels)
+    scrape.value("minishuffle_channels_starved", gate.channels_starved, *labels)
+    credits = {"announced": gate.credits_announced, "unannounced": gate.credits_unannounced}
+    scrape.by_label("minishuffle_input_credits", credits, labels)
+    if gate.watermark is not None:
+        scrape.value("minishuffle_input_watermark_lag_seconds", _lag(gate.watermark), *labels)
+
+
+def _lag(watermark: int) -> float:
+    """Seconds from an event time to now."""
+    return time.time() - watermark / MICROSECONDS
 
 
 def _add_output(scrape: _Scrape, labels: Sequence[str], task: TaskSnapshot) -> None:

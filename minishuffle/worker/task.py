@@ -21,7 +21,7 @@ from typing import Any, Final, TypeAlias
 import cloudpickle
 
 from minishuffle import limits
-from minishuffle.counters import TaskCounters
+from minishuffle.counters import OperatorCounters, TaskCounters
 from minishuffle.dataflow.operators.base import (
     BEGINNING_OF_TIME,
     END_OF_TIME,
@@ -190,46 +190,57 @@ class Chain:
         counters: TaskCounters,
     ) -> None:
         self.operators = program.operators
+        self.counters = [OperatorCounters(operator.name) for operator in program.operators]
         self._partitions = partitions
-        self._counters = counters
+        self._totals = counters
         self._writers = [
             (output.side, _edge_writer(output, partitions[output.edge], index)) for output in program.outputs
         ]
         self._watermark = BEGINNING_OF_TIME
         plain = [write for side, write in self._writers if side is None]
-        only = plain[0] if len(plain) == 1 else None
+        last = self._before(len(self.operators))
 
         def end(item: Batch | Mark) -> None:
             if isinstance(item, Mark):
+                if isinstance(item, Side):
+                    last.records_out += len(item.batch)
                 self._mark(item)
-            elif only is not None:
-                only(item)
-            else:
-                for write in plain:
-                    write(item)
+                return
+            last.records_out += len(item)
+            for write in plain:
+                write(item)
 
         self._stages: list[Emit] = [end]
-        for operator in reversed(program.operators):
-            self._stages.insert(0, self._stage(operator, 0, self._stages[0]))
+        for number in reversed(range(len(program.operators))):
+            self._stages.insert(0, self._stage(number, 0, self._stages[0]))
 
     def entrance(self, input: int) -> Emit:
         """Where the items of input number ``input`` go in."""
         if input == 0:
             return self._stages[0]
-        return self._stage(self.operators[0], input, self._stages[1])
+        return self._stage(0, input, self._stages[1])
 
-    def _stage(self, operator: Operator, input: int, following: Emit) -> Emit:
-        end = self._stages[-1]
+    def _stage(self, number: int, input: int, following: Emit) -> Emit:
+        operator, counters, before = self.operators[number], self.counters[number], self._before(number)
+        mark = self._mark
 
         def take(item: Batch | Mark) -> None:
             if not isinstance(item, Mark):
+                rows = len(item)
+                before.records_out += rows
+                counters.records_in += rows
                 operator.process(item, input, following)
             elif isinstance(item, Side):
-                end(item)
+                before.records_out += len(item.batch)
+                mark(item)
             else:
                 operator.on_mark(item, input, following)
 
         return take
+
+    def _before(self, number: int) -> OperatorCounters:
+        """Of the operator in front of that one."""
+        return self.counters[number - 1] if number else OperatorCounters("")
 
     def _mark(self, mark: Mark) -> None:
         """A mark has come to the chain's end. That time has ended is said by the end of data."""
@@ -240,7 +251,7 @@ class Chain:
                         write(batch)
             case Watermark(time):
                 if self._watermark < time < END_OF_TIME:
-                    self._watermark = self._counters.watermark = time
+                    self._watermark = self._totals.watermark = time
                     self._broadcast(idle=False)
             case Idle():
                 self._broadcast(idle=True)
@@ -335,6 +346,8 @@ class Task:
     """Where a sink whose records other programs read keeps them."""
     state: str = "deploying"
     thread: threading.Thread | None = None
+    operators: tuple[OperatorCounters, ...] = ()
+    """The chain's, a source first, once the program is open."""
     _cpu_clock: int | None = field(default=None, init=False)
     """Of the thread while it runs."""
     _cpu_seconds: float = field(default=0.0, init=False)
@@ -352,6 +365,7 @@ class Task:
             self.counters,
             # The task thread may add a policy at any moment: dict() copies without giving way to it.
             user_errors=dict(self.counters.user_errors),
+            buffers_out=sum(partition.buffers_out() for partition in self.partitions.values()),
             busy_seconds=seconds.busy,
             idle_seconds=seconds.idle,
             backpressured_seconds=seconds.backpressured,
@@ -422,10 +436,12 @@ class Task:
                 operator.open(context)
                 opened.append(operator)
             chain = Chain(program, self.partitions, context.index, self.counters)
+            produced = [] if program.source is None else [OperatorCounters(self.name.partition(" -> ")[0])]
+            self.operators = (*produced, *chain.counters)
             self.paths.post(self.report, self, None)
             if program.source is not None:
                 emit = chain.entrance(0)
-                self._run_source(program.source, chain, emit)
+                self._run_source(program.source, chain, emit, produced[0])
                 emit(Watermark(END_OF_TIME))
             else:
                 first = program.operators[0].first_input if program.operators else None
@@ -445,18 +461,19 @@ class Task:
         self.outbox.drain()
         return packed
 
-    def _run_source(self, source: Source, chain: Chain, emit: Emit) -> None:
+    def _run_source(self, source: Source, chain: Chain, emit: Emit, produced: OperatorCounters) -> None:
         in_turn = any(operator.by_split for operator in chain.operators)
         reader = SourceReader(
             source, self.attempt_id.subtask.index, self.parallelism, time.time(), in_turn=in_turn
         )
         try:
-            self._read(reader, chain, emit)
+            self._read(reader, chain, emit, produced)
         finally:
             reader.close()
 
-    def _read(self, reader: SourceReader, chain: Chain, emit: Emit) -> None:
+    def _read(self, reader: SourceReader, chain: Chain, emit: Emit, produced: OperatorCounters) -> None:
         paths, counters = self.paths, self.counters
+        ends_here = not self.partitions
         while True:
             paths.check()
             paths.bell.clear()
@@ -472,7 +489,9 @@ class Task:
                 continue
             if not counters.first_output_at:
                 counters.first_output_at = begin
-            counters.records_in += len(batch)
+            produced.records_out += len(batch)
+            if ends_here:
+                counters.records_out += len(batch)
             emit(batch)
             counters.last_input_at = time.time()
 

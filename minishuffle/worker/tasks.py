@@ -310,6 +310,7 @@ class Deployment:
             state=task.state,
             counters=task.read_counters(),
             blocks=task.paths.clock.blocks,
+            operators=task.operators,
             gates=tuple(gate.snapshot() for gate in task.gates),
             partitions=tuple(partitions),
         )

@@ -101,6 +101,9 @@ def test_snapshot_says_what_is_used_and_who_starves(make_setup: type[Setup]) -> 
         floating_capacity=3,
         channels=4,
         channels_starved=3,
+        credits_announced=4,
+        credits_unannounced=0,
+        watermark=None,
     )
     setup.arrive(setup.remotes[1], setup.element([9]))
     snapshot = setup.gate.snapshot()

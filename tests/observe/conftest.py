@@ -17,6 +17,7 @@ from minishuffle.counters import (
     CoordinatorSnapshot,
     GateSnapshot,
     Histogram,
+    OperatorCounters,
     PartitionSnapshot,
     PoolSnapshot,
     TaskCounters,
@@ -29,8 +30,30 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def make_task() -> Callable[..., TaskSnapshot]:
-    """A task with one gate and one partition, fields replaced as asked."""
+def make_gate() -> Callable[..., GateSnapshot]:
+    """A gate of two channels, fields replaced as asked."""
+
+    def make(**fields: Any) -> GateSnapshot:
+        gate = GateSnapshot(
+            queue_buffers=3,
+            exclusive_used=2,
+            exclusive_capacity=4,
+            floating_used=1,
+            floating_capacity=8,
+            channels=2,
+            channels_starved=1,
+            credits_announced=2,
+            credits_unannounced=0,
+            watermark=1_000_000,
+        )
+        return replace(gate, **fields)
+
+    return make
+
+
+@pytest.fixture
+def make_task(make_gate: Callable[..., GateSnapshot]) -> Callable[..., TaskSnapshot]:
+    """A task of one operator with one gate and one partition, fields replaced as asked."""
 
     def make(**fields: Any) -> TaskSnapshot:
         task = TaskSnapshot(
@@ -43,7 +66,8 @@ def make_task() -> Callable[..., TaskSnapshot]:
             state="running",
             counters=TaskCounters(watermark=1_000_000),
             blocks=Histogram(BLOCK_SECONDS_BOUNDS),
-            gates=(GateSnapshot(3, 2, 4, 1, 8, 2, 1),),
+            operators=(OperatorCounters("count"),),
+            gates=(make_gate(),),
             partitions=(PartitionSnapshot(5, PoolSnapshot(2, 8)),),
         )
         return replace(task, **fields)

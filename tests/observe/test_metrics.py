@@ -17,6 +17,7 @@ from minishuffle.counters import (
     CoordinatorSnapshot,
     GateSnapshot,
     Histogram,
+    OperatorCounters,
     PartitionSnapshot,
     PoolSnapshot,
     TaskCounters,
@@ -32,13 +33,21 @@ from minishuffle.observe.metrics import (
     worker_registry,
 )
 
+MakeGate = Callable[..., GateSnapshot]
 MakeTask = Callable[..., TaskSnapshot]
 MakeWorker = Callable[..., WorkerSnapshot]
 MakeCoordinator = Callable[..., CoordinatorSnapshot]
 Family = tuple[str, str, frozenset[str]]
 
 ROOT = Path(__file__).resolve().parents[2]
-FIRST_TASK = {"pipeline": "wordcount", "vertex": "count", "subtask": "0"}
+FIRST_TASK = {
+    "pipeline": "wordcount",
+    "pipeline_id": "j1",
+    "vertex": "count",
+    "vertex_id": "0",
+    "subtask": "0",
+}
+FIRST_GATE = {**FIRST_TASK, "gate": "0"}
 
 
 def families(registry: CollectorRegistry) -> set[Family]:
@@ -207,24 +216,50 @@ def test_counters_of_a_task(make_worker: MakeWorker, make_task: MakeTask) -> Non
     assert value("minishuffle_user_errors_total", {**FIRST_TASK, "policy": "dead_letter"}) == 0
 
 
-def test_pools_of_a_task_are_summed_over_its_gates_and_partitions(
-    make_worker: MakeWorker, make_task: MakeTask
+def test_gates_have_figures_of_their_own_and_partitions_are_summed(
+    make_worker: MakeWorker, make_task: MakeTask, make_gate: MakeGate
 ) -> None:
-    gates = (GateSnapshot(3, 2, 4, 1, 8, 2, 1), GateSnapshot(1, 1, 2, 8, 8, 1, 0))
+    gates = (
+        make_gate(),
+        make_gate(
+            queue_buffers=1,
+            exclusive_used=1,
+            exclusive_capacity=2,
+            floating_used=7,
+            floating_capacity=8,
+            channels_starved=0,
+            credits_announced=4,
+            credits_unannounced=3,
+        ),
+    )
     partitions = (PartitionSnapshot(5, PoolSnapshot(2, 8)), PartitionSnapshot(1, PoolSnapshot(4, 8)))
     worker = make_worker(tasks=(make_task(gates=gates, partitions=partitions),))
     value = worker_registry(lambda: worker, "1.2.3").get_sample_value
-    assert value("minishuffle_input_queue_buffers", FIRST_TASK) == 4
-    assert value("minishuffle_input_buffers", {**FIRST_TASK, "kind": "exclusive"}) == 3
-    assert value("minishuffle_input_buffers", {**FIRST_TASK, "kind": "floating"}) == 9
-    assert value("minishuffle_input_buffers_capacity", {**FIRST_TASK, "kind": "exclusive"}) == 6
-    assert value("minishuffle_input_buffers_capacity", {**FIRST_TASK, "kind": "floating"}) == 16
-    assert value("minishuffle_input_pool_usage_ratio", FIRST_TASK) == 12 / 22
-    assert value("minishuffle_channels_starved", FIRST_TASK) == 1
+    second_gate = {**FIRST_TASK, "gate": "1"}
+    for gate, queue, starved in ((FIRST_GATE, 3, 1), (second_gate, 1, 0)):
+        assert value("minishuffle_input_queue_buffers", gate) == queue
+        assert value("minishuffle_channels_starved", gate) == starved
+    for name, exclusive, floating in (("", 1, 7), ("_capacity", 2, 8)):
+        assert value(f"minishuffle_input_buffers{name}", {**second_gate, "kind": "exclusive"}) == exclusive
+        assert value(f"minishuffle_input_buffers{name}", {**second_gate, "kind": "floating"}) == floating
+    assert value("minishuffle_input_pool_usage_ratio", FIRST_GATE) == 3 / 12
+    assert value("minishuffle_input_pool_usage_ratio", second_gate) == 8 / 10
+    assert value("minishuffle_input_credits", {**second_gate, "state": "announced"}) == 4
+    assert value("minishuffle_input_credits", {**second_gate, "state": "unannounced"}) == 3
     assert value("minishuffle_output_backlog_buffers", FIRST_TASK) == 6
     assert value("minishuffle_output_pool_buffers", FIRST_TASK) == 6
     assert value("minishuffle_output_pool_buffers_capacity", FIRST_TASK) == 16
     assert value("minishuffle_output_pool_usage_ratio", FIRST_TASK) == 6 / 16
+
+
+def test_operators_of_a_chain_are_told_apart(make_worker: MakeWorker, make_task: MakeTask) -> None:
+    operators = (OperatorCounters("map", 9, 8), OperatorCounters("map", 8, 4))
+    worker = make_worker(tasks=(make_task(operators=operators),))
+    value = worker_registry(lambda: worker, "1.2.3").get_sample_value
+    for position, taken, emitted in (("0", 9, 8), ("1", 8, 4)):
+        labels = {**FIRST_TASK, "operator": "map", "position": position}
+        assert value("minishuffle_operator_records_total", {**labels, "direction": "in"}) == taken
+        assert value("minishuffle_operator_records_total", {**labels, "direction": "out"}) == emitted
 
 
 def test_a_source_has_no_input_and_a_sink_no_output(make_worker: MakeWorker, make_task: MakeTask) -> None:
@@ -259,33 +294,41 @@ def test_each_scrape_reads_anew(make_worker: MakeWorker, make_task: MakeTask) ->
     assert registry.get_sample_value("minishuffle_task_records_total", records) == 42
 
 
-def test_the_lag_of_the_watermark_is_told_once_there_is_one(
-    make_worker: MakeWorker, make_task: MakeTask, monkeypatch: pytest.MonkeyPatch
+def test_the_lag_of_a_watermark_is_told_once_there_is_one(
+    make_worker: MakeWorker, make_task: MakeTask, make_gate: MakeGate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("minishuffle.observe.metrics.time.time", lambda: 1_000.0)
     for watermark, lag in ((990_500_000, 9.5), (None, None)):
-        task = make_task(counters=TaskCounters(watermark=watermark))
+        gate = make_gate(watermark=watermark)
+        task = make_task(counters=TaskCounters(watermark=watermark), gates=(gate,))
         registry = worker_registry(lambda task=task: make_worker(tasks=(task,)), "1.2.3")
         assert registry.get_sample_value("minishuffle_watermark_lag_seconds", FIRST_TASK) == lag
+        assert registry.get_sample_value("minishuffle_input_watermark_lag_seconds", FIRST_GATE) == lag
 
 
-def test_two_jobs_of_one_name_have_series_of_their_own(make_worker: MakeWorker, make_task: MakeTask) -> None:
+def test_a_job_has_the_same_labels_on_every_worker(make_worker: MakeWorker, make_task: MakeTask) -> None:
+    """Whatever else runs there, and whichever of its vertices: sums over workers keep jobs apart."""
     first, second = make_task(job="j2"), make_task(job="j10")
-    first.counters.records_in, second.counters.records_in = 1, 2
-    running = [first, second]
-    registry = worker_registry(lambda: make_worker(tasks=tuple(running)), "1.2.3")
+    again = make_task(job="j10", operator=3)
+    for number, task in enumerate((first, second, again)):
+        task.counters.records_in = number + 1
 
-    def records(pipeline: str) -> float | None:
-        labels = {**FIRST_TASK, "pipeline": pipeline, "direction": "in"}
-        return registry.get_sample_value("minishuffle_task_records_total", labels)
+    def records(*tasks: TaskSnapshot) -> dict[tuple[str, ...], float]:
+        registry = worker_registry(lambda: make_worker(tasks=tasks), "1.2.3")
+        labels = ("pipeline", "pipeline_id", "vertex", "vertex_id", "subtask", "direction")
+        return {
+            tuple(sample.labels[label] for label in labels): sample.value
+            for family in registry.collect()
+            if family.name == "minishuffle_task_records"
+            for sample in family.samples
+        }
 
-    assert (records("wordcount"), records("wordcount (j10)")) == (1, 2)
-    running.remove(first)
-    assert (records("wordcount"), records("wordcount (j10)")) == (None, 2), "a job's series keep their name"
-    third = make_task(job="j11")
-    third.counters.records_in = 3
-    running.append(third)
-    assert (records("wordcount"), records("wordcount (j10)")) == (3, 2)
+    found = records(first, second, again)
+    assert found["wordcount", "j2", "count", "0", "0", "in"] == 1
+    assert found["wordcount", "j10", "count", "0", "0", "in"] == 2
+    assert found["wordcount", "j10", "count", "3", "0", "in"] == 3
+    for alone in (first, second, again):
+        assert records(alone).items() <= found.items()
 
 
 def test_the_newest_attempt_stands_for_its_subtask(make_worker: MakeWorker, make_task: MakeTask) -> None:
@@ -308,10 +351,8 @@ def test_any_name_makes_a_scrape_that_parses(make_worker: MakeWorker, make_task:
     found = []
     for family in text_string_to_metric_families(generate_latest(registry).decode()):
         if family.name == "minishuffle_channels_starved":
-            found = [(sample.labels["pipeline"], sample.labels["vertex"]) for sample in family.samples]
-    assert sorted(found) == sorted(
-        [(odd, "count"), (odd, "count (1)"), (f"{odd} (j2)", "count"), (f"{odd} (j2) (j3)", "count")]
-    )
+            found = [(sample.labels["pipeline"], sample.labels["pipeline_id"]) for sample in family.samples]
+    assert sorted(found) == sorted([(odd, "j1"), (odd, "j1"), (odd, "j2"), (f"{odd} (j2)", "j3")])
 
 
 def test_a_coordinator_counts_by_state(make_coordinator: MakeCoordinator) -> None:

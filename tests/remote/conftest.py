@@ -148,11 +148,10 @@ def cut() -> Callable[[StreamWriter], None]:
 
 @pytest.fixture
 def buffers_sent() -> Callable[[StreamWriter], int]:
-    """How many buffers a writer has filled."""
+    """How many buffers of a writer's have gone out."""
 
     def count(writer: StreamWriter) -> int:
-        assert writer._connection is not None
-        return writer._connection.counters.buffers_out
+        return writer._partition.buffers_out()
 
     return count
 

@@ -43,6 +43,29 @@ def leaves(row: Any) -> Any:
     raise SystemExit(3)
 
 
+SECONDS_MAX = 20.0
+
+
+class OneByOne:
+    """Rows that are far smaller than a segment, each after the one before was taken."""
+
+    ROWS = 50
+    taken = threading.Semaphore(0)
+
+    def splits(self) -> list[int]:
+        return [0]
+
+    def read(self, split: int, offset: int) -> Iterator[list[Any]]:
+        for row in range(self.ROWS):
+            yield [row]
+            assert self.taken.acquire(timeout=SECONDS_MAX)
+
+    @classmethod
+    def take(cls, row: Any) -> Any:
+        cls.taken.release()
+        return row
+
+
 class Unspeakable(Exception):
     def __str__(self) -> str:
         raise RuntimeError("nothing to say")
@@ -184,13 +207,32 @@ async def test_tasks_say_that_they_run_before_they_say_how_they_ended(site: Site
 
 async def test_counters_of_producer_and_consumer_agree(site: Site) -> None:
     await site.run(Stream.items(range(5000)).rebalance().to_count())
-    producer, consumer = (task.counters for task in site.deployment.tasks.values())
-    assert producer.records_in == producer.records_out == consumer.records_in == 5000
+    producer, consumer = (task.read_counters() for task in site.deployment.tasks.values())
+    assert producer.records_in == 0, "what a source makes is no input"
+    assert producer.records_out == consumer.records_in == 5000
     assert producer.bytes_out == consumer.bytes_in == site.deployment.local_bytes
     assert consumer.buffers_in == site.deployment.local_buffers
     assert site.deployment.local_rows == 5000
     assert producer.first_output_at > 0.0
     assert consumer.last_input_at >= producer.first_output_at
+
+
+async def test_buffers_out_and_in_are_the_same_unit(site: Site) -> None:
+    """A segment may go out in many pieces, each with what one element added to it."""
+    stream = Stream.source(OneByOne()).rebalance().map(OneByOne.take)
+    await site.run(stream.to_count(), settings=JobSettings(buffer_timeout=0))
+    producer, consumer = (task.read_counters() for task in site.deployment.tasks.values())
+    assert producer.buffers_out == consumer.buffers_in == site.deployment.local_buffers == OneByOne.ROWS
+    assert producer.records_out == consumer.records_in == OneByOne.ROWS
+
+
+async def test_a_source_that_ends_in_a_sink_counts_what_it_made_as_out(site: Site) -> None:
+    await site.run(Stream.items(range(9)).filter(lambda row: row % 3).to_count())
+    (task,) = site.deployment.tasks.values()
+    counters = task.read_counters()
+    assert (counters.records_in, counters.records_out) == (0, 9)
+    found = [(each.name, each.records_in, each.records_out) for each in task.operators]
+    assert found == [("items", 0, 9), ("filter", 9, 6), ("to_count", 6, 0)]
 
 
 async def test_printed_rows_become_log_lines(site: Site) -> None:

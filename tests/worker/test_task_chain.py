@@ -190,3 +190,18 @@ def test_finish_lets_each_operator_see_what_the_one_before_kept_back() -> None:
     assert bench.out() == ["end of a", "end of b"]
     assert seen == [("b", 0, ["end of a"])]
     assert len(checks) == 2
+
+
+def test_each_operator_counts_what_it_takes_and_emits() -> None:
+    bench = Bench(Alarm(), Late(), Alarm(), sides=(None, "late"))
+    bench.put([1, -1, 2, -2, -3])
+    bench.put(Watermark(5))
+    found = [(each.records_in, each.records_out) for each in bench.chain.counters]
+    assert found == [(5, 5), (5, 5), (2, 2)], "rows put aside are emitted too, and taken by no operator"
+
+
+def test_each_input_counts_for_the_first_operator() -> None:
+    bench = Bench(Noting("join", []), Noting("b", []))
+    bench.put([1, 2])
+    bench.chain.entrance(1)([3])
+    assert [(each.records_in, each.records_out) for each in bench.chain.counters] == [(3, 3), (3, 3)]

@@ -129,11 +129,11 @@ async def test_a_task_waits_for_a_coordinator_that_takes_its_rows_slowly(
 
     def waits() -> bool:
         tasks = running.snapshot().tasks
-        return bool(tasks) and tasks[0].counters.records_in >= 1 and running.snapshot().loop_lag.count > 5
+        return bool(tasks) and tasks[0].counters.records_out >= 1 and running.snapshot().loop_lag.count > 5
 
     await coordinator.until(waits)
     taken = -1
-    while (now := running.snapshot().tasks[0].counters.records_in) > taken:
+    while (now := running.snapshot().tasks[0].counters.records_out) > taken:
         taken = now
         await asyncio.sleep(0.2)
     assert taken < ROWS and running.task is not None and not running.task.done()
@@ -154,7 +154,7 @@ async def test_cancel_ends_a_task_whose_lines_nobody_takes(
     pace.pause_reading()
     coordinator.deploy(Stream.source(Endless()).print(), {0: 1})
     await coordinator.until(lambda: running.snapshot().tasks)
-    await coordinator.until(lambda: running.snapshot().tasks[0].counters.records_in > 1_000)
+    await coordinator.until(lambda: running.snapshot().tasks[0].counters.records_out > 1_000)
     coordinator.send(CancelTasks(term=coordinator.term, job="j1"))
     await coordinator.until(lambda: {task.state for task in running.snapshot().tasks} == {"canceled"})
     pace.resume_reading()
