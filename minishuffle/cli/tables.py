@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from minishuffle.client import cause_text
+from minishuffle.counters import TaskCounters
 from minishuffle.exchange.rows import unpack_result
 from minishuffle.wire.messages import ClusterStatus, JobInfo, TaskInfo
 
@@ -143,7 +144,8 @@ def show_job(job: JobInfo) -> None:
     out = console()
     end = job.ended_at or time.time()
     out.print(f"job {job.job} ({job.name}): {job.state}, {seconds_text(end - job.submitted_at)}")
-    numbers = ("attempt", "worker", "records in", "records out", "busy", "back-pressured")
+    states = ("busy", "idle", "back-pressured")
+    numbers = ("attempt", "worker", "records in", "records out", *states)
     table = new_table(["task", "state", *numbers], numbers)
     for task in job.tasks:
         counters = task.counters
@@ -154,8 +156,7 @@ def show_job(job: JobInfo) -> None:
             str(task.worker),
             f"{counters.records_in:,}",
             f"{counters.records_out:,}",
-            seconds_text(counters.busy_seconds),
-            seconds_text(counters.backpressured_seconds),
+            *_state_texts(counters),
         )
     out.print(table)
     for number, cause in enumerate(job.causes):
@@ -163,6 +164,13 @@ def show_job(job: JobInfo) -> None:
         out.print(f"{label}: {cause_text(cause)}")
         if number == 0 and cause.traceback:
             out.print(cause.traceback.rstrip())
+
+
+def _state_texts(counters: TaskCounters) -> list[str]:
+    """Busy, idle and back-pressured time of a task, each with its share of the three."""
+    seconds = (counters.busy_seconds, counters.idle_seconds, counters.backpressured_seconds)
+    total = sum(seconds) or 1.0
+    return [f"{seconds_text(each)} {each / total:4.0%}" for each in seconds]
 
 
 def preview(rows: list[Any], limit: int) -> str:

@@ -22,7 +22,9 @@ TASK = TaskInfo(
     attempt=1,
     state="finished",
     worker=2,
-    counters=TaskCounters(records_in=1234567),
+    counters=TaskCounters(
+        records_in=1234567, busy_seconds=0.5, idle_seconds=1.5, backpressured_seconds=8.0, cpu_seconds=0.25
+    ),
     result=msgpack.packb({"files": ["ä"], "rows": 200}),
 )
 JOB = JobInfo(
@@ -101,6 +103,14 @@ def test_a_job_shows_its_first_cause_with_the_users_traceback(capsys: pytest.Cap
     out = capsys.readouterr().out
     assert "1,234,567" in out
     assert "first cause: count[0]: ValueError: no\nTraceback of f\nthen: map[1]: a connection broke\n" in out
+
+
+def test_a_job_shows_what_its_tasks_spend_their_time_with(capsys: pytest.CaptureFixture[str]) -> None:
+    tables.show_job(JOB)
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("count[0] ")]
+    assert row.split()[-9:] == ["0.5", "s", "5%", "1.5", "s", "15%", "8.0", "s", "80%"]
+    tables.show_job(JOB.model_copy(update={"tasks": [TASK.model_copy(update={"counters": TaskCounters()})]}))
+    assert "0.0 s   0%" in capsys.readouterr().out, "a task that has not begun"
 
 
 def test_no_jobs_names_the_next_command(capsys: pytest.CaptureFixture[str]) -> None:

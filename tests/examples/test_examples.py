@@ -4,7 +4,7 @@ import pytest
 
 from minishuffle.dataflow.compile import compile_job
 from minishuffle.examples import wordcount as wordcount_module
-from minishuffle.examples.keyby import keyby
+from minishuffle.examples.keyby import SlowCount, keyby
 from minishuffle.examples.wordcount import SHIPPED_TEXT, wordcount, words
 
 
@@ -40,3 +40,12 @@ def test_keyby_ends_only_when_told(records: int | None, bounded: bool) -> None:
     assert [edge.partitioner for edge in graph.edges] == ["hash"]
     assert graph.vertices[0].is_source
     assert graph.vertices[0].bounded is bounded
+
+
+def test_keyby_with_a_delay_has_a_slow_sink_that_counts_the_same() -> None:
+    graph = compile_job(keyby(delay=0.5), parallelism=2)
+    assert [vertex.name for vertex in graph.vertices] == ["generate", "count -> slow_count"]
+    sink = SlowCount(0.0)
+    for batch in ([1, 2], [3]):
+        sink.write(batch)
+    assert sink.close() == 3

@@ -1,0 +1,78 @@
+"""Back-pressure is seen while it lasts: in ``jobs show``, by somebody who has only just typed it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from minishuffle.local import LocalCluster
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+SPAN_SECONDS = 1.0
+STATES = ("busy_seconds", "idle_seconds", "backpressured_seconds")
+
+
+@pytest.fixture(scope="module")
+def seen(watch: Any) -> Iterator[Any]:
+    with LocalCluster(workers=2, slots=1) as cluster:
+        cluster.status()  # The client connects at first use.
+        yield watch(cluster)
+
+
+def command(seen: Any, *arguments: str) -> str:
+    words = [sys.executable, "-m", "minishuffle.cli", *seen.flags, *arguments]
+    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def shares(seen: Any, job: str, wait_until: Callable[..., Any]) -> dict[tuple[str, int], dict[str, float]]:
+    """Of each task's time between two looks at a job, between which every task ran for a while."""
+
+    def look() -> dict[tuple[str, int], dict[str, float]]:
+        tasks = json.loads(command(seen, "jobs", "show", job, "--json"))["tasks"]
+        return {
+            (task["name"], task["index"]): {state: task["counters"][state] for state in STATES}
+            for task in tasks
+        }
+
+    def passed() -> dict[tuple[str, int], dict[str, float]] | None:
+        now = look()
+        grown = {task: {state: now[task][state] - before[task][state] for state in STATES} for task in now}
+        enough = all(sum(states.values()) >= SPAN_SECONDS for states in grown.values())
+        return grown if enough else None
+
+    before = look()
+    found = wait_until(passed, "time in every task")
+    return {
+        task: {state: seconds / sum(states.values()) for state, seconds in states.items()}
+        for task, states in found.items()
+    }
+
+
+def test_a_slow_consumer_back_pressures_its_producers_while_the_job_runs(
+    seen: Any, wait_until: Callable[..., Any]
+) -> None:
+    options = ("--set", "rate=1000000", "--set", "delay=0.2", "--json")
+    job = json.loads(command(seen, "submit", "keyby", *options))["job"]
+
+    def throttled() -> dict[tuple[str, int], dict[str, float]] | None:
+        found = shares(seen, job, wait_until)
+        producers = [states for (name, _), states in found.items() if name == "generate"]
+        assert len(producers) == 2
+        return found if all(each["backpressured_seconds"] > 0.5 for each in producers) else None
+
+    try:
+        found = wait_until(throttled, "back-pressure of both producers")
+        consumers = [states for (name, _), states in found.items() if name != "generate"]
+        assert len(consumers) == 2
+        assert all(states["busy_seconds"] > 0.5 for states in consumers)
+        table = command(seen, "jobs", "show", job)
+        assert "back-pressured" in table and "busy" in table and "idle" in table
+    finally:
+        command(seen, "jobs", "cancel", job)
+    assert seen.cluster.client.handle(job).wait_until_over(30).state == "canceled"
