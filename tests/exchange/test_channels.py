@@ -28,7 +28,7 @@ from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.partition import ResultPartition, Subpartition, serve
 from minishuffle.exchange.segments import LocalPool, NetworkBufferPool, Segment
 from minishuffle.ids import JobId, PartitionId
-from minishuffle.protocol.connection import PartitionRequested
+from minishuffle.protocol.connection import PartitionCancelled, PartitionRequested
 from minishuffle.wire.frames import (
     NO_SEQUENCE,
     CancelPartitionRequest,
@@ -125,9 +125,13 @@ class Exchange:
             piece.released()
         if data:
             receiver.connection.receive(data, 0.0)
-        for event in receiver.connection.events():
-            assert isinstance(event, PartitionRequested)
-            serve(producer, event.request, self.partitions[event.request.producer].subpartitions[0])
+        events = receiver.connection.events()
+        cancelled = {event.channel for event in events if isinstance(event, PartitionCancelled)}
+        requests = [event.request for event in events if isinstance(event, PartitionRequested)]
+        assert len(cancelled) + len(requests) == len(events)
+        for request in requests:
+            if request.channel not in cancelled:
+                serve(producer, request, self.partitions[request.producer].subpartitions[0])
 
     def settle(self) -> None:
         for _ in range(1000):
