@@ -22,6 +22,7 @@ from minishuffle.exchange.segments import LocalPool, Segment
 from minishuffle.limits import EVENTS_QUEUED_PER_CHANNEL_MAX
 from minishuffle.protocol.channel import (
     SEQUENCE_MASK,
+    ChannelState,
     ConsumerChannel,
     FreeBuffer,
     NextType,
@@ -105,6 +106,8 @@ class GateBuffers:
         A pool that was shrunk takes it back first.
         """
         if self.pool.in_use <= self.pool.size:
+            while self.short and self.short[0].consumer.state is ChannelState.CLOSED:
+                self.short.popleft()
             if self.short and self._lends_exclusive:
                 self.exclusive_held += 1
                 self.short[0].add_exclusive(segment)
@@ -318,12 +321,11 @@ class RemoteAttachment:
         self._link.connection.cancel(self.consumer, reason)
         self._link.flush_soon()
         self.consumer.close()
-        buffers = self._buffers
-        if self in buffers.short:
-            buffers.short.remove(self)
-        buffers.exclusive_held -= self._exclusive
+        if self in self._buffers.short:
+            self._buffers.short.remove(self)
+        self._buffers.exclusive_held -= self._exclusive
         self._exclusive = 0
-        buffers.serve()
+        self._buffers.serve()
 
     # --- for the ConsumerChannel -----------------------------------------------------------------
 

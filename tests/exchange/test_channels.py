@@ -342,6 +342,18 @@ def test_a_closed_channel_is_attached_to_nothing() -> None:
     exchange.close()
 
 
+def test_a_new_attachment_that_was_short_and_ends_keeps_no_buffer() -> None:
+    exchange = Exchange()
+    exchange.attach_remote(0)
+    exchange.write(0, 3 * SEGMENT_BYTES)
+    exchange.flush(0)
+    exchange.settle()
+    exchange.attach_remote(0)
+    assert 0 < consumer_of(exchange.channels[0]).credit.exclusive_total < EXCLUSIVE
+    exchange.attach_local(0)
+    exchange.close()
+
+
 # --- the end of a partition -------------------------------------------------------------------------
 
 
