@@ -245,6 +245,7 @@ class Attachment(Protocol):
     ``consumed`` as before.
     """
 
+    channel: InputChannel
     generation: int
     rows_received: int
     """Rows that begin in the buffers that were received."""
@@ -381,7 +382,7 @@ class LocalAttachment:
     ) -> None:
         self.generation = generation
         self.rows_received = 0
-        self._channel = channel
+        self.channel = channel
         self._credit = credit
         self._handed_over = handed_over
         self._outstanding = 0
@@ -405,11 +406,11 @@ class LocalAttachment:
             if piece.data_type == DataType.DATA:
                 self._outstanding += 1
                 self.rows_received += piece.rows
-                self._channel.deliver(LocalBuffer(self, piece))
+                self.channel.deliver(LocalBuffer(self, piece))
             else:
                 payload = bytes(piece.memory[piece.start : piece.start + piece.size])
                 piece.released()
-                self._channel.deliver_event(self, payload)
+                self.channel.deliver_event(self, payload)
 
     def consumed(self, buffer: GivenBack) -> None:
         if isinstance(buffer, LocalBuffer):
@@ -417,7 +418,7 @@ class LocalAttachment:
             buffer.piece.released()
             self.pump()
         else:
-            self._channel.end(self)
+            self.channel.end(self)
 
     def close(self, reason: CancelReason) -> None:
         view, self._view = self._view, None

@@ -109,12 +109,14 @@ class Assembler:
         budget: the worker's.
     """
 
-    __slots__ = ("_at", "_budget", "_filled", "_format", "_header", "_rows", "_target", "_view")
+    __slots__ = ("_at", "_begun", "_budget", "_filled", "_format", "_header", "_rows", "_target", "_view")
 
     def __init__(self, budget: AssemblyBudget) -> None:
         self._budget = budget
         self._view = _NOTHING
         self._at = 0
+        self._begun = 0
+        """Rows that begin in the buffers that were fed, but for those whose header was read."""
         self._header = b""
         """The part of a header that has come."""
         self._target: memoryview | None = None
@@ -128,9 +130,16 @@ class Assembler:
         """True once every byte that was fed has been copied out; nothing refers to the view then."""
         return self._at == len(self._view)
 
-    def feed(self, view: memoryview) -> None:
-        """The payload of the channel's next buffer. The one before must be exhausted."""
+    @property
+    def partial(self) -> bool:
+        """True while a part of an element has come, if only of its header."""
+        return bool(self._header) or self._target is not None
+
+    def feed(self, view: memoryview, rows: int) -> None:
+        """The payload of the channel's next buffer, in which ``rows`` rows begin. The one before must be
+        exhausted."""
         assert self.exhausted
+        self._begun += rows
         self._view = view
         self._at = 0
 
@@ -157,8 +166,14 @@ class Assembler:
         return self._fill(self._target)
 
     def clear(self) -> int:
-        """Throw away the half element and the rest of the view; returns the half element's rows."""
+        """Throw away the half element and the rest of the view; returns the rows that are lost with them.
+
+        Those of an element whose header is incomplete are what its buffer said.
+        """
         rows = self._rows if self._target is not None else 0
+        if self.partial or not self.exhausted:
+            rows += max(0, self._begun)
+        self._begun = 0
         self._target = None
         self._header = b""
         self._advance(len(self._view))
@@ -189,6 +204,7 @@ class Assembler:
         self._header = b""
         self._at += wanted
         self._rows, self._format = rows, kind
+        self._begun -= rows
         return int(size)
 
     def _allocate(self, size: int) -> memoryview:

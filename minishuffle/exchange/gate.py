@@ -166,7 +166,7 @@ class InputGate:
         self._counters.buffers_in += 1
         self._counters.bytes_in += len(payload)
         channel.current = item
-        channel.assembler.feed(payload)
+        channel.assembler.feed(payload, item.rows)
         return True
 
     def _end_turn(self, channel: InputChannel) -> None:
@@ -197,10 +197,11 @@ class InputGate:
         elif kind == EventKind.END_OF_PARTITION:
             if channel.ended:
                 raise RemoteProtocolError(f"the partition of producer {channel.producer} ended twice")
-            if lost := channel.assembler.clear():
+            if channel.assembler.partial:
+                lost = channel.assembler.clear()
                 raise RemoteProtocolError(
-                    f"the partition of producer {channel.producer} ended in the middle of an element of "
-                    f"{lost} rows"
+                    f"the partition of producer {channel.producer} ended in the middle of an element: "
+                    f"{lost} rows are lost"
                 )
             channel.ended = True
             self._give_back(event)

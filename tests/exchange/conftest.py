@@ -142,13 +142,14 @@ class Setup:
         return rows
 
     @staticmethod
-    def arrive(channel: InputChannel, data: bytes, backlog: int = 0) -> None:
+    def arrive(channel: InputChannel, data: bytes, backlog: int = 0, rows: int = 1) -> None:
         """A data buffer of the network; its producer has heard of all credit."""
         consumer = consumer_of(channel)
         if consumer.credit.received == consumer.credit.granted:
             consumer.credit.take_unannounced()
         flags = BufferFlags.STARTS | BufferFlags.ENDS
-        header = BufferHeader(consumer.id, consumer.expected, backlog, DataType.DATA, flags, 0, 1, len(data))
+        at, size = consumer.expected, len(data)
+        header = BufferHeader(consumer.id, at, backlog, DataType.DATA, flags, 0, rows, size)
         consumer.begin(header)[:] = data
         consumer.end()
 

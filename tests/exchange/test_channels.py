@@ -411,11 +411,19 @@ class AnyOrder(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.exchange = Exchange(channels=2)
+        self.ended: set[int] = set()
 
     @rule(number=NUMBERS, size=st.sampled_from([1, 40, 90, 3 * SEGMENT_BYTES]))
     def write(self, number: int, size: int) -> None:
-        if self.exchange.output.maximum - self.exchange.output.in_use > 6:
+        output = self.exchange.output
+        if number not in self.ended and output.maximum - output.in_use > 6:
             self.exchange.write(number, size)
+
+    @rule(number=NUMBERS)
+    def end(self, number: int) -> None:
+        if number not in self.ended:
+            self.ended.add(number)
+            self.exchange.partitions[number].broadcast_event(EventKind.END_OF_PARTITION)
 
     @rule(number=NUMBERS)
     def flush(self, number: int) -> None:
@@ -483,7 +491,14 @@ class AnyOrder(RuleBasedStateMachine):
             assert all(one < other for one, other in zip(read, read[1:], strict=False))
 
     def teardown(self) -> None:
-        self.exchange.close()
+        exchange = self.exchange
+        for channel in exchange.channels:
+            channel.detach()
+        exchange.poll_all()
+        for channel, read in zip(exchange.channels, exchange.read, strict=True):
+            received = sum(a.rows_received for a in exchange.attachments if a.channel is channel)
+            assert received == len(read) + channel.rows_incomplete
+        exchange.close()
         self.exchange.network.validate()
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from minishuffle.errors import PeerLost, RemoteProtocolError
 from minishuffle.exchange.channels import Attached, LocalBuffer
+from minishuffle.exchange.elements import ELEMENT_HEADER
 from minishuffle.wire.frames import EventKind
 from support.interleave import interleaved
 from support.links import consumer_of
@@ -207,6 +208,30 @@ def test_the_gate_is_finished_when_every_channel_is(make_setup: type[Setup]) -> 
     setup.arrive_event(setup.remotes[1], EventKind.END_OF_PARTITION)
     assert setup.rows() == ["late"]
     assert setup.gate.finished
+
+
+@pytest.mark.parametrize("size", [1, ELEMENT_HEADER.size - 1, ELEMENT_HEADER.size, ELEMENT_HEADER.size + 1])
+def test_an_end_in_the_middle_of_an_element_names_the_rows_that_are_lost(
+    make_setup: type[Setup], size: int
+) -> None:
+    setup = make_setup(remote=1)
+    (channel,) = setup.remotes
+    setup.arrive(channel, setup.element(["whole"]) + setup.element(["a", "b"])[:size], rows=3)
+    setup.arrive_event(channel, EventKind.END_OF_PARTITION)
+    assert setup.gate.poll() is not None
+    with pytest.raises(RemoteProtocolError, match="ended in the middle of an element: 2 rows are lost"):
+        setup.gate.poll()
+
+
+@pytest.mark.parametrize("size", [1, ELEMENT_HEADER.size + 1])
+def test_half_an_element_before_a_new_attachment_is_counted(make_setup: type[Setup], size: int) -> None:
+    setup = make_setup(remote=1)
+    (channel,) = setup.remotes
+    setup.arrive(channel, setup.element(["whole"]) + setup.element(["a", "b"])[:size], rows=3)
+    setup.request(channel, generation=2)
+    setup.arrive(channel, setup.element(["again"]))
+    assert setup.rows() == ["whole", "again"]
+    assert channel.rows_incomplete == 2
 
 
 @pytest.mark.parametrize(

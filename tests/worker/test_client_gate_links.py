@@ -269,7 +269,7 @@ def test_an_end_in_the_middle_of_an_element_is_an_error_of_the_task(reading: Rea
     program.send_half(["half"])
     program.finish()
     program.exchange()
-    with pytest.raises(RemoteProtocolError, match="ended in the middle of an element of 1 rows"):
+    with pytest.raises(RemoteProtocolError, match="ended in the middle of an element: 1 rows are lost"):
         reading.rows()
 
 
