@@ -67,6 +67,9 @@ class DataLink(asyncio.BufferedProtocol):
         self._flush_scheduled = False
         self._in_transport: list[Outgoing] = []
         self._error: ShuffleError | None = None
+        """Why the connection ends; without a traceback, whose frames would keep this link alive."""
+        self._silent = True
+        """The peer has said nothing at all."""
         self._lost = False
         self._timer: asyncio.TimerHandle | None = None
         """During the handshake its time-out, then for the connection's next deadline."""
@@ -79,6 +82,16 @@ class DataLink(asyncio.BufferedProtocol):
         peer = self._handshake.peer
         assert peer is not None
         return peer
+
+    def check_established(self) -> None:
+        """Raises why the handshake failed, once: its traceback has frames that refer to this link."""
+        if self.established or self._error is None:
+            return
+        error, self._error = self._error, None
+        try:
+            raise error
+        finally:
+            del error
 
     # --- asyncio's side -------------------------------------------------------------------------
 
@@ -108,7 +121,7 @@ class DataLink(asyncio.BufferedProtocol):
                 self.connection.receive(self._scratch[:nbytes], self._loop.time())
         except RemoteProtocolError as error:
             self._endpoint.handler.refused("malformed", str(error), self.remote)
-            self.abort(error)
+            self.abort(error.with_traceback(None))
             return
         if self.established:
             self._after_step()
@@ -133,12 +146,16 @@ class DataLink(asyncio.BufferedProtocol):
             self._endpoint.handler.link_down(self, error)
         else:
             self._endpoint.closed(self)
+            if self._error is None:
+                self._left_early()
         if not self.done.done():
-            if self._error is not None:
-                self.done.set_exception(self._error)
-            else:
-                self.done.set_exception(PeerLost(f"{self.remote} closed the connection during the handshake"))
-            self.done.exception()
+            self.done.set_result(None)
+
+    def _left_early(self) -> None:
+        self._error = PeerLost(f"{self.remote} closed the connection during the handshake")
+        # One that said nothing at all only looked whether the port is open.
+        if not (self._dialer or self._silent):
+            self._endpoint.handler.refused("peer", str(self._error), self.remote)
 
     def pause_writing(self) -> None:
         self._paused = True
@@ -173,11 +190,12 @@ class DataLink(asyncio.BufferedProtocol):
     def _receive_handshake(self, data: memoryview) -> None:
         counters = self._endpoint.counters
         counters.bytes_in += len(data)
+        self._silent = False
         try:
             self._send_handshake(self._handshake.receive(data))
         except HandshakeRefused as refusal:
             self._send_handshake(refusal.farewell)
-            self._refuse(refusal.reason, str(refusal), refusal)
+            self._refuse(refusal.reason, str(refusal), refusal.with_traceback(None))
             return
         if self._handshake.peer is None:
             return
@@ -343,6 +361,7 @@ class DataEndpoint:
                     address.port,
                 )
                 await asyncio.shield(link.done)
+                link.check_established()
         except (OSError, TimeoutError) as error:
             why = unreachable(address, self.handshake_seconds, error)
             raise PeerLost(f"worker {worker} cannot be reached: {why}") from error

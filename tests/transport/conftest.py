@@ -57,6 +57,10 @@ class Handler:
     def reasons(self) -> list[str]:
         return [reason for reason, _, _ in self.refusals]
 
+    def forget(self) -> None:
+        for kept in (self.up, self.down, self.refusals, self.events):
+            kept.clear()
+
     def authorize(self, peer: Identity) -> str | None:
         return self.unwelcome
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -10,8 +13,9 @@ import pytest
 
 from minishuffle import limits
 from minishuffle.errors import PeerLost, RemoteProtocolError
+from minishuffle.transport.tcp import DataLink
 from minishuffle.wire.frames import FRAME_HEADER, FrameType, Hello, PartitionRequest, Ping, Role, encode_frame
-from minishuffle.wire.handshake import Handshake, Identity
+from minishuffle.wire.handshake import Handshake, HandshakeRefused, Identity
 
 if TYPE_CHECKING:
     from conftest import Site
@@ -122,5 +126,83 @@ def test_a_frame_may_come_byte_by_byte(run_site: RunSite) -> None:
         await site.until(lambda: site.handler.events)
         answer = await peer.reader.readexactly(FRAME_HEADER.size)
         assert FRAME_HEADER.unpack(answer)[1:] == (FrameType.ERROR, 0x8000_0001)
+
+    run_site(scenario)
+
+
+async def refused_in_every_way(site: Site) -> None:
+    """Garbage, silence, and peers that leave; before the handshake is complete and after it."""
+    proved = len(site.handler.down) + 2
+    for data in (*MALFORMED.values(), b"", encode_frame(Hello(Role.WORKER, "test", 7, 7, 2, bytes(32)))[:20]):
+        peer = await site.peer()
+        peer.send(data)
+        if data in MALFORMED.values():
+            await peer.until_closed()
+        await peer.close()
+    for data in (MALFORMED["garbage"], b""):
+        peer = await site.peer()
+        await peer.prove(worker(7))
+        peer.send(data)
+        if data:
+            await peer.until_closed()
+        await peer.close()
+    with pytest.raises(HandshakeRefused):
+        await site.dial(secret=b"another")
+    await site.until(lambda: not site.endpoints[0]._unproven and len(site.handler.down) == proved)
+
+
+def alive() -> list[object]:
+    return [thing for thing in gc.get_objects() if isinstance(thing, DataLink | Handshake)]
+
+
+def test_what_was_refused_leaves_nothing_behind(run_site: RunSite) -> None:
+    """Without the garbage collector, which workers hardly ever let run."""
+
+    async def scenario(site: Site) -> None:
+        await refused_in_every_way(site)
+        site.handler.forget()
+        site.dialing.forget()
+        gc.collect()
+        before = alive()
+        gc.disable()
+        try:
+            for _ in range(5):
+                await refused_in_every_way(site)
+                site.handler.forget()
+            await asyncio.sleep(0)
+            left = [thing for thing in alive() if not any(thing is known for known in before)]
+        finally:
+            gc.enable()
+        assert left == []
+
+    run_site(scenario)
+
+
+@pytest.mark.parametrize("said", [0, 20, -1], ids=["nothing", "half a Hello", "no proof"])
+def test_a_peer_that_leaves_in_the_middle_of_its_handshake_is_counted(run_site: RunSite, said: int) -> None:
+    async def scenario(site: Site) -> None:
+        peer = await site.peer()
+        hello = encode_frame(Hello(Role.WORKER, "test", 7, 7, 2, bytes(32)))
+        if said:
+            peer.send(hello[:said] if said > 0 else hello)
+        if said < 0:
+            await peer.reader.readexactly(FRAME_HEADER.size)
+        await site.until(lambda: site.endpoints[0]._unproven)
+        remote = "{}:{}".format(*peer.writer.get_extra_info("sockname"))
+        await peer.close()
+        await site.until(lambda: not site.endpoints[0]._unproven)
+        # One that said nothing at all only looked whether the port is open.
+        text = f"{remote} closed the connection during the handshake"
+        assert site.handler.refusals == ([("peer", text, remote)] if said else [])
+
+    run_site(scenario)
+
+
+def test_a_refusal_is_counted_once(run_site: RunSite) -> None:
+    async def scenario(site: Site) -> None:
+        await refused_in_every_way(site)
+        reasons = Counter(site.handler.reasons)
+        assert reasons == {"malformed": len(MALFORMED) + 1, "peer": 1, "secret": 1}
+        assert site.dialing.reasons == ["secret"]
 
     run_site(scenario)
