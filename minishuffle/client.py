@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 import sys
 import time
 from collections.abc import Iterator
@@ -24,6 +26,7 @@ from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import (
     Accepted,
     CancelJob,
+    CancelSubmission,
     ClusterStatus,
     ControlMessage,
     ErrorInfo,
@@ -49,7 +52,7 @@ if TYPE_CHECKING:
     from minishuffle.dataflow.graph import JobSettings
     from minishuffle.dataflow.stream import Stream
 
-__all__ = ["Client", "JobHandle", "JobResult", "SinkResult"]
+__all__ = ["Client", "JobHandle", "JobResult", "SinkResult", "new_submission"]
 
 LONG_POLL_SECONDS = 5.0
 OVER = frozenset({"finished", "failed", "canceled"})
@@ -189,6 +192,11 @@ def failure_text(info: JobInfo) -> str:
     return f"{text}\n{cause.traceback.rstrip()}" if cause.traceback.strip() else text
 
 
+def new_submission() -> str:
+    """An id for a submission that no other has."""
+    return secrets.token_hex(16)
+
+
 class Client:
     """A connection to the coordinator of a cluster; connects at first use, one thread at a time.
 
@@ -258,8 +266,13 @@ class Client:
         name: str = "job",
         parallelism: int | None = None,
         settings: JobSettings | None = None,
+        submission: str = "",
     ) -> JobHandle:
         """Compile and start a job.
+
+        ``submission`` is an id of :func:`new_submission`, with which :meth:`cancel_submission` cancels the
+        job also before its answer is there. If that does not come, or a signal ends the wait for it, the job
+        is cancelled here.
 
         ``parallelism`` is for the operators that do not say their own; by default the number of
         workers alive, so that every worker takes part and their other slots stay free.
@@ -277,8 +290,17 @@ class Client:
             parallelism = max(1, sum(worker.state == "alive" for worker in self.status().workers))
         graph = compile_job(stream, parallelism=parallelism, settings=settings)
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
-        request = SubmitJob(name=name, python=python, graph=graph.to_bytes())
-        accepted = self.request(request, Accepted)
+        submission = submission or new_submission()
+        request = SubmitJob(name=name, python=python, graph=graph.to_bytes(), submission=submission)
+        self._connected()
+        try:
+            accepted = self.request(request, Accepted)
+        except BaseException as error:
+            # An answer, also one that refuses, says what became of the job; here nobody knows.
+            if isinstance(error, PeerLost) or not isinstance(error, Exception):
+                with contextlib.suppress(ShuffleError):
+                    self.cancel_submission(submission)
+            raise
         return JobHandle(self, accepted.job, name, parallelism)
 
     def jobs(self) -> list[JobInfo]:
@@ -305,6 +327,11 @@ class Client:
             UsageError: it is over already.
         """
         self.request(CancelJob(job=job), Accepted)
+
+    def cancel_submission(self, submission: str) -> str:
+        """Cancel the job of a submission, if need be before it arrives; gives the job's id, or an empty text
+        if there is no job."""
+        return self.request(CancelSubmission(submission=submission), Accepted).job
 
     def status(self) -> ClusterStatus:
         """Workers with their connections, and jobs."""

@@ -12,6 +12,7 @@ from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import (
     PeerLost,
     RemoteProtocolError,
+    ResourceExhausted,
     TaskCancelled,
     TaskFailed,
     UnknownName,
@@ -21,6 +22,7 @@ from minishuffle.exchange.elements import pack_rows
 from minishuffle.wire.messages import (
     Accepted,
     CancelJob,
+    CancelSubmission,
     ControlMessage,
     ErrorInfo,
     GetEvents,
@@ -31,6 +33,7 @@ from minishuffle.wire.messages import (
     JobLogs,
     JobRows,
     ShowJob,
+    SubmitJob,
     TaskInfo,
     WaitJob,
 )
@@ -210,6 +213,40 @@ def test_an_interrupted_request_leaves_no_reply_behind(link: type[ScriptedLink])
         client.job("j1")
     client.cancel("j1")
     assert (link.opened, link.closed) == (2, 1)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), PeerLost("no answer in time")])
+def test_a_submission_whose_answer_does_not_come_is_cancelled_by_its_id(
+    link: type[ScriptedLink], error: BaseException
+) -> None:
+    asked: list[ControlMessage] = []
+
+    def answer(message: ControlMessage) -> ControlMessage:
+        asked.append(message)
+        if isinstance(message, SubmitJob):
+            raise error
+        return Accepted(job="j1")
+
+    link.answer = staticmethod(answer)  # type: ignore[assignment]
+    with pytest.raises(type(error)):
+        connect().submit(Stream.items([1]).collect(), parallelism=1)
+    submitted, cancelled = asked
+    assert isinstance(submitted, SubmitJob) and len(submitted.submission) >= 16
+    assert cancelled == CancelSubmission(submission=submitted.submission)
+    assert (link.opened, link.closed) == (2, 1), "over a new connection: the old one may still answer"
+
+
+def test_a_submission_that_is_refused_needs_no_cancel(link: type[ScriptedLink]) -> None:
+    asked: list[ControlMessage] = []
+
+    def answer(message: ControlMessage) -> ControlMessage:
+        asked.append(message)
+        raise ResourceExhausted("not enough slots")
+
+    link.answer = staticmethod(answer)  # type: ignore[assignment]
+    with pytest.raises(ResourceExhausted, match="not enough slots"):
+        connect().submit(Stream.items([1]).collect(), parallelism=1)
+    assert len(asked) == 1
 
 
 def test_a_reply_of_another_kind_is_a_protocol_error(link: type[ScriptedLink]) -> None:

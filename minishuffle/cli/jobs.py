@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -11,9 +11,9 @@ import click
 from minishuffle.cli import tables
 from minishuffle.cli.loading import Job, load_job
 from minishuffle.cli.session import Session, json_option, late_global_options, print_json, session_of
-from minishuffle.client import JobHandle, JobResult
+from minishuffle.client import Client, JobHandle, JobResult, new_submission
 from minishuffle.dataflow.compile import compile_job
-from minishuffle.errors import TaskFailed, UsageError
+from minishuffle.errors import ShuffleError, TaskFailed, UsageError
 from minishuffle.limits import PARALLELISM_MAX
 from minishuffle.wire.messages import JobEvent
 
@@ -65,10 +65,16 @@ def submit(
     stream = found.build(settings)
     session = session_of(context)
     with session.client() as client:
-        handle = client.submit(stream, name=found.name if name is None else name, parallelism=parallelism)
+
+        def start(submission: str) -> JobHandle:
+            label = found.name if name is None else name
+            return client.submit(stream, name=label, parallelism=parallelism, submission=submission)
+
         if wait:
-            _wait(handle, as_json)
-        elif as_json:
+            _run_and_wait(client, start, as_json)
+            return
+        handle = start(new_submission())
+        if as_json:
             print_json({"job": handle.id, "name": handle.name, "parallelism": handle.parallelism})
         else:
             _tell_submitted(session, handle)
@@ -80,23 +86,38 @@ def _tell_submitted(session: Session, handle: JobHandle) -> None:
     click.echo(f"next: {command} show {handle.id}, {command} logs {handle.id}, {command} cancel {handle.id}")
 
 
-def _wait(handle: JobHandle, as_json: bool) -> None:
+def _run_and_wait(client: Client, start: Callable[[str], JobHandle], as_json: bool) -> None:
+    """Submit a job and wait for its end; ``start`` gets the submission's id."""
+    submission = new_submission()
     try:
+        handle = start(submission)
         if not as_json:
             click.echo(f"job {handle.id} ({handle.name}) runs, parallelism {handle.parallelism}", err=True)
-        result = handle.wait()
-    except TaskFailed:
-        if as_json:
-            print_json(tables.job_map(handle.info()))
-        raise
+        try:
+            result = handle.wait()
+        except TaskFailed:
+            if as_json:
+                print_json(tables.job_map(handle.info()))
+            raise
     except Exception:  # Somebody else cancelled it, or its cluster is gone.
         raise
-    except BaseException:  # Ctrl-C or SIGTERM.
-        click.echo(f"cancelling job {handle.id} …", err=True)
-        with contextlib.suppress(UsageError):  # It ended just now.
-            handle.cancel()
-        handle.wait_until_over(CANCEL_SECONDS)
+    except BaseException:  # Ctrl-C or SIGTERM, at any time.
+        _cancel_submission(client, submission)
         raise
+    _show_result(result, as_json)
+
+
+def _cancel_submission(client: Client, submission: str) -> None:
+    click.echo("cancelling the job …", err=True)
+    try:
+        job = client.cancel_submission(submission)
+        if job:
+            client.handle(job).wait_until_over(CANCEL_SECONDS)
+    except (ShuffleError, TimeoutError) as error:
+        click.echo(f"the job may still run: {error}; see 'minishuffle jobs list'", err=True)
+
+
+def _show_result(result: JobResult, as_json: bool) -> None:
     if as_json:
         print_json(_as_map(result))
         return

@@ -280,9 +280,12 @@ class Job:
         placement: Placement,
         segments: Mapping[int, int],
         at: float,
+        submission: str = "",
     ) -> None:
         self.id = job
         self.name = name
+        self.submission = submission
+        """The id that the client gave its submission; may be empty."""
         self.placement = placement
         """Worker of each slot, lost ones included."""
         self.state = "created"
@@ -555,6 +558,10 @@ class JobTable(dict[str, Job]):
         there = f"the latest are {', '.join(known)}" if known else "none was submitted yet"
         shown = name[: limits.NAME_BYTES_MAX]
         raise UnknownName(f"there is no job {shown!r}; {there} ('minishuffle jobs list' shows all)")
+
+    def submitted(self, submission: str) -> Job | None:
+        """The job of a submission with that id."""
+        return next((job for job in self.values() if submission and job.submission == submission), None)
 
     def active(self) -> list[Job]:
         return [job for job in self.values() if not job.over]

@@ -28,12 +28,13 @@ from minishuffle.coordinator.status import CoordinatorFacts, cluster_status, coo
 from minishuffle.coordinator.workers import Worker, WorkerRegistry
 from minishuffle.counters import CoordinatorSnapshot
 from minishuffle.dataflow.graph import JobGraph, Placement
-from minishuffle.errors import PeerLost, ShuffleError, UsageError
+from minishuffle.errors import PeerLost, ShuffleError, TaskCancelled, UsageError
 from minishuffle.wire.clients import ResultExpected, UpstreamExpected, WriteEnded
 from minishuffle.wire.messages import (
     Accepted,
     AskDial,
     CancelJob,
+    CancelSubmission,
     CancelTasks,
     Collected,
     ControlMessage,
@@ -215,6 +216,11 @@ class _Submission:
     request: int
     name: str
     graph: JobGraph
+    submission: str
+
+
+WITHDRAWN_KEPT: Final = 1_024
+"""Ids of submissions that were cancelled before they had a job."""
 
 
 class CoordinatorState:
@@ -237,6 +243,8 @@ class CoordinatorState:
         self._submitted = jobs_submitted
         self._submissions: deque[_Submission] = deque()
         """In the order of their Journal instructions."""
+        self._withdrawn: dict[str, None] = {}
+        """The last submissions that were cancelled before they had a job."""
         self._workers = WorkerRegistry(settings, facts.python)
         self._jobs = JobTable()
         self._polls = LongPolls()
@@ -436,6 +444,8 @@ class CoordinatorState:
                 reply = self._jobs.named(name).info(results=True)
             case CancelJob(job=name):
                 reply = self._cancel(self._jobs.named(name), now)
+            case CancelSubmission(submission=submission):
+                reply = self._cancel_submission(submission, now)
             case GetStatus():
                 jobs = list(self._jobs.values())
                 reply = cluster_status(self._facts, self.web_port, self._workers, jobs, now)
@@ -455,6 +465,15 @@ class CoordinatorState:
         self._touch(job)
         return Accepted(job=job.id)
 
+    def _cancel_submission(self, submission: str, now: float) -> Accepted:
+        job = self._jobs.submitted(submission)
+        if job is not None:
+            return Accepted(job=job.id) if job.over else self._cancel(job, now)
+        self._withdrawn[submission] = None
+        while len(self._withdrawn) > WITHDRAWN_KEPT:
+            del self._withdrawn[next(iter(self._withdrawn))]
+        return Accepted()
+
     def _require_up(self) -> None:
         if self._orderly_stop.phase != "up":
             raise UsageError("the cluster is being shut down: start it again with 'minishuffle cluster up'")
@@ -462,11 +481,19 @@ class CoordinatorState:
     # --- submission ------------------------------------------------------------------------------
 
     def _submit(self, link: int, request: int, message: SubmitJob) -> None:
-        """Have a job that fits journaled, or raise."""
+        """Have a job that fits journaled, or raise; what was accepted before is answered alike."""
+        if (job := self._jobs.submitted(message.submission)) is not None:
+            self._out.append(Reply(link, request, Accepted(job=job.id)))
+            return
+        self._require_wanted(message.submission)
         graph = checked_graph(message, self._facts.python)
         self._admit(graph)
-        self._submissions.append(_Submission(link, request, message.name, graph))
+        self._submissions.append(_Submission(link, request, message.name, graph, message.submission))
         self._out.append(Journal(self._submitted + len(self._submissions)))
+
+    def _require_wanted(self, submission: str) -> None:
+        if submission in self._withdrawn:
+            raise TaskCancelled("the submission was cancelled: submit the job again")
 
     def _admit(self, graph: JobGraph) -> tuple[Placement, dict[int, int]]:
         """Raises ShuffleError: the job does not fit."""
@@ -477,10 +504,21 @@ class CoordinatorState:
 
     def _start(self, submission: _Submission, now: float) -> Accepted:
         """Send a job to its workers, or raise and leave nothing behind: it may fit no more."""
+        if (known := self._jobs.submitted(submission.submission)) is not None:
+            return Accepted(job=known.id)
+        self._require_wanted(submission.submission)
         graph = submission.graph
         placement, segments = self._admit(graph)
         self._submitted += 1
-        job = Job(f"j{self._submitted}", submission.name, graph, placement, segments, self._wall(now))
+        job = Job(
+            f"j{self._submitted}",
+            submission.name,
+            graph,
+            placement,
+            segments,
+            self._wall(now),
+            submission.submission,
+        )
         self._jobs[job.id] = job
         self._streams.add(job, graph)
         self._results.add(job, graph)

@@ -314,12 +314,17 @@ class Shutdown(ControlMessage):
 
 
 class SubmitJob(ControlMessage):
-    """``graph`` is ``dataflow.graph.JobGraph.to_bytes()``."""
+    """``graph`` is ``dataflow.graph.JobGraph.to_bytes()``.
+
+    ``submission`` is an id that the client made, or empty: as long as its job is known, the same id is
+    answered with that job and starts no other.
+    """
 
     type: Literal["submit"] = "submit"
     name: str
     python: str
     graph: bytes
+    submission: str = ""
 
 
 class ListJobs(ControlMessage):
@@ -334,6 +339,14 @@ class ShowJob(ControlMessage):
 class CancelJob(ControlMessage):
     type: Literal["cancel_job"] = "cancel_job"
     job: str
+
+
+class CancelSubmission(ControlMessage):
+    """Cancel the job of a submission; one that has not arrived yet will be refused. Answered with Accepted,
+    whose ``job`` is empty if there is no job."""
+
+    type: Literal["cancel_submission"] = "cancel_submission"
+    submission: str
 
 
 class GetEvents(ControlMessage):

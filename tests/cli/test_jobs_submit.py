@@ -1,14 +1,15 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
 
-from minishuffle.cli.jobs import _wait
+from minishuffle.cli.jobs import _run_and_wait
 from minishuffle.cli.main import Terminated
 from minishuffle.config import create_secret
-from minishuffle.errors import PeerLost, UsageError
+from minishuffle.errors import PeerLost
 
 Run = Callable[..., Result]
 
@@ -64,36 +65,61 @@ def test_an_empty_name_is_refused(run: Run, own_state: Path) -> None:
     assert "a job's name has 1 to 128 bytes, all printable, not ''" in result.stderr
 
 
-class Waited:
-    """A job's handle whose wait ends with ``error``; notes what is asked of it."""
+class Cluster:
+    """A client whose job ends with ``error`` where ``at`` says; notes what is asked of it."""
 
     id, name, parallelism = "j1", "endless", 1
 
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
+    def __init__(self, error: BaseException, at: str = "wait") -> None:
+        self.error, self.at = error, at
+        self.submission = ""
         self.asked: list[str] = []
+
+    def submit(self, submission: str) -> Any:
+        self.submission = submission
+        if self.at == "submit":
+            raise self.error
+        return self
 
     def wait(self) -> None:
         raise self.error
 
-    def cancel(self) -> None:
+    def cancel_submission(self, submission: str) -> str:
+        assert submission == self.submission
         self.asked.append("cancel")
-        raise UsageError("it is over already")
+        if self.at == "cancel":
+            raise PeerLost("gone")
+        return "" if self.at == "submit" else "j1"
+
+    def handle(self, job: str) -> Any:
+        assert job == "j1"
+        return self
 
     def wait_until_over(self, seconds: float) -> None:
         self.asked.append("wait until over")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), Terminated()])
-def test_a_wait_that_a_signal_ends_cancels_the_job(error: BaseException) -> None:
-    handle = Waited(error)
+@pytest.mark.parametrize(("at", "asked"), [("wait", ["cancel", "wait until over"]), ("submit", ["cancel"])])
+def test_a_signal_at_any_time_cancels_the_job(error: BaseException, at: str, asked: list[str]) -> None:
+    cluster = Cluster(error, at)
     with pytest.raises(type(error)):
-        _wait(handle, as_json=True)  # type: ignore[arg-type]
-    assert handle.asked == ["cancel", "wait until over"]
+        _run_and_wait(cluster, cluster.submit, as_json=True)  # type: ignore[arg-type]
+    assert cluster.asked == asked
+    assert cluster.submission
+
+
+def test_a_cancel_that_is_not_answered_is_said_and_the_signal_still_ends_the_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cluster = Cluster(KeyboardInterrupt(), "cancel")
+    with pytest.raises(KeyboardInterrupt):
+        _run_and_wait(cluster, cluster.submit, as_json=True)  # type: ignore[arg-type]
+    assert "the job may still run: gone; see 'minishuffle jobs list'" in capsys.readouterr().err
 
 
 def test_a_wait_that_loses_the_cluster_asks_it_nothing_more() -> None:
-    handle = Waited(PeerLost("gone"))
+    cluster = Cluster(PeerLost("gone"))
     with pytest.raises(PeerLost, match="gone"):
-        _wait(handle, as_json=True)  # type: ignore[arg-type]
-    assert handle.asked == []
+        _run_and_wait(cluster, cluster.submit, as_json=True)  # type: ignore[arg-type]
+    assert cluster.asked == []
