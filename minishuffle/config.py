@@ -48,7 +48,7 @@ class ClusterSettings(BaseSettings):
         limits.SEGMENT_BYTES_DEFAULT, ge=limits.SEGMENT_BYTES_MIN, le=limits.SEGMENT_BYTES_MAX
     )
     network_memory_bytes: int = Field(limits.NETWORK_MEMORY_BYTES_DEFAULT, ge=64 * 1024)
-    slots: int = Field(2, ge=1, le=1024)
+    slots: int = Field(2, ge=1, le=limits.SLOTS_MAX)
     heartbeat_interval: float = Field(0.5, gt=0)
     heartbeat_timeout: float = Field(10.0, gt=0)
     """At least five times the loop's p99 lag with eight busy threads; see the README."""

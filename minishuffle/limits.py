@@ -17,6 +17,14 @@ SEGMENT_HEADROOM_BYTES: Final = 64
 DATA_FRAME_BYTES_MAX: Final = SEGMENT_BYTES_MAX + SEGMENT_HEADROOM_BYTES
 CONTROL_FRAME_BYTES_MAX: Final = 64 * MIB
 """Control messages carry pickled functions and collected rows."""
+MESSAGE_VALUES_MAX: Final = 524_288
+"""Of a control message to the coordinator: entries of all its arrays and maps together."""
+MESSAGE_KEYS_MAX: Final = 64
+"""Of one map by name in a control message, such as the message itself."""
+MESSAGE_TEXT_BYTES_MAX: Final = MIB
+"""Of one text in a control message."""
+MESSAGE_NAME_CHARS_MAX: Final = 1_024
+"""Of a name in a control message that the coordinator keeps: of a host, a version, a state."""
 HANDSHAKE_FRAME_BYTES_MAX: Final = 512
 """Before a peer has proved the secret, nothing longer is accepted."""
 NAME_BYTES_MAX: Final = 128
@@ -39,6 +47,10 @@ TASK_UNSENT_BYTES_MAX: Final = MIB
 waits."""
 LOG_MESSAGE_BYTES: Final = 64 * KIB
 """Log lines that go out together."""
+MESSAGES_PER_TURN_MAX: Final = 16
+"""Control messages of one link that are dealt with before other links have their turn."""
+LINK_REQUESTS_MAX: Final = 64
+"""Requests of one control link that wait: for something new of a job, or for a worker's answer."""
 CLOSE_SECONDS_MAX: Final = 5.0
 """How long a control link that is being closed may take to send what it still holds."""
 CHANNELS_PER_CONNECTION_MAX: Final = 65_536
@@ -70,6 +82,8 @@ SPILL_ELEMENT_BYTES: Final = 16 * MIB
 
 # --- jobs -------------------------------------------------------------------------------------
 PARALLELISM_MAX: Final = 32_768
+SLOTS_MAX: Final = 1_024
+"""Of a worker."""
 BATCH_ROWS_MAX: Final = 65_536
 DURATION_MAX: Final = timedelta(days=36_500)
 """Longest of windows, delays and the like: a hundred years, far from where the arithmetic of moments ends."""

@@ -26,6 +26,7 @@ from minishuffle.cli.session import (
 )
 from minishuffle.config import ClusterSettings
 from minishuffle.errors import UnknownName
+from minishuffle.wire.messages import WORKER_NUMBER_MAX
 
 __all__ = ["coordinator", "worker"]
 
@@ -57,7 +58,11 @@ def process_options(command: Any) -> Any:
 
 @worker.command("start")
 @click.option(
-    "--id", "number", type=click.IntRange(min=0), default=0, help="Worker id; 0 takes any free one."
+    "--id",
+    "number",
+    type=click.IntRange(0, WORKER_NUMBER_MAX),
+    default=0,
+    help="Worker id; 0 takes any free one.",
 )
 @process_options
 @click.pass_context

@@ -7,7 +7,7 @@ subtask whether its partitions are complete, and ends a bounded stream.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,7 +15,15 @@ from minishuffle import limits
 from minishuffle.coordinator.instructions import Instruction, Reply
 from minishuffle.coordinator.jobs import Job, JobTable
 from minishuffle.dataflow.graph import JobGraph
-from minishuffle.errors import InvalidGraph, PeerLost, ShuffleError, UnknownName, UsageError, error_from_code
+from minishuffle.errors import (
+    InvalidGraph,
+    PeerLost,
+    ResourceExhausted,
+    ShuffleError,
+    UnknownName,
+    UsageError,
+    error_from_code,
+)
 from minishuffle.wire.clients import (
     AbortWrite,
     CommitResult,
@@ -245,6 +253,7 @@ class Results:
         return at
 
     def _open(self, link: int, request: int, result: _Result, message: OpenResult) -> None:
+        _require_room(link, self._pending.values())
         self._check_subtask(result, message.subtask)
         worker = self._worker(result, message.subtask)
         ticket = next(self.tickets)
@@ -325,6 +334,14 @@ class Results:
             for result in found.values():
                 assert all(len(ends) <= BATCHES_REPLAYABLE + 1 for ends in result.commits)
                 assert result.dropped == (result.job.over and result.job.id not in self._over)
+
+
+def _require_room(link: int, pending: Iterable[_PendingRead | _PendingWrite]) -> None:
+    """Raises ResourceExhausted: too many requests of the link wait for workers."""
+    if sum(waiting.link == link for waiting in pending) >= limits.LINK_REQUESTS_MAX:
+        raise ResourceExhausted(
+            f"{limits.LINK_REQUESTS_MAX} requests of this client wait for answers of workers: wait for them"
+        )
 
 
 def _failure(pending: _PendingRead, error: ShuffleError) -> Reply:
@@ -440,6 +457,7 @@ class Streams:
 
     def request(self, link: int, request: int, message: StreamRequest, at: float) -> list[Instruction]:
         """Raises ShuffleError: the request cannot be granted."""
+        _require_room(link, self._pending.values())
         stream = self._stream(message.stream)
         match message:
             case DescribeStream():

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 from minishuffle import limits
@@ -54,13 +55,15 @@ __all__ = ["JOBS_KEPT", "JOB_OVER", "Job", "JobTable", "History", "TASK_OVER"]
 
 TEXT_CHARS_MAX = 1_000
 """Of an event."""
+REPLY_EVENTS_MAX = 1_000
+"""In one reply; the client asks for the next ones."""
 REPLY_BYTES_MAX = 16 * limits.MIB
 """Of collected rows in one reply, unless a single batch is longer."""
 
 _FOLLOWS = frozenset({PeerLost.code, PartitionNotFound.code, TaskCancelled.code})
 
 assert 4 * limits.LOG_LINE_CHARS_MAX * limits.JOB_LOG_LINES_KEPT < limits.CONTROL_FRAME_BYTES_MAX
-assert 4 * TEXT_CHARS_MAX * limits.JOB_EVENTS_KEPT < limits.CONTROL_FRAME_BYTES_MAX
+assert 4 * TEXT_CHARS_MAX * REPLY_EVENTS_MAX < limits.CONTROL_FRAME_BYTES_MAX
 
 
 class History:
@@ -168,7 +171,8 @@ class History:
 
     def events_after(self, number: int, over: bool) -> JobEvents:
         new = max(0, min(self._event_number - number, len(self._events)))
-        return JobEvents(events=list(self._events)[len(self._events) - new :], over=over)
+        first = len(self._events) - new
+        return JobEvents(events=list(islice(self._events, first, first + REPLY_EVENTS_MAX)), over=over)
 
     def logs_after(self, number: int, over: bool) -> JobLogs:
         """``number`` counts the lines that the caller has had."""

@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
+from minishuffle import limits
 from minishuffle.config import ClusterSettings
 from minishuffle.coordinator.clients import ResultRequest, Results, StreamRequest, Streams
 from minishuffle.coordinator.instructions import CloseLink, Instruction, Journal, Reply, SendToWorker, Stopped
@@ -87,7 +88,7 @@ class _Poll:
 
 
 class LongPolls:
-    """The requests that wait, by job. Invariant: at most POLLS_MAX."""
+    """The requests that wait, by job. Invariant: at most POLLS_MAX, and LINK_REQUESTS_MAX of each link."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, list[_Poll]] = {}
@@ -95,8 +96,11 @@ class LongPolls:
     def ask(self, link: int, request: int, message: PollRequest, job: Job, now: float) -> list[Reply]:
         """Answer at once, or wait for at most ``wait_seconds`` of the message."""
         poll = _Poll(link, request, message, now + min(message.wait_seconds, WAIT_SECONDS_MAX))
-        count = sum(map(len, self._waiting.values()))
-        if _ready(message, job) or now >= poll.deadline or count >= POLLS_MAX:
+        polls = [poll for polls in self._waiting.values() for poll in polls]
+        full = len(polls) >= POLLS_MAX or (
+            sum(poll.link == link for poll in polls) >= limits.LINK_REQUESTS_MAX
+        )
+        if full or _ready(message, job) or now >= poll.deadline:
             return [Reply(link, request, _reply(message, job))]
         self._waiting.setdefault(message.job, []).append(poll)
         return []

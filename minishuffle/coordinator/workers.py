@@ -15,7 +15,8 @@ __all__ = ["Worker", "WorkerRegistry"]
 
 LISTED_SECONDS: Final = 600.0
 """How long a worker that was lost or has left stays listed."""
-WORKER_ID_MAX: Final = (1 << 31) - 1
+LISTED_MAX: Final = 256
+"""Of those, the last ones."""
 
 
 @dataclass(slots=True)
@@ -120,11 +121,6 @@ class WorkerRegistry:
                 f"the worker runs Python {about.python}, this cluster runs Python {self._python}, and "
                 f"functions are pickled between them: start the worker with Python {self._python}"
             )
-        if not 0 <= about.requested_worker <= WORKER_ID_MAX or about.slots < 1:
-            raise UsageError(
-                f"worker id {about.requested_worker} with {about.slots} slots cannot be: choose --id from 1 "
-                f"to {WORKER_ID_MAX} and at least one slot"
-            )
         holder = self.get_alive(about.requested_worker)
         if holder is not None:
             raise UsageError(
@@ -142,6 +138,7 @@ class WorkerRegistry:
         """It is not alive any more."""
         del self._by_link[worker.link]
         worker.state, worker.ended_at, worker.link, worker.peers = state, now, 0, []
+        self.forget(now)
 
     def heartbeat(self, worker: Worker, message: Heartbeat) -> None:
         worker.report, worker.peers = message.report, message.peers
@@ -164,9 +161,11 @@ class WorkerRegistry:
         return found
 
     def forget(self, now: float) -> None:
-        """Drop those that ended a while ago from the list."""
-        for worker in list(self):
-            if worker.state != "alive" and now >= worker.ended_at + LISTED_SECONDS:
+        """Drop those that ended a while ago, or before many others, from the list."""
+        ended = [worker for worker in self._workers.values() if worker.state != "alive"]
+        ended.sort(key=lambda worker: worker.ended_at)
+        for position, worker in enumerate(reversed(ended)):
+            if position >= LISTED_MAX or now >= worker.ended_at + LISTED_SECONDS:
                 del self._workers[worker.worker]
 
     def next_deadline(self) -> float | None:

@@ -6,13 +6,14 @@ compute a subtask's neighbours from the pattern.
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgpack
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, model_validator
 
 from minishuffle import limits
 from minishuffle.errors import InvalidGraph
+from minishuffle.wire.messages import unpack_bounded
 
 __all__ = ["Edge", "JobGraph", "JobSettings", "Placement", "Vertex"]
 
@@ -38,7 +39,7 @@ class Vertex(BaseModel):
 
     name: str
     parallelism: int = Field(ge=1, le=limits.PARALLELISM_MAX)
-    operators: list[str]
+    operators: Annotated[list[str], FailFast()]
     is_source: bool
     bounded: bool = True
     program: bytes
@@ -71,8 +72,8 @@ class JobGraph(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    vertices: list[Vertex]
-    edges: list[Edge]
+    vertices: Annotated[list[Vertex], FailFast()]
+    edges: Annotated[list[Edge], FailFast()]
     settings: JobSettings = JobSettings()
 
     @model_validator(mode="after")
@@ -134,8 +135,12 @@ class JobGraph(BaseModel):
             InvalidGraph: the bytes are not a graph, or its parts contradict each other.
         """
         try:
-            return cls.model_validate(msgpack.unpackb(data, raw=False))
-        except (ValueError, msgpack.UnpackException, ValidationError) as error:
+            return cls.model_validate(unpack_bounded(data, limits.MESSAGE_VALUES_MAX // 8))
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            raise InvalidGraph(f"job graph cannot be read: {where:.80}: {first['msg']}") from None
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise InvalidGraph(f"job graph cannot be read: {error}") from error
 
 

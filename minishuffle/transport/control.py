@@ -17,6 +17,7 @@ from minishuffle import limits
 from minishuffle.errors import PeerLost, RemoteProtocolError, ResourceExhausted, ShuffleError, error_from_code
 from minishuffle.ids import Address
 from minishuffle.transport.addresses import cannot_listen, host_port, refused_at, unreachable
+from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import NONCE_BYTES, Handshake, HandshakeRefused, Identity
 from minishuffle.wire.messages import ControlMessage, Failure, MessageDecoder, encode_message
 
@@ -39,6 +40,7 @@ class ControlLink(asyncio.Protocol):
         opened: Callable[[ControlLink], None],
         proven: Callable[[ControlLink], None],
         failed: Callable[[ControlLink, str, ShuffleError], None],
+        values_max: int = limits.CONTROL_FRAME_BYTES_MAX,
     ) -> None:
         """Exactly one of ``proven`` and ``failed`` follows ``opened``; ``failed`` gets a reason."""
         self.remote = self.local = ""
@@ -47,11 +49,12 @@ class ControlLink(asyncio.Protocol):
         self._opened, self._proven, self._failed = opened, proven, failed
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
-        self._inbox = MessageDecoder()
+        self._inbox = MessageDecoder(values_max)
         self._held = b""  # received before :meth:`start`
+        self._delivering = False
         self._silent = self.writable = True
         self.on_writable: Callable[[], None] = lambda: None
-        self._begun = self._closed_here = False
+        self._begun = self._closed_here = self._ended = False
         self._on_message: OnMessage
         self._on_closed: OnClosed
         self._error: Exception | None = None
@@ -127,7 +130,7 @@ class ControlLink(asyncio.Protocol):
         if self._handshake is not None:
             self._receive_handshake(self._handshake, data)
         elif self._begun:
-            self._deliver(data)
+            self._receive_messages(data)
         elif self._peer is not None:
             self._held += data
 
@@ -137,6 +140,8 @@ class ControlLink(asyncio.Protocol):
     def resume_writing(self) -> None:
         self.writable = True
         self.on_writable()
+        if self._inbox and self._begun:
+            self._deliver_soon()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._handshake is not None:
@@ -146,8 +151,8 @@ class ControlLink(asyncio.Protocol):
         if self._error is None and exc is not None:
             self._error = PeerLost(f"the connection to {self._peer} at {self.remote} broke: {exc}")
         self._lost.set_result(None)
-        if self._begun:
-            self._on_closed(self._error)
+        if self._begun and not self._delivering:
+            self._end()
 
     def _receive_handshake(self, handshake: Handshake, data: bytes) -> None:
         try:
@@ -166,21 +171,48 @@ class ControlLink(asyncio.Protocol):
     def _begin(self) -> None:
         self._begun = True
         held, self._held = self._held, b""
-        if held:
-            self._deliver(held)
-        if self._lost.done():
-            self._on_closed(self._error)
-        elif not self._transport.is_closing():
-            self._transport.resume_reading()
+        self._receive_messages(held)
 
-    def _deliver(self, data: bytes) -> None:
+    def _receive_messages(self, data: bytes) -> None:
         try:
-            for message, request in self._inbox.receive(data):
-                if self._closed_here:
-                    return
-                self._on_message(message, request)
+            self._inbox.receive(data)
         except RemoteProtocolError as error:
             self._abort(error)
+        if not self._delivering:
+            self._deliver()
+
+    def _deliver(self) -> None:
+        """Hand out some messages; the rest in later turns of the loop, and meanwhile nothing is read."""
+        self._delivering = False
+        try:
+            for _ in range(limits.MESSAGES_PER_TURN_MAX):
+                if not self._inbox or self._closed_here or self._must_wait():
+                    break
+                self._on_message(*self._inbox.take())
+        except RemoteProtocolError as error:
+            self._abort(error)
+        waits = bool(self._inbox) and not self._closed_here
+        if waits and not self._must_wait():
+            self._deliver_soon()
+        elif self._lost.done():
+            self._end()
+        if not self._transport.is_closing():
+            (self._transport.pause_reading if waits else self._transport.resume_reading)()
+
+    def _deliver_soon(self) -> None:
+        if not self._delivering:
+            self._delivering = True
+            self._loop.call_soon(self._deliver)
+
+    def _must_wait(self) -> bool:
+        """A client reads the replies to its requests before it has more of them answered. Workers and the
+        coordinator must not wait for each other."""
+        return not self.writable and not self._lost.done() and self.peer.role is Role.CLIENT
+
+    def _end(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._on_closed(self._error)
 
     def _abort(self, error: Exception) -> None:
         self._closed_here = True
@@ -283,7 +315,7 @@ class ControlServer:
         def new_link() -> ControlLink:
             nonce = secrets.token_bytes(NONCE_BYTES)
             handshake = Handshake(identity, secret, nonce, dialer=False, authorize=authorize)
-            return ControlLink(handshake, opened, proven, failed)
+            return ControlLink(handshake, opened, proven, failed, limits.MESSAGE_VALUES_MAX)
 
         loop = asyncio.get_running_loop()
         try:
@@ -354,7 +386,9 @@ class BlockingControlClient:
         self._request += 1
         self._send(encode_message(message, self._request), deadline)
         while True:
-            for reply, number in self._inbox.receive(self._receive(deadline)):
+            self._inbox.receive(self._receive(deadline))
+            while self._inbox:
+                reply, number = self._inbox.take()
                 if number != self._request:
                     continue  # a late reply, which nobody waits for any more
                 if isinstance(reply, Failure):

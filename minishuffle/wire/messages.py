@@ -7,7 +7,8 @@ programs travel as bytes that only ``dataflow`` (graphs) and the workers (progra
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from collections import deque
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgpack
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -23,15 +24,53 @@ from minishuffle.wire.frames import BufferHeader, Frame, Message, encode_frame
 # What control messages are made of.
 
 
+COUNT_MAX: Final = (1 << 63) - 1
+WORKER_NUMBER_MAX: Final = (1 << 31) - 1
+
+Name = Annotated[str, Field(max_length=limits.MESSAGE_NAME_CHARS_MAX)]
+Port = Annotated[int, Field(ge=0, le=65_535)]
+WorkerNumber = Annotated[int, Field(ge=0, le=WORKER_NUMBER_MAX)]
+OrNone = Annotated[int, Field(ge=-1, le=COUNT_MAX)]
+"""A number, or -1 for none."""
+
+
+_BOUNDS: Final[dict[str, dict[str, Any]]] = {
+    "int": {"ge": 0, "le": COUNT_MAX},
+    "float": {"ge": 0.0, "allow_inf_nan": False},
+    "list": {"fail_fast": True},
+    "dict": {"fail_fast": True},
+}
+
+
+def _set_bounds(schema: Any) -> None:
+    """Give each part of a pydantic schema the bounds of its type that it has not got."""
+    if isinstance(schema, dict):
+        for name, bound in _BOUNDS.get(str(schema.get("type")), {}).items():
+            schema.setdefault(name, bound)
+        for part in schema.values():
+            _set_bounds(part)
+    elif isinstance(schema, (list, tuple)):
+        for part in schema:
+            _set_bounds(part)
+
+
 class ControlMessage(BaseModel):
     """Base of all: frozen, and an unknown field is an error.
 
     A subclass with a ``type`` is a message, and is found by that name when one arrives; one without
-    is a part of messages.
+    is a part of messages. Unless a field says otherwise, its integers are counts (0 to 2^63 - 1), its
+    floats are finite and at least 0; the first entry of a list or map that does not fit is the last one
+    looked at.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     by_type: ClassVar[dict[str, type[ControlMessage]]] = {}
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: type[BaseModel], handler: Any) -> Any:
+        schema = handler(source)
+        _set_bounds(schema)
+        return schema
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: object) -> None:
@@ -52,10 +91,10 @@ class ErrorInfo(ControlMessage):
 
 
 class WorkerAddress(ControlMessage):
-    worker: int
+    worker: WorkerNumber
     epoch: int
-    host: str
-    data_port: int
+    host: Name
+    data_port: Port
 
 
 class TaskReport(ControlMessage):
@@ -65,17 +104,17 @@ class TaskReport(ControlMessage):
     operator: int
     index: int
     attempt: int
-    state: str
+    state: Name
     counters: TaskCounters
 
 
 class PeerReport(ControlMessage):
     """One data connection inside a heartbeat; ``connections`` is 1 at rest, always."""
 
-    worker: int
+    worker: WorkerNumber
     connections: int
-    local: str
-    remote: str
+    local: Name
+    remote: Name
 
 
 class WorkerReport(ControlMessage):
@@ -147,20 +186,20 @@ class JobEvent(ControlMessage):
     at: float
     kind: str
     text: str
-    operator: int = -1
-    index: int = -1
+    operator: OrNone = -1
+    index: OrNone = -1
     attempt: int = 0
     worker: int = 0
 
 
 class WorkerInfo(ControlMessage):
-    worker: int
+    worker: WorkerNumber
     epoch: int
     state: Literal["alive", "lost", "gone"]
-    host: str
+    host: Name
     pid: int
-    data_port: int
-    metrics_port: int
+    data_port: Port
+    metrics_port: Port
     slots: int
     slots_free: int
     heartbeat_age_seconds: float
@@ -175,24 +214,24 @@ class WorkerInfo(ControlMessage):
 
 class Register(ControlMessage):
     type: Literal["register"] = "register"
-    host: str
-    data_port: int
-    metrics_port: int
+    host: Name
+    data_port: Port
+    metrics_port: Port
     pid: int
-    slots: int
-    python: str
+    slots: Annotated[int, Field(ge=1, le=limits.SLOTS_MAX)]
+    python: Name
     """Major.minor; functions are pickled, so it must equal the coordinator's."""
-    version: str
-    segments: int
-    segment_bytes: int
-    requested_worker: int = 0
+    version: Name
+    segments: Annotated[int, Field(ge=0, le=1 << 40)]
+    segment_bytes: Annotated[int, Field(ge=1, le=limits.SEGMENT_BYTES_MAX)]
+    requested_worker: WorkerNumber = 0
     """An id to be given back (0: any free one); refused while another process holds it."""
 
 
 class Heartbeat(ControlMessage):
     type: Literal["heartbeat"] = "heartbeat"
     term: int
-    worker: int
+    worker: WorkerNumber
     epoch: int
     report: WorkerReport
     tasks: list[TaskReport]
@@ -240,8 +279,8 @@ class AskDial(ControlMessage):
 
     type: Literal["ask_dial"] = "ask_dial"
     term: int
-    worker: int
-    target: int
+    worker: WorkerNumber
+    target: WorkerNumber
 
 
 # --- coordinator -> worker ------------------------------------------------------------------------
@@ -324,7 +363,7 @@ class SubmitJob(ControlMessage):
     name: str
     python: str
     graph: bytes
-    submission: str = ""
+    submission: Name = ""
 
 
 class ListJobs(ControlMessage):
@@ -346,7 +385,7 @@ class CancelSubmission(ControlMessage):
     whose ``job`` is empty if there is no job."""
 
     type: Literal["cancel_submission"] = "cancel_submission"
-    submission: str
+    submission: Name
 
 
 class GetEvents(ControlMessage):
@@ -455,7 +494,7 @@ class ClusterStatus(ControlMessage):
     version: str
     term: int
     pid: int
-    web_port: int
+    web_port: Port
     workers: list[WorkerInfo]
     jobs: list[JobInfo]
 
@@ -468,21 +507,64 @@ def pack_message(message: ControlMessage) -> bytes:
     return packed
 
 
-def unpack_message(body: bytes | memoryview) -> ControlMessage:
+CONTAINER_VALUES: Final = 8
+
+
+def unpack_bounded(body: bytes | memoryview, values_max: int) -> Any:
+    """Read msgpack that may come from anybody.
+
+    Raises:
+        ValueError: its arrays and maps have more than ``values_max`` entries together (each of them counts
+            as CONTAINER_VALUES more), a map by name has more than MESSAGE_KEYS_MAX, or a text more bytes
+            than MESSAGE_TEXT_BYTES_MAX.
+        TypeError, msgpack.UnpackException: it is not msgpack.
+    """
+    left = values_max
+
+    def count(container: Any) -> Any:
+        nonlocal left
+        left -= len(container) + CONTAINER_VALUES
+        if left < 0:
+            raise ValueError(f"it has more than {values_max:,} values")
+        keys = len(container) if type(container) is dict else 0
+        # A map by number (offsets by subtask, programs by operator) may be long.
+        if keys > limits.MESSAGE_KEYS_MAX and not all(type(key) is int for key in container):
+            raise ValueError(f"a map has {keys:,} keys, more than {limits.MESSAGE_KEYS_MAX}")
+        return container
+
+    return msgpack.unpackb(
+        body,
+        raw=False,
+        strict_map_key=False,
+        list_hook=count,
+        object_hook=count,
+        max_array_len=min(values_max, len(body)),
+        max_map_len=min(values_max, len(body)),
+        max_str_len=limits.MESSAGE_TEXT_BYTES_MAX,
+        max_ext_len=0,
+    )
+
+
+def unpack_message(body: bytes | memoryview, values_max: int = limits.MESSAGE_VALUES_MAX) -> ControlMessage:
     """Read one message.
 
     Raises:
-        RemoteProtocolError: not msgpack, of an unknown type, or with fields that do not fit.
+        RemoteProtocolError: not msgpack, of an unknown type, too large, or with fields that do not fit.
     """
     try:
-        fields = msgpack.unpackb(body, raw=False, strict_map_key=False)
+        fields = unpack_bounded(body, values_max)
         kind = ControlMessage.by_type.get(fields["type"])
         if kind is None:
             raise ValueError(f"unknown type {fields['type']!r:.80}")
         return kind.model_validate(fields)
-    except (ValueError, TypeError, KeyError, msgpack.UnpackException, ValidationError) as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise RemoteProtocolError(f"control message cannot be read: {first}") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        text = f"{error.title}.{where:.80}: {first['msg']}"
+        raise RemoteProtocolError(f"control message cannot be read: {text}") from None
+    except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
+        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise RemoteProtocolError(f"control message cannot be read: {text}") from error
 
 
 # --- control --------------------------------------------------------------------------------------
@@ -491,26 +573,42 @@ def unpack_message(body: bytes | memoryview) -> ControlMessage:
 
 
 class MessageDecoder:
-    """Incremental decoder of one direction of a control link."""
+    """Incremental decoder of one direction of a control link; messages are read one at a time.
 
-    def __init__(self) -> None:
-        self._messages: list[tuple[ControlMessage, int]] = []
+    Args:
+        values_max: bound of one message, see :func:`unpack_bounded`; the coordinator's own are trusted.
+    """
+
+    def __init__(self, values_max: int = limits.CONTROL_FRAME_BYTES_MAX) -> None:
+        self._values_max = values_max
+        self._frames: deque[Message] = deque()
         self._decoder = FrameDecoder(self, limits.CONTROL_FRAME_BYTES_MAX)
 
-    def receive(self, data: bytes) -> list[tuple[ControlMessage, int]]:
-        """Take the next bytes; returns the messages that became complete, with their request numbers.
+    def receive(self, data: bytes) -> None:
+        """Take the next bytes.
 
         Raises:
-            RemoteProtocolError: anything but well-formed Message frames.
+            RemoteProtocolError: anything but Message frames.
         """
         self._decoder.receive(data)
-        messages, self._messages = self._messages, []
-        return messages
+
+    def __bool__(self) -> bool:
+        """Whether :meth:`take` has a message."""
+        return bool(self._frames)
+
+    def take(self) -> tuple[ControlMessage, int]:
+        """The oldest message that is complete, with its request number.
+
+        Raises:
+            RemoteProtocolError: it cannot be read.
+        """
+        frame = self._frames.popleft()
+        return unpack_message(frame.body, self._values_max), frame.request
 
     def frame(self, frame: Frame) -> None:
         if not isinstance(frame, Message):
             raise RemoteProtocolError(f"{type(frame).__name__} frame on a control link")
-        self._messages.append((unpack_message(frame.body), frame.request))
+        self._frames.append(frame)
 
     def credit(self, channel: int, credit: int) -> None:
         raise RemoteProtocolError("AddCredit frame on a control link")

@@ -10,7 +10,7 @@ from minishuffle import limits
 from minishuffle.coordinator.jobs import JOBS_KEPT
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import Edge, JobGraph, Vertex
-from minishuffle.errors import InvalidGraph, PeerLost, UnknownName, UsageError
+from minishuffle.errors import InvalidGraph, PeerLost, ResourceExhausted, UnknownName, UsageError
 from minishuffle.wire.clients import (
     CommitResult,
     DescribeResult,
@@ -171,7 +171,7 @@ def test_what_the_worker_refuses_is_told(cluster: FakeCluster, pair: Any) -> Non
 
 def test_a_subtask_that_is_not_there_is_refused(cluster: FakeCluster, pair: Any) -> None:
     cluster.submit(graph("result"))
-    for subtask in (-1, 2):
+    for subtask in (2, 7):
         code, text = cluster.refusal(open_rows(subtask))
         assert code == UsageError.code and f"has 2 subtasks, and subtask {subtask} was asked for" in text
 
@@ -224,7 +224,7 @@ def test_the_last_two_batches_that_were_committed_can_be_read_again(cluster: Fak
 def test_only_what_is_there_can_be_committed(cluster: FakeCluster, pair: Any) -> None:
     cluster.submit(graph("result", bounded=False))
     keeps(cluster, pair[0], 0, 10)
-    for offsets in ((11,), (-1,), (10, 1), (10, 0, 0)):
+    for offsets in ((11,), (10, 1), (10, 0, 0)):
         code, _ = cluster.refusal(commit(*offsets))
         assert code == UsageError.code
     assert not pair[0].got(FreeRows)
@@ -269,3 +269,20 @@ def test_a_job_that_was_cancelled_keeps_its_rows(cluster: FakeCluster, pair: Any
     cluster.report_all("j1", "canceled", counters=TaskCounters(rows_kept=12))
     found = describe(cluster, "j1")
     assert (found.state, found.over, found.subtasks[0].end) == ("canceled", True, 12)
+
+
+def test_requests_of_one_client_that_wait_for_workers_are_bounded(
+    cluster: FakeCluster, pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "LINK_REQUESTS_MAX", 2)
+    cluster.submit(graph("rows"))
+    opening = OpenResult(job="j1", sink="rows", subtask=0, begin=0, end=0)
+    waiting = [cluster.ask(opening) for _ in range(2)]
+    code, text = cluster.refusal(opening)
+    assert (code, text) == (
+        ResourceExhausted.code,
+        "2 requests of this client wait for answers of workers: wait for them",
+    )
+    assert [cluster.reply(request) for request in waiting] == [None, None]
+    other = cluster.ask(opening, link=2_000)
+    assert cluster.reply(other, 2_000) is None, "another client's request is not refused"

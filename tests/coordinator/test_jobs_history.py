@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from minishuffle import limits
-from minishuffle.coordinator.jobs import REPLY_BYTES_MAX, TEXT_CHARS_MAX, History
+from minishuffle.coordinator.jobs import REPLY_BYTES_MAX, REPLY_EVENTS_MAX, TEXT_CHARS_MAX, History
 from minishuffle.errors import PartitionNotFound, PeerLost, TaskCancelled, TaskFailed
-from minishuffle.wire.messages import ErrorInfo
+from minishuffle.wire.messages import ErrorInfo, JobEvent
 
 
 def blame(history: History, *causes: tuple[int, str], verdict: bool = False) -> None:
@@ -23,8 +23,11 @@ def test_events_are_numbered_and_the_oldest_are_dropped() -> None:
     for number in range(limits.JOB_EVENTS_KEPT + 5):
         history.note(float(number), "running", "x" * (2 * TEXT_CHARS_MAX))
     history.validate()
-    events = history.events_after(0, False).events
-    assert [events[0].number, events[-1].number] == [6, limits.JOB_EVENTS_KEPT + 5]
+    events: list[JobEvent] = []
+    while more := history.events_after(events[-1].number if events else 0, False).events:
+        assert len(more) <= REPLY_EVENTS_MAX
+        events += more
+    assert [event.number for event in events] == list(range(6, limits.JOB_EVENTS_KEPT + 6))
     assert len(events[0].text) == TEXT_CHARS_MAX
     last = history.events_after(events[-2].number, True)
     assert (last.events, last.over) == ([events[-1]], True)

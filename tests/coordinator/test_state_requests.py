@@ -236,6 +236,17 @@ def test_more_waits_than_are_kept_are_answered_at_once(
     assert [cluster.reply(request) is not None for request in asked] == [False, False, True]
 
 
+def test_one_client_cannot_take_all_places_of_those_who_wait(
+    cluster: FakeCluster, pair: Any, make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "LINK_REQUESTS_MAX", 2)
+    cluster.submit(make_graph())
+    asked = [cluster.ask(WaitJob(job="j1", wait_seconds=5.0)) for _ in range(3)]
+    assert [cluster.reply(request) is not None for request in asked] == [False, False, True]
+    other = cluster.ask(WaitJob(job="j1", wait_seconds=5.0), link=2_000)
+    assert cluster.reply(other, 2_000) is None
+
+
 def test_a_client_that_sends_what_only_workers_may_is_cut_off(cluster: FakeCluster) -> None:
     cluster.ask(Shutdown(term=7, reason=""))
     assert cluster.closed == {1_000: "a client sent shutdown"}

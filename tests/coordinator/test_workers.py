@@ -63,9 +63,6 @@ def test_an_id_is_given_back_once_its_process_is_lost(cluster: FakeCluster) -> N
     [
         ({"python": "3.12"}, "the worker runs Python 3.12, this cluster runs Python 3.11, and functions are"),
         ({"segment_bytes": 4096}, "start it with --segment-bytes 32768"),
-        ({"requested_worker": -1}, "choose --id from 1 to"),
-        ({"requested_worker": 1 << 40}, "choose --id from 1 to"),
-        ({"slots": 0}, "at least one slot"),
     ],
 )
 def test_a_worker_that_does_not_fit_is_refused(
@@ -182,3 +179,19 @@ def test_a_wish_to_be_dialed_is_passed_on(cluster: FakeCluster) -> None:
     cluster.lose(low)
     cluster.send(high, AskDial(term=TERM, worker=2, target=1))
     assert len(low.got(Dial)) == 1 and not high.got(Dial)
+
+
+def test_only_the_last_ones_of_those_that_ended_are_listed(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minishuffle.coordinator.workers.LISTED_MAX", 2)
+    stays = cluster.add()
+    for _ in range(4):
+        cluster.lose(cluster.add())
+        cluster.now += 1.0
+    listed = cluster.request(GetStatus()).workers
+    assert [(worker.worker, worker.state) for worker in listed] == [
+        (stays.worker, "alive"),
+        (4, "lost"),
+        (5, "lost"),
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
+import msgpack
 import pytest
 from pydantic import ValidationError
 
@@ -107,3 +108,17 @@ def test_an_edge_must_join_vertices_that_exist(source: int, target: int) -> None
 def test_forward_needs_equal_parallelisms() -> None:
     with pytest.raises(ValidationError, match="forward edge 0 joins different parallelisms"):
         two(2, 3, "forward")
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({f"key {n}": 0 for n in range(1_000)}, "a map has 1,000 keys"),
+        ({"vertices": [{}] * 5_000, "edges": []}, "cannot be read: vertices.0.name: Field required"),
+        ({"vertices": [], "edges": [[]] * 60_000}, "it has more than 65,536 values"),
+    ],
+)
+def test_what_a_graph_can_have_done_is_bounded(fields: Any, text: str) -> None:
+    with pytest.raises(InvalidGraph, match=text) as caught:
+        JobGraph.from_bytes(msgpack.packb(fields))
+    assert len(str(caught.value).splitlines()) == 1

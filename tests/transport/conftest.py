@@ -250,9 +250,9 @@ class Stranger:
     async def at(cls, address: Address) -> Stranger:
         return cls(*await asyncio.open_connection(address.host, address.port))
 
-    async def prove(self, and_then: bytes = b"") -> None:
+    async def prove(self, identity: Identity = WORKER, and_then: bytes = b"") -> None:
         """Complete a good handshake; ``and_then`` follows the proof in the same write."""
-        handshake = Handshake(WORKER, CONTROL_SECRET, os.urandom(32), dialer=True)
+        handshake = Handshake(identity, CONTROL_SECRET, os.urandom(32), dialer=True)
         self.writer.write(handshake.start())
         self.writer.write(handshake.receive(await self.reader.read(4096)) + and_then)
         while handshake.peer is None:

@@ -15,7 +15,14 @@ from minishuffle.ids import Address
 from minishuffle.transport.control import BlockingControlClient, connect_control
 from minishuffle.wire.frames import FRAME_HEADER, Ping, Role, encode_frame
 from minishuffle.wire.handshake import Handshake, HandshakeRefused, Identity
-from minishuffle.wire.messages import Accepted, Collected, ControlMessage, ListJobs, encode_message
+from minishuffle.wire.messages import (
+    Accepted,
+    Collected,
+    ControlMessage,
+    GetStatus,
+    ListJobs,
+    encode_message,
+)
 
 if TYPE_CHECKING:
     from conftest import Listener, Stranger
@@ -238,6 +245,83 @@ def test_peer_that_does_not_read_is_dropped(
         error = await listener.ends.get()
         assert isinstance(error, ResourceExhausted)
         assert "a worker at 127.0.0.1:" in str(error)
+        stranger.close()
+        await listener.server.close()
+
+    run(main())
+
+
+def test_a_flood_of_messages_does_not_keep_other_links_waiting(
+    run: Run, make_listener: type[Listener], make_stranger: MakeStranger
+) -> None:
+    async def main() -> None:
+        listener = make_listener()
+        address = await listener.start()
+        flooding = await make_stranger(address)
+        await flooding.prove()
+        other = await make_stranger(address)
+        await other.prove()
+        flooding.writer.write(encode_message(ListJobs(), 0) * 2_000)
+        other.writer.write(encode_message(GetStatus(), 0))
+        before = 0
+        while not isinstance((await listener.messages.get())[0], GetStatus):
+            before += 1
+        assert before < 1_000, "the flood was dealt with first"
+        for _ in range(2_000 - before):
+            assert isinstance((await listener.messages.get())[0], ListJobs)
+        flooding.close()
+        assert await listener.ends.get() is None
+        other.close()
+        await listener.server.close()
+
+    run(main())
+
+
+def test_what_was_sent_before_a_close_is_delivered_before_the_end(
+    run: Run, make_listener: type[Listener], make_stranger: MakeStranger
+) -> None:
+    async def main() -> None:
+        listener = make_listener()
+        stranger = await make_stranger(await listener.start())
+        await stranger.prove()
+        stranger.writer.write(encode_message(ListJobs(), 0) * 500)
+        stranger.close()
+        await listener.ends.get()
+        assert listener.messages.qsize() == 500
+        await listener.server.close()
+
+    run(main())
+
+
+def test_a_client_that_does_not_read_has_no_more_requests_answered(
+    run: Run, make_listener: type[Listener], make_stranger: MakeStranger
+) -> None:
+    reply = collected(1 << 18)
+    requests = 400
+
+    async def main() -> None:
+        listener = make_listener(starts_links=False)
+        stranger = await make_stranger(await listener.start())
+        await stranger.prove(CLIENT, and_then=encode_message(ListJobs(), 1) * requests)
+        (link,) = listener.links
+        answered = 0
+
+        def answer(message: ControlMessage, request: int) -> None:
+            nonlocal answered
+            answered += 1
+            link.send(reply, request)
+
+        link.start(answer, listener.ends.put_nowait)
+        while link.writable:
+            await asyncio.sleep(0)
+        for _ in range(requests):  # more turns of the loop than all requests would take
+            await asyncio.sleep(0)
+        assert answered < requests / 2
+        expected = requests * len(encode_message(reply, 1))
+        received = 0
+        while received < expected:
+            received += len(await stranger.reader.read(1 << 20))
+        assert (answered, received) == (requests, expected), "once it reads, it gets every reply"
         stranger.close()
         await listener.server.close()
 

@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgpack
 import pytest
+from annotated_types import Ge, Le
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 import minishuffle.wire.clients  # noqa: F401 - registers its messages
+from minishuffle import limits
 from minishuffle.errors import LocalProtocolError, RemoteProtocolError
+from minishuffle.wire.frames import Message, encode_frame
 from minishuffle.wire.messages import (
     ControlMessage,
     ErrorInfo,
     GetRows,
+    JobInfo,
+    JobList,
     ListJobs,
+    MessageDecoder,
+    Register,
     TaskStateChanged,
     pack_message,
     unpack_message,
 )
 
 MESSAGE_TYPES = tuple(ControlMessage.by_type.values())
+INT_MAX = 2**63 - 1
 PLAIN: dict[Any, st.SearchStrategy[Any]] = {
-    int: st.integers(-(2**63), 2**64 - 1),
-    float: st.floats(allow_nan=False),
+    float: st.floats(0.0, allow_nan=False, allow_infinity=False),
     bool: st.booleans(),
     str: st.text(max_size=20),
     bytes: st.binary(max_size=20),
@@ -35,11 +45,16 @@ PLAIN: dict[Any, st.SearchStrategy[Any]] = {
 }
 
 
-def values(annotation: Any) -> st.SearchStrategy[Any]:
-    """Values that a field of that type takes."""
+def values(annotation: Any, metadata: Sequence[Any] = ()) -> st.SearchStrategy[Any]:
+    """Values that a field of that type, with these bounds, takes."""
+    if annotation is int:
+        least = next((bound.ge for bound in metadata if isinstance(bound, Ge)), 0)
+        return st.integers(least, next((bound.le for bound in metadata if isinstance(bound, Le)), INT_MAX))
     if annotation in PLAIN:
         return PLAIN[annotation]
     origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return values(arguments[0], arguments[1:])
     if origin is Literal:
         return st.sampled_from(arguments)
     if origin is list:
@@ -55,7 +70,8 @@ def values(annotation: Any) -> st.SearchStrategy[Any]:
 
 
 def messages(cls: type[ControlMessage]) -> st.SearchStrategy[ControlMessage]:
-    return st.builds(cls, **{name: values(field.annotation) for name, field in cls.model_fields.items()})
+    fields = cls.model_fields.items()
+    return st.builds(cls, **{name: values(field.annotation, field.metadata) for name, field in fields})
 
 
 def test_every_module_of_messages_registers_its_own() -> None:
@@ -140,6 +156,102 @@ def test_fields_that_do_not_fit(fields: Any, text: str) -> None:
 def test_bytes_that_are_not_one_message(body: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         unpack_message(body)
+
+
+HEARTBEAT = {"type": "heartbeat", "term": 1, "worker": 1, "epoch": 1, "report": {}, "tasks": [], "peers": []}
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"type": "list_jobs", **{f"key {n}": 0 for n in range(1_000_000)}}, "exceeds max_map_len"),
+        (
+            {"type": "list_jobs", **{f"key {n}": 0 for n in range(100_000)}},
+            "a map has 100,001 keys, more than 64",
+        ),
+        (HEARTBEAT | {"report": {f"key {n}": 0 for n in range(100_000)}}, "a map has 100,000 keys"),
+        (HEARTBEAT | {"tasks": [{}] * 50_000}, "Heartbeat.tasks.0.job: Field required"),
+        (HEARTBEAT | {"tasks": [{}] * 100_000}, "more than 524,288 values"),
+        (HEARTBEAT | {"tasks": [[]] * 500_000}, "more than 524,288 values"),
+        (HEARTBEAT | {"tasks": ["x"] * 500_000}, "Heartbeat.tasks.0: Input should be a valid dictionary"),
+        ({"type": "commit_write", "stream": "", "write": "", "partitions": ["x"] * 500_000}, "partitions.0"),
+        (
+            {"type": "commit_result", "job": "", "sink": "", "offsets": dict.fromkeys(range(250_000), "x")},
+            "off",
+        ),
+        ({"type": "show_job", "job": "x" * (limits.MESSAGE_TEXT_BYTES_MAX + 1)}, "exceeds max_str_len"),
+    ],
+)
+def test_what_a_message_can_have_done_is_bounded(fields: Any, text: str) -> None:
+    body = msgpack.packb(fields)
+    tracemalloc.start()
+    try:
+        with pytest.raises(RemoteProtocolError, match=text):
+            unpack_message(body)
+        assert tracemalloc.get_traced_memory()[1] < 64 * limits.MIB
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_the_coordinator_says_may_be_longer() -> None:
+    job = JobInfo(job="j1", name="n", state="running", submitted_at=1.0)
+    body = pack_message(JobList(jobs=[job] * 40_000))
+    with pytest.raises(RemoteProtocolError, match="more than 524,288 values"):
+        unpack_message(body)
+    decoder = MessageDecoder()
+    decoder.receive(encode_frame(Message(1, body)))
+    (message, request) = decoder.take()
+    assert request == 1 and isinstance(message, JobList) and len(message.jobs) == 40_000
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("data_port", -5),
+        ("metrics_port", 65_536),
+        ("slots", 2**62),
+        ("slots", 0),
+        ("segments", 2**62),
+        ("segments", -1),
+        ("segment_bytes", 0),
+        ("pid", -1),
+        ("pid", 2**63),
+        ("requested_worker", 2**31),
+        ("host", "x" * 1_025),
+        ("version", "x" * 1_025),
+    ],
+)
+def test_a_worker_that_cannot_be_is_not_read(field: str, value: Any) -> None:
+    fields = {
+        "type": "register",
+        "host": "h",
+        "data_port": 5,
+        "metrics_port": 6,
+        "pid": 7,
+        "slots": 2,
+        "python": "3.11",
+        "version": "0",
+        "segments": 10,
+        "segment_bytes": 32_768,
+    }
+    assert isinstance(unpack_message(msgpack.packb(fields)), Register)
+    with pytest.raises(RemoteProtocolError, match=rf"Register\.{field}: "):
+        unpack_message(msgpack.packb(fields | {field: value}))
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0])
+def test_a_wait_has_a_length(seconds: float) -> None:
+    with pytest.raises(RemoteProtocolError, match=r"WaitJob\.wait_seconds: "):
+        unpack_message(msgpack.packb({"type": "wait_job", "job": "j1", "wait_seconds": seconds}))
+
+
+@pytest.mark.parametrize("cls", MESSAGE_TYPES, ids=lambda cls: cls.__name__)
+def test_every_number_of_a_message_is_bounded(cls: type[ControlMessage]) -> None:
+    for name, field in cls.model_fields.items():
+        for bad in {int: (-2, 2**63), float: (-1.0, float("nan"))}.get(field.annotation, ()):  # type: ignore[arg-type]
+            with pytest.raises(ValidationError) as caught:
+                cls.model_validate({name: bad})
+            assert any(error["loc"] == (name,) for error in caught.value.errors()), (name, bad)
 
 
 @given(st.binary(max_size=200))

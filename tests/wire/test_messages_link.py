@@ -24,7 +24,11 @@ def test_every_split_gives_the_same_messages() -> None:
     stream = encode_message(ListJobs(), 1) + encode_message(ShowJob(job="j1"), 2**32 - 1)
     for cut in range(len(stream) + 1):
         decoder = MessageDecoder()
-        received = decoder.receive(stream[:cut]) + decoder.receive(stream[cut:])
+        received = []
+        for part in (stream[:cut], stream[cut:]):
+            decoder.receive(part)
+            while decoder:
+                received.append(decoder.take())
         assert received == [(ListJobs(), 1), (ShowJob(job="j1"), 2**32 - 1)]
 
 
@@ -39,8 +43,10 @@ def test_every_split_gives_the_same_messages() -> None:
     ],
 )
 def test_nothing_but_messages_is_taken(frame: Frame) -> None:
+    decoder = MessageDecoder()
     with pytest.raises(RemoteProtocolError):
-        MessageDecoder().receive(encode_frame(frame))
+        decoder.receive(encode_frame(frame))
+        decoder.take()
 
 
 @pytest.mark.parametrize(
