@@ -566,4 +566,5 @@ class InputChannel:
         for item in (current, *queue):
             if item is not None and not isinstance(item, Notice):
                 item.attachment.consumed(item)
+        self._before = None  # attachments know their channel: nobody replaces one any more
         self.assembler.clear()

@@ -53,17 +53,9 @@ class Partitioner:
         choose: Callable[[Any, int], int] | None,
         start: int,
     ) -> None:
-        splits: dict[str, Callable[[Batch], Pieces]] = {
-            "hash": self._by_key,
-            "rebalance": self._in_turn,
-            "rescale": self._in_turn,
-            "forward": self._in_turn,
-            "broadcast": self._to_all,
-            "custom": self._as_chosen,
-        }
         assert kind != "custom" or choose is not None
         self._kind = kind
-        self._split = splits[kind]
+        self._split = _SPLITS[kind]
         self._consumers = consumers
         self._keys = keys
         self._choose = choose
@@ -89,7 +81,7 @@ class Partitioner:
         if self._consumers == 1:
             self._check(batch)
             return iter([(0, batch)])
-        return self._split(batch)
+        return self._split(self, batch)
 
     def _check(self, batch: Batch) -> None:
         """One consumer gets everything, and what is refused is not to depend on their number."""
@@ -180,6 +172,17 @@ class Partitioner:
                     f"{self._consumers - 1}, the consumer's index"
                 )
         return chosen
+
+
+_SPLITS: Final[dict[str, Callable[[Partitioner, Batch], Pieces]]] = {
+    "hash": Partitioner._by_key,
+    "rebalance": Partitioner._in_turn,
+    "rescale": Partitioner._in_turn,
+    "forward": Partitioner._in_turn,
+    "broadcast": Partitioner._to_all,
+    "custom": Partitioner._as_chosen,
+}
+"""By kind. A method of the partitioner itself would keep it, and the user's function, in a circle."""
 
 
 def _column_number(schema: pa.Schema, name: str) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 
 from minishuffle import limits
 
-__all__ = ["keep_freed_memory", "tune_interpreter"]
+__all__ = ["collect_garbage", "keep_freed_memory", "tune_interpreter"]
 
 LARGE_BYTES: Final = 16 * limits.MIB
 """Below 32 MiB, above which glibc does not learn from a block."""
@@ -25,12 +25,19 @@ def tune_interpreter(switch_interval: float) -> None:
     * Allocator: see :func:`keep_freed_memory`. Without it hashing strings took 3.5 times as long, most
       of it in page faults.
     * Garbage collector: rows that are unpacked by the thousand set it off again and again to find
-      nothing; unpacking was a quarter faster without.
+      nothing; unpacking was a quarter faster without. So what a task held must go without it, see ``Chain``;
+      for cycles in the user's code there is :func:`collect_garbage`.
     """
     sys.setswitchinterval(switch_interval)
     keep_freed_memory()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD, 50, 50)
+
+
+def collect_garbage() -> None:
+    """Give back what functions of ended jobs kept in reference cycles. Holds the whole process up for 20 ms
+    and more: for a moment when no task runs."""
+    gc.collect()
 
 
 def keep_freed_memory() -> None:

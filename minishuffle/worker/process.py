@@ -40,7 +40,7 @@ from minishuffle.wire.messages import (
 )
 from minishuffle.worker.clients import ResultReaders, Visitors
 from minishuffle.worker.handoff import LoopInbox
-from minishuffle.worker.interpreter import tune_interpreter
+from minishuffle.worker.interpreter import collect_garbage, tune_interpreter
 from minishuffle.worker.outbox import OutboxSender
 from minishuffle.worker.peers import PeerLinks
 from minishuffle.worker.state import (
@@ -247,6 +247,8 @@ class Worker:
             case Release(job):
                 self._peers.visitors.forget(job)
                 deployment.release(job)
+                if not deployment.tasks:
+                    collect_garbage()
                 self._flush_in_time()
             case DialPeer(peer):
                 self._dial(peer)

@@ -174,81 +174,53 @@ class Inputs:
 # The chain of a task: operators that hand batches and marks to each other, and the partitions behind.
 
 
-class Chain:
-    """The opened operators of one attempt, wired up.
+class _Outlet:
+    """The end of a chain: batches go to the partitions, marks to all of their consumers.
 
     Args:
         partitions: by edge.
         index: of the subtask; the first consumer that it deals to.
+        last: of the operator in front.
     """
 
     def __init__(
         self,
-        program: Program,
+        outputs: list[Output],
         partitions: Mapping[int, ResultPartition],
         index: int,
-        counters: TaskCounters,
+        totals: TaskCounters,
+        last: OperatorCounters,
     ) -> None:
-        self.operators = program.operators
-        self.counters = [OperatorCounters(operator.name) for operator in program.operators]
         self._partitions = partitions
-        self._totals = counters
+        self._totals = totals
+        self._last = last
         self._writers = [
-            (output.side, _edge_writer(output, partitions[output.edge], index)) for output in program.outputs
+            (output.side, _edge_writer(output, partitions[output.edge], index)) for output in outputs
         ]
+        self._plain = [write for side, write in self._writers if side is None]
         self._watermark = BEGINNING_OF_TIME
-        plain = [write for side, write in self._writers if side is None]
-        last = self._before(len(self.operators))
 
-        def end(item: Batch | Mark) -> None:
-            if isinstance(item, Mark):
-                if isinstance(item, Side):
-                    last.records_out += len(item.batch)
-                self._mark(item)
-                return
-            last.records_out += len(item)
-            for write in plain:
+    def take(self, item: Batch | Mark) -> None:
+        """What the last operator emits."""
+        if not isinstance(item, Mark):
+            self._last.records_out += len(item)
+            for write in self._plain:
                 write(item)
+        elif isinstance(item, Side):
+            self._last.records_out += len(item.batch)
+            self.put_aside(item)
+        else:
+            self._pass_on(item)
 
-        self._stages: list[Emit] = [end]
-        for number in reversed(range(len(program.operators))):
-            self._stages.insert(0, self._stage(number, 0, self._stages[0]))
+    def put_aside(self, side: Side) -> None:
+        """What any operator emits to a side output."""
+        for tag, write in self._writers:
+            if tag == side.tag:
+                write(side.batch)
 
-    def entrance(self, input: int) -> Emit:
-        """Where the items of input number ``input`` go in."""
-        if input == 0:
-            return self._stages[0]
-        return self._stage(0, input, self._stages[1])
-
-    def _stage(self, number: int, input: int, following: Emit) -> Emit:
-        operator, counters, before = self.operators[number], self.counters[number], self._before(number)
-        mark = self._mark
-
-        def take(item: Batch | Mark) -> None:
-            if not isinstance(item, Mark):
-                rows = len(item)
-                before.records_out += rows
-                counters.records_in += rows
-                operator.process(item, input, following)
-            elif isinstance(item, Side):
-                before.records_out += len(item.batch)
-                mark(item)
-            else:
-                operator.on_mark(item, input, following)
-
-        return take
-
-    def _before(self, number: int) -> OperatorCounters:
-        """Of the operator in front of that one."""
-        return self.counters[number - 1] if number else OperatorCounters("")
-
-    def _mark(self, mark: Mark) -> None:
-        """A mark has come to the chain's end. That time has ended is said by the end of data."""
+    def _pass_on(self, mark: Mark) -> None:
+        """That time has ended is said by the end of data."""
         match mark:
-            case Side(tag, batch):
-                for side, write in self._writers:
-                    if side == tag:
-                        write(batch)
             case Watermark(time):
                 if self._watermark < time < END_OF_TIME:
                     self._watermark = self._totals.watermark = time
@@ -261,6 +233,61 @@ class Chain:
     def _broadcast(self, *, idle: bool) -> None:
         for partition in self._partitions.values():
             partition.broadcast_watermark(self._watermark, idle)
+
+
+class Chain:
+    """The opened operators of one attempt, wired up. They refer to what is behind them and never back, so
+    that they and their state go with the last reference to the chain: a worker's garbage collector hardly
+    ever runs.
+
+    Args:
+        partitions: by edge.
+        index: of the subtask.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        partitions: Mapping[int, ResultPartition],
+        index: int,
+        totals: TaskCounters,
+    ) -> None:
+        self.operators = program.operators
+        self.counters = [OperatorCounters(operator.name) for operator in program.operators]
+        self._outlet = _Outlet(
+            program.outputs, partitions, index, totals, self._before(len(program.operators))
+        )
+        self._stages: list[Emit] = [self._outlet.take]
+        for number in reversed(range(len(program.operators))):
+            self._stages.insert(0, self._stage(number, 0, self._stages[0]))
+
+    def entrance(self, input: int) -> Emit:
+        """Where the items of input number ``input`` go in."""
+        if input == 0:
+            return self._stages[0]
+        return self._stage(0, input, self._stages[1])
+
+    def _stage(self, number: int, input: int, following: Emit) -> Emit:
+        operator, counters, before = self.operators[number], self.counters[number], self._before(number)
+        put_aside = self._outlet.put_aside
+
+        def take(item: Batch | Mark) -> None:
+            if not isinstance(item, Mark):
+                rows = len(item)
+                before.records_out += rows
+                counters.records_in += rows
+                operator.process(item, input, following)
+            elif isinstance(item, Side):
+                before.records_out += len(item.batch)
+                put_aside(item)
+            else:
+                operator.on_mark(item, input, following)
+
+        return take
+
+    def _before(self, number: int) -> OperatorCounters:
+        """Of the operator in front of that one."""
+        return self.counters[number - 1] if number else OperatorCounters("")
 
     # --- clocks and end --------------------------------------------------------------------------
 

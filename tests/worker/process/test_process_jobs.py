@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -327,3 +329,40 @@ async def test_a_lost_peer_fails_the_tasks_that_read_from_it(coordinator: Coordi
     assert "connection to worker 1 broke" in texts[1] or "connection to worker 1 broke" in texts[0]
     assert any("worker 2 was declared lost" in text for text in texts)
     assert (running.snapshot().connections, other.snapshot().connections) == (0, 0)
+
+
+# --- memory ---------------------------------------------------------------------------------------------
+
+
+class Circle:
+    """A sink that refers to itself, as an object of the user's may."""
+
+    opened: list[weakref.ref[Any]] = []
+
+    def open(self, context: Any) -> None:
+        self.itself = self
+        self.opened.append(weakref.ref(self))
+
+    def write(self, batch: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+async def test_cycles_of_user_code_go_once_no_task_runs(coordinator: Coordinator) -> None:
+    running = await coordinator.worker()
+    Circle.opened.clear()
+    gc.disable()
+    try:
+        coordinator.deploy(Stream.source(Endless()).to_count(), {0: 1}, "other")
+        coordinator.deploy(Stream.items([1]).to(Circle()), {0: 1})
+        await coordinator.until(coordinator.ended)
+        coordinator.send(ReleaseJob(term=coordinator.term, job="j1"))
+        await coordinator.until(lambda: {task.job for task in running.snapshot().tasks} == {"other"})
+        assert Circle.opened[0]() is not None, "a collection would hold a running job up"
+        coordinator.send(CancelTasks(term=coordinator.term, job="other"))
+        await coordinator.until(lambda: coordinator.ended("other"))
+        coordinator.send(ReleaseJob(term=coordinator.term, job="other"))
+        await coordinator.until(lambda: running.snapshot().tasks == ())
+        await coordinator.until(lambda: Circle.opened[0]() is None)
+    finally:
+        gc.enable()
