@@ -14,7 +14,7 @@ import pytest
 from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.operators.base import Batch, TaskContext
 from minishuffle.dataflow.stream import Stream
-from minishuffle.errors import TaskFailed, UnserializableRecord
+from minishuffle.errors import InvalidGraph, TaskFailed, UnserializableRecord
 from minishuffle.wire.messages import ErrorInfo
 from minishuffle.worker import task as task_module
 from minishuffle.worker.task import PACKAGE, TaskOutcome, describe_failure
@@ -278,7 +278,7 @@ def test_the_runtimes_frames_are_left_out_of_every_error_behind_the_first() -> N
     def fail_twice() -> None:
         try:
             msgpack_failure()
-        except TypeError:
+        except InvalidGraph:
             raise ExceptionGroup("both", [KeyError("inner")]) from None
 
     def msgpack_failure() -> None:
