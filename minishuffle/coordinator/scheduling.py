@@ -14,12 +14,12 @@ from minishuffle.errors import InvalidGraph, ResourceExhausted, UsageError
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.wire.messages import (
     DeployTasks,
-    InputChannelSpec,
     InputSpec,
     OutputSpec,
     SubmitJob,
     TaskSpec,
     WorkerAddress,
+    pack_placement,
 )
 
 __all__ = [
@@ -216,8 +216,12 @@ def deployments(
     tasks: dict[int, list[TaskSpec]] = {}
     for operator, vertex in enumerate(graph.vertices):
         for index in range(vertex.parallelism):
-            tasks.setdefault(placement[index], []).append(_task(graph, placement, operator, index))
+            tasks.setdefault(placement[index], []).append(_task(graph, operator, index))
     settings = graph.settings.model_dump()
+    tables = {
+        edge.source: pack_placement(placement[: graph.vertices[edge.source].parallelism])
+        for edge in graph.edges
+    }
     return {
         worker: DeployTasks(
             term=term,
@@ -227,28 +231,29 @@ def deployments(
             programs={spec.operator: graph.vertices[spec.operator].program for spec in specs},
             tasks=specs,
             workers=list(addresses),
+            placement={spec.operator: tables[spec.operator] for task in specs for spec in task.inputs},
         )
         for worker, specs in sorted(tasks.items())
     }
 
 
-def _task(graph: JobGraph, placement: Placement, operator: int, index: int) -> TaskSpec:
+def _task(graph: JobGraph, operator: int, index: int) -> TaskSpec:
     vertex = graph.vertices[operator]
-    inputs = [
-        InputSpec(
-            edge=edge,
-            input=graph.edges[edge].input,
-            channels=[
-                InputChannelSpec(producer=producer, attempt=FIRST_ATTEMPT, worker=placement[producer])
-                for producer in graph.producers_of(edge, index)
-            ],
+    inputs, outputs = [], []
+    for number in graph.inputs_of(operator):
+        edge, producers = graph.edges[number], graph.producers_of(number, index)
+        inputs.append(
+            InputSpec(
+                edge=number,
+                input=edge.input,
+                operator=edge.source,
+                first=producers.start,
+                count=len(producers),
+            )
         )
-        for edge in graph.inputs_of(operator)
-    ]
-    outputs = []
-    for edge in graph.outputs_of(operator):
-        consumers = graph.consumers_of(edge, index)
-        outputs.append(OutputSpec(edge=edge, first=consumers.start, count=len(consumers)))
+    for number in graph.outputs_of(operator):
+        consumers = graph.consumers_of(number, index)
+        outputs.append(OutputSpec(edge=number, first=consumers.start, count=len(consumers)))
     return TaskSpec(
         operator=operator,
         name=vertex.name,

@@ -7,15 +7,18 @@ programs travel as bytes that only ``dataflow`` (graphs) and the workers (progra
 
 from __future__ import annotations
 
+import struct
 from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgpack
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from minishuffle import limits
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import LocalProtocolError, RemoteProtocolError, ResourceExhausted
+from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.wire.decoder import FrameDecoder
 from minishuffle.wire.frames import BufferHeader, Frame, Message, encode_frame
 
@@ -131,20 +134,25 @@ class WorkerReport(ControlMessage):
     loop_lag_p99_seconds: float = 0.0
 
 
-class InputChannelSpec(ControlMessage):
-    """Where one input channel finds its producer."""
+class TaskAttempt(ControlMessage):
+    """One attempt of a subtask of the job that the message is about."""
 
-    producer: int
+    operator: int
+    index: int
     attempt: int
-    worker: int
 
 
 class InputSpec(ControlMessage):
-    """One in-edge of a subtask. ``input`` is the operator's input number."""
+    """One in-edge of a subtask: producers ``first`` … ``first + count - 1`` of ``operator`` feed it.
+
+    ``input`` is the consumer's input number. Where the producers are: :meth:`DeployTasks.channels`.
+    """
 
     edge: int
     input: int
-    channels: list[InputChannelSpec]
+    operator: int
+    first: int = Field(ge=0)
+    count: int = Field(ge=0)
 
 
 class OutputSpec(ControlMessage):
@@ -205,6 +213,22 @@ class WorkerInfo(ControlMessage):
     heartbeat_age_seconds: float
     report: WorkerReport
     peers: list[PeerReport]
+
+
+PLACEMENT_ENTRY: Final = struct.Struct(">I")
+
+
+def pack_placement(workers: Sequence[int]) -> bytes:
+    """The worker id of each subtask of an operator, as a table of u32."""
+    return struct.pack(f">{len(workers)}I", *workers)
+
+
+def _unpack_placement(table: bytes) -> tuple[int, ...]:
+    """Raises ValueError: the table ends in the middle of an entry."""
+    count, rest = divmod(len(table), PLACEMENT_ENTRY.size)
+    if rest:
+        raise ValueError(f"a placement of {len(table)} bytes is not a table of u32")
+    return struct.unpack(f">{count}I", table)
 
 
 # --- messages -------------------------------------------------------------------------------------
@@ -296,7 +320,10 @@ class Registered(ControlMessage):
 
 
 class DeployTasks(ControlMessage):
-    """Start these tasks of a job. ``programs`` maps operator id to its cloudpickled program."""
+    """Start these tasks of a job. ``programs`` maps operator id to its cloudpickled program.
+
+    Channels are named by range: with 4,000 consumers of 8,000 producers there are 32 million of them.
+    """
 
     type: Literal["deploy"] = "deploy"
     term: int
@@ -308,6 +335,34 @@ class DeployTasks(ControlMessage):
     programs: dict[int, bytes]
     tasks: list[TaskSpec]
     workers: list[WorkerAddress]
+    placement: dict[int, bytes]
+    """By operator that feeds one of these tasks: the worker of each subtask, see :func:`pack_placement`."""
+    attempts: list[TaskAttempt] = Field(default_factory=list)
+    """Of the subtasks of those operators whose current attempt is not the first."""
+
+    @model_validator(mode="after")
+    def _placed(self) -> DeployTasks:
+        known = {address.worker for address in self.workers}
+        for operator, table in self.placement.items():
+            if unknown := set(_unpack_placement(table)) - known:
+                raise ValueError(f"operator {operator} is placed on worker {min(unknown)} without an address")
+        for task in self.tasks:
+            for spec in task.inputs:
+                placed = len(self.placement.get(spec.operator, b"")) // PLACEMENT_ENTRY.size
+                if spec.first + spec.count > placed:
+                    raise ValueError(
+                        f"input {spec.input} of operator {task.operator} reads {spec.count} producers from "
+                        f"{spec.first} on, operator {spec.operator} is placed with {placed}"
+                    )
+        return self
+
+    def channels(self, spec: InputSpec) -> Iterator[tuple[int, int, int]]:
+        """Producer index, its attempt and its worker, of each channel of an input."""
+        attempts = {each.index: each.attempt for each in self.attempts if each.operator == spec.operator}
+        begin = spec.first * PLACEMENT_ENTRY.size
+        table = self.placement.get(spec.operator, b"")[begin : begin + spec.count * PLACEMENT_ENTRY.size]
+        for producer, worker in enumerate(_unpack_placement(table), spec.first):
+            yield producer, attempts.get(producer, FIRST_ATTEMPT), worker
 
 
 class CancelTasks(ControlMessage):

@@ -262,13 +262,13 @@ class Worker:
                 self._end(reason)
 
     def _start(self, instruction: StartTask) -> None:
-        spec = instruction.spec
-        key: TaskKey = (instruction.job, spec.operator, spec.index)
+        job, spec = instruction.message.job, instruction.spec
+        key: TaskKey = (job, spec.operator, spec.index)
         try:
             self._deployment.start(instruction)
         except Exception as error:  # whatever it is (no more threads, say), it ends this task alone
             name = f"{spec.name}[{spec.index}]"
-            _log.warning("%s of %s cannot start", name, instruction.job, exc_info=error)
+            _log.warning("%s of %s cannot start", name, job, exc_info=error)
             info = describe_failure(error, name)
             nothing = TaskCounters()
             self._carry_out(self._state.task_ended(key, spec.attempt, "failed", info, b"", nothing))

@@ -76,13 +76,10 @@ class ChannelKey:
 
 @dataclass(frozen=True, slots=True)
 class StartTask:
-    """Build the task's gates and partitions and start its thread."""
+    """Build the gates and partitions of one task of ``message`` and start its thread."""
 
-    job: str
-    job_name: str
+    message: DeployTasks
     spec: TaskSpec
-    program: bytes
-    settings: dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,9 +289,8 @@ class WorkerState:
             self._tasks[key] = _TaskEntry(spec)
             for output in spec.outputs:
                 self._partitions[PartitionId(JobId(message.job), output.edge, spec.index)] = spec.attempt
-            program = message.programs[spec.operator]
-            starts.append(StartTask(message.job, message.name, spec, program, message.settings))
-            connects.extend(self._connect_inputs(message.job, key, spec, now))
+            starts.append(StartTask(message, spec))
+            connects.extend(self._connect_inputs(message, key, spec, now))
         return [*starts, *connects, *self._serve_waiting()]
 
     def _meet(self, address: WorkerAddress) -> None:
@@ -308,19 +304,21 @@ class WorkerState:
             # Its link may be up already; what that told has no port.
             peer.address = address
 
-    def _connect_inputs(self, job: str, key: TaskKey, spec: TaskSpec, now: float) -> list[Instruction]:
+    def _connect_inputs(
+        self, message: DeployTasks, key: TaskKey, spec: TaskSpec, now: float
+    ) -> list[Instruction]:
         instructions: list[Instruction] = []
         for gate in spec.inputs:
-            for channel in gate.channels:
-                channel_key = ChannelKey(key, gate.edge, channel.producer)
-                if channel.worker == self.worker:
-                    partition = PartitionId(JobId(job), gate.edge, channel.producer)
+            for producer, attempt, worker in message.channels(gate):
+                channel_key = ChannelKey(key, gate.edge, producer)
+                if worker == self.worker:
+                    partition = PartitionId(JobId(message.job), gate.edge, producer)
                     instructions.append(ConnectLocal(channel_key, partition))
                     continue
                 request = PartitionRequest(
-                    0, job, gate.edge, channel.producer, spec.index, channel.attempt, spec.attempt, 1, 0
+                    0, message.job, gate.edge, producer, spec.index, attempt, spec.attempt, 1, 0
                 )
-                instructions.extend(self._request(channel.worker, channel_key, request, now))
+                instructions.extend(self._request(worker, channel_key, request, now))
         return instructions
 
     def _request(

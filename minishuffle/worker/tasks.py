@@ -31,6 +31,7 @@ from minishuffle.protocol.channel import Outgoing
 from minishuffle.wire.frames import DataType
 from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import (
+    DeployTasks,
     ErrorInfo,
     InputSpec,
     Register,
@@ -107,8 +108,9 @@ class Deployment:
             ResourceExhausted: the pools that it needs do not fit.
             Exception: there cannot be another thread, for one. Nothing of the task is left behind.
         """
-        spec, job = instruction.spec, instruction.job
-        settings = JobSettings.model_validate(instruction.settings)
+        message, spec = instruction.message, instruction.spec
+        job = message.job
+        settings = JobSettings.model_validate(message.settings)
         counters = TaskCounters()
         paths = TaskPaths(self._inbox)
         subtask = SubtaskId(JobId(job), OperatorId(spec.operator), spec.index)
@@ -116,7 +118,7 @@ class Deployment:
         partitions: dict[int, ResultPartition] = {}
         try:
             for input_spec in spec.inputs:
-                gates.append(self._build_gate(input_spec, spec, settings, paths, counters))
+                gates.append(self._build_gate(message, input_spec, spec, settings, paths, counters))
             if spec.stream:
                 gates.append(self._upstream_gate(spec, settings, paths, counters))
             for output in spec.outputs:
@@ -135,10 +137,10 @@ class Deployment:
             attempt_id = AttemptId(subtask, spec.attempt)
             task = Task(
                 attempt_id,
-                instruction.job_name,
+                message.name,
                 spec.name,
                 spec.parallelism,
-                instruction.program,
+                message.programs[spec.operator],
                 gates,
                 partitions,
                 paths,
@@ -172,11 +174,18 @@ class Deployment:
         return pool
 
     def _build_gate(
-        self, spec: InputSpec, task: TaskSpec, settings: JobSettings, paths: TaskPaths, counters: TaskCounters
+        self,
+        message: DeployTasks,
+        spec: InputSpec,
+        task: TaskSpec,
+        settings: JobSettings,
+        paths: TaskPaths,
+        counters: TaskCounters,
     ) -> InputGate:
         """Flink's sizes: exclusive buffers for remote channels only, floating ones from 1 up."""
         exclusive, floating = settings.buffers_per_channel, settings.floating_buffers_per_gate
-        reserved = exclusive * sum(1 for channel in spec.channels if channel.worker != self._worker)
+        channels = list(message.channels(spec))
+        reserved = exclusive * sum(1 for _, _, worker in channels if worker != self._worker)
         name = f"input {spec.input} of {task.name}[{task.index}]"
         pool = self.pool.create_pool(name, reserved + 1, reserved + floating)
         gate = InputGate(
@@ -188,8 +197,8 @@ class Deployment:
             budget=self.budget,
             counters=counters,
         )
-        for channel in spec.channels:
-            gate.add_channel(channel.producer)
+        for producer, _, _ in channels:
+            gate.add_channel(producer)
         return gate
 
     def _upstream_gate(

@@ -30,10 +30,11 @@ def test_each_worker_gets_its_tasks_with_programs_and_addresses(make_graph: Call
 
 
 def test_channels_name_the_producers_worker(make_graph: Callable[..., JobGraph]) -> None:
-    task = next(task for task in deploy(make_graph(3, 2), (1, 2, 1))[1].tasks if task.operator == 1)
+    message = deploy(make_graph(3, 2), (1, 2, 1))[1]
+    task = next(task for task in message.tasks if task.operator == 1)
     (gate,) = task.inputs
-    assert (gate.edge, gate.input) == (0, 0)
-    assert [(c.producer, c.attempt, c.worker) for c in gate.channels] == [(0, 1, 1), (1, 1, 2), (2, 1, 1)]
+    assert (gate.edge, gate.input, gate.operator) == (0, 0, 0)
+    assert list(message.channels(gate)) == [(0, 1, 1), (1, 1, 2), (2, 1, 1)]
 
 
 def test_inputs_and_outputs_agree_for_every_pattern(make_graph: Callable[..., JobGraph]) -> None:
@@ -53,6 +54,11 @@ def test_inputs_and_outputs_agree_for_every_pattern(make_graph: Callable[..., Jo
             for output in task.outputs
             for consumer in range(output.first, output.first + output.count)
         }
-        read = {(c.producer, task.index) for task in tasks for gate in task.inputs for c in gate.channels}
+        read = {
+            (producer, task.index)
+            for task in tasks
+            for gate in task.inputs
+            for producer in range(gate.first, gate.first + gate.count)
+        }
         assert fed == read
         assert {consumer for _, consumer in read} == set(range(sinks))

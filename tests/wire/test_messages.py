@@ -21,18 +21,25 @@ from minishuffle.errors import LocalProtocolError, RemoteProtocolError
 from minishuffle.wire.frames import Message, encode_frame
 from minishuffle.wire.messages import (
     ControlMessage,
+    DeployTasks,
     ErrorInfo,
     GetRows,
+    InputSpec,
     JobInfo,
     JobList,
     ListJobs,
     MessageDecoder,
     Register,
+    TaskAttempt,
+    TaskSpec,
     TaskStateChanged,
+    WorkerAddress,
     pack_message,
+    pack_placement,
     unpack_message,
 )
 
+ADDRESS = WorkerAddress(worker=7, epoch=1, host="10.0.0.7", data_port=5007)
 MESSAGE_TYPES = tuple(ControlMessage.by_type.values())
 INT_MAX = 2**63 - 1
 PLAIN: dict[Any, st.SearchStrategy[Any]] = {
@@ -70,8 +77,13 @@ def values(annotation: Any, metadata: Sequence[Any] = ()) -> st.SearchStrategy[A
 
 
 def messages(cls: type[ControlMessage]) -> st.SearchStrategy[ControlMessage]:
-    fields = cls.model_fields.items()
-    return st.builds(cls, **{name: values(field.annotation, field.metadata) for name, field in fields})
+    fields = {name: values(field.annotation, field.metadata) for name, field in cls.model_fields.items()}
+    if cls is InputSpec:
+        fields |= {"operator": st.just(0), "first": st.integers(0, 2), "count": st.integers(0, 2)}
+    if cls is DeployTasks:
+        fields["workers"] = fields["workers"].map(lambda workers: [*workers, ADDRESS])
+        fields["placement"] = st.just({0: pack_placement([ADDRESS.worker] * 4)})
+    return st.builds(cls, **fields)
 
 
 def test_every_module_of_messages_registers_its_own() -> None:
@@ -296,3 +308,69 @@ def test_text_that_is_no_unicode_is_escaped_and_not_lost() -> None:
     back = unpack_message(pack_message(TaskStateChanged(**fields, error=error)))
     assert isinstance(back, TaskStateChanged) and back.error is not None
     assert back.error.text == "no file caf\\udce9.csv"
+
+
+# --- deployments ----------------------------------------------------------------------------------
+
+
+def deployment(**fields: Any) -> DeployTasks:
+    """Consumer 0 of operator 1 reads producers 1 and 2 of operator 0."""
+    spec = InputSpec(edge=0, input=0, operator=0, first=1, count=2)
+    task = TaskSpec(operator=1, name="join", index=0, parallelism=1, attempt=1, inputs=[spec], outputs=[])
+    values = {
+        "term": 1,
+        "job": "j1",
+        "name": "job",
+        "settings": {},
+        "programs": {1: b"program"},
+        "tasks": [task],
+        "workers": [ADDRESS.model_copy(update={"worker": worker}) for worker in (7, 8, 9)],
+        "placement": {0: pack_placement([7, 8, 9])},
+    }
+    return DeployTasks(**values | fields)
+
+
+def test_channels_are_named_by_range_and_attempts_by_exception() -> None:
+    exceptions = [
+        TaskAttempt(operator=0, index=2, attempt=5),
+        TaskAttempt(operator=1, index=1, attempt=4),
+        TaskAttempt(operator=0, index=0, attempt=3),
+    ]
+    back = unpack_message(pack_message(deployment(attempts=exceptions)))
+    assert isinstance(back, DeployTasks)
+    assert list(back.channels(back.tasks[0].inputs[0])) == [(1, 1, 8), (2, 5, 9)]
+
+
+@pytest.mark.parametrize(
+    ("placement", "text"),
+    [
+        ({}, "input 0 of operator 1 reads 2 producers from 1 on, operator 0 is placed with 0"),
+        ({0: pack_placement([7, 8])}, "operator 0 is placed with 2"),
+        ({0: pack_placement([7, 8, 3])}, "operator 0 is placed on worker 3 without an address"),
+        ({0: b"12345"}, "a placement of 5 bytes is not a table of u32"),
+    ],
+)
+def test_a_placement_that_does_not_fit_is_refused(placement: dict[int, bytes], text: str) -> None:
+    with pytest.raises(ValidationError, match=text):
+        deployment(placement=placement)
+
+
+def test_a_deployment_is_as_large_as_its_tasks_and_not_as_their_channels() -> None:
+    """4,000 consumers of 8,000 producers have 32 million channels."""
+    small, large = (
+        len(pack_message(deployment(placement={0: pack_placement([7] * count)}, tasks=tasks)))
+        for count, tasks in (
+            (3, deployment().tasks),
+            (
+                8_000,
+                [
+                    deployment()
+                    .tasks[0]
+                    .model_copy(
+                        update={"inputs": [InputSpec(edge=0, input=0, operator=0, first=0, count=8_000)]}
+                    )
+                ],
+            ),
+        )
+    )
+    assert large - small < 4.1 * 8_000

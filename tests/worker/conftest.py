@@ -82,13 +82,12 @@ class Site:
         graph = compile_job(stream, parallelism=parallelism, settings=settings)
         message = self.message(graph, job)
         for spec in message.tasks:
-            program = message.programs[spec.operator]
-            self.deployment.start(StartTask(job, job, spec, program, message.settings))
+            self.deployment.start(StartTask(message, spec))
         for spec in message.tasks if connect else ():
             for gate in spec.inputs:
-                for channel in gate.channels:
-                    key = ChannelKey((job, spec.operator, spec.index), gate.edge, channel.producer)
-                    partition = PartitionId(JobId(job), gate.edge, channel.producer)
+                for producer, _, _ in message.channels(gate):
+                    key = ChannelKey((job, spec.operator, spec.index), gate.edge, producer)
+                    partition = PartitionId(JobId(job), gate.edge, producer)
                     self.deployment.connect_local(key, partition)
         return [task for key, task in self.deployment.tasks.items() if key[0] == job]
 

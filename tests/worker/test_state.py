@@ -17,7 +17,6 @@ from minishuffle.wire.messages import (
     DeployTasks,
     Dial,
     ErrorInfo,
-    InputChannelSpec,
     InputSpec,
     OutputSpec,
     ReleaseJob,
@@ -26,6 +25,7 @@ from minishuffle.wire.messages import (
     TaskStateChanged,
     WorkerAddress,
     WorkerLost,
+    pack_placement,
 )
 from minishuffle.worker.state import (
     AbandonTask,
@@ -60,17 +60,13 @@ SOURCE = TaskSpec(
 
 def sink(attempt: int = 1) -> TaskSpec:
     """Consumer 0 of edge 0; producer 0 on worker 2, producer 1 on worker 3."""
-    channels = [
-        InputChannelSpec(producer=0, attempt=1, worker=2),
-        InputChannelSpec(producer=1, attempt=1, worker=3),
-    ]
     return TaskSpec(
         operator=1,
         name="sink",
         index=0,
         parallelism=2,
         attempt=attempt,
-        inputs=[InputSpec(edge=0, input=0, channels=channels)],
+        inputs=[InputSpec(edge=0, input=0, operator=0, first=0, count=2)],
         outputs=[],
     )
 
@@ -90,6 +86,7 @@ def deploy(
         programs={0: b"source", 1: b"sink"},
         tasks=list(tasks),
         workers=workers or [address(1), address(2), address(3)],
+        placement={0: pack_placement([2, 3])},
     )
 
 

@@ -351,7 +351,7 @@ def compiled_elsewhere() -> Any:
 def start_task(message: Any, program: bytes) -> Any:
     from minishuffle.worker.state import StartTask
 
-    return StartTask(message.job, message.name, message.tasks[0], program, message.settings)
+    return StartTask(message.model_copy(update={"programs": {0: program}}), message.tasks[0])
 
 
 async def test_a_failed_consumer_leaves_its_producer_to_be_cancelled(site: Site) -> None:

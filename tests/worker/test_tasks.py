@@ -15,7 +15,7 @@ from minishuffle.errors import ResourceExhausted
 from minishuffle.exchange.channels import LocalAttachment
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.wire.frames import PartitionRequest
-from minishuffle.wire.messages import InputChannelSpec, InputSpec, TaskSpec
+from minishuffle.wire.messages import WorkerAddress, pack_placement
 from minishuffle.worker.state import ChannelKey, StartTask
 from minishuffle.worker.task import Task
 from support.links import BareLink
@@ -72,24 +72,15 @@ async def joined(site: Site, task: Task) -> None:
     await site.until(lambda: not thread.is_alive())
 
 
-def consumer_of_two(worker: int) -> TaskSpec:
-    """A task with an input of two producers, both on ``worker``."""
-    channels = [InputChannelSpec(producer=producer, attempt=1, worker=worker) for producer in range(2)]
-    return TaskSpec(
-        operator=1,
-        name="sink",
-        index=0,
-        parallelism=1,
-        attempt=1,
-        inputs=[InputSpec(edge=0, input=0, channels=channels)],
-        outputs=[],
-    )
-
-
 def start_consumer(site: Site, worker: int, **settings: Any) -> Task:
-    program = compile_job(Stream.items([1]).rebalance().to_count()).vertices[1].program
-    chosen = JobSettings(**settings).model_dump()
-    site.deployment.start(StartTask("j1", "job", consumer_of_two(worker), program, chosen))
+    """A task with an input of two producers, both on ``worker``."""
+    chosen = JobSettings(**settings)
+    graph = compile_job(Stream.items([1]).rebalance().to_count(), parallelism=2, settings=chosen)
+    message = site.message(graph, "j1")
+    address = WorkerAddress(worker=worker, epoch=1, host="127.0.0.1", data_port=1)
+    elsewhere = {"placement": {0: pack_placement([worker] * 2)}, "workers": [address]}
+    message = message.model_copy(update=elsewhere)
+    site.deployment.start(StartTask(message, next(spec for spec in message.tasks if spec.inputs)))
     return site.deployment.tasks["j1", 1, 0]
 
 
@@ -135,9 +126,8 @@ async def test_nothing_is_left_of_a_task_whose_thread_cannot_start(
     graph = compile_job(Stream.items([1]).rebalance().to_count(), parallelism=1)
     message = site.message(graph, "j1")
     for spec in message.tasks:
-        instruction = StartTask("j1", "job", spec.model_copy(update={"sink": "kept"}), b"", message.settings)
         with pytest.raises(RuntimeError, match="can't start new thread"):
-            site.deployment.start(instruction)
+            site.deployment.start(StartTask(message, spec.model_copy(update={"sink": "kept"})))
     deployment = site.deployment
     assert (deployment.tasks, deployment.partitions, deployment.spools) == ({}, {}, {})
     assert deployment.flush_intervals() == set()
