@@ -24,6 +24,7 @@ from minishuffle.errors import (
     UsageError,
     error_from_code,
 )
+from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.wire.clients import (
     AbortWrite,
     CommitResult,
@@ -263,6 +264,7 @@ class Results:
             job=result.job.id,
             operator=result.operator,
             index=message.subtask,
+            task_attempt=result.job.attempt_of(result.operator, message.subtask),
             ticket=ticket,
             begin=message.begin,
             end=message.end,
@@ -293,6 +295,7 @@ class Results:
                     job=result.job.id,
                     operator=result.operator,
                     index=subtask,
+                    task_attempt=result.job.attempt_of(result.operator, subtask),
                     begin=result.begin(subtask),
                     read=offset,
                 )
@@ -508,6 +511,7 @@ class Streams:
             job=stream.job.id,
             operator=stream.operator,
             index=index,
+            task_attempt=stream.job.attempt_of(stream.operator, index),
             ticket=ticket,
             write=message.write,
             partition=message.partition,
@@ -543,6 +547,7 @@ class Streams:
             job=stream.job.id,
             operator=stream.operator,
             index=0,
+            task_attempt=FIRST_ATTEMPT,
             ticket=ticket,
             write=message.write,
             partitions=message.partitions,
@@ -563,6 +568,7 @@ class Streams:
             job=stream.job.id,
             operator=stream.operator,
             index=0,
+            task_attempt=FIRST_ATTEMPT,
             ticket=ticket,
             write="",
             partitions=[],
@@ -576,7 +582,8 @@ class Streams:
         pending.open_answers = stream.parallelism
         for index in range(stream.parallelism):
             mine = [number for number in end.partitions if number % stream.parallelism == index]
-            message = end.model_copy(update={"index": index, "partitions": mine})
+            attempt = stream.job.attempt_of(stream.operator, index)
+            message = end.model_copy(update={"index": index, "task_attempt": attempt, "partitions": mine})
             self._send(stream.job.placement[index], message)
 
     def _ticket(self, pending: _PendingWrite) -> int:

@@ -342,6 +342,10 @@ class Job:
         """Rows that each subtask of a sink has kept for other programs so far."""
         return [task.counters.rows_kept for task in self._tasks.values() if task.operator == operator]
 
+    def attempt_of(self, operator: int, index: int) -> int:
+        """The current attempt of a subtask."""
+        return self._tasks[operator, index].attempt
+
     def abandoned_slots(self) -> Counter[int]:
         """Of the slots held, those in which a task was abandoned."""
         lost = {task.index for task in self._tasks.values() if task.state == "abandoned"}

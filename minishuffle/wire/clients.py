@@ -106,6 +106,7 @@ class ServeResult(ControlMessage):
     job: str
     operator: int
     index: int
+    task_attempt: int
     ticket: int
     begin: int
     end: int
@@ -138,6 +139,7 @@ class FreeRows(ControlMessage):
     job: str
     operator: int
     index: int
+    task_attempt: int
     begin: int
     read: int
 
@@ -211,6 +213,7 @@ class ExpectUpstream(ControlMessage):
     job: str
     operator: int
     index: int
+    task_attempt: int
     ticket: int
     write: str
     partition: int
@@ -264,6 +267,7 @@ class EndWrite(ControlMessage):
     job: str
     operator: int
     index: int
+    task_attempt: int
     ticket: int
     write: str
     partitions: list[int]

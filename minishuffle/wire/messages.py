@@ -335,7 +335,7 @@ class DeployTasks(ControlMessage):
     programs: dict[int, bytes]
     tasks: list[TaskSpec]
     workers: list[WorkerAddress]
-    placement: dict[int, bytes]
+    placement: dict[int, bytes] = Field(default_factory=dict)
     """By operator that feeds one of these tasks: the worker of each subtask, see :func:`pack_placement`."""
     attempts: list[TaskAttempt] = Field(default_factory=list)
     """Of the subtasks of those operators whose current attempt is not the first."""
@@ -366,19 +366,21 @@ class DeployTasks(ControlMessage):
 
 
 class CancelTasks(ControlMessage):
-    """Cancel every task of the job on this worker."""
+    """Cancel these attempts; none named: every one of the job on this worker."""
 
     type: Literal["cancel_tasks"] = "cancel_tasks"
     term: int
     job: str
+    attempts: list[TaskAttempt] = Field(default_factory=list)
 
 
 class ReleaseJob(ControlMessage):
-    """The job is over everywhere: forget its partitions, gates and pools."""
+    """Free the partitions, gates and pools of these attempts; none named: the job has ended everywhere."""
 
     type: Literal["release_job"] = "release_job"
     term: int
     job: str
+    attempts: list[TaskAttempt] = Field(default_factory=list)
 
 
 class Dial(ControlMessage):

@@ -21,7 +21,7 @@ from minishuffle.errors import (
 from minishuffle.exchange.partition import ResultPartition, serve
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.exchange.spool import Spool
-from minishuffle.ids import JobId, PartitionId
+from minishuffle.ids import AttemptId, JobId, OperatorId, PartitionId, SubtaskId
 from minishuffle.transport.tcp import DataLink
 from minishuffle.wire.clients import (
     DropResult,
@@ -37,8 +37,7 @@ from minishuffle.wire.frames import EventKind, PartitionRequest
 from minishuffle.wire.messages import ControlMessage, ErrorInfo
 from minishuffle.worker.client_gate import UPSTREAM_EDGE, Progress, UpstreamGate
 from minishuffle.worker.handoff import LoopInbox, TaskPaths
-from minishuffle.worker.task import Task
-from minishuffle.worker.tasks import Deployment
+from minishuffle.worker.tasks import Attempt, Deployment
 
 __all__ = ["ResultReaders", "Visitors"]
 
@@ -155,8 +154,8 @@ class ResultReaders:
         match message:
             case ServeResult():
                 self._expect(message)
-            case FreeRows(job=job, operator=operator, index=index):
-                self._deployment.free_rows((job, operator, index), message.begin, message.read)
+            case FreeRows():
+                self._deployment.free_rows(_attempt_id(message), message.begin, message.read)
             case DropResult(job=job):
                 self._deployment.drop_spools(job)
 
@@ -179,7 +178,7 @@ class ResultReaders:
         self._send(ResultExpected(term=self._term, ticket=message.ticket, segment_bytes=segment_bytes))
 
     def _spool(self, message: ServeResult) -> Spool:
-        spool = self._deployment.spools.get((message.job, message.operator, message.index))
+        spool = self._deployment.spools.get(_attempt_id(message))
         if spool is None:
             raise PeerLost(f"this worker keeps no results of job {message.job} (any more): run it again")
         return spool
@@ -282,7 +281,7 @@ class Visitors:
             )
 
         try:
-            gate, parallelism = self._gate(message.job, message.operator, message.index)
+            gate, parallelism = self._gate(message)
             mine = range(message.index, message.partitions, parallelism)
             gate.expect(message.write, message.partition, message.attempt, mine, ready)
         except ShuffleError as error:
@@ -290,23 +289,27 @@ class Visitors:
             self._send(UpstreamExpected(term=self._term, ticket=ticket, error=info))
 
     def _end(self, message: EndWrite) -> None:
-        task = self._deployment.tasks.get((message.job, message.operator, message.index))
-        gate = _gate_of(task)
+        attempt = self._deployment.attempts.get(_attempt_id(message))
+        gate = _gate_of(attempt)
         # The gate of a task that finished still knows what it read. Of one that ended otherwise the job is
         # about to end, and the coordinator tells whoever asked.
-        if task is None or gate is None or (task.paths.cancelled and task.state != "finished"):
+        if attempt is None or gate is None:
+            return
+        if attempt.paths.cancelled and attempt.task.state != "finished":
             return
         missing = gate.missing(message.write, message.partitions)
         if message.last and not missing:
             gate.end()
         self._send(WriteEnded(term=self._term, ticket=message.ticket, missing=missing))
 
-    def _gate(self, job: str, operator: int, index: int) -> tuple[UpstreamGate, int]:
-        task = self._deployment.tasks.get((job, operator, index))
-        gate = _gate_of(task)
-        if task is None or gate is None or task.paths.cancelled:
-            raise PeerLost(f"task {operator}[{index}] of job {job} does not run here any more")
-        return gate, task.parallelism
+    def _gate(self, message: ExpectUpstream) -> tuple[UpstreamGate, int]:
+        attempt = self._deployment.attempts.get(_attempt_id(message))
+        gate = _gate_of(attempt)
+        if attempt is None or gate is None or attempt.paths.cancelled:
+            raise PeerLost(
+                f"task {message.operator}[{message.index}] of job {message.job} does not run here any more"
+            )
+        return gate, attempt.task.parallelism
 
     # --- links -----------------------------------------------------------------------------------
 
@@ -323,7 +326,7 @@ class Visitors:
             return
         message = self._tickets.pop(link.peer.worker)
         try:
-            gate, _ = self._gate(message.job, message.operator, message.index)
+            gate, _ = self._gate(message)
             channel = gate.open_channel(message.write, message.partition, message.attempt)
         except ShuffleError as error:
             link.abort(error)
@@ -348,7 +351,12 @@ class Visitors:
             del self._tickets[number]
 
 
-def _gate_of(task: Task | None) -> UpstreamGate | None:
+def _gate_of(attempt: Attempt | None) -> UpstreamGate | None:
     """Where programs write into the task, if they do."""
-    gate = task.gates[0] if task is not None and task.gates else None
+    gate = attempt.gates[0] if attempt is not None and attempt.gates else None
     return gate if isinstance(gate, UpstreamGate) else None
+
+
+def _attempt_id(message: ServeResult | FreeRows | ExpectUpstream | EndWrite) -> AttemptId:
+    subtask = SubtaskId(JobId(message.job), OperatorId(message.operator), message.index)
+    return AttemptId(subtask, message.task_attempt)

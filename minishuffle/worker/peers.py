@@ -223,7 +223,7 @@ class PeerLinks:
             return
         subpartition = partition.subpartition(consumer) if partition is not None else None
         if subpartition is None:
-            error = RemoteProtocolError(f"{instruction.partition} has no subpartition {consumer}")
+            error = RemoteProtocolError(f"attempt {instruction.producer} has no subpartition {consumer}")
             link.connection.refuse(instruction.request.channel, error)
             link.flush_soon()
         else:

@@ -52,6 +52,7 @@ from minishuffle.worker.state import (
     DialPeer,
     Exit,
     FailTask,
+    ForgetJob,
     Instruction,
     KeepResults,
     Refuse,
@@ -60,8 +61,8 @@ from minishuffle.worker.state import (
     Send,
     ServeStream,
     StartTask,
-    TaskKey,
     WorkerState,
+    attempt_id,
 )
 from minishuffle.worker.task import Task, TaskOutcome, describe_failure
 from minishuffle.worker.tasks import (
@@ -192,10 +193,10 @@ class Worker:
             # The goodbye: without it a closed link looks as if this process had been killed.
             self._send(Shutdown(term=self._state.term, reason="the worker was told to stop"))
         if self._registered.done() and not self._registered.cancelled() and not self._registered.exception():
-            tasks = list(self._deployment.tasks.values())
-            for task in tasks:
-                task.paths.cancel()
-            threads = [task.thread for task in tasks if task.thread is not None]
+            attempts = list(self._deployment.attempts.values())
+            for attempt in attempts:
+                attempt.paths.cancel()
+            threads = [attempt.task.thread for attempt in attempts if attempt.task.thread is not None]
             threads += self._peers.visitors.readers.close()
             deadline = self._loop.time() + self.settings.task_cancel_timeout
             while any(thread.is_alive() for thread in threads) and self._loop.time() < deadline:
@@ -224,32 +225,33 @@ class Worker:
                 self._send(message)
             case StartTask():
                 self._start(instruction)
-            case ConnectLocal(key, partition):
-                deployment.connect_local(key, partition)
+            case ConnectLocal(key, producer):
+                deployment.connect_local(key, producer)
             case RequestPartition():
                 self._peers.request(instruction, deployment.channel(instruction.channel))
             case Attach():
-                self._peers.attach(instruction, deployment.partitions.get(instruction.partition))
+                partition = deployment.partition(instruction.producer, instruction.request.edge)
+                self._peers.attach(instruction, partition)
             case Refuse():
                 self._peers.refuse(instruction)
-            case CancelTask(task_key):
-                if task_key in deployment.tasks:
-                    deployment.tasks[task_key].paths.cancel()
-            case AbandonTask(task_key):
-                task = deployment.tasks[task_key]
-                task.state = "abandoned"
-                deployment.ended(task)
-                _log.error("task %s still runs after its cancel: abandoned", task.attempt_id)
+            case CancelTask(attempt_id):
+                deployment.attempts[attempt_id].paths.cancel()
+            case AbandonTask(attempt_id):
+                attempt = deployment.attempts[attempt_id]
+                attempt.task.state = "abandoned"
+                attempt.close()
+                _log.error("task %s still runs after its cancel: abandoned", attempt_id)
             case FailTask(key, error):
                 failed = deployment.channel(key)
                 if failed is not None:
                     failed.detach(error)
-            case Release(job):
-                self._peers.visitors.forget(job)
-                deployment.release(job)
-                if not deployment.tasks:
+            case Release(attempts):
+                deployment.release(attempts)
+                if not deployment.attempts:
                     collect_garbage()
                 self._flush_in_time()
+            case ForgetJob(job):
+                self._peers.visitors.forget(job)
             case DialPeer(peer):
                 self._dial(peer)
             case CloseLinks():
@@ -263,7 +265,6 @@ class Worker:
 
     def _start(self, instruction: StartTask) -> None:
         job, spec = instruction.message.job, instruction.spec
-        key: TaskKey = (job, spec.operator, spec.index)
         try:
             self._deployment.start(instruction)
         except Exception as error:  # whatever it is (no more threads, say), it ends this task alone
@@ -271,7 +272,8 @@ class Worker:
             _log.warning("%s of %s cannot start", name, job, exc_info=error)
             info = describe_failure(error, name)
             nothing = TaskCounters()
-            self._carry_out(self._state.task_ended(key, spec.attempt, "failed", info, b"", nothing))
+            ended = self._state.task_ended(attempt_id(job, spec), "failed", info, b"", nothing)
+            self._carry_out(ended)
         self._flush_in_time()
 
     def _dial(self, peer: WorkerAddress) -> None:
@@ -282,20 +284,20 @@ class Worker:
     # --- tasks (called on the loop through the inbox) ------------------------------------------------
 
     def _on_report(self, task: Task, outcome: TaskOutcome | None) -> None:
-        subtask = task.attempt_id.subtask
-        key: TaskKey = (subtask.job, subtask.operator, subtask.index)
+        key = task.attempt_id
         if outcome is None:
             task.state = "running"
-            self._carry_out(self._state.task_running(key, task.attempt_id.attempt))
+            self._carry_out(self._state.task_running(key))
             return
         task.state = outcome.state
-        self._deployment.ended(task)
+        attempt = self._deployment.attempts.get(key)
+        if attempt is not None:  # else it was released meanwhile
+            attempt.close()
         self._sender.end(task.outbox)
-        attempt = task.attempt_id.attempt
         try:
             counters = task.read_counters()
             self._carry_out(
-                self._state.task_ended(key, attempt, outcome.state, outcome.error, outcome.result, counters)
+                self._state.task_ended(key, outcome.state, outcome.error, outcome.result, counters)
             )
         except Exception as error:  # without a report of its end the job would never end
             _log.exception("the end of attempt %s cannot be reported", task.attempt_id)

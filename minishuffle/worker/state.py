@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 from minishuffle.config import ClusterSettings
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import PartitionNotFound, PeerLost, ShuffleError
-from minishuffle.ids import JobId, PartitionId
+from minishuffle.ids import AttemptId, JobId, OperatorId, PartitionId, SubtaskId
 from minishuffle.wire.clients import DropResult, EndWrite, ExpectUpstream, FreeRows, ServeResult
 from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.handshake import HandshakeRefused
@@ -27,6 +27,7 @@ from minishuffle.wire.messages import (
     ErrorInfo,
     ReleaseJob,
     Shutdown,
+    TaskAttempt,
     TaskSpec,
     TaskStateChanged,
     WorkerAddress,
@@ -43,6 +44,7 @@ __all__ = [
     "DialPeer",
     "Exit",
     "FailTask",
+    "ForgetJob",
     "Instruction",
     "KeepResults",
     "Refuse",
@@ -51,8 +53,8 @@ __all__ = [
     "Send",
     "ServeStream",
     "StartTask",
-    "TaskKey",
     "WorkerState",
+    "attempt_id",
 ]
 
 
@@ -61,15 +63,16 @@ __all__ = [
 # What the worker's decisions ask of its shell.
 
 
-TaskKey: TypeAlias = tuple[str, int, int]
-"""(job, operator, index)"""
+def attempt_id(job: str, spec: TaskSpec | TaskAttempt) -> AttemptId:
+    """The attempt that a message about ``job`` names."""
+    return AttemptId(SubtaskId(JobId(job), OperatorId(spec.operator), spec.index), spec.attempt)
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelKey:
-    """One input channel of a task here."""
+    """One input channel of an attempt here."""
 
-    task: TaskKey
+    attempt: AttemptId
     edge: int
     producer: int
 
@@ -84,14 +87,14 @@ class StartTask:
 
 @dataclass(frozen=True, slots=True)
 class CancelTask:
-    task: TaskKey
+    attempt: AttemptId
 
 
 @dataclass(frozen=True, slots=True)
 class AbandonTask:
     """It still runs user code: close its paths and write it off."""
 
-    task: TaskKey
+    attempt: AttemptId
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,14 @@ class FailTask:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The job is over: free its partitions, gates and pools."""
+    """Free the partitions, gates and pools of these attempts."""
+
+    attempts: list[AttemptId]
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetJob:
+    """The job has ended everywhere: no external client of it is expected any more."""
 
     job: str
 
@@ -138,17 +148,22 @@ class RequestPartition:
 
 @dataclass(frozen=True, slots=True)
 class ConnectLocal:
+    """Connect a channel with what an attempt here writes for its edge."""
+
     channel: ChannelKey
-    partition: PartitionId
+    producer: AttemptId
 
 
 @dataclass(frozen=True, slots=True)
 class Attach:
-    """Answer a peer's PartitionRequest with that partition; ``link`` is the shell's number."""
+    """Answer a peer's PartitionRequest with what that attempt writes for the edge.
+
+    ``link`` is the peer's worker id.
+    """
 
     link: int
     request: PartitionRequest
-    partition: PartitionId
+    producer: AttemptId
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +200,7 @@ Instruction: TypeAlias = (
     | AbandonTask
     | FailTask
     | Release
+    | ForgetJob
     | Send
     | DialPeer
     | CloseLinks
@@ -241,9 +257,11 @@ class WorkerState:
         self.term = term
         self.abandoned = 0
         self._settings = settings
-        self._tasks: dict[TaskKey, _TaskEntry] = {}
-        self._partitions: dict[PartitionId, int] = {}
-        """Registered partitions, with the attempt of their producer."""
+        self._tasks: dict[AttemptId, _TaskEntry] = {}
+        self._newest: dict[SubtaskId, int] = {}
+        """The highest attempt of each subtask that was ever deployed here."""
+        self._partitions: dict[PartitionId, dict[int, AttemptId]] = {}
+        """Registered partitions by attempt: several attempts of a producer may be here at once."""
         self._peers: dict[int, _Peer] = {}
         self._announced: dict[int, int] = {}
         """The epoch of each other worker by the coordinator's word."""
@@ -259,10 +277,10 @@ class WorkerState:
         match message:
             case DeployTasks():
                 return self._deploy(message, now)
-            case CancelTasks(job=job):
-                return self._cancel(job, now)
-            case ReleaseJob(job=job):
-                return self._release(job)
+            case CancelTasks():
+                return self._cancel(message, now)
+            case ReleaseJob():
+                return self._release(message)
             case Dial(peer=peer):
                 return self._dial(peer, now)
             case WorkerLost(worker=worker, epoch=epoch):
@@ -282,13 +300,14 @@ class WorkerState:
         starts: list[Instruction] = []
         connects: list[Instruction] = []
         for spec in message.tasks:
-            key = (message.job, spec.operator, spec.index)
-            known = self._tasks.get(key)
-            if known is not None and known.spec.attempt >= spec.attempt:
+            key = attempt_id(message.job, spec)
+            if self._newest.get(key.subtask, 0) >= spec.attempt:
                 continue
+            self._newest[key.subtask] = spec.attempt
             self._tasks[key] = _TaskEntry(spec)
             for output in spec.outputs:
-                self._partitions[PartitionId(JobId(message.job), output.edge, spec.index)] = spec.attempt
+                partition = PartitionId(key.subtask.job, output.edge, spec.index)
+                self._partitions.setdefault(partition, {})[spec.attempt] = key
             starts.append(StartTask(message, spec))
             connects.extend(self._connect_inputs(message, key, spec, now))
         return [*starts, *connects, *self._serve_waiting()]
@@ -305,15 +324,15 @@ class WorkerState:
             peer.address = address
 
     def _connect_inputs(
-        self, message: DeployTasks, key: TaskKey, spec: TaskSpec, now: float
+        self, message: DeployTasks, key: AttemptId, spec: TaskSpec, now: float
     ) -> list[Instruction]:
         instructions: list[Instruction] = []
         for gate in spec.inputs:
             for producer, attempt, worker in message.channels(gate):
                 channel_key = ChannelKey(key, gate.edge, producer)
                 if worker == self.worker:
-                    partition = PartitionId(JobId(message.job), gate.edge, producer)
-                    instructions.append(ConnectLocal(channel_key, partition))
+                    writer = TaskAttempt(operator=gate.operator, index=producer, attempt=attempt)
+                    instructions.append(ConnectLocal(channel_key, attempt_id(message.job, writer)))
                     continue
                 request = PartitionRequest(
                     0, message.job, gate.edge, producer, spec.index, attempt, spec.attempt, 1, 0
@@ -346,35 +365,50 @@ class WorkerState:
             return []
         return self._want_link(address.worker, peer, now)
 
-    def _cancel(self, job: str, now: float) -> list[Instruction]:
+    def _named(self, message: CancelTasks | ReleaseJob) -> list[AttemptId]:
+        """The attempts here that the message is about."""
+        if message.attempts:
+            named = (attempt_id(message.job, each) for each in message.attempts)
+            return [key for key in named if key in self._tasks]
+        return [key for key in self._tasks if key.subtask.job == message.job]
+
+    def _cancel(self, message: CancelTasks, now: float) -> list[Instruction]:
         instructions: list[Instruction] = []
-        for key, entry in self._tasks.items():
-            if key[0] == job and not entry.over and entry.cancel_deadline is None:
+        for key in self._named(message):
+            entry = self._tasks[key]
+            if not entry.over and entry.cancel_deadline is None:
                 entry.cancel_deadline = now + self._settings.task_cancel_timeout
                 instructions.append(CancelTask(key))
         return instructions
 
-    def _release(self, job: str) -> list[Instruction]:
-        for key in [key for key in self._tasks if key[0] == job]:
-            del self._tasks[key]
-        for partition in [partition for partition in self._partitions if partition.job == job]:
-            del self._partitions[partition]
+    def _release(self, message: ReleaseJob) -> list[Instruction]:
+        released = self._named(message)
+        for key in released:
+            for output in self._tasks.pop(key).spec.outputs:
+                partition = PartitionId(key.subtask.job, output.edge, key.subtask.index)
+                attempts = self._partitions[partition]
+                del attempts[key.attempt]
+                if not attempts:
+                    del self._partitions[partition]
+        gone = set(released)
         for peer in self._peers.values():
-            peer.wanted = [wanted for wanted in peer.wanted if wanted[0].task[0] != job]
-        return [Release(job)]
+            peer.wanted = [wanted for wanted in peer.wanted if wanted[0].attempt not in gone]
+        if message.attempts:
+            return [Release(released)]
+        self._newest = {key: value for key, value in self._newest.items() if key.job != message.job}
+        return [Release(released), ForgetJob(message.job)]
 
     # --- what came of instructions ---------------------------------------------------------------
 
-    def task_running(self, key: TaskKey, attempt: int) -> list[Instruction]:
+    def task_running(self, key: AttemptId) -> list[Instruction]:
         entry = self._tasks.get(key)
-        if entry is None or entry.over or entry.spec.attempt != attempt:
+        if entry is None or entry.over:
             return []
-        return [Send(self._state_message(key, attempt, "running"))]
+        return [Send(self._state_message(key, "running"))]
 
     def task_ended(
         self,
-        key: TaskKey,
-        attempt: int,
+        key: AttemptId,
         state: str,
         error: ErrorInfo | None,
         result: bytes,
@@ -382,28 +416,26 @@ class WorkerState:
     ) -> list[Instruction]:
         """The attempt's thread came to its end; a second report changes nothing."""
         entry = self._tasks.get(key)
-        if entry is None or entry.over or entry.spec.attempt != attempt:
+        if entry is None or entry.over:
             return []
         entry.over = True
         entry.cancel_deadline = None
-        return [Send(self._state_message(key, attempt, state, error, result, counters))]
+        return [Send(self._state_message(key, state, error, result, counters))]
 
     def _state_message(
         self,
-        key: TaskKey,
-        attempt: int,
+        key: AttemptId,
         state: str,
         error: ErrorInfo | None = None,
         result: bytes = b"",
         counters: TaskCounters | None = None,
     ) -> TaskStateChanged:
-        job, operator, index = key
         return TaskStateChanged(
             term=self.term,
-            job=job,
-            operator=operator,
-            index=index,
-            attempt=attempt,
+            job=key.subtask.job,
+            operator=key.subtask.operator,
+            index=key.subtask.index,
+            attempt=key.attempt,
             state=state,
             error=error,
             result=result,
@@ -483,9 +515,8 @@ class WorkerState:
 
     def _answer(self, link: int, request: PartitionRequest) -> Attach | None:
         partition = PartitionId(JobId(request.job), request.edge, request.producer)
-        if self._partitions.get(partition) == request.producer_attempt:
-            return Attach(link, request, partition)
-        return None
+        producer = self._partitions.get(partition, {}).get(request.producer_attempt)
+        return Attach(link, request, producer) if producer is not None else None
 
     def _serve_waiting(self) -> list[Instruction]:
         instructions: list[Instruction] = []
@@ -516,7 +547,7 @@ class WorkerState:
                 entry.cancel_deadline = None
                 self.abandoned += 1
                 instructions.append(AbandonTask(key))
-                instructions.append(Send(self._state_message(key, entry.spec.attempt, "abandoned")))
+                instructions.append(Send(self._state_message(key, "abandoned")))
         if instructions and self.abandoned > self._settings.abandoned_max:
             limit = self._settings.abandoned_max
             instructions.append(
@@ -551,3 +582,9 @@ class WorkerState:
         assert all(entry.cancel_deadline is None for entry in self._tasks.values() if entry.over)
         assert all(not peer.wanted for peer in self._peers.values() if peer.up)
         assert self.worker not in self._peers
+        registered = {key for attempts in self._partitions.values() for key in attempts.values()}
+        assert registered == {key for key, entry in self._tasks.items() if entry.spec.outputs}
+        for attempts in self._partitions.values():
+            assert attempts and all(number == key.attempt for number, key in attempts.items())
+        for key in self._tasks:
+            assert key.attempt <= self._newest[key.subtask]

@@ -1,11 +1,14 @@
-"""What a worker tells of itself: to register, with each heartbeat, and for ``/metrics``; and of a task
-whose own report cannot be sent."""
+"""The attempts that are deployed on a worker, and what the worker reports of itself and of them.
+
+Everything here is called on the loop thread and does not block.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import metadata
 
 from minishuffle import limits
@@ -26,7 +29,7 @@ from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.segments import LocalPool, NetworkBufferPool
 from minishuffle.exchange.spool import Spool
-from minishuffle.ids import AttemptId, JobId, OperatorId, PartitionId, SubtaskId
+from minishuffle.ids import AttemptId, PartitionId
 from minishuffle.protocol.channel import Outgoing
 from minishuffle.wire.frames import DataType
 from minishuffle.wire.handshake import Identity
@@ -34,6 +37,7 @@ from minishuffle.wire.messages import (
     DeployTasks,
     ErrorInfo,
     InputSpec,
+    OutputSpec,
     Register,
     TaskReport,
     TaskSpec,
@@ -43,10 +47,11 @@ from minishuffle.wire.messages import (
 from minishuffle.worker.client_gate import UpstreamGate
 from minishuffle.worker.handoff import LoopInbox, TaskPaths
 from minishuffle.worker.outbox import Outbox
-from minishuffle.worker.state import ChannelKey, StartTask, TaskKey
+from minishuffle.worker.state import ChannelKey, StartTask, attempt_id
 from minishuffle.worker.task import Task, TaskOutcome
 
 __all__ = [
+    "Attempt",
     "Deployment",
     "registration",
     "short_failure",
@@ -55,20 +60,216 @@ __all__ = [
 ]
 
 
+# --- attempts -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerServices:
+    """What all attempts on a worker share. (Flink: ``TaskManagerServices``.)"""
+
+    worker: int
+    pool: NetworkBufferPool
+    inbox: LoopInbox
+    report: Callable[[Task, TaskOutcome | None], None]
+    """Called on the loop; see :class:`Task`."""
+    said: Callable[[Outbox], None]
+    """Called on the loop when a task has something for the coordinator; see :class:`Outbox`."""
+    budget: AssemblyBudget
+    spool_directory: str | None
+    spool_bytes_max: int
+    """Of the sinks that keep records, see :class:`Spool`."""
+
+
+class Attempt:
+    """Everything that belongs to one attempt: its task, paths, gates, partitions, pools and outbox.
+
+    It is built and its thread is started at once; if that fails nothing of it is left behind.
+
+    Raises:
+        ResourceExhausted: the pools that it needs do not fit.
+        Exception: there cannot be another thread, for one.
+    """
+
+    def __init__(self, services: WorkerServices, message: DeployTasks, spec: TaskSpec) -> None:
+        self.id = attempt_id(message.job, spec)
+        self.settings = JobSettings.model_validate(message.settings)
+        self.counters = TaskCounters()
+        self.paths = TaskPaths(services.inbox)
+        self.gates: list[InputGate] = []
+        self.partitions: dict[int, ResultPartition] = {}
+        """By edge."""
+        self._services = services
+        self._spec = spec
+        self._pools: dict[int, LocalPool] = {}
+        """Of the partitions, by edge."""
+        self._channels: dict[tuple[int, int], InputChannel] = {}
+        """By edge and producer."""
+        self.task = Task(
+            self.id,
+            message.name,
+            spec.name,
+            spec.parallelism,
+            message.programs[spec.operator],
+            self.gates,
+            self.partitions,
+            self.paths,
+            self.counters,
+            services.report,
+            Outbox(self.id, self.paths, services.said),
+        )
+        try:
+            for input_spec in spec.inputs:
+                self.gates.append(self._build_gate(message, input_spec))
+            if spec.stream:
+                self.gates.append(self._upstream_gate())
+            for output in spec.outputs:
+                self._build_partition(output)
+            if spec.sink:
+                bytes_max = None if spec.bounded else services.spool_bytes_max
+                self.task.spool = Spool(services.spool_directory, bytes_max)
+            self.task.start()
+        except BaseException:
+            self.release()
+            raise
+
+    def _build_partition(self, output: OutputSpec) -> None:
+        """Its pool has at least n + 1 segments, as in Flink, and at most what its channels can use."""
+        subtask = self.id.subtask
+        partition_id = PartitionId(subtask.job, output.edge, subtask.index)
+        pool = self._services.pool.create_pool(
+            f"output {partition_id}",
+            output.count + 1,
+            output.count * limits.OUTPUT_BUFFERS_PER_SUBPARTITION_MAX,
+        )
+        paths = self.paths
+        pool.on_available(paths.bell.ring)
+        self._pools[output.edge] = pool
+        self.partitions[output.edge] = ResultPartition(
+            partition_id,
+            output.first,
+            output.count,
+            lambda: paths.acquire(pool),
+            paths.notify,
+            self.counters,
+            eager=self.settings.buffer_timeout == 0,
+        )
+
+    def _build_gate(self, message: DeployTasks, spec: InputSpec) -> InputGate:
+        """Flink's sizes: exclusive buffers for remote channels only, floating ones from 1 up."""
+        services, settings = self._services, self.settings
+        exclusive, floating = settings.buffers_per_channel, settings.floating_buffers_per_gate
+        channels = list(message.channels(spec))
+        reserved = exclusive * sum(1 for _, _, worker in channels if worker != services.worker)
+        name = f"input {spec.input} of {self._spec.name}[{self._spec.index}]"
+        pool = services.pool.create_pool(name, reserved + 1, reserved + floating)
+        gate = InputGate(
+            spec.edge,
+            spec.input,
+            GateBuffers(pool, services.pool.segment_bytes, exclusive, floating),
+            wake=self.paths.bell.ring,
+            give_back=self.paths.give_back,
+            budget=services.budget,
+            counters=self.counters,
+        )
+        for producer, _, _ in channels:
+            self._channels[spec.edge, producer] = gate.add_channel(producer)
+        return gate
+
+    def _upstream_gate(self) -> UpstreamGate:
+        """Its channels come and go, and share what the gate's pool has."""
+        services, settings = self._services, self.settings
+        exclusive, floating = settings.buffers_per_channel, settings.floating_buffers_per_gate
+        pool = services.pool.create_pool(
+            f"stream {self._spec.stream} of {self._spec.name}[{self._spec.index}]",
+            1 + exclusive,
+            2 * (1 + exclusive) + floating,
+        )
+        return UpstreamGate(
+            GateBuffers(pool, services.pool.segment_bytes, exclusive, floating),
+            wake=self.paths.bell.ring,
+            give_back=self.paths.give_back,
+            budget=services.budget,
+            counters=self.counters,
+            post=self.paths.post,
+        )
+
+    def channel(self, edge: int, producer: int) -> InputChannel | None:
+        return self._channels.get((edge, producer))
+
+    # --- taking down -----------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """The task's thread is done (or written off): its inputs close, its partitions stay. Idempotent."""
+        self.paths.close()
+        for gate in self.gates:
+            gate.close()
+
+    def release(self) -> None:
+        """Nobody reads from it any more: its partitions and pools go too.
+
+        The open segments of a thread that still runs are written off: it may still write to them.
+        """
+        thread = self.task.thread
+        running = (
+            thread is not None
+            and thread.is_alive()
+            and self.task.state in ("deploying", "running", "abandoned")
+        )
+        self.close()
+        for partition in self.partitions.values():
+            for subpartition in partition.subpartitions:
+                subpartition.discard(running)
+        for pool in self._pools.values():
+            pool.destroy()
+
+    # --- flushing and reports --------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Let what is published in open segments go out."""
+        for partition in self.partitions.values():
+            partition.flush()
+
+    def snapshot(self) -> TaskSnapshot:
+        """For ``/metrics``."""
+        subtask, task = self.id.subtask, self.task
+        return TaskSnapshot(
+            job=subtask.job,
+            job_name=task.job_name,
+            operator=subtask.operator,
+            name=task.name,
+            index=subtask.index,
+            attempt=self.id.attempt,
+            state=task.state,
+            counters=task.read_counters(),
+            blocks=task.paths.clock.blocks,
+            operators=task.operators,
+            gates=tuple(gate.snapshot() for gate in self.gates),
+            partitions=tuple(
+                PartitionSnapshot(partition.backlog(), PoolSnapshot(pool.in_use, pool.size))
+                for partition, pool in zip(self.partitions.values(), self._pools.values(), strict=True)
+            ),
+        )
+
+    def report(self) -> TaskReport:
+        """For the heartbeat."""
+        subtask = self.id.subtask
+        return TaskReport(
+            job=subtask.job,
+            operator=subtask.operator,
+            index=subtask.index,
+            attempt=self.id.attempt,
+            state=self.task.state,
+            counters=self.task.read_counters(),
+        )
+
+
 # --- deployment -----------------------------------------------------------------------------------
-#
-# What is deployed on a worker: tasks with their gates, partitions and pools, built and taken down.
-#
-# Everything here is called on the loop thread and does not block.
 
 
 class Deployment:
-    """All tasks of a worker.
+    """All attempts on a worker; several of one subtask may be there at once.
 
-    Args:
-        report: what tasks call, on the loop; see :class:`Task`.
-        said: called on the loop when a task has something for the coordinator; see :class:`Outbox`.
-        spool_directory, spool_bytes_max: of the sinks that keep records, see :class:`Spool`.
+    Args: those of :class:`WorkerServices`.
     """
 
     def __init__(
@@ -82,143 +283,34 @@ class Deployment:
         spool_bytes_max: int = limits.SPOOL_BYTES_MAX,
     ) -> None:
         self.pool = pool
-        self.tasks: dict[TaskKey, Task] = {}
-        self.partitions: dict[PartitionId, ResultPartition] = {}
-        self.spools: dict[TaskKey, Spool] = {}
-        """Also of jobs that are over: see :meth:`drop_spools`."""
+        self.attempts: dict[AttemptId, Attempt] = {}
+        self.spools: dict[AttemptId, Spool] = {}
+        """Also of jobs that have ended: see :meth:`drop_spools`."""
         self.budget = AssemblyBudget(limits.ASSEMBLY_BYTES_MAX)
         self.local_bytes = 0
         self.local_buffers = 0
         self.local_rows = 0
-        self._spool_directory = spool_directory
-        self._spool_bytes_max = spool_bytes_max
-        self._worker = worker
-        self._inbox = inbox
-        self._report = report
-        self._said = said
-        self._pools: dict[PartitionId, LocalPool] = {}
-        self._flush_intervals: dict[str, float] = {}
-
-    # --- building --------------------------------------------------------------------------------
+        self._services = WorkerServices(
+            worker,
+            pool,
+            inbox,
+            report,
+            said,
+            self.budget,
+            spool_directory,
+            spool_bytes_max,
+        )
 
     def start(self, instruction: StartTask) -> None:
-        """Build one task and start its thread.
+        """Build one attempt and start its thread.
 
         Raises:
-            ResourceExhausted: the pools that it needs do not fit.
-            Exception: there cannot be another thread, for one. Nothing of the task is left behind.
+            Exception: see :class:`Attempt`.
         """
-        message, spec = instruction.message, instruction.spec
-        job = message.job
-        settings = JobSettings.model_validate(message.settings)
-        counters = TaskCounters()
-        paths = TaskPaths(self._inbox)
-        subtask = SubtaskId(JobId(job), OperatorId(spec.operator), spec.index)
-        gates: list[InputGate] = []
-        partitions: dict[int, ResultPartition] = {}
-        try:
-            for input_spec in spec.inputs:
-                gates.append(self._build_gate(message, input_spec, spec, settings, paths, counters))
-            if spec.stream:
-                gates.append(self._upstream_gate(spec, settings, paths, counters))
-            for output in spec.outputs:
-                partition_id = PartitionId(JobId(job), output.edge, spec.index)
-                pool = self._output_pool(partition_id, output.count, paths)
-                partition = ResultPartition(
-                    partition_id,
-                    output.first,
-                    output.count,
-                    lambda pool=pool: paths.acquire(pool),  # type: ignore[misc]
-                    paths.notify,
-                    counters,
-                    eager=settings.buffer_timeout == 0,
-                )
-                partitions[output.edge] = self.partitions[partition_id] = partition
-            attempt_id = AttemptId(subtask, spec.attempt)
-            task = Task(
-                attempt_id,
-                message.name,
-                spec.name,
-                spec.parallelism,
-                message.programs[spec.operator],
-                gates,
-                partitions,
-                paths,
-                counters,
-                self._report,
-                Outbox(attempt_id, paths, self._said),
-            )
-            if spec.sink:
-                bytes_max = None if spec.bounded else self._spool_bytes_max
-                task.spool = Spool(self._spool_directory, bytes_max)
-            task.start()
-        except BaseException:
-            for gate in gates:
-                gate.close()
-            for partition in partitions.values():
-                self._drop_partition(partition.id, written_off=False)
-            raise
-        self.tasks[(job, spec.operator, spec.index)] = task
-        if task.spool is not None:
-            self.spools[(job, spec.operator, spec.index)] = task.spool
-        if settings.buffer_timeout > 0:
-            self._flush_intervals[job] = settings.buffer_timeout
-
-    def _output_pool(self, partition_id: PartitionId, count: int, paths: TaskPaths) -> LocalPool:
-        """At least n + 1, as in Flink for a pipelined partition; at most what its channels can use."""
-        pool = self.pool.create_pool(
-            f"output {partition_id}", count + 1, count * limits.OUTPUT_BUFFERS_PER_SUBPARTITION_MAX
-        )
-        pool.on_available(paths.bell.ring)
-        self._pools[partition_id] = pool
-        return pool
-
-    def _build_gate(
-        self,
-        message: DeployTasks,
-        spec: InputSpec,
-        task: TaskSpec,
-        settings: JobSettings,
-        paths: TaskPaths,
-        counters: TaskCounters,
-    ) -> InputGate:
-        """Flink's sizes: exclusive buffers for remote channels only, floating ones from 1 up."""
-        exclusive, floating = settings.buffers_per_channel, settings.floating_buffers_per_gate
-        channels = list(message.channels(spec))
-        reserved = exclusive * sum(1 for _, _, worker in channels if worker != self._worker)
-        name = f"input {spec.input} of {task.name}[{task.index}]"
-        pool = self.pool.create_pool(name, reserved + 1, reserved + floating)
-        gate = InputGate(
-            spec.edge,
-            spec.input,
-            GateBuffers(pool, self.pool.segment_bytes, exclusive, floating),
-            wake=paths.bell.ring,
-            give_back=paths.give_back,
-            budget=self.budget,
-            counters=counters,
-        )
-        for producer, _, _ in channels:
-            gate.add_channel(producer)
-        return gate
-
-    def _upstream_gate(
-        self, task: TaskSpec, settings: JobSettings, paths: TaskPaths, counters: TaskCounters
-    ) -> UpstreamGate:
-        """Its channels come and go, and share what the gate's pool has."""
-        exclusive, floating = settings.buffers_per_channel, settings.floating_buffers_per_gate
-        pool = self.pool.create_pool(
-            f"stream {task.stream} of {task.name}[{task.index}]",
-            1 + exclusive,
-            2 * (1 + exclusive) + floating,
-        )
-        return UpstreamGate(
-            GateBuffers(pool, self.pool.segment_bytes, exclusive, floating),
-            wake=paths.bell.ring,
-            give_back=paths.give_back,
-            budget=self.budget,
-            counters=counters,
-            post=paths.post,
-        )
+        attempt = Attempt(self._services, instruction.message, instruction.spec)
+        self.attempts[attempt.id] = attempt
+        if attempt.task.spool is not None:
+            self.spools[attempt.id] = attempt.task.spool
 
     def _handed_over(self, piece: Outgoing) -> None:
         if piece.data_type == DataType.DATA:
@@ -229,117 +321,66 @@ class Deployment:
     # --- connecting ------------------------------------------------------------------------------
 
     def channel(self, key: ChannelKey) -> InputChannel | None:
-        """The input channel of that key; None if its task is gone."""
-        task = self.tasks.get(key.task)
-        if task is None:
-            return None
-        for gate in task.gates:
-            if gate.edge == key.edge:
-                return next((channel for channel in gate.channels if channel.producer == key.producer), None)
-        return None
+        """The input channel of that key; None if its attempt is gone."""
+        attempt = self.attempts.get(key.attempt)
+        return attempt.channel(key.edge, key.producer) if attempt is not None else None
 
-    def connect_local(self, key: ChannelKey, partition_id: PartitionId) -> None:
-        channel = self.channel(key)
-        partition = self.partitions.get(partition_id)
+    def partition(self, producer: AttemptId, edge: int) -> ResultPartition | None:
+        """What that attempt writes for that edge; None if it is gone."""
+        attempt = self.attempts.get(producer)
+        return attempt.partitions.get(edge) if attempt is not None else None
+
+    def connect_local(self, key: ChannelKey, producer: AttemptId) -> None:
+        channel, partition = self.channel(key), self.partition(producer, key.edge)
         if channel is None or partition is None:
             return
-        subpartition = partition.subpartition(key.task[2])
+        subpartition = partition.subpartition(key.attempt.subtask.index)
         assert subpartition is not None
         channel.attach_local(subpartition, 1, self._handed_over)
 
     # --- taking down -----------------------------------------------------------------------------
 
-    def ended(self, task: Task) -> None:
-        """The task's thread is done (or written off): its inputs close, its partitions stay."""
-        task.paths.close()
-        for gate in task.gates:
-            gate.close()
+    def release(self, attempts: list[AttemptId]) -> None:
+        """Free what these attempts have here. An attempt that could not be built has nothing."""
+        for attempt in attempts:
+            if attempt in self.attempts:
+                self.attempts.pop(attempt).release()
 
-    def release(self, job: str) -> None:
-        """The job is over everywhere."""
-        for key in [key for key in self.tasks if key[0] == job]:
-            task = self.tasks.pop(key)
-            running = (
-                task.thread is not None
-                and task.thread.is_alive()
-                and task.state in ("deploying", "running", "abandoned")
-            )
-            self.ended(task)
-            for partition in task.partitions.values():
-                self._drop_partition(partition.id, written_off=running)
-        self._flush_intervals.pop(job, None)
-
-    def free_rows(self, key: TaskKey, begin: int, read: int) -> None:
+    def free_rows(self, attempt_id: AttemptId, begin: int, read: int) -> None:
         """Readers are done with rows of a sink: see :meth:`Spool.free`; it may have waited for that."""
-        spool, task = self.spools.get(key), self.tasks.get(key)
+        spool, attempt = self.spools.get(attempt_id), self.attempts.get(attempt_id)
         if spool is not None:
             spool.free(begin, read)
-        if task is not None:
-            task.paths.bell.ring()
+        if attempt is not None:
+            attempt.paths.bell.ring()
 
     def drop_spools(self, job: str) -> None:
         """Nobody will read what the job's sinks kept."""
-        for key in [key for key in self.spools if key[0] == job]:
+        for key in [key for key in self.spools if key.subtask.job == job]:
             del self.spools[key]
 
-    def _drop_partition(self, partition_id: PartitionId, *, written_off: bool) -> None:
-        partition = self.partitions.pop(partition_id)
-        for subpartition in partition.subpartitions:
-            subpartition.discard(written_off)
-        self._pools.pop(partition_id).destroy()
-
-    # --- timers and figures ----------------------------------------------------------------------
+    # --- timers and reports ----------------------------------------------------------------------
 
     def flush_intervals(self) -> set[float]:
         """The buffer timeouts of the jobs that have one, in seconds."""
-        return set(self._flush_intervals.values())
+        timeouts = (attempt.settings.buffer_timeout for attempt in self.attempts.values())
+        return {timeout for timeout in timeouts if timeout > 0}
 
     def flush(self, interval: float) -> None:
         """That buffer timeout has passed: let what is published go out, of the jobs whose it is."""
-        for partition in self.partitions.values():
-            if self._flush_intervals.get(partition.id.job) == interval:
-                partition.flush()
+        for attempt in self.attempts.values():
+            if attempt.settings.buffer_timeout == interval:
+                attempt.flush()
 
     def snapshots(self) -> tuple[TaskSnapshot, ...]:
-        return tuple(self._snapshot(key, task) for key, task in self.tasks.items())
-
-    def _snapshot(self, key: TaskKey, task: Task) -> TaskSnapshot:
-        job, operator, index = key
-        partitions = []
-        for partition in task.partitions.values():
-            pool = self._pools[partition.id]
-            partitions.append(PartitionSnapshot(partition.backlog(), PoolSnapshot(pool.in_use, pool.size)))
-        return TaskSnapshot(
-            job=job,
-            job_name=task.job_name,
-            operator=operator,
-            name=task.name,
-            index=index,
-            attempt=task.attempt_id.attempt,
-            state=task.state,
-            counters=task.read_counters(),
-            blocks=task.paths.clock.blocks,
-            operators=task.operators,
-            gates=tuple(gate.snapshot() for gate in task.gates),
-            partitions=tuple(partitions),
-        )
+        return tuple(attempt.snapshot() for attempt in self.attempts.values())
 
     def reports(self) -> list[TaskReport]:
         """For the heartbeat."""
-        return [
-            TaskReport(
-                job=job,
-                operator=operator,
-                index=index,
-                attempt=task.attempt_id.attempt,
-                state=task.state,
-                counters=task.read_counters(),
-            )
-            for (job, operator, index), task in self.tasks.items()
-        ]
+        return [attempt.report() for attempt in self.attempts.values()]
 
 
-# --- figures --------------------------------------------------------------------------------------
+# --- reports --------------------------------------------------------------------------------------
 
 
 def registration(

@@ -96,6 +96,7 @@ def test_a_writer_is_sent_to_the_worker_of_its_subtask(
         job="j1",
         operator=0,
         index=index,
+        task_attempt=1,
         ticket=message.ticket,
         write="w",
         partition=partition,

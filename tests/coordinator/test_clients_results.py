@@ -147,7 +147,9 @@ def test_a_reader_is_sent_to_the_worker_once_that_expects_it(cluster: FakeCluste
     cluster.submit(graph("result"))
     requests = [cluster.ask(open_rows(subtask)) for subtask in (1, 1)]
     first, second = pair[1].got(ServeResult)
-    assert first == ServeResult(term=TERM, job="j1", operator=1, index=1, ticket=first.ticket, begin=0, end=5)
+    assert first == ServeResult(
+        term=TERM, job="j1", operator=1, index=1, task_attempt=1, ticket=first.ticket, begin=0, end=5
+    )
     assert second.ticket > first.ticket and not pair[0].got(ServeResult)
     assert cluster.reply(requests[0]) is None
     for _ in range(2):  # the second time nobody waits for it

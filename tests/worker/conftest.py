@@ -16,14 +16,15 @@ from minishuffle.dataflow.graph import JobGraph, JobSettings
 from minishuffle.dataflow.stream import Stream
 from minishuffle.exchange.elements import unpack_rows
 from minishuffle.exchange.segments import NetworkBufferPool
-from minishuffle.ids import JobId, PartitionId
+from minishuffle.ids import AttemptId
 from minishuffle.wire.messages import DeployTasks, LogLines, WorkerAddress
 from minishuffle.worker import handoff
 from minishuffle.worker.handoff import LoopInbox, TaskPaths
 from minishuffle.worker.outbox import Outbox
-from minishuffle.worker.state import ChannelKey, StartTask, TaskKey
+from minishuffle.worker.state import ChannelKey, StartTask, attempt_id
 from minishuffle.worker.task import Task, TaskOutcome
 from minishuffle.worker.tasks import Deployment
+from support.attempts import attempt
 
 SECONDS_MAX = 20.0
 WORKER = 1
@@ -36,22 +37,21 @@ class Site:
         self.inbox = LoopInbox(asyncio.get_running_loop())
         self.pool = NetworkBufferPool(segments, segment_bytes)
         self.deployment = Deployment(WORKER, self.pool, self.inbox, self._on_report, self._on_said)
-        self.reports: list[tuple[TaskKey, TaskOutcome | None]] = []
-        self.outcomes: dict[TaskKey, TaskOutcome] = {}
+        self.reports: list[tuple[AttemptId, TaskOutcome | None]] = []
+        self.outcomes: dict[AttemptId, TaskOutcome] = {}
         self.rows: list[Any] = []
         self.batches = 0
         self.lines: list[str] = []
 
     def _on_report(self, task: Task, outcome: TaskOutcome | None) -> None:
-        subtask = task.attempt_id.subtask
-        key = (subtask.job, subtask.operator, subtask.index)
+        key = task.attempt_id
         self.reports.append((key, outcome))
         if outcome is None:
             task.state = "running"
         else:
             task.state = outcome.state
             self.outcomes[key] = outcome
-            self.deployment.ended(task)
+            self.deployment.attempts[key].close()
 
     def _on_said(self, outbox: Outbox) -> None:
         outbox.notified = False
@@ -86,10 +86,15 @@ class Site:
         for spec in message.tasks if connect else ():
             for gate in spec.inputs:
                 for producer, _, _ in message.channels(gate):
-                    key = ChannelKey((job, spec.operator, spec.index), gate.edge, producer)
-                    partition = PartitionId(JobId(job), gate.edge, producer)
-                    self.deployment.connect_local(key, partition)
-        return [task for key, task in self.deployment.tasks.items() if key[0] == job]
+                    key = ChannelKey(attempt_id(job, spec), gate.edge, producer)
+                    self.deployment.connect_local(key, attempt(gate.operator, producer, job=job))
+        return self.tasks(job)
+
+    def tasks(self, job: str = "j1") -> list[Task]:
+        return [each.task for key, each in self.deployment.attempts.items() if key.subtask.job == job]
+
+    def release(self, job: str = "j1") -> None:
+        self.deployment.release([key for key in self.deployment.attempts if key.subtask.job == job])
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(SECONDS_MAX):
@@ -98,7 +103,7 @@ class Site:
 
     async def finish(self, job: str = "j1") -> list[TaskOutcome]:
         """Wait for the outcome of every task of a job."""
-        keys = [key for key in self.deployment.tasks if key[0] == job]
+        keys = [key for key in self.deployment.attempts if key.subtask.job == job]
         await self.until(lambda: all(key in self.outcomes for key in keys))
         return [self.outcomes[key] for key in keys]
 
@@ -108,14 +113,12 @@ class Site:
 
     async def close(self) -> None:
         """Cancel what runs, release every job, and see that every segment came home."""
-        tasks = list(self.deployment.tasks.values())
+        tasks = [each.task for each in self.deployment.attempts.values()]
         for task in tasks:
             task.paths.cancel()
         await self.until(lambda: not any(task.thread and task.thread.is_alive() for task in tasks))
-        for job in {key[0] for key in self.deployment.tasks}:
-            self.deployment.release(job)
-        assert self.deployment.tasks == {}
-        assert self.deployment.partitions == {}
+        self.deployment.release(list(self.deployment.attempts))
+        assert self.deployment.attempts == {}
 
 
 class Turns:

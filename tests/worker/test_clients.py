@@ -29,7 +29,9 @@ class Door:
     def end(self, ticket: int, *partitions: int, last: bool = False) -> list[int] | None:
         """What is missing of the write; None: no answer."""
         fields: dict[str, Any] = {"write": "w", "partitions": list(partitions), "last": last}
-        self.visitors.serve(EndWrite(term=1, job="j1", operator=0, index=0, ticket=ticket, **fields))
+        self.visitors.serve(
+            EndWrite(term=1, job="j1", operator=0, index=0, task_attempt=1, ticket=ticket, **fields)
+        )
         if not self.answers:
             return None
         answer = self.answers.pop()
@@ -61,7 +63,9 @@ async def test_nobody_is_let_into_a_task_that_has_finished(site: Site) -> None:
     door.end(1, last=True)
     await site.finish()
     fields: dict[str, Any] = {"write": "w", "partition": 0, "partitions": 1, "attempt": 1}
-    door.visitors.serve(ExpectUpstream(term=1, job="j1", operator=0, index=0, ticket=2, **fields))
+    door.visitors.serve(
+        ExpectUpstream(term=1, job="j1", operator=0, index=0, task_attempt=1, ticket=2, **fields)
+    )
     (answer,) = door.answers
     assert isinstance(answer, UpstreamExpected) and answer.error is not None
     assert "does not run here any more" in answer.error.text

@@ -71,7 +71,9 @@ class Door:
         self.answers.append(message)
 
     def expect(self, ticket: int, begin: int = 0, end: int = ROWS, job: str = "j1") -> ResultExpected:
-        serve = ServeResult(term=1, job=job, operator=0, index=0, ticket=ticket, begin=begin, end=end)
+        serve = ServeResult(
+            term=1, job=job, operator=0, index=0, task_attempt=1, ticket=ticket, begin=begin, end=end
+        )
         self.readers.serve(serve)
         assert self.answers[-1].ticket == ticket
         return self.answers[-1]
@@ -97,7 +99,7 @@ async def door(site: Site) -> AsyncIterator[Door]:
     table = Stream.items([{"n": n} for n in range(ROWS)]).schema({"n": "int64"})
     (outcome,) = await site.run(table.to_spark())
     assert outcome.state == "finished"
-    site.deployment.release("j1")
+    site.release()
     yield Door(site)
     site.deployment.drop_spools("j1")
 
@@ -201,7 +203,7 @@ async def test_a_ticket_is_good_for_one_connection_and_one_request(door: Door) -
 
 async def test_rows_that_are_given_up_meanwhile_fail_the_reader(door: Door) -> None:
     door.expect(7)
-    door.readers.serve(FreeRows(term=1, job="j1", operator=0, index=0, begin=5, read=5))
+    door.readers.serve(FreeRows(term=1, job="j1", operator=0, index=0, task_attempt=1, begin=5, read=5))
     link = door.ask(door.come(7))
     await door.site.until(lambda: link.failed)
     assert isinstance(link.failed, UsageError) and "below 5 were given up" in str(link.failed)

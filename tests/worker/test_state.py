@@ -7,7 +7,6 @@ import pytest
 from minishuffle.config import ClusterSettings
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import PartitionNotFound, PeerLost
-from minishuffle.ids import JobId, PartitionId
 from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.handshake import REASONS, HandshakeRefused
 from minishuffle.wire.messages import (
@@ -21,6 +20,7 @@ from minishuffle.wire.messages import (
     OutputSpec,
     ReleaseJob,
     Shutdown,
+    TaskAttempt,
     TaskSpec,
     TaskStateChanged,
     WorkerAddress,
@@ -37,6 +37,7 @@ from minishuffle.worker.state import (
     DialPeer,
     Exit,
     FailTask,
+    ForgetJob,
     Instruction,
     Refuse,
     Release,
@@ -45,6 +46,7 @@ from minishuffle.worker.state import (
     StartTask,
     WorkerState,
 )
+from support.attempts import attempt as attempt_of
 
 SETTINGS = ClusterSettings(task_cancel_timeout=10.0, abandoned_max=1, partition_request_timeout=5.0)
 SOURCE = TaskSpec(
@@ -108,7 +110,8 @@ class Machine:
 
     def ended(self, operator: int = 0, attempt: int = 1, state: str = "finished") -> list[Instruction]:
         error = ErrorInfo(code=60, text="boom") if state == "failed" else None
-        return self.state.task_ended(("j1", operator, 0), attempt, state, error, b"", TaskCounters())
+        key = attempt_of(operator, number=attempt)
+        return self.state.task_ended(key, state, error, b"", TaskCounters())
 
 
 def request(attempt: int = 1, channel: int = 7) -> PartitionRequest:
@@ -128,7 +131,7 @@ def test_deploy_starts_tasks_before_it_connects_them() -> None:
     kinds = [type(instruction) for instruction in instructions]
     assert kinds == [StartTask, StartTask, ConnectLocal, DialPeer]
     local = instructions[2]
-    assert local == ConnectLocal(ChannelKey(("j1", 1, 0), 0, 0), PartitionId(JobId("j1"), 0, 0))
+    assert local == ConnectLocal(ChannelKey(attempt_of(1), 0, 0), attempt_of(0))
     assert instructions[3] == DialPeer(address(3))
 
 
@@ -221,7 +224,7 @@ def test_a_failed_dial_is_tried_again_until_it_is_given_up() -> None:
     assert machine.tick(0.2) == [DialPeer(address(3))]
     (failed,) = machine.tick(10.0)
     assert isinstance(failed, FailTask)
-    assert failed.channel == ChannelKey(("j1", 1, 0), 0, 1)
+    assert failed.channel == ChannelKey(attempt_of(1), 0, 1)
     assert str(failed.error) == "no connection to worker 3 within 10 s: refused"
 
 
@@ -249,9 +252,9 @@ def test_a_partition_is_attached_now_or_when_it_is_registered() -> None:
     machine = Machine()
     assert machine.state.partition_requested(3, request(), 0.0) == []
     attached = machine.tell(deploy(SOURCE))[-1]
-    assert attached == Attach(3, request(), PartitionId(JobId("j1"), 0, 0))
+    assert attached == Attach(3, request(), attempt_of(0))
     assert machine.state.partition_requested(3, request(channel=8), 0.0) == [
-        Attach(3, request(channel=8), PartitionId(JobId("j1"), 0, 0))
+        Attach(3, request(channel=8), attempt_of(0))
     ]
 
 
@@ -278,10 +281,10 @@ def test_requests_of_a_link_that_went_down_are_forgotten() -> None:
 def test_a_task_runs_and_ends_and_says_so_once() -> None:
     machine = Machine()
     machine.tell(deploy(SOURCE))
-    assert states(machine.state.task_running(("j1", 0, 0), 1)) == ["running"]
+    assert states(machine.state.task_running(attempt_of(0))) == ["running"]
     assert states(machine.ended()) == ["finished"]
     assert machine.ended(state="failed") == []
-    assert machine.state.task_running(("j1", 0, 0), 1) == []
+    assert machine.state.task_running(attempt_of(0)) == []
     assert machine.ended(attempt=9) == []
 
 
@@ -290,12 +293,12 @@ def test_cancel_is_obeyed_or_the_task_is_abandoned() -> None:
     machine.tell(deploy(SOURCE, sink()), now=0.0)
     machine.state.peer_up(address(3))
     cancels = machine.tell(CancelTasks(term=1, job="j1"), now=1.0)
-    assert cancels == [CancelTask(("j1", 0, 0)), CancelTask(("j1", 1, 0))]
+    assert cancels == [CancelTask(attempt_of(0)), CancelTask(attempt_of(1))]
     assert machine.tell(CancelTasks(term=1, job="j1"), now=2.0) == []
     machine.ended(operator=0, state="canceled")
     assert machine.state.next_deadline() == 11.0
     instructions = machine.tick(11.0)
-    assert instructions[0] == AbandonTask(("j1", 1, 0))
+    assert instructions[0] == AbandonTask(attempt_of(1))
     assert states(instructions) == ["abandoned"]
     assert machine.ended(operator=1) == [], "an abandoned attempt has nothing more to say"
 
@@ -312,9 +315,60 @@ def test_too_many_abandoned_tasks_end_the_worker() -> None:
 def test_release_forgets_the_job() -> None:
     machine = Machine()
     machine.tell(deploy(SOURCE, sink()))
-    assert machine.tell(ReleaseJob(term=1, job="j1")) == [Release("j1")]
+    assert machine.tell(ReleaseJob(term=1, job="j1")) == [
+        Release([attempt_of(0), attempt_of(1)]),
+        ForgetJob("j1"),
+    ]
     assert machine.state.peer_up(address(3)) == []
     assert machine.state.partition_requested(3, request(), 0.0) == []
+
+
+# --- two attempts of a subtask ----------------------------------------------------------------------
+
+
+def second(spec: TaskSpec) -> TaskSpec:
+    return spec.model_copy(update={"attempt": 2})
+
+
+def test_the_attempt_before_still_reports_its_end_beside_a_newer_one() -> None:
+    machine = Machine()
+    machine.tell(deploy(SOURCE))
+    machine.tell(deploy(second(SOURCE)))
+    (canceled,) = machine.ended(attempt=1, state="canceled")
+    assert isinstance(canceled, Send) and isinstance(canceled.message, TaskStateChanged)
+    assert (canceled.message.attempt, canceled.message.state) == (1, "canceled")
+    assert states(machine.ended(attempt=2)) == ["finished"]
+
+
+def test_a_cancel_that_names_an_attempt_leaves_the_other_alone() -> None:
+    machine = Machine()
+    machine.tell(deploy(SOURCE, second(SOURCE)))
+    older = TaskAttempt(operator=0, index=0, attempt=1)
+    cancel = CancelTasks(term=1, job="j1", attempts=[older, older.model_copy(update={"attempt": 9})])
+    assert machine.tell(cancel) == [CancelTask(attempt_of(0))]
+    assert machine.tell(cancel) == []
+    assert machine.tell(CancelTasks(term=1, job="j1")) == [CancelTask(attempt_of(0, number=2))]
+    assert AbandonTask(attempt_of(0)) in machine.tick(10.0)
+
+
+def test_a_release_that_names_an_attempt_leaves_the_other_alone() -> None:
+    machine = Machine()
+    machine.tell(deploy(SOURCE, second(SOURCE)))
+    older = TaskAttempt(operator=0, index=0, attempt=1)
+    assert machine.tell(ReleaseJob(term=1, job="j1", attempts=[older])) == [Release([attempt_of(0)])]
+    assert machine.state.partition_requested(3, request(attempt=1), 0.0) == []
+    (attached,) = machine.state.partition_requested(3, request(attempt=2, channel=8), 0.0)
+    assert isinstance(attached, Attach) and attached.producer == attempt_of(0, number=2)
+    assert machine.tell(deploy(SOURCE)) == [], "an attempt that is gone does not come back"
+
+
+def test_each_attempt_serves_its_own_partition() -> None:
+    machine = Machine()
+    machine.tell(deploy(SOURCE, second(SOURCE)))
+    for number, channel in ((1, 7), (2, 8)):
+        asked = request(attempt=number, channel=channel)
+        expected = Attach(3, asked, attempt_of(0, number=number))
+        assert machine.state.partition_requested(3, asked, 0.0) == [expected]
 
 
 def test_verdicts_and_shutdown() -> None:

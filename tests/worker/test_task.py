@@ -18,6 +18,7 @@ from minishuffle.errors import InvalidGraph, TaskFailed, UnserializableRecord
 from minishuffle.wire.messages import ErrorInfo
 from minishuffle.worker import task as task_module
 from minishuffle.worker.task import PACKAGE, TaskOutcome, describe_failure
+from support.attempts import attempt
 
 if TYPE_CHECKING:
     from conftest import Site
@@ -175,7 +176,7 @@ async def test_elements_longer_than_a_segment_and_tight_memory(site_of: type[Sit
     outcomes = await site.run(Stream.items(rows).rebalance().collect())
     assert [outcome.state for outcome in outcomes] == ["finished", "finished"]
     assert site.rows == rows
-    producer = site.deployment.tasks["j1", 0, 0].counters
+    producer = site.deployment.attempts[attempt(0)].counters
     assert producer.records_out == 3000
     await site.close()
     assert site.pool.free == 12
@@ -200,14 +201,14 @@ async def test_a_sinks_result_is_the_outcomes(site: Site) -> None:
 
 async def test_tasks_say_that_they_run_before_they_say_how_they_ended(site: Site) -> None:
     await site.run(Stream.items([1]).rebalance().to_count())
-    for key in site.deployment.tasks:
+    for key in site.deployment.attempts:
         said = [outcome.state if outcome else "running" for which, outcome in site.reports if which == key]
         assert said == ["running", "finished"]
 
 
 async def test_counters_of_producer_and_consumer_agree(site: Site) -> None:
     await site.run(Stream.items(range(5000)).rebalance().to_count())
-    producer, consumer = (task.read_counters() for task in site.deployment.tasks.values())
+    producer, consumer = (task.read_counters() for task in site.tasks())
     assert producer.records_in == 0, "what a source makes is no input"
     assert producer.records_out == consumer.records_in == 5000
     assert producer.bytes_out == consumer.bytes_in == site.deployment.local_bytes
@@ -221,14 +222,14 @@ async def test_buffers_out_and_in_are_the_same_unit(site: Site) -> None:
     """A segment may go out in many pieces, each with what one element added to it."""
     stream = Stream.source(OneByOne()).rebalance().map(OneByOne.take)
     await site.run(stream.to_count(), settings=JobSettings(buffer_timeout=0))
-    producer, consumer = (task.read_counters() for task in site.deployment.tasks.values())
+    producer, consumer = (task.read_counters() for task in site.tasks())
     assert producer.buffers_out == consumer.buffers_in == site.deployment.local_buffers == OneByOne.ROWS
     assert producer.records_out == consumer.records_in == OneByOne.ROWS
 
 
 async def test_a_source_that_ends_in_a_sink_counts_what_it_made_as_out(site: Site) -> None:
     await site.run(Stream.items(range(9)).filter(lambda row: row % 3).to_count())
-    (task,) = site.deployment.tasks.values()
+    (task,) = site.tasks()
     counters = task.read_counters()
     assert (counters.records_in, counters.records_out) == (0, 9)
     found = [(each.name, each.records_in, each.records_out) for each in task.operators]

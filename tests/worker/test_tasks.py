@@ -13,11 +13,11 @@ from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ResourceExhausted
 from minishuffle.exchange.channels import LocalAttachment
-from minishuffle.ids import JobId, PartitionId
 from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.messages import WorkerAddress, pack_placement
 from minishuffle.worker.state import ChannelKey, StartTask
 from minishuffle.worker.task import Task
+from support.attempts import attempt
 from support.links import BareLink
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class OnceThenSilent:
 
 def abandon(site: Site, task: Task) -> None:
     task.state = "abandoned"
-    site.deployment.ended(task)
+    site.deployment.attempts[task.attempt_id].close()
 
 
 async def joined(site: Site, task: Task) -> None:
@@ -81,7 +81,7 @@ def start_consumer(site: Site, worker: int, **settings: Any) -> Task:
     elsewhere = {"placement": {0: pack_placement([worker] * 2)}, "workers": [address]}
     message = message.model_copy(update=elsewhere)
     site.deployment.start(StartTask(message, next(spec for spec in message.tasks if spec.inputs)))
-    return site.deployment.tasks["j1", 1, 0]
+    return site.deployment.attempts[attempt(1)].task
 
 
 # --- memory ---------------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ async def test_remote_channels_have_exclusive_buffers_and_give_them_back(site: S
         channel.attach_remote(BareLink(), PartitionRequest(0, "j1", 0, channel.producer, 0, 1, 1, 1, 0))
     pool = gate.buffers.pool
     assert (pool.minimum, pool.maximum, pool.in_use) == (7, 11, 6)
-    site.deployment.ended(task)
+    site.deployment.attempts[task.attempt_id].close()
     assert site.pool.free == site.pool.total
 
 
@@ -111,7 +111,7 @@ async def test_an_input_that_does_not_fit_is_refused_with_the_arithmetic(site_of
     site = site_of(segments=2)
     with pytest.raises(ResourceExhausted, match="needs 1, but 2 of 2 are required by other tasks"):
         site.deploy(Stream.items([1]).rebalance().to_count())
-    assert list(site.deployment.tasks) == [("j1", 0, 0)]
+    assert list(site.deployment.attempts) == [attempt(0)]
     await site.close()
     assert (site.pool.free, site.pool.required) == (2, 0)
 
@@ -129,7 +129,7 @@ async def test_nothing_is_left_of_a_task_whose_thread_cannot_start(
         with pytest.raises(RuntimeError, match="can't start new thread"):
             site.deployment.start(StartTask(message, spec.model_copy(update={"sink": "kept"})))
     deployment = site.deployment
-    assert (deployment.tasks, deployment.partitions, deployment.spools) == ({}, {}, {})
+    assert (deployment.attempts, deployment.spools) == ({}, {})
     assert deployment.flush_intervals() == set()
     assert (site.pool.free, site.pool.required) == (site.pool.total, 0)
 
@@ -140,7 +140,7 @@ async def test_an_output_that_does_not_fit_takes_the_input_with_it(site_of: type
     with pytest.raises(ResourceExhausted, match="output j1/edge1.0: needs 2, but 3 of 4"):
         site.deploy(stream)
     assert site.pool.required == 2
-    assert list(site.deployment.partitions) == [PartitionId(JobId("j1"), 0, 0)]
+    assert list(site.deployment.attempts) == [attempt(0)]
     await site.close()
     assert (site.pool.free, site.pool.required) == (4, 0)
 
@@ -150,8 +150,7 @@ async def test_a_second_output_that_does_not_fit_takes_the_first_with_it(site_of
     rows = Stream.items([1])
     with pytest.raises(ResourceExhausted, match="output j1/edge1.0: needs 2, but 2 of 3"):
         site.deploy(Stream.together(rows.rebalance().to_count(), rows.rebalance().collect()))
-    assert site.deployment.tasks == {}
-    assert site.deployment.partitions == {}
+    assert site.deployment.attempts == {}
     assert (site.pool.free, site.pool.required) == (3, 0)
     assert site.deployment.flush_intervals() == set()
 
@@ -161,22 +160,23 @@ async def test_a_second_output_that_does_not_fit_takes_the_first_with_it(site_of
 
 async def test_channels_are_found_by_their_key(site: Site) -> None:
     site.deploy(Stream.items([1]).rebalance().to_count(), connect=False)
-    task = ("j1", 1, 0)
+    task = attempt(1)
     channel = site.deployment.channel(ChannelKey(task, 0, 0))
     assert channel is not None and (channel.producer, channel.attachment) == (0, None)
-    site.deployment.connect_local(ChannelKey(task, 0, 0), PartitionId(JobId("j1"), 0, 0))
+    site.deployment.connect_local(ChannelKey(task, 0, 0), attempt(0))
     assert isinstance(channel.attachment, LocalAttachment)
     assert site.deployment.channel(ChannelKey(task, 0, 7)) is None
     assert site.deployment.channel(ChannelKey(task, 5, 0)) is None
-    assert site.deployment.channel(ChannelKey(("j2", 1, 0), 0, 0)) is None
+    assert site.deployment.channel(ChannelKey(attempt(1, job="j2"), 0, 0)) is None
+    assert site.deployment.channel(ChannelKey(attempt(1, number=2), 0, 0)) is None
 
 
 async def test_joining_what_is_gone_does_nothing(site: Site) -> None:
     site.deploy(Stream.items([1]).rebalance().to_count(), connect=False)
-    partition = PartitionId(JobId("j1"), 0, 0)
-    site.deployment.connect_local(ChannelKey(("j9", 1, 0), 0, 0), partition)
-    site.deployment.connect_local(ChannelKey(("j1", 1, 0), 0, 0), PartitionId(JobId("j9"), 0, 0))
-    assert site.deployment.partitions[partition].subpartitions[0].view is None
+    site.deployment.connect_local(ChannelKey(attempt(1, job="j9"), 0, 0), attempt(0))
+    site.deployment.connect_local(ChannelKey(attempt(1), 0, 0), attempt(0, job="j9"))
+    partition = site.deployment.partition(attempt(0), 0)
+    assert partition is not None and partition.subpartitions[0].view is None
 
 
 # --- flushing -------------------------------------------------------------------------------------------
@@ -202,9 +202,9 @@ async def test_the_flush_intervals_are_those_of_the_jobs_that_are_there(site: Si
     for timeout in (0.2, 5.0):
         job, settings = f"j{timeout}", JobSettings(buffer_timeout=timeout)
         await site.run(Stream.items([1]).rebalance().to_count(), job, settings=settings)
-    site.deployment.release("j0.2")
+    site.release("j0.2")
     assert site.deployment.flush_intervals() == {5.0}
-    site.deployment.release("j5.0")
+    site.release("j5.0")
     assert site.deployment.flush_intervals() == set()
 
 
@@ -222,23 +222,23 @@ async def test_release_gives_everything_back_that_nobody_has_read(site: Site) ->
     settings = JobSettings(buffer_timeout=-1)
     stream = Stream.items(["row" * 100] * 20).rebalance().collect()
     source, sink = site.deploy(stream, settings=settings, connect=False)
-    await site.until(lambda: ("j1", 0, 0) in site.outcomes)
+    await site.until(lambda: attempt(0) in site.outcomes)
     assert site.pool.free < site.pool.total
-    assert site.deployment.partitions[PartitionId(JobId("j1"), 0, 0)].backlog() > 3
+    assert source.partitions[0].backlog() > 3
     sink.paths.cancel()
     await site.finish()
-    site.deployment.release("j1")
+    site.release()
     assert site.pool.free == site.pool.total
     assert site.deployment.snapshots() == ()
 
 
 async def test_release_of_one_job_leaves_the_others_alone(site: Site) -> None:
     stream = Stream.source(OnceThenSilent()).rebalance().to_count()
-    _, sink = site.deploy(stream, "other")
+    source, sink = site.deploy(stream, "other")
     await site.run(Stream.items([1]).rebalance().to_count())
-    site.deployment.release("j1")
-    assert {key[0] for key in site.deployment.tasks} == {"other"}
-    await site.until(lambda: site.deployment.tasks["other", 0, 0].counters.records_out == 3)
+    site.release()
+    assert {key.subtask.job for key in site.deployment.attempts} == {"other"}
+    await site.until(lambda: source.counters.records_out == 3)
     site.deployment.flush(0.1)
     await site.until(lambda: sink.counters.records_in == 3)
 
@@ -251,8 +251,8 @@ async def test_the_open_segment_of_an_abandoned_task_is_written_off_and_the_rest
     await site.until(lambda: Held.reached.is_set() and sink.state == "running")
     abandon(site, source)
     sink.paths.cancel()
-    await site.until(lambda: ("j1", 1, 0) in site.outcomes)
-    site.deployment.release("j1")
+    await site.until(lambda: attempt(1) in site.outcomes)
+    site.release()
     assert site.pool.free == site.pool.total - 1
     reports = len(site.reports)
     Held.let_go.set()
@@ -271,8 +271,8 @@ async def test_an_abandoned_task_that_ended_before_the_release_costs_nothing(sit
     Held.let_go.set()
     await joined(site, source)
     sink.paths.cancel()
-    await site.until(lambda: ("j1", 1, 0) in site.outcomes)
-    site.deployment.release("j1")
+    await site.until(lambda: attempt(1) in site.outcomes)
+    site.release()
     assert site.pool.free == site.pool.total
 
 
@@ -286,10 +286,31 @@ async def test_an_abandoned_consumer_gives_its_input_back_at_once(site: Site) ->
     assert len(channel.queue) == 0
     assert sink.gates[0].buffers.pool.in_use == 0
     source.paths.cancel()
-    await site.until(lambda: ("j1", 0, 0) in site.outcomes)
+    await site.until(lambda: attempt(0) in site.outcomes)
     Held.let_go.set()
     await joined(site, sink)
-    assert ("j1", 1, 0) not in site.outcomes
+    assert attempt(1) not in site.outcomes
+
+
+async def test_two_attempts_of_a_subtask_are_there_at_once_and_leave_nothing(site: Site) -> None:
+    """The second starts while the first still runs user code; each is closed and released by itself."""
+    stream = Stream.items([1, 2]).map(hold_at_the_second).rebalance().to_count()
+    first, _ = site.deploy(stream)
+    await site.until(Held.reached.is_set)
+    message = site.message(compile_job(stream, parallelism=1), "j1")
+    spec = message.tasks[0].model_copy(update={"attempt": 2})
+    site.deployment.start(StartTask(message, spec))
+    assert list(site.deployment.attempts) == [attempt(0), attempt(1), attempt(0, number=2)]
+    second = site.deployment.attempts[attempt(0, number=2)].task
+    assert (first.paths.cancelled, second.paths.cancelled) == (False, False)
+    first.paths.cancel()
+    Held.let_go.set()
+    await site.until(lambda: {attempt(0), second.attempt_id} <= site.outcomes.keys())
+    assert site.outcomes[attempt(0)].state == "canceled"
+    assert site.outcomes[second.attempt_id].state == "finished"
+    site.deployment.release([attempt(0)])
+    assert list(site.deployment.attempts) == [attempt(1), second.attempt_id]
+    assert second.partitions[0].backlog() > 0, "what the second has written is still there"
 
 
 # --- figures --------------------------------------------------------------------------------------------

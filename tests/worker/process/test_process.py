@@ -166,9 +166,8 @@ async def announce(coordinator: Coordinator, peer: Peer) -> None:
     )
     coordinator.send(message)
     asked = len(coordinator.said(ResultExpected))
-    coordinator.links[1].send(
-        ServeResult(term=coordinator.term, ticket=1, job="j0", operator=0, index=0, begin=0, end=0)
-    )
+    sink = {"job": "j0", "operator": 0, "index": 0, "task_attempt": 1}
+    coordinator.links[1].send(ServeResult(term=coordinator.term, ticket=1, begin=0, end=0, **sink))
     await coordinator.until(lambda: len(coordinator.said(ResultExpected)) > asked)
 
 
