@@ -253,7 +253,11 @@ def _task(graph: JobGraph, operator: int, index: int) -> TaskSpec:
         )
     for number in graph.outputs_of(operator):
         consumers = graph.consumers_of(number, index)
-        outputs.append(OutputSpec(edge=number, first=consumers.start, count=len(consumers)))
+        outputs.append(
+            OutputSpec(
+                edge=number, operator=graph.edges[number].target, first=consumers.start, count=len(consumers)
+            )
+        )
     return TaskSpec(
         operator=operator,
         name=vertex.name,

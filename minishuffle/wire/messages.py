@@ -156,9 +156,10 @@ class InputSpec(ControlMessage):
 
 
 class OutputSpec(ControlMessage):
-    """One out-edge: this producer feeds consumers ``first`` … ``first + count - 1``."""
+    """One out-edge: this producer feeds consumers ``first`` … ``first + count - 1`` of ``operator``."""
 
     edge: int
+    operator: int
     first: int
     count: int
 

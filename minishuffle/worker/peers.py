@@ -116,8 +116,7 @@ class PeerLinks:
         self._links[worker] = link
         if old is not None:
             old.abort(PeerLost(f"worker {worker} connected anew"))
-        address = WorkerAddress(worker=worker, epoch=link.peer.epoch, host="", data_port=0)
-        self._carry_out(self._state.peer_up(address))
+        self._carry_out(self._state.peer_up(worker))
 
     def _wait_for_word(self, link: DataLink) -> None:
         key = (link.peer.worker, link.peer.epoch)

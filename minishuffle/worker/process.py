@@ -225,8 +225,8 @@ class Worker:
                 self._send(message)
             case StartTask():
                 self._start(instruction)
-            case ConnectLocal(key, producer):
-                deployment.connect_local(key, producer)
+            case ConnectLocal(key, producer, generation):
+                deployment.connect_local(key, producer, generation)
             case RequestPartition():
                 self._peers.request(instruction, deployment.channel(instruction.channel))
             case Attach():

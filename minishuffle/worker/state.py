@@ -7,14 +7,14 @@ what came of them.
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from minishuffle.config import ClusterSettings
 from minishuffle.counters import TaskCounters
-from minishuffle.errors import PartitionNotFound, PeerLost, ShuffleError
-from minishuffle.ids import AttemptId, JobId, OperatorId, PartitionId, SubtaskId
+from minishuffle.errors import PeerLost, ShuffleError
+from minishuffle.ids import AttemptId, JobId, OperatorId, SubtaskId
 from minishuffle.wire.clients import DropResult, EndWrite, ExpectUpstream, FreeRows, ServeResult
 from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.handshake import HandshakeRefused
@@ -33,12 +33,19 @@ from minishuffle.wire.messages import (
     WorkerAddress,
     WorkerLost,
 )
+from minishuffle.worker.registry import (
+    ChannelEvent,
+    ChannelKey,
+    ChannelPhase,
+    InputRegistry,
+    PartitionRegistry,
+    Waiting,
+)
 
 __all__ = [
     "AbandonTask",
     "Attach",
     "CancelTask",
-    "ChannelKey",
     "CloseLinks",
     "ConnectLocal",
     "DialPeer",
@@ -66,15 +73,6 @@ __all__ = [
 def attempt_id(job: str, spec: TaskSpec | TaskAttempt) -> AttemptId:
     """The attempt that a message about ``job`` names."""
     return AttemptId(SubtaskId(JobId(job), OperatorId(spec.operator), spec.index), spec.attempt)
-
-
-@dataclass(frozen=True, slots=True)
-class ChannelKey:
-    """One input channel of an attempt here."""
-
-    attempt: AttemptId
-    edge: int
-    producer: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +146,11 @@ class RequestPartition:
 
 @dataclass(frozen=True, slots=True)
 class ConnectLocal:
-    """Connect a channel with what an attempt here writes for its edge."""
+    """Attach a channel to what an attempt here writes for its edge."""
 
     channel: ChannelKey
     producer: AttemptId
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,57 +222,57 @@ PEER_SECONDS_MAX: Final = 10.0
 @dataclass(slots=True)
 class _TaskEntry:
     spec: TaskSpec
-    over: bool = False
-    cancel_deadline: float | None = None
+    terminal: bool = False
 
 
 @dataclass(slots=True)
 class _Peer:
+    """Another worker, by the coordinator's word; a link changes nothing of that."""
+
     address: WorkerAddress
     up: bool = False
+    """There is a link to the process of that epoch."""
     dial_at: float | None = None
     """When to dial (again); None while a dial is under way or none is wanted."""
     give_up_at: float | None = None
     failure: str = ""
     """Why the last dial of this time failed, as the end of a sentence."""
-    wanted: list[tuple[ChannelKey, PartitionRequest]] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Waiting:
-    """A peer's request for a partition that is not registered yet."""
-
-    link: int
-    request: PartitionRequest
-    deadline: float
 
 
 class WorkerState:
-    """One registration of a worker. Invariant: a task that is over has no cancel deadline."""
+    """One registration of a worker.
+
+    Invariants: an attempt that is terminal has no cancel deadline and no channel in the registry; no
+    channel waits for a link to a peer that is up.
+    """
 
     def __init__(self, settings: ClusterSettings, worker: int, epoch: int, term: int) -> None:
         self.worker = worker
         self.epoch = epoch
         self.term = term
         self.abandoned = 0
+        self.inputs = InputRegistry()
         self._settings = settings
         self._tasks: dict[AttemptId, _TaskEntry] = {}
         self._newest: dict[SubtaskId, int] = {}
         """The highest attempt of each subtask that was ever deployed here."""
-        self._partitions: dict[PartitionId, dict[int, AttemptId]] = {}
-        """Registered partitions by attempt: several attempts of a producer may be here at once."""
+        self._canceling: dict[AttemptId, float] = {}
+        """When attempts that were cancelled are abandoned; the earliest first."""
+        self._partitions = PartitionRegistry()
+        self._waiting: dict[tuple[int, int | ChannelKey], Waiting] = {}
+        """Requests that cannot be answered yet, by link and channel, in the order of their deadlines."""
         self._peers: dict[int, _Peer] = {}
-        self._announced: dict[int, int] = {}
-        """The epoch of each other worker by the coordinator's word."""
-        self._waiting: dict[tuple[int, int], _Waiting] = {}
-        """By link and channel, in the order of their deadlines."""
+        self._trying: dict[int, _Peer] = {}
+        """Peers that a link is wanted to."""
 
     # --- control messages ------------------------------------------------------------------------
 
     def handle(self, message: ControlMessage, now: float) -> list[Instruction]:
-        """A message of the coordinator. One of another term is ignored."""
-        if getattr(message, "term", self.term) != self.term:
+        """A message of the coordinator. One of a lower term is ignored."""
+        term: int = getattr(message, "term", self.term)
+        if term < self.term:
             return []
+        self.term = term
         match message:
             case DeployTasks():
                 return self._deploy(message, now)
@@ -295,75 +294,44 @@ class WorkerState:
                 return []
 
     def _deploy(self, message: DeployTasks, now: float) -> list[Instruction]:
+        instructions: list[Instruction] = []
         for address in message.workers:
-            self._meet(address)
-        starts: list[Instruction] = []
-        connects: list[Instruction] = []
+            instructions += self._announce(address, now)
+        for named in message.attempts:
+            self._partitions.learn(attempt_id(message.job, named))
+        new: list[tuple[AttemptId, TaskSpec]] = []
         for spec in message.tasks:
             key = attempt_id(message.job, spec)
             if self._newest.get(key.subtask, 0) >= spec.attempt:
                 continue
             self._newest[key.subtask] = spec.attempt
             self._tasks[key] = _TaskEntry(spec)
-            for output in spec.outputs:
-                partition = PartitionId(key.subtask.job, output.edge, spec.index)
-                self._partitions.setdefault(partition, {})[spec.attempt] = key
-            starts.append(StartTask(message, spec))
-            connects.extend(self._connect_inputs(message, key, spec, now))
-        return [*starts, *connects, *self._serve_waiting()]
+            self._partitions.add(key, spec.outputs)
+            self._partitions.learn(key)
+            new.append((key, spec))
+            instructions.append(StartTask(message, spec))
+        for key, spec in new:
+            for gate in spec.inputs:
+                for producer, attempt, worker in message.channels(gate):
+                    request = PartitionRequest(
+                        0, message.job, gate.edge, producer, spec.index, attempt, spec.attempt, 1, 0
+                    )
+                    channel = ChannelKey(key, gate.edge, producer)
+                    instructions += self._connect(channel, worker, request, now)
+        return [*instructions, *self._serve_waiting()]
 
-    def _meet(self, address: WorkerAddress) -> None:
-        if address.worker == self.worker:
-            return
-        self._announced[address.worker] = max(address.epoch, self.announced(address.worker))
-        peer = self._peers.get(address.worker)
-        if peer is None or peer.address.epoch < address.epoch:
-            self._peers[address.worker] = _Peer(address)
-        elif peer.address.epoch == address.epoch:
-            # Its link may be up already; what that told has no port.
-            peer.address = address
-
-    def _connect_inputs(
-        self, message: DeployTasks, key: AttemptId, spec: TaskSpec, now: float
+    def _connect(
+        self, channel: ChannelKey, worker: int, request: PartitionRequest, now: float
     ) -> list[Instruction]:
-        instructions: list[Instruction] = []
-        for gate in spec.inputs:
-            for producer, attempt, worker in message.channels(gate):
-                channel_key = ChannelKey(key, gate.edge, producer)
-                if worker == self.worker:
-                    writer = TaskAttempt(operator=gate.operator, index=producer, attempt=attempt)
-                    instructions.append(ConnectLocal(channel_key, attempt_id(message.job, writer)))
-                    continue
-                request = PartitionRequest(
-                    0, message.job, gate.edge, producer, spec.index, attempt, spec.attempt, 1, 0
-                )
-                instructions.extend(self._request(worker, channel_key, request, now))
-        return instructions
-
-    def _request(
-        self, worker: int, channel: ChannelKey, request: PartitionRequest, now: float
-    ) -> list[Instruction]:
-        peer = self._peers[worker]
-        if peer.up:
+        """Ask for what a channel reads, as soon as its producer can be asked."""
+        self.inputs.want(channel, worker, request)
+        if worker == self.worker:
+            self.inputs.move(channel, request.generation, ChannelEvent.REQUEST)
+            return self._requested(worker, request, channel, now)
+        if self._peers[worker].up:
+            self.inputs.move(channel, request.generation, ChannelEvent.REQUEST)
             return [RequestPartition(worker, channel, request)]
-        peer.wanted.append((channel, request))
-        return self._want_link(worker, peer, now)
-
-    def _want_link(self, worker: int, peer: _Peer, now: float) -> list[Instruction]:
-        if peer.give_up_at is not None:
-            return []
-        peer.give_up_at = now + PEER_SECONDS_MAX
-        peer.failure = ""
-        if self.worker < worker:
-            return [DialPeer(peer.address)]
-        return [Send(AskDial(term=self.term, worker=self.worker, target=worker))]
-
-    def _dial(self, address: WorkerAddress, now: float) -> list[Instruction]:
-        self._meet(address)
-        peer = self._peers[address.worker]
-        if peer.up or peer.give_up_at is not None:
-            return []
-        return self._want_link(address.worker, peer, now)
+        return self._want_link(worker, now)
 
     def _named(self, message: CancelTasks | ReleaseJob) -> list[AttemptId]:
         """The attempts here that the message is about."""
@@ -375,26 +343,19 @@ class WorkerState:
     def _cancel(self, message: CancelTasks, now: float) -> list[Instruction]:
         instructions: list[Instruction] = []
         for key in self._named(message):
-            entry = self._tasks[key]
-            if not entry.over and entry.cancel_deadline is None:
-                entry.cancel_deadline = now + self._settings.task_cancel_timeout
+            if not self._tasks[key].terminal and key not in self._canceling:
+                self._canceling[key] = now + self._settings.task_cancel_timeout
                 instructions.append(CancelTask(key))
         return instructions
 
     def _release(self, message: ReleaseJob) -> list[Instruction]:
-        released = self._named(message)
+        released = list(dict.fromkeys(self._named(message)))
         for key in released:
-            for output in self._tasks.pop(key).spec.outputs:
-                partition = PartitionId(key.subtask.job, output.edge, key.subtask.index)
-                attempts = self._partitions[partition]
-                del attempts[key.attempt]
-                if not attempts:
-                    del self._partitions[partition]
-        gone = set(released)
-        for peer in self._peers.values():
-            peer.wanted = [wanted for wanted in peer.wanted if wanted[0].attempt not in gone]
+            self._end(key)
+            self._partitions.remove(key, self._tasks.pop(key).spec.outputs)
         if message.attempts:
             return [Release(released)]
+        self._partitions.forget(message.job)
         self._newest = {key: value for key, value in self._newest.items() if key.job != message.job}
         return [Release(released), ForgetJob(message.job)]
 
@@ -402,7 +363,7 @@ class WorkerState:
 
     def task_running(self, key: AttemptId) -> list[Instruction]:
         entry = self._tasks.get(key)
-        if entry is None or entry.over:
+        if entry is None or entry.terminal:
             return []
         return [Send(self._state_message(key, "running"))]
 
@@ -416,11 +377,17 @@ class WorkerState:
     ) -> list[Instruction]:
         """The attempt's thread came to its end; a second report changes nothing."""
         entry = self._tasks.get(key)
-        if entry is None or entry.over:
+        if entry is None or entry.terminal:
             return []
-        entry.over = True
-        entry.cancel_deadline = None
+        self._end(key)
         return [Send(self._state_message(key, state, error, result, counters))]
+
+    def _end(self, key: AttemptId) -> None:
+        """The attempt is terminal, or is released: it reads nothing any more."""
+        self._tasks[key].terminal = True
+        self._canceling.pop(key, None)
+        self.inputs.remove(key)
+        self._drop_waiting(lambda each: each.channel is not None and each.channel.attempt == key)
 
     def _state_message(
         self,
@@ -446,35 +413,61 @@ class WorkerState:
 
     def announced(self, worker: int) -> int:
         """The newest epoch of that worker that the coordinator named; 0 if it named none."""
-        return self._announced.get(worker, 0)
+        peer = self._peers.get(worker)
+        return peer.address.epoch if peer is not None else 0
 
-    def peer_up(self, address: WorkerAddress) -> list[Instruction]:
-        """A link to that worker is established (whoever dialed); ``address`` may have no port.
-
-        A worker that came back with its old id may dial before its new epoch is heard of from the
-        coordinator. A link of an older epoch leads to a process that is written off.
-        """
-        peer = self._peers.setdefault(address.worker, _Peer(address))
-        if address.epoch < peer.address.epoch:
+    def _announce(self, address: WorkerAddress, now: float) -> list[Instruction]:
+        """The coordinator says where a worker is. A later epoch is another process."""
+        worker, epoch = address.worker, address.epoch
+        if worker == self.worker or epoch <= self.announced(worker):
             return []
-        if address.epoch > peer.address.epoch:
-            peer.address = address
+        self._stop_trying(worker)
+        self._link_gone(worker)
+        self._peers[worker] = _Peer(address)
+        return self._want_link(worker, now) if self.inputs.wants(worker) else []
+
+    def _want_link(self, worker: int, now: float) -> list[Instruction]:
+        if worker in self._trying:
+            return []
+        peer = self._trying[worker] = self._peers[worker]
+        peer.give_up_at = now + PEER_SECONDS_MAX
+        peer.failure = ""
+        if self.worker < worker:
+            return [DialPeer(peer.address)]
+        return [Send(AskDial(term=self.term, worker=self.worker, target=worker))]
+
+    def _stop_trying(self, worker: int) -> None:
+        peer = self._trying.pop(worker, None)
+        if peer is not None:
+            peer.dial_at = peer.give_up_at = None
+
+    def _dial(self, address: WorkerAddress, now: float) -> list[Instruction]:
+        if address.worker == self.worker:
+            return []
+        instructions = self._announce(address, now)
+        if not self._peers[address.worker].up:
+            instructions += self._want_link(address.worker, now)
+        return instructions
+
+    def peer_up(self, worker: int) -> list[Instruction]:
+        """A link to that worker, of the epoch that the coordinator announced, replaces any before."""
+        peer = self._peers[worker]
+        self._link_gone(worker)
+        self._stop_trying(worker)
         peer.up = True
-        peer.dial_at = peer.give_up_at = None
-        # Requests that came over an older link name channels that this one does not know.
-        self._forget_waiting(address.worker)
-        wanted, peer.wanted = peer.wanted, []
-        return [RequestPartition(address.worker, channel, request) for channel, request in wanted]
+        wanted = self.inputs.request_wanted(worker)
+        return [RequestPartition(worker, channel, request) for channel, request in wanted]
 
     def peer_down(self, worker: int) -> list[Instruction]:
-        peer = self._peers.get(worker)
-        if peer is not None:
-            peer.up = False
-        self._forget_waiting(worker)
+        """The link of that worker that was up last is gone."""
+        self._peers[worker].up = False
+        self._link_gone(worker)
         return []
 
-    def _forget_waiting(self, link: int) -> None:
-        self._waiting = {key: waiting for key, waiting in self._waiting.items() if key[0] != link}
+    def _link_gone(self, worker: int) -> None:
+        """What was asked over the link, either way, names channels that no other link knows."""
+        self._drop_waiting(lambda each: each.link == worker)
+        self.inputs.link_down(worker)
 
     def dial_failed(self, worker: int, error: ShuffleError, now: float) -> list[Instruction]:
         """Dial again shortly, or fail what needs that peer.
@@ -490,50 +483,76 @@ class WorkerState:
             peer.dial_at = now + DIAL_RETRY_SECONDS
             peer.failure = f": {error}"
             return []
-        return self._give_peer_up(peer, error)
+        return self._give_peer_up(worker, error)
 
-    def _give_peer_up(self, peer: _Peer, error: ShuffleError) -> list[Instruction]:
-        peer.dial_at = peer.give_up_at = None
-        wanted, peer.wanted = peer.wanted, []
-        return [FailTask(channel, error) for channel, _ in wanted]
+    def _give_peer_up(self, worker: int, error: ShuffleError) -> list[Instruction]:
+        self._stop_trying(worker)
+        return [FailTask(channel, error) for channel in self.inputs.fail_wanted(worker)]
+
+    # --- requests --------------------------------------------------------------------------------
 
     def partition_requested(self, link: int, request: PartitionRequest, now: float) -> list[Instruction]:
-        """A peer wants a partition: now, or when it is registered, or not at all.
+        """A peer wants a partition: granted now, later, or never.
 
         ``link`` is the peer's worker id.
         """
-        instruction = self._answer(link, request)
-        if instruction is not None:
-            return [instruction]
-        deadline = now + self._settings.partition_request_timeout
-        self._waiting[link, request.channel] = _Waiting(link, request, deadline)
-        return []
+        return self._requested(link, request, None, now)
 
     def partition_cancelled(self, link: int, channel: int) -> None:
         """The peer takes a request back that was not answered."""
         self._waiting.pop((link, channel), None)
 
-    def _answer(self, link: int, request: PartitionRequest) -> Attach | None:
-        partition = PartitionId(JobId(request.job), request.edge, request.producer)
-        producer = self._partitions.get(partition, {}).get(request.producer_attempt)
-        return Attach(link, request, producer) if producer is not None else None
+    def _requested(
+        self, link: int, request: PartitionRequest, channel: ChannelKey | None, now: float
+    ) -> list[Instruction]:
+        """Requests of peers and of this worker's own channels stand in one line."""
+        waiting = Waiting(link, request, channel, now + self._settings.partition_request_timeout)
+        answer = self._answer(waiting)
+        if answer is not None:
+            return [answer]
+        self._waiting[link, channel or request.channel] = waiting
+        return []
+
+    def _answer(self, waiting: Waiting) -> Instruction | None:
+        """What becomes of a request; None: it waits."""
+        request, channel = waiting.request, waiting.channel
+        try:
+            producer = self._partitions.grant(request)
+        except ShuffleError as error:
+            return self._refused(waiting, error)
+        if producer is None:
+            return None
+        if channel is None:
+            return Attach(waiting.link, request, producer)
+        self.inputs.move(channel, request.generation, ChannelEvent.ATTACH)
+        return ConnectLocal(channel, producer, request.generation)
+
+    def _refused(self, waiting: Waiting, error: ShuffleError) -> Instruction:
+        if waiting.channel is None:
+            return Refuse(waiting.link, waiting.request.channel, error)
+        self.inputs.move(waiting.channel, waiting.request.generation, ChannelEvent.FAIL)
+        return FailTask(waiting.channel, error)
 
     def _serve_waiting(self) -> list[Instruction]:
         instructions: list[Instruction] = []
-        for key, waiting in list(self._waiting.items()):
-            answer = self._answer(waiting.link, waiting.request)
+        for number, waiting in list(self._waiting.items()):
+            answer = self._answer(waiting)
             if answer is not None:
-                del self._waiting[key]
+                del self._waiting[number]
                 instructions.append(answer)
         return instructions
+
+    def _drop_waiting(self, gone: Callable[[Waiting], bool]) -> None:
+        for number in [number for number, waiting in self._waiting.items() if gone(waiting)]:
+            del self._waiting[number]
 
     # --- time ------------------------------------------------------------------------------------
 
     def next_deadline(self) -> float | None:
         """When :meth:`handle_timer` wants to be called; None for not at all."""
-        times = [entry.cancel_deadline for entry in self._tasks.values()]
-        times += [waiting.deadline for waiting in itertools.islice(self._waiting.values(), 1)]
-        times += [time for peer in self._peers.values() for time in (peer.dial_at, peer.give_up_at)]
+        times = [time for peer in self._trying.values() for time in (peer.dial_at, peer.give_up_at)]
+        times.append(next(iter(self._canceling.values()), None))
+        times.append(next((waiting.deadline for waiting in self._waiting.values()), None))
         return min((time for time in times if time is not None), default=None)
 
     def handle_timer(self, now: float) -> list[Instruction]:
@@ -541,13 +560,11 @@ class WorkerState:
 
     def _abandon_stuck(self, now: float) -> list[Instruction]:
         instructions: list[Instruction] = []
-        for key, entry in self._tasks.items():
-            if entry.cancel_deadline is not None and now >= entry.cancel_deadline:
-                entry.over = True
-                entry.cancel_deadline = None
-                self.abandoned += 1
-                instructions.append(AbandonTask(key))
-                instructions.append(Send(self._state_message(key, "abandoned")))
+        for key in [key for key, deadline in self._canceling.items() if now >= deadline]:
+            self._end(key)
+            self.abandoned += 1
+            instructions.append(AbandonTask(key))
+            instructions.append(Send(self._state_message(key, "abandoned")))
         if instructions and self.abandoned > self._settings.abandoned_max:
             limit = self._settings.abandoned_max
             instructions.append(
@@ -556,22 +573,16 @@ class WorkerState:
         return instructions
 
     def _refuse_expired(self, now: float) -> list[Instruction]:
-        expired = list(itertools.takewhile(lambda waiting: now >= waiting.deadline, self._waiting.values()))
-        refusals: list[Instruction] = []
-        for waiting in expired:
-            request = waiting.request
-            del self._waiting[waiting.link, request.channel]
-            partition = PartitionId(JobId(request.job), request.edge, request.producer)
-            text = f"partition {partition} attempt {request.producer_attempt} is not on worker {self.worker}"
-            refusals.append(Refuse(waiting.link, request.channel, PartitionNotFound(text)))
-        return refusals
+        expired = [number for number, waiting in self._waiting.items() if now >= waiting.deadline]
+        late = [self._waiting.pop(number) for number in expired]
+        return [self._refused(each, self._partitions.late(each.request, self.worker)) for each in late]
 
     def _chase_peers(self, now: float) -> list[Instruction]:
         instructions: list[Instruction] = []
-        for worker, peer in self._peers.items():
+        for worker, peer in list(self._trying.items()):
             if peer.give_up_at is not None and now >= peer.give_up_at:
                 text = f"no connection to worker {worker} within {PEER_SECONDS_MAX:g} s{peer.failure}"
-                instructions.extend(self._give_peer_up(peer, PeerLost(text)))
+                instructions.extend(self._give_peer_up(worker, PeerLost(text)))
             elif peer.dial_at is not None and now >= peer.dial_at:
                 peer.dial_at = None
                 instructions.append(DialPeer(peer.address))
@@ -579,12 +590,23 @@ class WorkerState:
 
     def validate(self) -> None:
         """Check the invariants; for tests, after each step."""
-        assert all(entry.cancel_deadline is None for entry in self._tasks.values() if entry.over)
-        assert all(not peer.wanted for peer in self._peers.values() if peer.up)
+        self.inputs.validate()
+        self._partitions.validate({key: entry.spec.outputs for key, entry in self._tasks.items()})
         assert self.worker not in self._peers
-        registered = {key for attempts in self._partitions.values() for key in attempts.values()}
-        assert registered == {key for key, entry in self._tasks.items() if entry.spec.outputs}
-        for attempts in self._partitions.values():
-            assert attempts and all(number == key.attempt for number, key in attempts.items())
-        for key in self._tasks:
-            assert key.attempt <= self._newest[key.subtask]
+        live = {key for key, entry in self._tasks.items() if not entry.terminal}
+        assert set(self._canceling) <= live
+        assert list(self._canceling.values()) == sorted(self._canceling.values())
+        assert all(key.attempt <= self._newest[key.subtask] for key in self._tasks)
+        local = {each.channel for each in self._waiting.values() if each.channel is not None}
+        for key, entry in self.inputs.phases():
+            assert key.attempt in live
+            is_local = entry.worker == self.worker
+            assert not (entry.phase is ChannelPhase.WANTED and (is_local or self._peers[entry.worker].up))
+            assert (key in local) == (is_local and entry.phase is ChannelPhase.REQUESTED)
+        deadlines = [each.deadline for each in self._waiting.values()]
+        assert deadlines == sorted(deadlines)
+        for worker, peer in self._peers.items():
+            assert (self._trying.get(worker) is peer) == (peer.give_up_at is not None)
+            assert peer.dial_at is None or peer.give_up_at is not None
+            assert not (peer.up and worker in self._trying)
+        assert set(self._trying) <= set(self._peers)

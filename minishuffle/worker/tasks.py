@@ -47,7 +47,8 @@ from minishuffle.wire.messages import (
 from minishuffle.worker.client_gate import UpstreamGate
 from minishuffle.worker.handoff import LoopInbox, TaskPaths
 from minishuffle.worker.outbox import Outbox
-from minishuffle.worker.state import ChannelKey, StartTask, attempt_id
+from minishuffle.worker.registry import ChannelKey
+from minishuffle.worker.state import StartTask, attempt_id
 from minishuffle.worker.task import Task, TaskOutcome
 
 __all__ = [
@@ -330,13 +331,13 @@ class Deployment:
         attempt = self.attempts.get(producer)
         return attempt.partitions.get(edge) if attempt is not None else None
 
-    def connect_local(self, key: ChannelKey, producer: AttemptId) -> None:
+    def connect_local(self, key: ChannelKey, producer: AttemptId, generation: int) -> None:
         channel, partition = self.channel(key), self.partition(producer, key.edge)
         if channel is None or partition is None:
             return
         subpartition = partition.subpartition(key.attempt.subtask.index)
         assert subpartition is not None
-        channel.attach_local(subpartition, 1, self._handed_over)
+        channel.attach_local(subpartition, generation, self._handed_over)
 
     # --- taking down -----------------------------------------------------------------------------
 

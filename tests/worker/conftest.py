@@ -21,7 +21,8 @@ from minishuffle.wire.messages import DeployTasks, LogLines, WorkerAddress
 from minishuffle.worker import handoff
 from minishuffle.worker.handoff import LoopInbox, TaskPaths
 from minishuffle.worker.outbox import Outbox
-from minishuffle.worker.state import ChannelKey, StartTask, attempt_id
+from minishuffle.worker.registry import ChannelKey
+from minishuffle.worker.state import StartTask, attempt_id
 from minishuffle.worker.task import Task, TaskOutcome
 from minishuffle.worker.tasks import Deployment
 from support.attempts import attempt
@@ -87,7 +88,7 @@ class Site:
             for gate in spec.inputs:
                 for producer, _, _ in message.channels(gate):
                     key = ChannelKey(attempt_id(job, spec), gate.edge, producer)
-                    self.deployment.connect_local(key, attempt(gate.operator, producer, job=job))
+                    self.deployment.connect_local(key, attempt(gate.operator, producer, job=job), 1)
         return self.tasks(job)
 
     def tasks(self, job: str = "j1") -> list[Task]:

@@ -6,7 +6,7 @@ import pytest
 
 from minishuffle.config import ClusterSettings
 from minishuffle.counters import TaskCounters
-from minishuffle.errors import PartitionNotFound, PeerLost
+from minishuffle.errors import PartitionNotFound, PeerLost, ShuffleError
 from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.handshake import REASONS, HandshakeRefused
 from minishuffle.wire.messages import (
@@ -27,11 +27,11 @@ from minishuffle.wire.messages import (
     WorkerLost,
     pack_placement,
 )
+from minishuffle.worker.registry import ChannelKey
 from minishuffle.worker.state import (
     AbandonTask,
     Attach,
     CancelTask,
-    ChannelKey,
     CloseLinks,
     ConnectLocal,
     DialPeer,
@@ -56,7 +56,7 @@ SOURCE = TaskSpec(
     parallelism=2,
     attempt=1,
     inputs=[],
-    outputs=[OutputSpec(edge=0, first=0, count=2)],
+    outputs=[OutputSpec(edge=0, operator=1, first=0, count=2)],
 )
 
 
@@ -99,23 +99,47 @@ class Machine:
         self.state = WorkerState(SETTINGS, worker, epoch=4, term=1)
 
     def tell(self, message: ControlMessage, now: float = 0.0) -> list[Instruction]:
-        instructions = self.state.handle(message, now)
-        self.state.validate()
-        return instructions
+        return self._checked(self.state.handle(message, now))
 
     def tick(self, now: float) -> list[Instruction]:
-        instructions = self.state.handle_timer(now)
+        return self._checked(self.state.handle_timer(now))
+
+    def up(self, worker: int) -> list[Instruction]:
+        return self._checked(self.state.peer_up(worker))
+
+    def down(self, worker: int) -> None:
+        assert self._checked(self.state.peer_down(worker)) == []
+
+    def asked(self, link: int, request: PartitionRequest, now: float = 0.0) -> list[Instruction]:
+        return self._checked(self.state.partition_requested(link, request, now))
+
+    def dial_failed(self, worker: int, error: ShuffleError, now: float = 0.0) -> list[Instruction]:
+        return self._checked(self.state.dial_failed(worker, error, now))
+
+    def _checked(self, instructions: list[Instruction]) -> list[Instruction]:
         self.state.validate()
         return instructions
 
     def ended(self, operator: int = 0, attempt: int = 1, state: str = "finished") -> list[Instruction]:
         error = ErrorInfo(code=60, text="boom") if state == "failed" else None
         key = attempt_of(operator, number=attempt)
-        return self.state.task_ended(key, state, error, b"", TaskCounters())
+        ended = self.state.task_ended(key, state, error, b"", TaskCounters())
+        return self._checked(ended)
 
 
-def request(attempt: int = 1, channel: int = 7) -> PartitionRequest:
-    return PartitionRequest(channel, "j1", 0, 0, 1, attempt, 1, 1, 2)
+def request(
+    attempt: int = 1,
+    channel: int = 7,
+    *,
+    subpartition: int = 1,
+    consumer_attempt: int = 1,
+    generation: int = 1,
+) -> PartitionRequest:
+    return PartitionRequest(channel, "j1", 0, 0, subpartition, attempt, consumer_attempt, generation, 2)
+
+
+def second(spec: TaskSpec) -> TaskSpec:
+    return spec.model_copy(update={"attempt": 2})
 
 
 def states(instructions: list[Instruction]) -> list[str]:
@@ -131,18 +155,8 @@ def test_deploy_starts_tasks_before_it_connects_them() -> None:
     kinds = [type(instruction) for instruction in instructions]
     assert kinds == [StartTask, StartTask, ConnectLocal, DialPeer]
     local = instructions[2]
-    assert local == ConnectLocal(ChannelKey(attempt_of(1), 0, 0), attempt_of(0))
+    assert local == ConnectLocal(ChannelKey(attempt_of(1), 0, 0), attempt_of(0), 1)
     assert instructions[3] == DialPeer(address(3))
-
-
-def test_a_request_that_was_cancelled_waits_no_more() -> None:
-    machine = Machine()
-    machine.state.partition_requested(3, request(channel=7), 0.0)
-    machine.state.partition_requested(3, request(channel=8), 0.0)
-    machine.state.partition_cancelled(3, 7)
-    machine.state.partition_cancelled(3, 9)
-    answers = [i for i in machine.tell(deploy(SOURCE)) if isinstance(i, Attach)]
-    assert [answer.request.channel for answer in answers] == [8]
 
 
 def test_the_worker_with_the_higher_id_asks_to_be_dialed() -> None:
@@ -157,14 +171,20 @@ def test_a_deploy_said_twice_is_done_once() -> None:
     assert machine.tell(deploy(SOURCE)) == []
 
 
-def test_messages_of_another_term_are_ignored() -> None:
-    assert Machine().tell(deploy(SOURCE, term=2)) == []
+def test_terms_are_compared_by_order() -> None:
+    machine = Machine()
+    assert machine.tell(deploy(SOURCE, term=0)) == []
+    assert machine.tell(deploy(SOURCE, term=3)) != []
+    assert machine.tell(ReleaseJob(term=1, job="j1")) == [], "a coordinator of term 3 has taken over"
+    (ended,) = machine.ended()
+    assert isinstance(ended, Send) and isinstance(ended.message, TaskStateChanged)
+    assert ended.message.term == 3
 
 
 def test_partitions_are_requested_when_the_link_is_up_and_at_once_after_that() -> None:
     machine = Machine()
     machine.tell(deploy(sink()))
-    (requested,) = machine.state.peer_up(address(3))
+    (requested,) = machine.up(3)
     assert isinstance(requested, RequestPartition)
     assert (requested.worker, requested.request.producer, requested.request.subpartition) == (3, 1, 0)
     again = machine.tell(deploy(sink(attempt=2)))
@@ -175,50 +195,27 @@ def test_dial_on_demand_happens_once() -> None:
     machine = Machine()
     assert machine.tell(Dial(term=1, peer=address(3))) == [DialPeer(address(3))]
     assert machine.tell(Dial(term=1, peer=address(3))) == []
-    machine.state.peer_up(address(3))
+    machine.up(3)
     assert machine.tell(Dial(term=1, peer=address(3))) == []
 
 
-def linked(worker: int, epoch: int) -> WorkerAddress:
-    """What a link tells of its peer."""
-    return WorkerAddress(worker=worker, epoch=epoch, host="", data_port=0)
-
-
-def test_a_worker_that_came_back_and_dialed_first_is_connected() -> None:
-    """Its new epoch is known from the link before it is from the coordinator."""
+def test_a_newer_epoch_is_another_process_which_needs_a_new_link() -> None:
     machine = Machine()
     machine.tell(deploy(SOURCE))
-    machine.state.peer_up(address(3))
-    machine.state.peer_down(3)
-    assert machine.state.peer_up(linked(3, epoch=7)) == []
-    instructions = machine.tell(deploy(sink(), workers=[address(2), address(3, epoch=7)]))
-    assert [i.worker for i in instructions if isinstance(i, RequestPartition)] == [3]
-    assert not [i for i in instructions if isinstance(i, DialPeer)]
-    machine.state.peer_down(3)
-    assert machine.tell(Dial(term=1, peer=address(3, epoch=7))) == [DialPeer(address(3, epoch=7))]
-
-
-def test_a_peer_that_dialed_is_dialed_at_the_port_that_the_coordinator_tells() -> None:
-    machine = Machine()
-    machine.state.peer_up(linked(3, epoch=1))
-    machine.state.peer_down(3)
-    assert DialPeer(address(3)) in machine.tell(deploy(sink()))
-
-
-def test_a_newer_epoch_needs_a_new_link() -> None:
-    machine = Machine()
-    machine.tell(deploy(SOURCE))
-    machine.state.peer_up(address(3))
+    machine.up(3)
+    assert machine.state.announced(3) == 1
     newer = address(3, epoch=7)
     assert DialPeer(newer) in machine.tell(deploy(sink(), workers=[address(2), newer]))
-    assert machine.state.peer_up(linked(3, epoch=1)) == [], "that process is written off"
-    assert [type(i) for i in machine.state.peer_up(linked(3, epoch=7))] == [RequestPartition]
+    assert machine.state.announced(3) == 7
+    machine.tell(Dial(term=1, peer=address(3, epoch=5)))
+    assert machine.state.announced(3) == 7, "an epoch that was replaced does not come back"
+    assert [type(i) for i in machine.up(3)] == [RequestPartition]
 
 
 def test_a_failed_dial_is_tried_again_until_it_is_given_up() -> None:
     machine = Machine()
-    machine.tell(deploy(sink()), now=0.0)
-    assert machine.state.dial_failed(3, PeerLost("refused"), 0.0) == []
+    machine.tell(deploy(SOURCE, sink()), now=0.0)
+    assert machine.dial_failed(3, PeerLost("refused"), 0.0) == []
     assert machine.state.next_deadline() == pytest.approx(0.2)
     assert machine.tick(0.1) == []
     assert machine.tick(0.2) == [DialPeer(address(3))]
@@ -232,9 +229,9 @@ def test_a_peer_that_does_not_know_its_id_yet_is_dialed_again() -> None:
     machine = Machine()
     machine.tell(deploy(sink()), now=0.0)
     error = HandshakeRefused("peer", "worker 3 was dialed, but a worker answers there")
-    assert machine.state.dial_failed(3, error, 0.0) == []
+    assert machine.dial_failed(3, error, 0.0) == []
     assert machine.tick(0.2) == [DialPeer(address(3))]
-    (failed,) = machine.state.dial_failed(3, error, 10.0)
+    (failed,) = machine.dial_failed(3, error, 10.0)
     assert isinstance(failed, FailTask)
     assert failed.error is error
 
@@ -242,27 +239,43 @@ def test_a_peer_that_does_not_know_its_id_yet_is_dialed_again() -> None:
 @pytest.mark.parametrize("reason", [reason for reason in REASONS if reason != "peer"])
 def test_another_refused_handshake_is_not_tried_again(reason: str) -> None:
     machine = Machine()
-    machine.tell(deploy(sink()))
-    (failed,) = machine.state.dial_failed(3, HandshakeRefused(reason, "no"), 0.0)
+    machine.tell(deploy(SOURCE, sink()))
+    (failed,) = machine.dial_failed(3, HandshakeRefused(reason, "no"), 0.0)
     assert isinstance(failed, FailTask)
     assert machine.state.next_deadline() is None
 
 
-def test_a_partition_is_attached_now_or_when_it_is_registered() -> None:
+# --- requests of peers --------------------------------------------------------------------------------
+
+
+def serving(*tasks: TaskSpec) -> Machine:
+    """With a link to worker 3, which the coordinator has announced."""
     machine = Machine()
-    assert machine.state.partition_requested(3, request(), 0.0) == []
-    attached = machine.tell(deploy(SOURCE))[-1]
-    assert attached == Attach(3, request(), attempt_of(0))
-    assert machine.state.partition_requested(3, request(channel=8), 0.0) == [
-        Attach(3, request(channel=8), attempt_of(0))
+    machine.tell(deploy(*tasks))
+    machine.up(3)
+    return machine
+
+
+def refusal(instructions: list[Instruction]) -> str:
+    (refused,) = instructions
+    assert isinstance(refused, Refuse)
+    return str(refused.error)
+
+
+def test_a_request_is_granted_now_or_when_the_partition_is_there() -> None:
+    machine = serving()
+    assert machine.asked(3, request()) == []
+    assert machine.tell(deploy(SOURCE))[-1] == Attach(3, request(), attempt_of(0))
+    assert machine.asked(3, request(channel=8, subpartition=0)) == [
+        Attach(3, request(channel=8, subpartition=0), attempt_of(0))
     ]
 
 
 def test_a_request_for_a_partition_that_never_comes_is_refused() -> None:
-    machine = Machine()
-    machine.state.partition_requested(3, request(), 1.0)
+    machine = serving()
+    machine.asked(3, request(), 1.0)
     machine.tell(deploy(SOURCE))
-    machine.state.partition_requested(3, request(attempt=2), 1.0)
+    machine.asked(3, request(attempt=2), 1.0)
     assert machine.state.next_deadline() == 6.0
     (refused,) = machine.tick(6.0)
     assert isinstance(refused, Refuse)
@@ -271,11 +284,106 @@ def test_a_request_for_a_partition_that_never_comes_is_refused() -> None:
 
 
 def test_requests_of_a_link_that_went_down_are_forgotten() -> None:
-    machine = Machine()
-    machine.state.partition_requested(3, request(), 0.0)
-    machine.state.peer_down(3)
+    machine = serving()
+    machine.asked(3, request())
+    machine.down(3)
     assert machine.state.next_deadline() is None
     assert not [i for i in machine.tell(deploy(SOURCE)) if isinstance(i, Attach)]
+
+
+def test_a_subpartition_that_is_read_is_not_taken_over_by_the_same_generation() -> None:
+    machine = serving(SOURCE)
+    assert [type(i) for i in machine.asked(3, request())] == [Attach]
+    expected = (
+        "generation 1 of attempt 1 reads subpartition 1 of partition j1/edge0.0 already, "
+        "and generation 1 was requested"
+    )
+    assert refusal(machine.asked(3, request(channel=8))) == expected
+
+
+def test_a_greater_generation_of_the_known_attempt_is_granted_at_once() -> None:
+    machine = serving(SOURCE)
+    machine.asked(3, request())
+    machine.down(3)
+    machine.up(3)
+    newer = request(generation=3)
+    assert machine.asked(3, newer) == [Attach(3, newer, attempt_of(0))]
+    assert "generation 3" in refusal(machine.asked(3, request(channel=8, generation=2)))
+
+
+def test_a_greater_attempt_of_the_consumer_waits_for_the_coordinators_word() -> None:
+    machine = serving(SOURCE)
+    machine.asked(3, request())
+    early = request(channel=8, consumer_attempt=2)
+    assert machine.asked(3, early, now=1.0) == []
+    word = [TaskAttempt(operator=1, index=1, attempt=2)]
+    assert machine.tell(deploy().model_copy(update={"attempts": word})) == [Attach(3, early, attempt_of(0))]
+    expected = "attempt 2 reads subpartition 1 of partition j1/edge0.0: attempt 1 was replaced"
+    assert refusal(machine.asked(3, request(channel=9, generation=2))) == expected
+
+
+def test_a_greater_attempt_that_the_coordinator_never_names_is_refused_in_the_end() -> None:
+    machine = serving(SOURCE)
+    machine.asked(3, request(consumer_attempt=2), now=1.0)
+    assert machine.tick(5.9) == []
+    expected = (
+        "the coordinator does not know attempt 2 of consumer 1, which asked worker 2 for partition j1/edge0.0"
+    )
+    assert refusal(machine.tick(6.0)) == expected
+
+
+def test_a_subpartition_that_the_producer_does_not_have_is_refused() -> None:
+    machine = serving(SOURCE)
+    expected = "partition j1/edge0.0 has no subpartition 2"
+    assert refusal(machine.asked(3, request(subpartition=2))) == expected
+
+
+def test_a_producer_attempt_that_was_replaced_is_refused() -> None:
+    machine = serving(second(SOURCE))
+    expected = "attempt 1 of partition j1/edge0.0 was replaced by 2"
+    assert refusal(machine.asked(3, request(attempt=1))) == expected
+
+
+def test_a_request_that_is_taken_back_is_forgotten() -> None:
+    machine = serving()
+    machine.asked(3, request())
+    machine.state.partition_cancelled(3, request().channel)
+    assert machine.state.next_deadline() is None
+    assert not [i for i in machine.tell(deploy(SOURCE)) if isinstance(i, Attach)]
+
+
+# --- local channels -------------------------------------------------------------------------------------
+
+
+def test_a_local_channel_waits_for_its_producer_as_a_remote_one_does() -> None:
+    machine = Machine()
+    assert not [i for i in machine.tell(deploy(sink()), now=1.0) if isinstance(i, ConnectLocal)]
+    channel = ChannelKey(attempt_of(1), 0, 0)
+    assert machine.tell(deploy(SOURCE), now=2.0)[-1] == ConnectLocal(channel, attempt_of(0), 1)
+
+
+def test_a_local_channel_whose_producer_never_comes_fails_as_a_remote_one_does() -> None:
+    machine = Machine()
+    machine.tell(deploy(sink()), now=1.0)
+    machine.up(3)
+    machine.asked(3, request(), now=1.0)
+    failed, refused = machine.tick(6.0)
+    assert isinstance(failed, FailTask) and isinstance(refused, Refuse)
+    assert failed.channel == ChannelKey(attempt_of(1), 0, 0)
+    assert str(failed.error) == str(refused.error) == "partition j1/edge0.0 attempt 1 is not on worker 2"
+    assert type(failed.error) is type(refused.error) is PartitionNotFound
+
+
+def test_what_an_attempt_that_has_ended_waited_for_is_forgotten() -> None:
+    machine = Machine()
+    machine.tell(deploy(sink()), now=1.0)
+    machine.ended(operator=1, state="failed")
+    machine.tick(60.0)
+    assert machine.up(3) == []
+    assert not [i for i in machine.tell(deploy(SOURCE)) if isinstance(i, ConnectLocal)]
+
+
+# --- tasks ----------------------------------------------------------------------------------------------
 
 
 def test_a_task_runs_and_ends_and_says_so_once() -> None:
@@ -291,7 +399,7 @@ def test_a_task_runs_and_ends_and_says_so_once() -> None:
 def test_cancel_is_obeyed_or_the_task_is_abandoned() -> None:
     machine = Machine()
     machine.tell(deploy(SOURCE, sink()), now=0.0)
-    machine.state.peer_up(address(3))
+    machine.up(3)
     cancels = machine.tell(CancelTasks(term=1, job="j1"), now=1.0)
     assert cancels == [CancelTask(attempt_of(0)), CancelTask(attempt_of(1))]
     assert machine.tell(CancelTasks(term=1, job="j1"), now=2.0) == []
@@ -306,7 +414,7 @@ def test_cancel_is_obeyed_or_the_task_is_abandoned() -> None:
 def test_too_many_abandoned_tasks_end_the_worker() -> None:
     machine = Machine()
     machine.tell(deploy(SOURCE, sink()), now=0.0)
-    machine.state.peer_up(address(3))
+    machine.up(3)
     machine.tell(CancelTasks(term=1, job="j1"), now=0.0)
     exits = [i for i in machine.tick(10.0) if isinstance(i, Exit)]
     assert exits == [Exit("2 tasks ran on after their cancel, at most 1 may")]
@@ -319,15 +427,11 @@ def test_release_forgets_the_job() -> None:
         Release([attempt_of(0), attempt_of(1)]),
         ForgetJob("j1"),
     ]
-    assert machine.state.peer_up(address(3)) == []
-    assert machine.state.partition_requested(3, request(), 0.0) == []
+    assert machine.up(3) == []
+    assert machine.asked(3, request(), 0.0) == []
 
 
-# --- two attempts of a subtask ----------------------------------------------------------------------
-
-
-def second(spec: TaskSpec) -> TaskSpec:
-    return spec.model_copy(update={"attempt": 2})
+# --- two attempts of a subtask ------------------------------------------------------------------------
 
 
 def test_the_attempt_before_still_reports_its_end_beside_a_newer_one() -> None:
@@ -352,23 +456,21 @@ def test_a_cancel_that_names_an_attempt_leaves_the_other_alone() -> None:
 
 
 def test_a_release_that_names_an_attempt_leaves_the_other_alone() -> None:
-    machine = Machine()
-    machine.tell(deploy(SOURCE, second(SOURCE)))
+    machine = serving(SOURCE, second(SOURCE))
     older = TaskAttempt(operator=0, index=0, attempt=1)
     assert machine.tell(ReleaseJob(term=1, job="j1", attempts=[older])) == [Release([attempt_of(0)])]
-    assert machine.state.partition_requested(3, request(attempt=1), 0.0) == []
-    (attached,) = machine.state.partition_requested(3, request(attempt=2, channel=8), 0.0)
+    assert "was replaced by 2" in refusal(machine.asked(3, request(attempt=1)))
+    (attached,) = machine.asked(3, request(attempt=2, channel=8), 0.0)
     assert isinstance(attached, Attach) and attached.producer == attempt_of(0, number=2)
     assert machine.tell(deploy(SOURCE)) == [], "an attempt that is gone does not come back"
 
 
 def test_each_attempt_serves_its_own_partition() -> None:
-    machine = Machine()
-    machine.tell(deploy(SOURCE, second(SOURCE)))
+    machine = serving(SOURCE, second(SOURCE))
     for number, channel in ((1, 7), (2, 8)):
         asked = request(attempt=number, channel=channel)
         expected = Attach(3, asked, attempt_of(0, number=number))
-        assert machine.state.partition_requested(3, asked, 0.0) == [expected]
+        assert machine.asked(3, asked, 0.0) == [expected]
 
 
 def test_verdicts_and_shutdown() -> None:

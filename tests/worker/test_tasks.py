@@ -15,7 +15,8 @@ from minishuffle.errors import ResourceExhausted
 from minishuffle.exchange.channels import LocalAttachment
 from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.messages import WorkerAddress, pack_placement
-from minishuffle.worker.state import ChannelKey, StartTask
+from minishuffle.worker.registry import ChannelKey
+from minishuffle.worker.state import StartTask
 from minishuffle.worker.task import Task
 from support.attempts import attempt
 from support.links import BareLink
@@ -163,7 +164,7 @@ async def test_channels_are_found_by_their_key(site: Site) -> None:
     task = attempt(1)
     channel = site.deployment.channel(ChannelKey(task, 0, 0))
     assert channel is not None and (channel.producer, channel.attachment) == (0, None)
-    site.deployment.connect_local(ChannelKey(task, 0, 0), attempt(0))
+    site.deployment.connect_local(ChannelKey(task, 0, 0), attempt(0), 1)
     assert isinstance(channel.attachment, LocalAttachment)
     assert site.deployment.channel(ChannelKey(task, 0, 7)) is None
     assert site.deployment.channel(ChannelKey(task, 5, 0)) is None
@@ -173,8 +174,8 @@ async def test_channels_are_found_by_their_key(site: Site) -> None:
 
 async def test_joining_what_is_gone_does_nothing(site: Site) -> None:
     site.deploy(Stream.items([1]).rebalance().to_count(), connect=False)
-    site.deployment.connect_local(ChannelKey(attempt(1, job="j9"), 0, 0), attempt(0))
-    site.deployment.connect_local(ChannelKey(attempt(1), 0, 0), attempt(0, job="j9"))
+    site.deployment.connect_local(ChannelKey(attempt(1, job="j9"), 0, 0), attempt(0), 1)
+    site.deployment.connect_local(ChannelKey(attempt(1), 0, 0), attempt(0, job="j9"), 1)
     partition = site.deployment.partition(attempt(0), 0)
     assert partition is not None and partition.subpartitions[0].view is None
 

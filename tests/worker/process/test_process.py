@@ -66,9 +66,9 @@ async def test_shutdown_ends_a_worker_in_order(coordinator: Coordinator) -> None
     assert running.web[0].closed
 
 
-async def test_messages_of_another_term_are_not_obeyed(coordinator: Coordinator) -> None:
+async def test_messages_of_a_lower_term_are_not_obeyed(coordinator: Coordinator) -> None:
     running = await coordinator.worker()
-    coordinator.send(Shutdown(term=coordinator.term + 1, reason="bye"))
+    coordinator.send(Shutdown(term=coordinator.term - 1, reason="bye"))
     beats = len(coordinator.said(Heartbeat))
     await coordinator.until(lambda: len(coordinator.said(Heartbeat)) >= beats + 3)
     assert running.task is not None and not running.task.done()
