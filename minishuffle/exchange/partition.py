@@ -221,16 +221,18 @@ class Subpartition:
         if self.view is not None:
             self.view.release()
         self._discarded = True
-        builders = [item for item in self._queue if isinstance(item, BufferBuilder)]
-        self._queue.clear()
+        queue = self._queue
+        while queue:  # one by one: a writer that could not be stopped may still append
+            item = queue.popleft()
+            if isinstance(item, BufferBuilder):
+                item.drain()
         builder = self._open
-        if builder is not None and written_off:
-            builder.segment.write_off()
-        elif builder is not None:
-            builders.append(builder)
-            self._open = None
-        for builder in builders:
-            builder.drain()
+        if builder is not None and not builder.drained:
+            if written_off:
+                builder.segment.write_off()
+            else:
+                builder.drain()
+                self._open = None
         self._polled = self._written
 
 

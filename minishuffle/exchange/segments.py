@@ -242,6 +242,7 @@ class LocalPool:
             self._listener()
 
     def destroy(self) -> None:
-        """Give the share up; segments still in use come back later."""
+        """Give the share up: it lends nothing more, and segments still in use come back later."""
         self._listener = None
+        self.size = 0
         self._global.destroy_pool(self)

@@ -169,9 +169,9 @@ class TaskPaths:
         try:
             while True:
                 self.bell.clear()
+                self.check()  # first: what closes the paths may make it ready too
                 if ready():
                     break
-                self.check()
                 self.bell.wait(WAIT_SECONDS_MAX)
         finally:
             self.clock.enter("busy", time.monotonic())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import cast
 
 import pytest
@@ -322,6 +323,36 @@ def test_discard_gives_everything_back_but_what_the_transport_holds() -> None:
     held.released()
     assert bench.local.in_use == 0
     assert bench.first.backlog() == 0
+
+
+def test_an_abandoned_writer_may_go_on_while_its_segments_are_given_back() -> None:
+    bench = Bench()
+    for _ in range(4):
+        bench.write(bytes(CAPACITY))
+    bench.write(b"open")
+
+    class Appended(deque[object]):
+        """The writer finishes its segment as soon as the loop has looked at the first."""
+
+        looks = 0
+
+        def _look(self) -> None:
+            self.looks += 1
+            if self.looks == 2:
+                bench.first.finish_open(ends=True)
+
+        def popleft(self) -> object:
+            self._look()
+            return super().popleft()
+
+        def __iter__(self) -> Iterator[object]:
+            for item in super().__iter__():
+                self._look()
+                yield item
+
+    bench.first._queue = Appended(bench.first._queue)  # type: ignore[assignment]
+    bench.first.discard(written_off=True)
+    assert bench.local.in_use <= 1, "all but what was open then"
 
 
 def test_the_open_segment_of_a_writer_that_could_not_be_stopped_is_never_lent_again() -> None:

@@ -217,3 +217,17 @@ class Pools(RuleBasedStateMachine):
 
 
 TestPools = Pools.TestCase
+
+
+def test_a_destroyed_pool_lends_nothing_and_takes_back_what_it_lent() -> None:
+    network = NetworkBufferPool(4, 256)
+    pool = network.create_pool("ends", 2, 4)
+    held = pool.request()
+    assert held is not None
+    pool.destroy()
+    assert pool.request() is None
+    assert not pool.available
+    held.recycle()
+    assert pool.request() is None
+    assert (pool.in_use, network.free) == (0, 4)
+    network.validate()

@@ -154,6 +154,21 @@ def test_cancel_wakes_a_task_that_waits_for_a_segment(
     assert paths.clock.blocks.count == 1, "a wait that was cut short is one too"
 
 
+def test_a_task_that_is_cancelled_when_a_segment_comes_free_gets_none(
+    turns: Turns, long_waits: None, paths_of: PathsOf
+) -> None:
+    pool, segment = taken_pool()
+    paths = paths_of()
+    asking = Asking(turns, paths, pool)
+    asking.until_waiting()
+    paths.cancelled = True
+    segment.recycle()
+    paths.close()
+    asking.until_done()
+    assert isinstance(asking.outcome, TaskCancelled)
+    assert pool.in_use == 0
+
+
 def test_a_cancelled_task_gets_no_segment_and_no_wait(paths_of: PathsOf) -> None:
     paths = paths_of()
     pool = NetworkBufferPool(1, 256).create_pool("p", 1, 1)
