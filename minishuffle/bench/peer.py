@@ -107,6 +107,9 @@ class _RingView:
     def __init__(self, blocks: Blocks, free: list[int], count: int) -> None:
         self._blocks, self._free, self._count, self._ended = blocks, free, count, False
 
+    def hold(self) -> None:
+        """Nothing here is partial."""
+
     def next_type(self) -> NextType:
         if self._count:
             return NextType.DATA if self._free else NextType.NONE

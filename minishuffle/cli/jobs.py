@@ -7,12 +7,14 @@ from datetime import datetime
 from typing import Any
 
 import click
+from pydantic import ValidationError
 
 from minishuffle.cli import tables
 from minishuffle.cli.loading import Job, load_job
 from minishuffle.cli.session import Session, json_option, late_global_options, print_json, session_of
 from minishuffle.client import Client, JobHandle, JobResult, new_submission
 from minishuffle.dataflow.compile import compile_job
+from minishuffle.dataflow.graph import JobSettings
 from minishuffle.errors import ShuffleError, TaskFailed, UsageError
 from minishuffle.limits import PARALLELISM_MAX
 from minishuffle.wire.messages import JobEvent
@@ -31,7 +33,14 @@ CANCEL_SECONDS = 30.0
 
 @click.command()
 @click.argument("job")
-@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="A parameter of the job.")
+@click.option(
+    "--set",
+    "given",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="A parameter of the job, or a setting that every job has: buffer_timeout (adaptive, or seconds), "
+    "buffers_per_channel, floating_buffers_per_gate.",
+)
 @click.option("--name", help="Name of the job; by default that of JOB.")
 @click.option(
     "--parallelism",
@@ -46,7 +55,7 @@ CANCEL_SECONDS = 30.0
 def submit(
     context: click.Context,
     job: str,
-    settings: tuple[str, ...],
+    given: tuple[str, ...],
     name: str | None,
     parallelism: int | None,
     wait: bool,
@@ -59,16 +68,19 @@ def submit(
     keys.
     """
     found = load_job(job)
+    parameters, settings = _parted(found, given)
     if describe:
-        _describe(found, settings, as_json)
+        _describe(found, parameters, as_json)
         return
-    stream = found.build(settings)
+    stream = found.build(parameters)
     session = session_of(context)
     with session.client() as client:
 
         def start(submission: str) -> JobHandle:
             label = found.name if name is None else name
-            return client.submit(stream, name=label, parallelism=parallelism, submission=submission)
+            return client.submit(
+                stream, name=label, parallelism=parallelism, settings=settings, submission=submission
+            )
 
         if wait:
             _run_and_wait(client, start, as_json)
@@ -78,6 +90,28 @@ def submit(
             print_json({"job": handle.id, "name": handle.name, "parallelism": handle.parallelism})
         else:
             _tell_submitted(session, handle)
+
+
+def _parted(job: Job, given: tuple[str, ...]) -> tuple[tuple[str, ...], JobSettings]:
+    """What is given to the job's own parameters, and the settings that every job has.
+
+    Raises:
+        UsageError: a value of a setting does not fit.
+    """
+    own = {parameter.name for parameter in job.parameters}
+    parameters, values = [], {}
+    for setting in given:
+        key, equals, text = setting.partition("=")
+        if equals and key in JobSettings.model_fields and key not in own:
+            values[key] = text
+        else:
+            parameters.append(setting)
+    try:
+        return tuple(parameters), JobSettings.model_validate(values)
+    except ValidationError as error:
+        name = str(error.errors()[0]["loc"][0])
+        problem = ", or ".join(each["msg"] for each in error.errors() if each["loc"][0] == name)
+        raise UsageError(f"--set {name}={values[name]}: {problem}") from None
 
 
 def _tell_submitted(session: Session, handle: JobHandle) -> None:

@@ -28,8 +28,10 @@ class JobSettings(BaseModel):
 
     buffers_per_channel: int = Field(limits.BUFFERS_PER_CHANNEL_DEFAULT, ge=0)
     floating_buffers_per_gate: int = Field(limits.FLOATING_BUFFERS_PER_GATE_DEFAULT, ge=1)
-    buffer_timeout: float = Field(0.1, ge=-1)
-    """0: flush after every element; -1: only full buffers; else seconds."""
+    buffer_timeout: Literal["adaptive"] | Annotated[float, Field(ge=-1)] = "adaptive"
+    """When a buffer that is not full is sent. ``adaptive``: at once while its channel has credit and the link
+    is idle, so that elements gather while it is not; 0: after every element; -1: never; else so many seconds
+    after the first element in it."""
 
 
 class Vertex(BaseModel):

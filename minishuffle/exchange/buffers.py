@@ -6,6 +6,7 @@ is written by one side only. (Flink: ``BufferBuilder``, ``BufferConsumer``.)
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Protocol
 
 from minishuffle.exchange.segments import Segment
@@ -13,7 +14,17 @@ from minishuffle.limits import SEGMENT_HEADROOM_BYTES
 from minishuffle.protocol.channel import NextType
 from minishuffle.wire.frames import NO_ELEMENT_START, WATERMARK_EVENT, BufferFlags, DataType, EventKind
 
-__all__ = ["BufferBuilder", "Event", "Slice", "SliceOwner"]
+__all__ = ["BufferBuilder", "Event", "Flush", "Slice", "SliceOwner"]
+
+
+class Flush(Enum):
+    """When data leave of a segment that is not full."""
+
+    ON_REQUEST = 0
+    """When a flush asks for it, and that may be never."""
+    AT_ONCE = 1
+    ADAPTIVE = 2
+    """While the consumer has nothing else to read; until then they gather."""
 
 
 class BufferBuilder:

@@ -17,7 +17,7 @@ from typing import Protocol, TypeAlias
 
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import LocalProtocolError, ShuffleError, Superseded
-from minishuffle.exchange.buffers import BufferBuilder, Event, Slice
+from minishuffle.exchange.buffers import BufferBuilder, Event, Flush, Slice
 from minishuffle.exchange.segments import Segment
 from minishuffle.ids import PartitionId
 from minishuffle.limits import EVENTS_QUEUED_PER_CHANNEL_MAX, SEGMENT_HEADROOM_BYTES
@@ -72,16 +72,23 @@ class Subpartition:
         "buffers_out",
         "consumer",
         "dirty",
-        "eager",
+        "flushing",
+        "held",
         "notified",
         "view",
     )
 
-    def __init__(self, consumer: int, notify: Callable[[Subpartition], None], eager: bool = False) -> None:
+    def __init__(
+        self,
+        consumer: int,
+        notify: Callable[[Subpartition], None],
+        flushing: Flush = Flush.ON_REQUEST,
+    ) -> None:
         self.consumer = consumer
         """Index of the consumer subtask."""
-        self.eager = eager
-        """Whatever is published is to be sent, without a flush."""
+        self.flushing = flushing
+        self.held = False
+        """The loop does not want to know of what is published before it looks anyhow."""
         self.dirty = False
         """Noted by its partition as to be flushed; set by the writer, cleared by the loop."""
         self.buffers_out = 0
@@ -194,21 +201,21 @@ class Subpartition:
         return True
 
     def goes_out(self, builder: BufferBuilder | None) -> bool:
-        """Whether the open segment is to be sent now, as far as it is published."""
+        """Whether the open segment may be sent, as far as it is published."""
         return (
             builder is not None
-            and (self.eager or builder.flush_requested)
+            and (self.flushing is not Flush.ON_REQUEST or builder.flush_requested)
             and builder.unsent()
             and (builder.holder is None or builder.holder is not self.view)
         )
 
     def backlog(self) -> int:
-        """Finished segments that are not all sent, and the open one if it is to go out: a consumer that keeps
-        no buffers for this channel grants credit for nothing else."""
+        """Finished segments that are not all sent, and the open one if it is to go out whatever the consumer
+        does: one that keeps no buffers for this channel grants credit for nothing else."""
         queue, backlog = self._queue, self._written - self._polled
         if queue and isinstance(head := queue[0], BufferBuilder) and not head.unsent():
             backlog -= 1
-        if self.goes_out(self._open):
+        if self.flushing is not Flush.ADAPTIVE and self.goes_out(self._open):
             backlog += 1
         return max(0, backlog)
 
@@ -292,6 +299,7 @@ class PipelinedView:
         subpartition, queue = self._subpartition, self._queue
         if subpartition.view is not self:
             return None
+        subpartition.held = False  # before the look
         if self._state:
             return self._state[0]
         while True:
@@ -322,7 +330,19 @@ class PipelinedView:
     def next_type(self) -> NextType:
         if self._next is None:
             self._next = self._head()
-        return self._next.next_type if self._next is not None else NextType.NONE
+        return self._type(self._next)
+
+    def _type(self, head: BufferBuilder | Event | None) -> NextType:
+        if head is None:
+            return NextType.NONE
+        subpartition = self._subpartition
+        if subpartition.flushing is Flush.ADAPTIVE and head is subpartition._open:
+            return NextType.PARTIAL
+        return head.next_type
+
+    def hold(self) -> None:
+        self._next = None
+        self._subpartition.held = True
 
     def backlog(self) -> int:
         return self._subpartition.backlog()
@@ -341,9 +361,8 @@ class PipelinedView:
         else:
             self._take_event(head)
             piece = head.slice()
-        following = self._next = self._head()
-        if following is not None:
-            piece.next_type = following.next_type
+        self._next = self._head()
+        piece.next_type = self._type(self._next)
         piece.backlog = self._subpartition.backlog()
         return piece
 
@@ -468,7 +487,7 @@ class ResultPartition:
         first, count: the consumer subtasks that it feeds.
         acquire: gives a segment, waiting for one if need be; raises TaskCancelled.
         notify: tells the loop that a subpartition wants its attention.
-        eager: send after every element (buffer timeout 0) instead of at each :meth:`flush`.
+        flushing: when data leave of a segment that is not full; on request: at each :meth:`flush`.
     """
 
     def __init__(
@@ -479,11 +498,11 @@ class ResultPartition:
         acquire: Callable[[], Segment],
         notify: Callable[[Subpartition], None],
         counters: TaskCounters,
-        eager: bool = False,
+        flushing: Flush = Flush.ON_REQUEST,
     ) -> None:
         self.id = partition_id
         self.first = first
-        self.subpartitions = [Subpartition(first + i, notify, eager) for i in range(count)]
+        self.subpartitions = [Subpartition(first + i, notify, flushing) for i in range(count)]
         self._acquire = acquire
         self._counters = counters
         self._notify = notify
@@ -520,8 +539,9 @@ class ResultPartition:
 
     def _published(self, subpartition: Subpartition) -> None:
         """The reader may send what it was not to before: now, or when the buffer timeout has passed."""
-        if subpartition.eager:
-            self._notify(subpartition)
+        if subpartition.flushing is not Flush.ON_REQUEST:
+            if not subpartition.held:
+                self._notify(subpartition)
         elif not subpartition.dirty:
             subpartition.dirty = True  # before the note: who takes it clears the flag and looks
             self._dirty.append(subpartition)

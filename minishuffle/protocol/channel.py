@@ -38,6 +38,8 @@ class NextType(Enum):
     NONE = 0
     DATA = 1
     EVENT = 2
+    PARTIAL = 3
+    """Data of a segment that is still being filled: to be sent while the consumer has nothing to read."""
 
 
 class Outgoing(Payload, Protocol):
@@ -58,7 +60,11 @@ class SubpartitionView(Protocol):
     def next_type(self) -> NextType: ...
 
     def backlog(self) -> int:
-        """Data buffers that could be polled now."""
+        """Data buffers that could be polled now, without a partial one."""
+
+    def hold(self) -> None:
+        """A partial piece is not to be sent now: whoever writes need not say that there is one. The next look
+        ends that."""
 
     def poll(self, data: bool = True) -> Outgoing | None:
         """The next piece; None if there is none, or if it is data and ``data`` is False."""
@@ -148,12 +154,27 @@ class ChannelState(Enum):
 class ProducerChannel:
     """The sending end. ``enqueued`` says whether it stands in the connection's line of ready ones."""
 
-    __slots__ = ("announced", "credit", "enqueued", "id", "sequence", "state", "view")
+    __slots__ = (
+        "_credit_if_read",
+        "_exclusive",
+        "announced",
+        "credit",
+        "enqueued",
+        "id",
+        "sequence",
+        "state",
+        "view",
+    )
 
     def __init__(self, channel_id: int, view: SubpartitionView, initial_credit: int) -> None:
         self.id = channel_id
         self.view = view
         self.credit = SendCredit(initial_credit)
+        self._exclusive = initial_credit > 0
+        """The consumer grants credit without being told of backlog."""
+        self._credit_if_read = initial_credit // 2 + 1
+        """The least credit if the consumer has read everything: it withholds less than half of what it
+        granted first."""
         self.sequence = 0
         self.enqueued = False
         self.state = ChannelState.OPEN
@@ -161,10 +182,21 @@ class ProducerChannel:
         """Backlog that the consumer was told of since credit came last; 0 when it was told none."""
 
     def may_leave(self, next_type: NextType) -> bool:
-        """Whether a poll would give something, and credit for it is there."""
+        """Whether a poll would give something, and credit for it is there. A partial piece waits, and grows,
+        until the consumer has read what was sent before: as in Nagle's algorithm, with credit for
+        acknowledgements."""
         if next_type is NextType.DATA:
             return self.credit.available > 0
+        if next_type is NextType.PARTIAL:
+            if self.credit.available >= self._credit_if_read:
+                return True
+            self.view.hold()
+            return False
         return next_type is NextType.EVENT
+
+    def _partial(self, next_type: NextType) -> int:
+        """What a partial piece adds to the backlog: nothing where credit comes back anyhow."""
+        return 1 if next_type is NextType.PARTIAL and not self._exclusive else 0
 
     def backlog_to_announce(self) -> int:
         """Backlog for a BacklogAnnouncement, or 0.
@@ -174,7 +206,7 @@ class ProducerChannel:
         """
         if self.credit.available:
             return 0
-        backlog = self.view.backlog()
+        backlog = self.view.backlog() + self._partial(self.view.next_type())
         if backlog and backlog >= 2 * self.announced:
             self.announced = backlog
             return backlog
@@ -186,6 +218,7 @@ class ProducerChannel:
         outgoing = self.view.poll(credit.sent < credit.granted)
         if outgoing is None:
             return None
+        outgoing.backlog += self._partial(outgoing.next_type)
         if outgoing.data_type == DataType.DATA:
             credit.spend()
             if credit.sent == credit.granted:

@@ -10,6 +10,7 @@ import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
+from typing import Literal
 
 from minishuffle import limits
 from minishuffle.counters import (
@@ -23,6 +24,7 @@ from minishuffle.counters import (
 )
 from minishuffle.dataflow.graph import JobSettings
 from minishuffle.errors import ResourceExhausted, clipped, text_of
+from minishuffle.exchange.buffers import Flush
 from minishuffle.exchange.channels import GateBuffers, InputChannel
 from minishuffle.exchange.elements import AssemblyBudget
 from minishuffle.exchange.gate import InputGate
@@ -152,7 +154,7 @@ class Attempt:
             lambda: paths.acquire(pool),
             paths.notify,
             self.counters,
-            eager=self.settings.buffer_timeout == 0,
+            flushing=flushing(self.settings.buffer_timeout),
         )
 
     def _build_gate(self, message: DeployTasks, spec: InputSpec) -> InputGate:
@@ -365,7 +367,7 @@ class Deployment:
     def flush_intervals(self) -> set[float]:
         """The buffer timeouts of the jobs that have one, in seconds."""
         timeouts = (attempt.settings.buffer_timeout for attempt in self.attempts.values())
-        return {timeout for timeout in timeouts if timeout > 0}
+        return {timeout for timeout in timeouts if timeout != "adaptive" and timeout > 0}
 
     def flush(self, interval: float) -> None:
         """That buffer timeout has passed: let what is published go out, of the jobs whose it is."""
@@ -382,6 +384,14 @@ class Deployment:
 
 
 # --- reports --------------------------------------------------------------------------------------
+def flushing(buffer_timeout: float | Literal["adaptive"]) -> Flush:
+    """What a job's buffer timeout means to its partitions."""
+    if buffer_timeout == "adaptive":
+        return Flush.ADAPTIVE
+    return Flush.AT_ONCE if buffer_timeout == 0 else Flush.ON_REQUEST
+
+
+# --- figures --------------------------------------------------------------------------------------
 
 
 def registration(

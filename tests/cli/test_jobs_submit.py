@@ -47,6 +47,11 @@ def test_describe_needs_no_cluster_and_checks_settings(run: Run) -> None:
         ),
         (["keyby", "--set", "keys=-3"], "--set keys=-3: Input should be greater than or equal to 1"),
         (["keyby", "--set", "speed=1"], "--set speed: there is no such parameter"),
+        (
+            ["keyby", "--set", "buffer_timeout=soon"],
+            "--set buffer_timeout=soon: Input should be 'adaptive', or Input should be a valid number",
+        ),
+        (["keyby", "--set", "floating_buffers_per_gate=0"], "Input should be greater than or equal to 1"),
         (["wordcount", "--set", "files=/absent/file.txt"], "/absent/file.txt"),
         (["keyby"], "there is no secret at"),
     ],

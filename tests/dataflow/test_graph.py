@@ -122,3 +122,21 @@ def test_what_a_graph_can_have_done_is_bounded(fields: Any, text: str) -> None:
     with pytest.raises(InvalidGraph, match=text) as caught:
         JobGraph.from_bytes(msgpack.packb(fields))
     assert len(str(caught.value).splitlines()) == 1
+
+
+# --- settings -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"), [({}, "adaptive"), ("adaptive", "adaptive"), (0, 0), (-1, -1), ("0.25", 0.25)]
+)
+def test_a_buffer_timeout_is_adaptive_or_seconds(given: Any, kept: Any) -> None:
+    settings = JobSettings.model_validate({"buffer_timeout": given} if given != {} else {})
+    assert settings.buffer_timeout == kept
+    assert JobSettings.model_validate(settings.model_dump()) == settings
+
+
+@pytest.mark.parametrize("given", ["soon", -2, None])
+def test_any_other_buffer_timeout_is_refused(given: Any) -> None:
+    with pytest.raises(ValidationError, match="buffer_timeout"):
+        JobSettings.model_validate({"buffer_timeout": given})

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import LocalProtocolError
-from minishuffle.exchange.buffers import Slice
+from minishuffle.exchange.buffers import Flush, Slice
 from minishuffle.exchange.partition import ResultPartition, Subpartition
 from minishuffle.exchange.segments import NetworkBufferPool, Segment
 from minishuffle.ids import JobId, PartitionId
@@ -26,7 +26,7 @@ CAPACITY = 16
 class Bench:
     """A partition of ``count`` subpartitions over 16-byte segments; ``notified`` lists wake-ups."""
 
-    def __init__(self, count: int = 1, segments: int = 64, eager: bool = False) -> None:
+    def __init__(self, count: int = 1, segments: int = 64, flushing: Flush = Flush.ON_REQUEST) -> None:
         self.pool = NetworkBufferPool(segments, CAPACITY)
         self.local = self.pool.create_pool("p", 1, segments)
         self.counters = TaskCounters()
@@ -38,7 +38,7 @@ class Bench:
             self._acquire,
             self.notified.append,
             self.counters,
-            eager,
+            flushing,
         )
         self.first = self.partition.subpartitions[0]
         self.view = self.first.attach(1, lambda: None)
@@ -82,7 +82,7 @@ def test_an_unfinished_segment_is_not_available_until_flushed() -> None:
 
 
 def test_an_open_segment_to_be_flushed_counts_as_backlog_once_and_not_while_a_slice_is_in_flight() -> None:
-    bench = Bench(eager=True)
+    bench = Bench(flushing=Flush.AT_ONCE)
     bench.write(b"abc")
     held = bench.poll()
     bench.write(b"de")
@@ -144,7 +144,7 @@ def test_a_full_segment_goes_out_and_notifies() -> None:
 
 
 def test_timeout_zero_flushes_after_every_element() -> None:
-    bench = Bench(eager=True)
+    bench = Bench(flushing=Flush.AT_ONCE)
     bench.write(b"a")
     assert bench.notified == [bench.first]
     assert bench.view.next_type() is NextType.DATA

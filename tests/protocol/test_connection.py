@@ -21,6 +21,8 @@ from minishuffle.errors import (
     RemoteProtocolError,
     TaskFailed,
 )
+from minishuffle.exchange.buffers import Flush
+from minishuffle.exchange.partition import Subpartition
 from minishuffle.protocol.connection import (
     Connection,
     PartitionCancelled,
@@ -175,6 +177,77 @@ def test_idle_channels_hold_no_floating_buffers_for_what_is_sent_and_still_in_th
     while peers.consume(4):
         peers.settle()
     assert peers.read[4] == BLOCK, "its floating buffers wait for data that never come"
+
+
+def test_adaptive_elements_gather_until_the_consumer_has_read_what_was_sent_before(
+    peers_of: Callable[..., Peers],
+) -> None:
+    peers = peers_of(channels=1, exclusive=2, floating=4)
+    subpartition = peers.partition.subpartitions[0]
+    subpartition.flushing = Flush.ADAPTIVE
+    peers.request_all()
+    peers.settle()
+    peers.partition.write(0, 1, [b"a"])
+    assert peers.move(peers.producer, peers.consumer) == 1, "nothing is unread: at once"
+    for data in (b"b", b"c", b"d"):
+        peers.partition.write(0, 1, [data])
+        peers.settle()
+    assert [bytes(received.payload) for received in peers.gates[0].queue] == [b"a"]
+    assert subpartition.backlog() == 0, "no floating buffer is to wait for it"
+    peers.consume(0)
+    peers.settle()
+    assert [bytes(received.payload) for received in peers.gates[0].queue] == [b"bcd"]
+    peers.partition.write(0, 1, [BLOCK + b"e"])
+    peers.settle()
+    assert len(peers.gates[0].queue) == 2, "a full segment does not wait"
+    while peers.consume(0):
+        peers.settle()
+    assert peers.read == [b"abcd" + BLOCK + b"e"]
+
+
+def test_an_adaptive_writer_wakes_the_loop_once_while_its_elements_gather(
+    peers_of: Callable[..., Peers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers = peers_of(channels=1)
+    subpartition = peers.partition.subpartitions[0]
+    subpartition.flushing = Flush.ADAPTIVE
+    peers.request_all()
+    peers.settle()
+    peers.partition.write(0, 1, [b"a"])
+    peers.settle()
+    woken: list[Subpartition] = []
+    monkeypatch.setattr(peers.partition, "_notify", lambda each: (woken.append(each), each.attend()))
+    for _ in range(10):
+        peers.partition.write(0, 1, [b"b"])
+    assert len(woken) == 1
+    peers.consume(0)
+    peers.settle()
+    peers.partition.write(0, 1, [b"c"])
+    assert len(woken) == 2
+
+
+def test_elements_that_are_sent_at_once_gather_while_the_link_or_the_credit_does_not_let_them(
+    peers_of: Callable[..., Peers],
+) -> None:
+    peers = peers_of(channels=1, exclusive=2, floating=1)
+    peers.partition.subpartitions[0].flushing = Flush.AT_ONCE
+    peers.request_all()
+    peers.settle()
+    for data in (b"a", b"b"):
+        peers.partition.write(0, 1, [data])
+        assert peers.move(peers.producer, peers.consumer) == 1, "idle link, credit: at once"
+    peers.partition.write(0, 1, [b"c"])
+    peers.partition.write(0, 1, [b"d"])
+    peers.settle()
+    assert [bytes(received.payload) for received in peers.gates[0].queue] == [b"a", b"b", b"cd"]
+    for data in (b"e", b"f", b"g"):
+        peers.partition.write(0, 1, [data])
+        assert peers.move(peers.producer, peers.consumer) == 0, "no credit"
+    for _ in range(4):
+        peers.consume(0)
+        peers.settle()
+    assert peers.read == [b"abcdefg"]
+    assert peers.counters[0].buffers_out == 4
 
 
 def test_cancel_releases_the_view_and_frames_still_on_the_way_are_discarded(
@@ -545,10 +618,17 @@ def test_a_process_that_is_paused_again_and_again_still_finds_its_peer_silent() 
 class TwoPeers(RuleBasedStateMachine):
     """Any order of writing, flushing, moving, and consuming: nothing lost, doubled or reordered."""
 
-    @initialize(channels=st.integers(1, 3), exclusive=st.integers(0, 2), floating=st.integers(1, 4))
-    def begin(self, channels: int, exclusive: int, floating: int) -> None:
+    @initialize(
+        channels=st.integers(1, 3),
+        exclusive=st.integers(0, 9),
+        floating=st.integers(1, 4),
+        flushing=st.sampled_from(Flush),
+    )
+    def begin(self, channels: int, exclusive: int, floating: int, flushing: Flush) -> None:
         from_fixture = PEERS[0]
         self.peers = from_fixture(channels=channels, exclusive=exclusive, floating=floating)
+        for subpartition in self.peers.partition.subpartitions:
+            subpartition.flushing = flushing
         self.peers.request_all()
         self.written = [bytearray() for _ in range(channels)]
         self.stamp = 0
@@ -593,11 +673,11 @@ class TwoPeers(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "peers"):
             return
+        if self.peers.partition.subpartitions[0].flushing is not Flush.ON_REQUEST:
+            self.read_all()
+            assert self.peers.read == self.written, "it waits for a flush that never comes"
         self.peers.partition.broadcast_event(EventKind.END_OF_PARTITION)
-        for _ in range(400):
-            self.peers.settle()
-            if not sum(self.peers.consume(number) for number in range(len(self.written))):
-                break
+        self.read_all()
         assert self.peers.read == self.written
         assert all(events == [EventKind.END_OF_PARTITION] for events in self.peers.events)
         assert self.peers.output.in_use == 0
@@ -605,6 +685,12 @@ class TwoPeers(RuleBasedStateMachine):
         assert sent.credits_received == received.credits_granted
         assert sent.bytes_out == received.bytes_in
         assert sent.frames_out == received.frames_in
+
+    def read_all(self) -> None:
+        for _ in range(400):
+            self.peers.settle()
+            if not sum(self.peers.consume(number) for number in range(len(self.written))):
+                break
 
 
 PEERS: list[Callable[..., Peers]] = []

@@ -209,9 +209,12 @@ async def test_the_flush_intervals_are_those_of_the_jobs_that_are_there(site: Si
     assert site.deployment.flush_intervals() == set()
 
 
-async def test_without_a_buffer_timeout_every_element_goes_at_once(site: Site) -> None:
+@pytest.mark.parametrize("settings", [JobSettings(), JobSettings(buffer_timeout=0)])
+async def test_by_default_and_without_a_buffer_timeout_elements_go_at_once(
+    site: Site, settings: JobSettings
+) -> None:
     stream = Stream.source(OnceThenSilent()).rebalance().to_count()
-    _, sink = site.deploy(stream, settings=JobSettings(buffer_timeout=0))
+    _, sink = site.deploy(stream, settings=settings)
     await site.until(lambda: sink.counters.records_in == 3)
     assert site.deployment.flush_intervals() == set()
 
