@@ -151,6 +151,7 @@ class Peer:
         self.link: DataLink | None = None
         self.on_request: Callable[[PartitionRequest], None] = lambda request: None
         self.linked = asyncio.Event()
+        self.echoing: asyncio.Server | None = None
 
     def authorize(self, peer: Identity) -> str | None:
         return None
@@ -177,6 +178,12 @@ class Producer(Peer):
     async def dial(self, port: int) -> dict[str, Any]:
         await self.endpoint.dial(Address("127.0.0.1", port), 2, 1)
         return {}
+
+    async def echo(self, port: int, rounds: int) -> dict[str, Any]:
+        """Seconds of each of so many round trips, one after the other."""
+        done: asyncio.Future[list[float]] = self.loop.create_future()
+        await self.loop.create_connection(lambda: _Pings(rounds, done), "127.0.0.1", port)
+        return {"seconds": await asyncio.wait_for(done, WAIT_SECONDS_MAX)}
 
     async def transport(self, channels: int, segment_bytes: int, buffers: int) -> dict[str, Any]:
         """Loop only: views over a ring of blocks."""
@@ -251,6 +258,11 @@ class Consumer(Peer):
 
     async def listen(self) -> dict[str, Any]:
         return {"port": await self.endpoint.listen("127.0.0.1")}
+
+    async def echo(self) -> dict[str, Any]:
+        """Listen, and send back whatever comes."""
+        self.echoing = await self.loop.create_server(_Echo, "127.0.0.1", 0)
+        return {"port": self.echoing.sockets[0].getsockname()[1]}
 
     def gate(self, channels: int, segment_bytes: int, wake: Callable[[], None], give_back: Any) -> InputGate:
         exclusive = limits.BUFFERS_PER_CHANNEL_DEFAULT
@@ -332,6 +344,50 @@ class Consumer(Peer):
         seconds = time.perf_counter() - begin
         gate.close()
         return {"bytes": received, "seconds": seconds, "sum": total & 0xFFFF_FFFF_FFFF_FFFF}
+
+
+# --- a plain echo ---------------------------------------------------------------------------------
+
+ECHO_BYTES: Final = 64
+
+
+class _Echo(asyncio.Protocol):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._transport.write(data)  # type: ignore[attr-defined]
+
+
+class _Pings(asyncio.Protocol):
+    """Sends ``ECHO_BYTES`` again as soon as they are back."""
+
+    def __init__(self, rounds: int, done: asyncio.Future[list[float]]) -> None:
+        self._rounds = rounds
+        self._done = done
+        self._seconds: list[float] = []
+        self._back = 0
+        self._sent_at = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        self._send()
+
+    def _send(self) -> None:
+        self._sent_at = time.perf_counter()
+        self._transport.write(bytes(ECHO_BYTES))  # type: ignore[attr-defined]
+
+    def data_received(self, data: bytes) -> None:
+        self._back += len(data)
+        if self._back < ECHO_BYTES:
+            return
+        self._seconds.append(time.perf_counter() - self._sent_at)
+        self._back = 0
+        if len(self._seconds) < self._rounds:
+            self._send()
+        else:
+            self._transport.close()
+            self._done.set_result(self._seconds)
 
 
 # --- the raw socket, blocking ---------------------------------------------------------------------

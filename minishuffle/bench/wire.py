@@ -20,14 +20,14 @@ from typing import IO, Any, Final, Literal
 from minishuffle.errors import ShuffleError
 from minishuffle.limits import SEGMENT_BYTES_DEFAULT
 
-__all__ = ["PAIRS_MIN", "measure_wire"]
+__all__ = ["PAIRS_MIN", "PeerProcess", "measure_wire"]
 
 PAIRS_MIN: Final = 9
 RAW_BLOCKS: Final = (32_768, 262_144, 1_048_576)
 
 
 @dataclass(slots=True)
-class _Process:
+class PeerProcess:
     """A peer process that answers one JSON line to each."""
 
     role: str
@@ -36,7 +36,7 @@ class _Process:
     """Its standard error; of no interest when it is stopped in the middle of a measurement."""
 
     @classmethod
-    def start(cls, role: str) -> _Process:
+    def start(cls, role: str) -> PeerProcess:
         command = [sys.executable, "-m", "minishuffle.bench.peer", role]
         errors = tempfile.TemporaryFile()  # noqa: SIM115  # Closed by stop.
         popen = subprocess.Popen(
@@ -94,7 +94,12 @@ def _rate(received: dict[str, Any], sent: dict[str, Any]) -> _Rate:
 
 
 def _protocol(
-    kind: str, producer: _Process, consumer: _Process, channels: int, segment_bytes: int, total_bytes: int
+    kind: str,
+    producer: PeerProcess,
+    consumer: PeerProcess,
+    channels: int,
+    segment_bytes: int,
+    total_bytes: int,
 ) -> _Rate:
     buffers = total_bytes // segment_bytes // channels * channels
     arguments = {"channels": channels, "segment_bytes": segment_bytes, "buffers": buffers}
@@ -103,7 +108,7 @@ def _protocol(
     return _rate(received, producer.ask("sum"))
 
 
-def _raw(producer: _Process, consumer: _Process, block_bytes: int, total_bytes: int) -> _Rate:
+def _raw(producer: PeerProcess, consumer: PeerProcess, block_bytes: int, total_bytes: int) -> _Rate:
     total = total_bytes // block_bytes * block_bytes
     port = consumer.ask("raw_port")["port"]
     consumer.tell("raw", block_bytes=block_bytes, total_bytes=total)
@@ -125,7 +130,7 @@ def measure_wire(
     thread read every byte.
     """
     total = megabytes * 1_000_000
-    producer, consumer = _Process.start("producer"), _Process.start("consumer")
+    producer, consumer = PeerProcess.start("producer"), PeerProcess.start("consumer")
     try:
         port = consumer.ask("listen")["port"]
         producer.ask("dial", port=port)

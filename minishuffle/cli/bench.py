@@ -16,7 +16,7 @@ __all__ = ["bench"]
 @click.group()
 @late_global_options
 def bench() -> None:
-    """Measure: transport and exchange against the raw socket, keyed sums end to end, and Spark in and out."""
+    """Measure: transport and exchange against the raw socket, latency, keyed sums, and Spark in and out."""
 
 
 def _wire_options(command: Any) -> Any:
@@ -111,6 +111,46 @@ def _show_keyby(figures: dict[str, Any]) -> None:
     table.add_row("network memory, peak of cap", memory)
     table.add_row("every key's sum checked", "yes" if figures["verified"] else "NO")
     console().print(table)
+
+
+def _buffer_timeout(context: click.Context, option: click.Parameter, value: str) -> float | str:
+    try:
+        return value if value == "adaptive" else float(value)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is neither 'adaptive' nor a number of seconds") from None
+
+
+@bench.command()
+@click.option("--rate", default=20_000.0, show_default=True, type=click.FloatRange(1), help="Records/s.")
+@click.option("--seconds", default=10.0, show_default=True, type=click.FloatRange(min=0.1))
+@click.option(
+    "--buffer-timeout",
+    default="adaptive",
+    show_default=True,
+    metavar="adaptive|SECONDS",
+    callback=_buffer_timeout,
+    help="When a buffer that is not full is sent: adaptive, or after so many seconds; 0: at once, -1: never.",
+)
+@json_option
+@late_global_options
+def latency(as_json: bool, rate: float, seconds: float, buffer_timeout: float | str) -> None:
+    """From a record's creation to the function behind an exchange over TCP, beside a plain echo."""
+    from minishuffle.bench.latency import measure_latency
+
+    figures = measure_latency(rate=rate, seconds=seconds, buffer_timeout=buffer_timeout)
+    if as_json:
+        print_json(figures)
+    else:
+        table = new_table(("what", "figure"), right=("figure",))
+        table.add_row("buffer timeout", str(figures["flush"]))
+        for name in ("p50", "p90", "p99", "p999", "max"):
+            table.add_row(f"latency, {name}", f"{figures[f'{name}_ms']} ms")
+        table.add_row("half a round trip of a plain echo, p50", f"{figures['echo_p50_ms']} ms")
+        table.add_row("records that crossed TCP", f"{figures['remote_records']:,}")
+        table.add_row("records lost", f"{figures['lost']:,}")
+        console().print(table)
+    if figures["lost"]:
+        raise ShuffleError(f"{figures['lost']} records did not arrive")
 
 
 @bench.command()

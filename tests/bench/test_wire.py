@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from minishuffle.bench.peer import word_sum
-from minishuffle.bench.wire import _Process
+from minishuffle.bench.wire import PeerProcess
 from minishuffle.cli.main import cli
 from minishuffle.errors import ShuffleError
 
@@ -75,7 +75,7 @@ def talks(peer: psutil.Process) -> bool:
 
 @pytest.mark.slow
 def test_a_peer_that_ends_by_itself_is_quoted() -> None:
-    peer = _Process.start("producer")
+    peer = PeerProcess.start("producer")
     try:
         with pytest.raises(
             ShuffleError, match=r"(?s)producer process ended with exit code 1\n.*no_such_command"
