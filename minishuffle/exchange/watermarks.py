@@ -67,12 +67,14 @@ class WatermarkValve:
             return self.end(channel)
         if self._statuses[channel] >= _Status.SUSPENDED:
             return False
-        changed = False
+        watermark, was_idle = self.watermark, self.idle
         if time > self._times[channel]:
             self._times[channel] = time
-            changed = self._move(channel, _Status.ACTIVE)
+            self._move(channel, _Status.ACTIVE)
         status = _Status.IDLE if idle else _Status.ACTIVE
-        return (status is not self._statuses[channel] and self._move(channel, status)) or changed
+        if status is not self._statuses[channel]:
+            self._move(channel, status)
+        return self.watermark != watermark or self.idle is not was_idle
 
     def end(self, channel: int) -> bool:
         """The channel sends nothing more; idempotent."""

@@ -76,6 +76,15 @@ def test_idle_channels_hold_nobody_back_and_count_again_when_they_go_on() -> Non
     assert valve.watermark == 17
 
 
+def test_an_idle_channel_that_tells_a_time_and_stays_idle_changes_nothing_when_others_are_further() -> None:
+    valve = valve_of(2)
+    valve.update(0, 0, True)
+    valve.update(1, 1, True)
+    assert state(valve) == (1, True)
+    assert not valve.update(0, 1, True)
+    assert state(valve) == (1, True)
+
+
 def test_ended_channels_hold_nobody_back_and_the_last_one_ends_all() -> None:
     valve = valve_of(3)
     valve.update(0, 5, False)
