@@ -121,6 +121,9 @@ class TaskPaths:
         self.cancelled = False
         self._closed = False
         self._inbox = inbox
+        self._returned: deque[GivenBack] = deque()
+        self._returning = False
+        """The loop has yet to look at what was returned. The task sets it, the loop takes it back."""
 
     # --- task → loop -----------------------------------------------------------------------------
 
@@ -131,8 +134,24 @@ class TaskPaths:
             self._inbox.post(subpartition.attend)
 
     def give_back(self, buffer: GivenBack) -> None:
-        """Path d: a consumed buffer."""
-        self.post(buffer.attachment.consumed, buffer)
+        """Path d: something consumed. What is given back until the loop looks goes home in one call."""
+        self._returned.append(buffer)
+        if not self._returning:
+            self._returning = True
+            self.post(self._take_returned)
+
+    def _take_returned(self) -> None:
+        """(Loop.)"""
+        returned = self._returned
+        self._returning = False  # before the look
+        try:
+            for _ in range(len(returned)):
+                buffer = returned.popleft()
+                buffer.attachment.consumed(buffer)
+        finally:  # one that raised must not hold up what was given back behind it
+            if returned and not self._returning:
+                self._returning = True
+                self.post(self._take_returned)
 
     def post(self, call: Callable[..., None], *args: Any) -> None:
         """Path d: anything else that this attempt has to say; dropped once it was abandoned."""

@@ -15,6 +15,7 @@ import pytest
 from minishuffle.errors import TaskCancelled
 from minishuffle.exchange.partition import Subpartition
 from minishuffle.worker.handoff import DRAIN_ITEMS_MAX, LoopInbox, TaskPaths
+from support.interleave import interleaved
 
 if TYPE_CHECKING:
     from conftest import Turns
@@ -200,24 +201,76 @@ def test_a_subpartition_is_notified_of_once_until_it_was_attended_to(turns: Turn
     assert attended == [first, second, first]
 
 
+class Buffer:
+    """Its own attachment."""
+
+    def __init__(self, name: str, said: list[str], fails: bool = False) -> None:
+        self.attachment: Any = self
+        self._name, self._said, self._fails = name, said, fails
+
+    def consumed(self, buffer: object) -> None:
+        assert buffer is self
+        self._said.append(self._name)
+        if self._fails:
+            raise RuntimeError(self._name)
+
+
+def given_back(paths: TaskPaths, *buffers: Any) -> None:
+    for buffer in buffers:
+        paths.give_back(buffer)
+
+
+def test_what_is_given_back_until_the_loop_looks_is_one_call_and_in_order(
+    turns: Turns, inbox: LoopInbox, paths_of: PathsOf
+) -> None:
+    said: list[str] = []
+    paths = paths_of()
+    inbox.post(said.append, "before")
+    given_back(paths, *(Buffer(name, said) for name in "abc"))
+    inbox.post(said.append, "behind")
+    given_back(paths, Buffer("d", said))
+    turns.turn()
+    assert said == ["before", "a", "b", "c", "d", "behind"]
+    given_back(paths, Buffer("e", said))
+    turns.turn()
+    assert said[-1] == "e"
+
+
+def test_a_buffer_whose_return_raises_holds_up_no_other(turns: Turns, paths_of: PathsOf) -> None:
+    said: list[str] = []
+    paths = paths_of()
+    given_back(paths, Buffer("a", said), Buffer("bad", said, fails=True), Buffer("b", said))
+    with pytest.raises(RuntimeError, match="bad"):
+        turns.turn()
+    turns.turn()
+    assert said == ["a", "bad", "b"]
+
+
+def test_a_buffer_given_back_while_the_loop_looks_is_taken_now_or_in_the_next_turn(
+    turns: Turns, paths_of: PathsOf
+) -> None:
+    said: list[str] = []
+
+    def make() -> tuple[Callable[[], object], Callable[[], object]]:
+        said.clear()
+        turns.scheduled.clear()
+        paths = paths_of()
+        given_back(paths, Buffer("a", said))
+        return paths._take_returned, lambda: given_back(paths, Buffer("b", said))
+
+    for _ in interleaved(make):
+        while turns.scheduled:
+            turns.turn()
+        assert said == ["a", "b"]
+
+
 def test_a_closed_attempt_is_cancelled_and_has_nothing_more_to_say(turns: Turns, paths_of: PathsOf) -> None:
     said: list[Any] = []
-
-    class Buffer:
-        """Its own attachment."""
-
-        def __init__(self) -> None:
-            self.attachment: Any = self
-
-        def consumed(self, buffer: object) -> None:
-            said.append(buffer)
-
     paths = paths_of()
     subpartition = Subpartition(0, paths.notify)
     paths.close()
     paths.notify(subpartition)
-    buffer: Any = Buffer()
-    paths.give_back(buffer)
+    given_back(paths, Buffer("buffer", said))
     paths.post(said.append, "result")
     turns.turn()
     assert (turns.wakes, said) == (0, [])
