@@ -20,6 +20,7 @@ from minishuffle.transport.tcp import DataEndpoint, DataLink
 from minishuffle.wire.frames import PartitionRequest, Role
 from minishuffle.wire.handshake import Handshake, Identity
 from minishuffle.wire.messages import Accepted, ControlMessage, Failure, ShowJob
+from support.fabric import KINDS, Runner, run_on
 from support.reader import Reader
 
 HOST = "127.0.0.1"
@@ -34,6 +35,12 @@ WORKER = Identity(Role.WORKER, "blue", 0, 0)
 Scenario = Callable[["Site"], Awaitable[None]]
 RunSite = Callable[..., None]
 Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@pytest.fixture(params=KINDS)
+def run_joined(request: pytest.FixtureRequest) -> Runner:
+    """Runs a scenario on two nodes that are joined by a fabric of that kind."""
+    return lambda scenario: run_on(request.param, scenario)
 
 
 # --- data connections -----------------------------------------------------------------------------------
