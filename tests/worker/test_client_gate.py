@@ -36,7 +36,7 @@ class Stand:
             post=lambda *call: self.posted.append(call),
         )
         self.told: list[Progress] = []
-        self.hung_up: list[ShuffleError] = []
+        self.disconnected: list[ShuffleError] = []
 
     def expect(self, attempt: int = 1, partition: int = 0, write: str = "w", mine: Any = range(0)) -> None:
         self.gate.expect(write, partition, attempt, mine, self.told.append)
@@ -44,13 +44,13 @@ class Stand:
     def open(self, attempt: int = 1, partition: int = 0, write: str = "w") -> UpstreamChannel:
         channel = self.gate.open_channel(write, partition, attempt)
 
-        def hang_up(error: ShuffleError) -> None:
-            if error not in self.hung_up:  # a link that is aborted twice ends once
-                self.hung_up.append(error)
+        def disconnect(error: ShuffleError) -> None:
+            if error not in self.disconnected:  # a link that is aborted twice ends once
+                self.disconnected.append(error)
                 if channel.attachment is not None:
                     consumer_of(channel).fail(error)
 
-        channel.disconnect = hang_up
+        channel.disconnect = disconnect
         channel.attach_remote(BareLink(), PartitionRequest(0, "j1", UPSTREAM_EDGE, 0, 0, 1, 1, 1, 0))
         return channel
 
@@ -143,7 +143,7 @@ def test_a_newer_attempt_waits_for_what_is_queued_of_the_older(stand: Stand) -> 
     channel = stand.take("a")
     arrive(channel, element("b"))
     stand.expect(attempt=2)
-    assert len(stand.told) == 1 and len(stand.hung_up) == 1
+    assert len(stand.told) == 1 and len(stand.disconnected) == 1
     assert stand.rows() == ["b"]
     stand.turn()
     assert stand.told[1].rows == 2
@@ -175,7 +175,7 @@ def test_an_attempt_that_is_not_newer_is_refused(stand: Stand, attempt: int, err
     stand.take("a", attempt=2)
     with pytest.raises(error, match=text):
         stand.expect(attempt)
-    assert stand.hung_up == []
+    assert stand.disconnected == []
 
 
 def test_an_older_attempt_is_refused_before_the_newer_has_come(stand: Stand) -> None:
@@ -196,7 +196,7 @@ def test_a_channel_that_breaks_the_protocol_hangs_up(stand: Stand) -> None:
     """Else its cancellation would look like the receipt."""
     channel = stand.take("a")
     consumer_of(channel).fail(ShuffleError("too long a buffer"))
-    assert [str(error) for error in stand.hung_up] == ["too long a buffer"]
+    assert [str(error) for error in stand.disconnected] == ["too long a buffer"]
 
 
 def test_a_complete_partition_stays_complete(stand: Stand) -> None:
@@ -266,7 +266,7 @@ def test_it_is_not_finished_while_more_may_come(stand: Stand) -> None:
 def test_a_task_that_is_over_hangs_up(stand: Stand) -> None:
     stand.take("a")
     stand.gate.close()
-    assert [str(error) for error in stand.hung_up] == ["the task that reads the stream is over"]
+    assert [str(error) for error in stand.disconnected] == ["the task that reads the stream is over"]
 
 
 def test_batches_of_a_query_that_were_complete_long_ago_stay_so(stand: Stand) -> None:
