@@ -95,18 +95,16 @@ class FrameDecoder:
         self._target = None
 
     def _receive_payload(self, view: memoryview, at: int, end: int) -> int:
+        """Take what has come of a payload that was cut by the end of an earlier read."""
         size = min(self._remaining, end - at)
         if self._target is not None:
             self._target[self._filled : self._filled + size] = view[at : at + size]
-        self._advance(size)
-        return size
-
-    def _advance(self, size: int) -> None:
         self._filled += size
         self._remaining -= size
         if not self._remaining and self._target is not None:
             self._target = None
             self._sink.buffer_end()
+        return size
 
     def _receive_head(self, view: memoryview, at: int, end: int) -> int:
         """Complete a head that was cut by the end of an earlier read."""
@@ -148,12 +146,12 @@ class FrameDecoder:
                 )
 
     def _parse(self, view: memoryview, at: int, end: int) -> int:
-        """Parse one frame (or the header of a BufferResponse); 0 when it is not all there."""
+        """Parse one frame, or the header of a BufferResponse; the bytes used, 0 when it is not all there."""
         if end - at < FRAME_HEADER_BYTES:
             return 0
         length, kind, channel = FRAME_HEADER.unpack_from(view, at)
         if kind == _BUFFER_RESPONSE and _BUFFER_FIXED_BYTES <= length <= self._limit:
-            return self._parse_buffer_header(view, at, end)
+            return self._parse_buffer(view, at, end)
         self._check(length, kind)
         total = LENGTH_BYTES + int(length)
         if end - at < total:
@@ -167,20 +165,24 @@ class FrameDecoder:
             self._sink.frame(decode_body(kind, channel, body))
         return total
 
-    def _parse_buffer_header(self, view: memoryview, at: int, end: int) -> int:
+    def _parse_buffer(self, view: memoryview, at: int, end: int) -> int:
+        """Parse a BufferResponse, or its header when the payload is not all there."""
         if end - at < BUFFER_HEADER_BYTES:
             return 0
         length, _, channel, sequence, backlog, data_type, flags, first_start, rows = (
             BUFFER_HEADER.unpack_from(view, at)
         )
-        size = length - _BUFFER_FIXED_BYTES
+        size: int = length - _BUFFER_FIXED_BYTES
         self.counts[_BUFFER_RESPONSE] += 1
         target = self._sink.buffer_begin(
             BufferHeader(channel, sequence, backlog, data_type, flags, first_start, rows, size)
         )
-        if target is not None and not size:
-            self._sink.buffer_end()
-            return BUFFER_HEADER_BYTES
+        begin = at + BUFFER_HEADER_BYTES
+        if end - begin >= size:  # nearly always: a read brings many buffers
+            if target is not None:
+                target[:size] = view[begin : begin + size]
+                self._sink.buffer_end()
+            return BUFFER_HEADER_BYTES + size
         self._target = target
         self._filled = 0
         self._remaining = size
