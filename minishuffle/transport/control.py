@@ -110,8 +110,8 @@ class ControlLink(asyncio.Protocol):
     def refuse(self, reason: str, error: ShuffleError) -> None:
         """End a link that is not proven yet."""
         self._handshake = None
-        if isinstance(error, HandshakeRefused) and error.farewell:
-            self._transport.write(error.farewell)
+        if isinstance(error, HandshakeRefused) and error.final_frame:
+            self._transport.write(error.final_frame)
         self.close()
         self._failed(self, reason, error)
 
@@ -402,7 +402,7 @@ class BlockingControlClient:
             try:
                 answer = handshake.receive(self._receive(deadline))
             except HandshakeRefused as refusal:
-                self._send(refusal.farewell, deadline)
+                self._send(refusal.final_frame, deadline)
                 raise refused_at(self.address, refusal) from None
             self._send(answer, deadline)
         self._inbox.receive(handshake.leftover())

@@ -194,7 +194,7 @@ class DataLink(asyncio.BufferedProtocol):
         try:
             self._send_handshake(self._handshake.receive(data))
         except HandshakeRefused as refusal:
-            self._send_handshake(refusal.farewell)
+            self._send_handshake(refusal.final_frame)
             self._refuse(refusal.reason, str(refusal), refusal.with_traceback(None))
             return
         if self._handshake.peer is None:

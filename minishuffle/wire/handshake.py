@@ -74,14 +74,14 @@ class Identity:
 class HandshakeRefused(AuthenticationError):
     """The handshake ended without trust.
 
-    ``reason`` is one of :data:`REASONS`; ``farewell`` has the bytes to send before closing.
+    ``reason`` is one of :data:`REASONS`; ``final_frame`` has the bytes to send before closing.
     """
 
-    def __init__(self, reason: str, text: str, farewell: bytes = b"") -> None:
+    def __init__(self, reason: str, text: str, final_frame: bytes = b"") -> None:
         assert reason in REASONS
         super().__init__(text)
         self.reason = reason
-        self.farewell = farewell
+        self.final_frame = final_frame
 
 
 def _accept_all(peer: Identity) -> str | None:
@@ -149,11 +149,11 @@ class Handshake:
         """Take bytes from the peer; returns the bytes to send now.
 
         Raises:
-            HandshakeRefused: either side refused; send its ``farewell`` and close.
-            LocalProtocolError: the handshake was over already.
+            HandshakeRefused: either side refused; send its ``final_frame`` and close.
+            LocalProtocolError: the handshake has ended.
         """
         if self.peer is not None or self._refused:
-            raise LocalProtocolError("the handshake is over")
+            raise LocalProtocolError("the handshake has ended")
         self._buffer += data
         answer = b""
         try:
@@ -161,7 +161,7 @@ class Handshake:
                 answer += self._dialer_step(frame) if self._dialer else self._acceptor_step(frame)
         except HandshakeRefused as refusal:
             self._refused = True
-            refusal.farewell = self._farewell(refusal)
+            refusal.final_frame = self._final_frame(refusal)
             raise
         return answer
 
@@ -206,8 +206,8 @@ class Handshake:
             return (FrameType.HELLO,)
         return (FrameType.WELCOME if self._theirs else FrameType.HELLO, FrameType.REJECT)
 
-    def _farewell(self, refusal: HandshakeRefused) -> bytes:
-        """What the refused peer is told.
+    def _final_frame(self, refusal: HandshakeRefused) -> bytes:
+        """Tells the refused peer why.
 
         A dialer that found the acceptor's proof wrong answers without one, and so lets the acceptor
         count and log what went wrong without giving it a proof.

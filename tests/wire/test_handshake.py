@@ -165,7 +165,7 @@ def test_acceptor_refuses_first_frames_and_says_why(first: Frame, reason: str, t
     verdict = refusal(acceptor(), encode_frame(first))
     assert verdict.reason == reason
     assert text in str(verdict)
-    assert frame_of(verdict.farewell) == Reject(REASONS.index(reason) + 1, str(verdict))
+    assert frame_of(verdict.final_frame) == Reject(REASONS.index(reason) + 1, str(verdict))
 
 
 def test_version_is_looked_at_before_the_rest() -> None:
@@ -280,36 +280,36 @@ def test_dialer_that_finds_the_proof_wrong_lets_the_acceptor_know_without_a_proo
     one, other = dialer(secret=b"another"), acceptor()
     verdict = refusal(one, other.receive(one.start()))
     assert verdict.reason == "secret"
-    assert hello_of(verdict.farewell).proof == b""
-    told = refusal(other, verdict.farewell)
+    assert hello_of(verdict.final_frame).proof == b""
+    told = refusal(other, verdict.final_frame)
     assert told.reason == "secret"
-    assert frame_of(told.farewell) == Reject(1, str(told))
+    assert frame_of(told.final_frame) == Reject(1, str(told))
 
 
 def test_dialer_passes_on_a_reject_in_printable_characters() -> None:
     verdict = refusal(dialer(), encode_frame(Reject(3, "no\x1b[31m\n")))
-    assert (verdict.reason, str(verdict), verdict.farewell) == ("cluster", "no [31m ", b"")
+    assert (verdict.reason, str(verdict), verdict.final_frame) == ("cluster", "no [31m ", b"")
     assert refusal(dialer(), encode_frame(Reject(77, "no"))).reason == "peer"
 
 
 def test_dialer_is_told_of_a_refusal_after_its_proof() -> None:
     one, other = dialer(), acceptor(authorize=lambda peer: "epoch 3 is over")
     verdict = refusal(other, one.receive(other.receive(one.start())))
-    told = refusal(one, verdict.farewell)
+    told = refusal(one, verdict.final_frame)
     assert (told.reason, str(told)) == ("peer", "epoch 3 is over")
 
 
 def test_a_refusal_that_is_no_utf8_reaches_the_peer_with_escapes() -> None:
     one, other = dialer(), acceptor(authorize=lambda peer: "not \udcff")
     verdict = refusal(other, one.receive(other.receive(one.start())))
-    assert str(refusal(one, verdict.farewell)) == "not \\udcff"
+    assert str(refusal(one, verdict.final_frame)) == "not \\udcff"
 
 
 def test_long_refusal_is_cut_to_fit_a_handshake_frame() -> None:
     one, other = dialer(), acceptor(authorize=lambda peer: "ä" * 10_000)
     verdict = refusal(other, one.receive(other.receive(one.start())))
-    assert len(verdict.farewell) <= limits.HANDSHAKE_FRAME_BYTES_MAX
-    assert str(refusal(one, verdict.farewell)).startswith("ääää")
+    assert len(verdict.final_frame) <= limits.HANDSHAKE_FRAME_BYTES_MAX
+    assert str(refusal(one, verdict.final_frame)).startswith("ääää")
 
 
 @pytest.mark.parametrize("frame", [Welcome(1, 0), Welcome(0, 1), hello_of(dialer().start())])
