@@ -161,7 +161,7 @@ class TaskCounters:
     rows_kept: int = 0
     """Rows that a sink has kept for other programs to read, those that were read and given up included."""
     watermark: int | None = None
-    """The last event time that the task told its consumers, in microseconds since 1970; None: none yet."""
+    """The last event time that the task sent to its consumers, in microseconds since 1970; None: none yet."""
     first_output_at: float = 0.0
     """Wall clock, seconds since 1970, of the first record that a source emitted; 0.0: none yet."""
     last_input_at: float = 0.0
@@ -255,7 +255,7 @@ class WorkerSnapshot:
     slots_used: int
     remote: ConnectionCounters
     local_bytes: int
-    """Payload bytes handed over inside the worker; the same figure is in and out."""
+    """Payload bytes handed over inside the worker; counted once, as in and as out."""
     local_buffers: int
     connections: int
     segments_total: int
@@ -293,6 +293,6 @@ class CoordinatorSnapshot:
     jobs: dict[str, int]
     """By state."""
     tasks: dict[str, int]
-    """Subtasks of jobs that are not over, by state."""
+    """Subtasks of jobs that are not terminal, by state."""
     connections_refused: dict[str, int]
     """By reason, as in :class:`WorkerSnapshot`."""

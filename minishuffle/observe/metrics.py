@@ -132,7 +132,7 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "minishuffle_tasks",
         "gauge",
         ("state",),
-        "Subtasks of jobs that are not over yet, by the state of their current attempt.",
+        "Subtasks of jobs that are not terminal, by the state of their current attempt.",
         "coordinator",
     ),
     # --- worker -----------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "minishuffle_watermark_lag_seconds",
         "gauge",
         _TASK,
-        "Seconds from the event time that a subtask told last, if it told one, to the wall clock.",
+        "Seconds from the watermark that a subtask sent last, if it sent one, to the wall clock.",
         "worker",
     ),
     MetricSpec(
@@ -340,7 +340,7 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "minishuffle_input_watermark_lag_seconds",
         "gauge",
         _GATE,
-        "Seconds from the gate's event time, once all of its channels have one, to the wall clock.",
+        "Seconds from the watermark of a gate, once all of its channels have one, to the wall clock.",
         "worker",
     ),
     MetricSpec(

@@ -60,7 +60,7 @@ __all__ = ["Chain", "Inputs", "Task", "TaskOutcome"]
 
 # --- inputs ---------------------------------------------------------------------------------------
 #
-# What a task reads from its gates: batches and marks, by input number and in order. Does not block.
+# What a task reads from its gates: batches and marks, by input number and in order. Nothing here blocks.
 
 
 Item: TypeAlias = "Batch | Mark"
@@ -68,11 +68,12 @@ Item: TypeAlias = "Batch | Mark"
 
 @dataclass(slots=True)
 class _Input:
-    """All gates of one input number; ``told`` is what the operator knows of their watermark."""
+    """All gates of one input number."""
 
     number: int
     valve: WatermarkValve
-    told: tuple[int, bool]
+    emitted: tuple[int, bool]
+    """Watermark and idleness that the operator has received."""
 
 
 @dataclass(slots=True)
@@ -82,7 +83,7 @@ class _Gate:
     position: int
     """The gate's number in its input's valve."""
     split: int = -1
-    """The split of the last batch, where the gate tells splits apart."""
+    """The split of the last batch, if the channels of the gate are splits."""
     ended: bool = False
 
 
@@ -141,7 +142,8 @@ class Inputs:
                 self._ready.append((number, SplitMark(split, state)))
         elif gate.marked:
             gate.marked = False
-            self._tell(each, gate.valve.watermark, gate.valve.idle)
+            each.input.valve.update(each.position, gate.valve.watermark, gate.valve.idle)
+            self._emit_marks(each.input)
         if element is not None:
             if changes is not None and element.channel.producer != each.split:
                 each.split = element.channel.producer
@@ -150,23 +152,19 @@ class Inputs:
         if gate.finished:
             each.ended = True
             each.input.valve.end(each.position)
-            self._tell_all(each.input)
+            self._emit_marks(each.input)
 
-    def _tell(self, each: _Gate, time: int, idle: bool) -> None:
-        each.input.valve.update(each.position, time, idle)
-        self._tell_all(each.input)
-
-    def _tell_all(self, each: _Input) -> None:
-        """What the operator does not know yet of its input's watermark."""
+    def _emit_marks(self, each: _Input) -> None:
+        """Have the operator receive what has changed of its input's watermark."""
         time, idle = each.valve.watermark, each.valve.idle
-        told_time, told_idle = each.told
-        if time > told_time:
+        last_time, was_idle = each.emitted
+        if time > last_time:
             self._ready.append((each.number, Watermark(time)))
-        elif told_idle and not idle:
+        elif was_idle and not idle:
             self._ready.append((each.number, Active()))
-        if idle and (not told_idle or time > told_time):
+        if idle and (not was_idle or time > last_time):
             self._ready.append((each.number, Idle()))
-        each.told = (time, idle)
+        each.emitted = (time, idle)
 
 
 # --- chain ----------------------------------------------------------------------------------------
@@ -219,7 +217,7 @@ class _Outlet:
                 write(side.batch)
 
     def _pass_on(self, mark: Mark) -> None:
-        """That time has ended is said by the end of data."""
+        """The end of time is not passed on: consumers receive the end of data instead."""
         match mark:
             case Watermark(time):
                 if self._watermark < time < END_OF_TIME:

@@ -31,8 +31,8 @@ class Timers:
     def every(self, name: str, seconds: float | None, call: Callable[[], None]) -> None:
         """Run ``call`` every ``seconds``; None: no more.
 
-        Said again, it takes effect with the next call, or earlier if that is due earlier now: however
-        often it is said, the calls come.
+        A new interval of a running timer counts from the next call, which never comes later than it was
+        due: calls come however often the interval is set.
         """
         due, handle = self._due.pop(name, (None, None))
         if handle is not None:
