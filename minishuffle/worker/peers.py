@@ -243,10 +243,10 @@ class PeerLinks:
                 early.link.abort(PeerLost(f"worker {worker} was declared lost"))
 
     def reports(self) -> list[PeerReport]:
-        """For the heartbeat: every connection, by peer."""
+        """For the heartbeat: every connection, by peer; early links are nobody's yet."""
         links: dict[int, list[DataLink]] = {}
         for link in self._endpoint.links if self._endpoint is not None else ():
-            if link.peer.role == Role.WORKER:
+            if link.peer.role == Role.WORKER and self._early_of(link) is None:
                 links.setdefault(link.peer.worker, []).append(link)
         return [
             PeerReport(worker=peer, connections=len(all_), local=all_[0].local, remote=all_[0].remote)

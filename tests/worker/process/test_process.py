@@ -231,6 +231,7 @@ async def test_what_an_early_link_asks_for_is_answered_once_its_epoch_is_announc
     sent = len(coordinator.said(Heartbeat))
     await coordinator.until(lambda: len(coordinator.said(Heartbeat)) > sent + 10)
     assert reader.error is None and early.down == []
+    assert coordinator.said(Heartbeat)[-1].peers == []
     await announce(coordinator, early)
     await coordinator.until(lambda: reader.error)
     assert isinstance(reader.error, PartitionNotFound)
