@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from minishuffle.wire.messages import ControlMessage, ErrorInfo, WorkerAddress
+from minishuffle.wire.messages import ControlMessage, ErrorInfo, OrNone, WorkerAddress
 
 __all__ = [
     "AbortWrite",
@@ -195,7 +195,7 @@ class UpstreamOpened(ControlMessage):
     ticket: int
     job: str
     worker: WorkerAddress
-    rows: int
+    rows: OrNone
     """Or ``ROWS_FORGOTTEN``."""
     checksum: int
     """CRC-32 of the elements that these rows came in."""
@@ -227,7 +227,8 @@ class UpstreamExpected(ControlMessage):
     type: Literal["upstream_expected"] = "upstream_expected"
     term: int
     ticket: int
-    rows: int = 0
+    rows: OrNone = 0
+    """Or ``ROWS_FORGOTTEN``."""
     checksum: int = 0
     complete: bool = False
     segment_bytes: int = 0
