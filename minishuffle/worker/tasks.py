@@ -383,7 +383,6 @@ class Deployment:
         return [attempt.report() for attempt in self.attempts.values()]
 
 
-# --- reports --------------------------------------------------------------------------------------
 def flushing(buffer_timeout: float | Literal["adaptive"]) -> Flush:
     """What a job's buffer timeout means to its partitions."""
     if buffer_timeout == "adaptive":
@@ -391,7 +390,7 @@ def flushing(buffer_timeout: float | Literal["adaptive"]) -> Flush:
     return Flush.AT_ONCE if buffer_timeout == 0 else Flush.ON_REQUEST
 
 
-# --- figures --------------------------------------------------------------------------------------
+# --- reports --------------------------------------------------------------------------------------
 
 
 def registration(

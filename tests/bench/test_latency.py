@@ -14,9 +14,10 @@ from minishuffle.bench import latency
 from minishuffle.bench.latency import Arrivals, Paced
 from minishuffle.cli.main import cli
 from minishuffle.client import JobResult, SinkResult
+from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.errors import ShuffleError
-from minishuffle.wire.messages import TaskCountersMessage, TaskInfo
+from minishuffle.wire.messages import TaskInfo
 
 KEYS = {
     *("flush", "rate", "p50_ms", "p90_ms", "p99_ms", "p999_ms", "max_ms"),
@@ -67,7 +68,7 @@ def result_of(sinks: list[Any], workers: dict[tuple[int, int], int]) -> JobResul
             attempt=1,
             state="finished",
             worker=worker,
-            counters=TaskCountersMessage(),
+            counters=TaskCounters(),
         )
         for (operator, index), worker in workers.items()
     ]

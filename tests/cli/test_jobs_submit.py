@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from minishuffle.cli.jobs import _run_and_wait
+from minishuffle.cli.jobs import _parted, _run_and_wait
+from minishuffle.cli.loading import load_job
 from minishuffle.cli.main import Terminated
 from minishuffle.config import create_secret
+from minishuffle.dataflow.graph import JobSettings
 from minishuffle.errors import PeerLost
 
 Run = Callable[..., Result]
@@ -23,10 +25,18 @@ def test_describe_lists_parameters_and_operators(run: Run) -> None:
     assert "operators" in result.stdout
 
 
+def test_settings_of_every_job_are_parted_from_the_parameters_of_this_one() -> None:
+    given = ("rate=5", "buffer_timeout=0", "keys=7", "buffers_per_channel=3")
+    parameters, settings = _parted(load_job("keyby"), given)
+    assert parameters == ("rate=5", "keys=7")
+    assert settings == JobSettings(buffer_timeout=0, buffers_per_channel=3)
+    assert _parted(load_job("keyby"), ()) == ((), JobSettings())
+
+
 def test_describe_as_json_is_one_object(run: Run) -> None:
     found = json.loads(run("submit", "keyby", "--describe", "--json").stdout)
     assert found["job"] == "keyby"
-    assert [p["name"] for p in found["parameters"]] == ["rate", "records", "keys"]
+    assert [p["name"] for p in found["parameters"]] == ["rate", "records", "keys", "delay"]
     assert found["parameters"][0] == {"name": "rate", "type": "int", "required": False, "default": 20_000}
     assert len(found["operators"]) >= 2
 

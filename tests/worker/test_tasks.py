@@ -243,7 +243,6 @@ async def test_release_of_one_job_leaves_the_others_alone(site: Site) -> None:
     site.release()
     assert {key.subtask.job for key in site.deployment.attempts} == {"other"}
     await site.until(lambda: source.counters.records_out == 3)
-    site.deployment.flush(0.1)
     await site.until(lambda: sink.counters.records_in == 3)
 
 

@@ -15,6 +15,7 @@ from minishuffle.config import ClusterSettings
 from minishuffle.coordinator.scheduling import deployments
 from minishuffle.counters import WorkerSnapshot
 from minishuffle.dataflow.compile import compile_job
+from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.stream import Stream
 from minishuffle.ids import Address
 from minishuffle.transport.control import ControlLink, ControlServer
@@ -179,9 +180,15 @@ class Coordinator:
     def ended(self, job: str = "j1") -> list[str]:
         return [state for _, _, state in self.states(job) if state != "running"]
 
-    def deploy(self, stream: Stream[Any], placement: dict[int, int], job: str = "j1") -> int:
+    def deploy(
+        self,
+        stream: Stream[Any],
+        placement: dict[int, int],
+        job: str = "j1",
+        settings: JobSettings | None = None,
+    ) -> int:
         """Deploy a job; ``placement`` is slot -> worker, as many as the parallelism. Returns its tasks."""
-        graph = compile_job(stream, parallelism=len(placement))
+        graph = compile_job(stream, parallelism=len(placement), settings=settings)
         used = [self.addresses[worker] for worker in sorted(set(placement.values()))]
         slots = tuple(worker for _, worker in sorted(placement.items()))
         messages = deployments(graph, slots, used, term=TERM, job=job, name="a job")

@@ -16,6 +16,7 @@ import pytest
 
 from minishuffle import limits
 from minishuffle.counters import ConnectionCounters
+from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ResourceExhausted, ShuffleError
 from minishuffle.exchange.elements import unpack_rows
@@ -176,7 +177,8 @@ async def test_a_deploy_said_twice_runs_once(coordinator: Coordinator) -> None:
 
 async def test_rows_are_flushed_in_time_while_jobs_come_and_go(coordinator: Coordinator) -> None:
     running = await coordinator.worker()
-    coordinator.deploy(Stream.source(Quiet()).rebalance().to_count(), {0: 1})
+    settings = JobSettings(buffer_timeout=0.1)
+    coordinator.deploy(Stream.source(Quiet()).rebalance().to_count(), {0: 1}, settings=settings)
 
     def taken() -> int:
         coordinator.send(ReleaseJob(term=coordinator.term, job="another"))
