@@ -45,6 +45,9 @@ CONTROL_UNSENT_BYTES_MAX: Final = 256 * MIB
 TASK_UNSENT_BYTES_MAX: Final = MIB
 """Rows and lines that one task has for the coordinator; a single message may be longer. A task with more
 waits."""
+UNACKNOWLEDGED_BYTES_MAX: Final = 8 * MIB
+"""Of rows that a worker keeps until the coordinator says that it has them; a single message may be longer.
+More, and no rows are sent."""
 LOG_MESSAGE_BYTES: Final = 64 * KIB
 """Log lines that go out together."""
 MESSAGES_PER_TURN_MAX: Final = 16

@@ -33,6 +33,7 @@ from minishuffle.errors import PeerLost, ShuffleError, TaskCancelled, UsageError
 from minishuffle.wire.clients import ResultExpected, UpstreamExpected, WriteEnded
 from minishuffle.wire.messages import (
     Accepted,
+    Acknowledge,
     AskDial,
     CancelJob,
     CancelSubmission,
@@ -267,8 +268,12 @@ class CoordinatorState:
         worker = self._workers.by_link(link)
         if isinstance(message, Register):
             self._register(link, message, worker, now)
-        elif worker is None or getattr(message, "term", None) != self._facts.term:
+        elif worker is None or (term := getattr(message, "term", 0)) < self._facts.term:
             self.ignored += 1
+        elif term > self._facts.term:
+            mine = self._facts.term
+            why = f"worker {worker.worker} obeys a coordinator of term {term}, and this one is of term {mine}"
+            self._out.append(CloseLink(link, why))
         else:
             worker.heard_at = now
             self._from_worker(worker, message, now)
@@ -357,7 +362,6 @@ class CoordinatorState:
             worker=worker.worker,
             epoch=worker.epoch,
             heartbeat_interval=self._settings.heartbeat_interval,
-            heartbeat_timeout=self._settings.heartbeat_timeout,
         )
         self._out.append(SendToWorker(worker.worker, link, registered))
 
@@ -366,12 +370,11 @@ class CoordinatorState:
         match message:
             case Heartbeat():
                 self._heartbeat(worker, message)
-            case TaskStateChanged(job=name) | Collected(job=name) | LogLines(job=name):
-                job = self._jobs.get(name)
-                if job is None or not job.heard(worker.worker, message, at):
-                    self.ignored += 1
-                else:
-                    self._touch(job)
+            case TaskStateChanged() | Collected():
+                if self._is_new(worker, message.number):
+                    self._about_job(worker, message, at)
+            case LogLines():
+                self._about_job(worker, message, at)
             case UpstreamExpected() | WriteEnded():
                 self._out += self._streams.answered(message)
             case ResultExpected():
@@ -388,6 +391,23 @@ class CoordinatorState:
             case _:
                 why = f"worker {worker.worker} sent {message.type}"  # type: ignore[attr-defined]
                 self._out.append(CloseLink(worker.link, why))
+
+    def _is_new(self, worker: Worker, number: int) -> bool:
+        """Acknowledge a report; False if it was applied before. Number 0 is of a report that is sent once."""
+        if not number:
+            return True
+        new = number > worker.applied
+        worker.applied = max(number, worker.applied)
+        self._send(worker, Acknowledge(term=self._facts.term, number=worker.applied))
+        self.ignored += not new
+        return new
+
+    def _about_job(self, worker: Worker, message: TaskStateChanged | Collected | LogLines, at: float) -> None:
+        job = self._jobs.get(message.job)
+        if job is None or not job.heard(worker.worker, message, at):
+            self.ignored += 1
+        else:
+            self._touch(job)
 
     def _heartbeat(self, worker: Worker, message: Heartbeat) -> None:
         if (message.worker, message.epoch) != (worker.worker, worker.epoch):

@@ -32,6 +32,8 @@ class Worker:
     ended_at: float = 0.0
     report: WorkerReport = field(default_factory=WorkerReport)
     peers: list[PeerReport] = field(default_factory=list)
+    applied: int = 0
+    """The highest number of a report of it that was applied."""
     slots_written_off: int = 0
     """Slots whose task was abandoned: its thread still runs there."""
 

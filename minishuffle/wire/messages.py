@@ -268,6 +268,8 @@ class TaskStateChanged(ControlMessage):
 
     type: Literal["task_state"] = "task_state"
     term: int
+    number: int = 0
+    """Counts the reports of a worker, these and Collected, from 1; see Acknowledge."""
     job: str
     operator: int
     index: int
@@ -284,6 +286,8 @@ class Collected(ControlMessage):
 
     type: Literal["collected"] = "collected"
     term: int
+    number: int = 0
+    """As in TaskStateChanged."""
     job: str
     operator: int
     index: int
@@ -317,7 +321,14 @@ class Registered(ControlMessage):
     worker: int
     epoch: int
     heartbeat_interval: float
-    heartbeat_timeout: float
+
+
+class Acknowledge(ControlMessage):
+    """The worker's reports up to ``number`` were applied, each once: it need not keep them any more."""
+
+    type: Literal["acknowledge"] = "acknowledge"
+    term: int
+    number: int
 
 
 class DeployTasks(ControlMessage):

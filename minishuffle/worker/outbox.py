@@ -14,10 +14,10 @@ from typing import Final
 from minishuffle import limits
 from minishuffle.errors import clipped
 from minishuffle.ids import AttemptId
-from minishuffle.wire.messages import Collected, LogLines
+from minishuffle.wire.messages import Collected, LogLines, TaskStateChanged
 from minishuffle.worker.handoff import TaskPaths
 
-__all__ = ["Outbox", "OutboxSender"]
+__all__ = ["Outbox", "OutboxSender", "ReportLog"]
 
 LINE_BYTES: Final = 64
 """What a line takes besides its characters."""
@@ -111,6 +111,47 @@ class Outbox:
             lines.append(line)
             size += len(line) + LINE_BYTES
         return lines, size
+
+
+class ReportLog:
+    """The numbered reports of a worker that the coordinator has not acknowledged, for when its link breaks.
+
+    Invariant: the numbers of what is kept are consecutive, and end with the last that was given.
+    """
+
+    def __init__(self) -> None:
+        self.last = 0
+        """The last number that was given; they begin with 1."""
+        self._kept: deque[tuple[Collected | TaskStateChanged, int]] = deque()
+        self._bytes = 0
+
+    @property
+    def full(self) -> bool:
+        """No rows are to be sent until the coordinator has acknowledged some. Ends of tasks always are."""
+        return self._bytes >= limits.UNACKNOWLEDGED_BYTES_MAX
+
+    def keep(self, report: Collected | TaskStateChanged) -> Collected | TaskStateChanged:
+        """The report with its number."""
+        self.last += 1
+        report = report.model_copy(update={"number": self.last})
+        size = len(report.payload) if isinstance(report, Collected) else len(report.result)
+        self._kept.append((report, size))
+        self._bytes += size
+        return report
+
+    def take_back(self) -> None:
+        """The last one could not be sent, and never will be."""
+        self.last -= 1
+        self._bytes -= self._kept.pop()[1]
+
+    def acknowledge(self, number: int) -> None:
+        """The coordinator has applied everything up to that number."""
+        while self._kept and self._kept[0][0].number <= number:
+            self._bytes -= self._kept.popleft()[1]
+
+    def unacknowledged(self) -> list[Collected | TaskStateChanged]:
+        """What a coordinator may not have got, in order; whoever sends it again does no harm."""
+        return [report for report, _ in self._kept]
 
 
 class OutboxSender:

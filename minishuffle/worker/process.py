@@ -30,21 +30,24 @@ from minishuffle.transport.tcp import DataEndpoint
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import (
+    Collected,
     ControlMessage,
     Failure,
     Heartbeat,
     Register,
     Registered,
     Shutdown,
+    TaskStateChanged,
     WorkerAddress,
 )
 from minishuffle.worker.clients import ResultReaders, Visitors
 from minishuffle.worker.handoff import LoopInbox
 from minishuffle.worker.interpreter import collect_garbage, tune_interpreter
-from minishuffle.worker.outbox import OutboxSender
+from minishuffle.worker.outbox import OutboxSender, ReportLog
 from minishuffle.worker.peers import PeerLinks
 from minishuffle.worker.state import (
     AbandonTask,
+    Acknowledged,
     Attach,
     CancelTask,
     CloseLinks,
@@ -119,6 +122,7 @@ class Worker:
         self._state: WorkerState
         self._deployment: Deployment
         self._sender: OutboxSender
+        self._reports = ReportLog()
         self._registered: asyncio.Future[Registered] = self._loop.create_future()
 
     # --- registration and end ----------------------------------------------------------------------
@@ -155,7 +159,10 @@ class Worker:
             self.endpoint.identity = Identity(Role.WORKER, cluster, message.worker, message.epoch)
             self._state = WorkerState(self.settings, message.worker, message.epoch, message.term)
             self._sender = OutboxSender(
-                message.term, self._send, lambda: control.writable, self._loop.call_soon
+                message.term,
+                self._send,
+                lambda: control.writable and not self._reports.full,
+                self._loop.call_soon,
             )
             control.on_writable = self._sender.pump
             self._deployment = Deployment(
@@ -209,8 +216,22 @@ class Worker:
             self._control.close()
 
     def _send(self, message: ControlMessage) -> None:
-        if self._control is not None:
+        if self._control is None:
+            return
+        if not isinstance(message, Collected | TaskStateChanged):
             self._control.send(message)
+            return
+        numbered = self._reports.keep(message)
+        try:
+            self._control.send(numbered)
+        except BaseException:
+            self._reports.take_back()
+            raise
+
+    def _acknowledged(self, number: int) -> None:
+        """The coordinator has applied reports: rows that wait behind them may follow."""
+        self._reports.acknowledge(number)
+        self._sender.pump()
 
     # --- instructions ------------------------------------------------------------------------------
 
@@ -260,6 +281,8 @@ class Worker:
                 self._peers.visitors.serve(message)
             case KeepResults(message):
                 self._peers.visitors.readers.serve(message)
+            case Acknowledged(number):
+                self._acknowledged(number)
             case Exit(reason):
                 self._end(reason)
 

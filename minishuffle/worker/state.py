@@ -19,6 +19,7 @@ from minishuffle.wire.clients import DropResult, EndWrite, ExpectUpstream, FreeR
 from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.handshake import HandshakeRefused
 from minishuffle.wire.messages import (
+    Acknowledge,
     AskDial,
     CancelTasks,
     ControlMessage,
@@ -44,6 +45,7 @@ from minishuffle.worker.registry import (
 
 __all__ = [
     "AbandonTask",
+    "Acknowledged",
     "Attach",
     "CancelTask",
     "CloseLinks",
@@ -187,6 +189,13 @@ class ServeStream:
 
 
 @dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """The coordinator has applied the reports up to that number."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Exit:
     """Stop this worker; ``reason`` is empty for an orderly shutdown."""
 
@@ -209,6 +218,7 @@ Instruction: TypeAlias = (
     | Refuse
     | ServeStream
     | KeepResults
+    | Acknowledged
     | Exit
 )
 
@@ -288,6 +298,8 @@ class WorkerState:
                 return [ServeStream(message)]
             case ServeResult() | FreeRows() | DropResult():
                 return [KeepResults(message)]
+            case Acknowledge(number=number):
+                return [Acknowledged(number)]
             case Shutdown():
                 return [Exit("")]
             case _:

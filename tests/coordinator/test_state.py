@@ -14,12 +14,14 @@ from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import InvalidGraph, ResourceExhausted, TaskCancelled, TaskFailed, UsageError
 from minishuffle.wire.messages import (
     Accepted,
+    Acknowledge,
     CancelJob,
     CancelSubmission,
     CancelTasks,
     DeployTasks,
     Failure,
     GetEvents,
+    GetRows,
     GetStatus,
     ListJobs,
     ReleaseJob,
@@ -31,7 +33,7 @@ from minishuffle.wire.messages import (
 )
 
 if TYPE_CHECKING:
-    from conftest import FakeCluster
+    from conftest import FakeCluster, FakeWorker
 
 CLIENT = 1_000
 MakeGraph = Callable[..., JobGraph]
@@ -391,3 +393,29 @@ def test_a_cluster_without_workers_stops_at_once(cluster: FakeCluster) -> None:
     cluster.do(cluster.state.stop(cluster.now))
     assert cluster.stopped
     assert cluster.state.next_deadline() is None
+
+
+# --- reports that are acknowledged ----------------------------------------------------------------------
+
+
+def test_each_report_is_applied_once_and_acknowledged(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], make_graph: Callable[..., JobGraph]
+) -> None:
+    job = cluster.submit(make_graph())
+    first, second = pair
+    for number in (1, 2, 2, 1, 3):
+        cluster.collect(first, (job, 1, 0), f"rows {number}".encode(), number=number)
+    cluster.collect(second, (job, 1, 1), b"of another worker", number=1)
+    rows = cluster.request(GetRows(job=job))
+    assert rows.batches == [b"rows 1", b"rows 2", b"rows 3", b"of another worker"]
+    assert [message.number for message in first.got(Acknowledge)] == [1, 2, 2, 2, 3]
+    assert [message.number for message in second.got(Acknowledge)] == [1]
+    cluster.report(first, (job, 0, 0), "finished", number=4)
+    cluster.report(first, (job, 0, 0), "failed", number=4)
+    assert [task.state for task in cluster.show(job).tasks][0] == "finished"
+
+
+def test_reports_of_a_job_that_is_not_known_are_acknowledged(cluster: FakeCluster) -> None:
+    worker = cluster.add()
+    cluster.collect(worker, ("j9", 1, 0), b"rows", number=1)
+    assert [message.number for message in worker.got(Acknowledge)] == [1]

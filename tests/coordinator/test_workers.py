@@ -42,7 +42,7 @@ def test_ids_begin_at_1_and_epochs_grow(cluster: FakeCluster) -> None:
     workers = [cluster.add(), cluster.add(), cluster.add(requested_worker=7), cluster.add()]
     assert [(w.worker, w.epoch) for w in workers] == [(1, 1), (2, 2), (7, 3), (8, 4)]
     (registered,) = workers[1].got(Registered)
-    assert (registered.term, registered.heartbeat_interval, registered.heartbeat_timeout) == (TERM, 0.5, 10.0)
+    assert (registered.term, registered.heartbeat_interval) == (TERM, 0.5)
 
 
 def test_an_id_is_given_back_once_its_process_is_lost(cluster: FakeCluster) -> None:
@@ -146,10 +146,18 @@ def test_lost_workers_stay_listed_for_ten_minutes(cluster: FakeCluster) -> None:
     assert cluster.add().worker == 4
 
 
-def test_messages_of_another_term_or_epoch_are_ignored(cluster: FakeCluster) -> None:
+def test_a_worker_of_a_higher_term_is_cut_off(cluster: FakeCluster) -> None:
+    worker = cluster.add()
+    cluster.heartbeat(worker, term=TERM + 1)
+    assert cluster.closed == {
+        worker.link: "worker 1 obeys a coordinator of term 8, and this one is of term 7"
+    }
+
+
+def test_messages_of_a_lower_term_or_another_epoch_are_ignored(cluster: FakeCluster) -> None:
     worker = cluster.add()
     report = PeerReport(worker=2, connections=1, local="a:1", remote="b:2")
-    for count, wrong in enumerate([{"term": 6}, {"term": 8}, {"epoch": 2}, {"worker": 2}], start=1):
+    for count, wrong in enumerate([{"term": 6}, {"epoch": 2}, {"worker": 2}], start=1):
         cluster.heartbeat(worker, peers=[report], **wrong)
         assert cluster.state.ignored == count
         assert listed(cluster)[1].peers == []

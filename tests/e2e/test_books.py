@@ -141,11 +141,7 @@ class Site:
             match message:
                 case Register(requested_worker=worker):
                     self.links[worker], self.about[worker] = link, message
-                    link.send(
-                        Registered(
-                            term=1, worker=worker, epoch=1, heartbeat_interval=0.5, heartbeat_timeout=10.0
-                        )
-                    )
+                    link.send(Registered(term=1, worker=worker, epoch=1, heartbeat_interval=0.5))
                 case TaskStateChanged(operator=operator, index=index, state=state, error=error):
                     self.states[operator, index] = state
                     self.errors += [error] if error else []

@@ -11,9 +11,9 @@ import pytest
 from minishuffle import limits
 from minishuffle.errors import TaskCancelled
 from minishuffle.ids import AttemptId, JobId, OperatorId, SubtaskId
-from minishuffle.wire.messages import Collected, LogLines
+from minishuffle.wire.messages import Collected, LogLines, TaskStateChanged
 from minishuffle.worker.handoff import TaskPaths
-from minishuffle.worker.outbox import Outbox, OutboxSender
+from minishuffle.worker.outbox import Outbox, OutboxSender, ReportLog
 
 if TYPE_CHECKING:
     from conftest import Turns
@@ -151,3 +151,50 @@ def test_the_last_lines_go_out_in_front_of_the_report(turns: Turns, paths_of: Pa
     assert len(link.sent) == 2
     assert not any(isinstance(message, Collected) for message in link.sent)
     assert all(isinstance(message, LogLines) for message in link.sent)
+
+
+# --- reports that wait for an acknowledgement -----------------------------------------------------------
+
+TASK: dict[str, Any] = {"term": 1, "job": "j1", "operator": 0, "index": 0, "attempt": 1}
+
+
+def rows_of(size: int) -> Collected:
+    return Collected(rows=1, payload=bytes(size), **TASK)
+
+
+def test_reports_are_kept_until_they_are_acknowledged() -> None:
+    log = ReportLog()
+    sent = [log.keep(rows_of(10)) for _ in range(3)]
+    sent.append(log.keep(TaskStateChanged(state="finished", **TASK)))
+    assert [report.number for report in sent] == [1, 2, 3, 4]
+    assert log.unacknowledged() == sent
+    log.acknowledge(2)
+    log.acknowledge(1)
+    assert log.unacknowledged() == sent[2:]
+    log.acknowledge(9)
+    assert log.unacknowledged() == []
+    assert log.keep(rows_of(1)).number == 5
+
+
+def test_a_report_that_cannot_be_sent_leaves_no_gap() -> None:
+    log = ReportLog()
+    log.keep(rows_of(10))
+    log.keep(rows_of(10))
+    log.take_back()
+    again = log.keep(rows_of(20))
+    assert again.number == 2
+    assert [report.number for report in log.unacknowledged()] == [1, 2]
+
+
+def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "UNACKNOWLEDGED_BYTES_MAX", 100)
+    log = ReportLog()
+    log.keep(rows_of(99))
+    assert not log.full
+    log.keep(rows_of(1))
+    assert log.full
+    log.acknowledge(1)
+    assert not log.full
+    log.keep(TaskStateChanged(state="finished", result=bytes(200), **TASK))
+    log.take_back()
+    assert not log.full

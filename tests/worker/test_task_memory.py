@@ -114,7 +114,7 @@ async def test_operators_and_state_of_a_released_job_are_gone(
     for _ in range(RUNS):
         outcomes = await site.run(JOBS[job](), parallelism=2)
         assert ("failed" in {outcome.state for outcome in outcomes}) == (job == "failing")
-        gates = [gate for task in site.deployment.tasks.values() for gate in task.gates]
+        gates = [gate for task in site.tasks() for gate in task.gates]
         opened += [weakref.ref(thing) for gate in gates for thing in (gate, *gate.channels)]
         gates.clear()
         site.deployment.release("j1")

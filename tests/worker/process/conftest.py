@@ -22,7 +22,9 @@ from minishuffle.transport.control import ControlLink, ControlServer
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import (
+    Acknowledge,
     AskDial,
+    Collected,
     ControlMessage,
     Dial,
     Register,
@@ -87,6 +89,7 @@ class Coordinator:
         self.answer: ControlMessage | None = None
         """Instead of a registration."""
         self.silent = False
+        self.acknowledges = True
         self.epoch = 0
         self.workers: list[Running] = []
 
@@ -104,6 +107,8 @@ class Coordinator:
     def _on_message(self, link: ControlLink, message: ControlMessage) -> None:
         if not isinstance(message, Register):
             self.messages.append(message)
+            if self.acknowledges and isinstance(message, Collected | TaskStateChanged):
+                link.send(Acknowledge(term=TERM, number=message.number))
             if isinstance(message, AskDial):
                 self.links[message.target].send(Dial(term=TERM, peer=self.addresses[message.worker]))
             return
@@ -126,7 +131,6 @@ class Coordinator:
                 worker=worker,
                 epoch=self.epoch,
                 heartbeat_interval=SETTINGS.heartbeat_interval,
-                heartbeat_timeout=SETTINGS.heartbeat_timeout,
             )
         )
 

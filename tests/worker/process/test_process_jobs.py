@@ -21,6 +21,7 @@ from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ResourceExhausted, ShuffleError
 from minishuffle.exchange.elements import unpack_rows
 from minishuffle.wire.messages import (
+    Acknowledge,
     CancelTasks,
     Collected,
     Heartbeat,
@@ -331,6 +332,32 @@ async def test_a_lost_peer_fails_the_tasks_that_read_from_it(coordinator: Coordi
     assert "connection to worker 1 broke" in texts[1] or "connection to worker 1 broke" in texts[0]
     assert any("worker 2 was declared lost" in text for text in texts)
     assert (running.snapshot().connections, other.snapshot().connections) == (0, 0)
+
+
+async def test_rows_wait_for_acknowledgements_when_too_many_are_kept(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator.acknowledges = False
+    monkeypatch.setattr(limits, "UNACKNOWLEDGED_BYTES_MAX", 1)
+    await coordinator.worker()
+    coordinator.deploy(Stream.items(["row" * 100] * 3_000).rebalance().collect(), {0: 1})
+    await coordinator.until(lambda: coordinator.said(Collected))
+    beats = len(coordinator.said(Heartbeat))
+    await coordinator.until(lambda: len(coordinator.said(Heartbeat)) >= beats + 3)
+    assert len(coordinator.said(Collected)) == 1
+    assert len(coordinator.ended()) == 1, "the source has ended; the sink has rows left"
+    rows = 0
+    while rows < 3_000:
+        batch = coordinator.said(Collected)[-1]
+        rows += batch.rows
+        coordinator.send(Acknowledge(term=coordinator.term, number=batch.number))
+        seen = len(coordinator.said(Collected))
+        await coordinator.until(
+            lambda seen=seen: len(coordinator.said(Collected)) > seen or len(coordinator.ended()) == 2
+        )
+    assert sum(batch.rows for batch in coordinator.said(Collected)) == 3_000
+    numbers = [each.number for each in coordinator.messages if isinstance(each, Collected | TaskStateChanged)]
+    assert numbers == list(range(1, len(numbers) + 1))
 
 
 # --- memory ---------------------------------------------------------------------------------------------
