@@ -80,7 +80,6 @@ from minishuffle.worker.timers import Timers
 __all__ = ["Worker", "run_worker"]
 
 LAG_PROBE_SECONDS: Final = 0.05
-TICK_SECONDS_MAX: Final = 0.5
 COORDINATOR_SECONDS_MAX: Final = 30.0
 """How long a worker tries to reach its coordinator before it gives up."""
 _log = logging.getLogger("minishuffle.worker")
@@ -116,6 +115,8 @@ class Worker:
         )
         self._dials: set[asyncio.Task[None]] = set()
         self._timers = Timers(self._loop, self.loop_lag)
+        self._timer: asyncio.TimerHandle | None = None
+        """Of the machine's next deadline."""
         self._flushing: set[float] = set()
         """Buffer timeouts that have a timer, in seconds."""
         self._control: ControlLink | None = None
@@ -144,7 +145,6 @@ class Worker:
             ) from error
         self._timers.every("heartbeat", reply.heartbeat_interval, self._heartbeat)
         self._timers.every("lag", LAG_PROBE_SECONDS, lambda: None)
-        self._timers.every("tick", TICK_SECONDS_MAX / 5, self._tick)
         return reply
 
     def _on_control(self, message: ControlMessage, request: int) -> None:
@@ -212,6 +212,8 @@ class Worker:
             dial.cancel()
         await self.endpoint.close()
         self._inbox.close()
+        if self._timer is not None:
+            self._timer.cancel()
         if self._control is not None:
             self._control.close()
 
@@ -238,6 +240,7 @@ class Worker:
     def _carry_out(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
             self._carry_out_one(instruction)
+        self._schedule()
 
     def _carry_out_one(self, instruction: Instruction) -> None:
         deployment = self._deployment
@@ -336,11 +339,18 @@ class Worker:
             self._timers.every(f"flush {interval}", every, partial(self._deployment.flush, interval))
         self._flushing = intervals
 
-    def _tick(self) -> None:
-        now = self._loop.time()
+    def _schedule(self) -> None:
+        """Have the machine called at its next deadline; early is harmless."""
         deadline = self._state.next_deadline()
-        if deadline is not None and now >= deadline:
-            self._carry_out(self._state.handle_timer(now))
+        if deadline is None or (self._timer is not None and self._timer.when() <= deadline):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(deadline, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._carry_out(self._state.handle_timer(self._loop.time()))
 
     def _heartbeat(self) -> None:
         state = self._state
