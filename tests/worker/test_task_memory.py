@@ -117,7 +117,7 @@ async def test_operators_and_state_of_a_released_job_are_gone(
         gates = [gate for task in site.tasks() for gate in task.gates]
         opened += [weakref.ref(thing) for gate in gates for thing in (gate, *gate.channels)]
         gates.clear()
-        site.deployment.release("j1")
+        site.release()
         site.outcomes.clear()
         site.reports.clear()
         await gone(site, opened)
@@ -131,5 +131,5 @@ async def test_operators_of_a_cancelled_job_are_gone(site: Site, opened: list[we
     await site.finish()
     del task
     tasks.clear()
-    site.deployment.release("j1")
+    site.release()
     await gone(site, opened)
