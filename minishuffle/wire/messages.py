@@ -143,10 +143,7 @@ class TaskAttempt(ControlMessage):
 
 
 class InputSpec(ControlMessage):
-    """One in-edge of a subtask: producers ``first`` … ``first + count - 1`` of ``operator`` feed it.
-
-    ``input`` is the consumer's input number. Where the producers are: :meth:`DeployTasks.channels`.
-    """
+    """Producers ``first`` … ``first + count - 1`` of ``operator`` feed a subtask's input number ``input``."""
 
     edge: int
     input: int
@@ -282,12 +279,11 @@ class TaskStateChanged(ControlMessage):
 
 
 class Collected(ControlMessage):
-    """Rows for the client, from a ``collect`` sink: the msgpack of a list of rows."""
+    """Rows for the client, from a ``collect`` sink: the msgpack of a list of rows; see TaskStateChanged."""
 
     type: Literal["collected"] = "collected"
     term: int
     number: int = 0
-    """As in TaskStateChanged."""
     job: str
     operator: int
     index: int
@@ -332,10 +328,7 @@ class Acknowledge(ControlMessage):
 
 
 class DeployTasks(ControlMessage):
-    """Start these tasks of a job. ``programs`` maps operator id to its cloudpickled program.
-
-    Channels are named by range: with 4,000 consumers of 8,000 producers there are 32 million of them.
-    """
+    """Start these tasks of a job. ``programs`` maps operator id to its cloudpickled program."""
 
     type: Literal["deploy"] = "deploy"
     term: int

@@ -1,4 +1,7 @@
-"""Programs that are no workers, at this worker's door: each has a ticket of the coordinator's."""
+"""External clients of a worker: programs that write into its tasks or read what its sinks kept.
+
+The coordinator announces each with a ticket, which the client shows when it connects.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ from minishuffle.worker.client_gate import UPSTREAM_EDGE, Progress, UpstreamGate
 from minishuffle.worker.handoff import LoopInbox, TaskPaths
 from minishuffle.worker.tasks import Attempt, Deployment
 
-__all__ = ["ResultReaders", "Visitors"]
+__all__ = ["ResultReaders", "ExternalClients"]
 
 
 # --- results --------------------------------------------------------------------------------------
@@ -233,10 +236,10 @@ class ResultReaders:
         return [reading.thread for reading in readings]
 
 
-# --- visitors -------------------------------------------------------------------------------------
+# --- external clients ---------------------------------------------------------------------------------
 
 
-class Visitors:
+class ExternalClients:
     """Args:
     readers: those of kept results.
     send: a message to the coordinator.

@@ -27,7 +27,7 @@ from minishuffle.transport.tcp import DataEndpoint, DataLink
 from minishuffle.wire.frames import PartitionRequest, Role
 from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import PeerReport, WorkerAddress
-from minishuffle.worker.clients import Visitors
+from minishuffle.worker.clients import ExternalClients
 from minishuffle.worker.state import Attach, CloseLinks, Instruction, Refuse, RequestPartition, WorkerState
 
 __all__ = ["PeerLinks"]
@@ -63,13 +63,13 @@ class PeerLinks:
         """By worker and epoch."""
         self._endpoint: DataEndpoint | None = None
         self._state: WorkerState
-        self.visitors: Visitors
+        self.external: ExternalClients
 
-    def registered(self, endpoint: DataEndpoint, state: WorkerState, visitors: Visitors) -> None:
+    def registered(self, endpoint: DataEndpoint, state: WorkerState, external: ExternalClients) -> None:
         """The worker has its id: peers may connect from now on."""
         self._endpoint = endpoint
         self._state = state
-        self.visitors = visitors
+        self.external = external
 
     # --- EndpointHandler -------------------------------------------------------------------------
 
@@ -77,7 +77,7 @@ class PeerLinks:
         if self._endpoint is None:
             return "this worker is not registered yet"
         if peer.role == Role.CLIENT:
-            return self.visitors.refusal(peer.worker, peer.epoch)
+            return self.external.refusal(peer.worker, peer.epoch)
         if peer.role != Role.WORKER:
             return "only workers connect to a worker's data port, and programs that are expected"
         announced = self._state.announced(peer.worker)
@@ -99,7 +99,7 @@ class PeerLinks:
 
     def link_up(self, link: DataLink) -> None:
         if link.peer.role == Role.CLIENT:
-            self.visitors.link_up(link)
+            self.external.link_up(link)
             return
         peer, announced = link.peer, self._state.announced(link.peer.worker)
         if peer.epoch == announced:
@@ -153,7 +153,7 @@ class PeerLinks:
     def link_events(self, link: DataLink, events: list[ConnectionEvent]) -> None:
         for event in events:
             if isinstance(event, PartitionRequested) and link.peer.role == Role.CLIENT:
-                self.visitors.readers.requested(link, event.request)
+                self.external.readers.requested(link, event.request)
             elif isinstance(event, PartitionRequested):
                 self._requested(link, event.request)
             elif isinstance(event, PartitionCancelled):
@@ -191,7 +191,7 @@ class PeerLinks:
     def link_down(self, link: DataLink, error: ShuffleError) -> None:
         worker = link.peer.worker
         if link.peer.role == Role.CLIENT:
-            self.visitors.readers.link_down(link)
+            self.external.readers.link_down(link)
         elif self._links.get(worker) is link:
             del self._links[worker]
             self._carry_out(self._state.peer_down(worker))

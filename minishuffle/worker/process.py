@@ -40,7 +40,7 @@ from minishuffle.wire.messages import (
     TaskStateChanged,
     WorkerAddress,
 )
-from minishuffle.worker.clients import ResultReaders, Visitors
+from minishuffle.worker.clients import ExternalClients, ResultReaders
 from minishuffle.worker.handoff import LoopInbox
 from minishuffle.worker.interpreter import collect_garbage, tune_interpreter
 from minishuffle.worker.outbox import OutboxSender, ReportLog
@@ -175,8 +175,8 @@ class Worker:
                 self.settings.spool_bytes_max,
             )
             readers = ResultReaders(message.term, self._deployment, self._inbox, self._send)
-            visitors = Visitors(message.term, self._deployment, readers, self._send)
-            self._peers.registered(self.endpoint, self._state, visitors)
+            external = ExternalClients(message.term, self._deployment, readers, self._send)
+            self._peers.registered(self.endpoint, self._state, external)
             self._registered.set_result(message)
         elif isinstance(message, Failure):
             self._registered.set_exception(error_from_code(message.code, message.text))
@@ -204,7 +204,7 @@ class Worker:
             for attempt in attempts:
                 attempt.paths.cancel()
             threads = [attempt.task.thread for attempt in attempts if attempt.task.thread is not None]
-            threads += self._peers.visitors.readers.close()
+            threads += self._peers.external.readers.close()
             deadline = self._loop.time() + self.settings.task_cancel_timeout
             while any(thread.is_alive() for thread in threads) and self._loop.time() < deadline:
                 await asyncio.sleep(0.02)
@@ -275,15 +275,15 @@ class Worker:
                     collect_garbage()
                 self._flush_in_time()
             case ForgetJob(job):
-                self._peers.visitors.forget(job)
+                self._peers.external.forget(job)
             case DialPeer(peer):
                 self._dial(peer)
             case CloseLinks():
                 self._peers.close(instruction)
             case ServeStream(message):
-                self._peers.visitors.serve(message)
+                self._peers.external.serve(message)
             case KeepResults(message):
-                self._peers.visitors.readers.serve(message)
+                self._peers.external.readers.serve(message)
             case Acknowledged(number):
                 self._acknowledged(number)
             case Exit(reason):

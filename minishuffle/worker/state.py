@@ -176,14 +176,14 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class KeepResults:
-    """A program that is no worker wants to read what a sink here kept, or has read it."""
+    """An external client wants to read what a sink here kept, or has read it."""
 
     message: ServeResult | FreeRows | DropResult
 
 
 @dataclass(frozen=True, slots=True)
 class ServeStream:
-    """A program that is no worker wants to write into a task here, or has written."""
+    """An external client wants to write into a task here, or has written."""
 
     message: ExpectUpstream | EndWrite
 

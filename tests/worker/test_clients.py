@@ -9,7 +9,7 @@ import pyarrow as pa
 from minishuffle.dataflow.stream import Stream
 from minishuffle.wire.clients import EndWrite, ExpectUpstream, UpstreamExpected, WriteEnded
 from minishuffle.wire.messages import ControlMessage
-from minishuffle.worker.clients import ResultReaders, Visitors
+from minishuffle.worker.clients import ExternalClients, ResultReaders
 
 if TYPE_CHECKING:
     from conftest import Site
@@ -18,18 +18,18 @@ SCHEMA = pa.schema([("n", pa.int64())])
 
 
 class Door:
-    """The visitors of a worker that reads a stream without end in job j1."""
+    """The external of a worker that reads a stream without end in job j1."""
 
     def __init__(self, site: Site) -> None:
         self.answers: list[ControlMessage] = []
         readers = cast(ResultReaders, None)
-        self.visitors = Visitors(1, site.deployment, readers, self.answers.append)
+        self.external = ExternalClients(1, site.deployment, readers, self.answers.append)
         (self.task,) = site.deploy(Stream.from_spark("orders", SCHEMA, bounded=False).to_count())
 
     def end(self, ticket: int, *partitions: int, last: bool = False) -> list[int] | None:
         """What is missing of the write; None: no answer."""
         fields: dict[str, Any] = {"write": "w", "partitions": list(partitions), "last": last}
-        self.visitors.serve(
+        self.external.serve(
             EndWrite(term=1, job="j1", operator=0, index=0, task_attempt=1, ticket=ticket, **fields)
         )
         if not self.answers:
@@ -63,7 +63,7 @@ async def test_nobody_is_let_into_a_task_that_has_finished(site: Site) -> None:
     door.end(1, last=True)
     await site.finish()
     fields: dict[str, Any] = {"write": "w", "partition": 0, "partitions": 1, "attempt": 1}
-    door.visitors.serve(
+    door.external.serve(
         ExpectUpstream(term=1, job="j1", operator=0, index=0, task_attempt=1, ticket=2, **fields)
     )
     (answer,) = door.answers
