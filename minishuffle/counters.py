@@ -266,7 +266,7 @@ class WorkerSnapshot:
     loop_lag: Histogram
     abandoned_tasks: int
     connections_refused: dict[str, int]
-    """By reason: secret, version, cluster, timeout, limit, malformed, peer."""
+    """By reason: secret, version, cluster, timeout, limit, malformed, closed, peer."""
     tasks: tuple[TaskSnapshot, ...]
 
 

@@ -31,10 +31,12 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class CloseLink:
-    """Send what is queued, then close; ``why`` is for the log."""
+    """Send what is queued, then close; ``why`` is for the log. ``refusal`` is the reason by which a link
+    that is closed for cause is counted, or empty."""
 
     link: int
     why: str
+    refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from minishuffle.coordinator.state import CoordinatorState
 from minishuffle.coordinator.status import CoordinatorFacts
 from minishuffle.counters import CoordinatorSnapshot
 from minishuffle.errors import ResourceExhausted, ShuffleError
+from minishuffle.transport.admission import RefusalLog
 from minishuffle.transport.control import ControlLink, ControlServer
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
@@ -72,7 +73,7 @@ class Coordinator:
         self._links: dict[int, ControlLink] = {}
         self._links_seen = 0
         self._instructions: deque[Instruction] = deque()
-        self._refused: dict[str, int] = {}
+        self._refusals = RefusalLog(_log.warning, self._loop.call_at)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
 
@@ -92,7 +93,7 @@ class Coordinator:
 
     def snapshot(self) -> CoordinatorSnapshot:
         """Everything that ``/metrics`` is made from."""
-        return self._state.snapshot(self._loop.time(), self._refused)
+        return self._state.snapshot(self._loop.time(), self._refusals.counts)
 
     def stop(self) -> None:
         """Begin to shut the cluster down; :attr:`stopped` says when that is done."""
@@ -126,8 +127,7 @@ class Coordinator:
         link.start(on_message, on_closed)
 
     def _on_refused(self, reason: str, text: str, remote: str) -> None:
-        self._refused[reason] = self._refused.get(reason, 0) + 1
-        _log.warning("connection from %s refused (%s): %s", remote, reason, text)
+        self._refusals.refused(reason, text, remote, self._loop.time())
 
     # --- instructions ----------------------------------------------------------------------------
 
@@ -143,16 +143,23 @@ class Coordinator:
                 self._send_to_worker(worker, number, message)
             case Reply(number, request, message):
                 self._reply(number, request, message)
-            case CloseLink(number, why):
-                link = self._links.get(number)
-                if link is not None:
-                    _log.warning("link to %s at %s closed: %s", link.peer, link.remote, why)
-                    link.close()
+            case CloseLink(number, why, refusal):
+                self._close_link(number, why, refusal)
             case Journal(jobs_submitted):
                 self._record_jobs(jobs_submitted)
             case Stopped():
                 if not self.stopped.done():
                     self.stopped.set_result(None)
+
+    def _close_link(self, number: int, why: str, refusal: str) -> None:
+        link = self._links.get(number)
+        if link is None:
+            return
+        if refusal:
+            self._on_refused(refusal, why, link.remote)
+        else:
+            _log.warning("link to %s at %s closed: %s", link.peer, link.remote, why)
+        link.close()
 
     def _record_jobs(self, jobs_submitted: int) -> None:
         failure: ShuffleError | None = None

@@ -355,7 +355,7 @@ class CoordinatorState:
             worker = self._workers.register(link, message, now)
         except UsageError as error:
             self._out.append(Reply(link, 0, Failure(code=error.code, text=str(error))))
-            self._out.append(CloseLink(link, f"registration refused: {error}"))
+            self._out.append(CloseLink(link, f"registration refused: {error}", "peer"))
             return
         registered = Registered(
             term=self._facts.term,
@@ -390,7 +390,7 @@ class CoordinatorState:
                 self._out.append(CloseLink(link, f"worker {worker.worker} left in order"))
             case _:
                 why = f"worker {worker.worker} sent {message.type}"  # type: ignore[attr-defined]
-                self._out.append(CloseLink(worker.link, why))
+                self._out.append(CloseLink(worker.link, why, "malformed"))
 
     def _is_new(self, worker: Worker, number: int) -> bool:
         """Acknowledge a report; False if it was applied before. Number 0 is of a report that is sent once."""
@@ -478,7 +478,8 @@ class CoordinatorState:
                 self._begin_stop(now)
                 return
             case _:
-                self._out.append(CloseLink(link, f"a client sent {message.type}"))  # type: ignore[attr-defined]
+                why = f"a client sent {message.type}"  # type: ignore[attr-defined]
+                self._out.append(CloseLink(link, why, "malformed"))
                 return
         self._out.append(Reply(link, request, reply))
 

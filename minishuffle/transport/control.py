@@ -17,6 +17,7 @@ from minishuffle import limits
 from minishuffle.errors import PeerLost, RemoteProtocolError, ResourceExhausted, ShuffleError, error_from_code
 from minishuffle.ids import Address
 from minishuffle.transport.addresses import cannot_listen, host_port, refused_at, unreachable
+from minishuffle.transport.admission import UnprovenConnections
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import NONCE_BYTES, Handshake, HandshakeRefused, Identity
 from minishuffle.wire.messages import ControlMessage, Failure, MessageDecoder, encode_message
@@ -99,6 +100,11 @@ class ControlLink(asyncio.Protocol):
             timer = self._loop.call_later(limits.CLOSE_SECONDS_MAX, self._transport.abort)
             self._lost.add_done_callback(lambda _: timer.cancel())
 
+    @property
+    def error(self) -> Exception | None:
+        """Why the link was or will be closed, if not because either side wanted it so."""
+        return self._error
+
     def on_lost(self, forget: Callable[[ControlLink], None]) -> None:
         """Have ``forget`` called when the socket is closed."""
         self._lost.add_done_callback(lambda _: forget(self))
@@ -146,7 +152,7 @@ class ControlLink(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._handshake is not None:
             # One that said nothing at all only looked whether the port is open.
-            reason = "" if self._silent else "peer"
+            reason = "" if self._silent else "closed"
             self.refuse(reason, PeerLost(f"{self.remote} closed the connection during the handshake"))
         if self._error is None and exc is not None:
             self._error = PeerLost(f"the connection to {self._peer} at {self.remote} broke: {exc}")
@@ -265,7 +271,8 @@ class ControlServer:
     def __init__(self) -> None:
         self.port = 0
         self._server: asyncio.Server | None = None
-        self._unproven: dict[ControlLink, asyncio.TimerHandle] = {}
+        self._unproven = UnprovenConnections[ControlLink](0)
+        self._timers: dict[ControlLink, asyncio.TimerHandle] = {}
         self._links: set[ControlLink] = set()
 
     async def start(
@@ -284,31 +291,39 @@ class ControlServer:
         """Listen on ``host:port``, any free port for 0.
 
         ``on_link`` gets each proven link and calls its ``start``; ``refused`` gets reason (one of
-        ``handshake.REASONS``, ``timeout`` or ``limit``), text and remote address of every connection
-        that was turned away.
+        ``handshake.REASONS``, ``timeout``, ``limit`` or ``closed``), text and remote address of every
+        connection that was refused, or closed for cause later.
 
         Raises:
             UsageError: the port is taken, or the host is not one of this machine's.
         """
 
         def opened(link: ControlLink) -> None:
-            if len(self._unproven) >= unproven_max:
-                text = f"{unproven_max} connections wait for their handshake already"
-                link.refuse("limit", ResourceExhausted(text))
-                return
+            oldest = self._unproven.add(link)
+            if oldest is not None:
+                oldest.refuse("limit", ResourceExhausted(self._unproven.eviction()))
             late = PeerLost(f"no handshake within {handshake_seconds:g} s")
-            self._unproven[link] = loop.call_later(handshake_seconds, link.refuse, "timeout", late)
+            self._timers[link] = loop.call_later(handshake_seconds, link.refuse, "timeout", late)
+
+        def settled(link: ControlLink) -> None:
+            self._unproven.remove(link)
+            self._timers.pop(link).cancel()
 
         def proven(link: ControlLink) -> None:
-            self._unproven.pop(link).cancel()
+            settled(link)
             self._links.add(link)
-            link.on_lost(self._links.discard)
+            link.on_lost(closed)
             on_link(link)
 
+        def closed(link: ControlLink) -> None:
+            self._links.discard(link)
+            if isinstance(link.error, RemoteProtocolError):
+                refused("malformed", str(link.error), link.remote)
+            elif isinstance(link.error, ResourceExhausted):
+                refused("limit", str(link.error), link.remote)
+
         def failed(link: ControlLink, reason: str, error: ShuffleError) -> None:
-            timer = self._unproven.pop(link, None)
-            if timer is not None:
-                timer.cancel()
+            settled(link)
             if reason:
                 refused(reason, str(error), link.remote)
 
@@ -318,6 +333,7 @@ class ControlServer:
             return ControlLink(handshake, opened, proven, failed, limits.MESSAGE_VALUES_MAX)
 
         loop = asyncio.get_running_loop()
+        self._unproven = UnprovenConnections(unproven_max)
         try:
             self._server = await loop.create_server(new_link, host, port, backlog=256)
         except OSError as error:

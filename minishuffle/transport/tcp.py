@@ -25,6 +25,7 @@ from minishuffle.ids import Address
 from minishuffle.protocol.channel import Outgoing
 from minishuffle.protocol.connection import Connection, ConnectionEvent, PeerClosed
 from minishuffle.transport.addresses import cannot_listen, host_port, unreachable
+from minishuffle.transport.admission import UnprovenConnections
 from minishuffle.wire.handshake import Handshake, HandshakeRefused, Identity
 
 __all__ = ["DataEndpoint", "DataLink", "EndpointHandler"]
@@ -62,7 +63,6 @@ class DataLink(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._gathers = isinstance(self._loop, uvloop.Loop)
         self._transport: asyncio.Transport
-        self._scratch = memoryview(bytearray(limits.RECEIVE_BUFFER_BYTES))
         self._paused = False
         self._flush_scheduled = False
         self._in_transport: list[Outgoing] = []
@@ -103,22 +103,20 @@ class DataLink(asyncio.BufferedProtocol):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.local = host_port(transport.get_extra_info("sockname"))
         self.remote = host_port(transport.get_extra_info("peername"))
-        refusal = self._endpoint.opened(self)
-        if refusal:
-            self._refuse("limit", refusal)
-            return
+        self._endpoint.opened(self, dialer=self._dialer)
         self._timer = self._loop.call_later(self._endpoint.handshake_seconds, self._handshake_timeout)
         self._send_handshake(self._handshake.start())
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._scratch
+        return self._endpoint.scratch
 
     def buffer_updated(self, nbytes: int) -> None:
+        data = self._endpoint.scratch[:nbytes]
         try:
             if not self.established:
-                self._receive_handshake(self._scratch[:nbytes])
+                self._receive_handshake(data)
             else:
-                self.connection.receive(self._scratch[:nbytes], self._loop.time())
+                self.connection.receive(data, self._loop.time())
         except RemoteProtocolError as error:
             self._endpoint.handler.refused("malformed", str(error), self.remote)
             self.abort(error.with_traceback(None))
@@ -155,7 +153,7 @@ class DataLink(asyncio.BufferedProtocol):
         self._error = PeerLost(f"{self.remote} closed the connection during the handshake")
         # One that said nothing at all only looked whether the port is open.
         if not (self._dialer or self._silent):
-            self._endpoint.handler.refused("peer", str(self._error), self.remote)
+            self._endpoint.handler.refused("closed", str(self._error), self.remote)
 
     def pause_writing(self) -> None:
         self._paused = True
@@ -215,7 +213,12 @@ class DataLink(asyncio.BufferedProtocol):
         seconds = self._endpoint.handshake_seconds
         self._refuse("timeout", f"no handshake within {seconds} s")
 
+    def evict(self, text: str) -> None:
+        """Close a connection whose handshake is not complete: another one needs its place."""
+        self._refuse("limit", text)
+
     def _refuse(self, reason: str, text: str, error: ShuffleError | None = None) -> None:
+        self._cancel_timer()
         self._endpoint.handler.refused(reason, text, self.remote)
         self._error = error or PeerLost(text)
         self._transport.close()
@@ -325,7 +328,12 @@ class DataEndpoint:
         self.links: set[DataLink] = set()
         self._secret = secret
         self._ping_interval = ping_interval
-        self._unproven: set[DataLink] = set()
+        self.scratch = memoryview(bytearray(limits.RECEIVE_BUFFER_BYTES))
+        """What one read takes, of whichever connection the loop reads: it is decoded before the next read."""
+        self.unproven = UnprovenConnections[DataLink](limits.UNAUTHENTICATED_CONNECTIONS_MAX)
+        """Accepted, and in their handshake."""
+        self.dialing: set[DataLink] = set()
+        """Dialed, and in their handshake."""
         self._server: asyncio.Server | None = None
         self._dialed: dict[int, int] = {}
         """How many times each worker was dialed."""
@@ -388,28 +396,29 @@ class DataEndpoint:
         now = asyncio.get_running_loop().time()
         return Connection(dialer=dialer, counters=self.counters, ping_interval=self._ping_interval, now=now)
 
-    def opened(self, link: DataLink) -> str:
-        """A socket is connected; returns why it may not stay, or an empty text."""
-        if len(self._unproven) >= limits.UNAUTHENTICATED_CONNECTIONS_MAX:
-            return f"more than {limits.UNAUTHENTICATED_CONNECTIONS_MAX} connections wait for their handshake"
-        self._unproven.add(link)
-        return ""
+    def opened(self, link: DataLink, *, dialer: bool) -> None:
+        """A socket is connected."""
+        if dialer:
+            self.dialing.add(link)
+        elif (oldest := self.unproven.add(link)) is not None:
+            oldest.evict(self.unproven.eviction())
 
     def settled(self, link: DataLink) -> None:
-        self._unproven.discard(link)
+        self.closed(link)
         self.links.add(link)
 
     def closed(self, link: DataLink) -> None:
-        self._unproven.discard(link)
+        self.unproven.remove(link)
+        self.dialing.discard(link)
         self.links.discard(link)
 
     async def close(self) -> None:
         """Close every connection and the listening socket."""
         if self._server is not None:
             self._server.close()
-        for link in [*self.links, *self._unproven]:
+        for link in [*self.links, *self.unproven, *self.dialing]:
             link.close()
         await asyncio.sleep(0)
-        for link in [*self.links, *self._unproven]:
+        for link in [*self.links, *self.unproven, *self.dialing]:
             link.abort(PeerLost("the process is shutting down"))
         await asyncio.sleep(0)

@@ -23,6 +23,7 @@ from minishuffle.protocol.connection import (
     PartitionRequested,
     PeerSilent,
 )
+from minishuffle.transport.admission import RefusalLog
 from minishuffle.transport.tcp import DataEndpoint, DataLink
 from minishuffle.wire.frames import PartitionRequest, Role
 from minishuffle.wire.handshake import Identity
@@ -50,11 +51,16 @@ class PeerLinks:
     Args:
         carry_out: what the worker does with instructions.
         now: the loop's clock, in seconds.
+        call_at: has a function called at a time of that clock.
     """
 
-    def __init__(self, carry_out: Callable[[list[Instruction]], None], now: Callable[[], float]) -> None:
-        self.refusals: dict[str, int] = {}
-        """Connections turned away, by reason."""
+    def __init__(
+        self,
+        carry_out: Callable[[list[Instruction]], None],
+        now: Callable[[], float],
+        call_at: Callable[[float, Callable[[], None]], object],
+    ) -> None:
+        self.refusals = RefusalLog(_log.warning, call_at)
         self._carry_out = carry_out
         self._now = now
         self._links: dict[int, DataLink] = {}
@@ -94,8 +100,7 @@ class PeerLinks:
         return early.link if early is not None else self._links.get(peer.worker)
 
     def refused(self, reason: str, text: str, remote: str) -> None:
-        self.refusals[reason] = self.refusals.get(reason, 0) + 1
-        _log.warning("connection from %s refused (%s): %s", remote, reason, text)
+        self.refusals.refused(reason, text, remote, self._now())
 
     def link_up(self, link: DataLink) -> None:
         if link.peer.role == Role.CLIENT:

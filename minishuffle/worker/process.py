@@ -108,8 +108,8 @@ class Worker:
         self._inbox = LoopInbox(self._loop)
         segments = settings.network_memory_bytes // (settings.segment_bytes + limits.SEGMENT_HEADROOM_BYTES)
         self.pool = NetworkBufferPool(segments, settings.segment_bytes)
-        self._peers = PeerLinks(self._carry_out, self._loop.time)
-        self.refusals = self._peers.refusals
+        self._peers = PeerLinks(self._carry_out, self._loop.time, self._loop.call_at)
+        self.refusals = self._peers.refusals.counts
         self.endpoint = DataEndpoint(
             self._peers, Identity(Role.WORKER, cluster, 0, 0), secret, self.remote, settings.ping_interval
         )

@@ -20,6 +20,7 @@ from minishuffle.counters import CoordinatorSnapshot
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import AuthenticationError, ResourceExhausted, UsageError
 from minishuffle.ids import Address
+from minishuffle.transport.admission import REFUSAL_LINES
 from minishuffle.transport.control import ControlLink, connect_control
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
@@ -265,6 +266,29 @@ def test_a_wrong_secret_is_refused_and_counted(run: Run, tmp_path: Path) -> None
             # The refused peer hears of it before the coordinator has read its farewell.
             while running.web.snapshot().connections_refused != {"secret": 1, "peer": 1}:
                 await asyncio.sleep(0.01)
+
+    run(main())
+
+
+def test_refusals_are_counted_and_logged_at_a_bounded_rate(
+    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with coordinator(tmp_path) as running:
+            for _ in range(20):
+                with pytest.raises(AuthenticationError):
+                    await running.link(Role.CLIENT, secret=b"a guess")
+            worker, client = await running.link(Role.WORKER), await running.link(Role.CLIENT)
+            worker.introduce(python="2.7")
+            await worker.receive(Failure)
+            client.send(Shutdown(term=1, reason=""))
+            await worker.closed
+            await client.closed
+            expected = {"secret": 20, "peer": 1, "malformed": 1}
+            while running.web.snapshot().connections_refused != expected:
+                await asyncio.sleep(0.01)
+            lines = [line for line in caplog.messages if "refused" in line]
+            assert len(lines) == REFUSAL_LINES
 
     run(main())
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle import limits
-from minishuffle.errors import PeerLost, RemoteProtocolError, ResourceExhausted
+from minishuffle.errors import RemoteProtocolError, ResourceExhausted
 from minishuffle.ids import Address
 from minishuffle.transport.control import BlockingControlClient, connect_control
 from minishuffle.wire.frames import FRAME_HEADER, Ping, Role, encode_frame
@@ -194,7 +194,7 @@ def test_half_a_handshake_is_reported_and_a_mere_look_is_not(
         stranger.writer.write(b"\x00\x00")
         stranger.close()
         reason, text, _ = await listener.refusals.get()
-        assert reason == "peer"
+        assert reason == "closed"
         assert "closed the connection during the handshake" in text
         assert listener.refusals.empty()
         await listener.server.close()
@@ -202,7 +202,7 @@ def test_half_a_handshake_is_reported_and_a_mere_look_is_not(
     run(main())
 
 
-def test_number_of_unproven_connections_is_bounded(
+def test_the_oldest_unproven_connection_makes_room_for_a_peer_that_can_prove_itself(
     run: Run, make_listener: type[Listener], make_stranger: MakeStranger
 ) -> None:
     async def main() -> None:
@@ -212,15 +212,39 @@ def test_number_of_unproven_connections_is_bounded(
         for stranger in waiting:  # an answer shows that the server has taken it up
             stranger.writer.write(Handshake(WORKER, SECRET, os.urandom(32), dialer=True).start())
             assert await stranger.reader.read(1)
-        with pytest.raises(PeerLost, match="cannot connect to|closed the connection"):
-            await connect_control(address, WORKER, SECRET, timeout=5)
-        reason, text, _ = await listener.refusals.get()
-        assert (reason, text) == ("limit", "2 connections wait for their handshake already")
-        waiting[0].close()
-        assert (await listener.refusals.get())[0] == "peer"
         link = await connect_control(address, WORKER, SECRET, timeout=5)
-        link.close()
+        assert await waiting[0].closed_by_peer()
+        reason, text, _ = await listener.refusals.get()
+        assert (reason, text) == (
+            "limit",
+            "it made room for a newer connection: 2 wait for their handshake at most",
+        )
         waiting[1].close()
+        assert (await listener.refusals.get())[0] == "closed"
+        assert listener.refusals.empty(), "each refusal is reported once"
+        link.close()
+        await listener.server.close()
+
+    run(main())
+
+
+def test_a_link_that_is_closed_for_cause_is_reported(
+    run: Run, make_listener: type[Listener], make_stranger: MakeStranger
+) -> None:
+    async def main() -> None:
+        listener = make_listener()
+        stranger = await make_stranger(await listener.start())
+        await stranger.prove(and_then=encode_frame(Ping(1)))
+        await stranger.closed_by_peer()
+        reason, text, remote = await listener.refusals.get()
+        assert (reason, text) == ("malformed", "Ping frame on a control link")
+        assert remote.startswith("127.0.0.1:")
+        await listener.ends.get()
+        good = await make_stranger(Address("127.0.0.1", listener.server.port))
+        await good.prove()
+        good.close()
+        await listener.ends.get()
+        assert listener.refusals.empty(), "a link that its peer closes is no refusal"
         await listener.server.close()
 
     run(main())

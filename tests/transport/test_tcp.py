@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -149,7 +150,7 @@ def test_dialing_somebody_who_says_nothing_ends_in_time(run_site: RunSite) -> No
             port = silent.getsockname()[1]
             with pytest.raises(PeerLost, match="no handshake within 0.05 s|cannot be reached"):
                 await endpoint.dial(Address(HOST, port), 2, 2)
-            await site.until(lambda: not endpoint._unproven)
+            await site.until(lambda: not len(endpoint.dialing))
 
     run_site(scenario)
 
@@ -208,23 +209,58 @@ def test_a_peer_that_answers_its_pings_is_not_reported(run_site: RunSite) -> Non
 # --- limits and ends ------------------------------------------------------------------------------------
 
 
-def test_only_so_many_connections_may_wait_for_their_handshake(
+def test_the_oldest_unproven_connection_makes_room(
     run_site: RunSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "UNAUTHENTICATED_CONNECTIONS_MAX", 3)
 
     async def scenario(site: Site) -> None:
-        waiting = [await site.peer() for _ in range(3)]
-        await site.until(lambda: len(site.endpoints[0]._unproven) == 3)
-        fourth = await site.peer()
-        assert await fourth.until_closed() == b""
-        assert site.handler.reasons == ["limit"]
-        await waiting[0].close()
-        await site.until(lambda: len(site.endpoints[0]._unproven) == 2)
-        await waiting[1].prove(worker(7))
+        waiting = []
+        for number in range(3):
+            waiting.append(await site.peer())
+            await site.until(lambda: len(site.endpoints[0].unproven) == number + 1)  # noqa: B023
         await site.works(await site.dial())
-        assert len(site.handler.up) == 2
+        assert await waiting[0].until_closed() == b""
         assert site.handler.reasons == ["limit"]
+        await waiting[1].prove(worker(7))
+        await site.until(lambda: len(site.handler.up) == 2)
+        assert site.handler.reasons == ["limit"]
+
+    run_site(scenario)
+
+
+def test_a_process_that_dials_takes_no_place_of_those_that_it_accepts(
+    run_site: RunSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "UNAUTHENTICATED_CONNECTIONS_MAX", 1)
+
+    async def scenario(site: Site) -> None:
+        endpoint = site.endpoint(worker(1), site.dialing)
+        with socket.create_server((HOST, 0)) as silent:
+            address = Address(HOST, silent.getsockname()[1])
+            dials = [asyncio.ensure_future(endpoint.dial(address, 2, 2)) for _ in range(3)]
+            await site.until(lambda: len(endpoint.dialing) == 3)
+            assert site.dialing.reasons == []
+            await endpoint.close()
+            await asyncio.gather(*dials, return_exceptions=True)
+
+    run_site(scenario)
+
+
+def test_connections_that_are_refused_leave_no_memory(run_site: RunSite) -> None:
+    async def scenario(site: Site) -> None:
+        tracemalloc.start()
+        try:
+            peers = [await site.peer() for _ in range(30)]
+            await site.until(lambda: len(site.endpoints[0].unproven) == 30)
+            for peer in peers:
+                peer.send(b"GET / HTTP/1.1\r\n\r\n")
+                await peer.until_closed()
+            assert site.handler.reasons == ["malformed"] * 30
+            assert tracemalloc.get_traced_memory()[1] < 8 * limits.RECEIVE_BUFFER_BYTES
+        finally:
+            tracemalloc.stop()
+        await site.works(await site.dial())
 
     run_site(scenario)
 
@@ -233,7 +269,7 @@ def test_closing_an_endpoint_tells_its_peers_and_stops_listening(run_site: RunSi
     async def scenario(site: Site) -> None:
         await site.dial()
         silent = await site.peer()
-        await site.until(lambda: len(site.endpoints[0]._unproven) == 1)
+        await site.until(lambda: len(site.endpoints[0].unproven) == 1)
         await site.endpoints[0].close()
         assert await silent.until_closed() == b""
         await site.until(lambda: site.dialing.down)

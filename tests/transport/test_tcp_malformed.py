@@ -108,7 +108,7 @@ def test_a_truncated_frame_closes_that_connection_alone(run_site: RunSite, prove
             peer.send(encode_frame(Hello(Role.WORKER, "test", 7, 7, 2, bytes(32)))[:-3])
         peer.writer.write_eof()
         await peer.until_closed()
-        await site.until(lambda: not site.endpoints[0]._unproven and len(site.endpoints[0].links) == 1)
+        await site.until(lambda: not len(site.endpoints[0].unproven) and len(site.endpoints[0].links) == 1)
         assert [type(error) for error in site.handler.down] == ([PeerLost] if proved else [])
         assert site.handler.events == []
         await site.works(link)
@@ -148,7 +148,7 @@ async def refused_in_every_way(site: Site) -> None:
         await peer.close()
     with pytest.raises(HandshakeRefused):
         await site.dial(secret=b"another")
-    await site.until(lambda: not site.endpoints[0]._unproven and len(site.handler.down) == proved)
+    await site.until(lambda: not len(site.endpoints[0].unproven) and len(site.handler.down) == proved)
 
 
 def alive() -> list[object]:
@@ -187,13 +187,13 @@ def test_a_peer_that_leaves_in_the_middle_of_its_handshake_is_counted(run_site: 
             peer.send(hello[:said] if said > 0 else hello)
         if said < 0:
             await peer.reader.readexactly(FRAME_HEADER.size)
-        await site.until(lambda: site.endpoints[0]._unproven)
+        await site.until(lambda: len(site.endpoints[0].unproven))
         remote = "{}:{}".format(*peer.writer.get_extra_info("sockname"))
         await peer.close()
-        await site.until(lambda: not site.endpoints[0]._unproven)
+        await site.until(lambda: not len(site.endpoints[0].unproven))
         # One that said nothing at all only looked whether the port is open.
         text = f"{remote} closed the connection during the handshake"
-        assert site.handler.refusals == ([("peer", text, remote)] if said else [])
+        assert site.handler.refusals == ([("closed", text, remote)] if said else [])
 
     run_site(scenario)
 
@@ -202,7 +202,7 @@ def test_a_refusal_is_counted_once(run_site: RunSite) -> None:
     async def scenario(site: Site) -> None:
         await refused_in_every_way(site)
         reasons = Counter(site.handler.reasons)
-        assert reasons == {"malformed": len(MALFORMED) + 1, "peer": 1, "secret": 1}
+        assert reasons == {"malformed": len(MALFORMED) + 1, "closed": 1, "secret": 1}
         assert site.dialing.reasons == ["secret"]
 
     run_site(scenario)

@@ -1,0 +1,109 @@
+"""Policy of every listening port: which unproven connections may wait, and which refusals are logged. Pure.
+
+Anybody who reaches a port can open connections, so what those cost who have not proven the secret is
+bounded, and none of them keeps a peer that can prove it from doing so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final, Generic, TypeVar
+
+__all__ = ["REFUSAL_LINES", "REFUSAL_SECONDS", "RefusalLog", "UnprovenConnections"]
+
+REFUSAL_LINES: Final = 5
+"""Refusals that are logged one by one before they are summed up."""
+REFUSAL_SECONDS: Final = 60.0
+"""Between two summaries."""
+
+Connection = TypeVar("Connection")
+
+
+class UnprovenConnections(Generic[Connection]):
+    """Accepted connections whose handshake is not complete, oldest first.
+
+    Invariant: at most ``limit``.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._connections: dict[Connection, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    def __iter__(self) -> Iterator[Connection]:
+        return iter(list(self._connections))
+
+    def add(self, connection: Connection) -> Connection | None:
+        """Admit a connection; gives the oldest one if that has to make room.
+
+        A handshake takes a peer that knows the secret a few milliseconds. The oldest is the one that is least
+        likely to complete it.
+        """
+        evicted = next(iter(self._connections)) if len(self._connections) >= self.limit else None
+        if evicted is not None:
+            del self._connections[evicted]
+        self._connections[connection] = None
+        return evicted
+
+    def remove(self, connection: Connection) -> None:
+        """Its handshake is complete, or it is closed."""
+        self._connections.pop(connection, None)
+
+    def eviction(self) -> str:
+        """Why the oldest is closed."""
+        return f"it made room for a newer connection: {self.limit} wait for their handshake at most"
+
+
+class RefusalLog:
+    """Counts refusals by reason and logs them at a bounded rate: a few lines, then sums.
+
+    After ``REFUSAL_LINES`` refusals the others of the next ``REFUSAL_SECONDS`` are summed up in one line. As
+    long as there are any, one line follows another in that distance; after an interval without any,
+    refusals are logged one by one again.
+
+    Args:
+        log: takes a line.
+        call_at: has a function called at a time of the clock that ``now`` is of.
+    """
+
+    def __init__(
+        self, log: Callable[[str], None], call_at: Callable[[float, Callable[[], None]], object]
+    ) -> None:
+        self.counts: dict[str, int] = {}
+        """Refused connections by reason."""
+        self._log = log
+        self._call_at = call_at
+        self._until = float("-inf")
+        """End of the interval."""
+        self._lines_left = 0
+        self._summed: dict[str, int] = {}
+
+    def refused(self, reason: str, text: str, remote: str, now: float) -> None:
+        """A connection was refused, or closed for cause."""
+        self.counts[reason] = self.counts.get(reason, 0) + 1
+        if now >= self._until:
+            self._lines_left = REFUSAL_LINES if not self._summed else 0
+            self._summarise()
+            self._until = now + REFUSAL_SECONDS
+        if self._lines_left:
+            self._lines_left -= 1
+            self._log(f"connection from {remote} refused ({reason}): {text}")
+            return
+        if not self._summed:
+            self._call_at(self._until, self._on_interval)
+        self._summed[reason] = self._summed.get(reason, 0) + 1
+
+    def _on_interval(self) -> None:
+        if self._summed:
+            self._summarise()
+            self._lines_left = 0
+            self._until += REFUSAL_SECONDS
+
+    def _summarise(self) -> None:
+        summed, self._summed = self._summed, {}
+        if summed:
+            reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(summed.items()))
+            total = sum(summed.values())
+            self._log(f"{total:,} more connections refused in {REFUSAL_SECONDS:g} s ({reasons})")
