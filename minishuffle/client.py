@@ -249,14 +249,8 @@ class Client:
 
     def _connected(self) -> BlockingControlClient:
         if self._link is None:
-            try:
-                identity = Identity(Role.CLIENT, self.cluster, 0, 0)
-                self._link = BlockingControlClient(self.address, identity, self._secret, self._timeout)
-            except PeerLost as error:
-                raise PeerLost(
-                    f"{error}; start a coordinator with 'minishuffle cluster up', or name another with "
-                    "--coordinator HOST:PORT"
-                ) from error
+            identity = Identity(Role.CLIENT, self.cluster, 0, 0)
+            self._link = BlockingControlClient(self.address, identity, self._secret, self._timeout)
         return self._link
 
     def submit(

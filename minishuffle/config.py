@@ -145,14 +145,22 @@ def default_state_dir(cluster: str) -> Path:
     """``$XDG_STATE_HOME/minishuffle/<cluster>``, with ``~/.local/state`` when that is not set.
 
     Raises:
-        UsageError: the cluster's name cannot name a directory.
+        UsageError: the cluster's name cannot name a directory, or there is no home directory.
     """
     if not cluster or "/" in cluster or "\0" in cluster or cluster in (".", ".."):
         raise UsageError(f"{cluster!r} cannot name a cluster: use letters, digits, '-' and '_'")
     base = os.environ.get("XDG_STATE_HOME", "")
     # A relative path there is to be ignored, says the XDG base directory specification.
-    root = Path(base) if os.path.isabs(base) else Path.home() / ".local" / "state"
-    return root / "minishuffle" / cluster
+    if os.path.isabs(base):
+        return Path(base) / "minishuffle" / cluster
+    try:
+        home = Path.home()
+    except RuntimeError:
+        raise UsageError(
+            "this user has no home directory to keep the cluster's state in: set XDG_STATE_HOME or HOME, or "
+            "name a place with --state-dir"
+        ) from None
+    return home / ".local" / "state" / "minishuffle" / cluster
 
 
 def default_secret_file(state_dir: Path) -> Path:

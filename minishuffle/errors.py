@@ -43,6 +43,7 @@ __all__ = [
     "UnserializableRecord",
     "UsageError",
     "clipped",
+    "described",
     "error_from_code",
     "text_of",
     "told_from_outside",
@@ -162,11 +163,21 @@ def error_from_code(code: int, text: str) -> ShuffleError:
 
 
 def text_of(error: BaseException) -> str:
-    """``str(error)``, also where a ``__str__`` of the user's raises: the error has to be reported even so."""
+    """``str(error)``, also where a ``__str__`` of the user's raises: the error has to be reported even so.
+    What the operating system refuses is said in its words, without their number."""
     try:
+        if isinstance(error, OSError) and isinstance(error.strerror, str):
+            names = [repr(name) for name in (error.filename, error.filename2) if name is not None]
+            return f"{error.strerror}: {' -> '.join(names)}" if names else error.strerror
         return str(error)
     except Exception as broken:
         return f"(its text cannot be had: __str__ raised {type(broken).__name__})"
+
+
+def described(error: BaseException) -> str:
+    """The error's type and, if it has any, its text."""
+    text = text_of(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def clipped(text: str, chars_max: int) -> str:
@@ -183,4 +194,4 @@ def told_from_outside(error: BaseException, is_ours: Callable[[str], bool]) -> s
     while frames is not None and is_ours(frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next
     lines = traceback.format_exception(type(error), error, frames, chain=False)
-    return f"{type(error).__name__}: {text_of(error)}\n{''.join(lines).rstrip()}"
+    return f"{described(error)}\n{''.join(lines).rstrip()}"

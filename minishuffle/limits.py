@@ -15,7 +15,9 @@ SEGMENT_BYTES_MAX: Final = 16 * MIB
 SEGMENT_HEADROOM_BYTES: Final = 64
 """Room in front of a segment's payload, so that header and payload leave as one view."""
 DATA_FRAME_BYTES_MAX: Final = SEGMENT_BYTES_MAX + SEGMENT_HEADROOM_BYTES
-CONTROL_FRAME_BYTES_MAX: Final = 64 * MIB
+CONTROL_PAYLOAD_BYTES_MAX: Final = 64 * MIB
+"""The programs of a job, rows, or a sink's result in one control message."""
+CONTROL_FRAME_BYTES_MAX: Final = CONTROL_PAYLOAD_BYTES_MAX + MIB
 """Control messages carry pickled functions and collected rows."""
 MESSAGE_VALUES_MAX: Final = 524_288
 """Of a control message to the coordinator: entries of all its arrays and maps together."""

@@ -1,3 +1,5 @@
+import socket
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -255,13 +257,39 @@ def test_a_reply_of_another_kind_is_a_protocol_error(link: type[ScriptedLink]) -
         connect().job("j1")
 
 
-def test_nobody_listening_names_the_mend(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
-        raise PeerLost("cannot connect to 127.0.0.1:1: Connection refused")
+def test_nobody_listening_suggests_to_start_a_coordinator() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(
+        PeerLost, match=rf"cannot connect to 127.0.0.1:{port}: .*cluster up.*--coordinator"
+    ) as raised:
+        Client(f"127.0.0.1:{port}", b"s" * 32).status()
+    assert str(raised.value).count("--coordinator") == 1
 
-    monkeypatch.setattr(client_module, "BlockingControlClient", refuse)
-    with pytest.raises(PeerLost, match=r"cannot connect to 127.0.0.1:1: .*cluster up.*--coordinator"):
-        connect().status()
+
+def test_a_coordinator_that_turns_its_clients_away_is_not_to_be_started_again() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def turn_away() -> None:
+            connection, _ = server.accept()
+            connection.close()
+
+        thread = threading.Thread(target=turn_away)
+        thread.start()
+        with pytest.raises(PeerLost, match="accepted the connection and closed it before") as raised:
+            Client(f"127.0.0.1:{server.getsockname()[1]}", b"s" * 32).status()
+        thread.join(10)
+    assert "it has too many connections at the moment" in str(raised.value)
+    assert "cluster up" not in str(raised.value)
+
+
+def test_a_coordinator_that_says_nothing_is_not_to_be_started_again() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        pytest.raises(PeerLost, match=r"accepted the connection and did not answer within 0\.05 s") as raised,
+    ):
+        Client(f"127.0.0.1:{server.getsockname()[1]}", b"s" * 32, timeout=0.05).status()
+    assert "cluster up" not in str(raised.value)
 
 
 def test_following_events_asks_on_from_the_last_one_until_the_job_is_over(link: type[ScriptedLink]) -> None:

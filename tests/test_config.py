@@ -190,3 +190,17 @@ def test_secret_that_is_missing_empty_or_no_file(tmp_path: Path) -> None:
         read_secret(path)
     with pytest.raises(UsageError, match=f"cannot read the secret at {tmp_path}"):
         read_secret(tmp_path)
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.raises(
+        UsageError, match="no home directory .*: set XDG_STATE_HOME or HOME, or .* --state-dir"
+    ):
+        default_state_dir("blue")
+    monkeypatch.setenv("XDG_STATE_HOME", "/state")
+    assert default_state_dir("blue") == Path("/state/minishuffle/blue")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from minishuffle import errors
-from minishuffle.errors import ShuffleError, UsageError, clipped, error_from_code
+from minishuffle.errors import ShuffleError, UsageError, clipped, described, error_from_code, text_of
 from minishuffle.wire.handshake import HandshakeRefused
 
 CLASSES = [getattr(errors, name) for name in errors.__all__ if isinstance(getattr(errors, name), type)]
@@ -57,3 +57,25 @@ def test_the_callers_mistakes_are_usage_errors() -> None:
 )
 def test_text_is_cut_to_what_a_message_takes(text: str, cut: str) -> None:
     assert clipped(text, 100) == cut
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "description"),
+    [
+        (PermissionError(13, "Permission denied", "/a"), "Permission denied: '/a'", "PermissionError: "),
+        (OSError(28, "No space left on device"), "No space left on device", "OSError: "),
+        (
+            FileNotFoundError(2, "No such file", "a", None, "b"),
+            "No such file: 'a' -> 'b'",
+            "FileNotFoundError: ",
+        ),
+        (OSError("of one's own"), "of one's own", "OSError: "),
+        (ValueError("no"), "no", "ValueError: "),
+        (AssertionError(), "", "AssertionError"),
+    ],
+)
+def test_an_error_is_described_without_numbers_and_never_by_an_empty_text(
+    error: Exception, text: str, description: str
+) -> None:
+    assert text_of(error) == text
+    assert described(error) == description + text

@@ -21,7 +21,10 @@ from minishuffle.cli.loading import load_pipeline
 from minishuffle.cli.pipeline import data_options, show_outcome, started_spark
 from minishuffle.cli.session import late_global_options
 from minishuffle.cli.tables import byte_text, rate_text
-from minishuffle.errors import ShuffleError
+from minishuffle.errors import (
+    ShuffleError,
+    text_of,
+)
 from minishuffle.examples.keyby import keyby
 from minishuffle.examples.wordcount import SHIPPED_TEXT, wordcount, words
 from minishuffle.ids import Address
@@ -252,8 +255,8 @@ def _judged(run: Callable[[LocalCluster, Console], Verdict], cluster: LocalClust
     try:
         return run(cluster, out)
     except (ShuffleError, OSError) as error:  # A TimeoutError is an OSError.
-        out.print(str(error))
-        return Verdict(False, str(error).splitlines()[0])
+        out.print(text_of(error))
+        return Verdict(False, text_of(error).splitlines()[0])
 
 
 def _last_screen(out: Console, results: list[tuple[str, Verdict, float]]) -> None:

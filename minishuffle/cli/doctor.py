@@ -23,7 +23,13 @@ from minishuffle.cli.session import (
     late_global_options,
     print_json,
 )
-from minishuffle.errors import ResourceExhausted, ShuffleError, UnknownName, UsageError
+from minishuffle.errors import (
+    ResourceExhausted,
+    ShuffleError,
+    UnknownName,
+    UsageError,
+    text_of,
+)
 from minishuffle.spark.session import INSTALL, checked_java
 from minishuffle.transport.addresses import port_holder
 
@@ -179,7 +185,7 @@ def _loopback() -> Check:
         ):
             pass
     except OSError as error:
-        return Check("loopback", False, str(error), "bring the interface up: ip link set lo up")
+        return Check("loopback", False, text_of(error), "bring the interface up: ip link set lo up")
     return Check("loopback", True, f"{DEFAULT_HOST} answers")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import logging
 import signal
@@ -14,7 +15,7 @@ from typing import Any, NoReturn
 import click
 
 from minishuffle.cli.session import Session, global_options, session_of
-from minishuffle.errors import ShuffleError, UsageError
+from minishuffle.errors import ShuffleError, UsageError, described, text_of
 
 __all__ = ["CommandLine", "cli", "main"]
 
@@ -98,12 +99,27 @@ def _report(error: Exception) -> int:
         return error.exit_code
     if isinstance(error, BrokenPipeError):
         return EXIT_FAILURE
-    if isinstance(error, (ShuffleError, OSError)):
+    if isinstance(error, OSError):
+        fix = _FIXES.get(error.errno or 0, "")
+        click.echo(f"minishuffle: {text_of(error) or type(error).__name__}{fix}", err=True)
+        return EXIT_FAILURE
+    if isinstance(error, ShuffleError):
         click.echo(f"minishuffle: {error}", err=True)
         return EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILURE
-    name = type(error).__name__
-    click.echo(f"minishuffle: unexpected {name}: {error}; --debug shows where", err=True)
+    click.echo(f"minishuffle: unexpected {described(error)}; --debug shows where", err=True)
     return EXIT_FAILURE
+
+
+_PLACE = "or name another place with --state-dir"
+_FIXES = {
+    errno.EACCES: f"; see to its permissions, {_PLACE}",
+    errno.EPERM: f"; see to its permissions, {_PLACE}",
+    errno.EROFS: f"; make it writable, {_PLACE}",
+    errno.ENOSPC: f"; make room on that disk, {_PLACE}",
+    errno.EDQUOT: f"; make room within your quota, {_PLACE}",
+    errno.EMFILE: "; raise the limit of open files, e.g. ulimit -n 4096",
+}
+"""By what the operating system refuses."""
 
 
 @click.group(

@@ -328,9 +328,7 @@ class CoordinatorState:
     def handle_timer(self, now: float) -> list[Instruction]:
         for worker in self._workers.silent(now):
             seconds = self._settings.heartbeat_timeout
-            link = worker.link
-            self._end_worker(worker, "lost", f"it was silent for {seconds:g} s", now)
-            self._out.append(CloseLink(link, f"worker {worker.worker} was silent for {seconds:g} s"))
+            self._cut_off(worker, f"it was silent for {seconds:g} s", now)
         self._workers.forget(now)
         for job in self._polls.due(now):
             self._touch(self._jobs[job])
@@ -389,8 +387,8 @@ class CoordinatorState:
                 self._end_worker(worker, "gone", why, now)
                 self._out.append(CloseLink(link, f"worker {worker.worker} left in order"))
             case _:
-                why = f"worker {worker.worker} sent {message.type}"  # type: ignore[attr-defined]
-                self._out.append(CloseLink(worker.link, why, "malformed"))
+                why = f"it sent {message.type}, which no worker may"  # type: ignore[attr-defined]
+                self._cut_off(worker, why, now, "malformed")
 
     def _is_new(self, worker: Worker, number: int) -> bool:
         """Acknowledge a report; False if it was applied before. Number 0 is of a report that is sent once."""
@@ -430,6 +428,14 @@ class CoordinatorState:
             if worker.worker in job.slots_held():
                 job.worker_lost(worker.worker, cause, self._wall(now))
                 self._touch(job)
+
+    def _cut_off(self, worker: Worker, why: str, now: float, refusal: str = "") -> None:
+        """Declare a worker lost whose link is open, and say so to it: it may be alive."""
+        link = worker.link
+        self._end_worker(worker, "lost", why, now)
+        verdict = WorkerLost(term=self._facts.term, worker=worker.worker, epoch=worker.epoch, reason=why)
+        self._out.append(SendToWorker(worker.worker, link, verdict))
+        self._out.append(CloseLink(link, f"worker {worker.worker} is lost: {why}", refusal))
 
     def _send_to(self, number: int, message: ControlMessage) -> bool:
         worker = self._workers.get_alive(number)

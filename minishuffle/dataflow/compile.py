@@ -18,12 +18,9 @@ from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.dataflow.pickling import pickle_program
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import InvalidGraph, ResourceExhausted, UsageError
-from minishuffle.limits import CONTROL_FRAME_BYTES_MAX, MIB
+from minishuffle.limits import CONTROL_PAYLOAD_BYTES_MAX, MIB
 
 __all__ = ["compile_job"]
-
-SUBMISSION_ROOM_BYTES = MIB
-"""What a submission holds besides programs: names, edges, settings."""
 
 
 @dataclass(slots=True)
@@ -174,7 +171,7 @@ def _vertex(chain: _Chain) -> Vertex:
 
 def _check_size(graph: JobGraph) -> None:
     size = sum(len(vertex.program) for vertex in graph.vertices)
-    bound = CONTROL_FRAME_BYTES_MAX - SUBMISSION_ROOM_BYTES
+    bound = CONTROL_PAYLOAD_BYTES_MAX
     if size > bound:
         largest = max(graph.vertices, key=lambda vertex: len(vertex.program))
         raise ResourceExhausted(

@@ -21,7 +21,10 @@ from typing import Final
 
 from pyspark import TaskContext
 
-from minishuffle.errors import PeerLost
+from minishuffle.errors import (
+    PeerLost,
+    text_of,
+)
 from minishuffle.ids import Address
 from minishuffle.transport.addresses import unreachable
 
@@ -58,13 +61,13 @@ def run_worker_task(order: WorkerOrder) -> str:
             tempfile.mkdtemp(prefix="minishuffle-executor-", dir=_spark_directory())
         )  # mode 0700
     except OSError as error:
-        return f"the executor has no room for a worker's files: {error}"
+        return f"the executor has no room for a worker's files: {text_of(error)}"
     try:
         return _run(order, directory)
     except PeerLost as error:
         return str(error)
     except OSError as error:
-        return f"the worker does not start on this executor: {error}"
+        return f"the worker does not start on this executor: {text_of(error)}"
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 

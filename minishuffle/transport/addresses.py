@@ -6,11 +6,19 @@ import errno
 import os
 from typing import Final
 
-from minishuffle.errors import UsageError
+from minishuffle.errors import PeerLost, UsageError
 from minishuffle.ids import Address
 from minishuffle.wire.handshake import HandshakeRefused
 
-__all__ = ["cannot_listen", "host_port", "port_holder", "refused_at", "unreachable"]
+__all__ = [
+    "cannot_listen",
+    "host_port",
+    "no_coordinator",
+    "no_handshake",
+    "port_holder",
+    "refused_at",
+    "unreachable",
+]
 
 _FIXES: Final = {
     "secret": "; give the cluster's own secret with --secret-file",
@@ -63,6 +71,26 @@ def unreachable(address: Address, timeout: float, error: Exception) -> str:
     if isinstance(error, TimeoutError):  # an OSError, too
         return f"no answer from {address} within {timeout:g} s"
     return f"cannot connect to {address}: {_reason(error)}"
+
+
+def no_coordinator(address: Address, timeout: float, error: Exception) -> PeerLost:
+    """The error to raise when nobody accepts a connection at the coordinator's address."""
+    return PeerLost(
+        f"{unreachable(address, timeout, error)}; is the coordinator running there? 'minishuffle cluster up' "
+        "starts one, --coordinator HOST:PORT names another"
+    )
+
+
+def no_handshake(address: Address, timeout: float, error: Exception) -> PeerLost:
+    """The error to raise when the peer there accepts a connection and does not complete the handshake."""
+    timed_out = isinstance(error, TimeoutError) or isinstance(error.__cause__, TimeoutError)
+    how = (
+        f"did not answer within {timeout:g} s" if timed_out else "closed it before the handshake was complete"
+    )
+    return PeerLost(
+        f"{address} accepted the connection and {how}: it has too many connections at the moment, or is no "
+        "coordinator; try again, and see its log"
+    )
 
 
 def _reason(error: Exception) -> str:

@@ -14,9 +14,22 @@ from collections.abc import Callable
 from typing import Self
 
 from minishuffle import limits
-from minishuffle.errors import PeerLost, RemoteProtocolError, ResourceExhausted, ShuffleError, error_from_code
+from minishuffle.errors import (
+    PeerLost,
+    RemoteProtocolError,
+    ResourceExhausted,
+    ShuffleError,
+    error_from_code,
+    text_of,
+)
 from minishuffle.ids import Address
-from minishuffle.transport.addresses import cannot_listen, host_port, refused_at, unreachable
+from minishuffle.transport.addresses import (
+    cannot_listen,
+    host_port,
+    no_coordinator,
+    no_handshake,
+    refused_at,
+)
 from minishuffle.transport.admission import UnprovenConnections
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import NONCE_BYTES, Handshake, HandshakeRefused, Identity
@@ -155,7 +168,7 @@ class ControlLink(asyncio.Protocol):
             reason = "" if self._silent else "closed"
             self.refuse(reason, PeerLost(f"{self.remote} closed the connection during the handshake"))
         if self._error is None and exc is not None:
-            self._error = PeerLost(f"the connection to {self._peer} at {self.remote} broke: {exc}")
+            self._error = PeerLost(f"the connection to {self._peer} at {self.remote} broke: {text_of(exc)}")
         self._lost.set_result(None)
         if self._begun and not self._delivering:
             self._end()
@@ -247,21 +260,22 @@ async def connect_control(
         handshake = Handshake(identity, secret, secrets.token_bytes(NONCE_BYTES), dialer=True)
         return ControlLink(handshake, lambda link: None, lambda link: proven.set_result(None), failed)
 
+    deadline = loop.time() + timeout
     try:
-        async with asyncio.timeout(timeout):
+        async with asyncio.timeout_at(deadline):
             _, link = await loop.create_connection(new_link, address.host, address.port)
-            try:
-                await proven
-            except BaseException:
-                link.close()
-                raise
-    except HandshakeRefused as refusal:
-        raise refused_at(address, refusal) from None
-    except (OSError, PeerLost) as error:
-        raise PeerLost(
-            f"{unreachable(address, timeout, error)}; is the coordinator running there? "
-            "'minishuffle cluster up' starts one, --coordinator names another"
-        ) from error
+    except OSError as error:
+        raise no_coordinator(address, timeout, error) from error
+    try:
+        async with asyncio.timeout_at(deadline):
+            await proven
+    except BaseException as error:
+        link.close()
+        if isinstance(error, HandshakeRefused):
+            raise refused_at(address, error) from None
+        if isinstance(error, (OSError, PeerLost)):
+            raise no_handshake(address, timeout, error) from error
+        raise
     return link
 
 
@@ -372,9 +386,12 @@ class BlockingControlClient:
         try:
             self._socket = socket.create_connection((address.host, address.port), timeout)
         except OSError as error:
-            raise PeerLost(unreachable(address, timeout, error)) from error
+            raise no_coordinator(address, timeout, error) from error
         try:
             self._prove(Handshake(identity, secret, secrets.token_bytes(NONCE_BYTES), dialer=True), deadline)
+        except PeerLost as error:
+            self._socket.close()
+            raise no_handshake(address, timeout, error) from error
         except BaseException:
             self._socket.close()
             raise

@@ -20,7 +20,12 @@ import uvloop
 
 from minishuffle import limits
 from minishuffle.counters import ConnectionCounters
-from minishuffle.errors import PeerLost, RemoteProtocolError, ShuffleError
+from minishuffle.errors import (
+    PeerLost,
+    RemoteProtocolError,
+    ShuffleError,
+    text_of,
+)
 from minishuffle.ids import Address
 from minishuffle.protocol.channel import Outgoing
 from minishuffle.protocol.connection import Connection, ConnectionEvent, PeerClosed
@@ -137,7 +142,7 @@ class DataLink(asyncio.BufferedProtocol):
             piece.released()
         if self.established:
             error = self._error or PeerLost(
-                f"connection to worker {self.peer.worker} broke: {exc or 'closed by peer'}"
+                f"connection to worker {self.peer.worker} broke: {text_of(exc) if exc else 'closed by peer'}"
             )
             self.connection.lost(error)
             self._endpoint.closed(self)

@@ -397,12 +397,13 @@ class Dial(ControlMessage):
 
 
 class WorkerLost(ControlMessage):
-    """The coordinator's verdict: let go of that worker's connections."""
+    """The coordinator's verdict: let go of that worker's connections; to the worker itself: stop."""
 
     type: Literal["worker_lost"] = "worker_lost"
     term: int
     worker: int
     epoch: int
+    reason: str = ""
 
 
 class Shutdown(ControlMessage):

@@ -19,7 +19,7 @@ from minishuffle.errors import (
     ShuffleError,
     TaskCancelled,
     clipped,
-    text_of,
+    described,
 )
 from minishuffle.exchange.partition import ResultPartition, serve
 from minishuffle.exchange.segments import NetworkBufferPool
@@ -108,7 +108,7 @@ class _Reading:
             self._inbox.post(self._failed, error)
         except Exception as error:  # memory, or the disk: the reader waits until it is told
             _log.exception("the rows of client %d cannot be read", message.ticket)
-            text = f"the rows cannot be read: {type(error).__name__}: {text_of(error)}"
+            text = f"the rows cannot be read: {described(error)}"
             self._inbox.post(self._failed, ResourceExhausted(clipped(text, limits.ERROR_TEXT_BYTES_MAX // 4)))
         finally:
             self._inbox.post(self._on_end)

@@ -187,7 +187,10 @@ class Worker:
     def _on_control_closed(self, error: Exception | None) -> None:
         if not self._registered.done():
             self._registered.set_exception(error or PeerLost("the coordinator closed the connection"))
-        self._end(f"the coordinator is gone: {error or 'it closed the connection'}")
+        if error is None:
+            self._end("the coordinator is gone, or closed the connection for a reason that its log has")
+        else:
+            self._end(f"the coordinator is gone: {error}")
 
     def _end(self, reason: str) -> None:
         if not self.ended.done():

@@ -292,6 +292,8 @@ class WorkerState:
                 return self._release(message)
             case Dial(peer=peer):
                 return self._dial(peer, now)
+            case WorkerLost(worker=self.worker, epoch=epoch, reason=reason) if epoch >= self.epoch:
+                return [Exit(f"the coordinator declared this worker lost: {reason}; start it again")]
             case WorkerLost(worker=worker, epoch=epoch):
                 return [CloseLinks(worker, epoch)]
             case ExpectUpstream() | EndWrite():

@@ -41,7 +41,15 @@ from minishuffle.dataflow.operators.base import (
     Watermark,
 )
 from minishuffle.dataflow.operators.reader import SourceReader
-from minishuffle.errors import ResourceExhausted, ShuffleError, TaskCancelled, TaskFailed, clipped, text_of
+from minishuffle.errors import (
+    ResourceExhausted,
+    ShuffleError,
+    TaskCancelled,
+    TaskFailed,
+    clipped,
+    described,
+    text_of,
+)
 from minishuffle.exchange.elements import decode, encode, pack_rows
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.partition import ResultPartition
@@ -332,7 +340,7 @@ def _edge_writer(output: Output, partition: ResultPartition, start: int) -> Call
 PACKAGE: Final = Path(__file__).parent.parent
 RUNTIME_CODE: Final = f"{PACKAGE}{os.sep}"
 USER_CODE_INSIDE: Final = tuple(f"{PACKAGE / part}{os.sep}" for part in ("examples", "bench"))
-MESSAGE_BYTES_MAX: Final = limits.CONTROL_FRAME_BYTES_MAX - limits.MIB
+MESSAGE_BYTES_MAX: Final = limits.CONTROL_PAYLOAD_BYTES_MAX
 """Most bytes of collected rows, or of a result, that a control frame takes."""
 GATES_WAIT_SECONDS: Final = 1.0
 """How long a task that is not woken waits before it looks at its gates again."""
@@ -584,9 +592,7 @@ def _close(operators: list[Operator], error: BaseException | None) -> list[Any]:
         except Exception as broken:
             first = first or broken
             if error is not None:
-                error.add_note(
-                    f"and close() of {operator.name!r} raised {type(broken).__name__}: {text_of(broken)}"
-                )
+                error.add_note(f"and close() of {operator.name!r} raised {described(broken)}")
     if first is not None and error is None:
         raise first
     return results
@@ -600,7 +606,7 @@ def describe_failure(error: BaseException, task: str) -> ErrorInfo:
         return ErrorInfo(code=error.code, text=clipped(f"{task}: {text_of(error)}", size), task=task)
     summary = traceback.TracebackException.from_exception(error)
     _leave_runtime_out(summary)
-    text = f"{task}: {type(error).__name__}: {text_of(error)}"
+    text = f"{task}: {described(error)}"
     frames = "".join(summary.format())
     return ErrorInfo(
         code=TaskFailed.code, text=clipped(text, size), traceback=clipped(frames, size), task=task

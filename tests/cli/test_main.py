@@ -1,3 +1,4 @@
+import errno
 import signal
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import pytest
 from click.testing import Result
 
 from minishuffle.cli import main
+from minishuffle.cli.main import _report
 from minishuffle.errors import PeerLost, UnknownName
 
 Run = Callable[..., Result]
@@ -132,3 +134,27 @@ def test_the_package_runs_as_a_module() -> None:
     assert done.returncode == 0
     assert b"start" in done.stdout
     assert b"kill" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            PermissionError(errno.EACCES, "Permission denied", "/state"),
+            "Permission denied: '/state'; see to its permissions, or name another place with --state-dir",
+        ),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "/s"),
+            "No space left on device: '/s'; make room on that disk, or name another place with --state-dir",
+        ),
+        (FileExistsError(errno.EEXIST, "File exists", "/state"), "File exists: '/state'"),
+        (TimeoutError(), "TimeoutError"),
+        (AssertionError(), "unexpected AssertionError; --debug shows where"),
+        (KeyError("x"), "unexpected KeyError: 'x'; --debug shows where"),
+    ],
+)
+def test_what_went_wrong_is_one_line_in_words(
+    error: Exception, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _report(error) == 1
+    assert capsys.readouterr().err == f"minishuffle: {line}\n"

@@ -235,6 +235,8 @@ def test_a_killed_worker_is_lost_and_a_silent_one_cut_off(run: Run, tmp_path: Pa
             assert (await silent.register(requested_worker=7)).worker == 7
             killed.close()
             assert (await silent.receive(WorkerLost)).worker == 1
+            verdict = await silent.receive(WorkerLost)
+            assert (verdict.worker, verdict.reason) == (7, "it was silent for 0.3 s")
             assert await silent.closed is None
             client = await running.link(Role.CLIENT)
             status = await client.request(GetStatus(), ClusterStatus)

@@ -100,7 +100,7 @@ def test_a_silent_worker_is_lost_and_its_link_closed(make_cluster: Any) -> None:
     assert listed(cluster)[2].heartbeat_age_seconds == pytest.approx(0.25)
     cluster.advance(0.25)
     assert listed(cluster)[1].state == "lost"
-    assert cluster.closed == {silent.link: "worker 1 was silent for 2 s"}
+    assert cluster.closed == {silent.link: "worker 1 is lost: it was silent for 2 s"}
     assert [lost.worker for lost in other.got(WorkerLost)] == [1]
     # What its process still says over the old link is of no effect.
     ignored = cluster.state.ignored
@@ -173,7 +173,9 @@ def test_messages_before_registration_are_ignored(cluster: FakeCluster) -> None:
 def test_a_worker_that_sends_what_only_others_may_is_cut_off(cluster: FakeCluster) -> None:
     worker = cluster.add()
     cluster.send(worker, WorkerLost(term=TERM, worker=1, epoch=1))
-    assert cluster.closed == {worker.link: "worker 1 sent worker_lost"}
+    why = "it sent worker_lost, which no worker may"
+    assert cluster.closed == {worker.link: f"worker 1 is lost: {why}"}
+    assert [verdict.reason for verdict in worker.got(WorkerLost)] == [why]
     cluster.send(worker, SubmitJob(name="x", python="3.11", graph=b""))
     assert cluster.state.ignored == 1
 

@@ -174,7 +174,7 @@ def test_the_job_s_parallelism_is_checked(parallelism: Any) -> None:
 def test_more_than_fits_into_a_submission_is_refused_with_the_arithmetic() -> None:
     big = Stream.items([bytes(70 * 2**20)])
     with pytest.raises(
-        ResourceExhausted, match=r"carries 70\.\d MiB and at most 63 MiB fit.*'items -> collect'"
+        ResourceExhausted, match=r"carries 70\.\d MiB and at most 64 MiB fit.*'items -> collect'"
     ):
         compile_job(big.collect())
 

@@ -185,9 +185,10 @@ def test_listener_that_never_answers(run: Run) -> None:
     async def main() -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent:
             address = Address("127.0.0.1", silent.getsockname()[1])
-            with pytest.raises(PeerLost, match=f"no answer from {address} within 0.02 s"):
+            why = f"{address} accepted the connection and did not answer within 0.02 s"
+            with pytest.raises(PeerLost, match=why):
                 await connect_control(address, WORKER, SECRET, timeout=0.02)
-            with pytest.raises(PeerLost, match="did not answer in time"):
+            with pytest.raises(PeerLost, match=why):
                 BlockingControlClient(address, CLIENT, SECRET, 0.02)
 
     run(main())

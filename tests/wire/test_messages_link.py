@@ -17,7 +17,7 @@ from minishuffle.wire.frames import (
     Ping,
     encode_frame,
 )
-from minishuffle.wire.messages import ListJobs, MessageDecoder, ShowJob, encode_message
+from minishuffle.wire.messages import ListJobs, MessageDecoder, ShowJob, SubmitJob, encode_message
 
 
 def test_every_split_gives_the_same_messages() -> None:
@@ -61,6 +61,15 @@ def test_nothing_but_messages_is_taken(frame: Frame) -> None:
 def test_frames_that_no_control_link_carries(data: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         MessageDecoder().receive(data)
+
+
+def test_what_fits_by_its_documents_fits() -> None:
+    graph = bytes(limits.CONTROL_PAYLOAD_BYTES_MAX)
+    data = encode_message(SubmitJob(name="n", python="3.11", graph=graph), 1)
+    decoder = MessageDecoder(limits.MESSAGE_VALUES_MAX)
+    decoder.receive(data)
+    (message, _) = decoder.take()
+    assert isinstance(message, SubmitJob) and len(message.graph) == 64 * limits.MIB
 
 
 def test_message_too_large_is_refused_where_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:

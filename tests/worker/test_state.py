@@ -473,6 +473,16 @@ def test_each_attempt_serves_its_own_partition() -> None:
         assert machine.asked(3, asked, 0.0) == [expected]
 
 
+def test_a_worker_that_is_declared_lost_stops_and_says_why() -> None:
+    machine = Machine()
+    me, epoch = machine.state.worker, machine.state.epoch
+    assert machine.tell(WorkerLost(term=1, worker=me, epoch=epoch, reason="it was silent for 10 s")) == [
+        Exit("the coordinator declared this worker lost: it was silent for 10 s; start it again")
+    ]
+    earlier = WorkerLost(term=1, worker=me, epoch=epoch - 1, reason="long ago")
+    assert not any(isinstance(instruction, Exit) for instruction in machine.tell(earlier))
+
+
 def test_verdicts_and_shutdown() -> None:
     machine = Machine()
     assert machine.tell(WorkerLost(term=1, worker=3, epoch=1)) == [CloseLinks(3, 1)]

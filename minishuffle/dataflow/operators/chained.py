@@ -7,7 +7,10 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
 from minishuffle.dataflow.operators.base import Emit, Mark, TaskContext
-from minishuffle.errors import UsageError, text_of
+from minishuffle.errors import (
+    UsageError,
+    described,
+)
 from minishuffle.exchange.rows import preview
 from minishuffle.limits import BATCH_ROWS_MAX
 
@@ -69,7 +72,7 @@ class RecordOperator(ChainedOperator):
         errors = self.context.counters.user_errors
         errors[self.on_error] = errors.get(self.on_error, 0) + 1
         if self.on_error == "dead_letter":
-            what = f"{type(error).__name__}: {text_of(error)}"
+            what = described(error)
             self.context.log(f"dead letter: {self.name}: {what}: record {preview(record)}")
 
 
