@@ -176,7 +176,7 @@ class Results:
 
     def _is_there(self, at: WorkerAddress) -> bool:
         now = self.address(at.worker)
-        return now is not None and now.epoch == at.epoch
+        return now is not None and now.epoch <= at.epoch
 
     # --- clients ---------------------------------------------------------------------------------
 

@@ -242,7 +242,7 @@ class CoordinatorState:
         self.web_port = 0
         """Set by the shell once known."""
         self.ignored = 0
-        """Messages of another term, of an older epoch or attempt, or from nobody that is registered."""
+        """Messages of an earlier term, of an older epoch or attempt, or from nobody that is registered."""
         self._settings = settings
         self._facts = facts
         self._submitted = jobs_submitted
@@ -408,7 +408,7 @@ class CoordinatorState:
             self._touch(job)
 
     def _heartbeat(self, worker: Worker, message: Heartbeat) -> None:
-        if (message.worker, message.epoch) != (worker.worker, worker.epoch):
+        if message.worker != worker.worker or message.epoch < worker.epoch:
             self.ignored += 1
             return
         self._workers.heartbeat(worker, message)

@@ -318,7 +318,7 @@ class ExternalClients:
 
     def refusal(self, ticket: int, term: int) -> str | None:
         """Why a client may not connect, or None."""
-        if term != self._term or not (ticket in self._tickets or self.readers.expects(ticket)):
+        if term < self._term or not (ticket in self._tickets or self.readers.expects(ticket)):
             return f"client {ticket} is not expected here (any more)"
         return None
 

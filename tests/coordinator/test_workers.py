@@ -154,15 +154,24 @@ def test_a_worker_of_a_higher_term_is_cut_off(cluster: FakeCluster) -> None:
     }
 
 
-def test_messages_of_a_lower_term_or_another_epoch_are_ignored(cluster: FakeCluster) -> None:
+def test_messages_of_an_earlier_term_or_epoch_or_of_another_worker_are_ignored(cluster: FakeCluster) -> None:
+    cluster.add()
     worker = cluster.add()
-    report = PeerReport(worker=2, connections=1, local="a:1", remote="b:2")
-    for count, wrong in enumerate([{"term": 6}, {"epoch": 2}, {"worker": 2}], start=1):
+    assert worker.epoch == 2
+    report = PeerReport(worker=1, connections=1, local="a:1", remote="b:2")
+    for count, wrong in enumerate([{"term": TERM - 1}, {"epoch": 1}, {"worker": 1}], start=1):
         cluster.heartbeat(worker, peers=[report], **wrong)
         assert cluster.state.ignored == count
-        assert listed(cluster)[1].peers == []
+        assert listed(cluster)[2].peers == []
     cluster.heartbeat(worker, peers=[report])
-    assert listed(cluster)[1].peers == [report]
+    assert listed(cluster)[2].peers == [report]
+
+
+def test_a_later_epoch_is_no_reason_to_ignore_a_heartbeat(cluster: FakeCluster) -> None:
+    worker = cluster.add()
+    report = PeerReport(worker=2, connections=1, local="a:1", remote="b:2")
+    cluster.heartbeat(worker, peers=[report], epoch=worker.epoch + 1)
+    assert (listed(cluster)[1].peers, cluster.state.ignored) == ([report], 0)
 
 
 def test_messages_before_registration_are_ignored(cluster: FakeCluster) -> None:
