@@ -304,19 +304,16 @@ class ControlServer:
     ) -> None:
         """Listen on ``host:port``, any free port for 0.
 
-        ``on_link`` gets each proven link and calls its ``start``; ``refused`` gets reason (one of
-        ``handshake.REASONS``, ``timeout``, ``limit`` or ``closed``), text and remote address of every
-        connection that was refused, or closed for cause later.
+        ``on_link`` gets each proven link and calls its ``start``; ``refused`` gets reason (of REASONS, or
+        timeout, limit, closed), text and remote of each connection refused or closed for cause.
 
         Raises:
             UsageError: the port is taken, or the host is not one of this machine's.
         """
 
         def opened(link: ControlLink) -> None:
-            oldest = self._unproven.add(link)
-            if oldest is not None:
+            if (oldest := self._unproven.add(link)) is not None:
                 oldest.refuse("limit", ResourceExhausted(self._unproven.eviction()))
-            late = PeerLost(f"no handshake within {handshake_seconds:g} s")
             self._timers[link] = loop.call_later(handshake_seconds, link.refuse, "timeout", late)
 
         def settled(link: ControlLink) -> None:
@@ -331,10 +328,8 @@ class ControlServer:
 
         def closed(link: ControlLink) -> None:
             self._links.discard(link)
-            if isinstance(link.error, RemoteProtocolError):
-                refused("malformed", str(link.error), link.remote)
-            elif isinstance(link.error, ResourceExhausted):
-                refused("limit", str(link.error), link.remote)
+            if cause := _cause(link.error):
+                refused(cause, str(link.error), link.remote)
 
         def failed(link: ControlLink, reason: str, error: ShuffleError) -> None:
             settled(link)
@@ -343,10 +338,11 @@ class ControlServer:
 
         def new_link() -> ControlLink:
             nonce = secrets.token_bytes(NONCE_BYTES)
-            handshake = Handshake(identity, secret, nonce, dialer=False, authorize=authorize)
-            return ControlLink(handshake, opened, proven, failed, limits.MESSAGE_VALUES_MAX)
+            shake = Handshake(identity, secret, nonce, dialer=False, authorize=authorize)
+            return ControlLink(shake, opened, proven, failed, limits.MESSAGE_VALUES_MAX)
 
         loop = asyncio.get_running_loop()
+        late = PeerLost(f"no handshake within {handshake_seconds:g} s")
         self._unproven = UnprovenConnections(unproven_max)
         try:
             self._server = await loop.create_server(new_link, host, port, backlog=256)
@@ -363,6 +359,13 @@ class ControlServer:
             link.close()
         for link in links:
             await link.wait_closed()
+
+
+def _cause(error: Exception | None) -> str:
+    """As what the end of a proven link is counted; empty if nobody is to blame."""
+    if isinstance(error, RemoteProtocolError):
+        return "malformed"
+    return "limit" if isinstance(error, ResourceExhausted) else ""
 
 
 class BlockingControlClient:
