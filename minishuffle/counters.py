@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
+
+from pydantic import Field
 
 __all__ = [
     "ConnectionCounters",
@@ -160,7 +162,7 @@ class TaskCounters:
     """Records that came behind the watermark that closed what they belong to."""
     rows_kept: int = 0
     """Rows that a sink has kept for other programs to read, those that were read and given up included."""
-    watermark: int | None = None
+    watermark: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     """The last event time that the task sent to its consumers, in microseconds since 1970; None: none yet."""
     first_output_at: float = 0.0
     """Wall clock, seconds since 1970, of the first record that a source emitted; 0.0: none yet."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 import threading
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from minishuffle.counters import Histogram, StateClock, StateSeconds, TaskCounters, ThreadState
+from minishuffle.exchange.watermarks import BEGINNING_OF_TIME, END_OF_TIME
+from minishuffle.wire.messages import Heartbeat, TaskReport, WorkerReport, pack_message, unpack_message
 
 STATES: tuple[ThreadState, ...] = get_args(ThreadState)
 FAR = 1e9
@@ -69,15 +71,32 @@ def test_a_reader_beside_the_writer_never_sees_half_a_change() -> None:
         sys.setswitchinterval(interval)
 
 
-def test_counters_of_a_message_have_no_unknown_fields() -> None:
-    class Carrier(BaseModel):
-        counters: TaskCounters
+@pytest.mark.parametrize(
+    "counters",
+    [
+        {"unknown": 1},
+        {"records_in": -1},
+        {"busy_seconds": float("nan")},
+        {"user_errors": {"skip": -1}},
+        {"watermark": 1 << 63},
+    ],
+)
+def test_counters_of_a_message_are_checked_like_its_other_fields(counters: dict[str, Any]) -> None:
+    fields = {"job": "j1", "operator": 0, "index": 0, "attempt": 1, "state": "running"}
+    found = TaskReport.model_validate({**fields, "counters": {"records_in": 3, "user_errors": {"skip": 1}}})
+    assert found.counters == TaskCounters(records_in=3, user_errors={"skip": 1})
+    with pytest.raises(ValidationError, match=next(iter(counters))):
+        TaskReport.model_validate({**fields, "counters": counters})
 
-    counters = TaskCounters(records_in=3, user_errors={"skip": 1})
-    carrier = Carrier(counters=counters)
-    assert Carrier.model_validate(carrier.model_dump()) == carrier
-    with pytest.raises(ValidationError, match="unknown"):
-        Carrier.model_validate({"counters": {"unknown": 1}})
+
+@pytest.mark.parametrize("watermark", [None, 0, -1, BEGINNING_OF_TIME + 1, END_OF_TIME - 1])
+def test_any_watermark_fits_into_a_heartbeat(watermark: int | None) -> None:
+    """Event time before 1970 is negative."""
+    counters = TaskCounters(watermark=watermark)
+    report = TaskReport(job="j1", operator=0, index=0, attempt=1, state="running", counters=counters)
+    heartbeat = Heartbeat(term=1, worker=1, epoch=1, report=WorkerReport(), tasks=[report], peers=[])
+    message = unpack_message(pack_message(heartbeat))
+    assert message == heartbeat
 
 
 def test_a_quantile_is_the_edge_of_its_bucket() -> None:

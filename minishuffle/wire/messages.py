@@ -10,10 +10,10 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 import msgpack
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetPydanticSchema, ValidationError, model_validator
 
 from minishuffle import limits
 from minishuffle.counters import TaskCounters
@@ -45,7 +45,7 @@ _BOUNDS: Final[dict[str, dict[str, Any]]] = {
 }
 
 
-def _set_bounds(schema: Any) -> None:
+def _set_bounds(schema: Any) -> Any:
     """Give each part of a pydantic schema the bounds of its type that it has not got."""
     if isinstance(schema, dict):
         for name, bound in _BOUNDS.get(str(schema.get("type")), {}).items():
@@ -55,6 +55,7 @@ def _set_bounds(schema: Any) -> None:
     elif isinstance(schema, (list, tuple)):
         for part in schema:
             _set_bounds(part)
+    return schema
 
 
 class ControlMessage(BaseModel):
@@ -71,9 +72,7 @@ class ControlMessage(BaseModel):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: type[BaseModel], handler: Any) -> Any:
-        schema = handler(source)
-        _set_bounds(schema)
-        return schema
+        return _set_bounds(handler(source))
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: object) -> None:
@@ -81,6 +80,12 @@ class ControlMessage(BaseModel):
             name = cls.model_fields["type"].default
             if ControlMessage.by_type.setdefault(name, cls) is not cls:
                 raise LocalProtocolError(f"two control messages are called {name!r}")
+
+
+Counters: TypeAlias = Annotated[
+    TaskCounters,
+    GetPydanticSchema(lambda kind, make: _set_bounds(make.resolve_ref_schema(make(kind)))),
+]
 
 
 class ErrorInfo(ControlMessage):
@@ -108,7 +113,7 @@ class TaskReport(ControlMessage):
     index: int
     attempt: int
     state: Name
-    counters: TaskCounters
+    counters: Counters
 
 
 class PeerReport(ControlMessage):
@@ -183,7 +188,7 @@ class TaskInfo(ControlMessage):
     attempt: int
     state: str
     worker: int
-    counters: TaskCounters
+    counters: Counters
     result: bytes = b""
 
 
@@ -275,7 +280,7 @@ class TaskStateChanged(ControlMessage):
     error: ErrorInfo | None = None
     result: bytes = b""
     """What the sink's ``close`` returned, msgpacked; empty when nothing."""
-    counters: TaskCounters = Field(default_factory=TaskCounters)
+    counters: Counters = Field(default_factory=TaskCounters)
 
 
 class Collected(ControlMessage):
