@@ -13,7 +13,8 @@ from pydantic import ValidationError
 
 from minishuffle.counters import Histogram, StateClock, StateSeconds, TaskCounters, ThreadState
 from minishuffle.exchange.watermarks import BEGINNING_OF_TIME, END_OF_TIME
-from minishuffle.wire.messages import Heartbeat, TaskReport, WorkerReport, pack_message, unpack_message
+from minishuffle.wire.control import pack_message, unpack_message
+from minishuffle.wire.messages import Heartbeat, TaskReport, WorkerReport
 
 STATES: tuple[ThreadState, ...] = get_args(ThreadState)
 FAR = 1e9

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, mo
 
 from minishuffle import limits
 from minishuffle.errors import InvalidGraph
-from minishuffle.wire.messages import unpack_bounded
+from minishuffle.wire.control import unpack_bounded
 
 __all__ = ["Edge", "JobGraph", "JobSettings", "Placement", "Vertex"]
 

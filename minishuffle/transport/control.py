@@ -31,9 +31,10 @@ from minishuffle.transport.addresses import (
     refused_at,
 )
 from minishuffle.transport.admission import UnprovenConnections
+from minishuffle.wire.control import MessageDecoder, encode_message
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import NONCE_BYTES, Handshake, HandshakeRefused, Identity
-from minishuffle.wire.messages import ControlMessage, Failure, MessageDecoder, encode_message
+from minishuffle.wire.messages import ControlMessage, Failure
 
 __all__ = ["BlockingControlClient", "ControlLink", "ControlServer", "connect_control"]
 

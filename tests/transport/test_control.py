@@ -13,17 +13,10 @@ import pytest
 from minishuffle.errors import PeerLost, UsageError
 from minishuffle.ids import Address
 from minishuffle.transport.control import BlockingControlClient, ControlServer, connect_control
+from minishuffle.wire.control import encode_message
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
-from minishuffle.wire.messages import (
-    Accepted,
-    CancelTasks,
-    Collected,
-    ControlMessage,
-    GetStatus,
-    ListJobs,
-    encode_message,
-)
+from minishuffle.wire.messages import Accepted, CancelTasks, Collected, ControlMessage, GetStatus, ListJobs
 
 if TYPE_CHECKING:
     from conftest import Listener, Stranger

@@ -13,16 +13,10 @@ from minishuffle import limits
 from minishuffle.errors import RemoteProtocolError, ResourceExhausted
 from minishuffle.ids import Address
 from minishuffle.transport.control import BlockingControlClient, connect_control
+from minishuffle.wire.control import encode_message
 from minishuffle.wire.frames import FRAME_HEADER, Ping, Role, encode_frame
 from minishuffle.wire.handshake import Handshake, HandshakeRefused, Identity
-from minishuffle.wire.messages import (
-    Accepted,
-    Collected,
-    ControlMessage,
-    GetStatus,
-    ListJobs,
-    encode_message,
-)
+from minishuffle.wire.messages import Accepted, Collected, ControlMessage, GetStatus, ListJobs
 
 if TYPE_CHECKING:
     from conftest import Listener, Stranger

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 import minishuffle.wire.clients  # noqa: F401 - registers its messages
 from minishuffle import limits
 from minishuffle.errors import LocalProtocolError, RemoteProtocolError
+from minishuffle.wire.control import MessageDecoder, pack_message, unpack_message
 from minishuffle.wire.frames import Message, encode_frame
 from minishuffle.wire.messages import (
     ControlMessage,
@@ -28,15 +29,12 @@ from minishuffle.wire.messages import (
     JobInfo,
     JobList,
     ListJobs,
-    MessageDecoder,
     Register,
     TaskAttempt,
     TaskSpec,
     TaskStateChanged,
     WorkerAddress,
-    pack_message,
     pack_placement,
-    unpack_message,
 )
 
 ADDRESS = WorkerAddress(worker=7, epoch=1, host="10.0.0.7", data_port=5007)

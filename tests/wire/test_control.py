@@ -6,6 +6,7 @@ import pytest
 
 from minishuffle import limits
 from minishuffle.errors import RemoteProtocolError, ResourceExhausted
+from minishuffle.wire.control import MessageDecoder, encode_message
 from minishuffle.wire.frames import (
     BUFFER_HEADER,
     FRAME_HEADER,
@@ -17,7 +18,7 @@ from minishuffle.wire.frames import (
     Ping,
     encode_frame,
 )
-from minishuffle.wire.messages import ListJobs, MessageDecoder, ShowJob, SubmitJob, encode_message
+from minishuffle.wire.messages import ListJobs, ShowJob, SubmitJob
 
 
 def test_every_split_gives_the_same_messages() -> None:
