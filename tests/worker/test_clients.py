@@ -74,11 +74,11 @@ async def test_nobody_is_let_into_a_task_that_has_finished(site: Site) -> None:
 async def test_a_ticket_of_an_earlier_term_opens_nothing(site: Site) -> None:
     door = Door(site)
     fields: dict[str, Any] = {"write": "w", "partition": 0, "partitions": 1, "attempt": 1}
-    door.visitors.serve(
+    door.external.serve(
         ExpectUpstream(term=1, job="j1", operator=0, index=0, task_attempt=1, ticket=2, **fields)
     )
-    assert door.visitors.refusal(2, 0) == "client 2 is not expected here (any more)"
-    assert door.visitors.refusal(2, 1) is None
-    assert door.visitors.refusal(2, 2) is None, "a later one is a coordinator's that was started again"
+    assert door.external.refusal(2, 0) == "client 2 is not expected here (any more)"
+    assert door.external.refusal(2, 1) is None
+    assert door.external.refusal(2, 2) is None, "a later one is a coordinator's that was started again"
     door.end(3, last=True)
     await site.finish()
