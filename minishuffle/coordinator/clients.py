@@ -1,15 +1,17 @@
 """External clients of jobs: streams that they write, and kept results that they read. Pure.
 
-A writer asks where a partition of its write goes; the coordinator announces it to the subtask's worker,
-which answers how much of the partition it has, and sends the writer there with a ticket. A commit asks every
-subtask whether its partitions are complete, and ends a bounded stream.
+A writer asks where a partition of its write goes. With the first of them the coordinator announces the
+write to all subtasks, so that event time waits for it everywhere; then it announces the partition to its
+subtask's worker, which answers how much of it is there, and sends the writer there with a ticket. A commit
+asks every subtask whether its partitions are complete, and ends the write, and a bounded stream with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from itertools import chain
+from typing import Any, Final, NamedTuple
 
 from minishuffle import limits
 from minishuffle.coordinator.instructions import Instruction, Reply
@@ -24,9 +26,9 @@ from minishuffle.errors import (
     UsageError,
     error_from_code,
 )
-from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.wire.clients import (
     AbortWrite,
+    BeginWrite,
     CommitResult,
     CommitWrite,
     DescribeResult,
@@ -46,6 +48,7 @@ from minishuffle.wire.clients import (
     StreamInfo,
     UpstreamExpected,
     UpstreamOpened,
+    WriteBegun,
     WriteEnded,
 )
 from minishuffle.wire.messages import Accepted, ControlMessage, ErrorInfo, Failure, WorkerAddress
@@ -339,7 +342,7 @@ class Results:
                 assert result.dropped == (result.job.over and result.job.id not in self._over)
 
 
-def _require_room(link: int, pending: Iterable[_PendingRead | _PendingWrite]) -> None:
+def _require_room(link: int, pending: Iterable[_PendingRead | _PendingWrite | _Opening]) -> None:
     """Raises ResourceExhausted: too many requests of the link wait for workers."""
     if sum(waiting.link == link for waiting in pending) >= limits.LINK_REQUESTS_MAX:
         raise ResourceExhausted(
@@ -347,7 +350,7 @@ def _require_room(link: int, pending: Iterable[_PendingRead | _PendingWrite]) ->
         )
 
 
-def _failure(pending: _PendingRead, error: ShuffleError) -> Reply:
+def _failure(pending: _PendingRead | _PendingWrite | _Opening, error: ShuffleError) -> Reply:
     return Reply(pending.link, pending.request, Failure(code=error.code, text=str(error)))
 
 
@@ -357,6 +360,21 @@ OVER_KEPT: Final = 100
 """Streams of jobs that are over whose end is remembered."""
 
 StreamRequest = DescribeStream | OpenUpstream | CommitWrite | AbortWrite | EndStream
+
+
+class _Opening(NamedTuple):
+    link: int
+    request: int
+    message: OpenUpstream
+
+
+@dataclass(slots=True)
+class _Write:
+    """A write that has begun and not ended."""
+
+    open_answers: int
+    """Subtasks that have yet to say that their event time waits for it."""
+    waiting: list[_Opening] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -373,6 +391,7 @@ class _Stream:
     ended: bool = False
     ended_by: str = ""
     """The write whose commit ended it."""
+    writes: dict[str, _Write] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -386,6 +405,8 @@ class _PendingWrite:
     open_answers: int = 1
     missing: list[int] = field(default_factory=list)
     second: EndWrite | None = None
+    write: str = ""
+    """Which a commit or an abort ends."""
 
 
 class Streams:
@@ -407,8 +428,10 @@ class Streams:
         self._address = address
         self._streams: dict[str, _Stream] = {}
         self._pending: dict[int, _PendingWrite] = {}
-        self._over: dict[str, str] = {}
-        """Of streams whose job ended, the last ones: how it did, which a task that tries again must hear."""
+        self._beginning: dict[int, tuple[_Stream, _Write]] = {}
+        self._over: dict[str, tuple[str, str]] = {}
+        """Streams whose job ended, the last ones: how, which a task that tries again must hear; and the id
+        of a job that finished and took any number of writes, whose last may yet be committed."""
         self._tickets = tickets
 
     def check(self, graph: JobGraph) -> None:
@@ -445,22 +468,35 @@ class Streams:
         text = f"job {job.id} ({job.name}) ended as {job.state} while its stream was written{why}"
         error = UsageError(text)
         for name in [name for name, stream in self._streams.items() if stream.job is job]:
-            how = "it was committed already, " if self._streams.pop(name).ended_by else ""
+            stream = self._streams.pop(name)
+            how = "it was committed already, " if stream.ended_by else ""
             end = f"stream {name!r} has ended: {how}its job {job.id} ({job.name}) is finished"
-            self._over[name] = end if job.state == "finished" else text
+            finished = job.state == "finished"
+            endless = job.id if finished and not stream.bounded else ""
+            self._over[name] = (end if finished else text, endless)
         while len(self._over) > OVER_KEPT:
             del self._over[next(iter(self._over))]
-        return [self._fail(self._pending.pop(ticket), error) for ticket in gone]
+        out: list[Instruction] = [_failure(self._pending.pop(ticket), error) for ticket in gone]
+        beginning = [ticket for ticket, (stream, _) in self._beginning.items() if stream.job is job]
+        for ticket in beginning:
+            _, write = self._beginning.pop(ticket)
+            out += [_failure(opening, error) for opening in write.waiting]
+        return out
 
     def forget(self, link: int) -> None:
         for ticket in [ticket for ticket, pending in self._pending.items() if pending.link == link]:
             del self._pending[ticket]
+        for _, write in self._beginning.values():
+            write.waiting = [opening for opening in write.waiting if opening.link != link]
 
     # --- clients ---------------------------------------------------------------------------------
 
     def request(self, link: int, request: int, message: StreamRequest, at: float) -> list[Instruction]:
         """Raises ShuffleError: the request cannot be granted."""
-        _require_room(link, self._pending.values())
+        openings = (opening for _, write in self._beginning.values() for opening in write.waiting)
+        _require_room(link, chain(self._pending.values(), openings))
+        if isinstance(message, CommitWrite) and (job := self._over.get(message.stream, ("", ""))[1]):
+            return [Reply(link, request, Accepted(job=job))]
         stream = self._stream(message.stream)
         match message:
             case DescribeStream():
@@ -472,55 +508,65 @@ class Streams:
                 )
                 return [Reply(link, request, info)]
             case OpenUpstream():
-                self._open(link, request, stream, message)
-                return []
+                return self._open(_Opening(link, request, message), stream)
             case CommitWrite():
                 return self._commit(link, request, stream, message)
             case EndStream():
                 return self._end(link, request, stream)
-            case AbortWrite(write=write, reason=reason):
-                # One that was refused because another save has the stream does that one no harm.
-                if stream.bounded and stream.writer in ("", write):
-                    text = f"the write of stream {stream.name!r} was aborted: {reason}"
-                    stream.job.fail(ErrorInfo(code=UsageError.code, text=text), at)
-                return [Reply(link, request, Accepted(job=stream.job.id))]
+            case AbortWrite():
+                return self._abort(link, request, stream, message, at)
 
     def _stream(self, name: str) -> _Stream:
         stream = self._streams.get(name)
         if stream is not None:
             return stream
         if name in self._over:
-            raise UsageError(f"{self._over[name]}; submit the job again")
+            raise UsageError(f"{self._over[name][0]}; submit the job again")
         known = ", ".join(sorted(self._streams)) or "none"
         raise UnknownName(
             f"no running job reads a stream {name!r} (there are: {known}): submit the job with "
             f"Stream.from_spark({name!r}, ...) first"
         )
 
-    def _open(self, link: int, request: int, stream: _Stream, message: OpenUpstream) -> None:
+    def _open(self, opening: _Opening, stream: _Stream) -> list[Instruction]:
+        message = opening.message
         if stream.ended:
             raise UsageError(f"stream {stream.name!r} has ended: it was committed already")
         if message.schema_message != stream.schema_message:
             raise UsageError(f"what is written to stream {stream.name!r} does not have its schema")
         self._claim(stream, message.write)
+        write = stream.writes.get(message.write) or self._begin(stream, message)
+        if write.open_answers:
+            write.waiting.append(opening)
+            return []
+        return self._expect(opening, stream)
+
+    def _begin(self, stream: _Stream, message: OpenUpstream) -> _Write:
+        """Announce a write to every subtask before any of its rows come.
+
+        Else one whose partitions begin later, or that had none so far and holds nobody back, would let
+        event time pass by what it is about to bring.
+        """
+        write = stream.writes[message.write] = _Write(stream.parallelism)
+        ticket = next(self._tickets)
+        self._beginning[ticket] = (stream, write)
+        for index in range(stream.parallelism):
+            fields = self._about(stream, index, ticket, message.write)
+            self._send(stream.job.placement[index], BeginWrite(partitions=message.partitions, **fields))
+        return write
+
+    def _expect(self, opening: _Opening, stream: _Stream) -> list[Instruction]:
+        message = opening.message
         index = message.partition % stream.parallelism
         worker = stream.job.placement[index]
-        ticket = self._ticket(_PendingWrite(link, request, stream, self._address(worker)))
-        expect = ExpectUpstream(
-            term=self._term,
-            job=stream.job.id,
-            operator=stream.operator,
-            index=index,
-            task_attempt=stream.job.attempt_of(stream.operator, index),
-            ticket=ticket,
-            write=message.write,
-            partition=message.partition,
-            partitions=message.partitions,
-            attempt=message.attempt,
-        )
-        if not self._send(worker, expect):
-            del self._pending[ticket]
-            raise PeerLost(f"worker {worker}, which reads stream {stream.name!r}, is gone")
+        pending = _PendingWrite(opening.link, opening.request, stream, self._address(worker))
+        fields = self._about(stream, index, self._ticket(pending), message.write)
+        expect = ExpectUpstream(partition=message.partition, attempt=message.attempt, **fields)
+        if self._send(worker, expect):
+            return []
+        del self._pending[expect.ticket]
+        error = PeerLost(f"worker {worker}, which reads stream {stream.name!r}, is gone")
+        return [_failure(opening, error)]
 
     @staticmethod
     def _claim(stream: _Stream, write: str) -> None:
@@ -540,42 +586,43 @@ class Streams:
         if stream.ended and stream.ended_by == message.write:
             return [Reply(link, request, Accepted(job=stream.job.id))]
         self._claim(stream, message.write)
-        pending = _PendingWrite(link, request, stream, open_answers=stream.parallelism)
-        ticket = self._ticket(pending)
-        end = EndWrite(
-            term=self._term,
-            job=stream.job.id,
-            operator=stream.operator,
-            index=0,
-            task_attempt=FIRST_ATTEMPT,
-            ticket=ticket,
-            write=message.write,
-            partitions=message.partitions,
-            last=False,
-        )
+        pending = _PendingWrite(link, request, stream, write=message.write)
+        end = self._end_write(pending, message.partitions)
         pending.second = end if stream.bounded and not stream.ended else None
         self._ask_all(pending, end)
         return []
+
+    def _abort(
+        self, link: int, request: int, stream: _Stream, message: AbortWrite, at: float
+    ) -> list[Instruction]:
+        """A bounded stream's job fails; from an endless one the write goes, and event time goes on."""
+        if not stream.bounded:
+            pending = _PendingWrite(link, request, stream, write=message.write)
+            self._ask_all(pending, self._end_write(pending, []))
+            return []
+        # One that was refused because another save has the stream does that one no harm.
+        if stream.writer in ("", message.write):
+            text = f"the write of stream {stream.name!r} was aborted: {message.reason}"
+            stream.job.fail(ErrorInfo(code=UsageError.code, text=text), at)
+        return [Reply(link, request, Accepted(job=stream.job.id))]
 
     def _end(self, link: int, request: int, stream: _Stream) -> list[Instruction]:
         if stream.ended:
             return [Reply(link, request, Accepted(job=stream.job.id))]
         pending = _PendingWrite(link, request, stream)
-        ticket = self._ticket(pending)
         stream.ended = True
-        end = EndWrite(
-            term=self._term,
-            job=stream.job.id,
-            operator=stream.operator,
-            index=0,
-            task_attempt=FIRST_ATTEMPT,
-            ticket=ticket,
-            write="",
-            partitions=[],
-            last=True,
-        )
-        self._ask_all(pending, end)
+        self._ask_all(pending, self._end_write(pending, []).model_copy(update={"last": True}))
         return []
+
+    def _end_write(self, pending: _PendingWrite, partitions: list[int]) -> EndWrite:
+        fields = self._about(pending.stream, 0, self._ticket(pending), pending.write)
+        return EndWrite(partitions=partitions, last=False, **fields)
+
+    def _about(self, stream: _Stream, index: int, ticket: int, write: str) -> dict[str, Any]:
+        """What all messages to subtask ``index`` of a stream have."""
+        attempt = stream.job.attempt_of(stream.operator, index)
+        where = {"job": stream.job.id, "operator": stream.operator, "index": index, "task_attempt": attempt}
+        return where | {"term": self._term, "ticket": ticket, "write": write}
 
     def _ask_all(self, pending: _PendingWrite, end: EndWrite) -> None:
         stream = pending.stream
@@ -593,8 +640,10 @@ class Streams:
 
     # --- workers ---------------------------------------------------------------------------------
 
-    def answered(self, message: UpstreamExpected | WriteEnded) -> list[Instruction]:
+    def answered(self, message: UpstreamExpected | WriteBegun | WriteEnded) -> list[Instruction]:
         """What a worker answers to a ticket that nobody waits for any more is ignored."""
+        if isinstance(message, WriteBegun):
+            return self._begun(message.ticket)
         pending = self._pending.get(message.ticket)
         if pending is None:
             return []
@@ -607,6 +656,8 @@ class Streams:
         pending.missing += message.missing
         if pending.open_answers:
             return []
+        if not pending.missing:
+            pending.stream.writes.pop(pending.write, None)
         if not pending.missing and pending.second is not None:
             end, pending.second = pending.second.model_copy(update={"last": True}), None
             pending.stream.ended, pending.stream.ended_by = True, end.write
@@ -615,12 +666,12 @@ class Streams:
         del self._pending[message.ticket]
         if pending.missing:
             numbers = ", ".join(map(str, sorted(pending.missing)[:10]))
-            return [self._fail(pending, UsageError(f"partitions {numbers} of the write are not complete"))]
+            return [_failure(pending, UsageError(f"partitions {numbers} of the write are not complete"))]
         return [Reply(pending.link, pending.request, Accepted(job=pending.stream.job.id))]
 
     def _opened(self, pending: _PendingWrite, message: UpstreamExpected) -> Reply:
         if message.error is not None:
-            return self._fail(pending, error_from_code(message.error.code, message.error.text))
+            return _failure(pending, error_from_code(message.error.code, message.error.text))
         assert pending.worker is not None
         opened = UpstreamOpened(
             term=self._term,
@@ -634,6 +685,13 @@ class Streams:
         )
         return Reply(pending.link, pending.request, opened)
 
-    @staticmethod
-    def _fail(pending: _PendingWrite, error: ShuffleError) -> Reply:
-        return Reply(pending.link, pending.request, Failure(code=error.code, text=str(error)))
+    def _begun(self, ticket: int) -> list[Instruction]:
+        if ticket not in self._beginning:
+            return []
+        stream, write = self._beginning[ticket]
+        write.open_answers -= 1
+        if write.open_answers:
+            return []
+        del self._beginning[ticket]
+        waiting, write.waiting = write.waiting, []
+        return [instruction for opening in waiting for instruction in self._expect(opening, stream)]

@@ -30,7 +30,7 @@ from minishuffle.coordinator.workers import Worker, WorkerRegistry
 from minishuffle.counters import CoordinatorSnapshot
 from minishuffle.dataflow.graph import JobGraph, Placement
 from minishuffle.errors import PeerLost, ShuffleError, TaskCancelled, UsageError
-from minishuffle.wire.clients import ResultExpected, UpstreamExpected, WriteEnded
+from minishuffle.wire.clients import ResultExpected, UpstreamExpected, WriteBegun, WriteEnded
 from minishuffle.wire.messages import (
     Accepted,
     Acknowledge,
@@ -373,7 +373,7 @@ class CoordinatorState:
                     self._about_job(worker, message, at)
             case LogLines():
                 self._about_job(worker, message, at)
-            case UpstreamExpected() | WriteEnded():
+            case UpstreamExpected() | WriteBegun() | WriteEnded():
                 self._out += self._streams.answered(message)
             case ResultExpected():
                 self._out += self._results.answered(message)

@@ -75,9 +75,9 @@ class InputGate:
         self.valve = WatermarkValve()
         self.marked = False
         """(Task.) ``valve`` says something new since whoever reads it took this back."""
-        self.split_changes: deque[tuple[int, Literal["open", "done"]]] | None = None
-        """Of a gate whose channels are the splits of a source and come and go: which of them began and
-        ended, in order. Their watermarks are made behind the gate, not in ``valve``."""
+        self.split_changes: deque[tuple[int, Literal["open", "done", "none"]]] | None = None
+        """Of a gate whose channels are the splits of a source and come and go: the states of
+        ``SplitMark``, in order. Their watermarks are made behind the gate, not in ``valve``."""
         self._give_back = give_back
         self._counters = counters
         self._unfinished = 0

@@ -312,6 +312,7 @@ def shares(waiting: list[int], room: int) -> list[int]:
 class Written(WriterCommitMessage):
     """One partition that the job has taken."""
 
+    write: str
     partition: int
     rows: int
 
@@ -351,7 +352,7 @@ def _write_partition(
         for batch in batches:
             writer.write(fitted(batch, schema))
         _check_whole_input()
-        return Written(partition, writer.finish())
+        return Written(write, partition, writer.finish())
 
 
 def _check_whole_input() -> None:
@@ -408,7 +409,10 @@ class StreamingWriter(DataSourceStreamArrowWriter):
         return _write_partition(self._access, self._info, f"{query}/{number}", self._partitions, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Every task has waited until the job had taken its rows: nothing is left to do."""
+        """The job has taken all rows: event time need not wait for this batch any more."""
+        if writes := {message.write for message in messages if isinstance(message, Written)}:
+            (write,) = writes
+            commit_write(self._access, self._info.stream, write, _partitions_of(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """The query runs the batch again, and goes on where it was."""

@@ -10,6 +10,7 @@ from minishuffle.wire.messages import ControlMessage, ErrorInfo, OrNone, WorkerA
 
 __all__ = [
     "AbortWrite",
+    "BeginWrite",
     "CommitResult",
     "CommitWrite",
     "DescribeResult",
@@ -30,6 +31,7 @@ __all__ = [
     "StreamInfo",
     "UpstreamExpected",
     "UpstreamOpened",
+    "WriteBegun",
     "WriteEnded",
 ]
 
@@ -205,6 +207,30 @@ class UpstreamOpened(ControlMessage):
     """Of the worker's network buffers: none that is sent may be longer."""
 
 
+class BeginWrite(ControlMessage):
+    """(To a worker.) A write into that subtask begins. Sent to all subtasks of the stream, also to those that
+    none of its partitions come to, before the first partition is let in: see ``UpstreamGate.begin``."""
+
+    type: Literal["begin_write"] = "begin_write"
+    term: int
+    job: str
+    operator: int
+    index: int
+    task_attempt: int
+    ticket: int
+    write: str
+    partitions: int
+    """Of the whole write; 0: not known."""
+
+
+class WriteBegun(ControlMessage):
+    """(Of a worker.) Whatever comes of the write now, its watermark waits for the rest."""
+
+    type: Literal["write_begun"] = "write_begun"
+    term: int
+    ticket: int
+
+
 class ExpectUpstream(ControlMessage):
     """(To a worker.) A client will come with that ticket; older attempts of the partition are over."""
 
@@ -217,7 +243,6 @@ class ExpectUpstream(ControlMessage):
     ticket: int
     write: str
     partition: int
-    partitions: int
     attempt: int
 
 
@@ -261,7 +286,7 @@ class EndStream(ControlMessage):
 
 
 class EndWrite(ControlMessage):
-    """(To a worker.) The write is over for that subtask; ``last``: so is the stream."""
+    """(To a worker.) The write ends with these partitions of that subtask's; ``last``: so does the stream."""
 
     type: Literal["end_write"] = "end_write"
     term: int
@@ -276,7 +301,7 @@ class EndWrite(ControlMessage):
 
 
 class WriteEnded(ControlMessage):
-    """(Of a worker.) ``missing``: partitions that are not complete; nothing has ended then."""
+    """(Of a worker.) ``missing``: partitions that are not complete; nothing has ended there then."""
 
     type: Literal["write_ended"] = "write_ended"
     term: int

@@ -3,6 +3,10 @@
 Each (write, partition) is one unit that may be tried several times, and comes in once: an attempt whose
 link breaks, or that a newer one supersedes, ends behind what arrived of it; what the task has taken out of
 the gate by then counts, a half element does not, and the next attempt goes on there.
+
+Event time waits for what a write has yet to bring: its partitions are splits from its beginning on, where
+their number is known; where it is not, one split stands for the rest of them until the write ends. A subtask
+that none of the partitions come to has no split, and says so.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from minishuffle.errors import PeerLost, ShuffleError, Superseded
+from minishuffle.errors import PeerLost, ShuffleError, Superseded, UsageError
 from minishuffle.exchange.channels import GateBuffers, InputChannel
 from minishuffle.exchange.elements import Assembler
 from minishuffle.exchange.gate import Element, InputGate
@@ -24,6 +28,7 @@ __all__ = ["UPSTREAM_EDGE", "Progress", "UpstreamChannel", "UpstreamGate"]
 
 UPSTREAM_EDGE = 0xFFFF_FFFF
 """The edge in a PartitionRequest to a program that writes: no edge of the graph."""
+NO_SPLIT = -1
 WRITES_KEPT = 8
 """Writes whose partitions are remembered: a streaming query may repeat its last ones."""
 
@@ -32,7 +37,7 @@ WRITES_KEPT = 8
 class Progress:
     """What is there of one partition of one write; ``rows`` and ``checksum`` are written by the task."""
 
-    split: int = -1
+    split: int = NO_SPLIT
     """Its number among all that this gate ever had: several writes may be under way."""
     rows: int = 0
     checksum: int = 0
@@ -45,6 +50,15 @@ class Progress:
     """Of the attempt that writes now."""
     waiting: list[Callable[[Progress], None]] = field(default_factory=list)
     """Who is to be told when that channel is over."""
+
+
+@dataclass(slots=True)
+class _Write:
+    partitions: dict[int, Progress] = field(default_factory=dict)
+    """Those of this subtask, as far as they are known."""
+    rest: int = NO_SPLIT
+    """The split that stands for partitions that have not begun, where the number of all is not known."""
+    ended: bool = False
 
 
 class _NoValve(WatermarkValve):
@@ -63,8 +77,9 @@ class _NoValve(WatermarkValve):
 class UpstreamChannel(InputChannel):
     """One attempt at one partition. A broken link ends the channel and not the task."""
 
-    def __init__(self, gate: UpstreamGate, progress: Progress) -> None:
+    def __init__(self, gate: UpstreamGate, write: _Write, progress: Progress) -> None:
         super().__init__(progress.split, 0, Assembler(gate.budget), gate.buffers, gate.ready)
+        self.write = write
         self.progress = progress
         self.disconnect: Callable[[ShuffleError], None] = lambda error: None
         """Ends the program's link. Only a channel that was read to its end is cancelled: that is the
@@ -90,12 +105,13 @@ class UpstreamGate(InputGate):
     def __init__(self, buffers: GateBuffers, *, post: Callable[..., None], **arguments: Any) -> None:
         super().__init__(UPSTREAM_EDGE, 0, buffers, **arguments)
         self.valve = _NoValve()
-        self._split_changes: deque[tuple[int, Literal["open", "done"]]] = deque()
+        self._split_changes: deque[tuple[int, Literal["open", "done", "none"]]] = deque()
         self.split_changes = self._split_changes
         self._splits = 0
+        self._open_splits: set[int] = set()
         self._post = post
         self._ended = False
-        self._writes: dict[str, dict[int, Progress]] = {}
+        self._writes: dict[str, _Write] = {}
         self._forgotten: dict[str, int] = {}
         """Of each streaming query the last complete batch that is not in ``_writes`` any more."""
 
@@ -124,32 +140,43 @@ class UpstreamGate(InputGate):
 
     # --- loop ------------------------------------------------------------------------------------
 
-    def expect(
-        self,
-        write: str,
-        partition: int,
-        attempt: int,
-        mine: range,
-        ready: Callable[[Progress], None],
-    ) -> None:
-        """A new attempt at a partition; ``ready`` is called once nothing more comes of older ones.
+    def begin(self, write: str, mine: range | None) -> None:
+        """A write begins: the watermark waits for all of its partitions that come here.
 
-        ``mine``: all partitions of the write that come here, where that is known.
+        ``mine``: their numbers; None: not known. May be called again.
+        """
+        if write in self._writes or self._was_forgotten(write):
+            return
+        self._forget_writes()
+        known = self._writes[write] = _Write()
+        if mine is None:
+            known.rest = self._open_split()
+        else:
+            known.partitions = {number: Progress(self._open_split()) for number in mine}
+            self._say_if_none(known)
+        self.wake()
+
+    def expect(self, write: str, partition: int, attempt: int, ready: Callable[[Progress], None]) -> None:
+        """A new attempt at a partition; ``ready`` is called once nothing more comes of older ones.
 
         Raises:
             Superseded: a newer attempt writes now.
             PeerLost: this very attempt does, over a connection that did not end yet.
+            UsageError: the write has ended without that partition.
         """
         if self._was_forgotten(write):
             ready(Progress(rows=ROWS_FORGOTTEN, complete=True))
             return
-        if write not in self._writes:
-            self._forget_writes()
-            self._writes[write] = {}
-        progress = self._progress(write, partition, mine)
-        if progress.complete:
+        self.begin(write, None)
+        known = self._writes[write]
+        if partition not in known.partitions and not known.ended:
+            known.partitions[partition] = Progress(self._open_split())
+        progress = known.partitions.get(partition)
+        if progress is not None and progress.complete:
             ready(progress)
             return
+        if progress is None or known.ended:
+            raise UsageError(f"write {write} has ended without partition {partition}: save again")
         self._check_newer(progress, attempt, f"attempt {attempt} of partition {partition} of write {write}")
         progress.attempt, progress.expected = attempt, True
         if progress.channel is None:
@@ -166,26 +193,36 @@ class UpstreamGate(InputGate):
             if attempt == progress.attempt and progress.channel is not None:
                 raise PeerLost(f"{name} comes twice: number each attempt higher than those before it")
 
-    def _progress(self, write: str, partition: int, mine: range) -> Progress:
-        """Of that partition; all that come here are splits from the first one on."""
-        partitions = self._writes[write]
-        for number in (*mine, partition):
-            if number not in partitions:
-                partitions[number] = Progress(self._splits)
-                self._split_changes.append((self._splits, "open"))
-                self._splits += 1
-        return partitions[partition]
+    def _open_split(self) -> int:
+        split, self._splits = self._splits, self._splits + 1
+        self._open_splits.add(split)
+        self._split_changes.append((split, "open"))
+        return split
+
+    def _close_split(self, split: int) -> None:
+        if split in self._open_splits:
+            self._open_splits.remove(split)
+            self._split_changes.append((split, "done"))
+
+    def _say_if_none(self, known: _Write) -> None:
+        """Nothing of that write comes here: nobody waits for this subtask, if nothing of others does."""
+        if not known.partitions and not self._open_splits:
+            self._split_changes.append((NO_SPLIT, "none"))
 
     def open_channel(self, write: str, partition: int, attempt: int) -> UpstreamChannel:
         """The channel of an attempt whose client has come.
 
         Raises:
             Superseded: a newer one has come meanwhile.
+            UsageError: the write has ended.
         """
-        progress = self._writes[write][partition]
+        known = self._writes[write]
+        progress = known.partitions[partition]
+        if known.ended:
+            raise UsageError(f"write {write} has ended without partition {partition}: save again")
         if progress.attempt != attempt or progress.channel is not None:
             raise Superseded(f"a newer attempt than {attempt} writes partition {partition} of {write}")
-        channel = UpstreamChannel(self, progress)
+        channel = UpstreamChannel(self, known, progress)
         progress.channel, progress.expected = channel, False
         self.channels.append(channel)
         return channel
@@ -196,7 +233,8 @@ class UpstreamGate(InputGate):
             return
         if channel.ended:
             progress.complete = True
-            self._split_changes.append((progress.split, "done"))
+        if progress.complete or channel.write.ended:
+            self._close_split(progress.split)
         channel.close()
         self.channels.remove(channel)
         if progress.channel is channel:
@@ -212,12 +250,25 @@ class UpstreamGate(InputGate):
             channel.disconnect(PeerLost("the task that reads the stream is over"))
         super().close()
 
-    def missing(self, write: str, partitions: list[int]) -> list[int]:
-        """Those of ``partitions`` that are not complete."""
+    def end_write(self, write: str, partitions: list[int]) -> list[int]:
+        """No further partition of a write begins; the watermark waits for none.
+
+        Gives those of ``partitions`` that are not complete: then nothing has ended.
+        """
         if self._was_forgotten(write):
             return []
-        there = self._writes.get(write, {})
-        return [number for number in partitions if number not in there or not there[number].complete]
+        known = self._writes.get(write, _Write())
+        complete = {number for number, progress in known.partitions.items() if progress.complete}
+        missing = [number for number in partitions if number not in complete]
+        if not missing and not known.ended and write in self._writes:
+            known.ended = True
+            self._close_split(known.rest)
+            for progress in known.partitions.values():
+                if progress.channel is None:
+                    self._close_split(progress.split)
+            self._say_if_none(known)
+            self.wake()
+        return missing
 
     def end(self) -> None:
         """The stream is over: no channel comes any more."""
@@ -227,8 +278,9 @@ class UpstreamGate(InputGate):
     def _forget_writes(self) -> None:
         done = [
             write
-            for write, partitions in self._writes.items()
-            if all(progress.complete for progress in partitions.values())
+            for write, known in self._writes.items()
+            if known.ended
+            or (known.rest == NO_SPLIT and all(progress.complete for progress in known.partitions.values()))
         ]
         for write in done[: max(0, len(self._writes) + 1 - WRITES_KEPT)]:
             del self._writes[write]

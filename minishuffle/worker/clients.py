@@ -27,6 +27,7 @@ from minishuffle.exchange.spool import Spool
 from minishuffle.ids import AttemptId, JobId, OperatorId, PartitionId, SubtaskId
 from minishuffle.transport.tcp import DataLink
 from minishuffle.wire.clients import (
+    BeginWrite,
     DropResult,
     EndWrite,
     ExpectUpstream,
@@ -34,6 +35,7 @@ from minishuffle.wire.clients import (
     ResultExpected,
     ServeResult,
     UpstreamExpected,
+    WriteBegun,
     WriteEnded,
 )
 from minishuffle.wire.frames import EventKind, PartitionRequest
@@ -258,12 +260,24 @@ class ExternalClients:
         self._send = send
         self._tickets: dict[int, ExpectUpstream] = {}
 
-    def serve(self, message: ExpectUpstream | EndWrite) -> None:
+    def serve(self, message: BeginWrite | ExpectUpstream | EndWrite) -> None:
         """What the coordinator says of programs that write."""
-        if isinstance(message, ExpectUpstream):
-            self._expect(message)
-        else:
-            self._end(message)
+        match message:
+            case BeginWrite():
+                self._begin(message)
+            case ExpectUpstream():
+                self._expect(message)
+            case EndWrite():
+                self._end(message)
+
+    def _begin(self, message: BeginWrite) -> None:
+        attempt = self._deployment.attempts.get(_attempt_id(message))
+        gate = _gate_of(attempt)
+        if attempt is None or gate is None or attempt.paths.cancelled:
+            return  # The job is about to end, and the coordinator tells whoever asked.
+        here = range(message.index, message.partitions, attempt.task.parallelism)
+        gate.begin(message.write, here if message.partitions else None)
+        self._send(WriteBegun(term=self._term, ticket=message.ticket))
 
     def _expect(self, message: ExpectUpstream) -> None:
         """Take the partition over from older attempts, and tell the coordinator what is there."""
@@ -284,9 +298,7 @@ class ExternalClients:
             )
 
         try:
-            gate, parallelism = self._gate(message)
-            mine = range(message.index, message.partitions, parallelism)
-            gate.expect(message.write, message.partition, message.attempt, mine, ready)
+            self._gate(message).expect(message.write, message.partition, message.attempt, ready)
         except ShuffleError as error:
             info = ErrorInfo(code=error.code, text=str(error))
             self._send(UpstreamExpected(term=self._term, ticket=ticket, error=info))
@@ -300,19 +312,19 @@ class ExternalClients:
             return
         if attempt.paths.cancelled and attempt.task.state != "finished":
             return
-        missing = gate.missing(message.write, message.partitions)
+        missing = gate.end_write(message.write, message.partitions)
         if message.last and not missing:
             gate.end()
         self._send(WriteEnded(term=self._term, ticket=message.ticket, missing=missing))
 
-    def _gate(self, message: ExpectUpstream) -> tuple[UpstreamGate, int]:
+    def _gate(self, message: ExpectUpstream) -> UpstreamGate:
         attempt = self._deployment.attempts.get(_attempt_id(message))
         gate = _gate_of(attempt)
         if attempt is None or gate is None or attempt.paths.cancelled:
             raise PeerLost(
                 f"task {message.operator}[{message.index}] of job {message.job} does not run here any more"
             )
-        return gate, attempt.task.parallelism
+        return gate
 
     # --- links -----------------------------------------------------------------------------------
 
@@ -329,8 +341,7 @@ class ExternalClients:
             return
         message = self._tickets.pop(link.peer.worker)
         try:
-            gate, _ = self._gate(message)
-            channel = gate.open_channel(message.write, message.partition, message.attempt)
+            channel = self._gate(message).open_channel(message.write, message.partition, message.attempt)
         except ShuffleError as error:
             link.abort(error)
             return
@@ -360,6 +371,6 @@ def _gate_of(attempt: Attempt | None) -> UpstreamGate | None:
     return gate if isinstance(gate, UpstreamGate) else None
 
 
-def _attempt_id(message: ServeResult | FreeRows | ExpectUpstream | EndWrite) -> AttemptId:
+def _attempt_id(message: ServeResult | FreeRows | BeginWrite | ExpectUpstream | EndWrite) -> AttemptId:
     subtask = SubtaskId(JobId(message.job), OperatorId(message.operator), message.index)
     return AttemptId(subtask, message.task_attempt)

@@ -15,7 +15,14 @@ from minishuffle.config import ClusterSettings
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import PeerLost, ShuffleError
 from minishuffle.ids import AttemptId, JobId, OperatorId, SubtaskId
-from minishuffle.wire.clients import DropResult, EndWrite, ExpectUpstream, FreeRows, ServeResult
+from minishuffle.wire.clients import (
+    BeginWrite,
+    DropResult,
+    EndWrite,
+    ExpectUpstream,
+    FreeRows,
+    ServeResult,
+)
 from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.handshake import HandshakeRefused
 from minishuffle.wire.messages import (
@@ -185,7 +192,7 @@ class KeepResults:
 class ServeStream:
     """An external client wants to write into a task here, or has written."""
 
-    message: ExpectUpstream | EndWrite
+    message: BeginWrite | ExpectUpstream | EndWrite
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +303,7 @@ class WorkerState:
                 return [Exit(f"the coordinator declared this worker lost: {reason}; start it again")]
             case WorkerLost(worker=worker, epoch=epoch):
                 return [CloseLinks(worker, epoch)]
-            case ExpectUpstream() | EndWrite():
+            case BeginWrite() | ExpectUpstream() | EndWrite():
                 return [ServeStream(message)]
             case ServeResult() | FreeRows() | DropResult():
                 return [KeepResults(message)]

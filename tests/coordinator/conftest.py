@@ -14,6 +14,7 @@ from minishuffle.coordinator.state import CoordinatorState
 from minishuffle.coordinator.status import CoordinatorFacts
 from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.errors import ShuffleError
+from minishuffle.wire.clients import BeginWrite, WriteBegun
 from minishuffle.wire.messages import (
     Accepted,
     CancelTasks,
@@ -88,6 +89,8 @@ class FakeCluster:
         self.journal_error: ShuffleError | None = None
         """What writing the journal fails with."""
         self.stopped = False
+        self.writes_begin = True
+        """Workers say at once that a write into a stream has begun."""
         self._numbers = 0
 
     def do(self, instructions: list[Instruction]) -> None:
@@ -96,6 +99,9 @@ class FakeCluster:
                 case SendToWorker(_, link, message):
                     if link in self.workers:
                         self.workers[link].receive(message)
+                        if isinstance(message, BeginWrite) and self.writes_begin:
+                            answer = WriteBegun(term=TERM, ticket=message.ticket)
+                            self.send(self.workers[link], answer)
                 case Reply(link, request, message):
                     assert (link, request) not in self.replies, "answered twice"
                     self.replies[link, request] = message

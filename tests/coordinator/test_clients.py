@@ -11,6 +11,7 @@ from minishuffle.dataflow.graph import Edge, JobGraph, Vertex
 from minishuffle.errors import InvalidGraph, PeerLost, UnknownName, UsageError
 from minishuffle.wire.clients import (
     AbortWrite,
+    BeginWrite,
     CommitWrite,
     DescribeStream,
     EndStream,
@@ -19,6 +20,7 @@ from minishuffle.wire.clients import (
     OpenUpstream,
     UpstreamExpected,
     UpstreamOpened,
+    WriteBegun,
     WriteEnded,
 )
 from minishuffle.wire.messages import Accepted, CancelJob, ErrorInfo, Failure, SubmitJob
@@ -100,7 +102,6 @@ def test_a_writer_is_sent_to_the_worker_of_its_subtask(
         ticket=message.ticket,
         write="w",
         partition=partition,
-        partitions=4,
         attempt=1,
     )
     assert cluster.reply(request) is None
@@ -153,7 +154,86 @@ def test_what_is_asked_wrongly_is_refused(cluster: FakeCluster, pair: Any) -> No
     assert code == InvalidGraph.code and "the job reads stream 'flights' twice" in text
 
 
-# --- ends ----------------------------------------------------------------------------------------
+# --- begins ---------------------------------------------------------------------------------------
+
+
+def begun(cluster: FakeCluster, worker: Any) -> None:
+    """The worker answers the newest BeginWrite."""
+    ticket = worker.got(BeginWrite)[-1].ticket
+    cluster.send(worker, WriteBegun(term=TERM, ticket=ticket))
+
+
+def test_no_partition_is_let_in_before_every_subtask_knows_of_the_write(
+    cluster: FakeCluster, pair: Any
+) -> None:
+    """Else the watermark of one that begins sooner, or of one that idles, passes by what the others bring."""
+    cluster.writes_begin = False
+    cluster.submit(graph("orders"))
+    cluster.ask(opening(0))
+    cluster.ask(opening(2))
+    for index, worker in enumerate(pair):
+        (begin,) = worker.got(BeginWrite)
+        assert (begin.job, begin.operator, begin.index) == ("j1", 0, index)
+        assert (begin.write, begin.partitions) == ("w", 4)
+    begun(cluster, pair[0])
+    assert not pair[0].got(ExpectUpstream)
+    begun(cluster, pair[1])
+    assert [message.partition for message in pair[0].got(ExpectUpstream)] == [0, 2]
+    begun(cluster, pair[1])  # nobody waits for it
+    cluster.ask(opening(1))
+    assert [message.partition for message in pair[1].got(ExpectUpstream)] == [1]
+    assert [len(worker.got(BeginWrite)) for worker in pair] == [1, 1]
+
+
+def test_each_write_into_a_stream_without_end_begins_and_ends(cluster: FakeCluster, pair: Any) -> None:
+    cluster.submit(graph("orders", bounded=False))
+    for batch in ("query/0", "query/1"):
+        cluster.ask(opening(0, write=batch))
+        request = cluster.ask(committing(0, write=batch))
+        asked = answer_ends(cluster, pair)
+        assert [(end.write, end.partitions) for end in asked] == [(batch, [0]), (batch, [])]
+        assert cluster.reply(request) == Accepted(job="j1")
+    cluster.ask(opening(0, write="query/1"))  # a batch that is repeated begins again
+    writes = [begin.write for begin in pair[1].got(BeginWrite)]
+    assert writes == ["query/0", "query/1", "query/1"]
+
+
+def test_whoever_waits_for_a_write_to_begin_is_told_when_the_job_ends(
+    cluster: FakeCluster, pair: Any
+) -> None:
+    cluster.writes_begin = False
+    cluster.submit(graph("orders"))
+    request = cluster.ask(opening())
+    cluster.request(CancelJob(job="j1"))
+    cluster.report_all("j1", "canceled")
+    reply = cluster.reply(request)
+    assert isinstance(reply, Failure) and "ended as canceled while its stream was written" in reply.text
+    begun(cluster, pair[0])
+
+
+def test_a_client_that_is_gone_does_not_wait_for_a_write_to_begin(cluster: FakeCluster, pair: Any) -> None:
+    cluster.writes_begin = False
+    cluster.submit(graph("orders"))
+    cluster.ask(opening())
+    cluster.do(cluster.state.link_closed(CLIENT, cluster.now))
+    for worker in pair:
+        begun(cluster, worker)
+    assert not pair[0].got(ExpectUpstream)
+
+
+def test_a_batch_is_committed_also_after_its_stream_without_end_was_ended(
+    cluster: FakeCluster, pair: Any
+) -> None:
+    cluster.submit(graph("orders", bounded=False))
+    cluster.report_all("j1", "running")
+    cluster.ask(EndStream(stream="orders"))
+    answer_ends(cluster, pair)
+    cluster.report_all("j1", "finished")
+    assert cluster.request(committing(0, write="query/7")) == Accepted(job="j1")
+    assert "stream 'orders' has ended" in cluster.refusal(opening(write="query/8"))[1]
+
+
+# --- ends -----------------------------------------------------------------------------------------
 
 
 def test_a_commit_ends_a_bounded_stream_once_all_is_there(cluster: FakeCluster, pair: Any) -> None:
@@ -201,7 +281,11 @@ def test_an_abort_fails_the_job_of_a_bounded_stream_only(
 ) -> None:
     cluster.submit(graph("orders", bounded=bounded))
     cluster.report_all("j1", "running")
-    assert cluster.request(AbortWrite(stream="orders", write="w", reason="no more")) == Accepted(job="j1")
+    request = cluster.ask(AbortWrite(stream="orders", write="w", reason="no more"))
+    if not bounded:
+        asked = answer_ends(cluster, pair)
+        assert [(end.write, end.partitions, end.last) for end in asked] == [("w", [], False)] * 2
+    assert cluster.reply(request) == Accepted(job="j1")
     cluster.report_all("j1", "canceled" if bounded else "running")
     info = cluster.show("j1")
     assert info.state == ("failed" if bounded else "running")

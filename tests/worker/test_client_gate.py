@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from minishuffle.counters import TaskCounters
-from minishuffle.errors import PeerLost, ShuffleError, Superseded
+from minishuffle.errors import PeerLost, ShuffleError, Superseded, UsageError
 from minishuffle.exchange.channels import GateBuffers
 from minishuffle.exchange.elements import AssemblyBudget, decode, encode
 from minishuffle.exchange.segments import NetworkBufferPool
@@ -27,9 +27,10 @@ class Stand:
         self.network = NetworkBufferPool(16, SEGMENT_BYTES)
         pool = self.network.create_pool("stream", 3, 8)
         self.posted: list[tuple[Any, ...]] = []
+        self.woken = 0
         self.gate = UpstreamGate(
             GateBuffers(pool, SEGMENT_BYTES, 2, 4),
-            wake=lambda: None,
+            wake=self.wake,
             give_back=lambda buffer: buffer.attachment.consumed(buffer),
             budget=AssemblyBudget(1 << 20),
             counters=TaskCounters(),
@@ -38,8 +39,14 @@ class Stand:
         self.told: list[Progress] = []
         self.disconnected: list[ShuffleError] = []
 
-    def expect(self, attempt: int = 1, partition: int = 0, write: str = "w", mine: Any = range(0)) -> None:
-        self.gate.expect(write, partition, attempt, mine, self.told.append)
+    def wake(self) -> None:
+        self.woken += 1
+
+    def expect(
+        self, attempt: int = 1, partition: int = 0, write: str = "w", mine: range | None = None
+    ) -> None:
+        self.gate.begin(write, mine)
+        self.gate.expect(write, partition, attempt, self.told.append)
 
     def open(self, attempt: int = 1, partition: int = 0, write: str = "w") -> UpstreamChannel:
         channel = self.gate.open_channel(write, partition, attempt)
@@ -204,7 +211,8 @@ def test_a_complete_partition_stays_complete(stand: Stand) -> None:
     for attempt in (1, 2):
         stand.expect(attempt)
         assert stand.told[-1].complete and stand.told[-1].rows == 1
-    assert stand.gate.missing("w", [0]) == [] and stand.gate.missing("w", [0, 2]) == [2]
+    assert stand.gate.end_write("w", [0, 2]) == [2]
+    assert stand.gate.end_write("w", [0]) == []
 
 
 def test_buffers_come_back_when_a_channel_ends(stand: Stand) -> None:
@@ -235,7 +243,74 @@ def test_splits_of_another_write_have_other_numbers(stand: Stand) -> None:
     stand.expect(write="b", mine=range(2))
     stand.expect(write="c", partition=7)
     stand.expect(write="c", partition=8)
-    assert stand.changes() == [(number, "open") for number in range(6)]
+    assert stand.changes() == [(number, "open") for number in range(7)]
+
+
+def test_a_write_of_unknown_size_has_an_open_split_until_it_ends(stand: Stand) -> None:
+    """Whatever has not begun of it may bring the earliest time of all."""
+    stand.gate.begin("w", None)
+    assert stand.changes() == [(0, "open")]
+    stand.expect(partition=2)
+    stand.end_partition(stand.open(partition=2))
+    assert stand.changes() == [(1, "open"), (1, "done")]
+    assert stand.gate.end_write("w", [2, 4]) == [4]
+    assert stand.changes() == []
+    assert stand.gate.end_write("w", [2]) == []
+    assert stand.changes() == [(0, "done")]
+
+
+def test_a_write_that_began_already_does_not_begin_again(stand: Stand) -> None:
+    stand.expect(mine=range(0, 4, 2))
+    stand.end_partition(stand.open())
+    stand.changes()
+    stand.gate.begin("w", range(0, 4, 2))
+    stand.gate.begin("w", None)
+    assert stand.changes() == []
+
+
+@pytest.mark.parametrize("mine", [range(1, 1, 2), None], ids=["known", "unknown"])
+def test_a_subtask_to_which_nothing_of_a_write_comes_has_no_split(stand: Stand, mine: range | None) -> None:
+    stand.gate.begin("w", mine)
+    assert stand.gate.end_write("w", []) == []
+    assert stand.changes()[-1] == (-1, "none")
+    assert stand.woken == 2, "the task may be waiting"
+
+
+def test_a_subtask_has_a_split_as_long_as_another_write_has_one(stand: Stand) -> None:
+    stand.expect(write="a", mine=range(2))
+    stand.gate.begin("b", range(0))
+    assert stand.changes() == [(0, "open"), (1, "open")]
+
+
+def test_partitions_that_never_began_are_done_with_the_write(stand: Stand) -> None:
+    """Of a write that was aborted, or said that it had more than it has."""
+    stand.expect(mine=range(3))
+    stand.end_partition(stand.open())
+    stand.changes()
+    assert stand.gate.end_write("w", [0]) == []
+    assert stand.changes() == [(1, "done"), (2, "done")]
+
+
+def test_an_attempt_that_still_writes_when_its_write_ends_has_a_split_until_its_link_ends(
+    stand: Stand,
+) -> None:
+    channel = stand.take("a")
+    stand.expect(partition=1)
+    stand.changes()
+    assert stand.gate.end_write("w", []) == []
+    assert stand.changes() == [(0, "done"), (2, "done")]
+    with pytest.raises(UsageError, match="write w has ended without partition 1"):
+        stand.open(partition=1)
+    arrive(channel, element("b"))
+    assert stand.rows() == ["b"]
+    consumer_of(channel).fail(PeerLost("its task was killed"))
+    stand.rows()
+    stand.turn()
+    assert stand.changes() == [(1, "done")]
+    for partition in (0, 5):
+        with pytest.raises(UsageError, match=f"write w has ended without partition {partition}"):
+            stand.expect(attempt=2, partition=partition)
+    assert stand.changes() == []
 
 
 def test_a_split_whose_attempt_was_cut_is_not_done(stand: Stand) -> None:
@@ -274,9 +349,10 @@ def test_batches_of_a_query_that_were_complete_long_ago_stay_so(stand: Stand) ->
         write = f"query/{batch}"
         stand.expect(write=write)
         stand.end_partition(stand.open(write=write))
+        assert stand.gate.end_write(write, [0]) == []
     stand.expect(write="query/0", attempt=2)
     assert stand.told[-1].complete and stand.told[-1].rows == ROWS_FORGOTTEN
-    assert stand.gate.missing("query/0", [0]) == []
+    assert stand.gate.end_write("query/0", [0]) == []
     stand.expect(write="other/0")
     assert not stand.told[-1].complete
 

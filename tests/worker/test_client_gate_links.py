@@ -74,7 +74,7 @@ class Reading:
         return found
 
     def expect(
-        self, attempt: int, write: str = "w", partition: int = 0, mine: range = range(0)
+        self, attempt: int, write: str = "w", partition: int = 0, mine: range | None = None
     ) -> list[tuple[int, int, bool]]:
         """Rows, checksum and completeness; empty until the attempt may begin."""
         told: list[tuple[int, int, bool]] = []
@@ -82,14 +82,15 @@ class Reading:
         def ready(progress: Progress) -> None:
             told.append((progress.rows, progress.checksum, progress.complete))
 
-        self.gate.expect(write, partition, attempt, mine, ready)
+        self.gate.begin(write, mine)
+        self.gate.expect(write, partition, attempt, ready)
         return told
 
     def come(self, attempt: int, write: str = "w", partition: int = 0) -> Program:
         """The program of an attempt that is expected."""
         return Program(self, self.gate.open_channel(write, partition, attempt))
 
-    def write(self, attempt: int, write: str = "w", partition: int = 0, mine: range = range(0)) -> Program:
+    def write(self, attempt: int, write: str = "w", partition: int = 0, mine: range | None = None) -> Program:
         assert self.expect(attempt, write, partition, mine)
         return self.come(attempt, write, partition)
 
@@ -227,7 +228,7 @@ def test_half_an_element_is_dropped_and_the_next_attempt_goes_on(reading: Readin
     first.cut()
     assert reading.rows() == []
     assert reading.gate.channels == [] and reading.pool.in_use == 0
-    assert reading.gate.missing("w", [0]) == [0]
+    assert reading.gate.end_write("w", [0]) == [0]
     assert reading.expect(2) == [(1, zlib.crc32(payload), False)]
     second = reading.come(2)
     second.send([LONG])
@@ -253,14 +254,14 @@ def test_a_partition_whose_end_had_arrived_is_complete_although_its_link_broke(r
 
 
 def test_a_link_that_breaks_between_the_end_and_the_receipt_changes_nothing(reading: Reading) -> None:
-    program = reading.write(1)
+    program = reading.write(1, mine=range(1))
     program.finish()
     program.exchange()
     assert reading.gate.poll() is None  # the loop has yet to close the channel
     program.cut()
     assert reading.rows() == []
     assert reading.changes() == [(0, "open"), (0, "done")]
-    assert reading.gate.missing("w", [0]) == [] and not program.receipt
+    assert reading.gate.end_write("w", [0]) == [] and not program.receipt
     assert reading.pool.in_use == 0
 
 
@@ -348,7 +349,7 @@ def test_splits_open_with_the_write_and_are_done_with_their_partition(reading: R
     first = reading.write(1, partition=0, mine=range(0, 6, 2))
     assert reading.changes() == [(0, "open"), (1, "open"), (2, "open")]
     second = reading.write(1, partition=4, mine=range(0, 6, 2))
-    third = reading.write(1, write="v", partition=7)
+    third = reading.write(1, write="v", partition=7, mine=range(7, 8))
     assert reading.changes() == [(3, "open")]
     assert [program.channel.producer for program in (first, second, third)] == [0, 2, 3]
     for program in (second, first):

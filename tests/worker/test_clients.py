@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 
 from minishuffle.dataflow.stream import Stream
-from minishuffle.wire.clients import EndWrite, ExpectUpstream, UpstreamExpected, WriteEnded
+from minishuffle.wire.clients import (
+    BeginWrite,
+    EndWrite,
+    ExpectUpstream,
+    UpstreamExpected,
+    WriteBegun,
+    WriteEnded,
+)
 from minishuffle.wire.messages import ControlMessage
 from minishuffle.worker.clients import ExternalClients, ResultReaders
 
@@ -58,11 +65,25 @@ async def test_a_task_that_is_told_to_stop_leaves_the_answer_to_the_end_of_its_j
     assert door.end(2, last=True) is None
 
 
+async def test_a_write_begins_where_the_task_runs(site: Site) -> None:
+    door = Door(site)
+    fields: dict[str, Any] = {"job": "j1", "operator": 0, "index": 0, "task_attempt": 1}
+    begin = BeginWrite(term=1, ticket=1, write="w", partitions=3, **fields)
+    door.external.serve(begin)
+    assert door.answers == [WriteBegun(term=1, ticket=1)]
+    door.answers.clear()
+    assert door.end(2, 0, 1) == [0, 1]
+    door.task.paths.cancel()
+    door.external.serve(begin.model_copy(update={"ticket": 3}))
+    assert not door.answers, "the end of the job is told to whoever waits"
+    await site.finish()
+
+
 async def test_nobody_is_let_into_a_task_that_has_finished(site: Site) -> None:
     door = Door(site)
     door.end(1, last=True)
     await site.finish()
-    fields: dict[str, Any] = {"write": "w", "partition": 0, "partitions": 1, "attempt": 1}
+    fields: dict[str, Any] = {"write": "w", "partition": 0, "attempt": 1}
     door.external.serve(
         ExpectUpstream(term=1, job="j1", operator=0, index=0, task_attempt=1, ticket=2, **fields)
     )
@@ -73,7 +94,7 @@ async def test_nobody_is_let_into_a_task_that_has_finished(site: Site) -> None:
 
 async def test_a_ticket_of_an_earlier_term_opens_nothing(site: Site) -> None:
     door = Door(site)
-    fields: dict[str, Any] = {"write": "w", "partition": 0, "partitions": 1, "attempt": 1}
+    fields: dict[str, Any] = {"write": "w", "partition": 0, "attempt": 1}
     door.external.serve(
         ExpectUpstream(term=1, job="j1", operator=0, index=0, task_attempt=1, ticket=2, **fields)
     )

@@ -91,11 +91,12 @@ class SplitMark(Mark):
     """Which split the records are of: for watermarks by split, seen by the source's own chain only.
 
     ``open``: the split belongs to this subtask and has yet to end. ``current``: the batches that
-    follow are of it. ``done``: it has ended.
+    follow are of it. ``done``: it has ended. ``none``: the subtask has no split at all (``split`` is
+    -1), and until one is open nobody waits for it.
     """
 
     split: int
-    state: Literal["open", "current", "done"]
+    state: Literal["open", "current", "done", "none"]
 
 
 Emit: TypeAlias = Callable[["Batch | Mark"], None]

@@ -38,7 +38,8 @@ class AssignEventTime(ChainedOperator):
     """Passes records on, and after them ``Watermark(greatest time - out_of_order - 1)``.
 
     The greatest time is kept for each split of the source; the least of those that are open counts,
-    and one without a record yet holds all back. When none is open, the greatest of all counts.
+    and one without a record yet holds all back. When none is open, the greatest of all counts. A source
+    that says that it has no split for this subtask makes it :class:`Idle` until one is open.
     Watermarks and idleness from before are not passed on: these replace them.
 
     Args:
@@ -157,6 +158,15 @@ class AssignEventTime(ChainedOperator):
         match mark:
             case SplitMark(split, "open"):
                 self._open.setdefault(split, BEGINNING_OF_TIME)
+                self._last_record_at = self.context.now()
+                if self._idle:
+                    self._idle = False
+                    emit(Active())
+            case SplitMark(_, "none"):
+                self._tell(emit)
+                if not self._idle:
+                    self._idle = True
+                    emit(Idle())
             case SplitMark(split, "current"):
                 self._current = split
             case SplitMark(split, "done"):

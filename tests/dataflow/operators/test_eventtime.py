@@ -127,6 +127,33 @@ def test_each_is_as_if_a_watermark_came_after_every_record(batches: list[list[in
 
 # --- splits ---------------------------------------------------------------------------------------
 
+NONE = SplitMark(-1, "none")
+"""The source has no split for this subtask."""
+
+
+def test_a_subtask_without_splits_is_idle_until_one_is_open() -> None:
+    b = bench()
+    assert b.take(NONE) == [Idle()]
+    assert b.take(NONE) == []
+    assert b.take(SplitMark(0, "open")) == [Active()]
+    assert b.take(SplitMark(0, "current"), rows([10])) == [[10], Watermark(9)]
+    assert b.take(SplitMark(0, "done"), SplitMark(1, "open")) == []
+
+
+def test_the_time_that_was_reached_is_told_before_the_subtask_has_no_split() -> None:
+    b = bench()
+    b.take(SplitMark(0, "open"), SplitMark(1, "open"), SplitMark(0, "current"), rows([10]))
+    assert b.take(SplitMark(0, "done"), SplitMark(1, "done"), NONE) == [Watermark(9), Idle()]
+
+
+def test_the_wait_for_records_begins_again_with_a_split() -> None:
+    b = bench(idle=5.0)
+    b.take(NONE)
+    b.wait(60.0)
+    assert b.take(SplitMark(0, "open")) == [Active()]
+    assert b.wait(4.0) == []
+    assert b.wait(2.0) == [Idle()]
+
 
 def test_the_least_split_counts_and_one_without_records_holds_all_back() -> None:
     b = bench(each=True)
