@@ -18,6 +18,7 @@ from minishuffle.errors import (
     TaskFailed,
     UsageError,
 )
+from minishuffle.exchange.buffers import Flush
 from minishuffle.exchange.elements import encode
 from minishuffle.exchange.partition import ResultPartition, serve
 from minishuffle.ids import JobId, PartitionId
@@ -46,7 +47,6 @@ __all__ = ["StreamWriter", "abort_write", "commit_write", "describe_stream", "en
 
 OPEN_SECONDS_MAX = 600.0
 """How long an attempt waits for the job to read what an older one had sent."""
-FLUSH_SECONDS = 0.1
 ACKNOWLEDGE_LOOK_SECONDS = 0.02
 SUPERSEDED_SECONDS_MAX = 600.0
 SUPERSEDED_LOOK_SECONDS = 1.0
@@ -92,7 +92,6 @@ class StreamWriter:
         self._opened: UpstreamOpened
         self._connection: ExternalConnection | None = None
         self._partition: ResultPartition
-        self._flushed_at = 0.0
         self._attached = False
 
     def __enter__(self) -> StreamWriter:
@@ -118,6 +117,7 @@ class StreamWriter:
                 lambda: connection.paths.acquire(pool),
                 lambda subpartition: connection.paths.notify(subpartition),
                 connection.counters,
+                Flush.ADAPTIVE,  # The next write may be long in coming.
             )
             pool.on_available(lambda: connection.paths.bell.ring())
             try:
@@ -167,10 +167,6 @@ class StreamWriter:
             self._partition.write(0, rows, parts)
         except TaskCancelled:
             raise self._explained(connection.error or PeerLost("the connection is gone")) from None
-        now = time.monotonic()
-        if now - self._flushed_at > FLUSH_SECONDS and self._partition.subpartitions[0].flush():
-            self._flushed_at = now
-            connection.paths.notify(self._partition.subpartitions[0])
 
     def _check_skipped(self) -> None:
         opened = self._opened

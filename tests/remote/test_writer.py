@@ -85,6 +85,17 @@ def test_a_stream_without_end_takes_one_write_after_another(field: Any, rows: Ro
     assert handle.info().state == "running"
 
 
+def test_what_a_slow_partition_wrote_last_does_not_wait_for_its_next_write(
+    field: Any, rows: Rows, until: Any
+) -> None:
+    handle = field.submit(bounded=False, parallelism=1)
+    with field.writer() as writer:
+        for number in range(3):
+            writer.write(rows(number, 1))
+        until(lambda: sum(task.counters.records_in for task in handle.info().tasks) == 3, "all 3 rows")
+        writer.finish()
+
+
 # --- back-pressure -------------------------------------------------------------------------------
 
 
