@@ -58,6 +58,12 @@ LINK_REQUESTS_MAX: Final = 64
 """Requests of one control link that wait: for something new of a job, or for a worker's answer."""
 CLOSE_SECONDS_MAX: Final = 5.0
 """How long a control link that is being closed may take to send what it still holds."""
+HTTP_CONNECTIONS_MAX: Final = 16
+"""On one HTTP port; the oldest makes room for a new one. Prometheus keeps one open."""
+HTTP_IDLE_SECONDS_MAX: Final = 30.0
+"""How long an HTTP connection may wait for a request, or take to send the head of one."""
+HTTP_CLOSE_SECONDS_MAX: Final = 2.0
+"""How long requests that are being answered may hold up the end of a process."""
 CHANNELS_PER_CONNECTION_MAX: Final = 65_536
 CREDIT_MAX: Final = 1 << 20
 EVENTS_QUEUED_PER_CHANNEL_MAX: Final = 64

@@ -3,13 +3,16 @@
 They run on the process's own event loop and read snapshots, so a scrape costs the loop a few
 milliseconds and the data path nothing. Everything here is for reading. The ``Host`` of a request is
 checked, so that a web page in somebody's browser cannot read a cluster on loopback by pointing a
-name of its own there.
+name of its own there. Connections are few and do not stay idle: whoever opens many, or sends half of
+a request, costs a process a bounded number of file descriptors for a bounded time.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import version
 from ipaddress import ip_address
 
@@ -19,13 +22,14 @@ from aiohttp.typedefs import Handler
 from prometheus_client import CollectorRegistry
 from prometheus_client.aiohttp import make_aiohttp_handler
 
+from minishuffle import limits
 from minishuffle.counters import CoordinatorSnapshot, WorkerEntry, WorkerSnapshot
 from minishuffle.ids import Address
 from minishuffle.observe.metrics import coordinator_registry, worker_registry
 from minishuffle.observe.prometheus import SD_REFRESH_SECONDS
 from minishuffle.transport.addresses import cannot_listen
 
-__all__ = ["WebServer", "serve_coordinator_web", "serve_worker_web"]
+__all__ = ["HttpLimits", "WebServer", "serve_coordinator_web", "serve_worker_web"]
 
 LOST_LISTED_SECONDS = 600.0
 """A target that leaves the list vanishes from Prometheus before an alert on it can fire."""
@@ -42,31 +46,46 @@ def _is_our_fault(record: logging.LogRecord) -> bool:
 _log.addFilter(_is_our_fault)
 
 
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """How many connections a server has at once, and how long one may take over the head of a request."""
+
+    connections: int = limits.HTTP_CONNECTIONS_MAX
+    idle_seconds: float = limits.HTTP_IDLE_SECONDS_MAX
+
+
+DEFAULT = HttpLimits()
+
+
 class WebServer:
     """A server that listens until it is closed."""
 
-    def __init__(self, runner: web.AppRunner, port: int) -> None:
+    def __init__(self, runner: web.AppRunner, listener: asyncio.Server) -> None:
         self._runner = runner
-        self.port = port
+        self._listener = listener
+        self.port: int = listener.sockets[0].getsockname()[1]
         """The port that it listens on, also when port 0 was asked for."""
 
     async def close(self) -> None:
         """Stop listening and close what is open; harmless when done twice."""
+        self._listener.close()
         await self._runner.cleanup()
 
 
-async def serve_worker_web(snapshot: Callable[[], WorkerSnapshot], host: str, port: int) -> WebServer:
+async def serve_worker_web(
+    snapshot: Callable[[], WorkerSnapshot], host: str, port: int, http: HttpLimits = DEFAULT
+) -> WebServer:
     """Serve a worker's ``/metrics``; port 0 takes a free one.
 
     Raises:
         UsageError: the port is taken, or ``host`` is not an address of this machine.
     """
     registry = worker_registry(snapshot, version("minishuffle"))
-    return await _serve(_application(host, registry), host, port)
+    return await _serve(_application(host, registry), host, port, http)
 
 
 async def serve_coordinator_web(
-    snapshot: Callable[[], CoordinatorSnapshot], host: str, port: int
+    snapshot: Callable[[], CoordinatorSnapshot], host: str, port: int, http: HttpLimits = DEFAULT
 ) -> WebServer:
     """Serve the coordinator's ``/metrics``, ``/sd/prometheus`` and a page that lists the workers'.
 
@@ -86,7 +105,7 @@ async def serve_coordinator_web(
 
     app.router.add_get("/sd/prometheus", service_discovery)
     app.router.add_get("/", index)
-    return await _serve(app, host, port)
+    return await _serve(app, host, port, http)
 
 
 def _application(bound: str, registry: CollectorRegistry) -> web.Application:
@@ -120,15 +139,45 @@ def _reached_at(request: web.Request) -> Address:
     return Address(name[0], name[1])
 
 
-async def _serve(app: web.Application, host: str, port: int) -> WebServer:
-    runner = web.AppRunner(app, access_log=None, logger=_log)
+async def _serve(app: web.Application, host: str, port: int, http: HttpLimits) -> WebServer:
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        logger=_log,
+        keepalive_timeout=http.idle_seconds,  # From the start of a connection, so a slow head counts too.
+        shutdown_timeout=limits.HTTP_CLOSE_SECONDS_MAX,
+    )
     await runner.setup()
+    assert runner.server is not None
     try:
-        await web.TCPSite(runner, host, port).start()
+        listener = await asyncio.get_running_loop().create_server(
+            _accepting(runner.server, http.connections), host, port, backlog=http.connections
+        )
     except OSError as error:
         await runner.cleanup()
         raise cannot_listen(host, port, error, "--web-port") from error
-    return WebServer(runner, runner.addresses[0][1])
+    return WebServer(runner, listener)
+
+
+def _accepting(server: web.Server, most: int) -> Callable[[], asyncio.Protocol]:
+    """Has the oldest connection make room for a new one. Refusing the new one would lock everybody out as
+    long as somebody holds as many as there may be."""
+    closed = 0
+
+    def accept() -> asyncio.Protocol:
+        nonlocal closed
+        open_now = [handler for handler in server.connections if handler.transport is not None]
+        for handler in open_now[: max(0, len(open_now) + 1 - most)]:
+            transport = handler.transport
+            handler.force_close()
+            if transport is not None:
+                transport.abort()  # Whoever does not read an answer would else keep it open.
+            closed += 1
+            if closed & (closed - 1) == 0:  # The 1st, 2nd, 4th, …: a flood does not fill the log.
+                _log.warning("more than %d HTTP connections at once: %d closed so far", most, closed)
+        return server()
+
+    return accept
 
 
 def _target_groups(coordinator: Address, snapshot: CoordinatorSnapshot) -> list[dict[str, object]]:

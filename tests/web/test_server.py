@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -26,7 +28,7 @@ from minishuffle.counters import (
     WorkerSnapshot,
 )
 from minishuffle.errors import UsageError
-from minishuffle.web.server import WebServer, serve_coordinator_web, serve_worker_web
+from minishuffle.web.server import HttpLimits, WebServer, serve_coordinator_web, serve_worker_web
 
 T = TypeVar("T")
 Run = Callable[[Awaitable[T]], T]
@@ -102,8 +104,8 @@ async def closing(starting: Awaitable[WebServer]) -> AsyncIterator[WebServer]:
         await server.close()
 
 
-def worker_web(host: str = HOST) -> Awaitable[WebServer]:
-    return serve_worker_web(lambda: WORKER, host, 0)
+def worker_web(host: str = HOST, http: HttpLimits = HttpLimits()) -> Awaitable[WebServer]:  # noqa: B008
+    return serve_worker_web(lambda: WORKER, host, 0, http)
 
 
 def coordinator_web(port: int = 0) -> Awaitable[WebServer]:
@@ -248,6 +250,78 @@ def test_after_close_the_port_is_free(run: Run[None]) -> None:
                 await get(server, "/metrics")
             async with closing(serve_worker_web(lambda: WORKER, HOST, server.port)) as again:
                 assert (await get(again, "/metrics"))[0] == 200
+
+    run(body())
+
+
+HALF = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n"
+WHOLE = HALF + b"\r\n"
+
+
+async def ended(reader: asyncio.StreamReader) -> bool:
+    """Read until the server closes the connection."""
+    with contextlib.suppress(ConnectionResetError):
+        while await reader.read(1 << 16):
+            pass
+    return True
+
+
+@pytest.mark.parametrize("sent", [b"", HALF, WHOLE], ids=["nothing", "half a head", "a request"])
+def test_a_connection_that_waits_for_a_request_is_closed(run: Run[None], sent: bytes) -> None:
+    async def body() -> None:
+        async with closing(worker_web(http=HttpLimits(idle_seconds=0.2))) as server:
+            reader, writer = await asyncio.open_connection(HOST, server.port)
+            writer.write(sent)
+            assert await ended(reader)
+            writer.close()
+
+    run(body())
+
+
+def test_a_head_that_trickles_in_is_not_waited_for(run: Run[None]) -> None:
+    async def body() -> None:
+        async with closing(worker_web(http=HttpLimits(idle_seconds=0.2))) as server:
+            reader, writer = await asyncio.open_connection(HOST, server.port)
+            end = asyncio.create_task(ended(reader))
+            while not (await asyncio.wait([end], timeout=0.02))[0]:
+                writer.write(b"G")
+            writer.close()
+
+    run(body())
+
+
+def test_many_connections_lock_nobody_out(run: Run[None], caplog: pytest.LogCaptureFixture) -> None:
+    async def body() -> None:
+        async with closing(worker_web(http=HttpLimits(connections=4))) as server:
+            opened = []
+            for _ in range(40):
+                opened.append(await asyncio.open_connection(HOST, server.port))
+                opened[-1][1].write(HALF)
+            status, _, _ = await get(server, "/metrics")
+            assert status == 200
+            for reader, _ in opened[: 40 - 4]:
+                assert await ended(reader), "long before its time is up"
+            for _, writer in opened:
+                writer.close()
+
+    run(body())
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("minishuffle")]
+    assert lines[0] == "more than 4 HTTP connections at once: 1 closed so far"
+    assert len(lines) < 10
+
+
+def test_an_answer_that_nobody_reads_does_not_hold_a_connection(run: Run[None]) -> None:
+    async def body() -> None:
+        async with closing(worker_web(http=HttpLimits(connections=1))) as server:
+            with socket.create_connection((HOST, server.port)) as greedy:
+                greedy.setblocking(False)
+                loop = asyncio.get_running_loop()
+                with contextlib.suppress(TimeoutError):  # Its answers fill all buffers in between.
+                    async with asyncio.timeout(1.0):
+                        while True:
+                            await loop.sock_sendall(greedy, WHOLE)
+                status, _, _ = await get(server, "/metrics")
+                assert status == 200
 
     run(body())
 
