@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Child",
+    "DETACH",
     "LocalCluster",
     "LocalProcesses",
     "checked_settings",
@@ -52,11 +53,13 @@ __all__ = [
 #
 # Every child writes its standard output and error to files in the state directory (a pipe that
 # nobody reads would block user code that prints), and its first line of output is one JSON object
-# that says where it listens. An *attached* child holds the read end of a pipe from its parent as
-# standard input and stops when that pipe reaches its end, so that it never outlives the parent,
-# however the parent dies.
+# that says where it listens. A child holds the read end of a pipe from its parent as standard input
+# and stops when that pipe reaches its end, so that it never outlives the parent, however the parent
+# dies, unless the parent has written DETACH into it.
 
 
+DETACH = b"detach\n"
+"""What a parent tells its children by when they may outlive it."""
 POLL_SECONDS = 0.02
 LOG_TAIL_LINES = 20
 
@@ -75,6 +78,12 @@ class Child:
     @property
     def pid(self) -> int:
         return self.process.pid
+
+    def detach(self) -> None:
+        """Let the process outlive this one."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(DETACH)
+        self.process.stdin.flush()
 
     def tail(self) -> str:
         """The last lines that the process wrote to its standard error."""
@@ -154,20 +163,18 @@ def signals_later() -> Iterator[None]:
             signal.raise_signal(late)
 
 
-def spawn(name: str, arguments: Sequence[str], state_dir: Path, *, attached: bool) -> Child:
+def spawn(name: str, arguments: Sequence[str], state_dir: Path) -> Child:
     """Start ``python -m minishuffle.cli`` with ``arguments``, in a session of its own.
 
     Of its own so that Ctrl-C in the terminal reaches the parent alone, which then stops its children
     in order.
     """
     out, log = state_dir / f"{name}.out", state_dir / f"{name}.log"
-    command = [sys.executable, "-m", "minishuffle.cli", *arguments]
-    if attached:
-        command.append("--exit-with-parent")
+    command = [sys.executable, "-m", "minishuffle.cli", *arguments, "--exit-with-parent"]
     with out.open("wb") as stdout, log.open("wb") as stderr:
         process = subprocess.Popen(
             command,
-            stdin=subprocess.PIPE if attached else subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=stdout,
             stderr=stderr,
             start_new_session=True,
@@ -201,15 +208,11 @@ def wait_until_ready(child: Child, deadline: float) -> dict[str, Any]:
 
 
 def stop_children(children: Sequence[Child], grace_seconds: float) -> None:
-    """End every child that still runs: asked first, then TERM, then KILL; at most ~2 graces.
-
-    Closing standard input is the asking; a detached child has none and gets TERM at once.
-    """
+    """End every child that still runs: by the end of its standard input, then TERM, then KILL; at most
+    ~2 graces."""
     for child in children:
         if child.process.stdin is not None:
             child.process.stdin.close()
-        else:
-            child.process.terminate()
     _wait_all(children, grace_seconds)
     for child in children:
         if child.process.poll() is None:
@@ -237,7 +240,6 @@ def start_processes(
     host: str = "127.0.0.1",
     port: int = 0,
     web_port: int = 0,
-    attached: bool = True,
     timeout: float = 60.0,
 ) -> LocalProcesses:
     """Start one coordinator and ``workers`` workers (ids 1, 2, …) and wait until all are registered.
@@ -253,7 +255,7 @@ def start_processes(
     try:
         arguments = [*common, "coordinator", "start", *listen, *flags]
         with signals_later():
-            coordinator = spawn("coordinator", arguments, state_dir, attached=attached)
+            coordinator = spawn("coordinator", arguments, state_dir)
             started.append(coordinator)
         where = wait_until_ready(coordinator, deadline)
         address = Address(host, int(where["port"]))
@@ -262,7 +264,7 @@ def start_processes(
             arguments = [*common, "--coordinator", str(address), "worker", "start", "--host", host]
             arguments += ["--id", str(worker), *flags]
             with signals_later():
-                by_id[worker] = spawn(f"worker-{worker}", arguments, state_dir, attached=attached)
+                by_id[worker] = spawn(f"worker-{worker}", arguments, state_dir)
                 started.append(by_id[worker])
         for child in by_id.values():
             wait_until_ready(child, deadline)

@@ -36,7 +36,7 @@ def python(directory: Path, program: str, name: str = "child") -> Child:
 
 
 def test_a_child_that_ends_at_its_start_is_quoted(tmp_path: Path) -> None:
-    child = spawn("worker-1", ["worker", "start", "--id", "many"], tmp_path, attached=True)
+    child = spawn("worker-1", ["worker", "start", "--id", "many"], tmp_path)
     with pytest.raises(ShuffleError, match=r"worker-1 ended with code 2 .*\nminishuffle: .*--id.*many"):
         wait_until_ready(child, time.monotonic() + 30)
     stop_children([child], 1.0)

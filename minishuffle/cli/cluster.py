@@ -94,7 +94,6 @@ def up(
         host=host,
         port=port,
         web_port=web_port,
-        attached=not detach,
         timeout=START_SECONDS,
     )
     keep = False
@@ -102,6 +101,9 @@ def up(
         try:
             _write_record(session, processes, host)
             with _supplied(on_spark, spark_python, workers, session, processes, settings) as supplier:
+                if detach:  # Only now that a record says where they are.
+                    for child in processes.children:
+                        child.detach()
                 _tell(session, processes, settings, workers)
                 keep = detach
                 if not detach:

@@ -26,6 +26,7 @@ from minishuffle.cli.session import (
 )
 from minishuffle.config import ClusterSettings
 from minishuffle.errors import UnknownName
+from minishuffle.local import DETACH
 from minishuffle.wire.messages import WORKER_NUMBER_MAX
 
 __all__ = ["coordinator", "worker"]
@@ -51,7 +52,9 @@ def process_options(command: Any) -> Any:
     """Options of both kinds of process."""
     host = click.option("--host", default=DEFAULT_HOST, show_default=True, help="Address to listen on.")
     parent = click.option(
-        "--exit-with-parent", is_flag=True, help="Stop when standard input reaches its end."
+        "--exit-with-parent",
+        is_flag=True,
+        help="Stop when standard input reaches its end without a line 'detach'.",
     )
     return settings_options(host(parent(late_global_options(command))))
 
@@ -183,11 +186,13 @@ def _loop_factory(settings: ClusterSettings) -> Callable[[], asyncio.AbstractEve
 
 
 def _watch_parent(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    """Stop when standard input ends, and end for certain even if user code keeps the process."""
+    """Stop when standard input ends, and end for certain even if user code keeps the process; no more
+    once the parent has said that this process may outlive it."""
 
     def watch() -> None:
-        while os.read(sys.stdin.fileno(), 1024):
-            pass
+        while line := os.read(sys.stdin.fileno(), 1024):
+            if line == DETACH:
+                return
         try:
             loop.call_soon_threadsafe(stop.set)
         except RuntimeError:
