@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -38,6 +39,7 @@ __all__ = [
     "LocalCluster",
     "LocalProcesses",
     "checked_settings",
+    "remove_abandoned_state",
     "settings_flags",
     "signals_later",
     "spawn",
@@ -274,6 +276,39 @@ def start_processes(
     return LocalProcesses(address, int(where["web_port"]), coordinator, by_id)
 
 
+# --- state ----------------------------------------------------------------------------------------
+#
+# Directories of clusters that live as long as a program. A program that is killed leaves its own behind;
+# the lock that it held on a file in there is gone with it, however it ended.
+
+STATE_PREFIX = "minishuffle-"
+OWNER_FILE = "owner"
+
+
+def _make_state_dir() -> tuple[Path, int]:
+    """A directory of mode 0700, and the descriptor that holds the lock on it."""
+    directory = Path(tempfile.mkdtemp(prefix=STATE_PREFIX))
+    new = directory / f"{OWNER_FILE}.new"
+    descriptor = os.open(new, os.O_CREAT | os.O_WRONLY, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    new.rename(directory / OWNER_FILE)  # Never there without its lock while its owner lives.
+    return directory, descriptor
+
+
+def remove_abandoned_state() -> None:
+    """Remove state directories of this user's whose owners are dead."""
+    for file in Path(tempfile.gettempdir()).glob(f"{STATE_PREFIX}*/{OWNER_FILE}"):
+        with contextlib.suppress(OSError):  # It is another user's, or locked, or just being removed.
+            if file.parent.stat().st_uid != os.getuid():
+                continue
+            descriptor = os.open(file, os.O_WRONLY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(file.parent, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
 # --- local_cluster --------------------------------------------------------------------------------
 
 STOP_GRACE_SECONDS = 15.0
@@ -283,8 +318,9 @@ class LocalCluster:
     """One coordinator and ``workers`` worker processes with ``slots`` slots each, on loopback.
 
     Entering it starts them and waits until all are registered; leaving it stops them and removes
-    their state directory. The processes end with this one even if it is killed. Further keywords are
-    fields of :class:`~minishuffle.config.ClusterSettings`, e.g. ``segment_bytes=4096``.
+    their state directory. The processes end with this one even if it is killed, and the next cluster
+    removes the directory then. Further keywords are fields of
+    :class:`~minishuffle.config.ClusterSettings`, e.g. ``segment_bytes=4096``.
 
     Raises (on entry):
         UsageError: a number or a setting does not fit.
@@ -301,6 +337,7 @@ class LocalCluster:
         self._settings = checked_settings(slots=slots, **settings)
         self._startup_timeout = startup_timeout
         self._state_dir: Path | None = None
+        self._state_lock = -1
         self._processes: LocalProcesses | None = None
         self._client: Client | None = None
         self._secret = b""
@@ -312,7 +349,8 @@ class LocalCluster:
     def _start(self, workers: int, host: str) -> None:
         if self._processes is not None:
             raise UsageError("this cluster is running already")
-        state_dir = Path(tempfile.mkdtemp(prefix="minishuffle-"))  # mode 0700
+        remove_abandoned_state()
+        state_dir, self._state_lock = _make_state_dir()
         self._state_dir = state_dir
         try:
             secret_file = state_dir / "secret"
@@ -444,4 +482,5 @@ class LocalCluster:
         finally:
             if self._state_dir is not None:
                 shutil.rmtree(self._state_dir, ignore_errors=True)
+                os.close(self._state_lock)
                 self._state_dir = None

@@ -29,7 +29,14 @@ from minishuffle.client import Client
 from minishuffle.config import ClusterSettings, create_secret
 from minishuffle.errors import PeerLost, ResourceExhausted, ShuffleError, UsageError
 from minishuffle.ids import Address
-from minishuffle.local import Child, LocalProcesses, settings_flags, start_processes, stop_children
+from minishuffle.local import (
+    Child,
+    LocalProcesses,
+    remove_abandoned_state,
+    settings_flags,
+    start_processes,
+    stop_children,
+)
 from minishuffle.observe.prometheus import prometheus_command, prometheus_config
 
 if TYPE_CHECKING:
@@ -81,6 +88,7 @@ def up(
     _refuse_second(session)
     web_port = web_port if web_port is not None else (port + 1 if 0 < port < 65535 else 0)
     doctor.require_free_ports(host, port, web_port)
+    remove_abandoned_state()
     session.directory().mkdir(mode=0o700, parents=True, exist_ok=True)
     if not session.secret_path().exists():
         create_secret(session.secret_path())
