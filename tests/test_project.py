@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,3 +46,25 @@ def test_nothing_is_left_for_later() -> None:
     files += (ROOT / "minishuffle").rglob("README.md")
     found = {str(path): LEFTOVER.search(path.read_text(encoding="utf-8")) for path in files}
     assert not [f"{name}: {match[0]}" for name, match in found.items() if match]
+
+
+PYTHON_THAT_NOTES = """#!/bin/sh
+# Splits PIP_CONSTRAINT at blanks, as pip does.
+for file in ${PIP_CONSTRAINT-}; do
+    [ -f "$file" ] || { echo "ERROR: no constraints in '$file'"; exit 1; }
+done
+"""
+
+
+def test_the_environment_is_made_in_a_folder_with_a_blank_in_its_name(tmp_path: Path) -> None:
+    clone = tmp_path / "with space"
+    (clone / "scripts").mkdir(parents=True)
+    for name in ("scripts/bootstrap", "requirements.lock", "requirements-spark.lock", "pyproject.toml"):
+        shutil.copy(ROOT / name, clone / name)
+    python = clone / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(PYTHON_THAT_NOTES)
+    python.chmod(0o755)
+    made = subprocess.run([clone / "scripts" / "bootstrap"], capture_output=True, text=True, timeout=60)
+    assert made.returncode == 0, made.stderr
+    assert "done: .venv is ready" in made.stderr

@@ -36,12 +36,13 @@ class DataDirectory:
 
     def readable(self, spark: SparkSession, file: Path) -> str:
         """Where every task of Spark reads this file: it is copied to ``uri`` if there is one."""
+        here = f"file://{file.resolve()}"  # As it is: Hadoop takes the %20 of a quoted URI for a name.
         if self.uri is None:
-            return file.resolve().as_uri()
+            return here
         jvm, context = spark._jvm, spark.sparkContext._jsc
         assert jvm is not None
         target = jvm.org.apache.hadoop.fs.Path(f"{self.uri.rstrip('/')}/{file.name}")
-        source = jvm.org.apache.hadoop.fs.Path(file.resolve().as_uri())
+        source = jvm.org.apache.hadoop.fs.Path(here)
         system = target.getFileSystem(context.hadoopConfiguration())
         if not system.exists(target) or system.getFileStatus(target).getLen() != file.stat().st_size:
             system.copyFromLocalFile(False, True, source, target)
