@@ -5,6 +5,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from minishuffle.cli.main import cli
+from support.spark import spark  # noqa: F401  (a fixture)
 
 Run = Callable[..., Result]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -117,12 +117,6 @@ def test_standard_output_is_for_json_alone_if_it_is_asked_for(
         assert result.stderr == "loaded\nrun\nfigures\n"
     else:
         assert result.stdout.startswith("loaded\nrun\n")
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    with command.started_spark("tests", "local[2]", False, None) as session:
-        yield session
 
 
 @pytest.fixture

@@ -296,7 +296,8 @@ def test_the_demo_passes_and_leaves_nothing(
     (tmp_path / "tmp").mkdir()
     out, _ = shell.run("demo", seconds=200.0)
     assert "equal to plain Python's count" in out
-    assert "EQUAL: 60,142 rows of minishuffle and of Spark" in out
+    assert "EQUAL: 60,142 rows of minishuffle and of Spark" in out  # A whole year, the only one in the tests.
+    assert "\n362,891 rows in at " in out and ", 0 late; " in out
     assert out.count(" ok ") == 5
     assert "minishuffle cluster up" in out.splitlines()[-3]
     assert list((tmp_path / "tmp").iterdir()) == []

@@ -1,4 +1,4 @@
-"""What tests with Spark share: one session and one cluster for each module, and bounded waits."""
+"""What tests with Spark share: its session, one cluster for each module, and bounded waits."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ import pytest
 
 from minishuffle.local import LocalCluster
 from minishuffle.remote.access import Access, find_access
-from minishuffle.spark.session import spark_session, stop_spark
+from support.spark import own_jvm, spark  # noqa: F401  (fixtures)
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 SECONDS_MAX = 60.0
-TASK_ATTEMPTS = 4
 Options = dict[str, str]
 
 
@@ -32,16 +31,6 @@ def until(condition: Callable[[], Any], what: str, seconds: float = SECONDS_MAX)
 def differences(one: DataFrame, other: DataFrame) -> tuple[int, int]:
     """How many rows only the one has and how many only the other, each counted as often as it is there."""
     return one.exceptAll(other).count(), other.exceptAll(one).count()
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    """Two cores, and tasks that are tried again."""
-    session = spark_session("tests", master=f"local[2,{TASK_ATTEMPTS}]")
-    try:
-        yield session
-    finally:
-        stop_spark(session)
 
 
 @pytest.fixture(scope="module")

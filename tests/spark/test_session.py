@@ -18,7 +18,7 @@ from pyspark import SparkContext
 from minishuffle.errors import UsageError
 from minishuffle.spark.session import SparkFailed, spark_session, stop_spark
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("own_jvm")]
 
 SECONDS_MAX = 60.0
 Until = Callable[..., Any]

@@ -1,0 +1,47 @@
+"""One session of Spark, and so one JVM, for each process of the test run.
+
+A JVM takes seconds to start and gets faster the more it has run. Tests that need a Spark of their own say
+``own_jvm``: the shared one is ended before them, and comes back with the next test that asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["end_spark", "own_jvm", "spark"]
+
+MASTER = "local[2,4]"
+"""Two cores; a task is tried four times."""
+_shared: list[SparkSession] = []
+
+
+@pytest.fixture(scope="module")
+def spark(request: pytest.FixtureRequest) -> Iterator[SparkSession]:
+    """The shared session; what a module caches in it goes with the module."""
+    from minishuffle.spark.session import spark_session
+
+    if not _shared:
+        _shared.append(spark_session("tests", master=MASTER))
+        request.config.add_cleanup(end_spark)
+    yield _shared[0]
+    _shared[0].catalog.clearCache()
+
+
+@pytest.fixture
+def own_jvm() -> None:
+    """Ends the shared session: a process has one JVM, with one master and one set of options."""
+    end_spark()
+
+
+def end_spark() -> None:
+    """End the shared session if there is one."""
+    from minishuffle.spark.session import stop_spark
+
+    while _shared:
+        stop_spark(_shared.pop())
