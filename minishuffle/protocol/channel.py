@@ -206,7 +206,10 @@ class ProducerChannel:
         """
         if self.credit.available:
             return 0
-        backlog = self.view.backlog() + self._partial(self.view.next_type())
+        backlog = self.view.backlog()
+        if not self._exclusive and self.view.next_type() is NextType.PARTIAL:
+            backlog += 1
+            self.view.hold()  # this look has ended the one before
         if backlog and backlog >= 2 * self.announced:
             self.announced = backlog
             return backlog

@@ -226,6 +226,27 @@ def test_an_adaptive_writer_wakes_the_loop_once_while_its_elements_gather(
     assert len(woken) == 2
 
 
+@pytest.mark.parametrize(("exclusive", "floating"), [(1, 4), (0, 1)])
+def test_an_adaptive_writer_wakes_the_loop_once_while_there_is_no_credit(
+    peers_of: Callable[..., Peers], monkeypatch: pytest.MonkeyPatch, exclusive: int, floating: int
+) -> None:
+    peers = peers_of(channels=1, exclusive=exclusive, floating=floating)
+    peers.partition.subpartitions[0].flushing = Flush.ADAPTIVE
+    peers.request_all()
+    peers.settle()
+    peers.partition.write(0, 1, [b"a"])
+    peers.settle()
+    woken: list[Subpartition] = []
+    monkeypatch.setattr(peers.partition, "_notify", lambda each: (woken.append(each), each.attend()))
+    for _ in range(10):
+        peers.partition.write(0, 1, [b"b"])
+        peers.settle()
+    assert len(woken) == 1
+    assert peers.consume(0)
+    peers.settle()
+    assert [bytes(received.payload) for received in peers.gates[0].queue] == [b"b" * 10]
+
+
 def test_elements_that_are_sent_at_once_gather_while_the_link_or_the_credit_does_not_let_them(
     peers_of: Callable[..., Peers],
 ) -> None:
