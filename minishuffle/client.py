@@ -104,12 +104,12 @@ class JobHandle:
         """Ask for the job to be cancelled; :meth:`wait` says when it is.
 
         Raises:
-            UsageError: it is over already.
+            UsageError: it has ended already.
         """
         self._client.cancel(self.id)
 
     def wait(self, timeout: float | None = None) -> JobResult:
-        """Wait until the job is over and give its rows and results.
+        """Wait until the job has ended and give its rows and results.
 
         Raises:
             TaskFailed: the job failed; the text has the first cause and the user's traceback.
@@ -152,7 +152,7 @@ class JobHandle:
                 raise TimeoutError(f"job {self.id} ({self.name}) is still {info.state} after {timeout} s")
 
     def rows(self) -> Iterator[Any]:
-        """The rows of the ``collect`` sink as they arrive, until the job is over.
+        """The rows of the ``collect`` sink as they arrive, until the job ends.
 
         Raises:
             ResourceExhausted: they are too many to be kept for a job that ended a while ago.
@@ -172,11 +172,11 @@ class JobHandle:
     __iter__ = rows
 
     def events(self, follow: bool = False) -> Iterator[JobEvent]:
-        """What happened to the job; with ``follow`` until it is over."""
+        """What happened to the job; with ``follow`` until it ends."""
         return self._client.events(self.id, follow)
 
     def logs(self, follow: bool = False) -> Iterator[str]:
-        """What its ``print`` sinks and its functions logged; with ``follow`` until it is over."""
+        """What its ``print`` sinks and its functions logged; with ``follow`` until it ends."""
         return self._client.logs(self.id, follow)
 
 
@@ -318,7 +318,7 @@ class Client:
         """Ask for a job to be cancelled.
 
         Raises:
-            UsageError: it is over already.
+            UsageError: it has ended already.
         """
         self.request(CancelJob(job=job), Accepted)
 
@@ -337,7 +337,7 @@ class Client:
         self.close()
 
     def events(self, job: str, follow: bool = False) -> Iterator[JobEvent]:
-        """Events of a job, oldest first; with ``follow`` waits for more until the job is over."""
+        """Events of a job, oldest first; with ``follow`` waits for more until the job ends."""
         after, wait = 0, LONG_POLL_SECONDS if follow else 0.0
         while True:
             reply = self.request(GetEvents(job=job, after=after, wait_seconds=wait), JobEvents, wait)
@@ -347,7 +347,7 @@ class Client:
             after = reply.events[-1].number if reply.events else after
 
     def logs(self, job: str, follow: bool = False) -> Iterator[str]:
-        """Log lines of a job, oldest first; with ``follow`` waits for more until the job is over."""
+        """Log lines of a job, oldest first; with ``follow`` waits for more until the job ends."""
         after, wait = 0, LONG_POLL_SECONDS if follow else 0.0
         while True:
             reply = self.request(GetLogs(job=job, after=after, wait_seconds=wait), JobLogs, wait)

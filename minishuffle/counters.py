@@ -86,7 +86,7 @@ class ConnectionCounters:
     payload_bytes_out: int = 0
     rows_out: int = 0
     rows_discarded: int = 0
-    """Of buffers that arrived for a channel that was closed already."""
+    """Rows of buffers that arrived for a channel that was closed already."""
     credits_granted: int = 0
     """Announced to peers: initial credits and AddCredit."""
     credits_received: int = 0

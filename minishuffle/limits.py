@@ -20,13 +20,13 @@ CONTROL_PAYLOAD_BYTES_MAX: Final = 64 * MIB
 CONTROL_FRAME_BYTES_MAX: Final = CONTROL_PAYLOAD_BYTES_MAX + MIB
 """Control messages carry pickled functions and collected rows."""
 MESSAGE_VALUES_MAX: Final = 524_288
-"""Of a control message to the coordinator: entries of all its arrays and maps together."""
+"""Entries of all arrays and maps together in one control message to the coordinator."""
 MESSAGE_KEYS_MAX: Final = 64
-"""Of one map by name in a control message, such as the message itself."""
+"""Keys of one map by name in a control message, such as the message itself."""
 MESSAGE_TEXT_BYTES_MAX: Final = MIB
-"""Of one text in a control message."""
+"""One text in a control message."""
 MESSAGE_NAME_CHARS_MAX: Final = 1_024
-"""Of a name in a control message that the coordinator keeps: of a host, a version, a state."""
+"""A name that the coordinator keeps from a control message: a host, a version, a state."""
 HANDSHAKE_FRAME_BYTES_MAX: Final = 512
 """Before a peer has proved the secret, nothing longer is accepted."""
 NAME_BYTES_MAX: Final = 128
@@ -48,8 +48,8 @@ TASK_UNSENT_BYTES_MAX: Final = MIB
 """Rows and lines that one task has for the coordinator; a single message may be longer. A task with more
 waits."""
 UNACKNOWLEDGED_BYTES_MAX: Final = 8 * MIB
-"""Of rows that a worker keeps until the coordinator says that it has them; a single message may be longer.
-More, and no rows are sent."""
+"""Rows that a worker keeps until the coordinator acknowledges them; a single message may be longer. Above
+the limit no rows are sent."""
 LOG_MESSAGE_BYTES: Final = 64 * KIB
 """Log lines that go out together."""
 MESSAGES_PER_TURN_MAX: Final = 16
@@ -68,7 +68,7 @@ CHANNELS_PER_CONNECTION_MAX: Final = 65_536
 CREDIT_MAX: Final = 1 << 20
 EVENTS_QUEUED_PER_CHANNEL_MAX: Final = 64
 EVENT_BYTES_MAX: Final = 64
-"""Of one event's payload."""
+"""The payload of one event."""
 CONTROL_FRAMES_UNSENT_MAX: Final = 2 * CHANNELS_PER_CONNECTION_MAX
 """A data connection whose peer leaves this many unread is closed."""
 GRANTS_PER_FRAME_MAX: Final = 4_096
@@ -94,7 +94,7 @@ SPILL_ELEMENT_BYTES: Final = 16 * MIB
 # --- jobs -------------------------------------------------------------------------------------
 PARALLELISM_MAX: Final = 32_768
 SLOTS_MAX: Final = 1_024
-"""Of a worker."""
+"""Slots of one worker."""
 BATCH_ROWS_MAX: Final = 65_536
 DURATION_MAX: Final = timedelta(days=36_500)
 """Longest of windows, delays and the like: a hundred years, far from where the arithmetic of moments ends."""

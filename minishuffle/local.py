@@ -421,8 +421,8 @@ class LocalCluster:
         try:
             return handle.wait(timeout).rows
         except BaseException as error:
-            # Another Exception says that the job is over or its cluster gone; what is none, be it Ctrl-C or
-            # of a handler of SIGTERM, that nobody waits any more.
+            # Any other Exception means that the job has ended or its cluster is gone. After Ctrl-C, or what a
+            # handler of SIGTERM raises, nobody waits any more.
             if isinstance(error, TimeoutError) or not isinstance(error, Exception):
                 with contextlib.suppress(UsageError):  # It ended just now.
                     handle.cancel()
@@ -470,7 +470,7 @@ class LocalCluster:
                     try:
                         client.stop_cluster()
                     except ShuffleError:
-                        # It is being stopped by process id in any case; only the farewell was missed.
+                        # It is being stopped by process id in any case; only the orderly end was missed.
                         grace = 2.0
                 client.close()
             if processes is not None:

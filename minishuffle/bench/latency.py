@@ -27,7 +27,7 @@ __all__ = ["measure_latency"]
 
 WORKERS: Final = 2
 WARM_UP_SECONDS: Final = 1.0
-"""Of records that are counted and not measured: channels are being opened, code is run for the first time."""
+"""Records of this time are counted, not measured: channels are being opened, code runs for the first time."""
 ECHO_ROUNDS: Final = 2_000
 PERCENTILES: Final = {"p50_ms": 0.5, "p90_ms": 0.9, "p99_ms": 0.99, "p999_ms": 0.999, "max_ms": 1.0}
 Micros = np.ndarray[Any, np.dtype[np.int64]]
@@ -45,7 +45,7 @@ class Paced:
     def __init__(self, rate: float, seconds: float) -> None:
         self._every = WORKERS / rate
         self.records = max(1, round((seconds + WARM_UP_SECONDS) / self._every))
-        """Of each split."""
+        """Records of each split."""
 
     def splits(self) -> Sequence[int]:
         return range(WORKERS)

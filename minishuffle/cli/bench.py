@@ -52,23 +52,23 @@ def _wire(kind: Any, as_json: bool, options: dict[str, Any]) -> None:
     from minishuffle.bench.wire import measure_wire
 
     if options["segment_bytes"] % 8:
-        raise UsageError("--segment-bytes must be a multiple of 8: checksums are over 64-bit words")
-    figures = measure_wire(kind, **options)
+        raise UsageError("--segment-bytes must be a multiple of 8: checksums cover 64-bit words")
+    measured = measure_wire(kind, **options)
     if as_json:
-        print_json(figures)
+        print_json(measured)
     else:
         table = new_table(("what", "GB/s"), right=("GB/s",))
-        ours = f"{figures['gbytes_per_second']:.2f}"
-        table.add_row(f"{kind}, {figures['segment_bytes']} byte segments", ours)
-        for size, rate in figures["raw_gbytes_per_second"].items():
+        ours = f"{measured['gbytes_per_second']:.2f}"
+        table.add_row(f"{kind}, {measured['segment_bytes']} byte segments", ours)
+        for size, rate in measured["raw_gbytes_per_second"].items():
             table.add_row(f"raw socket, blocks of {size} bytes", f"{rate:.2f}")
         console().print(table)
-        ratio = figures["ratio_to_raw"]
+        ratio = measured["ratio_to_raw"]
         click.echo(
             f"ratio to raw at the same block size: {ratio['median']} ({ratio['min']} … {ratio['max']}, "
-            f"{figures['pairs']} pairs)"
+            f"{measured['pairs']} pairs)"
         )
-    if not figures["verified"]:
+    if not measured["verified"]:
         raise ShuffleError("checksums differ: what arrived is not what was sent")
 
 
@@ -89,27 +89,27 @@ def keyby(as_json: bool, records: int | None, seconds: float | None, **options: 
         records = 20_000_000 if options["format"] == "arrow" else 2_000_000
     if records is not None and seconds is not None:
         raise UsageError("give --records or --seconds, not both")
-    figures = measure_keyby(records=records, seconds=seconds, **options)
+    measured = measure_keyby(records=records, seconds=seconds, **options)
     if as_json:
-        print_json(figures)
+        print_json(measured)
     else:
-        _show_keyby(figures)
-    if not figures["verified"]:
+        _show_keyby(measured)
+    if not measured["verified"]:
         raise ShuffleError("the sums differ from the independent computation")
 
 
-def _show_keyby(figures: dict[str, Any]) -> None:
-    table = new_table(("what", "figure"), right=("figure",))
-    table.add_row("records per second", f"{figures['records_per_second']:,}")
-    table.add_row("records", f"{figures['records']:,}")
-    table.add_row("seconds, first emit to last output", f"{figures['seconds']}")
-    table.add_row("processor seconds of the workers", f"{figures['cpu_seconds']}")
-    table.add_row("records that crossed TCP", f"{figures['remote_fraction']:.1%}")
-    table.add_row("payload bytes per such record", f"{figures['remote_payload_bytes_per_record']}")
-    network = figures["network_bytes"]
+def _show_keyby(measured: dict[str, Any]) -> None:
+    table = new_table(("what", "value"), right=("value",))
+    table.add_row("records per second", f"{measured['records_per_second']:,}")
+    table.add_row("records", f"{measured['records']:,}")
+    table.add_row("seconds, first emit to last output", f"{measured['seconds']}")
+    table.add_row("processor seconds of the workers", f"{measured['cpu_seconds']}")
+    table.add_row("records that crossed TCP", f"{measured['remote_fraction']:.1%}")
+    table.add_row("payload bytes per such record", f"{measured['remote_payload_bytes_per_record']}")
+    network = measured["network_bytes"]
     memory = f"{byte_text(network['peak'])} of {byte_text(network['cap'])}"
     table.add_row("network memory, peak of cap", memory)
-    table.add_row("every key's sum checked", "yes" if figures["verified"] else "NO")
+    table.add_row("every key's sum checked", "yes" if measured["verified"] else "NO")
     console().print(table)
 
 
@@ -137,27 +137,29 @@ def latency(as_json: bool, rate: float, seconds: float, buffer_timeout: float | 
     """From a record's creation to the function behind an exchange over TCP, beside a plain echo."""
     from minishuffle.bench.latency import measure_latency
 
-    figures = measure_latency(rate=rate, seconds=seconds, buffer_timeout=buffer_timeout)
+    measured = measure_latency(rate=rate, seconds=seconds, buffer_timeout=buffer_timeout)
     if as_json:
-        print_json(figures)
+        print_json(measured)
     else:
-        table = new_table(("what", "figure"), right=("figure",))
-        table.add_row("buffer timeout", str(figures["flush"]))
+        table = new_table(("what", "value"), right=("value",))
+        table.add_row("buffer timeout", str(measured["flush"]))
         for name in ("p50", "p90", "p99", "p999", "max"):
-            table.add_row(f"latency, {name}", f"{figures[f'{name}_ms']} ms")
-        table.add_row("half a round trip of a plain echo, p50", f"{figures['echo_p50_ms']} ms")
-        table.add_row("records that crossed TCP", f"{figures['remote_records']:,}")
-        table.add_row("records lost", f"{figures['lost']:,}")
+            table.add_row(f"latency, {name}", f"{measured[f'{name}_ms']} ms")
+        table.add_row("half a round trip of a plain echo, p50", f"{measured['echo_p50_ms']} ms")
+        table.add_row("records that crossed TCP", f"{measured['remote_records']:,}")
+        table.add_row("records lost", f"{measured['lost']:,}")
         console().print(table)
-    if figures["lost"]:
-        raise ShuffleError(f"{figures['lost']} records did not arrive")
+    if measured["lost"]:
+        raise ShuffleError(f"{measured['lost']} records did not arrive")
 
 
 @bench.command()
 @click.option(
     "--records", default=10_000_000, show_default=True, type=click.IntRange(1), help="Of four columns."
 )
-@click.option("--rounds", default=5, show_default=True, type=click.IntRange(1, 99), help="Medians are told.")
+@click.option(
+    "--rounds", default=5, show_default=True, type=click.IntRange(1, 99), help="Shows their medians."
+)
 @click.option("--partitions", default=2, show_default=True, type=click.IntRange(1, 64), help="Spark's tasks.")
 @json_option
 @late_global_options
@@ -165,19 +167,19 @@ def spark(as_json: bool, records: int, rounds: int, partitions: int) -> None:
     """DataFrames into a job and back, against Spark's own noop sink and Parquet from disk."""
     from minishuffle.bench.spark import measure_spark
 
-    figures = measure_spark(records, rounds, partitions)
+    measured = measure_spark(records, rounds, partitions)
     if as_json:
-        print_json(figures)
+        print_json(measured)
         return
     table = new_table(
         ("what", "rows per second", "of Spark's own"), right=("rows per second", "of Spark's own")
     )
     for name, text, ratio in (
-        ("write", "written into a job", figures["write_to_noop"]),
+        ("write", "written into a job", measured["write_to_noop"]),
         ("noop", "written to Spark's noop sink", ""),
         ("python", "handed over to a function of Python that drops them", ""),
-        ("read", "read from a job's result", figures["read_to_parquet"]),
+        ("read", "read from a job's result", measured["read_to_parquet"]),
         ("parquet_read", "read from Parquet on disk", ""),
     ):
-        table.add_row(text, f"{figures[f'{name}_rows_per_second']:,}", str(ratio))
+        table.add_row(text, f"{measured[f'{name}_rows_per_second']:,}", str(ratio))
     console().print(table)

@@ -32,12 +32,12 @@ from minishuffle.local import LocalCluster
 from minishuffle.pipelines import DataDirectory
 from minishuffle.pipelines.run import run_once
 
-__all__ = ["FIGURES", "Figure", "Samples", "demo", "scrape", "total"]
+__all__ = ["READINGS", "Reading", "Samples", "demo", "scrape", "total"]
 
 
 # --- scrape ---------------------------------------------------------------------------------------
 #
-# Reading the workers' ``/metrics``, and a dozen figures that tell how a job is doing.
+# Reading the workers' ``/metrics``, and a dozen gauges that show how a job is doing.
 
 
 Samples: TypeAlias = "list[tuple[str, dict[str, str], float]]"
@@ -68,7 +68,7 @@ def total(samples: Samples, name: str, **labels: str) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class Reading:
     """One line of the display. ``rate``: growth per second of a counter, else the value itself."""
 
     text: str
@@ -78,10 +78,10 @@ class Figure:
     rate: bool = False
 
     def value(self, before: Samples, now: Samples, seconds: float) -> float:
-        figure = total(now, self.metric, **self.labels)
+        reading = total(now, self.metric, **self.labels)
         if self.rate:
-            return (figure - total(before, self.metric, **self.labels)) / seconds
-        return figure
+            return (reading - total(before, self.metric, **self.labels)) / seconds
+        return reading
 
 
 def _count(value: float) -> str:
@@ -101,22 +101,22 @@ _BYTES = "minishuffle_network_bytes_total"
 _BUFFERS = "minishuffle_network_buffers_total"
 _TIME = "minishuffle_task_time_seconds_total"
 
-FIGURES: tuple[Figure, ...] = (
-    Figure("records emitted", _RECORDS, {"direction": "out"}, rate_text, rate=True),
-    Figure("records taken in", _RECORDS, {"direction": "in"}, rate_text, rate=True),
-    Figure("over TCP", _BYTES, {"direction": "out", "path": "remote"}, _bytes_rate, rate=True),
-    Figure("inside a worker", _BYTES, {"direction": "out", "path": "local"}, _bytes_rate, rate=True),
-    Figure("buffers over TCP", _BUFFERS, {"direction": "out", "path": "remote"}, rate_text, rate=True),
-    Figure("credits granted", "minishuffle_credits_total", {"direction": "granted"}, rate_text, rate=True),
-    Figure("data connections", "minishuffle_connections", {}, _count),
-    Figure("network segments used", "minishuffle_network_segments", {"state": "used"}, _count),
-    Figure("network segments free", "minishuffle_network_segments", {"state": "free"}, _count),
-    Figure("buffers waiting for tasks", "minishuffle_input_queue_buffers", {}, _count),
-    Figure("buffers waiting for credit", "minishuffle_output_backlog_buffers", {}, _count),
-    Figure("channels out of credit", "minishuffle_channels_starved", {}, _count),
-    Figure("busy", _TIME, {"state": "busy"}, _seconds_rate, rate=True),
-    Figure("back-pressured", _TIME, {"state": "backpressured_hard"}, _seconds_rate, rate=True),
-    Figure("memory of the workers", "process_resident_memory_bytes", {}, byte_text),
+READINGS: tuple[Reading, ...] = (
+    Reading("records emitted", _RECORDS, {"direction": "out"}, rate_text, rate=True),
+    Reading("records taken in", _RECORDS, {"direction": "in"}, rate_text, rate=True),
+    Reading("over TCP", _BYTES, {"direction": "out", "path": "remote"}, _bytes_rate, rate=True),
+    Reading("inside a worker", _BYTES, {"direction": "out", "path": "local"}, _bytes_rate, rate=True),
+    Reading("buffers over TCP", _BUFFERS, {"direction": "out", "path": "remote"}, rate_text, rate=True),
+    Reading("credits granted", "minishuffle_credits_total", {"direction": "granted"}, rate_text, rate=True),
+    Reading("data connections", "minishuffle_connections", {}, _count),
+    Reading("network segments used", "minishuffle_network_segments", {"state": "used"}, _count),
+    Reading("network segments free", "minishuffle_network_segments", {"state": "free"}, _count),
+    Reading("buffers waiting for tasks", "minishuffle_input_queue_buffers", {}, _count),
+    Reading("buffers waiting for credit", "minishuffle_output_backlog_buffers", {}, _count),
+    Reading("channels out of credit", "minishuffle_channels_starved", {}, _count),
+    Reading("busy", _TIME, {"state": "busy"}, _seconds_rate, rate=True),
+    Reading("back-pressured", _TIME, {"state": "backpressured_hard"}, _seconds_rate, rate=True),
+    Reading("memory of the workers", "process_resident_memory_bytes", {}, byte_text),
 )
 
 # --- demo -----------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def run_keyby(cluster: LocalCluster, out: Console) -> Verdict:
             if info.state not in ("created", "running"):
                 break
             samples, now = scrape(targets), time.monotonic()
-            live.update(_figures(before, samples, now - then), refresh=True)
+            live.update(_readings(before, samples, now - then), refresh=True)
             before, then = samples, now
     handle.cancel()
     info = handle.wait_until_over(CANCEL_SECONDS)
@@ -191,12 +191,12 @@ def _judge(first: Samples, last: Samples, seconds: float) -> Verdict:
     return Verdict(taken > 0 and remote > 0, text)
 
 
-def _figures(before: Samples, now: Samples, seconds: float) -> Table:
+def _readings(before: Samples, now: Samples, seconds: float) -> Table:
     table = tables.new_table(["what", "all workers", "metric"], ["all workers"])
-    for figure in FIGURES:
-        labels = ",".join(f'{name}="{value}"' for name, value in figure.labels.items())
-        name = f"{figure.metric}{{{labels}}}" if labels else figure.metric
-        table.add_row(figure.text, figure.show(figure.value(before, now, seconds)), name)
+    for reading in READINGS:
+        labels = ",".join(f'{name}="{value}"' for name, value in reading.labels.items())
+        name = f"{reading.metric}{{{labels}}}" if labels else reading.metric
+        table.add_row(reading.text, reading.show(reading.value(before, now, seconds)), name)
     return table
 
 

@@ -130,7 +130,7 @@ class Check:
     name: str
     ok: bool
     found: str
-    mend: str = ""
+    fix: str = ""
     needed: bool = True
 
 
@@ -166,8 +166,8 @@ def _package(name: str) -> Check:
 
 def _memory() -> Check:
     free = psutil.virtual_memory().available
-    mend = "stop something, or give workers less with --network-memory-bytes"
-    return Check("memory", free >= MEMORY_BYTES, f"{tables.byte_text(free)} free", mend)
+    fix = "stop something, or give workers less with --network-memory-bytes"
+    return Check("memory", free >= MEMORY_BYTES, f"{tables.byte_text(free)} free", fix)
 
 
 def _open_files() -> Check:
@@ -200,16 +200,16 @@ def _port(port: int, flag: str) -> Check:
 
 def _prometheus() -> Check:
     found = shutil.which("prometheus")
-    mend = "apt-get install prometheus (or your system's package); only for graphs over time"
-    return Check("Prometheus", found is not None, found or "not on PATH", mend, needed=False)
+    fix = "apt-get install prometheus (or your system's package); only for graphs over time"
+    return Check("Prometheus", found is not None, found or "not on PATH", fix, needed=False)
 
 
 def _java() -> Check:
-    mend = f"{INSTALL}; only for what runs on Spark"
+    fix = f"{INSTALL}; only for what runs on Spark"
     try:
         java = checked_java()
     except UsageError as error:
-        return Check("Java", False, str(error), mend, needed=False)
+        return Check("Java", False, str(error), fix, needed=False)
     return Check("Java", True, f"{java.version} ({java.path})", needed=False)
 
 
@@ -217,11 +217,11 @@ def _spark() -> Check:
     try:
         found = f"{version('pyspark')}, pandas {version('pandas')}"
     except PackageNotFoundError as error:
-        mend = "pip install 'minishuffle[spark]'; only for what runs on Spark"
-        return Check("Spark", False, f"{error.name} is missing", mend, needed=False)
+        fix = "pip install 'minishuffle[spark]'; only for what runs on Spark"
+        return Check("Spark", False, f"{error.name} is missing", fix, needed=False)
     if not version("pandas").startswith("2."):
-        mend = "pip install 'pandas<3', which is what PySpark supports"
-        return Check("Spark", False, found, mend, needed=False)
+        fix = "pip install 'pandas<3', which is what PySpark supports"
+        return Check("Spark", False, found, fix, needed=False)
     return Check("Spark", True, found, needed=False)
 
 
@@ -239,6 +239,6 @@ def doctor(context: click.Context, as_json: bool) -> None:
         table = tables.new_table(["check", "verdict", "found", "how to get it"])
         for check in found:
             verdict = "ok" if check.ok else "missing" if check.needed else "optional"
-            table.add_row(check.name, verdict, check.found, "" if check.ok else check.mend)
+            table.add_row(check.name, verdict, check.found, "" if check.ok else check.fix)
         tables.console().print(table)
     context.exit(0 if healthy else 1)

@@ -259,7 +259,7 @@ def show(context: click.Context, job: str, as_json: bool) -> None:
 @late_global_options
 @click.pass_context
 def cancel(context: click.Context, job: str, as_json: bool) -> None:
-    """Cancel a job and wait until it is over."""
+    """Cancel a job and wait until it has ended."""
     with session_of(context).client() as client:
         handle = client.handle(job)
         handle.cancel()
@@ -272,7 +272,7 @@ def cancel(context: click.Context, job: str, as_json: bool) -> None:
 
 @jobs.command()
 @click.argument("job")
-@click.option("--follow", is_flag=True, help="Wait for more until the job is over.")
+@click.option("--follow", is_flag=True, help="Wait for more until the job ends.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 @late_global_options
 @click.pass_context
@@ -295,7 +295,7 @@ def _event_line(event: JobEvent) -> str:
 
 @jobs.command()
 @click.argument("job")
-@click.option("--follow", is_flag=True, help="Wait for more until the job is over.")
+@click.option("--follow", is_flag=True, help="Wait for more until the job ends.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 @late_global_options
 @click.pass_context

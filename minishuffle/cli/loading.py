@@ -82,8 +82,8 @@ class Kind(Generic[Made]):
 
     name: str
     type: type[Made]
-    mend: str
-    """Of a function that returns something else."""
+    fix: str
+    """What to change in a function that returns something else."""
     built_in: Mapping[str, str]
 
     @property
@@ -124,7 +124,7 @@ class Found(Generic[Made]):
             raise ShuffleError(f"{what} cannot be built: {told_from_outside(error, _is_ours)}") from error
         if not isinstance(made, self.kind.type):
             other = type(made).__name__
-            raise UsageError(f"{what} must return {self.kind.type_name}, not {other}: {self.kind.mend}")
+            raise UsageError(f"{what} must return {self.kind.type_name}, not {other}: {self.kind.fix}")
         return made
 
     def _values(self, settings: Sequence[str]) -> dict[str, Any]:
@@ -138,8 +138,8 @@ class Found(Generic[Made]):
                 raise UsageError(f"--set {setting}: write --set key=value")
             if key not in known:
                 near = difflib.get_close_matches(key, known, 1)
-                mend = f"did you mean {near[0]!r}? " if near else ""
-                raise UnknownName(f"--set {key}: there is no such parameter; {mend}{takes}")
+                hint = f"did you mean {near[0]!r}? " if near else ""
+                raise UnknownName(f"--set {key}: there is no such parameter; {hint}{takes}")
             values[key] = known[key].parse(text)
         missing = [p.name for p in self.parameters if p.required and p.name not in values]
         if missing:
@@ -190,9 +190,9 @@ def _built_in(name: str, kind: Kind[Made]) -> Found[Made]:
                 f"{name}: say which attribute of the file is the {kind.name}, as {name}:ATTRIBUTE"
             )
         near = difflib.get_close_matches(name, kind.built_in, 1)
-        mend = f"did you mean {near[0]!r}? " if near else ""
+        hint = f"did you mean {near[0]!r}? " if near else ""
         raise UnknownName(
-            f"there is no built-in {kind.name} {name!r}; {mend}there are {', '.join(sorted(kind.built_in))}, "
+            f"there is no built-in {kind.name} {name!r}; {hint}there are {', '.join(sorted(kind.built_in))}, "
             "or write module:attribute or file.py:attribute"
         )
     module, _, attribute = kind.built_in[name].partition(":")

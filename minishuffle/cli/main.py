@@ -59,8 +59,8 @@ class CommandLine(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
             near = difflib.get_close_matches(args[0], _COMMANDS, 1)
-            mend = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(_COMMANDS)}"
-            raise click.UsageError(f"there is no command {args[0]!r}; {mend}")
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(_COMMANDS)}"
+            raise click.UsageError(f"there is no command {args[0]!r}; {hint}")
         return super().resolve_command(ctx, args)
 
     def main(  # type: ignore[override]  # It always exits, so it has no standalone mode.

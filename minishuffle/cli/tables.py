@@ -29,11 +29,11 @@ __all__ = [
 ]
 
 MIN_WIDTH = 120
-"""Of output that is not a terminal, so that a table in a file is not folded to 80 columns."""
+"""Columns of output that is not a terminal, so that a table in a file is not folded to 80."""
 
 
 def console() -> Console:
-    """Of this moment's standard output."""
+    """A console on the present standard output."""
     made = Console(highlight=False, markup=False, emoji=False)
     if not made.is_terminal:
         made.width = max(made.width, MIN_WIDTH)

@@ -145,7 +145,7 @@ def run_process(
     exit_with_parent: bool,
     body: Callable[[Ready, asyncio.Event], Awaitable[None]],
 ) -> int:
-    """Run a process's coroutine until it ends or is told to; gives the exit code.
+    """Run a process's coroutine until it ends or a signal stops it; gives the exit code.
 
     SIGTERM and the end of standard input stop it in order (0), so does Ctrl-C (130); a second
     signal ends it at once.

@@ -111,7 +111,7 @@ class _PendingRead:
 
 @dataclass(slots=True)
 class Results:
-    """Invariant: at most ``JOB_RESULTS_KEPT`` jobs that are over have results.
+    """Invariant: at most ``JOB_RESULTS_KEPT`` jobs that have ended have results.
 
     Args:
         send: a message to a worker that is alive; False if it is not.
@@ -127,7 +127,7 @@ class Results:
     _results: dict[str, dict[str, _Result]] = field(default_factory=dict)
     """By job and sink."""
     _over: list[str] = field(default_factory=list)
-    """Jobs that are over and have results, in the order of their ends."""
+    """Jobs that have ended and have results, in the order of their ends."""
     _pending: dict[int, _PendingRead] = field(default_factory=dict)
 
     # --- jobs ------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class Results:
             self._results[job.id] = found
 
     def over(self, job: Job) -> None:
-        """A job is over: the oldest results beyond the limit are given up."""
+        """A job has ended: the oldest results beyond the limit are given up."""
         if job.id in self._results:
             self._over.append(job.id)
         while len(self._over) > limits.JOB_RESULTS_KEPT:
@@ -357,7 +357,7 @@ def _failure(pending: _PendingRead | _PendingWrite | _Opening, error: ShuffleErr
 # --- streams --------------------------------------------------------------------------------------
 
 OVER_KEPT: Final = 100
-"""Streams of jobs that are over whose end is remembered."""
+"""Streams of ended jobs whose end is remembered."""
 
 StreamRequest = DescribeStream | OpenUpstream | CommitWrite | AbortWrite | EndStream
 

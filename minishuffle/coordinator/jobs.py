@@ -7,7 +7,7 @@
        +--a task failed, its worker was lost, too many rows--> failing  --all over--> failed
        +--the user asks------------------------------------> canceling --all over--> canceled
 
-A task that is over (finished, failed, canceled, abandoned, or lost with its worker) stays so. A job
+A terminal task (finished, failed, canceled, abandoned, or lost with its worker) stays so. A job
 on its way to ``failed`` or ``canceled`` ends there whatever its tasks report meanwhile.
 """
 
@@ -54,11 +54,11 @@ __all__ = ["JOBS_KEPT", "JOB_OVER", "Job", "JobTable", "History", "TASK_OVER"]
 
 
 TEXT_CHARS_MAX = 1_000
-"""Of an event."""
+"""The text of an event."""
 REPLY_EVENTS_MAX = 1_000
 """In one reply; the client asks for the next ones."""
 REPLY_BYTES_MAX = 16 * limits.MIB
-"""Of collected rows in one reply, unless a single batch is longer."""
+"""Collected rows in one reply, unless a single batch is longer."""
 
 _FOLLOWS = frozenset({PeerLost.code, PartitionNotFound.code, TaskCancelled.code})
 
@@ -233,7 +233,7 @@ class History:
 JOB_OVER: Final = frozenset({"finished", "failed", "canceled"})
 TASK_OVER: Final = frozenset({"finished", "failed", "canceled", "abandoned", "lost"})
 RESULT_BYTES_MAX: Final = 16 * limits.MIB
-"""Of what all sinks of a job return at their close."""
+"""What all sinks of a job together may return at their close."""
 _STOPPING: Final = {"failing": "failed", "canceling": "canceled"}
 
 
@@ -269,7 +269,7 @@ class Subtask:
 class Job:
     """One submitted job; times are of the wall clock.
 
-    Invariants: a job that is over has only tasks that are over; a finished one only finished tasks; a
+    Invariants: a terminal job has only terminal tasks; a finished one only finished tasks; a
     failed or failing one has a cause.
 
     Args:
@@ -347,7 +347,7 @@ class Job:
         return self._tasks[operator, index].attempt
 
     def abandoned_slots(self) -> Counter[int]:
-        """Of the slots held, those in which a task was abandoned."""
+        """By worker, the slots held in which a task was abandoned."""
         lost = {task.index for task in self._tasks.values() if task.state == "abandoned"}
         workers = (self.placement[index] for index in lost)
         return Counter(worker for worker in workers if worker in self._slots)
@@ -484,7 +484,7 @@ class Job:
             self._move("failing", at, cause.text)
 
     def cancel(self, at: float, why: str) -> None:
-        """Begin to cancel, unless it is over or ends already."""
+        """Begin to cancel, unless it has ended or is ending already."""
         if not self.over and not self.stopping:
             self._move("canceling", at, why)
             self._advance(at)
@@ -546,9 +546,9 @@ class Job:
 
 
 JOBS_KEPT: Final = 100
-"""Jobs that are over and still listed."""
+"""Ended jobs that are still listed."""
 JOBS_NAMED: Final = 5
-"""Of those that are known, in an error about one that is not."""
+"""Known jobs that an error about an unknown one lists."""
 
 
 class JobTable(dict[str, Job]):

@@ -64,7 +64,7 @@ class CoordinatorJournal:
         return sqlite3.connect(self.path, timeout=busy_seconds, isolation_level=None)
 
     def _inode(self) -> tuple[int, int] | None:
-        """Of the file at ``path`` now: SQLite goes on writing to one that was removed."""
+        """Device and inode of the file at ``path`` now: SQLite goes on writing to one that was removed."""
         try:
             found = self.path.stat()
         except OSError:

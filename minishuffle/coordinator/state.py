@@ -232,7 +232,7 @@ class CoordinatorState:
     """One term of a coordinator.
 
     Invariants: ``0 ≤ slots used ≤ slots`` and ``0 ≤ segments required ≤ segments`` of each worker that is
-    alive; every task that is not over is on such a worker; nobody waits for a job that is over.
+    alive; every task that is not terminal is on such a worker; nobody waits for a terminal job.
 
     Args:
         jobs_submitted: as the journal remembers it; job numbers go on from there.

@@ -16,7 +16,7 @@ __all__ = ["Worker", "WorkerRegistry"]
 LISTED_SECONDS: Final = 600.0
 """How long a worker that was lost or has left stays listed."""
 LISTED_MAX: Final = 256
-"""Of those, the last ones."""
+"""Such workers listed at most: the last ones."""
 
 
 @dataclass(slots=True)

@@ -98,7 +98,7 @@ class Subpartition:
         self.view: PipelinedView | None = None
         """The current one (loop thread); None while no consumer is attached."""
         self.attachment: ProducerAttachment | None = None
-        """Of the current view, if a link carries it."""
+        """The current view's, if a link carries it."""
         self._notify = notify
         self._queue: deque[BufferBuilder | Event] = deque()
         self._open: BufferBuilder | None = None
@@ -273,9 +273,9 @@ class PipelinedView:
         self.on_available = on_available
         """Wakes the consumer's side: there is something to poll."""
         self.rows_sent = 0
-        """Of elements that began in what was polled."""
+        """Rows of elements that began in what was polled."""
         self.rows_skipped = subpartition._unfinished_rows or 0
-        """Of the element that an earlier view has the beginning of: the rest of it is skipped."""
+        """Rows of the element that an earlier view has the beginning of: the rest of it is skipped."""
         self._skipping = subpartition._unfinished_rows is not None
         self._subpartition = subpartition
         self._queue = subpartition._queue

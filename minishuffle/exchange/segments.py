@@ -125,7 +125,7 @@ class NetworkBufferPool:
             pool.resize(pool.minimum + share)
 
     def lend(self, pool: LocalPool) -> Segment | None:
-        """One free segment for ``pool``, or None; it is told when one comes back."""
+        """One free segment for ``pool``, or None; the pool is notified when one comes back."""
         try:
             segment = self._free.popleft()
         except IndexError:
@@ -148,7 +148,7 @@ class NetworkBufferPool:
             segment.written_off = False
             self.written_off -= 1
         self._free.append(segment)
-        # Only those that starve now: one that is told and gets none again is back in line at once.
+        # Only those that starve now: one that is notified and gets none again is back in line at once.
         for pool in [self._starving.popleft() for _ in range(len(self._starving))]:
             pool.starving = False  # before the notice: a look that fails from now on is noted anew
             pool.notify()
@@ -188,7 +188,7 @@ class LocalPool:
         self.maximum = maximum
         self.size = minimum
         self.starving = False
-        """Noted as to be told; set by the requesting thread, cleared by the loop."""
+        """Noted as waiting for a notice; set by the requesting thread, cleared by the loop."""
         self._taken = 0
         """Written by the requesting thread only."""
         self._returned = 0

@@ -297,7 +297,7 @@ class Flights(Pipeline):
 
 
 def with_arrival(flown: DataFrame) -> DataFrame:
-    """With the moment at which each flight is told of: its departure, or when that was to be."""
+    """With the moment at which each flight is known: its departure, or its scheduled one."""
     from pyspark.sql import functions as F
 
     minutes = F.col("minute") + F.coalesce("dep_delay", F.lit(0))
@@ -305,13 +305,13 @@ def with_arrival(flown: DataFrame) -> DataFrame:
 
 
 def arriving(flown: DataFrame) -> DataFrame:
-    """The columns of a flight that the job is told."""
+    """The columns of a flight that are written into the job."""
     columns = ("carrier", "flight", "tailnum", "origin", "dest", "time_hour", "arrival")
     return with_arrival(flown).selectExpr(*columns, "CAST(dep_delay AS BIGINT) AS dep_delay")
 
 
 def cleaned(weather: DataFrame) -> DataFrame:
-    """The columns of the weather that the job is told; no row is left out, and ``observed`` is 1."""
+    """The columns of the weather that are written into the job; no row is left out, and ``observed`` is 1."""
     from pyspark.sql import functions as F
 
     speed = F.when(F.col("wind_speed") <= WIND_SPEED_MAX, F.col("wind_speed"))
@@ -365,7 +365,7 @@ def as_numbers(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def result_schema() -> pa.Schema:
-    """Of the result: see ``RESULT``."""
+    """The schema of the result: see ``RESULT``."""
     import pyarrow as pa
 
     kinds = {"carrier": pa.string(), "airline": pa.string(), "time_hour": pa.timestamp("us", "UTC")}

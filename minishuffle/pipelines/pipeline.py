@@ -104,7 +104,7 @@ class Pipeline(ABC):
     """
 
     name: str = "pipeline"
-    """Of the job and of the directory of the answers."""
+    """Names the job and the directory of the answers."""
     report_title: str = "rows of the result"
 
     @abstractmethod
@@ -134,7 +134,7 @@ class Pipeline(ABC):
 
 # --- asked ----------------------------------------------------------------------------------------
 #
-# Calls of the methods that a user wrote: whatever they raise is told as theirs, with the place.
+# Calls of the methods that a user wrote: whatever they raise is reported as theirs, with the place.
 
 
 HERE: Final = f"{Path(__file__).resolve().parents[1]}{os.sep}"

@@ -205,9 +205,9 @@ class Outcome:
     """Rows that came too late for a window or join and were left out."""
     rows_in: int
     rows_per_second: float
-    """Of input, from the first row written to the end of the job."""
+    """Rows of input per second, from the first row written to the end of the job."""
     rows_out_per_second: float
-    """Of the result, read by Spark and written as Parquet."""
+    """Rows of the result per second, read by Spark and written as Parquet."""
 
 
 def checked_inputs(pipeline: Pipeline, spark: SparkSession, data: DataDirectory) -> dict[str, Input]:
@@ -277,7 +277,7 @@ def check_uses_all(pipeline: Pipeline, stream: Stream, inputs: Mapping[str, Inpu
 
 
 def width(client: Client, parallelism: int | None) -> int:
-    """Of the job: as parallel as there are workers, unless it is said."""
+    """The job's parallelism: as given, else the number of workers."""
     if parallelism is not None:
         return parallelism
     return max(1, sum(worker.state == "alive" for worker in client.status().workers))
@@ -357,7 +357,7 @@ def cancelled_on_error(handle: JobHandle) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        with contextlib.suppress(UsageError):  # It is over already.
+        with contextlib.suppress(UsageError):  # It has ended already.
             handle.cancel()
         handle.wait_until_over(CANCEL_SECONDS)
         raise

@@ -202,7 +202,7 @@ class StreamingRun:
         self.record.unlink()
 
     def _check_job(self) -> None:
-        """Raises TaskFailed or TaskCancelled when the job is over before its streams are."""
+        """Raises TaskFailed or TaskCancelled when the job ends before its streams."""
         if self.handle.info().state in ("failed", "canceled"):
             self.handle.wait()
 

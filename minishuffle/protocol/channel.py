@@ -171,7 +171,7 @@ class ProducerChannel:
         self.view = view
         self.credit = SendCredit(initial_credit)
         self._exclusive = initial_credit > 0
-        """The consumer grants credit without being told of backlog."""
+        """The consumer grants credit before any backlog is announced."""
         self._credit_if_read = initial_credit // 2 + 1
         """The least credit if the consumer has read everything: it withholds less than half of what it
         granted first."""
@@ -179,7 +179,7 @@ class ProducerChannel:
         self.enqueued = False
         self.state = ChannelState.OPEN
         self.announced = 0
-        """Backlog that the consumer was told of since credit came last; 0 when it was told none."""
+        """Backlog that was announced to the consumer since it last granted credit; 0: none was."""
 
     def may_leave(self, next_type: NextType) -> bool:
         """Whether a poll would give something, and credit for it is there. A partial piece waits, and grows,
@@ -268,7 +268,7 @@ class ConsumerChannel:
 
         Raises:
             RemoteProtocolError: out of sequence, longer than a segment or an event may be, of an
-                unknown type, or without credit. The channel is over then, the connection is not.
+                unknown type, or without credit. Only the channel ends, the connection stays.
         """
         data_type, size = header.data_type, header.size
         if header.sequence != self.expected:

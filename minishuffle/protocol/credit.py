@@ -175,7 +175,7 @@ class ReceiveCredit(Generic[B]):
         return credit
 
     def void(self) -> tuple[list[B], list[B]]:
-        """The channel is over: give up every idle buffer, as (exclusive, floating)."""
+        """The channel has ended: give up every idle buffer, as (exclusive, floating)."""
         exclusive, floating = list(self.exclusive), list(self.floating)
         self.exclusive.clear()
         self.floating.clear()

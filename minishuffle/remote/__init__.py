@@ -1,1 +1,1 @@
-"""What programs that are no workers exchange records with a running job through."""
+"""External clients: programs that write records into a running job, or read those of its sinks."""

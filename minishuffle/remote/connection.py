@@ -1,5 +1,5 @@
-"""One data connection of a program that is no worker: a loop in a thread of its own, and the ends of the
-paths between it and the program's thread."""
+"""One data connection of an external client: a loop in a thread of its own, and the paths between it and
+the program's thread."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class ExternalConnection:
             raise self.error
 
     def settle(self) -> None:
-        """Wait until the loop has dealt with what it was told before."""
+        """Wait until the loop has handled everything that was posted to it before."""
         self.run(lambda: None)
 
     def run(self, call: Callable[[], T]) -> T:

@@ -61,9 +61,9 @@ class ResultInfo:
     submitted_at: float
     """Seconds since 1970; tells jobs of one id apart, since every coordinator counts from 1."""
     cause: str
-    """Of a job that failed: why; else empty."""
+    """Why the job failed; empty for any other job."""
     subtasks: list[SubtaskRows]
-    """Of a job that runs, what there was at the last heartbeats."""
+    """While the job runs: what there was at the last heartbeats."""
 
     @property
     def rows(self) -> int:
@@ -106,7 +106,7 @@ def describe_result(access: Access, job: str, sink: str | None = None) -> Result
 def wait_result(
     access: Access, job: str, sink: str | None = None, timeout: float | None = None
 ) -> ResultInfo:
-    """Wait until a job is over, and say what there is to read. ``timeout`` in seconds; None: for ever.
+    """Wait until a job has ended, and say what there is to read. ``timeout`` in seconds; None: for ever.
 
     Raises:
         TaskFailed: the job failed; the text has its first cause.

@@ -67,7 +67,7 @@ class Supply:
         return placed
 
     def ended(self, order: int, reason: str, was_registered: bool, now: float) -> None:
-        """An order's job is over; ``reason`` is empty for an orderly end."""
+        """An order's job has ended; ``reason`` is empty for an orderly end."""
         self.orders.discard(order)
         if was_registered:
             self._failures = 0
@@ -235,7 +235,7 @@ class WorkerSupplier:
                 self._context.setJobGroup(self._group(order), f"minishuffle worker {order}", True)
                 found = self._context.parallelize([0], 1).mapPartitions(work).collect()
                 reason = found[0] if found else reason
-            except Exception as error:  # Whatever Spark raises, the order is over and another is placed.
+            except Exception as error:  # Whatever Spark raises, the order has ended and another is placed.
                 reason = str(spark_error(error, f"Spark did not run worker {order} to its end"))
             with self._lock:
                 self._ended.append((order, reason))

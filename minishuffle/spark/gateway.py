@@ -126,7 +126,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def quiet_accumulators(context: Any) -> None:
-    """Let the server of accumulators print no stack when the JVM hangs up, as when jobs are stopped."""
+    """Let the server of accumulators print no stack when the JVM disconnects, as when jobs are stopped."""
     server = context._accumulatorServer
     tell = server.handle_error
 

@@ -317,7 +317,7 @@ def stop_spark(spark: SparkSession) -> None:
     try:
         renew_connection()  # Ctrl-C may be what brought us here.
         if context._jsc is not None:  # Else somebody has stopped it.
-            context.setLogLevel("OFF")  # executors that say goodbye late are no errors
+            context.setLogLevel("OFF")  # executors that leave late are no errors
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # PySpark's, of a JVM that ends meanwhile
             spark.stop()

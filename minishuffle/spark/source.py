@@ -122,8 +122,8 @@ def check_names(options: Mapping[str, str]) -> None:
         if name.lower() in SPARKS or name.lower() in OWN:
             continue
         near = difflib.get_close_matches(name.lower(), OWN, 1)
-        mend = f"did you mean {near[0]!r}? " if near else ""
-        raise UnknownName(f"there is no option {name!r}; {mend}there are {', '.join(OWN)}")
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise UnknownName(f"there is no option {name!r}; {hint}there are {', '.join(OWN)}")
 
 
 def number(options: Mapping[str, str], name: str, default: Number, least: int) -> Number:
@@ -175,7 +175,7 @@ def _read(access: Access, rows: Rows, schema: pa.Schema) -> Iterator[pa.RecordBa
 
 
 class ResultBatchReader(DataSourceReader):
-    """Of ``spark.read``: waits until the job is over, for at most ``timeout`` seconds."""
+    """Reader of ``spark.read``: waits until the job has ended, for at most ``timeout`` seconds."""
 
     def __init__(self, access: Access, schema: pa.Schema, job: str, sink: str, timeout: float) -> None:
         self._access = access
@@ -481,7 +481,7 @@ class MinishuffleDataSource(DataSource):
         return number(self.options, "partitions", 0, 1)
 
     def _rows_max(self) -> int:
-        """Of a micro-batch; 0: not said."""
+        """Most rows in a micro-batch; 0: not given."""
         return number(self.options, "max-rows-per-batch", 0, 1)
 
     def _access(self) -> Access:

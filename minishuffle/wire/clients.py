@@ -72,7 +72,7 @@ class ResultDescribed(ControlMessage):
     submitted_at: float
     """Seconds since 1970; tells jobs of one id apart, since every coordinator counts from 1."""
     causes: list[ErrorInfo] = Field(default_factory=list)
-    """Of a job that failed, first cause first."""
+    """Why the job failed, first cause first; empty for any other job."""
     subtasks: list[KeptRows]
     """As far as the coordinator knows, which learns of new rows with each heartbeat."""
 
@@ -97,7 +97,7 @@ class ResultOpened(ControlMessage):
     job: str
     worker: WorkerAddress
     segment_bytes: int
-    """Of the worker's network buffers: the reader's must not be shorter."""
+    """Size of the worker's network buffers: the reader's must not be smaller."""
 
 
 class ServeResult(ControlMessage):
@@ -204,7 +204,7 @@ class UpstreamOpened(ControlMessage):
     complete: bool
     """All rows are there: nothing is left to do."""
     segment_bytes: int
-    """Of the worker's network buffers: none that is sent may be longer."""
+    """Size of the worker's network buffers: no buffer that is sent may be larger."""
 
 
 class BeginWrite(ControlMessage):
@@ -232,7 +232,7 @@ class WriteBegun(ControlMessage):
 
 
 class ExpectUpstream(ControlMessage):
-    """(To a worker.) A client will come with that ticket; older attempts of the partition are over."""
+    """(To a worker.) A client will come with that ticket; older attempts of the partition have ended."""
 
     type: Literal["expect_upstream"] = "expect_upstream"
     term: int

@@ -142,7 +142,7 @@ PROTOCOL_VERSION: Final = 2
 FRAME_HEADER: Final = struct.Struct(">IBI")
 FRAME_HEADER_BYTES: Final = FRAME_HEADER.size
 LENGTH_BYTES: Final = 4
-"""Of a frame's first field, which counts all that follows it."""
+"""The size of a frame's first field, which counts all that follows it."""
 BUFFER_HEADER: Final = struct.Struct(">IBIIIBBII")
 """Frame header and BufferResponse fields as one structure, the size of a segment's headroom use."""
 BUFFER_HEADER_BYTES: Final = BUFFER_HEADER.size

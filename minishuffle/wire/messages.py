@@ -122,7 +122,7 @@ class PeerReport(ControlMessage):
 
 
 class WorkerReport(ControlMessage):
-    """Plain figures of a worker, for ``cluster status``. Bytes unless named otherwise."""
+    """Stats of a worker, for ``cluster status``. Bytes unless named otherwise."""
 
     network_cap_bytes: int = 0
     network_peak_bytes: int = 0
@@ -173,7 +173,7 @@ class TaskSpec(ControlMessage):
     stream: str = ""
     """The stream that it reads, if other programs write its records."""
     sink: str = ""
-    """Of a sink whose records other programs read: its name."""
+    """The name of a sink whose records external clients read."""
     bounded: bool = True
 
 
@@ -344,7 +344,7 @@ class DeployTasks(ControlMessage):
     placement: dict[int, bytes] = Field(default_factory=dict)
     """By operator that feeds one of these tasks: the worker of each subtask, see :func:`pack_placement`."""
     attempts: list[TaskAttempt] = Field(default_factory=list)
-    """Of the subtasks of those operators whose current attempt is not the first."""
+    """Subtasks of those operators whose current attempt is not the first."""
 
     @model_validator(mode="after")
     def _placed(self) -> DeployTasks:
@@ -479,7 +479,7 @@ class GetRows(ControlMessage):
 
 
 class WaitJob(ControlMessage):
-    """Answered with ``JobInfo`` when the job is over, or when ``wait_seconds`` have passed."""
+    """Answered with ``JobInfo`` when the job has ended, or when ``wait_seconds`` have passed."""
 
     type: Literal["wait_job"] = "wait_job"
     job: str

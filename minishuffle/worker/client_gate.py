@@ -1,4 +1,4 @@
-"""Channels that programs which are no workers write into: a gate without fixed channels.
+"""Channels that external clients write into: a gate without fixed channels.
 
 Each (write, partition) is one unit that may be tried several times, and comes in once: an attempt whose
 link breaks, or that a newer one supersedes, ends behind what arrived of it; what the task has taken out of
@@ -47,9 +47,9 @@ class Progress:
     expected: bool = False
     """The attempt was let in, and its program has yet to come."""
     channel: UpstreamChannel | None = None
-    """Of the attempt that writes now."""
+    """The channel of the attempt that writes now."""
     waiting: list[Callable[[Progress], None]] = field(default_factory=list)
-    """Who is to be told when that channel is over."""
+    """Called when that channel has ended."""
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class _Write:
 
 
 class _NoValve(WatermarkValve):
-    """Of channels that the loop adds while the task reads: their watermarks are made behind the gate."""
+    """The valve of channels that the loop adds while the task reads; watermarks are made behind the gate."""
 
     def add(self) -> int:
         return 0
@@ -113,7 +113,7 @@ class UpstreamGate(InputGate):
         self._ended = False
         self._writes: dict[str, _Write] = {}
         self._forgotten: dict[str, int] = {}
-        """Of each streaming query the last complete batch that is not in ``_writes`` any more."""
+        """By streaming query, the last complete batch that is not in ``_writes`` any more."""
 
     # --- task ------------------------------------------------------------------------------------
 
@@ -247,7 +247,7 @@ class UpstreamGate(InputGate):
     def close(self) -> None:
         for channel in list(self.channels):
             assert isinstance(channel, UpstreamChannel)
-            channel.disconnect(PeerLost("the task that reads the stream is over"))
+            channel.disconnect(PeerLost("the task that reads the stream has ended"))
         super().close()
 
     def end_write(self, write: str, partitions: list[int]) -> list[int]:
@@ -271,7 +271,7 @@ class UpstreamGate(InputGate):
         return missing
 
     def end(self) -> None:
-        """The stream is over: no channel comes any more."""
+        """The stream has ended: no channel comes any more."""
         self._ended = True
         self.wake()
 

@@ -108,7 +108,7 @@ class _Reading:
             _log.debug("client %d left before the end", message.ticket)
         except ShuffleError as error:
             self._inbox.post(self._failed, error)
-        except Exception as error:  # memory, or the disk: the reader waits until it is told
+        except Exception as error:  # memory, or the disk: the reader waits for an answer
             _log.exception("the rows of client %d cannot be read", message.ticket)
             text = f"the rows cannot be read: {described(error)}"
             self._inbox.post(self._failed, ResourceExhausted(clipped(text, limits.ERROR_TEXT_BYTES_MAX // 4)))
@@ -360,7 +360,7 @@ class ExternalClients:
         channel.attach_remote(link, request)
 
     def forget(self, job: str) -> None:
-        """The job is over."""
+        """The job has ended: its tickets are void."""
         for number in [number for number, message in self._tickets.items() if message.job == job]:
             del self._tickets[number]
 

@@ -212,6 +212,6 @@ class TaskPaths:
         self.bell.ring_now()
 
     def close(self) -> None:
-        """The attempt is over or abandoned: it can publish nothing from now on."""
+        """The attempt has ended or was abandoned: it can publish nothing from now on."""
         self.cancel()
         self._closed = True

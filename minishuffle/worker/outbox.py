@@ -204,7 +204,7 @@ class OutboxSender:
         self.pump()
 
     def end(self, outbox: Outbox) -> None:
-        """The attempt is over: its last lines go out in front of its report. One that finished has waited
+        """The attempt has ended: its last lines go out in front of its report. One that finished has waited
         for its rows; those of another are of no use."""
         while (message := outbox.take(self._term)) is not None:
             if isinstance(message, LogLines):

@@ -116,7 +116,7 @@ class Worker:
         self._dials: set[asyncio.Task[None]] = set()
         self._timers = Timers(self._loop, self.loop_lag)
         self._timer: asyncio.TimerHandle | None = None
-        """Of the machine's next deadline."""
+        """Fires at the machine's next deadline."""
         self._flushing: set[float] = set()
         """Buffer timeouts that have a timer, in seconds."""
         self._control: ControlLink | None = None
@@ -200,8 +200,8 @@ class Worker:
         """Cancel what runs, close every socket; bounded by ``task_cancel_timeout``."""
         self._timers.cancel()
         if self._control is not None and self.endpoint.identity.worker:
-            # The goodbye: without it a closed link looks as if this process had been killed.
-            self._send(Shutdown(term=self._state.term, reason="the worker was told to stop"))
+            # The final message: without it a closed link looks as if this process had been killed.
+            self._send(Shutdown(term=self._state.term, reason="the worker is stopped"))
         if self._registered.done() and not self._registered.cancelled() and not self._registered.exception():
             attempts = list(self._deployment.attempts.values())
             for attempt in attempts:
@@ -332,7 +332,7 @@ class Worker:
             _log.exception("the end of attempt %s cannot be reported", task.attempt_id)
             self._send(short_failure(self._state.term, task.attempt_id, outcome.state, error))
 
-    # --- timers and figures --------------------------------------------------------------------------
+    # --- timers and stats ----------------------------------------------------------------------------
 
     def _flush_in_time(self) -> None:
         """Jobs have come or gone: flush each at its own buffer timeout."""

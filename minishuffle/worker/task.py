@@ -292,7 +292,7 @@ class Chain:
         return take
 
     def _before(self, number: int) -> OperatorCounters:
-        """Of the operator in front of that one."""
+        """The counters of the operator in front of that one."""
         return self.counters[number - 1] if number else OperatorCounters("")
 
     # --- clocks and end --------------------------------------------------------------------------
@@ -382,9 +382,9 @@ class Task:
     operators: tuple[OperatorCounters, ...] = ()
     """The chain's, a source first, once the program is open."""
     _cpu_clock: int | None = field(default=None, init=False)
-    """Of the thread while it runs."""
+    """The thread's clock while it runs."""
     _cpu_seconds: float = field(default=0.0, init=False)
-    """Of the thread when it has ended."""
+    """What the thread has used, once it has ended."""
 
     def start(self) -> None:
         name = f"{self.attempt_id.subtask.job}:{self.name}[{self.attempt_id.subtask.index}]"

@@ -80,7 +80,7 @@ class WorkerServices:
     budget: AssemblyBudget
     spool_directory: str | None
     spool_bytes_max: int
-    """Of the sinks that keep records, see :class:`Spool`."""
+    """What sinks that keep records may write, see :class:`Spool`."""
 
 
 class Attempt:
@@ -104,7 +104,7 @@ class Attempt:
         self._services = services
         self._spec = spec
         self._pools: dict[int, LocalPool] = {}
-        """Of the partitions, by edge."""
+        """The partitions' pools, by edge."""
         self._channels: dict[tuple[int, int], InputChannel] = {}
         """By edge and producer."""
         self.task = Task(

@@ -1,6 +1,6 @@
 import pytest
 
-from minishuffle.cli.demo import FIGURES, Figure, total
+from minishuffle.cli.demo import READINGS, Reading, total
 from minishuffle.observe.metrics import METRICS, RUNTIME_METRICS
 
 SAMPLES = [
@@ -19,19 +19,19 @@ def test_totals_add_up_the_series_with_those_labels() -> None:
 
 def test_a_rate_is_the_growth_per_second() -> None:
     before = [("a_total", {"direction": "in", "task": "x"}, 1.0)]
-    counter = Figure("", "a_total", {"direction": "in"}, str, rate=True)
-    gauge = Figure("", "b", {}, str)
+    counter = Reading("", "a_total", {"direction": "in"}, str, rate=True)
+    gauge = Reading("", "b", {}, str)
     assert counter.value(before, SAMPLES, 2.0) == 3.0
     assert gauge.value(before, SAMPLES, 2.0) == 600.0
 
 
-@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.text)
-def test_every_figure_is_a_metric_that_workers_serve(figure: Figure) -> None:
+@pytest.mark.parametrize("reading", READINGS, ids=lambda reading: reading.text)
+def test_every_reading_is_a_metric_that_workers_serve(reading: Reading) -> None:
     specs = {spec.name: spec for spec in (*METRICS, *RUNTIME_METRICS) if spec.served_by("worker")}
-    assert figure.metric in specs
-    assert set(figure.labels) <= set(specs[figure.metric].labels)
-    assert figure.rate == (specs[figure.metric].type == "counter")
+    assert reading.metric in specs
+    assert set(reading.labels) <= set(specs[reading.metric].labels)
+    assert reading.rate == (specs[reading.metric].type == "counter")
 
 
 def test_there_are_at_least_a_dozen() -> None:
-    assert len(FIGURES) >= 12
+    assert len(READINGS) >= 12

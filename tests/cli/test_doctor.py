@@ -21,7 +21,7 @@ def test_doctor_says_what_there_is(run: Run) -> None:
     assert by_name["Python"]["ok"] and by_name["uvloop"]["ok"] and by_name["loopback"]["ok"]
 
 
-def test_what_is_missing_comes_with_its_mend(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_comes_with_its_fix(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/absent")
     monkeypatch.setattr(doctor, "MEMORY_BYTES", 1 << 60)
     result = run("doctor")
@@ -51,11 +51,11 @@ def test_a_java_that_will_not_do_is_named_with_what_it_lacks(
     check = next(check for check in found["checks"] if check["name"] == "Java")
     assert not check["ok"] and not check["needed"]
     assert str(java) in check["found"] and "lacks the module jdk.incubator.vector" in check["found"]
-    assert "apt-get install openjdk-17-jre-headless" in check["mend"]
+    assert "apt-get install openjdk-17-jre-headless" in check["fix"]
 
 
 @pytest.mark.parametrize(
-    "versions, found, mend",
+    "versions, found, fix",
     [
         ({"pyspark": "4.3.0", "pandas": "2.3.3"}, "4.3.0, pandas 2.3.3", ""),
         ({"pyspark": "4.3.0"}, "pandas is missing", "pip install 'minishuffle[spark]'"),
@@ -64,7 +64,7 @@ def test_a_java_that_will_not_do_is_named_with_what_it_lacks(
     ],
 )
 def test_what_runs_on_spark_may_be_missing(
-    monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], found: str, mend: str
+    monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], found: str, fix: str
 ) -> None:
     def version(name: str) -> str:
         if name not in versions:
@@ -73,5 +73,5 @@ def test_what_runs_on_spark_may_be_missing(
 
     monkeypatch.setattr(doctor, "version", version)
     check = doctor._spark()
-    assert (check.ok, check.found, check.needed) == (not mend, found, False)
-    assert check.mend.startswith(mend)
+    assert (check.ok, check.found, check.needed) == (not fix, found, False)
+    assert check.fix.startswith(fix)

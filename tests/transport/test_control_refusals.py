@@ -34,7 +34,7 @@ def collected(size: int) -> Collected:
 
 
 @pytest.mark.parametrize(
-    ("identity", "secret", "reason", "mend"),
+    ("identity", "secret", "reason", "fix"),
     [
         (WORKER, b"another", "secret", "--secret-file"),
         (Identity(Role.WORKER, "red", 0, 0), SECRET, "cluster", "--cluster"),
@@ -42,7 +42,7 @@ def collected(size: int) -> Collected:
     ],
 )
 def test_refused_peers_learn_why_and_are_reported(
-    run: Run, identity: Identity, secret: bytes, reason: str, mend: str, make_listener: type[Listener]
+    run: Run, identity: Identity, secret: bytes, reason: str, fix: str, make_listener: type[Listener]
 ) -> None:
     def workers_only(peer: Identity) -> str | None:
         return None if peer.role is Role.WORKER else "clients dial another port"
@@ -50,14 +50,14 @@ def test_refused_peers_learn_why_and_are_reported(
     async def main() -> None:
         listener = make_listener()
         address = await listener.start(authorize=workers_only)
-        with pytest.raises(HandshakeRefused, match=mend) as caught:
+        with pytest.raises(HandshakeRefused, match=fix) as caught:
             await connect_control(address, identity, secret, timeout=5)
         assert caught.value.reason == reason
         assert str(address) in str(caught.value)
         reported, _, remote = await listener.refusals.get()
         assert reported == reason
         assert remote.startswith("127.0.0.1:")
-        with pytest.raises(HandshakeRefused, match=mend):
+        with pytest.raises(HandshakeRefused, match=fix):
             await asyncio.to_thread(BlockingControlClient, address, identity, secret, 5)
         assert (await listener.refusals.get())[0] == reason
         assert listener.links == []

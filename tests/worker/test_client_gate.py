@@ -341,7 +341,7 @@ def test_it_is_not_finished_while_more_may_come(stand: Stand) -> None:
 def test_a_task_that_is_over_hangs_up(stand: Stand) -> None:
     stand.take("a")
     stand.gate.close()
-    assert [str(error) for error in stand.disconnected] == ["the task that reads the stream is over"]
+    assert [str(error) for error in stand.disconnected] == ["the task that reads the stream has ended"]
 
 
 def test_batches_of_a_query_that_were_complete_long_ago_stay_so(stand: Stand) -> None:

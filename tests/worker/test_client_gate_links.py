@@ -386,7 +386,7 @@ def test_closing_hangs_up_and_returns_every_segment(reading: Reading) -> None:
     assert reading.gate.poll() is None and reading.pool.in_use > 0
     reading.gate.close()
     reading.turn()
-    assert all("the task that reads the stream is over" in str(program.error) for program in programs)
+    assert all("the task that reads the stream has ended" in str(program.error) for program in programs)
     assert not any(program.receipt for program in programs)
     assert reading.network.free == SEGMENTS
     reading.network.validate()
