@@ -216,8 +216,7 @@ class Producer(Peer):
         local.on_available(paths.bell.ring)
         partition = ResultPartition(
             PartitionId(JobId("bench"), 0, 0),
-            0,
-            channels,
+            range(channels),
             lambda: paths.acquire(local),
             paths.notify,
             TaskCounters(),

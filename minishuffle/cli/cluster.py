@@ -142,7 +142,7 @@ def _supplied(
     spark = spark_session(f"minishuffle cluster {session.cluster}", master=master, spark_python=spark_python)
     try:
         flags = settings_flags(settings)
-        supplier = WorkerSupplier(spark, workers, session.cluster, processes, session.secret(), flags)
+        supplier = WorkerSupplier(spark, workers, session.cluster, processes, session.secret(), flags=flags)
         try:
             supplier.start(SPARK_START_SECONDS)
             yield supplier

@@ -208,7 +208,9 @@ def run_flights(cluster: LocalCluster, out: Console) -> Verdict:
     out.print("starting Spark …")
     with started_spark("minishuffle demo", "local[*]", False, None) as spark:
         options = data_options(cluster.client, cluster.state_dir / "secret")
-        outcome = run_once(found, spark, cluster.client, options, data, answers, FLIGHTS_PARALLELISM)
+        outcome = run_once(
+            found, spark, cluster.client, options, data, output=answers, parallelism=FLIGHTS_PARALLELISM
+        )
         show_outcome(found, outcome, answers, as_json=False)
     verdict = outcome.verdict
     assert verdict is not None

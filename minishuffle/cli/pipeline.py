@@ -93,7 +93,7 @@ def run(
     ):
         run_one = run_streaming if streaming else run_once
         with users_output(as_json):
-            outcome = run_one(found, spark, client, options, data, answers, parallelism)
+            outcome = run_one(found, spark, client, options, data, output=answers, parallelism=parallelism)
         show_outcome(found, outcome, answers, as_json)
     if outcome.verdict is not None and not outcome.verdict.equal:
         context.exit(EXIT_NOT_EQUAL)

@@ -283,6 +283,7 @@ class Job:
         graph: JobGraph,
         placement: Placement,
         segments: Mapping[int, int],
+        *,
         at: float,
         submission: str = "",
     ) -> None:

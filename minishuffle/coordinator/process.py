@@ -84,7 +84,15 @@ class Coordinator:
             UsageError: the port is taken, or the host is not one of this machine's.
         """
         identity = Identity(Role.COORDINATOR, self._cluster, 0, 0)
-        await self._server.start(host, port, identity, secret, self._on_link, self._on_refused, _authorize)
+        await self._server.start(
+            host,
+            port,
+            identity,
+            secret,
+            on_link=self._on_link,
+            refused=self._on_refused,
+            authorize=_authorize,
+        )
         return self._server.port
 
     def web_started(self, port: int) -> None:

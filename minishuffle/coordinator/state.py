@@ -547,8 +547,8 @@ class CoordinatorState:
             graph,
             placement,
             segments,
-            self._wall(now),
-            submission.submission,
+            at=self._wall(now),
+            submission=submission.submission,
         )
         self._jobs[job.id] = job
         self._streams.add(job, graph)

@@ -118,9 +118,8 @@ class Slice:
     """What a poll gives: a piece of a segment, or an event. See ``protocol.channel.Outgoing``."""
 
     __slots__ = (
-        "_builder",
-        "_view",
         "backlog",
+        "builder",
         "data_type",
         "first_start",
         "flags",
@@ -129,31 +128,22 @@ class Slice:
         "rows",
         "size",
         "start",
+        "view",
     )
 
-    def __init__(
-        self,
-        memory: memoryview,
-        start: int,
-        size: int,
-        data_type: int,
-        flags: int,
-        first_start: int,
-        rows: int,
-        view: SliceOwner | None = None,
-        builder: BufferBuilder | None = None,
-    ) -> None:
+    def __init__(self, memory: memoryview, start: int, size: int, data_type: int, rows: int) -> None:
         self.memory = memory
         self.start = start
         self.size = size
         self.data_type = data_type
-        self.flags = flags
-        self.first_start = first_start
         self.rows = rows
+        self.flags = int(BufferFlags.NONE)
+        self.first_start = NO_ELEMENT_START
         self.next_type = NextType.NONE
         self.backlog = 0
-        self._view = view
-        self._builder = builder
+        self.view: SliceOwner | None = None
+        """Gets ``builder`` back, if the memory is a segment's."""
+        self.builder: BufferBuilder | None = None
 
     @property
     def payload(self) -> memoryview:
@@ -161,10 +151,10 @@ class Slice:
 
     def released(self) -> None:
         """The transport (or the local consumer) has let go; a finished segment is recycled."""
-        builder, view = self._builder, self._view
+        builder, view = self.builder, self.view
         if builder is None or view is None:
             return
-        self._builder = None
+        self.builder = None
         view.slice_released(builder)
 
 
@@ -194,5 +184,4 @@ class Event:
         else:
             payload = bytes((self.kind,))
         memory = memoryview(bytearray(SEGMENT_HEADROOM_BYTES) + payload)
-        size, flags = len(payload), BufferFlags.NONE
-        return Slice(memory, SEGMENT_HEADROOM_BYTES, size, DataType.EVENT, flags, NO_ELEMENT_START, 0)
+        return Slice(memory, SEGMENT_HEADROOM_BYTES, len(payload), DataType.EVENT, 0)

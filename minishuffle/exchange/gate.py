@@ -76,8 +76,8 @@ class InputGate:
         self.marked = False
         """(Task.) ``valve`` says something new since whoever reads it took this back."""
         self.split_changes: deque[tuple[int, Literal["open", "done", "none"]]] | None = None
-        """Of a gate whose channels are the splits of a source and come and go: the states of
-        ``SplitMark``, in order. Their watermarks are made behind the gate, not in ``valve``."""
+        """The states of ``SplitMark``, in order, in a gate whose channels are the splits of a source and
+        come and go; else None. Their watermarks are made behind the gate, not in ``valve``."""
         self._give_back = give_back
         self._counters = counters
         self._unfinished = 0

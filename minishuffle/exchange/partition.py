@@ -324,8 +324,8 @@ class PipelinedView:
 
     def _skip(self, builder: BufferBuilder) -> None:
         if builder.skip_rest():
-            self._skipping = False
-            self._subpartition._unfinished_rows = None
+            subpartition = self._subpartition
+            self._skipping, subpartition._unfinished_rows = False, None
 
     def next_type(self) -> NextType:
         if self._next is None:
@@ -412,7 +412,9 @@ class PipelinedView:
             copied = bytearray(SEGMENT_HEADROOM_BYTES)
             copied += memory[start : start + size]
             memory, start, holds = memoryview(copied), SEGMENT_HEADROOM_BYTES, None
-        piece = Slice(memory, start, size, DataType.DATA, flags, first_start, rows_begun, self, holds)
+        piece = Slice(memory, start, size, DataType.DATA, rows_begun)
+        piece.flags, piece.first_start = flags, first_start
+        piece.view, piece.builder = self, holds
         builder.sent_bytes, builder.sent_rows, builder.sent_starts = length, rows, starts
         subpartition.buffers_out += 1
         return piece
@@ -484,7 +486,7 @@ class ResultPartition:
 
     Args:
         partition_id: job, edge and producer index.
-        first, count: the consumer subtasks that it feeds.
+        consumers: the subtasks that it feeds.
         acquire: gives a segment, waiting for one if need be; raises TaskCancelled.
         notify: tells the loop that a subpartition wants its attention.
         flushing: when data leave of a segment that is not full; on request: at each :meth:`flush`.
@@ -493,16 +495,16 @@ class ResultPartition:
     def __init__(
         self,
         partition_id: PartitionId,
-        first: int,
-        count: int,
+        consumers: range,
         acquire: Callable[[], Segment],
         notify: Callable[[Subpartition], None],
         counters: TaskCounters,
+        *,
         flushing: Flush = Flush.ON_REQUEST,
     ) -> None:
         self.id = partition_id
-        self.first = first
-        self.subpartitions = [Subpartition(first + i, notify, flushing) for i in range(count)]
+        self.first = consumers.start
+        self.subpartitions = [Subpartition(consumer, notify, flushing) for consumer in consumers]
         self._acquire = acquire
         self._counters = counters
         self._notify = notify

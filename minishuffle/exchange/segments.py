@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import mmap
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from minishuffle.errors import LocalProtocolError, ResourceExhausted
 from minishuffle.limits import SEGMENT_HEADROOM_BYTES
@@ -217,10 +217,6 @@ class LocalPool:
         self._returned += 1
         self._global.take_back(segment)
         self.notify()
-
-    def recycle_all(self, segments: Iterable[Segment]) -> None:
-        for segment in segments:
-            self.recycle(segment)
 
     def write_off(self, segment: Segment) -> None:
         if not segment.written_off:

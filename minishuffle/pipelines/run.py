@@ -289,6 +289,7 @@ def run_once(
     client: Client,
     options: Mapping[str, str],
     data: DataDirectory,
+    *,
     output: str,
     parallelism: int | None = None,
 ) -> Outcome:

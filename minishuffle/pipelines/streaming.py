@@ -49,6 +49,7 @@ def run_streaming(
     client: Client,
     options: Mapping[str, str],
     data: DataDirectory,
+    *,
     output: str,
     parallelism: int | None = None,
 ) -> Outcome:
@@ -59,7 +60,7 @@ def run_streaming(
     """
     from minishuffle.spark.session import after_interrupt
 
-    run = StreamingRun(pipeline, spark, client, options, data, output)
+    run = StreamingRun(pipeline, spark, client, options, data, output=output)
     run.prepare(parallelism)
     began = time.monotonic()
     try:
@@ -89,6 +90,7 @@ class StreamingRun:
         client: Client,
         options: Mapping[str, str],
         data: DataDirectory,
+        *,
         output: str,
     ) -> None:
         self.pipeline = pipeline

@@ -102,14 +102,13 @@ class Received:
         self,
         attachment: ConsumerAttachment,
         memory: memoryview,
-        start: int,
         header: BufferHeader,
         buffer: FreeBuffer | None = None,
         kind: BufferKind | None = None,
     ) -> None:
         self.attachment = attachment
         self.memory = memory
-        self.start = start
+        self.start = 0 if buffer is None else SEGMENT_HEADROOM_BYTES
         self.size = header.size
         self.data_type = header.data_type
         self.flags = header.flags
@@ -277,13 +276,11 @@ class ConsumerChannel:
             raise RemoteProtocolError(f"payload of {size} bytes, a segment holds {self.segment_bytes}")
         if data_type == DataType.DATA:
             kind, buffer = self.credit.on_buffer()
-            memory, start = buffer.memory, SEGMENT_HEADROOM_BYTES
-            self._arriving = Received(self.attachment, memory, start, header, buffer, kind)
+            self._arriving = Received(self.attachment, buffer.memory, header, buffer, kind)
         elif data_type == DataType.EVENT and size > limits.EVENT_BYTES_MAX:
             raise RemoteProtocolError(f"event of {size} bytes, at most {limits.EVENT_BYTES_MAX} are allowed")
         elif data_type == DataType.EVENT and size:
-            memory = memoryview(bytearray(size))
-            self._arriving = Received(self.attachment, memory, 0, header)
+            self._arriving = Received(self.attachment, memoryview(bytearray(size)), header)
         else:
             raise RemoteProtocolError(f"buffer of unknown data type {data_type} or empty event")
         self._backlog = header.backlog

@@ -48,29 +48,28 @@ class ExternalConnection:
         self,
         access: Access,
         worker: WorkerAddress,
+        on_events: Callable[[DataLink, list[ConnectionEvent]], None],
+        *,
         ticket: int,
         term: int,
-        on_events: Callable[[DataLink, list[ConnectionEvent]], None],
         segment_bytes: int,
     ) -> None:
         self.error: ShuffleError | None = None
         """Why the connection is gone, once it is."""
         self.pool = NetworkBufferPool(SEGMENTS, segment_bytes)
         self.counters = TaskCounters()
-        self.paths: TaskPaths
-        self.link: DataLink
         self._access = access
         self._worker = worker
         self._identity = Identity(Role.CLIENT, access.cluster, ticket, term)
         self._on_events = on_events
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="minishuffle connection", daemon=True)
-        self._inbox: LoopInbox
-        self._endpoint: DataEndpoint
-
-    def __enter__(self) -> ExternalConnection:
         self._inbox = LoopInbox(self._loop)
         self.paths = TaskPaths(self._inbox)
+        self._endpoint: DataEndpoint | None = None
+        self._link: DataLink | None = None
+
+    def __enter__(self) -> ExternalConnection:
         self._thread.start()
         try:
             asyncio.run_coroutine_threadsafe(self._open(), self._loop).result()
@@ -88,6 +87,12 @@ class ExternalConnection:
     def _end(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CLOSE_SECONDS_MAX)
+
+    @property
+    def link(self) -> DataLink:
+        """The established link; of a connection that was entered."""
+        assert self._link is not None
+        return self._link
 
     def check(self) -> None:
         """Raises the error that ended the connection, if one did."""
@@ -119,10 +124,11 @@ class ExternalConnection:
             self, self._identity, self._access.secret, ConnectionCounters(), PING_SECONDS
         )
         address = Address(self._worker.host, self._worker.data_port)
-        self.link = await self._endpoint.dial(address, self._worker.worker, self._worker.epoch)
+        self._link = await self._endpoint.dial(address, self._worker.worker, self._worker.epoch)
 
     async def _close(self) -> None:
-        await self._endpoint.close()
+        if self._endpoint is not None:
+            await self._endpoint.close()
         self._inbox.close()
 
     # --- EndpointHandler (loop) ------------------------------------------------------------------

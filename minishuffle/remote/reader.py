@@ -154,7 +154,8 @@ WAIT_SECONDS: Final = 1.0
 
 
 class ResultReader:
-    """Rows ``begin`` to ``end`` of one subtask of a sink. Use it in a ``with`` statement, or close it.
+    """Rows ``rows.start`` to ``rows.stop`` of one subtask of a sink. Use it in a ``with`` statement, or close
+    it.
 
     Args:
         job, sink, subtask: as :func:`~minishuffle.remote.reader.describe_result` tells them.
@@ -166,9 +167,9 @@ class ResultReader:
         PeerLost, AuthenticationError: coordinator or worker cannot be reached, or refuses the secret.
     """
 
-    def __init__(self, access: Access, job: str, sink: str, subtask: int, begin: int, end: int) -> None:
+    def __init__(self, access: Access, job: str, sink: str, subtask: int, rows: range) -> None:
         self._access = access
-        self._request = OpenResult(job=job, sink=sink, subtask=subtask, begin=begin, end=end)
+        self._request = OpenResult(job=job, sink=sink, subtask=subtask, begin=rows.start, end=rows.stop)
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -198,7 +199,12 @@ class ResultReader:
             raise RemoteProtocolError(f"the coordinator answered with {type(reply).__name__}")
         connection = self._stack.enter_context(
             ExternalConnection(
-                self._access, reply.worker, reply.ticket, reply.term, _nothing, reply.segment_bytes
+                self._access,
+                reply.worker,
+                _nothing,
+                ticket=reply.ticket,
+                term=reply.term,
+                segment_bytes=reply.segment_bytes,
             )
         )
         gate = connection.run(lambda: self._gate(connection, reply.job))

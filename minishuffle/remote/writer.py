@@ -70,11 +70,12 @@ class StreamWriter:
         self,
         access: Access,
         stream: str,
+        schema: pa.Schema,
+        *,
         write: str,
         partition: int,
         partitions: int,
         attempt: int,
-        schema: pa.Schema,
     ) -> None:
         self.rows = 0
         self._access = access
@@ -89,9 +90,9 @@ class StreamWriter:
         self._schema = schema
         self._skipped_checksum = 0
         self._stack = ExitStack()
-        self._opened: UpstreamOpened
+        self._reply: UpstreamOpened | None = None
         self._connection: ExternalConnection | None = None
-        self._partition: ResultPartition
+        self._written: ResultPartition | None = None
         self._attached = False
 
     def __enter__(self) -> StreamWriter:
@@ -99,25 +100,24 @@ class StreamWriter:
             reply = control.request(self._request, OPEN_SECONDS_MAX)
         if not isinstance(reply, UpstreamOpened):
             raise RemoteProtocolError(f"the coordinator answered with {type(reply).__name__}")
-        self._opened = reply
+        self._reply = reply
         if not reply.complete:
             connection = ExternalConnection(
                 self._access,
                 reply.worker,
-                reply.ticket,
-                reply.term,
                 self._on_events,
-                reply.segment_bytes,
+                ticket=reply.ticket,
+                term=reply.term,
+                segment_bytes=reply.segment_bytes,
             )
             pool = connection.pool.create_pool("output", 2, connection.pool.total)
-            self._partition = ResultPartition(
+            self._written = ResultPartition(
                 PartitionId(JobId(reply.job), 0, self._request.partition),
-                0,
-                1,
+                range(1),
                 lambda: connection.paths.acquire(pool),
                 lambda subpartition: connection.paths.notify(subpartition),
                 connection.counters,
-                Flush.ADAPTIVE,  # The next write may be long in coming.
+                flushing=Flush.ADAPTIVE,  # The next write may be long in coming.
             )
             pool.on_available(lambda: connection.paths.bell.ring())
             try:
@@ -128,6 +128,16 @@ class StreamWriter:
 
     def __exit__(self, *raised: object) -> None:
         self._stack.close()
+
+    @property
+    def _opened(self) -> UpstreamOpened:
+        assert self._reply is not None, "use the writer in a with statement"
+        return self._reply
+
+    @property
+    def _partition(self) -> ResultPartition:
+        assert self._written is not None, "a complete partition is not written"
+        return self._written
 
     def _on_events(self, link: DataLink, events: list[ConnectionEvent]) -> None:
         """(Loop.) The worker asks for the partition."""
@@ -240,7 +250,7 @@ class StreamWriter:
                 return other if not isinstance(other, PeerLost) else error
             else:
                 if isinstance(reply, UpstreamOpened) and reply.complete:
-                    self._opened = reply
+                    self._reply = reply
                     return Superseded("another attempt has written the partition")
                 return error
 

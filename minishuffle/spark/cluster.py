@@ -107,6 +107,7 @@ class WorkerSupplier:
         cluster: str,
         processes: LocalProcesses,
         secret: bytes,
+        *,
         flags: list[str],
     ) -> None:
         from pyspark.sql import SparkSession
@@ -285,7 +286,7 @@ class SparkCluster(LocalCluster):
                 "local",
                 self._processes,
                 self._secret,
-                settings_flags(self._settings),
+                flags=settings_flags(self._settings),
             )
             self._supplier.start(self._startup_timeout)
         except BaseException:

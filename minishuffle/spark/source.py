@@ -169,7 +169,7 @@ class Rows(InputPartition):
 def _read(access: Access, rows: Rows, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """(In an executor.) Spark takes exactly its own Arrow types."""
     settle_memory()
-    with ResultReader(access, rows.job, rows.sink, rows.subtask, rows.begin, rows.end) as reader:
+    with ResultReader(access, rows.job, rows.sink, rows.subtask, range(rows.begin, rows.end)) as reader:
         for batch in reader.batches():
             yield fitted(batch, schema)
 
@@ -348,7 +348,15 @@ def _write_partition(
     schema = read_schema(info.schema_message)
     # The number of the attempt over all tasks: unlike attemptNumber it grows when a stage is run again.
     attempt = context.taskAttemptId() & 0xFFFF_FFFF
-    with StreamWriter(access, info.stream, write, partition, partitions, attempt, schema) as writer:
+    with StreamWriter(
+        access,
+        info.stream,
+        schema,
+        write=write,
+        partition=partition,
+        partitions=partitions,
+        attempt=attempt,
+    ) as writer:
         for batch in batches:
             writer.write(fitted(batch, schema))
         _check_whole_input()

@@ -63,15 +63,15 @@ class ControlLink(asyncio.Protocol):
         self._peer: Identity | None = None
         self._opened, self._proven, self._failed = opened, proven, failed
         self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport
+        self._connected: asyncio.Transport | None = None
         self._inbox = MessageDecoder(values_max)
         self._held = b""  # received before :meth:`start`
         self._delivering = False
         self._silent = self.writable = True
         self.on_writable: Callable[[], None] = lambda: None
         self._begun = self._closed_here = self._ended = False
-        self._on_message: OnMessage
-        self._on_closed: OnClosed
+        self._on_message: OnMessage = lambda message, request: None
+        self._on_closed: OnClosed = lambda error: None
         self._error: Exception | None = None
         self._lost: asyncio.Future[None] = self._loop.create_future()
 
@@ -137,8 +137,13 @@ class ControlLink(asyncio.Protocol):
 
     # --- asyncio's side ---------------------------------------------------------------------------
 
+    @property
+    def _transport(self) -> asyncio.Transport:
+        assert self._connected is not None, "asyncio has not connected the link yet"
+        return self._connected
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport  # type: ignore[assignment]
+        self._connected = transport  # type: ignore[assignment]
         self.local = host_port(transport.get_extra_info("sockname"))
         self.remote = host_port(transport.get_extra_info("peername"))
         self._opened(self)
@@ -296,10 +301,10 @@ class ControlServer:
         port: int,
         identity: Identity,
         secret: bytes,
+        *,
         on_link: Callable[[ControlLink], None],
         refused: Callable[[str, str, str], None],
         authorize: Callable[[Identity], str | None] = lambda peer: None,
-        *,
         handshake_seconds: float = limits.HANDSHAKE_SECONDS_MAX,
         unproven_max: int = limits.UNAUTHENTICATED_CONNECTIONS_MAX,
     ) -> None:

@@ -58,8 +58,8 @@ class DataLink(asyncio.BufferedProtocol):
     """One data connection: first its handshake, then its ``Connection``."""
 
     def __init__(self, endpoint: DataEndpoint, handshake: Handshake, *, dialer: bool) -> None:
-        self.connection: Connection
-        """Set when the handshake is complete."""
+        self._connection: Connection | None = None
+        """Made when the handshake is complete."""
         self.established = False
         self.local = self.remote = ""
         self._endpoint = endpoint
@@ -67,7 +67,7 @@ class DataLink(asyncio.BufferedProtocol):
         self._dialer = dialer
         self._loop = asyncio.get_running_loop()
         self._gathers = isinstance(self._loop, uvloop.Loop)
-        self._transport: asyncio.Transport
+        self._connected: asyncio.Transport | None = None
         self._paused = False
         self._flush_scheduled = False
         self._in_transport: list[Outgoing] = []
@@ -98,11 +98,22 @@ class DataLink(asyncio.BufferedProtocol):
         finally:
             del error
 
+    @property
+    def connection(self) -> Connection:
+        """The protocol's machine, of an established link."""
+        assert self._connection is not None, "the handshake is not complete yet"
+        return self._connection
+
+    @property
+    def _transport(self) -> asyncio.Transport:
+        assert self._connected is not None, "asyncio has not connected the link yet"
+        return self._connected
+
     # --- asyncio's side -------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport) or hasattr(transport, "writelines")
-        self._transport = transport  # type: ignore[assignment]
+        self._connected = transport  # type: ignore[assignment]
         self._transport.set_write_buffer_limits(high=0)
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -203,7 +214,7 @@ class DataLink(asyncio.BufferedProtocol):
         if self._handshake.peer is None:
             return
         self._cancel_timer()
-        self.connection = self._endpoint.new_connection(dialer=self._dialer)
+        self._connection = self._endpoint.new_connection(dialer=self._dialer)
         self.established = True
         leftover = self._handshake.leftover()
         self._endpoint.settled(self)
@@ -324,6 +335,7 @@ class DataEndpoint:
         secret: bytes,
         counters: ConnectionCounters,
         ping_interval: float,
+        *,
         handshake_seconds: float = limits.HANDSHAKE_SECONDS_MAX,
     ) -> None:
         self.handler = handler

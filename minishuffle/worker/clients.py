@@ -91,7 +91,7 @@ class _Reading:
         pool.on_available(paths.bell.ring)
         partition_id = PartitionId(JobId(message.job), RESULT_EDGE, message.index)
         self.partition = ResultPartition(
-            partition_id, 0, 1, lambda: paths.acquire(pool), paths.notify, TaskCounters()
+            partition_id, range(1), lambda: paths.acquire(pool), paths.notify, TaskCounters()
         )
         self._left = self._ended = False
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)

@@ -149,10 +149,6 @@ class ReportLog:
         while self._kept and self._kept[0][0].number <= number:
             self._bytes -= self._kept.popleft()[1]
 
-    def unacknowledged(self) -> list[Collected | TaskStateChanged]:
-        """What a coordinator may not have got, in order; whoever sends it again does no harm."""
-        return [report for report, _ in self._kept]
-
 
 class OutboxSender:
     """The loop's half, for all tasks of a worker.

@@ -68,14 +68,25 @@ class PeerLinks:
         self._early: dict[tuple[int, int], _EarlyLink] = {}
         """By worker and epoch."""
         self._endpoint: DataEndpoint | None = None
-        self._state: WorkerState
-        self.external: ExternalClients
+        self._machine: WorkerState | None = None
+        self._clients: ExternalClients | None = None
 
     def registered(self, endpoint: DataEndpoint, state: WorkerState, external: ExternalClients) -> None:
         """The worker has its id: peers may connect from now on."""
         self._endpoint = endpoint
-        self._state = state
-        self.external = external
+        self._machine = state
+        self._clients = external
+
+    @property
+    def _state(self) -> WorkerState:
+        assert self._machine is not None, "the worker is not registered yet"
+        return self._machine
+
+    @property
+    def external(self) -> ExternalClients:
+        """The external clients of a registered worker."""
+        assert self._clients is not None, "the worker is not registered yet"
+        return self._clients
 
     # --- EndpointHandler -------------------------------------------------------------------------
 

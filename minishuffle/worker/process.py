@@ -120,11 +120,26 @@ class Worker:
         self._flushing: set[float] = set()
         """Buffer timeouts that have a timer, in seconds."""
         self._control: ControlLink | None = None
-        self._state: WorkerState
-        self._deployment: Deployment
-        self._sender: OutboxSender
+        self._machine: WorkerState | None = None
+        self._deployed: Deployment | None = None
+        self._outgoing: OutboxSender | None = None
         self._reports = ReportLog()
         self._registered: asyncio.Future[Registered] = self._loop.create_future()
+
+    @property
+    def _state(self) -> WorkerState:
+        assert self._machine is not None, "the worker is not registered yet"
+        return self._machine
+
+    @property
+    def _deployment(self) -> Deployment:
+        assert self._deployed is not None, "the worker is not registered yet"
+        return self._deployed
+
+    @property
+    def _sender(self) -> OutboxSender:
+        assert self._outgoing is not None, "the worker is not registered yet"
+        return self._outgoing
 
     # --- registration and end ----------------------------------------------------------------------
 
@@ -157,22 +172,22 @@ class Worker:
             # Before anything else is handled: peers may dial, and be dialed, from now on.
             cluster = self.endpoint.identity.cluster
             self.endpoint.identity = Identity(Role.WORKER, cluster, message.worker, message.epoch)
-            self._state = WorkerState(self.settings, message.worker, message.epoch, message.term)
-            self._sender = OutboxSender(
+            self._machine = WorkerState(self.settings, message.worker, message.epoch, message.term)
+            self._outgoing = OutboxSender(
                 message.term,
                 self._send,
                 lambda: control.writable and not self._reports.full,
                 self._loop.call_soon,
             )
             control.on_writable = self._sender.pump
-            self._deployment = Deployment(
+            self._deployed = Deployment(
                 message.worker,
                 self.pool,
                 self._inbox,
                 self._on_report,
                 self._sender.notify,
-                self._spool_directory,
-                self.settings.spool_bytes_max,
+                spool_directory=self._spool_directory,
+                spool_bytes_max=self.settings.spool_bytes_max,
             )
             readers = ResultReaders(message.term, self._deployment, self._inbox, self._send)
             external = ExternalClients(message.term, self._deployment, readers, self._send)
@@ -374,14 +389,13 @@ class Worker:
         """Everything that ``/metrics`` is made from."""
         return worker_snapshot(
             self.endpoint.identity,
-            self.settings.slots,
-            self.remote,
-            len(self.endpoint.links),
-            self.refusals,
-            self.pool,
             self._deployment,
-            self.loop_lag,
-            self._state.abandoned,
+            slots=self.settings.slots,
+            remote=self.remote,
+            connections=len(self.endpoint.links),
+            refused=self.refusals,
+            loop_lag=self.loop_lag,
+            abandoned=self._state.abandoned,
         )
 
 
@@ -416,7 +430,14 @@ async def run_worker(
     async def serve() -> None:
         identity = Identity(Role.WORKER, cluster, requested_worker, 0)
         control = await connect_control(coordinator, identity, secret, timeout=COORDINATOR_SECONDS_MAX)
-        request = registration(host, data_port, server.port, settings.slots, worker.pool, requested_worker)
+        request = registration(
+            settings,
+            worker.pool,
+            host=host,
+            data_port=data_port,
+            metrics_port=server.port,
+            requested_worker=requested_worker,
+        )
         registered = await worker.register(control, request)
         ports = {"data_port": data_port, "metrics_port": server.port}
         ready({"worker": registered.worker, "pid": os.getpid(), **ports})

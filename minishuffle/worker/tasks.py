@@ -13,6 +13,7 @@ from importlib import metadata
 from typing import Literal
 
 from minishuffle import limits
+from minishuffle.config import ClusterSettings
 from minishuffle.counters import (
     ConnectionCounters,
     Histogram,
@@ -149,8 +150,7 @@ class Attempt:
         self._pools[output.edge] = pool
         self.partitions[output.edge] = ResultPartition(
             partition_id,
-            output.first,
-            output.count,
+            range(output.first, output.first + output.count),
             lambda: paths.acquire(pool),
             paths.notify,
             self.counters,
@@ -282,6 +282,7 @@ class Deployment:
         inbox: LoopInbox,
         report: Callable[[Task, TaskOutcome | None], None],
         said: Callable[[Outbox], None],
+        *,
         spool_directory: str | None = None,
         spool_bytes_max: int = limits.SPOOL_BYTES_MAX,
     ) -> None:
@@ -394,7 +395,13 @@ def flushing(buffer_timeout: float | Literal["adaptive"]) -> Flush:
 
 
 def registration(
-    host: str, data_port: int, metrics_port: int, slots: int, pool: NetworkBufferPool, requested_worker: int
+    settings: ClusterSettings,
+    pool: NetworkBufferPool,
+    *,
+    host: str,
+    data_port: int,
+    metrics_port: int,
+    requested_worker: int,
 ) -> Register:
     """What this process says when it registers."""
     return Register(
@@ -402,7 +409,7 @@ def registration(
         data_port=data_port,
         metrics_port=metrics_port,
         pid=os.getpid(),
-        slots=slots,
+        slots=settings.slots,
         python=".".join(platform.python_version_tuple()[:2]),
         version=metadata.version("minishuffle"),
         segments=pool.total,
@@ -435,17 +442,17 @@ def worker_report(
 
 def worker_snapshot(
     identity: Identity,
+    deployment: Deployment,
+    *,
     slots: int,
     remote: ConnectionCounters,
     connections: int,
     refused: dict[str, int],
-    pool: NetworkBufferPool,
-    deployment: Deployment,
     loop_lag: Histogram,
     abandoned: int,
 ) -> WorkerSnapshot:
     """For ``/metrics``."""
-    tasks = deployment.snapshots()
+    tasks, pool = deployment.snapshots(), deployment.pool
     return WorkerSnapshot(
         worker=identity.worker,
         epoch=identity.epoch,

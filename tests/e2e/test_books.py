@@ -183,8 +183,8 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
         0,
         Identity(Role.COORDINATOR, CLUSTER, 0, 0),
         secret,
-        site.on_link,
-        lambda reason, text, remote: refused.append(text),
+        on_link=site.on_link,
+        refused=lambda reason, text, remote: refused.append(text),
     )
     async with AsyncExitStack() as stack:
         try:

@@ -77,7 +77,7 @@ def submit(cluster: LocalCluster, source: Any, **options: Any) -> str:
 
 
 def reader(access: Access, info: ResultInfo, subtask: int, begin: int, end: int) -> ResultReader:
-    return ResultReader(access, info.job, info.sink, subtask, begin, end)
+    return ResultReader(access, info.job, info.sink, subtask, range(begin, end))
 
 
 def table(access: Access, info: ResultInfo, subtask: int, begin: int, end: int) -> pa.Table:

@@ -93,7 +93,7 @@ class Setup:
             return segment
 
         partition_id = PartitionId(JobId("j1"), 0, producer)
-        return ResultPartition(partition_id, 0, 1, acquire, Subpartition.attend, TaskCounters())
+        return ResultPartition(partition_id, range(1), acquire, Subpartition.attend, TaskCounters())
 
     def local(self, partition: ResultPartition) -> InputChannel:
         """A channel whose producer is in this process."""

@@ -7,7 +7,7 @@ import pytest
 from minishuffle.exchange.buffers import BufferBuilder, Event, Slice
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.limits import SEGMENT_HEADROOM_BYTES
-from minishuffle.wire.frames import NO_ELEMENT_START, WATERMARK_EVENT, DataType, EventKind
+from minishuffle.wire.frames import WATERMARK_EVENT, DataType, EventKind
 
 CAPACITY = 16
 
@@ -65,11 +65,12 @@ def test_the_rest_of_an_element_is_skipped_to_the_first_start_or_to_its_end(buil
 
 def test_a_slice_comes_back_once(builder: BufferBuilder) -> None:
     view = Releases()
-    piece = Slice(builder.segment.memory, 64, 4, DataType.DATA, 0, 0, 1, view, builder)
+    piece = Slice(builder.segment.memory, 64, 4, DataType.DATA, 1)
+    piece.view, piece.builder = view, builder
     piece.released()
     piece.released()
     assert view.builders == [builder]
-    Slice(memoryview(bytes(65)), 64, 1, DataType.EVENT, 0, NO_ELEMENT_START, 0).released()
+    Slice(memoryview(bytes(65)), 64, 1, DataType.EVENT, 0).released()
     assert view.builders == [builder]
 
 

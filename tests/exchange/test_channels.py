@@ -79,7 +79,7 @@ class Exchange:
             return segment
 
         partition_id = PartitionId(JobId("j1"), 0, number)
-        return ResultPartition(partition_id, 0, 1, acquire, Subpartition.attend, TaskCounters())
+        return ResultPartition(partition_id, range(1), acquire, Subpartition.attend, TaskCounters())
 
     def connect(self) -> None:
         self.links.append((BareLink(), BareLink(dialer=True)))

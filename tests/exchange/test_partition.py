@@ -33,12 +33,11 @@ class Bench:
         self.notified: list[Subpartition] = []
         self.partition = ResultPartition(
             PartitionId(JobId("j1"), 0, 0),
-            0,
-            count,
+            range(count),
             self._acquire,
             self.notified.append,
             self.counters,
-            flushing,
+            flushing=flushing,
         )
         self.first = self.partition.subpartitions[0]
         self.view = self.first.attach(1, lambda: None)

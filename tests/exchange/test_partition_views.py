@@ -30,8 +30,7 @@ class Producer:
         self.pool = self.network.create_pool("p", 1, segments)
         self.partition = ResultPartition(
             PartitionId(JobId("j1"), 0, 0),
-            0,
-            1,
+            range(1),
             lambda: cast(Segment, self.pool.request()),
             lambda subpartition: subpartition.attend(),
             TaskCounters(),

@@ -101,7 +101,8 @@ def test_surplus_above_a_shrunken_size_comes_back_as_it_is_recycled() -> None:
     held.pop().recycle()
     assert first.request() is None, "it holds more than its size"
     assert second.request() is not None
-    first.recycle_all(held)
+    for segment in held:
+        first.recycle(segment)
     assert (first.in_use, pool.free) == (0, 9)
 
 
@@ -165,7 +166,8 @@ def test_a_segment_cannot_be_recycled_twice() -> None:
 def test_the_peak_is_remembered() -> None:
     pool = NetworkBufferPool(8, 256)
     local = pool.create_pool("p", 1, 8)
-    local.recycle_all(take(local, 5))
+    for segment in take(local, 5):
+        local.recycle(segment)
     take(local, 2)
     assert pool.peak_used == 5
 

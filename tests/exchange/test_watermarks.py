@@ -296,7 +296,9 @@ class Written:
 
         partition_id = PartitionId(JobId("j1"), 0, 0)
         self.notified: list[Subpartition] = []
-        self.partition = ResultPartition(partition_id, 0, 1, acquire, self.notified.append, TaskCounters())
+        self.partition = ResultPartition(
+            partition_id, range(1), acquire, self.notified.append, TaskCounters()
+        )
         self.subpartition = self.partition.subpartitions[0]
         self.view = self.subpartition.attach(1, lambda: None)
 

@@ -40,7 +40,7 @@ def run(
 ) -> Callable[[Pipeline], Outcome]:
     cluster.status()  # Connects, so that no test opens what outlives it.
     return lambda pipeline: run_once(
-        pipeline, spark, cluster.client, options, data, str(tmp_path / "answers"), 2
+        pipeline, spark, cluster.client, options, data, output=str(tmp_path / "answers"), parallelism=2
     )
 
 

@@ -134,7 +134,7 @@ def test_a_run_that_is_over_is_not_gone_on_with(
     place = DataDirectory(tmp_path / "data")
     for _ in range(2):
         outcome = run_streaming(
-            Sums(), spark, cluster.client, options, place, str(tmp_path / "out"), parallelism=2
+            Sums(), spark, cluster.client, options, place, output=str(tmp_path / "out"), parallelism=2
         )
         assert outcome.verdict is not None and outcome.verdict.equal and outcome.verdict.rows == ROWS
         assert outcome.rows_in == ROWS

@@ -75,7 +75,7 @@ class Peers:
         self.output = self.send_pool.create_pool("output", channels + 1, 32)
         self.task = TaskCounters()
         self.partition = ResultPartition(
-            PartitionId(JobId("j1"), 0, 0), 0, channels, self._acquire, self._notify, self.task
+            PartitionId(JobId("j1"), 0, 0), range(channels), self._acquire, self._notify, self.task
         )
         minimum = channels * exclusive + 1
         pool = self.receive_pool.create_pool("input", minimum, channels * exclusive + floating)

@@ -71,7 +71,15 @@ class Field:
         schema: pa.Schema = SCHEMA,
         access: Access | None = None,
     ) -> StreamWriter:
-        return StreamWriter(access or self.access, stream, write, partition, partitions, attempt, schema)
+        return StreamWriter(
+            access or self.access,
+            stream,
+            schema,
+            write=write,
+            partition=partition,
+            partitions=partitions,
+            attempt=attempt,
+        )
 
     def refused(self) -> float:
         """Connections that the workers refused."""
@@ -127,7 +135,9 @@ def stray() -> Callable[[Field, int], None]:
     def come(field: Field, ticket: int) -> None:
         info = field.cluster.status().workers[0]
         worker = WorkerAddress(worker=info.worker, epoch=info.epoch, host=info.host, data_port=info.data_port)
-        with ExternalConnection(field.access, worker, ticket, 1, lambda link, events: None, 4096):
+        with ExternalConnection(
+            field.access, worker, lambda link, events: None, ticket=ticket, term=1, segment_bytes=4096
+        ):
             raise AssertionError("the worker let it in")
 
     return come

@@ -67,8 +67,10 @@ def opened(complete: bool = False) -> UpstreamOpened:
 
 
 def explained(told: Any) -> ShuffleError:
-    writer = StreamWriter(told, "orders", "w", 0, 1, 1, pa.schema([("n", pa.int64())]))
-    writer._opened = opened()
+    writer = StreamWriter(
+        told, "orders", pa.schema([("n", pa.int64())]), write="w", partition=0, partitions=1, attempt=1
+    )
+    writer._reply = opened()
     return writer._explained(PeerLost("the link broke"))
 
 

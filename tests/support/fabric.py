@@ -107,8 +107,7 @@ class Node:
         self.input = self.pool.create_pool("input", 2 * CHANNELS + 1, 2 * CHANNELS + 8)
         self.partition = ResultPartition(
             PartitionId(JobId("j1"), 0, worker),
-            0,
-            CHANNELS,
+            range(CHANNELS),
             lambda: self.segment(self.output),
             self._notify,
             TaskCounters(),

@@ -156,7 +156,9 @@ class Site:
         ping_interval: float = 60.0,
     ) -> DataEndpoint:
         counters = counters or ConnectionCounters()
-        endpoint = DataEndpoint(handler, identity, secret, counters, ping_interval, handshake_seconds)
+        endpoint = DataEndpoint(
+            handler, identity, secret, counters, ping_interval, handshake_seconds=handshake_seconds
+        )
         self.endpoints.append(endpoint)
         return endpoint
 
@@ -224,7 +226,13 @@ class Listener:
 
     async def start(self, **options: Any) -> Address:
         await self.server.start(
-            "127.0.0.1", 0, COORDINATOR, CONTROL_SECRET, self.on_link, self.on_refused, **options
+            "127.0.0.1",
+            0,
+            COORDINATOR,
+            CONTROL_SECRET,
+            on_link=self.on_link,
+            refused=self.on_refused,
+            **options,
         )
         return Address("127.0.0.1", self.server.port)
 

@@ -158,7 +158,7 @@ def test_taken_port_names_its_holder_and_the_flag(run: Run) -> None:
             port = holder.getsockname()[1]
             server = ControlServer()
             with pytest.raises(UsageError) as caught:
-                await server.start("127.0.0.1", port, COORDINATOR, SECRET, print, print)
+                await server.start("127.0.0.1", port, COORDINATOR, SECRET, on_link=print, refused=print)
             assert f"port {port} on 127.0.0.1 is taken by" in str(caught.value)
             assert f"(pid {os.getpid()})" in str(caught.value)
             assert "--port" in str(caught.value)
@@ -169,7 +169,7 @@ def test_taken_port_names_its_holder_and_the_flag(run: Run) -> None:
 def test_address_of_another_machine_cannot_be_listened_on(run: Run) -> None:
     async def main() -> None:
         with pytest.raises(UsageError, match=r"cannot listen on 192\.0\.2\.1:.*--host"):
-            await ControlServer().start("192.0.2.1", 0, COORDINATOR, SECRET, print, print)
+            await ControlServer().start("192.0.2.1", 0, COORDINATOR, SECRET, on_link=print, refused=print)
 
     run(main())
 

@@ -119,7 +119,7 @@ class Program:
         """Why its link is gone."""
         self._pool = NetworkBufferPool(SEGMENTS, SEGMENT_BYTES).create_pool("output", 2, SEGMENTS)
         partition_id = PartitionId(JobId("j1"), 0, 0)
-        self._partition = ResultPartition(partition_id, 0, 1, self._acquire, self._notify, TaskCounters())
+        self._partition = ResultPartition(partition_id, range(1), self._acquire, self._notify, TaskCounters())
         self._subpartition = self._partition.subpartitions[0]
         self._writing, self._reading = BareLink(dialer=True), BareLink()
         self._here, self._there = self._writing.connection, self._reading.connection

@@ -143,7 +143,8 @@ async def test_a_reader_takes_nothing_of_what_is_promised_to_jobs(door: Door) ->
     for each in (link, late):
         door.readers.link_down(each)
     await door.gone()
-    job.recycle_all(segments)
+    for segment in segments:
+        job.recycle(segment)
     job.destroy()
 
 

@@ -83,7 +83,7 @@ class Bench:
         self.counters = TaskCounters()
         self.partitions = {
             edge: ResultPartition(
-                PartitionId(JobId("j1"), edge, 0), 0, 1, acquire, lambda each: None, TaskCounters()
+                PartitionId(JobId("j1"), edge, 0), range(1), acquire, lambda each: None, TaskCounters()
             )
             for edge in range(len(sides))
         }

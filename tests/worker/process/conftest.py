@@ -95,7 +95,9 @@ class Coordinator:
 
     async def start(self) -> None:
         identity = Identity(Role.COORDINATOR, CLUSTER, 0, 0)
-        await self.server.start(HOST, 0, identity, SECRET, self._on_link, lambda *refusal: None)
+        await self.server.start(
+            HOST, 0, identity, SECRET, on_link=self._on_link, refused=lambda *refusal: None
+        )
 
     @property
     def address(self) -> Address:
