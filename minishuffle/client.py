@@ -165,7 +165,7 @@ class JobHandle:
             reply = self._client.request(request, JobRows, LONG_POLL_SECONDS)
             for batch in reply.batches:
                 yield from unpack_rows(batch)
-            if reply.over and reply.next == after:
+            if reply.terminal and reply.next == after:
                 return
             after = reply.next
 
@@ -342,7 +342,7 @@ class Client:
         while True:
             reply = self.request(GetEvents(job=job, after=after, wait_seconds=wait), JobEvents, wait)
             yield from reply.events
-            if not reply.events and (reply.over or not follow):
+            if not reply.events and (reply.terminal or not follow):
                 return
             after = reply.events[-1].number if reply.events else after
 
@@ -352,6 +352,6 @@ class Client:
         while True:
             reply = self.request(GetLogs(job=job, after=after, wait_seconds=wait), JobLogs, wait)
             yield from reply.lines
-            if not reply.lines and (reply.over or not follow):
+            if not reply.lines and (reply.terminal or not follow):
                 return
             after = reply.next

@@ -102,9 +102,9 @@ def test_wait_gives_rows_results_and_counters(link: type[ScriptedLink]) -> None:
             case WaitJob():
                 return job("finished", tasks=[task(0, {"rows": 3}), task(1, 4)])
             case GetRows(after=0):
-                return JobRows(batches=[pack_rows(["a", 1]), pack_rows([("b", 2)])], next=2, over=False)
+                return JobRows(batches=[pack_rows(["a", 1]), pack_rows([("b", 2)])], next=2, terminal=False)
             case GetRows(after=2):
-                return JobRows(batches=[], next=2, over=True)
+                return JobRows(batches=[], next=2, terminal=True)
         return job("finished")
 
     link.answer = staticmethod(answer)  # type: ignore[assignment]
@@ -123,9 +123,9 @@ def test_rows_wait_with_a_long_poll_and_not_with_a_sleep(
 ) -> None:
     asked: list[GetRows] = []
     replies = scripted(
-        JobRows(batches=[], next=0, over=False),
-        JobRows(batches=[pack_rows([1])], next=1, over=False),
-        JobRows(batches=[], next=1, over=True),
+        JobRows(batches=[], next=0, terminal=False),
+        JobRows(batches=[pack_rows([1])], next=1, terminal=False),
+        JobRows(batches=[], next=1, terminal=True),
     )
 
     def answer(message: ControlMessage) -> ControlMessage:
@@ -296,10 +296,10 @@ def test_following_events_asks_on_from_the_last_one_until_the_job_is_over(link: 
     asked: list[GetEvents] = []
     first, second = (JobEvent(number=n, at=1.0, kind="task", text=str(n)) for n in (4, 7))
     replies = scripted(
-        JobEvents(events=[first], over=False),
-        JobEvents(events=[], over=False),
-        JobEvents(events=[second], over=True),
-        JobEvents(events=[], over=True),
+        JobEvents(events=[first], terminal=False),
+        JobEvents(events=[], terminal=False),
+        JobEvents(events=[second], terminal=True),
+        JobEvents(events=[], terminal=True),
     )
 
     def answer(message: ControlMessage) -> ControlMessage:
@@ -316,8 +316,8 @@ def test_following_events_asks_on_from_the_last_one_until_the_job_is_over(link: 
 def test_logs_without_follow_end_with_what_there_is(link: type[ScriptedLink]) -> None:
     link.answer = staticmethod(  # type: ignore[assignment]
         scripted(
-            JobLogs(lines=["a", "b"], next=2, over=False),
-            JobLogs(lines=[], next=2, over=False),
+            JobLogs(lines=["a", "b"], next=2, terminal=False),
+            JobLogs(lines=[], next=2, terminal=False),
         )
     )
     assert list(connect().logs("j1")) == ["a", "b"]

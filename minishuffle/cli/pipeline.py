@@ -178,7 +178,7 @@ def outcome_map(found: Pipeline, outcome: Outcome) -> dict[str, Any]:
         "only_minishuffle": verdict and verdict.only_minishuffle,
         "only_spark": verdict and verdict.only_spark,
         "equal": verdict and verdict.equal,
-        **figures_of(found, outcome),
+        **stats_of(found, outcome),
         "late": outcome.late,
         "rows_per_second": round(outcome.rows_per_second),
     }
@@ -195,16 +195,16 @@ def reported(found: Pipeline, outcome: Outcome) -> DataFrame:
     return rows
 
 
-def figures_of(found: Pipeline, outcome: Outcome) -> Mapping[str, Any]:
-    """Raises UsageError when ``figures`` returned no dict."""
+def stats_of(found: Pipeline, outcome: Outcome) -> Mapping[str, Any]:
+    """Raises UsageError when ``stats`` returned no dict."""
     from minishuffle.pipelines.pipeline import asked
 
     with users_output(as_json=True):
-        figures = asked(found, "figures", outcome.result)
-    if not isinstance(figures, Mapping):
-        kind = type(figures).__name__
-        raise UsageError(f"pipeline {found.name}: figures must return a dict of name to number, not {kind}")
-    return figures
+        stats = asked(found, "stats", outcome.result)
+    if not isinstance(stats, Mapping):
+        kind = type(stats).__name__
+        raise UsageError(f"pipeline {found.name}: stats must return a dict of name to number, not {kind}")
+    return stats
 
 
 def report_table(rows: DataFrame) -> Any:

@@ -158,7 +158,7 @@ class Results:
         if found:
             self._results[job.id] = found
 
-    def over(self, job: Job) -> None:
+    def job_ended(self, job: Job) -> None:
         """A job has ended: the oldest results beyond the limit are given up."""
         if job.id in self._results:
             self._over.append(job.id)
@@ -236,7 +236,7 @@ class Results:
             schema_message=result.schema_message,
             bounded=result.bounded,
             state=job.state,
-            over=job.over,
+            terminal=job.terminal,
             submitted_at=job.submitted_at,
             causes=job.history.causes,
             subtasks=[
@@ -339,7 +339,7 @@ class Results:
         for found in self._results.values():
             for result in found.values():
                 assert all(len(ends) <= BATCHES_REPLAYABLE + 1 for ends in result.commits)
-                assert result.dropped == (result.job.over and result.job.id not in self._over)
+                assert result.dropped == (result.job.terminal and result.job.id not in self._over)
 
 
 def _require_room(link: int, pending: Iterable[_PendingRead | _PendingWrite | _Opening]) -> None:

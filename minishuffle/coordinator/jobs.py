@@ -4,8 +4,8 @@
 
     created --all run--> running --all finished--> finished
        |                    |
-       +--a task failed, its worker was lost, too many rows--> failing  --all over--> failed
-       +--the user asks------------------------------------> canceling --all over--> canceled
+       +--a task failed, its worker was lost, too many rows--> failing  --all ended-> failed
+       +--the user asks------------------------------------> canceling --all ended-> canceled
 
 A terminal task (finished, failed, canceled, abandoned, or lost with its worker) stays so. A job
 on its way to ``failed`` or ``canceled`` ends there whatever its tasks report meanwhile.
@@ -169,17 +169,21 @@ class History:
         """Batches collected, dropped ones included."""
         return self._dropped + len(self._batches)
 
-    def events_after(self, number: int, over: bool) -> JobEvents:
+    def events_after(self, number: int, terminal: bool) -> JobEvents:
         new = max(0, min(self._event_number - number, len(self._events)))
         first = len(self._events) - new
-        return JobEvents(events=list(islice(self._events, first, first + REPLY_EVENTS_MAX)), over=over)
+        return JobEvents(
+            events=list(islice(self._events, first, first + REPLY_EVENTS_MAX)), terminal=terminal
+        )
 
-    def logs_after(self, number: int, over: bool) -> JobLogs:
+    def logs_after(self, number: int, terminal: bool) -> JobLogs:
         """``number`` counts the lines that the caller has had."""
         new = max(0, min(self._lines_seen - number, len(self._lines)))
-        return JobLogs(lines=list(self._lines)[len(self._lines) - new :], next=self._lines_seen, over=over)
+        return JobLogs(
+            lines=list(self._lines)[len(self._lines) - new :], next=self._lines_seen, terminal=terminal
+        )
 
-    def rows_after(self, number: int, over: bool) -> JobRows:
+    def rows_after(self, number: int, terminal: bool) -> JobRows:
         """``number`` counts the batches that the caller has had; bounded by REPLY_BYTES_MAX.
 
         Raises:
@@ -199,7 +203,7 @@ class History:
             if size > REPLY_BYTES_MAX and end > first:
                 break
             end += 1
-        return JobRows(batches=self._batches[first:end], next=self._dropped + end, over=over)
+        return JobRows(batches=self._batches[first:end], next=self._dropped + end, terminal=terminal)
 
     # --- dropping --------------------------------------------------------------------------------
 
@@ -314,7 +318,7 @@ class Job:
         self.history.note(at, "created", f"{name}: {len(self._tasks)} tasks on workers {where}")
 
     @property
-    def over(self) -> bool:
+    def terminal(self) -> bool:
         return self.state in JOB_OVER
 
     @property
@@ -328,7 +332,7 @@ class Job:
         return self._states
 
     def open_workers(self) -> list[int]:
-        """Workers with a task that is not over."""
+        """Workers with a task that is not terminal."""
         return sorted({task.worker for task in self._tasks.values() if task.state not in TASK_OVER})
 
     def slots_held(self) -> Counter[int]:
@@ -373,7 +377,7 @@ class Job:
             ResourceExhausted: some of them were dropped.
         """
         try:
-            return self.history.rows_after(number, self.over)
+            return self.history.rows_after(number, self.terminal)
         except ResourceExhausted as error:
             raise ResourceExhausted(f"the rows of job {self.id} ({self.name}) are gone: {error}") from None
 
@@ -454,7 +458,7 @@ class Job:
         return True
 
     def worker_lost(self, worker: int, cause: ErrorInfo, at: float) -> None:
-        """Its tasks there, if they were not over, are lost; what was held there is no more."""
+        """Its tasks there that are not terminal are lost, and what was held there is free."""
         del self._slots[worker], self._segments[worker]
         here = [task for task in self._tasks.values() if task.worker == worker]
         lost = [task for task in here if task.state not in TASK_OVER]
@@ -478,7 +482,7 @@ class Job:
 
     def fail(self, cause: ErrorInfo, at: float, *, verdict: bool = False) -> None:
         """Begin to fail, or add to the causes of a failure that has begun."""
-        if self.over or self.state == "canceling":
+        if self.terminal or self.state == "canceling":
             return
         self.history.blame(cause, verdict=verdict)
         if self.state != "failing":
@@ -486,7 +490,7 @@ class Job:
 
     def cancel(self, at: float, why: str) -> None:
         """Begin to cancel, unless it has ended or is ending already."""
-        if not self.over and not self.stopping:
+        if not self.terminal and not self.stopping:
             self._move("canceling", at, why)
             self._advance(at)
 
@@ -508,7 +512,7 @@ class Job:
 
     def _move(self, state: str, at: float, text: str) -> None:
         self.state = state
-        if self.over:
+        if self.terminal:
             self.ended_at = at
         self.history.note(at, state, text)
 
@@ -523,14 +527,14 @@ class Job:
             causes = self.history.causes
             text = causes[0].text if causes else "cancelled"
             self._move(_STOPPING[self.state], at, text)
-        elif not self.over:
+        elif not self.terminal:
             self._move("finished", at, f"after {at - self.submitted_at:.3f} s")
 
     def validate(self) -> None:
         """Check the invariants; for tests, after each step."""
         states = Counter(task.state for task in self._tasks.values())
         assert states == +self._states
-        if self.over:
+        if self.terminal:
             assert set(states) <= TASK_OVER and self.ended_at >= self.submitted_at
         else:
             assert any(state not in TASK_OVER for state in states)
@@ -543,7 +547,7 @@ class Job:
 
 # --- jobtable -------------------------------------------------------------------------------------
 #
-# Every job that the coordinator knows, by id: those that are not over, and the last ones that are.
+# Every job that the coordinator knows, by id: those that run, and the last ones that have ended.
 
 
 JOBS_KEPT: Final = 100
@@ -573,14 +577,14 @@ class JobTable(dict[str, Job]):
         return next((job for job in self.values() if submission and job.submission == submission), None)
 
     def active(self) -> list[Job]:
-        return [job for job in self.values() if not job.over]
+        return [job for job in self.values() if not job.terminal]
 
     def forget(self) -> None:
         """Drop the oldest jobs that have ended, and rows of the others: first what clients have fetched."""
-        over = [job for job in self.values() if job.over]
-        for old in over[: max(0, len(over) - JOBS_KEPT)]:
+        ended = [job for job in self.values() if job.terminal]
+        for old in ended[: max(0, len(ended) - JOBS_KEPT)]:
             del self[old.id]
-        ended = sorted((job for job in self.values() if job.over), key=lambda job: job.ended_at)
+        ended = sorted((job for job in self.values() if job.terminal), key=lambda job: job.ended_at)
         excess = sum(job.history.collected_bytes for job in ended) - limits.COLLECTED_ENDED_BYTES_MAX
         for drop in (History.drop_fetched_rows, History.drop_rows):
             for job in ended:
@@ -589,6 +593,6 @@ class JobTable(dict[str, Job]):
 
     def validate(self) -> None:
         """Check the invariants; for tests, after each step."""
-        over = [job for job in self.values() if job.over]
-        assert len(over) <= JOBS_KEPT
-        assert sum(job.history.collected_bytes for job in over) <= limits.COLLECTED_ENDED_BYTES_MAX
+        ended = [job for job in self.values() if job.terminal]
+        assert len(ended) <= JOBS_KEPT
+        assert sum(job.history.collected_bytes for job in ended) <= limits.COLLECTED_ENDED_BYTES_MAX

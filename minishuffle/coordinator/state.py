@@ -145,21 +145,21 @@ def _ready(message: PollRequest, job: Job) -> bool:
     """Whether there is something to say before the time is up."""
     match message:
         case GetEvents(after=after):
-            return job.over or job.history.has_events(after)
+            return job.terminal or job.history.has_events(after)
         case GetLogs(after=after):
-            return job.over or job.history.has_lines(after)
+            return job.terminal or job.history.has_lines(after)
         case GetRows(after=after):
-            return job.over or job.history.has_rows(after)
+            return job.terminal or job.history.has_rows(after)
         case WaitJob():
-            return job.over
+            return job.terminal
 
 
 def _reply(message: PollRequest, job: Job) -> ControlMessage:
     match message:
         case GetEvents(after=after):
-            return job.history.events_after(after, job.over)
+            return job.history.events_after(after, job.terminal)
         case GetLogs(after=after):
-            return job.history.logs_after(after, job.over)
+            return job.history.logs_after(after, job.terminal)
         case GetRows(after=after):
             return job.rows_after(after)
         case WaitJob():
@@ -490,7 +490,7 @@ class CoordinatorState:
         self._out.append(Reply(link, request, reply))
 
     def _cancel(self, job: Job, now: float) -> Accepted:
-        if job.over:
+        if job.terminal:
             raise UsageError(f"job {job.id} ({job.name}) cannot be cancelled: it is {job.state} already")
         job.cancel(self._wall(now), "cancelled by a client")
         self._touch(job)
@@ -499,7 +499,7 @@ class CoordinatorState:
     def _cancel_submission(self, submission: str, now: float) -> Accepted:
         job = self._jobs.submitted(submission)
         if job is not None:
-            return Accepted(job=job.id) if job.over else self._cancel(job, now)
+            return Accepted(job=job.id) if job.terminal else self._cancel(job, now)
         self._withdrawn[submission] = None
         while len(self._withdrawn) > WITHDRAWN_KEPT:
             del self._withdrawn[next(iter(self._withdrawn))]
@@ -581,7 +581,7 @@ class CoordinatorState:
             if job.stopping and not job.stop_sent:
                 job.stop_sent = True
                 self._tell(job.open_workers(), CancelTasks(term=self._facts.term, job=job.id))
-            if job.over:
+            if job.terminal:
                 self._release(job)
             self._out += self._polls.changed(job, now)
         self._advance_stop(now)
@@ -597,7 +597,7 @@ class CoordinatorState:
             return
         job.released = True
         self._out += self._streams.remove(job)
-        self._results.over(job)
+        self._results.job_ended(job)
         self._tell(sorted(job.slots_held()), ReleaseJob(term=self._facts.term, job=job.id))
         for number, slots in job.abandoned_slots().items():
             worker = self._workers.get_alive(number)
@@ -638,7 +638,7 @@ class CoordinatorState:
         for job in self._jobs.values():
             job.validate()
             assert set(job.open_workers()) <= alive
-            assert job.released == job.over
+            assert job.released == job.terminal
             assert not job.stopping or job.stop_sent
         self._jobs.validate()
         assert self._polls.jobs() <= {job.id for job in self._jobs.active()}

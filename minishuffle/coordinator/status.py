@@ -33,7 +33,7 @@ def cluster_status(
     facts: CoordinatorFacts, web_port: int, workers: Iterable[Worker], jobs: Sequence[Job], now: float
 ) -> ClusterStatus:
     """Workers with their connections, and jobs without what their sinks returned."""
-    used = slots_used(job for job in jobs if not job.over)
+    used = slots_used(job for job in jobs if not job.terminal)
     return ClusterStatus(
         cluster=facts.cluster,
         version=facts.version,
@@ -49,7 +49,7 @@ def coordinator_snapshot(
     term: int, workers: Sequence[Worker], jobs: Sequence[Job], now: float, refused: dict[str, int]
 ) -> CoordinatorSnapshot:
     """Everything that ``/metrics`` is made from; ``refused`` counts connections by reason."""
-    active = [job for job in jobs if not job.over]
+    active = [job for job in jobs if not job.terminal]
     used = slots_used(active)
     slots = {worker.worker: worker.slots for worker in workers if worker.state == "alive"}
     taken = sum(used[worker] for worker in slots)

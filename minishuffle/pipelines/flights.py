@@ -287,7 +287,7 @@ class Flights(Pipeline):
         worst = result.orderBy(result["dep_delay_min"].desc_nulls_last(), "time_hour", "carrier")
         return worst.select(*columns).limit(WORST)
 
-    def figures(self, result: DataFrame) -> dict[str, int]:
+    def stats(self, result: DataFrame) -> dict[str, int]:
         """Minutes of delay of the whole year."""
         row = result.agg({"dep_delay_min": "sum"}).first()
         return {"dep_delay_min": int(row[0] or 0) if row is not None else 0}

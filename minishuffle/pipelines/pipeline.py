@@ -127,7 +127,7 @@ class Pipeline(ABC):
         """The few rows of the result to show."""
         return result.limit(10)
 
-    def figures(self, result: DataFrame) -> dict[str, int]:
+    def stats(self, result: DataFrame) -> dict[str, int]:
         """Numbers of the result to print by name."""
         return {}
 

@@ -56,7 +56,7 @@ class ResultInfo:
     """Whether the job's data come to an end."""
     state: str
     """created, running, finished, failing, failed, canceling or canceled."""
-    over: bool
+    terminal: bool
     """The job writes no more: ``subtasks`` is final."""
     submitted_at: float
     """Seconds since 1970; tells jobs of one id apart, since every coordinator counts from 1."""
@@ -96,7 +96,7 @@ def describe_result(access: Access, job: str, sink: str | None = None) -> Result
         schema=pa.ipc.read_schema(pa.py_buffer(reply.schema_message)),
         bounded=reply.bounded,
         state=reply.state,
-        over=reply.over,
+        terminal=reply.terminal,
         submitted_at=reply.submitted_at,
         cause=reply.causes[0].text if reply.causes else "",
         subtasks=[SubtaskRows(rows.subtask, rows.begin, rows.end) for rows in reply.subtasks],
@@ -116,7 +116,7 @@ def wait_result(
     """
     deadline = None if timeout is None else time.monotonic() + timeout
     info = describe_result(access, job, sink)
-    while not info.over:
+    while not info.terminal:
         left = LONG_POLL_SECONDS if deadline is None else deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError(f"job {info.job} ({info.name}) still runs after {timeout:g} s")

@@ -68,7 +68,7 @@ class ResultDescribed(ControlMessage):
     bounded: bool
     state: str
     """As in JobInfo."""
-    over: bool
+    terminal: bool
     submitted_at: float
     """Seconds since 1970; tells jobs of one id apart, since every coordinator counts from 1."""
     causes: list[ErrorInfo] = Field(default_factory=list)
@@ -220,7 +220,7 @@ class BeginWrite(ControlMessage):
     ticket: int
     write: str
     partitions: int
-    """Of the whole write; 0: not known."""
+    """How many the whole write has; 0: not known."""
 
 
 class WriteBegun(ControlMessage):

@@ -535,21 +535,21 @@ class JobList(ControlMessage):
 class JobEvents(ControlMessage):
     type: Literal["job_events"] = "job_events"
     events: list[JobEvent]
-    over: bool
+    terminal: bool
 
 
 class JobLogs(ControlMessage):
     type: Literal["job_logs"] = "job_logs"
     lines: list[str]
     next: int
-    over: bool
+    terminal: bool
 
 
 class JobRows(ControlMessage):
     type: Literal["job_rows"] = "job_rows"
     batches: list[bytes]
     next: int
-    over: bool
+    terminal: bool
 
 
 class ClusterStatus(ControlMessage):

@@ -35,7 +35,7 @@ class Own(Pipeline):
     def job(self, streams):
         raise AssertionError
 
-    def figures(self, result):
+    def stats(self, result):
         row = result.agg({"dep_delay_min": "sum"}).first()
         return {"dep_delay_min": row[0]}
 
@@ -88,7 +88,7 @@ def test_standard_output_is_for_json_alone_if_it_is_asked_for(
     run: Run, own: Path, monkeypatch: pytest.MonkeyPatch, as_json: bool
 ) -> None:
     own.write_text(
-        OWN.replace("        row = ", "        print('figures')\n        row = ") + "print('loaded')\n"
+        OWN.replace("        row = ", "        print('stats')\n        row = ") + "print('loaded')\n"
     )
 
     class Result:
@@ -114,7 +114,7 @@ def test_standard_output_is_for_json_alone_if_it_is_asked_for(
     result = run("pipeline", "run", f"{own}:own", *(["--json"] if as_json else []))
     if as_json:
         assert json.loads(result.stdout)["dep_delay_min"] == 8
-        assert result.stderr == "loaded\nrun\nfigures\n"
+        assert result.stderr == "loaded\nrun\nstats\n"
     else:
         assert result.stdout.startswith("loaded\nrun\n")
 

@@ -83,7 +83,7 @@ def test_what_there_is_grows_with_heartbeats_and_is_final_at_the_end(cluster: Fa
     cluster.submit(graph("result"))
     keeps(cluster, pair[0], 0, 5)
     found = describe(cluster, "j1")
-    assert (found.job, found.name, found.sink, found.state, found.over) == (
+    assert (found.job, found.name, found.sink, found.state, found.terminal) == (
         "j1",
         "count words",
         "result",
@@ -96,7 +96,7 @@ def test_what_there_is_grows_with_heartbeats_and_is_final_at_the_end(cluster: Fa
     assert describe(cluster, "j1").subtasks[1].end == 9
     cluster.report_all("j1", "finished", counters=TaskCounters(rows_kept=7))
     found = describe(cluster, "j1", "result")
-    assert (found.state, found.over) == ("finished", True)
+    assert (found.state, found.terminal) == ("finished", True)
     assert [rows.end for rows in found.subtasks] == [7, 9]
 
 
@@ -133,7 +133,7 @@ def test_a_job_that_failed_says_why(cluster: FakeCluster, pair: Any) -> None:
     cluster.fail(pair[0], ("j1", 1, 0), 60, "result[0]: boom")
     cluster.report_all("j1", "canceled")
     found = describe(cluster, "j1")
-    assert (found.state, found.over, found.causes) == (
+    assert (found.state, found.terminal, found.causes) == (
         "failed",
         True,
         [ErrorInfo(code=60, text="result[0]: boom")],
@@ -270,7 +270,7 @@ def test_a_job_that_was_cancelled_keeps_its_rows(cluster: FakeCluster, pair: Any
     cluster.request(CancelJob(job="j1"))
     cluster.report_all("j1", "canceled", counters=TaskCounters(rows_kept=12))
     found = describe(cluster, "j1")
-    assert (found.state, found.over, found.subtasks[0].end) == ("canceled", True, 12)
+    assert (found.state, found.terminal, found.subtasks[0].end) == ("canceled", True, 12)
 
 
 def test_requests_of_one_client_that_wait_for_workers_are_bounded(

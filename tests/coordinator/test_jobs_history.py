@@ -30,7 +30,7 @@ def test_events_are_numbered_and_the_oldest_are_dropped() -> None:
     assert [event.number for event in events] == list(range(6, limits.JOB_EVENTS_KEPT + 6))
     assert len(events[0].text) == TEXT_CHARS_MAX
     last = history.events_after(events[-2].number, True)
-    assert (last.events, last.over) == ([events[-1]], True)
+    assert (last.events, last.terminal) == ([events[-1]], True)
     assert not history.has_events(events[-1].number) and history.has_events(events[-2].number)
     assert history.events_after(events[-1].number + 7, False).events == []
 

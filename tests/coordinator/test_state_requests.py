@@ -40,10 +40,10 @@ def test_collected_rows_are_kept_for_clients(cluster: FakeCluster, pair: Any, ma
     cluster.collect(pair[0], COUNT0, b"one")
     cluster.collect(pair[1], COUNT1, b"two")
     reply = cluster.request(GetRows(job="j1"))
-    assert (reply.batches, reply.next, reply.over) == ([b"one", b"two"], 2, False)
+    assert (reply.batches, reply.next, reply.terminal) == ([b"one", b"two"], 2, False)
     cluster.report_all("j1", "finished")
     reply = cluster.request(GetRows(job="j1", after=1))
-    assert (reply.batches, reply.next, reply.over) == ([b"two"], 2, True)
+    assert (reply.batches, reply.next, reply.terminal) == ([b"two"], 2, True)
     assert cluster.show("j1").collected_batches == 2
     cluster.collect(pair[0], COUNT0, b"late")
     assert cluster.state.ignored == 1
@@ -119,7 +119,7 @@ def test_rows_are_awaited(cluster: FakeCluster, pair: Any, make_graph: MakeGraph
     assert cluster.reply(rows).batches == [b"one"]
     assert cluster.reply(late) is None
     cluster.report_all("j1", "finished")
-    assert (cluster.reply(late).batches, cluster.reply(late).over) == ([], True)
+    assert (cluster.reply(late).batches, cluster.reply(late).terminal) == ([], True)
 
 
 def test_too_large_results_of_sinks_fail_the_job(
@@ -139,7 +139,7 @@ def test_log_lines_are_kept_for_clients(cluster: FakeCluster, pair: Any, make_gr
     cluster.log(pair[0], "j1", "hello", "world")
     cluster.log(pair[0], "j9", "nobody's")
     reply = cluster.request(GetLogs(job="j1", after=1))
-    assert (reply.lines, reply.next, reply.over) == (["world"], 2, False)
+    assert (reply.lines, reply.next, reply.terminal) == (["world"], 2, False)
     assert cluster.state.ignored == 1
 
 
@@ -214,7 +214,7 @@ def test_events_and_logs_are_awaited(cluster: FakeCluster, pair: Any, make_graph
     assert cluster.request(GetEvents(job="j1", after=0, wait_seconds=9.0)).events[0].kind == "created"
     late = cluster.ask(GetEvents(job="j1", after=99, wait_seconds=9.0))
     cluster.report_all("j1", "finished")
-    assert (cluster.reply(late).events, cluster.reply(late).over) == ([], True)
+    assert (cluster.reply(late).events, cluster.reply(late).terminal) == ([], True)
 
 
 def test_a_client_that_left_is_not_answered(cluster: FakeCluster, pair: Any, make_graph: MakeGraph) -> None:

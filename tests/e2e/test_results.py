@@ -88,7 +88,7 @@ def table(access: Access, info: ResultInfo, subtask: int, begin: int, end: int) 
 def test_a_result_reads_the_same_each_time_and_in_any_part(cluster: LocalCluster, access: Access) -> None:
     job = submit(cluster, Numbers(2, 30))
     info = wait_result(access, job, timeout=SECONDS_MAX)
-    assert info.schema == SCHEMA and info.sink == "result" and info.bounded and info.over
+    assert info.schema == SCHEMA and info.sink == "result" and info.bounded and info.terminal
     assert [tuple(rows) for rows in info.subtasks] == [(0, 0, 30_000), (1, 0, 30_000)]
     assert info.rows == 60_000
     for rows in info.subtasks:
@@ -157,7 +157,7 @@ def test_an_endless_job_is_read_while_it_runs_and_waits_for_its_readers(wait_unt
         job = submit(cluster, Numbers(1, 300, bounded=False), name="endless")
         wait_until(lambda: describe_result(access, "endless").rows, "the first rows")
         info = describe_result(access, "endless")
-        assert (info.job, info.bounded, info.state, info.over) == (job, False, "running", False)
+        assert (info.job, info.bounded, info.state, info.terminal) == (job, False, "running", False)
         ends, read = [0], SCHEMA.empty_table()
         while ends[-1] < rows:
             wait_until(lambda: describe_result(access, job).subtasks[0].end > ends[-1], "more rows")

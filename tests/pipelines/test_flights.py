@@ -47,7 +47,7 @@ def test_sums_of_all_columns(expected: DataFrame) -> None:
     row = expected.agg(*(F.sum(name).alias(name) for name in KNOWN_SUMS)).first()
     assert row is not None and row.asDict() == KNOWN_SUMS
     assert expected.count() == 60_142
-    assert Flights().figures(expected) == {"dep_delay_min": 4_152_200}
+    assert Flights().stats(expected) == {"dep_delay_min": 4_152_200}
 
 
 def test_columns_and_nulls(expected: DataFrame) -> None:

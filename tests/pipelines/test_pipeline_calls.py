@@ -15,7 +15,7 @@ from pyspark.sql import types as t
 
 from minishuffle import Stream
 from minishuffle.cli.loading import load_pipeline
-from minishuffle.cli.pipeline import figures_of, reported
+from minishuffle.cli.pipeline import reported, stats_of
 from minishuffle.errors import ShuffleError, UnknownName, UsageError
 from minishuffle.pipelines import DataDirectory, Input, Pipeline
 from minishuffle.pipelines.pipeline import asked, check_name
@@ -83,7 +83,7 @@ class Given(Pipeline):
     def expected(self, spark: Any, data: DataDirectory) -> Any:
         return self._others
 
-    report = figures = lambda self, result: self._others
+    report = stats = lambda self, result: self._others
 
 
 OUTCOME = Outcome(NOTHING, None, 0, 0, 0.0, 0.0)
@@ -177,8 +177,8 @@ def test_answers_of_another_kind_are_refused() -> None:
         judged(pipeline, NOTHING, DATA, NOTHING, "")
     with pytest.raises(UsageError, match="given: report must return a DataFrame, not int"):
         reported(pipeline, OUTCOME)
-    with pytest.raises(UsageError, match="given: figures must return a dict of name to number, not int"):
-        figures_of(pipeline, OUTCOME)
+    with pytest.raises(UsageError, match="given: stats must return a dict of name to number, not int"):
+        stats_of(pipeline, OUTCOME)
 
 
 def test_an_error_that_the_user_raises_as_minishuffles_own_keeps_its_kind() -> None:

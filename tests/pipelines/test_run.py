@@ -91,7 +91,7 @@ def test_the_flights_are_what_spark_computes(
     assert verdict is not None and verdict.equal, verdict
     assert (verdict.rows, verdict.rows_spark, outcome.late) == (RESULT_ROWS, RESULT_ROWS, 0)
     assert outcome.rows_in == sum(january)
-    assert Flights().figures(outcome.result) == {"dep_delay_min": DELAY_MINUTES}
+    assert Flights().stats(outcome.result) == {"dep_delay_min": DELAY_MINUTES}
     assert {path.name for path in (tmp_path / "answers").iterdir()} == {"minishuffle", "spark"}
 
 

@@ -125,7 +125,7 @@ def test_a_checkpoint_of_another_job_is_refused(results: Results, option: str, s
 def test_a_job_that_failed_ends_the_query_once_its_rows_are_read(results: Results) -> None:
     reader = ResultStreamReader(ACCESS, SCHEMA, "flights", "result", 0)
     start = reader.initialOffset()
-    results.change(state="failed", over=True, cause="no sevens")
+    results.change(state="failed", terminal=True, cause="no sevens")
     end = reader.latestOffset(start, ALL)
     assert rows_of(end) == [10, 0, 100]
     with pytest.raises(TaskFailed, match=r"job j7 \(flights\) failed: no sevens"):
@@ -138,7 +138,7 @@ def test_a_job_that_was_cancelled_ends_the_query_once_its_rows_are_read(results:
     results.change(state="canceling")
     end = reader.latestOffset(start, ALL)
     assert reader.latestOffset(end, ALL) == end, "more may come"
-    results.change(state="canceled", over=True)
+    results.change(state="canceled", terminal=True)
     results.grow(10, 1, 100)
     end = reader.latestOffset(end, ALL)
     assert rows_of(end) == [10, 1, 100]
