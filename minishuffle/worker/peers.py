@@ -223,7 +223,7 @@ class PeerLinks:
             await self._endpoint.dial(Address(peer.host, peer.data_port), peer.worker, peer.epoch)
         except ShuffleError as error:
             _log.warning("dialing worker %d: %s", peer.worker, error)
-            self._carry_out(self._state.dial_failed(peer.worker, error, self._now()))
+            self._carry_out(self._state.dial_failed(peer, error, self._now()))
 
     def request(self, instruction: RequestPartition, channel: InputChannel | None) -> None:
         """Open a channel; nothing happens if its task or the link is gone meanwhile."""

@@ -249,8 +249,10 @@ class _Peer:
     address: WorkerAddress
     up: bool = False
     """There is a link to the process of that epoch."""
+    dialing: bool = False
+    """A dial of this process is under way; another's link would take the place of this one's."""
     dial_at: float | None = None
-    """When to dial (again); None while a dial is under way or none is wanted."""
+    """When to dial again; None while a dial is under way or none is wanted."""
     give_up_at: float | None = None
     failure: str = ""
     """Why the last dial of this time failed, as the end of a sentence."""
@@ -453,9 +455,16 @@ class WorkerState:
         peer = self._trying[worker] = self._peers[worker]
         peer.give_up_at = now + PEER_SECONDS_MAX
         peer.failure = ""
+        if peer.dialing:
+            return []
         if self.worker < worker:
-            return [DialPeer(peer.address)]
+            return [self._dial_peer(peer)]
         return [Send(AskDial(term=self.term, worker=self.worker, target=worker))]
+
+    @staticmethod
+    def _dial_peer(peer: _Peer) -> Instruction:
+        peer.dialing, peer.dial_at = True, None
+        return DialPeer(peer.address)
 
     def _stop_trying(self, worker: int) -> None:
         peer = self._trying.pop(worker, None)
@@ -475,7 +484,7 @@ class WorkerState:
         peer = self._peers[worker]
         self._link_gone(worker)
         self._stop_trying(worker)
-        peer.up = True
+        peer.up, peer.dialing = True, False
         wanted = self.inputs.request_wanted(worker)
         return [RequestPartition(worker, channel, request) for channel, request in wanted]
 
@@ -490,13 +499,17 @@ class WorkerState:
         self._drop_waiting(lambda each: each.link == worker)
         self.inputs.link_down(worker)
 
-    def dial_failed(self, worker: int, error: ShuffleError, now: float) -> list[Instruction]:
-        """Dial again shortly, or fail what needs that peer.
+    def dial_failed(self, dialed: WorkerAddress, error: ShuffleError, now: float) -> list[Instruction]:
+        """Dial again shortly, or fail what needs that peer. A dial of an epoch that is past says nothing.
 
         Who answers there may change: a worker that was registered a moment ago does not know its id
         before it has read so, and another's old link may not be gone yet.
         """
+        worker = dialed.worker
         peer = self._peers[worker]
+        if dialed.epoch != peer.address.epoch:
+            return []
+        peer.dialing = False
         if peer.up:
             return []
         passing = error.retriable or (isinstance(error, HandshakeRefused) and error.reason == "peer")
@@ -605,8 +618,7 @@ class WorkerState:
                 text = f"no connection to worker {worker} within {PEER_SECONDS_MAX:g} s{peer.failure}"
                 instructions.extend(self._give_peer_up(worker, PeerLost(text)))
             elif peer.dial_at is not None and now >= peer.dial_at:
-                peer.dial_at = None
-                instructions.append(DialPeer(peer.address))
+                instructions.append(self._dial_peer(peer))
         return instructions
 
     def validate(self) -> None:
@@ -628,6 +640,6 @@ class WorkerState:
         assert deadlines == sorted(deadlines)
         for worker, peer in self._peers.items():
             assert (self._trying.get(worker) is peer) == (peer.give_up_at is not None)
-            assert peer.dial_at is None or peer.give_up_at is not None
-            assert not (peer.up and worker in self._trying)
+            assert peer.dial_at is None or (peer.give_up_at is not None and not peer.dialing)
+            assert not (peer.up and (peer.dialing or worker in self._trying))
         assert set(self._trying) <= set(self._peers)

@@ -113,8 +113,10 @@ class Machine:
     def asked(self, link: int, request: PartitionRequest, now: float = 0.0) -> list[Instruction]:
         return self._checked(self.state.partition_requested(link, request, now))
 
-    def dial_failed(self, worker: int, error: ShuffleError, now: float = 0.0) -> list[Instruction]:
-        return self._checked(self.state.dial_failed(worker, error, now))
+    def dial_failed(
+        self, worker: int, error: ShuffleError, now: float = 0.0, epoch: int = 1
+    ) -> list[Instruction]:
+        return self._checked(self.state.dial_failed(address(worker, epoch), error, now))
 
     def _checked(self, instructions: list[Instruction]) -> list[Instruction]:
         self.state.validate()
@@ -243,6 +245,31 @@ def test_another_refused_handshake_is_not_tried_again(reason: str) -> None:
     (failed,) = machine.dial_failed(3, HandshakeRefused(reason, "no"), 0.0)
     assert isinstance(failed, FailTask)
     assert machine.state.next_deadline() is None
+
+
+@pytest.mark.parametrize("error", [PeerLost("refused"), HandshakeRefused("cluster", "another's")])
+def test_a_failed_dial_of_an_epoch_that_is_past_says_nothing_of_the_newer_process(
+    error: ShuffleError,
+) -> None:
+    machine = Machine()
+    machine.tell(deploy(SOURCE, sink()))
+    newer = address(3, epoch=7)
+    assert machine.tell(Dial(term=1, peer=newer)) == [DialPeer(newer)]
+    assert machine.dial_failed(3, error, 0.1, epoch=1) == []
+    assert machine.tick(5.0) == [], "the newer process is being dialed"
+    assert [type(i) for i in machine.up(3)] == [RequestPartition]
+
+
+def test_a_peer_is_not_dialed_while_a_dial_is_under_way() -> None:
+    machine = Machine()
+    machine.tell(deploy(SOURCE, sink()), now=0.0)
+    machine.dial_failed(3, PeerLost("refused"), 9.0)
+    assert machine.tick(9.2) == [DialPeer(address(3))]
+    assert [type(i) for i in machine.tick(10.0)] == [FailTask]
+    assert DialPeer(address(3)) not in machine.tell(deploy(sink(), job="j2"), now=11.0)
+    assert machine.dial_failed(3, PeerLost("no answer"), 14.2) == []
+    assert machine.tick(14.4) == [DialPeer(address(3))]
+    assert [type(i) for i in machine.up(3)] == [RequestPartition]
 
 
 # --- requests of peers --------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from minishuffle.worker.state import (
     Attach,
     CancelTask,
     ConnectLocal,
+    DialPeer,
     FailTask,
     Instruction,
     Refuse,
@@ -74,6 +75,8 @@ class Orders(RuleBasedStateMachine):
         self.known: dict[SubtaskId, int] = {}
         """The highest attempt that the coordinator has named."""
         self.links: set[int] = set()
+        self.dials: set[tuple[int, int]] = set()
+        """Under way: worker and epoch."""
         self.announced: dict[int, int] = {}
         self.channels = 0
 
@@ -118,6 +121,10 @@ class Orders(RuleBasedStateMachine):
                     assert worker in self.links
                 case FailTask(channel, _):
                     assert channel.attempt in self.live
+                case DialPeer(peer):
+                    dial = (peer.worker, peer.epoch)
+                    assert dial not in self.dials, "a second link would take the place of the first"
+                    self.dials.add(dial)
 
     def request_of(self, channel: ChannelKey) -> PartitionRequest:
         return dict(self.state.inputs.phases())[channel].request
@@ -141,8 +148,8 @@ class Orders(RuleBasedStateMachine):
         assert self.granted.get(where, (0, 0)) < reader, "taken over from a reader that is not older"
         self.granted[where] = reader
 
-    def address(self, worker: int) -> WorkerAddress:
-        epoch = self.announced.get(worker, 1)
+    def address(self, worker: int, epoch: int | None = None) -> WorkerAddress:
+        epoch = epoch or self.announced.get(worker, 1)
         return WorkerAddress(worker=worker, epoch=epoch, host="10.0.0.1", data_port=5000 + worker)
 
     # --- the coordinator -----------------------------------------------------------------------------
@@ -224,6 +231,7 @@ class Orders(RuleBasedStateMachine):
     @rule(worker=PEERS)
     def link_up(self, worker: int) -> None:
         """Of the epoch that the coordinator announced; it may replace another."""
+        self.dials.discard((worker, self.announced[worker]))
         self.forget_requests(worker)
         self.links.add(worker)
         self.carry_out(self.state.peer_up(worker))
@@ -245,10 +253,13 @@ class Orders(RuleBasedStateMachine):
             self.open.remove((link, channel))
             self.state.partition_cancelled(link, channel)
 
-    @rule(worker=PEERS, reason=st.booleans())
-    def dial_fails(self, worker: int, reason: bool) -> None:
-        error: ShuffleError = PeerLost("refused") if reason else ShuffleError("no")
-        self.carry_out(self.state.dial_failed(worker, error, self.now))
+    @rule(data=st.data(), reason=st.booleans())
+    def dial_fails(self, data: st.DataObject, reason: bool) -> None:
+        if self.dials:
+            worker, epoch = data.draw(st.sampled_from(sorted(self.dials)))
+            self.dials.remove((worker, epoch))
+            error: ShuffleError = PeerLost("refused") if reason else ShuffleError("no")
+            self.carry_out(self.state.dial_failed(self.address(worker, epoch), error, self.now))
 
     @rule(
         worker=PEERS,
