@@ -96,6 +96,18 @@ class _Reading:
         self._left = self._ended = False
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
+    def start(self) -> None:
+        """Raises:
+        ResourceExhausted: there cannot be another thread.
+        """
+        try:
+            self.thread.start()
+        except RuntimeError as error:
+            self._pool.destroy()
+            raise ResourceExhausted(
+                f"the rows cannot be read: {error}; read fewer parts at once or raise the process limit"
+            ) from error
+
     def _run(self) -> None:
         message, partition = self._message, self.partition
         try:
@@ -215,13 +227,13 @@ class ResultReaders:
                 raise RemoteProtocolError("this program may not ask for that partition")
             spool = self._spool(message)
             reading = _Reading(message, spool, self.pool, self._inbox, failed)
+            reading.start()
         except ShuffleError as error:
             connection.refuse(channel, error)
             link.flush_soon()
             return
         self._readings[link] = reading
         serve(link, request, reading.partition.subpartitions[0])
-        reading.thread.start()
 
     def link_down(self, link: DataLink) -> None:
         self._coming.pop(link, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator, Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -126,6 +127,24 @@ async def test_a_reader_that_takes_nothing_leaves_nothing(door: Door) -> None:
     door.readers.link_down(link)
     door.readers.link_down(link)
     await door.gone()
+
+
+async def test_a_reader_for_whom_there_is_no_thread_is_refused_and_leaves_nothing(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    door.expect(7)
+    link = door.come(7)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        door.ask(link)
+    assert isinstance(link.refused, ResourceExhausted)
+    assert "can't start new thread" in str(link.refused)
+    door.readers.link_down(link)
+    await door.gone()
+    assert door.expect(8).error is None
 
 
 async def test_a_reader_takes_nothing_of_what_is_promised_to_jobs(door: Door) -> None:
