@@ -78,6 +78,9 @@ FLUSH_SEGMENTS_MAX: Final = 16
 
 # --- memory -----------------------------------------------------------------------------------
 NETWORK_MEMORY_BYTES_DEFAULT: Final = 64 * MIB
+JOB_BUFFERS_MAX: Final = CREDIT_MAX // 2
+"""Exclusive buffers of a channel, and floating buffers of a gate, that a job may ask for: a channel may
+have both as credit."""
 BUFFERS_PER_CHANNEL_DEFAULT: Final = 2
 FLOATING_BUFFERS_PER_GATE_DEFAULT: Final = 32
 """Flink has 8; here an Arrow element is up to 1 MiB, and each time a thread waits in the middle of one
@@ -134,4 +137,5 @@ assert COLLECTED_ENDED_BYTES_MAX >= COLLECT_BYTES_MAX
 assert HANDSHAKE_FRAME_BYTES_MAX < SEGMENT_BYTES_DEFAULT
 assert SPILL_ELEMENT_BYTES <= ASSEMBLY_BYTES_MAX <= ELEMENT_BYTES_MAX
 assert NETWORK_MEMORY_BYTES_DEFAULT >= 64 * SEGMENT_BYTES_DEFAULT
-assert BUFFERS_PER_CHANNEL_DEFAULT + FLOATING_BUFFERS_PER_GATE_DEFAULT <= CREDIT_MAX
+assert max(BUFFERS_PER_CHANNEL_DEFAULT, FLOATING_BUFFERS_PER_GATE_DEFAULT) <= JOB_BUFFERS_MAX
+assert 2 * JOB_BUFFERS_MAX <= CREDIT_MAX

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from pydantic import ValidationError
 
 from minishuffle.cli.session import json_option, late_global_options, print_json
 from minishuffle.cli.tables import byte_text, console, new_table
+from minishuffle.dataflow.graph import JobSettings
 from minishuffle.errors import ShuffleError, UsageError
 
 __all__ = ["bench"]
@@ -115,9 +117,9 @@ def _show_keyby(measured: dict[str, Any]) -> None:
 
 def _buffer_timeout(context: click.Context, option: click.Parameter, value: str) -> float | str:
     try:
-        return value if value == "adaptive" else float(value)
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is neither 'adaptive' nor a number of seconds") from None
+        return JobSettings.model_validate({"buffer_timeout": value}).buffer_timeout
+    except ValidationError:
+        raise click.BadParameter(f"{value!r} is neither 'adaptive' nor seconds from 0 on nor -1") from None
 
 
 @bench.command()

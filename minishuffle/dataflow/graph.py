@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Annotated, Literal, TypeAlias
 
 import msgpack
-from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from minishuffle import limits
 from minishuffle.errors import InvalidGraph
@@ -21,14 +22,23 @@ Placement: TypeAlias = tuple[int, ...]
 """The worker id of each slot of a job; subtask ``i`` of every operator runs in slot ``i``."""
 
 
+def _checked_timeout(seconds: float) -> float:
+    """Seconds from 0 on, or -1."""
+    if seconds >= 0 or seconds == -1:
+        return seconds
+    raise PydanticCustomError("buffer_timeout", "Input should be seconds from 0 on, or -1")
+
+
 class JobSettings(BaseModel):
     """Options of one job that workers need; seconds and counts."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    buffers_per_channel: int = Field(limits.BUFFERS_PER_CHANNEL_DEFAULT, ge=0)
-    floating_buffers_per_gate: int = Field(limits.FLOATING_BUFFERS_PER_GATE_DEFAULT, ge=1)
-    buffer_timeout: Literal["adaptive"] | Annotated[float, Field(ge=-1)] = "adaptive"
+    buffers_per_channel: int = Field(limits.BUFFERS_PER_CHANNEL_DEFAULT, ge=0, le=limits.JOB_BUFFERS_MAX)
+    floating_buffers_per_gate: int = Field(
+        limits.FLOATING_BUFFERS_PER_GATE_DEFAULT, ge=1, le=limits.JOB_BUFFERS_MAX
+    )
+    buffer_timeout: Literal["adaptive"] | Annotated[float, AfterValidator(_checked_timeout)] = "adaptive"
     """When a buffer that is not full is sent. ``adaptive``: at once while its channel has credit and the link
     is idle, so that elements gather while it is not; 0: after every element; -1: never; else so many seconds
     after the first element in it."""

@@ -41,11 +41,12 @@ def test_a_run_loses_nothing_and_tells_every_figure(timeout: str | None, flush: 
     assert figures["echo_p50_ms"] > 0
 
 
-@pytest.mark.parametrize("timeout", ["soon", ""])
+@pytest.mark.parametrize("timeout", ["soon", "", "-3", "-0.5", "nan"])
 def test_a_buffer_timeout_that_is_none_is_refused(timeout: str) -> None:
     result = CliRunner().invoke(cli, ["bench", "latency", "--buffer-timeout", timeout])
     assert result.exit_code == 2
-    assert "neither 'adaptive' nor a number of seconds" in result.stderr
+    assert "is neither 'adaptive' nor seconds from 0 on nor -1" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
 
 
 def test_a_record_carries_the_time_at_which_it_was_due(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import msgpack
 import pytest
 from pydantic import ValidationError
 
+from minishuffle import limits
 from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.errors import InvalidGraph
 from minishuffle.limits import PARALLELISM_MAX
@@ -136,7 +137,14 @@ def test_a_buffer_timeout_is_adaptive_or_seconds(given: Any, kept: Any) -> None:
     assert JobSettings.model_validate(settings.model_dump()) == settings
 
 
-@pytest.mark.parametrize("given", ["soon", -2, None])
+@pytest.mark.parametrize("given", ["soon", -2, -0.5, float("nan"), None])
 def test_any_other_buffer_timeout_is_refused(given: Any) -> None:
     with pytest.raises(ValidationError, match="buffer_timeout"):
         JobSettings.model_validate({"buffer_timeout": given})
+
+
+@pytest.mark.parametrize("name", ["buffers_per_channel", "floating_buffers_per_gate"])
+def test_a_channel_never_has_more_buffers_than_credit_can_name(name: str) -> None:
+    JobSettings.model_validate({name: limits.JOB_BUFFERS_MAX})
+    with pytest.raises(ValidationError, match=f"{name}\n.*less than or equal to"):
+        JobSettings.model_validate({name: limits.JOB_BUFFERS_MAX + 1})
