@@ -127,7 +127,8 @@ def checked_settings(toml: Path | None = None, **flags: Any) -> ClusterSettings:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        text = f"{where}: {first['msg']} (got {first['input']!r})" if where else first["msg"]
+        problem = first["msg"].removeprefix("Value error, ")
+        text = f"{where}: {problem} (got {first['input']!r})" if where else problem
         raise UsageError(f"setting {text}") from None
 
 

@@ -89,7 +89,7 @@ def test_bad_settings_are_one_sentence(tmp_path: Path) -> None:
         checked_settings(slot=1)
     with pytest.raises(UsageError, match=r"^setting slots: .*greater than or equal to 1 \(got 0\)$"):
         checked_settings(slots=0)
-    with pytest.raises(UsageError, match="heartbeat_timeout"):
+    with pytest.raises(UsageError, match="^setting heartbeat_timeout"):
         checked_settings(heartbeat_timeout=1.0, heartbeat_interval=1.0)
     with pytest.raises(UnknownName, match=r"absent\.toml does not exist"):
         checked_settings(tmp_path / "absent.toml")

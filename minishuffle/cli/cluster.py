@@ -89,7 +89,7 @@ def up(
     web_port = web_port if web_port is not None else (port + 1 if 0 < port < 65535 else 0)
     doctor.require_free_ports(host, port, web_port)
     remove_abandoned_state()
-    session.directory().mkdir(mode=0o700, parents=True, exist_ok=True)
+    session.make_directory()
     if not session.secret_path().exists():
         create_secret(session.secret_path())
     secret = session.secret()

@@ -56,6 +56,21 @@ class Session:
             return self.state_dir
         return default_state_dir(self.cluster)
 
+    def make_directory(self) -> Path:
+        """The state directory, which is there after this.
+
+        Raises:
+            UsageError: it cannot be made.
+        """
+        path = self.directory()
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"cannot make the state directory {path}: {error.strerror}; name another with --state-dir"
+            ) from error
+        return path
+
     def flags(self) -> str:
         """The global options that find this cluster again, with a blank in front."""
         given = []
@@ -89,10 +104,14 @@ class Session:
     def record(self) -> dict[str, Any] | None:
         """What ``cluster up`` wrote about the cluster of this name, or None."""
         path = self.record_path()
-        if not path.is_file():
-            return None
         try:
+            if not path.is_file():
+                return None
             record = json.loads(path.read_text())
+        except OSError as error:
+            raise UsageError(
+                f"cannot read {path}: {error.strerror}; name another state directory with --state-dir"
+            ) from error
         except ValueError as error:
             raise UsageError(f"{path} is damaged ({error}); remove it") from None
         if not isinstance(record, dict) or "coordinator" not in record:

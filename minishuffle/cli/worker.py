@@ -75,8 +75,7 @@ def start_worker(
     """Run a worker in the foreground; prints one JSON line when it is registered."""
     session = session_of(context)
     settings = settings_from(values)
-    secret, address, directory = session.secret(), session.address(), session.directory()
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    secret, address, directory = session.secret(), session.address(), session.make_directory()
     from minishuffle.web.server import serve_worker_web
     from minishuffle.worker.process import run_worker
 
@@ -117,8 +116,7 @@ def start_coordinator(
     secret = session.secret()
     web_port = web_port if web_port is not None else (port + 1 if 0 < port < 65535 else 0)
     doctor.require_free_ports(host, port, web_port)
-    directory = session.directory()
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory = session.make_directory()
     from minishuffle.coordinator.process import run_coordinator
     from minishuffle.web.server import serve_coordinator_web
 

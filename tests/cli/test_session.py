@@ -1,4 +1,5 @@
 import json
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from minishuffle.cli.session import (
     settings_options,
 )
 from minishuffle.errors import UsageError
+
+Run = Callable[..., Result]
 
 
 @click.command()
@@ -82,6 +85,28 @@ def test_settings_come_from_file_environment_and_flags(seen, tmp_path: Path) -> 
     assert seen("doctor", "--config", str(toml), MINISHUFFLE_SLOTS="4")["slots"] == 4
     assert seen("doctor", "--config", str(toml), "--slots", "5", MINISHUFFLE_SLOTS="4")["slots"] == 5
     assert seen("doctor", "--no-use-uvloop")["uvloop"] is False
+
+
+@pytest.mark.parametrize("under", ["", "state"])
+def test_a_state_directory_that_cannot_be_made_is_named_with_the_option(
+    run: Run, tmp_path: Path, under: str
+) -> None:
+    """Where a file is in the way."""
+    file = tmp_path / "file"
+    file.touch()
+    path = file / under
+    result = run("cluster", "up", "--state-dir", str(path), "--port", "0")
+    assert result.exit_code == 2
+    assert f"cannot make the state directory {path}: " in result.stderr
+    assert result.stderr.endswith("; name another with --state-dir\n")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_record_that_cannot_be_read_is_named_with_the_option(run: Run, tmp_path: Path) -> None:
+    result = run("cluster", "status", "--state-dir", str(tmp_path / ("a" * 300)))
+    assert result.exit_code == 2
+    assert "cluster.json: File name too long; name another state directory with --state-dir" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
 
 
 def test_the_state_directory_follows_the_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
