@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from pydantic import ValidationError
 
@@ -171,10 +171,13 @@ def spawn(name: str, arguments: Sequence[str], state_dir: Path) -> Child:
 
     Of its own so that Ctrl-C in the terminal reaches the parent alone, which then stops its children
     in order.
+
+    Raises:
+        UsageError: its output cannot be kept in ``state_dir``.
     """
     out, log = state_dir / f"{name}.out", state_dir / f"{name}.log"
     command = [sys.executable, "-m", "minishuffle.cli", *arguments, "--exit-with-parent"]
-    with out.open("wb") as stdout, log.open("wb") as stderr:
+    with _output(out) as stdout, _output(log) as stderr:
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -185,6 +188,15 @@ def spawn(name: str, arguments: Sequence[str], state_dir: Path) -> Child:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
         )
     return Child(name, process, out, log)
+
+
+def _output(path: Path) -> BinaryIO:
+    try:
+        return path.open("wb")
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {path}: {error.strerror}; name another state directory with --state-dir"
+        ) from error
 
 
 def wait_until_ready(child: Child, deadline: float) -> dict[str, Any]:

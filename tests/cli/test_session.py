@@ -102,6 +102,15 @@ def test_a_state_directory_that_cannot_be_made_is_named_with_the_option(
     assert len(result.stderr.splitlines()) == 1
 
 
+def test_a_state_directory_that_cannot_be_written_is_named_with_the_option(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "coordinator.out").mkdir()
+    result = run("cluster", "up", "--state-dir", str(tmp_path), "--port", "0")
+    assert result.exit_code == 2
+    assert f"cannot write {tmp_path / 'coordinator.out'}: Is a directory; " in result.stderr
+    assert result.stderr.endswith("; name another state directory with --state-dir\n")
+    assert len(result.stderr.splitlines()) == 1
+
+
 def test_a_record_that_cannot_be_read_is_named_with_the_option(run: Run, tmp_path: Path) -> None:
     result = run("cluster", "status", "--state-dir", str(tmp_path / ("a" * 300)))
     assert result.exit_code == 2
