@@ -104,7 +104,7 @@ def test_standard_output_is_for_json_alone_if_it_is_asked_for(
         def limit(self, _: int) -> Any:
             raise ShuffleError("nothing to show")
 
-    def pretended(*_: Any) -> Outcome:
+    def pretended(*_: Any, **__: Any) -> Outcome:
         print("run")
         return Outcome(Result(), None, 0, 0, 0.0, 0.0)  # type: ignore[arg-type]
 
