@@ -82,7 +82,6 @@ class ConnectionCounters:
     frames_out: dict[str, int] = field(default_factory=dict)
     buffers_in: int = 0
     buffers_out: int = 0
-    payload_bytes_in: int = 0
     payload_bytes_out: int = 0
     rows_out: int = 0
     rows_discarded: int = 0

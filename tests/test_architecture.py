@@ -6,17 +6,14 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = ROOT / "minishuffle"
-TESTS = ROOT / "tests"
+from support.sources import PACKAGE, TESTS, Module, modules, none_of
 
 FILE_LINES_MAX = 700
-FUNCTION_LINES_MAX = 70
+FUNCTION_LINES_MAX = 60
 
 
 def names(text: str) -> frozenset[str]:
@@ -79,59 +76,9 @@ MAY_SLEEP = {
 limit is over, and user functions that are slow on purpose. A test never sleeps to give something time to
 happen."""
 
-FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
-
-@dataclass(frozen=True)
-class Module:
-    """One source file; ``name`` is its path below the folder that it was found in."""
-
-    name: str
-    text: str
-    tree: ast.Module
-
-    @property
-    def part(self) -> str:
-        """The folder, or the module at the top, that the file belongs to."""
-        return self.name.partition("/")[0].removesuffix(".py")
-
-    @property
-    def layer(self) -> int:
-        return next((row for row, parts in enumerate(LAYERS) if self.part in parts), -1)
-
-    def functions(self) -> Iterator[FunctionNode]:
-        return (node for node in ast.walk(self.tree) if isinstance(node, FunctionNode))
-
-    def imports(self) -> Iterator[tuple[int, str]]:
-        """Line and dotted name of everything imported, anywhere in the file; relative ones resolved."""
-        package = ["minishuffle", *self.name.split("/")[:-1]]
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Import):
-                yield from ((node.lineno, alias.name) for alias in node.names)
-            elif isinstance(node, ast.ImportFrom):
-                above = package[: len(package) - node.level + 1] if node.level else []
-                base = ".".join([*above, *([node.module] if node.module else [])])
-                yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
-
-    def calls(self) -> Iterator[tuple[int, str]]:
-        """Line and name, as written, of everything that is called."""
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Call):
-                yield node.lineno, ast.unparse(node.func)
-
-
-@cache
-def modules(folder: Path) -> tuple[Module, ...]:
-    found = []
-    for path in sorted(folder.rglob("*.py")):
-        text = path.read_text(encoding="utf-8")
-        found.append(Module(path.relative_to(folder).as_posix(), text, ast.parse(text)))
-    assert found, f"no files in {folder}"
-    return tuple(found)
-
-
-def none_of(problems: list[str]) -> None:
-    assert not problems, "\n" + "\n".join(problems)
+def layer(module: Module) -> int:
+    return next((row for row, parts in enumerate(LAYERS) if module.part in parts), -1)
 
 
 # --- layers ----------------------------------------------------------------------------------------
@@ -143,13 +90,13 @@ def layer_problems(module: Module) -> Iterator[str]:
         if not part or part == module.part:
             continue
         target = Module(part, "", ast.Module([], []))
-        same_package = "/" not in module.name and target.layer == module.layer
-        if target.layer >= module.layer and not same_package:
+        same_package = "/" not in module.name and layer(target) == layer(module)
+        if layer(target) >= layer(module) and not same_package:
             yield f"{module.name}:{line} imports {imported}, which is not below {module.part}"
 
 
 def test_every_part_has_its_layer() -> None:
-    none_of([f"{module.name} is in no layer" for module in modules(PACKAGE) if module.layer < 0])
+    none_of([f"{module.name} is in no layer" for module in modules(PACKAGE) if layer(module) < 0])
 
 
 def test_imports_go_down() -> None:
@@ -164,7 +111,7 @@ def test_worker_and_coordinator_never_import_each_other(part: str, other: str) -
 
 
 def clock_problems(module: Module) -> Iterator[str]:
-    if module.layer >= OBSERVE or module.name in MAY_BLOCK:
+    if layer(module) >= OBSERVE or module.name in MAY_BLOCK:
         return
     for line, name in module.imports():
         if name.partition(".")[0] in CLOCKS_AND_SOCKETS:
@@ -248,7 +195,7 @@ def everywhere(module: Module) -> bool:
 
 
 def below_observe(module: Module) -> bool:
-    return module.layer < OBSERVE
+    return layer(module) < OBSERVE
 
 
 BANNED = (

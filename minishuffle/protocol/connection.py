@@ -385,7 +385,6 @@ class Connection:
             return None
         if header.data_type == DataType.DATA:
             counters.buffers_in += 1
-            counters.payload_bytes_in += header.size
         self._arriving = consumer
         return target
 

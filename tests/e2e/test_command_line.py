@@ -162,6 +162,17 @@ def test_a_wrong_secret_is_refused(shell: Shell, secret: Path, tmp_path: Path) -
     assert "secret" in log
 
 
+def check_that_signals_cancel(shell: Shell) -> None:
+    """A command that waits for its job cancels it on Ctrl-C and on SIGTERM."""
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        waiting = shell.start("submit", "keyby", "--wait", "--set", "rate=1000", "--name", number.name)
+        assert waiting.stderr is not None
+        assert "runs" in waiting.stderr.readline()
+        waiting.send_signal(number)
+        waiting.communicate(timeout=SECONDS_MAX)
+        assert waiting.returncode == code
+
+
 @pytest.mark.timeout(180)
 def test_a_detached_cluster_from_up_to_down(shell: Shell, tmp_path: Path) -> None:
     port, web_port = free_ports()
@@ -196,13 +207,7 @@ def test_a_detached_cluster_from_up_to_down(shell: Shell, tmp_path: Path) -> Non
         "a data connection",
     )
     assert [peer["connections"] for peer in running["peers"]] == [1]
-    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
-        waiting = shell.start("submit", "keyby", "--wait", "--set", "rate=1000", "--name", number.name)
-        assert waiting.stderr is not None
-        assert "runs" in waiting.stderr.readline()
-        waiting.send_signal(number)
-        waiting.communicate(timeout=SECONDS_MAX)
-        assert waiting.returncode == code
+    check_that_signals_cancel(shell)
     cancelled = shell.json("jobs", "cancel", submitted["job"])
     assert cancelled["state"] == "canceled"
     states = {job["name"]: job["state"] for job in shell.json("jobs", "list")["jobs"]}

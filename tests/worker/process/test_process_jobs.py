@@ -323,7 +323,7 @@ async def test_a_lost_peer_fails_the_tasks_that_read_from_it(coordinator: Coordi
     other = await coordinator.worker(2)
     stream = Stream.source(Endless()).rebalance().to_count()
     coordinator.deploy(stream, {0: 1, 1: 2})
-    await coordinator.until(lambda: running.snapshot().remote.payload_bytes_in > 0)
+    await coordinator.until(lambda: running.snapshot().remote.buffers_in > 0)
     coordinator.links[1].send(WorkerLost(term=coordinator.term, worker=2, epoch=2))
     await coordinator.until(lambda: coordinator.ended().count("failed") == 2)
     failed = [m for m in coordinator.said(TaskStateChanged) if m.state == "failed"]

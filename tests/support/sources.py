@@ -1,0 +1,66 @@
+"""The project's own source files, parsed: what the tests of its rules read."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+__all__ = ["PACKAGE", "ROOT", "TESTS", "FunctionNode", "Module", "modules", "none_of"]
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "minishuffle"
+TESTS = ROOT / "tests"
+
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Module:
+    """One source file; ``name`` is its path below the folder that it was found in."""
+
+    name: str
+    text: str
+    tree: ast.Module
+
+    @property
+    def part(self) -> str:
+        """The folder, or the module at the top, that the file belongs to."""
+        return self.name.partition("/")[0].removesuffix(".py")
+
+    def functions(self) -> Iterator[FunctionNode]:
+        return (node for node in ast.walk(self.tree) if isinstance(node, FunctionNode))
+
+    def imports(self) -> Iterator[tuple[int, str]]:
+        """Line and dotted name of everything imported, anywhere in the file; relative ones resolved."""
+        package = ["minishuffle", *self.name.split("/")[:-1]]
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                yield from ((node.lineno, alias.name) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                above = package[: len(package) - node.level + 1] if node.level else []
+                base = ".".join([*above, *([node.module] if node.module else [])])
+                yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+
+    def calls(self) -> Iterator[tuple[int, str]]:
+        """Line and name, as written, of everything that is called."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Call):
+                yield node.lineno, ast.unparse(node.func)
+
+
+@cache
+def modules(folder: Path) -> tuple[Module, ...]:
+    found = []
+    for path in sorted(folder.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        found.append(Module(path.relative_to(folder).as_posix(), text, ast.parse(text)))
+    assert found, f"no files in {folder}"
+    return tuple(found)
+
+
+def none_of(problems: list[str]) -> None:
+    """Fail with every problem, a line each."""
+    assert not problems, "\n" + "\n".join(problems)

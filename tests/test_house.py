@@ -1,0 +1,393 @@
+"""How the package is cut: one subject a module, each name in one place, nothing that nobody reads.
+
+What may be imported by whom, and who may touch clocks and sockets, is in ``test_architecture``.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from support.sources import PACKAGE, ROOT, TESTS, Module, modules, none_of
+
+NO_TEST_OF_ITS_OWN = {
+    "cli/bench.py": "each benchmark is run by the test of its module in bench",
+    "cli/worker.py": "run by e2e/test_processes.py, as a process",
+    "coordinator/instructions.py": "types only, used by every test of the coordinator",
+    "limits.py": "constants",
+    "bench/peer.py": "a process, run by bench/test_wire.py",
+    "examples/keyby.py": "run by examples/test_examples.py",
+    "examples/wordcount.py": "run by examples/test_examples.py",
+    "remote/access.py": "what the tests of writer and reader connect with",
+    "remote/connection.py": "a shell, run by the tests of writer and reader",
+    "spark/gateway.py": "the JVM's process, run by spark/test_session.py",
+    "transport/addresses.py": "run by the tests of tcp and control, which dial wrong addresses",
+    "wire/clients.py": "every message is packed and unpacked by wire/test_messages.py",
+    "worker/peers.py": "a shell, run by worker/process and transport/test_conformance.py",
+    "coordinator/status.py": "read by coordinator/test_state_requests.py",
+    "protocol/channel.py": "the ends of a channel need a connection: protocol/test_connection.py",
+    "remote/reader.py": "run against real workers by e2e/test_results.py",
+}
+"""Modules without a test module of their own name, and where they are tested."""
+DATAFLOW_UNTESTED = "dataflow/"
+"""Operators are tested through the operators that are built from them."""
+NOT_A_MODULE = {
+    "coordinator/test_simulation.py": "whole clusters under faults, by seed",
+    "dataflow/test_jobs.py": "whole jobs",
+    "examples/test_examples.py": "the built-in jobs",
+    "pipelines/test_interrupt.py": "signals to whole pipelines",
+    "transport/test_conformance.py": "one suite for all transports",
+    "transport/test_conformance_attachments.py": "the same, with attachments that come and go",
+}
+"""Tests of a subject that is more than one module; those at the top and of e2e besides."""
+
+SAME_FILE_NAME = {
+    "__init__": "Python's",
+    "__main__": "Python's",
+    "process": "the shell of each process",
+    "state": "the machine of each process",
+    "clients": "one conversation, seen from the wire, a worker and the coordinator",
+    "jobs": "the coordinator's jobs and the command that lists them",
+    "cluster": "Spark's cluster and the command that starts a local one",
+    "pipeline": "the contract and the command that runs one",
+    "session": "Spark's session and that of a command",
+    "keyby": "the example and the benchmark of it",
+    "control": "the bytes of control messages, and the links that carry them",
+    "connection": "the machine, and an external client's shell of one",
+    "spark": "the benchmark of the package spark",
+    "keyed": "the stream and its operators",
+    "reader": "a source's reader and a result's",
+    "spool": "the file and the sink that writes it",
+    "timers": "the loop's and the user's",
+    "schemas": "each format's own",
+}
+SAME_NAME = {
+    "keyby": "the example and the benchmark's command",
+    "main": "the group of commands and the program's entry",
+    "Verdict": "the demo's and a pipeline's",
+    "Worker": "the process, and what the coordinator knows of it",
+    "Timers": "the loop's and the user's",
+    "preview": "of a table and of a row",
+    "common_schema": "of joins and of unions",
+    "key_array": "of joins and of keys",
+    "null_marks": "of joins and of key columns",
+    "Outbox": "of a join and of a task",
+}
+MAY_BE_UNREAD = {
+    "_activeSession": "PySpark reads its own field",
+    "_instantiatedSession": "PySpark reads its own field",
+    "ignored": "how tests see that a message changed nothing",
+    "rows_discarded": "balances rows sent and read, under faults",
+    "rows_incomplete": "balances rows sent and read, under faults",
+    "rows_sent": "balances rows sent and read, under faults",
+    "rows_skipped": "balances rows sent and read, under faults",
+}
+"""Fields that the package writes and does not read, and who does."""
+CALLED_BY_OTHERS = re.compile(
+    r"^(data_received|get_buffer|buffer_updated|eof_received|list_commands|get_command|initialOffset|latestOffset"
+    r"|getDefaultReadLimit|prepareForTriggerAvailableNow|streamWriter|_(int|event)_(arrow|rows)|test_\w+)$"
+)
+"""What asyncio, click and Spark call by name, and what is looked up by a name that is put together."""
+PUBLIC_API = frozenset({"kill_worker"})
+"""What only users call."""
+PRIVATES = re.compile(r"\._(?!_)\w+\._(?!_)\w+")
+ARGUMENTS_MAX = 5
+MANY_ARGUMENTS = {
+    "bench/": "the measurements of one run",
+    "cli/": "click gives each option as an argument",
+    "dataflow/": "one object when its operators are rebuilt",
+}
+"""Where functions may take more positional arguments."""
+
+
+@pytest.fixture(scope="module", params=[PACKAGE], ids=["package"])
+def package(request: pytest.FixtureRequest) -> tuple[Module, ...]:
+    return modules(request.param)
+
+
+def stem(name: str) -> str:
+    return name.rpartition("/")[2].removesuffix(".py")
+
+
+def folder(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+# --- one module, one subject, one test -------------------------------------------------------------
+
+
+def mirrors_of(module: str, there: frozenset[str]) -> list[str]:
+    """``test_<module>.py`` and ``test_<module>_<aspect>.py`` in the mirrored folder."""
+    place = f"{folder(module)}/" if folder(module) else ""
+    pattern = re.compile(rf"{re.escape(place)}(process/)?test_{re.escape(stem(module))}(_\w+)?\.py")
+    return [name for name in there if pattern.fullmatch(name)]
+
+
+def test_every_module_has_a_test_of_its_name(package: tuple[Module, ...]) -> None:
+    there = frozenset(module.name for module in modules(TESTS))
+    missing = {
+        module.name
+        for module in package
+        if stem(module.name) not in ("__init__", "__main__")
+        and not module.name.startswith(DATAFLOW_UNTESTED)
+        and not mirrors_of(module.name, there)
+    }
+    none_of([f"{name} has no test of its name" for name in sorted(missing - set(NO_TEST_OF_ITS_OWN))])
+    none_of([f"{name} is no exception any more" for name in sorted(set(NO_TEST_OF_ITS_OWN) - missing)])
+
+
+def test_every_test_is_of_a_module(package: tuple[Module, ...]) -> None:
+    there = frozenset(module.name for module in modules(TESTS))
+    tests = {name for name in there if stem(name).startswith("test_") and not name.startswith("e2e/")}
+    tests = {name for name in tests if folder(name)}
+    mirrored = {test for module in package for test in mirrors_of(module.name, there)}
+    none_of([f"{name} mirrors no module" for name in sorted(tests - mirrored - set(NOT_A_MODULE))])
+    assert set(NOT_A_MODULE) <= tests
+
+
+def test_file_names_are_unique(package: tuple[Module, ...]) -> None:
+    places = defaultdict(list)
+    for module in package:
+        places[stem(module.name)].append(module.name)
+    twice = {name for name, found in places.items() if len(found) > 1}
+    none_of([f"{name}: {places[name]}" for name in sorted(twice - set(SAME_FILE_NAME))])
+
+
+def public_definitions(module: Module) -> Iterator[str]:
+    for node in module.tree.body:
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and not node.name.startswith("_"):
+            yield node.name
+
+
+def test_no_name_is_defined_by_two_modules(package: tuple[Module, ...]) -> None:
+    places = defaultdict(list)
+    for module in package:
+        for name in public_definitions(module):
+            places[name].append(module.name)
+    twice = {name for name, found in places.items() if len(found) > 1}
+    none_of([f"{name}: {places[name]}" for name in sorted(twice - set(SAME_NAME))])
+
+
+def test_a_slot_is_a_scheduling_slot(package: tuple[Module, ...]) -> None:
+    other = re.compile(r"(class|def) \w*[Ss]lots?\b(?!_)|\bslots?: (list|dict|deque)")
+    checked = [module for module in package if module.part in ("wire", "protocol", "transport", "exchange")]
+    assert checked
+    none_of([f"{module.name}: {match[0]}" for module in checked if (match := other.search(module.text))])
+
+
+# --- circles ---------------------------------------------------------------------------------------
+
+
+def import_graph(package: tuple[Module, ...]) -> dict[str, set[str]]:
+    """By module name, what it imports at any depth of its code, under TYPE_CHECKING too."""
+    dotted = {f"minishuffle.{module.name[:-3].replace('/', '.')}": module.name for module in package}
+    graph: dict[str, set[str]] = {}
+    for module in package:
+        found = set()
+        for _, name in module.imports():
+            target = dotted.get(name) or dotted.get(name.rpartition(".")[0])
+            if target and target != module.name:
+                found.add(target)
+        graph[module.name] = found
+    return graph
+
+
+def in_circles(graph: dict[str, set[str]]) -> set[str]:
+    """What is left when nothing can be taken away that imports nothing left, or that nothing left imports."""
+    left = dict(graph)
+    while True:
+        imported = set().union(*left.values()) if left else set()
+        ends = {name for name, targets in left.items() if not targets & set(left) or name not in imported}
+        if not ends:
+            return set(left)
+        left = {name: targets for name, targets in left.items() if name not in ends}
+
+
+def test_nothing_imports_itself_in_a_circle(package: tuple[Module, ...]) -> None:
+    """The streams of dataflow return each other."""
+    found = in_circles(import_graph(package))
+    none_of(sorted(name for name in found if not re.fullmatch(r"dataflow/\w+\.py", name)))
+
+
+# --- nothing that nobody reads ---------------------------------------------------------------------
+
+
+def words_of(text: str) -> list[str]:
+    return re.findall(r"\w+", text)
+
+
+def dead(package: tuple[Module, ...], elsewhere: str) -> Iterator[str]:
+    """Definitions whose name stands nowhere else than where they are defined."""
+    counted = Counter(words_of(elsewhere))
+    for module in package:
+        counted.update(words_of(module.text))
+    for module in package:
+        for node in ast.walk(module.tree):
+            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                continue
+            named = node.name
+            if counted[named] > 1 or named.startswith("__") or node.decorator_list:
+                continue
+            if named not in PUBLIC_API and not CALLED_BY_OTHERS.match(named):
+                yield f"{module.name}:{node.lineno} {named} is used by nothing in the package"
+
+
+def test_nothing_is_defined_that_nothing_uses(package: tuple[Module, ...]) -> None:
+    scripts = [path for path in (ROOT / "scripts").iterdir() if path.is_file()]
+    elsewhere = " ".join(path.read_text() for path in [*scripts, ROOT / "pyproject.toml", ROOT / "Makefile"])
+    none_of(list(dead(package, elsewhere)))
+
+
+def unread(package: tuple[Module, ...]) -> Iterator[str]:
+    """Attributes that are stored and never loaded, anywhere in the package."""
+    stored: dict[str, str] = {}
+    loaded: set[str] = set()
+    for module in package:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Attribute):
+                if isinstance(node.ctx, ast.Store):
+                    stored.setdefault(node.attr, f"{module.name}:{node.lineno}")
+                else:
+                    loaded.add(node.attr)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
+                loaded.add(node.value)  # getattr, or one of __slots__: the latter is checked by hand
+    slots = {word for module in package for word in slot_names(module)}
+    for name, place in stored.items():
+        if name not in loaded or (name in slots and not any(reads(module, name) for module in package)):
+            yield f"{place} {name} is written and never read"
+
+
+def slot_names(module: Module) -> set[str]:
+    found = set()
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__slots__":
+            found |= {part.value for part in ast.walk(node) if isinstance(part, ast.Constant)}
+    return {name for name in found if isinstance(name, str)}
+
+
+def reads(module: Module, name: str) -> bool:
+    return any(
+        isinstance(node, ast.Attribute) and node.attr == name and not isinstance(node.ctx, ast.Store)
+        for node in ast.walk(module.tree)
+    )
+
+
+def test_no_field_is_written_and_never_read(package: tuple[Module, ...]) -> None:
+    none_of([text for text in unread(package) if text.split()[1] not in MAY_BE_UNREAD])
+
+
+# --- shapes ----------------------------------------------------------------------------------------
+
+
+def many_arguments(module: Module) -> Iterator[str]:
+    for node in module.functions():
+        names = [argument.arg for argument in [*node.args.posonlyargs, *node.args.args]]
+        count = len(names) - (names[:1] in (["self"], ["cls"]))
+        if count > ARGUMENTS_MAX:
+            yield f"{module.name}:{node.lineno} {node.name} takes {count} positional arguments"
+
+
+def test_functions_take_few_positional_arguments(package: tuple[Module, ...]) -> None:
+    checked = [module for module in package if not module.name.startswith(tuple(MANY_ARGUMENTS))]
+    none_of([problem for module in checked for problem in many_arguments(module)])
+
+
+def without_value(module: Module) -> Iterator[str]:
+    """Attributes that ``__init__`` declares and does not set."""
+    for node in module.functions():
+        if node.name != "__init__":
+            continue
+        for part in ast.walk(node):
+            if (
+                isinstance(part, ast.AnnAssign)
+                and part.value is None
+                and isinstance(part.target, ast.Attribute)
+            ):
+                yield f"{module.name}:{part.lineno} {part.target.attr} has no value after __init__"
+
+
+def test_every_attribute_has_a_value_after_init(package: tuple[Module, ...]) -> None:
+    checked = [module for module in package if module.part != "dataflow"]
+    none_of([problem for module in checked for problem in without_value(module)])
+
+
+def through_privates(module: Module) -> Iterator[str]:
+    for number, line in enumerate(module.text.splitlines(), 1):
+        if match := PRIVATES.search(line):
+            yield f"{module.name}:{number} reaches through privates: {match[0]}"
+
+
+def test_nothing_reaches_through_two_objects_privates(package: tuple[Module, ...]) -> None:
+    checked = [module for module in package if module.part != "dataflow"]
+    none_of([problem for module in checked for problem in through_privates(module)])
+
+
+# --- words -----------------------------------------------------------------------------------------
+
+WORDS = {
+    r"\bmend(s|ed|ing)?\b": "suggest the fix",
+    r"(?<!\bthere )\b(is|are) no workers?\b|\bnot workers\b": "external client",
+    r"\bvisitors?\b|\bstrangers?\b|'s door\b": "external client",
+    r"\bstory\b": "history",
+    r"\bfigures?\b": "stats",
+    r"\bfarewell\b|\bgoodbye\b": "final frame",
+    r"\bh[au]ngs? up\b|\bhang_up\b": "disconnect",
+    r"\b(is|are|was|were) over\b|\.over\b(?!\()|\bover: bool": "terminal, has ended",
+    r"\b(is|are|was|were|be) told\b": "say who does what to which",
+    r"\bsaid again\b|\bwho comes\b|\bof another's\b": "say who does what to which",
+    r'^\s*(#|""")\s*Of [a-z]': "begin with what the thing is",
+    r"\bis promised to jobs\b": "separate from the memory reserved for jobs",
+}
+"""Words that readers of this field would have to guess at, and what is written instead."""
+
+
+def bad_words(name: str, text: str) -> Iterator[str]:
+    for pattern, instead in WORDS.items():
+        for match in re.finditer(pattern, text, re.MULTILINE | re.IGNORECASE):
+            line = text.count("\n", 0, match.start()) + 1
+            yield f"{name}:{line} {match[0].strip()!r}: write {instead!r}"
+
+
+def test_the_words_are_those_of_the_field(package: tuple[Module, ...]) -> None:
+    documents = [*PACKAGE.rglob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md"]
+    texts = [(module.name, module.text) for module in package]
+    texts += [(path.relative_to(ROOT).as_posix(), path.read_text()) for path in documents]
+    none_of([problem for name, text in texts for problem in bad_words(name, text)])
+
+
+# --- the rules themselves --------------------------------------------------------------------------
+
+
+def parsed(text: str) -> Module:
+    return Module("exchange/x.py", text, ast.parse(text))
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        (many_arguments, "def f(a, b, c, d, e, g):\n    pass"),
+        (without_value, "class A:\n    def __init__(self):\n        self.a: int"),
+        (through_privates, "a._b._c()"),
+        (lambda module: dead((module,), ""), "def lonely():\n    pass"),
+        (lambda module: unread((module,)), "def f(a):\n    a.b = 1"),
+        (lambda module: bad_words(module.name, module.text), "# the error names the mend"),
+    ],
+)
+def test_each_rule_finds_what_breaks_it(rule: Callable[[Module], Iterator[str]], text: str) -> None:
+    found = [problem for problem in rule(parsed(text)) if "f is used by nothing" not in problem]
+    assert len(found) == 1
+
+
+def test_a_circle_is_found() -> None:
+    assert in_circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}, "e": set()}) == {"b", "c"}
+
+
+def test_names_mirror_modules() -> None:
+    there = frozenset({"wire/test_frames.py", "wire/test_frames_split.py", "wire/test_framesets.py"})
+    assert sorted(mirrors_of("wire/frames.py", there)) == ["wire/test_frames.py", "wire/test_frames_split.py"]
+    assert Path(ROOT / "tests").samefile(TESTS)
