@@ -113,7 +113,7 @@ def measure_keyby(
         "cpu_seconds": round(cpu, 2),
         "rss_bytes": sampler.samples,
         **_network(status),
-        "verified": _verified(source, emit, result, emitted, workers, records),
+        "verified": _verified(source, emit, result, emitted, splits=workers, records=records),
     }
 
 
@@ -156,6 +156,7 @@ def _verified(
     emit: Emit,
     result: JobResult,
     emitted: dict[int, int],
+    *,
     splits: int,
     records: int | None,
 ) -> bool:

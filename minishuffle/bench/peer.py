@@ -88,10 +88,8 @@ class _RingSlice:
         "start",
     )
 
-    def __init__(
-        self, memory: memoryview, start: int, size: int, data_type: int, free: list[int], slot: int
-    ) -> None:
-        self.memory, self.start, self.size, self.data_type = memory, start, size, data_type
+    def __init__(self, memory: memoryview, start: int, data_type: int, free: list[int], slot: int) -> None:
+        self.memory, self.start, self.size, self.data_type = memory, start, len(memory) - start, data_type
         self.flags, self.first_start, self.rows = 0, NO_ELEMENT_START, 1
         self.next_type, self.backlog = NextType.NONE, 0
         self._free, self._slot = free, slot
@@ -124,7 +122,7 @@ class _RingView:
             memory = self._blocks.stamp(slot, self._count)
             self._count -= 1
             start = limits.SEGMENT_HEADROOM_BYTES
-            piece = _RingSlice(memory, start, len(memory) - start, DataType.DATA, self._free, slot)
+            piece = _RingSlice(memory, start, DataType.DATA, self._free, slot)
             piece.next_type, piece.backlog = self.next_type(), self.backlog()
             return piece
         if self._count or self._ended:
@@ -132,7 +130,7 @@ class _RingView:
         self._ended = True
         memory = memoryview(bytearray(limits.SEGMENT_HEADROOM_BYTES + 1))
         memory[-1] = EventKind.END_OF_PARTITION
-        return _RingSlice(memory, limits.SEGMENT_HEADROOM_BYTES, 1, DataType.EVENT, self._free, -1)
+        return _RingSlice(memory, limits.SEGMENT_HEADROOM_BYTES, DataType.EVENT, self._free, -1)
 
     def release(self) -> None:
         self._count = 0

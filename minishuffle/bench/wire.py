@@ -97,9 +97,10 @@ def _protocol(
     kind: str,
     producer: PeerProcess,
     consumer: PeerProcess,
+    total_bytes: int,
+    *,
     channels: int,
     segment_bytes: int,
-    total_bytes: int,
 ) -> _Rate:
     buffers = total_bytes // segment_bytes // channels * channels
     arguments = {"channels": channels, "segment_bytes": segment_bytes, "buffers": buffers}
@@ -134,12 +135,14 @@ def measure_wire(
     try:
         port = consumer.ask("listen")["port"]
         producer.ask("dial", port=port)
-        _protocol(kind, producer, consumer, channels, segment_bytes, total // 4)
+        _protocol(kind, producer, consumer, total // 4, channels=channels, segment_bytes=segment_bytes)
         _raw(producer, consumer, segment_bytes, total // 4)
         ours: list[_Rate] = []
         raws: list[_Rate] = []
         for _ in range(pairs):
-            ours.append(_protocol(kind, producer, consumer, channels, segment_bytes, total))
+            ours.append(
+                _protocol(kind, producer, consumer, total, channels=channels, segment_bytes=segment_bytes)
+            )
             raws.append(_raw(producer, consumer, segment_bytes, total))
         others = {
             size: [_raw(producer, consumer, size, total) for _ in range(3)]
