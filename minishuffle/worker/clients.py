@@ -148,11 +148,16 @@ class _Reading:
 
 class ResultReaders:
     """Args:
+    term: gives the coordinator's term, which may rise.
     send: a message to the coordinator.
     """
 
     def __init__(
-        self, term: int, deployment: Deployment, inbox: LoopInbox, send: Callable[[ControlMessage], None]
+        self,
+        term: Callable[[], int],
+        deployment: Deployment,
+        inbox: LoopInbox,
+        send: Callable[[ControlMessage], None],
     ) -> None:
         self._term = term
         self._deployment = deployment
@@ -186,13 +191,13 @@ class ResultReaders:
                 )
         except ShuffleError as error:
             info = ErrorInfo(code=error.code, text=str(error))
-            self._send(ResultExpected(term=self._term, ticket=message.ticket, error=info))
+            self._send(ResultExpected(term=self._term(), ticket=message.ticket, error=info))
             return
         self._tickets[message.ticket] = message
         if len(self._tickets) > TICKETS_MAX:
             del self._tickets[next(iter(self._tickets))]
         segment_bytes = self.pool.segment_bytes
-        self._send(ResultExpected(term=self._term, ticket=message.ticket, segment_bytes=segment_bytes))
+        self._send(ResultExpected(term=self._term(), ticket=message.ticket, segment_bytes=segment_bytes))
 
     def _spool(self, message: ServeResult) -> Spool:
         spool = self._deployment.spools.get(_attempt_id(message))
@@ -202,8 +207,9 @@ class ResultReaders:
 
     # --- links -----------------------------------------------------------------------------------
 
-    def expects(self, ticket: int) -> bool:
-        return ticket in self._tickets
+    def ticket(self, number: int) -> ServeResult | None:
+        """What a reader that has not come yet is expected for."""
+        return self._tickets.get(number)
 
     def link_up(self, link: DataLink) -> None:
         """The reader has come."""
@@ -255,13 +261,14 @@ class ResultReaders:
 
 class ExternalClients:
     """Args:
+    term: gives the coordinator's term, which may rise.
     readers: those of kept results.
     send: a message to the coordinator.
     """
 
     def __init__(
         self,
-        term: int,
+        term: Callable[[], int],
         deployment: Deployment,
         readers: ResultReaders,
         send: Callable[[ControlMessage], None],
@@ -300,7 +307,7 @@ class ExternalClients:
                 self._tickets[ticket] = message
             self._send(
                 UpstreamExpected(
-                    term=self._term,
+                    term=self._term(),
                     ticket=ticket,
                     rows=progress.rows,
                     checksum=progress.checksum,
@@ -313,7 +320,7 @@ class ExternalClients:
             self._gate(message).expect(message.write, message.partition, message.attempt, ready)
         except ShuffleError as error:
             info = ErrorInfo(code=error.code, text=str(error))
-            self._send(UpstreamExpected(term=self._term, ticket=ticket, error=info))
+            self._send(UpstreamExpected(term=self._term(), ticket=ticket, error=info))
 
     def _end(self, message: EndWrite) -> None:
         attempt = self._deployment.attempts.get(_attempt_id(message))
@@ -327,7 +334,7 @@ class ExternalClients:
         missing = gate.end_write(message.write, message.partitions)
         if message.last and not missing:
             gate.end()
-        self._send(WriteEnded(term=self._term, ticket=message.ticket, missing=missing))
+        self._send(WriteEnded(term=self._term(), ticket=message.ticket, missing=missing))
 
     def _gate(self, message: ExpectUpstream) -> UpstreamGate:
         attempt = self._deployment.attempts.get(_attempt_id(message))
@@ -341,8 +348,12 @@ class ExternalClients:
     # --- links -----------------------------------------------------------------------------------
 
     def refusal(self, ticket: int, term: int) -> str | None:
-        """Why a client may not connect, or None."""
-        if term < self._term or not (ticket in self._tickets or self.readers.expects(ticket)):
+        """Why a client may not connect, or None; ``term`` is of the coordinator that gave it the ticket.
+
+        Each term numbers its tickets from 1.
+        """
+        message = self._tickets.get(ticket) or self.readers.ticket(ticket)
+        if message is None or term < self._term() or message.term < term:
             return f"client {ticket} is not expected here (any more)"
         return None
 

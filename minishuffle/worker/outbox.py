@@ -154,6 +154,7 @@ class OutboxSender:
     """The loop's half, for all tasks of a worker.
 
     Args:
+        term: gives the coordinator's term, which may rise.
         send: a message to the coordinator.
         writable: whether the control link takes more; :meth:`pump` is to be called once it does again.
         soon: has a call made in the next turn of the loop.
@@ -161,7 +162,7 @@ class OutboxSender:
 
     def __init__(
         self,
-        term: int,
+        term: Callable[[], int],
         send: Callable[[Collected | LogLines], None],
         writable: Callable[[], bool],
         soon: Callable[[Callable[[], None]], object],
@@ -185,7 +186,7 @@ class OutboxSender:
                 return
             outbox = self._ready.popleft()
             outbox.notified = False
-            message = outbox.take(self._term)
+            message = outbox.take(self._term())
             if message is not None:
                 self._send(message)
             if outbox and not outbox.notified:
@@ -202,6 +203,6 @@ class OutboxSender:
     def end(self, outbox: Outbox) -> None:
         """The attempt has ended: its last lines go out in front of its report. One that finished has waited
         for its rows; those of another are of no use."""
-        while (message := outbox.take(self._term)) is not None:
+        while (message := outbox.take(self._term())) is not None:
             if isinstance(message, LogLines):
                 self._send(message)

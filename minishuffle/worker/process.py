@@ -172,9 +172,9 @@ class Worker:
             # Before anything else is handled: peers may dial, and be dialed, from now on.
             cluster = self.endpoint.identity.cluster
             self.endpoint.identity = Identity(Role.WORKER, cluster, message.worker, message.epoch)
-            self._machine = WorkerState(self.settings, message.worker, message.epoch, message.term)
+            state = self._machine = WorkerState(self.settings, message.worker, message.epoch, message.term)
             self._outgoing = OutboxSender(
-                message.term,
+                lambda: state.term,
                 self._send,
                 lambda: control.writable and not self._reports.full,
                 self._loop.call_soon,
@@ -189,8 +189,8 @@ class Worker:
                 spool_directory=self._spool_directory,
                 spool_bytes_max=self.settings.spool_bytes_max,
             )
-            readers = ResultReaders(message.term, self._deployment, self._inbox, self._send)
-            external = ExternalClients(message.term, self._deployment, readers, self._send)
+            readers = ResultReaders(lambda: state.term, self._deployment, self._inbox, self._send)
+            external = ExternalClients(lambda: state.term, self._deployment, readers, self._send)
             self._peers.registered(self.endpoint, self._state, external)
             self._registered.set_result(message)
         elif isinstance(message, Failure):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -29,8 +29,10 @@ class Door:
 
     def __init__(self, site: Site) -> None:
         self.answers: list[ControlMessage] = []
-        readers = cast(ResultReaders, None)
-        self.external = ExternalClients(1, site.deployment, readers, self.answers.append)
+        self.term = 1
+        term = lambda: self.term  # noqa: E731
+        readers = ResultReaders(term, site.deployment, site.inbox, self.answers.append)
+        self.external = ExternalClients(term, site.deployment, readers, self.answers.append)
         (self.task,) = site.deploy(Stream.from_spark("orders", SCHEMA, bounded=False).to_count())
 
     def end(self, ticket: int, *partitions: int, last: bool = False) -> list[int] | None:
@@ -92,14 +94,25 @@ async def test_nobody_is_let_into_a_task_that_has_finished(site: Site) -> None:
     assert "does not run here any more" in answer.error.text
 
 
-async def test_a_ticket_of_an_earlier_term_opens_nothing(site: Site) -> None:
+async def test_a_ticket_is_good_for_a_client_of_the_same_term_alone(site: Site) -> None:
     door = Door(site)
-    fields: dict[str, Any] = {"write": "w", "partition": 0, "attempt": 1}
-    door.external.serve(
-        ExpectUpstream(term=1, job="j1", operator=0, index=0, task_attempt=1, ticket=2, **fields)
-    )
-    assert door.external.refusal(2, 0) == "client 2 is not expected here (any more)"
+
+    def expect(term: int) -> None:
+        door.term = term
+        fields: dict[str, Any] = {"write": "w", "partition": 0, "attempt": term}
+        door.external.serve(
+            ExpectUpstream(term=term, job="j1", operator=0, index=0, task_attempt=1, ticket=2, **fields)
+        )
+        answer = door.answers[-1]
+        assert isinstance(answer, UpstreamExpected) and answer.error is None and answer.term == term
+
+    expect(1)
     assert door.external.refusal(2, 1) is None
-    assert door.external.refusal(2, 2) is None, "a later one is a coordinator's that was started again"
+    assert "client 2 is not expected" in (door.external.refusal(2, 2) or ""), "of a later coordinator"
+    door.term = 2
+    assert "client 2 is not expected" in (door.external.refusal(2, 1) or ""), "of a coordinator that is gone"
+    expect(2)
+    assert door.external.refusal(2, 2) is None
+    assert "client 2 is not expected" in (door.external.refusal(2, 1) or "")
     door.end(3, last=True)
     await site.finish()

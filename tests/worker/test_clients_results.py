@@ -65,7 +65,7 @@ class Door:
     def __init__(self, site: Site) -> None:
         self.site = site
         self.answers: list[ResultExpected] = []
-        self.readers: Any = ResultReaders(1, site.deployment, site.inbox, self._send)
+        self.readers: Any = ResultReaders(lambda: 1, site.deployment, site.inbox, self._send)
 
     def _send(self, message: ControlMessage) -> None:
         assert isinstance(message, ResultExpected)
@@ -188,7 +188,7 @@ async def test_what_is_not_there_is_refused(
 ) -> None:
     error = door.expect(7, **asked).error
     assert error is not None and error.code == kind.code and text in error.text
-    assert not door.readers.expects(7)
+    assert not door.readers.ticket(7)
 
 
 async def test_readers_are_bounded(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,4 +267,4 @@ async def test_readers_that_never_come_are_forgotten(
     monkeypatch.setattr("minishuffle.worker.clients.TICKETS_MAX", 2)
     for ticket in (1, 2, 3):
         door.expect(ticket)
-    assert [door.readers.expects(ticket) for ticket in (1, 2, 3)] == [False, True, True]
+    assert [door.readers.ticket(ticket) is not None for ticket in (1, 2, 3)] == [False, True, True]

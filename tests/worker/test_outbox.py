@@ -33,7 +33,7 @@ class Link:
     def __init__(self, turns: Turns) -> None:
         self.writable = True
         self.sent: list[Any] = []
-        self.sender = OutboxSender(1, self.sent.append, lambda: self.writable, turns.call_soon)
+        self.sender = OutboxSender(lambda: 1, self.sent.append, lambda: self.writable, turns.call_soon)
 
 
 @pytest.fixture

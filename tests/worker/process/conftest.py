@@ -110,9 +110,9 @@ class Coordinator:
         if not isinstance(message, Register):
             self.messages.append(message)
             if self.acknowledges and isinstance(message, Collected | TaskStateChanged):
-                link.send(Acknowledge(term=TERM, number=message.number))
+                link.send(Acknowledge(term=self.term, number=message.number))
             if isinstance(message, AskDial):
-                self.links[message.target].send(Dial(term=TERM, peer=self.addresses[message.worker]))
+                self.links[message.target].send(Dial(term=self.term, peer=self.addresses[message.worker]))
             return
         self.requests.append(message)
         if self.answer is not None:
@@ -129,7 +129,7 @@ class Coordinator:
         )
         link.send(
             Registered(
-                term=TERM,
+                term=self.term,
                 worker=worker,
                 epoch=self.epoch,
                 heartbeat_interval=SETTINGS.heartbeat_interval,
@@ -197,7 +197,7 @@ class Coordinator:
         graph = compile_job(stream, parallelism=len(placement), settings=settings)
         used = [self.addresses[worker] for worker in sorted(set(placement.values()))]
         slots = tuple(worker for _, worker in sorted(placement.items()))
-        messages = deployments(graph, slots, used, term=TERM, job=job, name="a job")
+        messages = deployments(graph, slots, used, term=self.term, job=job, name="a job")
         for worker, message in messages.items():
             self.links[worker].send(message)
         return sum(len(message.tasks) for message in messages.values())

@@ -334,6 +334,19 @@ async def test_a_lost_peer_fails_the_tasks_that_read_from_it(coordinator: Coordi
     assert (running.snapshot().connections, other.snapshot().connections) == (0, 0)
 
 
+async def test_everything_that_a_worker_says_has_the_term_that_it_heard_last(
+    coordinator: Coordinator,
+) -> None:
+    await coordinator.worker()
+    coordinator.term += 1
+    rows = Stream.items(["a", "b"])
+    coordinator.deploy(Stream.together(rows.collect(), rows.print()), {0: 1})
+    await coordinator.until(lambda: len(coordinator.ended()) == 3)
+    said = coordinator.said(Collected) + coordinator.said(LogLines) + coordinator.said(TaskStateChanged)
+    assert {type(message) for message in said} == {Collected, LogLines, TaskStateChanged}
+    assert {message.term for message in said} == {coordinator.term}
+
+
 async def test_rows_wait_for_acknowledgements_when_too_many_are_kept(
     coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
