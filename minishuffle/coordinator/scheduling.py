@@ -212,7 +212,10 @@ def deployments(
     job: str,
     name: str,
 ) -> dict[int, DeployTasks]:
-    """What to send to each worker that takes part; ``addresses`` are of all of these."""
+    """What to send to each worker that takes part; ``addresses`` are of all of these.
+
+    Each gets those of the workers at the other end of its channels, which may come to dial it or be dialed.
+    """
     tasks: dict[int, list[TaskSpec]] = {}
     for operator, vertex in enumerate(graph.vertices):
         for index in range(vertex.parallelism):
@@ -222,6 +225,7 @@ def deployments(
         edge.source: pack_placement(placement[: graph.vertices[edge.source].parallelism])
         for edge in graph.edges
     }
+    ends = {worker: _workers_at_ends(specs, placement) for worker, specs in tasks.items()}
     return {
         worker: DeployTasks(
             term=term,
@@ -230,11 +234,18 @@ def deployments(
             settings=settings,
             programs={spec.operator: graph.vertices[spec.operator].program for spec in specs},
             tasks=specs,
-            workers=list(addresses),
+            workers=[each for each in addresses if each.worker in ends[worker]],
             placement={spec.operator: tables[spec.operator] for task in specs for spec in task.inputs},
         )
         for worker, specs in sorted(tasks.items())
     }
+
+
+def _workers_at_ends(specs: Sequence[TaskSpec], placement: Placement) -> set[int]:
+    """Those of the producers and consumers of these tasks."""
+    ranges = {(gate.first, gate.count) for spec in specs for gate in spec.inputs}
+    ranges |= {(output.first, output.count) for spec in specs for output in spec.outputs}
+    return {worker for first, count in ranges for worker in placement[first : first + count]}
 
 
 def _task(graph: JobGraph, operator: int, index: int) -> TaskSpec:

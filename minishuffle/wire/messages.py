@@ -341,6 +341,7 @@ class DeployTasks(ControlMessage):
     programs: dict[int, bytes]
     tasks: list[TaskSpec]
     workers: list[WorkerAddress]
+    """Those at the other end of these tasks' channels, both ways."""
     placement: dict[int, bytes] = Field(default_factory=dict)
     """By operator that feeds one of these tasks: the worker of each subtask, see :func:`pack_placement`."""
     attempts: list[TaskAttempt] = Field(default_factory=list)
@@ -349,17 +350,20 @@ class DeployTasks(ControlMessage):
     @model_validator(mode="after")
     def _placed(self) -> DeployTasks:
         known = {address.worker for address in self.workers}
-        for operator, table in self.placement.items():
-            if unknown := set(_unpack_placement(table)) - known:
-                raise ValueError(f"operator {operator} is placed on worker {min(unknown)} without an address")
+        tables = {operator: _unpack_placement(table) for operator, table in self.placement.items()}
+        read: set[tuple[int, int, int]] = set()
         for task in self.tasks:
             for spec in task.inputs:
-                placed = len(self.placement.get(spec.operator, b"")) // PLACEMENT_ENTRY.size
+                placed = len(tables.get(spec.operator, ()))
                 if spec.first + spec.count > placed:
                     raise ValueError(
                         f"input {spec.input} of operator {task.operator} reads {spec.count} producers from "
                         f"{spec.first} on, operator {spec.operator} is placed with {placed}"
                     )
+                read.add((spec.operator, spec.first, spec.count))
+        for operator, first, count in read:
+            if unknown := set(tables.get(operator, ())[first : first + count]) - known:
+                raise ValueError(f"operator {operator} is read from worker {min(unknown)} without an address")
         return self
 
     def channels(self, spec: InputSpec) -> Iterator[tuple[int, int, int]]:

@@ -18,7 +18,7 @@ def test_each_worker_gets_its_tasks_with_programs_and_addresses(make_graph: Call
     assert sorted(messages) == [1, 2]
     first, second = messages[1], messages[2]
     assert (first.term, first.job, first.name) == (3, "j5", "words")
-    assert first.workers == second.workers == ADDRESSES
+    assert (first.workers, second.workers) == (ADDRESSES, ADDRESSES[:1])
     assert [(task.name, task.index, task.parallelism, task.attempt) for task in first.tasks] == [
         ("read", 0, 2, 1),
         ("count", 0, 1, 1),
@@ -27,6 +27,21 @@ def test_each_worker_gets_its_tasks_with_programs_and_addresses(make_graph: Call
     assert first.programs == {0: b"read", 1: b"count"}
     assert second.programs == {0: b"read"}
     assert first.settings == make_graph().settings.model_dump()
+
+
+def test_each_worker_gets_the_addresses_at_the_other_ends_of_its_channels(
+    make_graph: Callable[..., JobGraph],
+) -> None:
+    addresses = [WorkerAddress(worker=w, epoch=w, host="10.0.0.1", data_port=5000 + w) for w in range(1, 5)]
+
+    def workers(graph: JobGraph, placement: tuple[int, ...]) -> dict[int, list[int]]:
+        messages = deployments(graph, placement, addresses, term=3, job="j5", name="words")
+        return {to: [address.worker for address in each.workers] for to, each in messages.items()}
+
+    assert workers(make_graph(4, 4, "forward"), (1, 2, 3, 4)) == {1: [1], 2: [2], 3: [3], 4: [4]}
+    assert workers(make_graph(4, 2, "rescale"), (1, 2, 3, 4)) == {1: [1, 2], 2: [1, 3, 4], 3: [2], 4: [2]}
+    assert workers(make_graph(2, 4, "rescale"), (1, 2, 3, 4)) == {1: [1, 2], 2: [1, 3, 4], 3: [2], 4: [2]}
+    assert workers(make_graph(4, 1), (1, 2, 3, 4)) == {1: [1, 2, 3, 4], 2: [1], 3: [1], 4: [1]}
 
 
 def test_channels_name_the_producers_worker(make_graph: Callable[..., JobGraph]) -> None:

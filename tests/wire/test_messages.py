@@ -344,7 +344,7 @@ def test_channels_are_named_by_range_and_attempts_by_exception() -> None:
     [
         ({}, "input 0 of operator 1 reads 2 producers from 1 on, operator 0 is placed with 0"),
         ({0: pack_placement([7, 8])}, "operator 0 is placed with 2"),
-        ({0: pack_placement([7, 8, 3])}, "operator 0 is placed on worker 3 without an address"),
+        ({0: pack_placement([7, 8, 3])}, "operator 0 is read from worker 3 without an address"),
         ({0: b"12345"}, "a placement of 5 bytes is not a table of u32"),
     ],
 )
