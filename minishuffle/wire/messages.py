@@ -108,7 +108,6 @@ class TaskReport(ControlMessage):
     operator: int
     index: int
     attempt: int
-    state: Name
     counters: Counters
 
 
@@ -244,7 +243,6 @@ class Register(ControlMessage):
     slots: Annotated[int, Field(ge=1, le=limits.SLOTS_MAX)]
     python: Name
     """Major.minor; functions are pickled, so it must equal the coordinator's."""
-    version: Name
     segments: Annotated[int, Field(ge=0, le=1 << 40)]
     segment_bytes: Annotated[int, Field(ge=1, le=limits.SEGMENT_BYTES_MAX)]
     requested_worker: WorkerNumber = 0
@@ -289,7 +287,6 @@ class Collected(ControlMessage):
     operator: int
     index: int
     attempt: int
-    rows: int
     payload: bytes
 
 

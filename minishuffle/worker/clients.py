@@ -296,7 +296,7 @@ class ExternalClients:
             return  # The job is about to end, and the coordinator tells whoever asked.
         here = range(message.index, message.partitions, attempt.task.parallelism)
         gate.begin(message.write, here if message.partitions else None)
-        self._send(WriteBegun(term=self._term, ticket=message.ticket))
+        self._send(WriteBegun(term=self._term(), ticket=message.ticket))
 
     def _expect(self, message: ExpectUpstream) -> None:
         """Take the partition over from older attempts, and tell the coordinator what is there."""

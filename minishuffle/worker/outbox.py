@@ -38,7 +38,7 @@ class Outbox:
         self._attempt_id = attempt_id
         self._paths = paths
         self._notify = notify
-        self._items: deque[str | tuple[int, bytes]] = deque()
+        self._items: deque[str | bytes] = deque()
         self._put = self._taken = 0
         """Bytes; the first is the task's, the second the loop's."""
 
@@ -48,15 +48,15 @@ class Outbox:
         line = clipped(line, limits.LOG_LINE_CHARS_MAX)
         self._append(line, len(line) + LINE_BYTES)
 
-    def collect(self, rows: int, payload: bytes) -> None:
-        self._append((rows, payload), len(payload))
+    def collect(self, payload: bytes) -> None:
+        self._append(payload, len(payload))
 
     def drain(self) -> None:
         """Wait until all of it is sent."""
         if self._put > self._taken:
             self._paths.wait_until(lambda: self._put == self._taken)
 
-    def _append(self, item: str | tuple[int, bytes], size: int) -> None:
+    def _append(self, item: str | bytes, size: int) -> None:
         def fits() -> bool:
             unsent = self._put - self._taken
             return not unsent or unsent + size <= limits.TASK_UNSENT_BYTES_MAX
@@ -85,16 +85,14 @@ class Outbox:
             message: Collected | LogLines = LogLines(term=term, job=subtask.job, lines=lines)
         else:
             self._items.popleft()
-            rows, payload = item
-            size = len(payload)
+            size = len(item)
             message = Collected(
                 term=term,
                 job=subtask.job,
                 operator=subtask.operator,
                 index=subtask.index,
                 attempt=self._attempt_id.attempt,
-                rows=rows,
-                payload=payload,
+                payload=item,
             )
         self._taken += size
         self._paths.bell.ring()

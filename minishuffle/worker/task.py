@@ -567,7 +567,7 @@ class Task:
     def _collect(self, rows: list[Any]) -> None:
         payload = pack_rows(rows)
         if len(payload) <= MESSAGE_BYTES_MAX:
-            self.outbox.collect(len(rows), payload)
+            self.outbox.collect(payload)
         elif len(rows) > 1:
             middle = len(rows) // 2
             self._collect(rows[:middle])

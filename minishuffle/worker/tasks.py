@@ -9,7 +9,6 @@ import os
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Literal
 
 from minishuffle import limits
@@ -261,7 +260,6 @@ class Attempt:
             operator=subtask.operator,
             index=subtask.index,
             attempt=self.id.attempt,
-            state=self.task.state,
             counters=self.task.read_counters(),
         )
 
@@ -411,7 +409,6 @@ def registration(
         pid=os.getpid(),
         slots=settings.slots,
         python=".".join(platform.python_version_tuple()[:2]),
-        version=metadata.version("minishuffle"),
         segments=pool.total,
         segment_bytes=pool.segment_bytes,
         requested_worker=requested_worker,

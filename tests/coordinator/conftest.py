@@ -131,7 +131,6 @@ class FakeCluster:
                 "pid": 40 + link,
                 "slots": 2,
                 "python": "3.11",
-                "version": "0",
                 "segments": 2048,
                 "segment_bytes": 32768,
                 **fields,
@@ -170,7 +169,7 @@ class FakeCluster:
 
     def collect(self, worker: FakeWorker, key: tuple[str, int, int], payload: bytes, **fields: Any) -> None:
         job, operator, index = key
-        values = {"term": TERM, "attempt": 1, "rows": 1, **fields}
+        values = {"term": TERM, "attempt": 1, **fields}
         self.send(worker, Collected(job=job, operator=operator, index=index, payload=payload, **values))
 
     def log(self, worker: FakeWorker, job: str, *lines: str) -> None:

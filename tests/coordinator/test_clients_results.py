@@ -60,7 +60,7 @@ def graph(*sinks: str, subtasks: int = 2, bounded: bool = True) -> JobGraph:
 def keeps(cluster: FakeCluster, worker: FakeWorker, index: int, rows: int, job: str = "j1") -> None:
     """A heartbeat tells what sink operator 1 has."""
     counters = TaskCounters(rows_kept=rows)
-    report = TaskReport(job=job, operator=1, index=index, attempt=1, state="running", counters=counters)
+    report = TaskReport(job=job, operator=1, index=index, attempt=1, counters=counters)
     cluster.heartbeat(worker, [report])
 
 

@@ -151,7 +151,6 @@ class Peer:
             "pid": 42,
             "slots": 2,
             "python": PYTHON,
-            "version": "0",
             "segments": 100,
             "segment_bytes": 32768,
         }

@@ -220,7 +220,7 @@ def test_counters_come_with_heartbeats_until_the_task_is_over(
 ) -> None:
     def report(records: int) -> TaskReport:
         counters = TaskCounters(records_out=records)
-        return TaskReport(job="j1", operator=0, index=0, attempt=1, state="running", counters=counters)
+        return TaskReport(job="j1", operator=0, index=0, attempt=1, counters=counters)
 
     cluster.submit(make_graph())
     cluster.heartbeat(pair[0], [report(5)])

@@ -20,6 +20,7 @@ from minishuffle.coordinator.scheduling import deployments
 from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.stream import Stream
+from minishuffle.exchange.elements import unpack_rows
 from minishuffle.ids import Address
 from minishuffle.local import Child, settings_flags, spawn, stop_children, wait_until_ready
 from minishuffle.transport.control import ControlLink, ControlServer
@@ -145,8 +146,8 @@ class Site:
                 case TaskStateChanged(operator=operator, index=index, state=state, error=error):
                     self.states[operator, index] = state
                     self.errors += [error] if error else []
-                case Collected(rows=rows):
-                    self.rows += rows
+                case Collected(payload=payload):
+                    self.rows += len(unpack_rows(payload))
                 case Heartbeat():
                     pass
 

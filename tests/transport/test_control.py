@@ -31,7 +31,7 @@ MakeStranger = Callable[[Address], Awaitable["Stranger"]]
 
 
 def collected(size: int) -> Collected:
-    return Collected(term=1, job="j1", operator=0, index=0, attempt=1, rows=1, payload=bytes(size))
+    return Collected(term=1, job="j1", operator=0, index=0, attempt=1, payload=bytes(size))
 
 
 def test_messages_go_both_ways(run: Run, make_listener: type[Listener]) -> None:

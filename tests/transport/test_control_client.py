@@ -27,7 +27,7 @@ Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
 def collected(size: int) -> Collected:
-    return Collected(term=1, job="j1", operator=0, index=0, attempt=1, rows=1, payload=bytes(size))
+    return Collected(term=1, job="j1", operator=0, index=0, attempt=1, payload=bytes(size))
 
 
 def test_blocking_client_asks_and_is_answered(run: Run, make_listener: type[Listener]) -> None:

@@ -30,7 +30,7 @@ MakeStranger = Callable[[Address], Awaitable["Stranger"]]
 
 
 def collected(size: int) -> Collected:
-    return Collected(term=1, job="j1", operator=0, index=0, attempt=1, rows=1, payload=bytes(size))
+    return Collected(term=1, job="j1", operator=0, index=0, attempt=1, payload=bytes(size))
 
 
 @pytest.mark.parametrize(

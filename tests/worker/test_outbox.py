@@ -57,13 +57,13 @@ def test_rows_and_lines_keep_their_order(turns: Turns, paths_of: PathsOf, link: 
     outbox = outbox_of(paths_of(), link.sender.notify)
     outbox.log("a")
     outbox.log("b")
-    outbox.collect(2, b"rows")
+    outbox.collect(b"rows")
     outbox.log("c")
     for _ in range(4):
         turns.turn()
     first, second, third = link.sent
     assert (first.lines, second.payload, third.lines) == (["a", "b"], b"rows", ["c"])
-    assert (second.job, second.operator, second.index, second.attempt, second.rows) == ("j1", 0, 0, 1, 2)
+    assert (second.job, second.operator, second.index, second.attempt) == ("j1", 0, 0, 1)
     outbox.drain()
 
 
@@ -116,7 +116,7 @@ def test_a_cancel_ends_the_wait(turns: Turns, paths_of: PathsOf, link: Link) -> 
 @pytest.mark.usefixtures("_small")
 def test_what_is_larger_than_the_limit_goes_alone(turns: Turns, paths_of: PathsOf, link: Link) -> None:
     outbox = outbox_of(paths_of(), link.sender.notify)
-    outbox.collect(1, b"x" * 5_000)
+    outbox.collect(b"x" * 5_000)
     turns.turn()
     assert [len(message.payload) for message in link.sent] == [5_000]
 
@@ -127,7 +127,7 @@ def test_tasks_take_turns(turns: Turns, paths_of: PathsOf, link: Link) -> None:
     first, second = (outbox_of(paths_of(), link.sender.notify, number) for number in (0, 1))
     for outbox in (first, second):
         for _ in range(3):
-            outbox.collect(1, b"x")
+            outbox.collect(b"x")
     turns.turn()
     link.writable = True
     link.sender.pump()
@@ -141,7 +141,7 @@ def test_the_last_lines_go_out_in_front_of_the_report(turns: Turns, paths_of: Pa
     link.writable = False
     outbox = outbox_of(paths_of(), link.sender.notify)
     outbox.log("dead letter")
-    outbox.collect(1, b"of no use")
+    outbox.collect(b"of no use")
     outbox.log("last words")
     turns.turn()
     link.sender.end(outbox)
@@ -159,7 +159,7 @@ TASK: dict[str, Any] = {"term": 1, "job": "j1", "operator": 0, "index": 0, "atte
 
 
 def rows_of(size: int) -> Collected:
-    return Collected(rows=1, payload=bytes(size), **TASK)
+    return Collected(payload=bytes(size), **TASK)
 
 
 def kept(log: ReportLog) -> list[Collected | TaskStateChanged]:
