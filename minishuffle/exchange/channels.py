@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from enum import Enum
 from typing import Protocol, TypeAlias
 
 from minishuffle.errors import RemoteProtocolError, ShuffleError
@@ -43,6 +44,7 @@ from minishuffle.wire.frames import (
 __all__ = [
     "Attached",
     "Attachment",
+    "ChannelEvent",
     "Detached",
     "GateBuffers",
     "GivenBack",
@@ -238,6 +240,16 @@ class ReadyLine:
 # --- attachments ----------------------------------------------------------------------------------
 
 
+class ChannelEvent(Enum):
+    """What happens to one generation of an input channel: its partition is requested, the producer answers,
+    the task has read the end of the partition, or nothing more comes because of an error."""
+
+    REQUEST = "request"
+    ATTACH = "attach"
+    END = "end"
+    FAIL = "fail"
+
+
 class Attachment(Protocol):
     """Where the buffers of an input channel come from. Everything is called on the loop.
 
@@ -282,6 +294,8 @@ class RemoteAttachment:
         self.generation = generation
         self.rows_received = 0
         self.channel = channel
+        self._answered = False
+        """The producer has sent something."""
         self._buffers = buffers
         self._link = link
         exclusive = buffers.take_exclusive()
@@ -328,9 +342,15 @@ class RemoteAttachment:
         self._exclusive = 0
         self._buffers.serve()
 
+    def _answer(self) -> None:
+        self._answered = True
+        self.channel.on_event(self.generation, ChannelEvent.ATTACH)
+
     # --- for the ConsumerChannel -----------------------------------------------------------------
 
     def request_floating(self) -> FreeBuffer | None:
+        if not self._answered:  # the producer has announced its backlog
+            self._answer()
         return self._buffers.pool.request()
 
     def wait_in_line(self, channel: ConsumerChannel) -> None:
@@ -349,6 +369,8 @@ class RemoteAttachment:
         buffer.recycle()
 
     def deliver(self, received: Received) -> None:
+        if not self._answered:
+            self._answer()
         if received.data_type == DataType.DATA:
             self.rows_received += received.rows
             self.channel.deliver(received)
@@ -436,13 +458,23 @@ class InputChannel:
         producer: index of the producer subtask.
         number: of the channel in the gate's watermark valve.
         buffers, ready: the gate's.
+        on_event: called on the loop with generation and event: a remote producer answers, the partition has
+            ended, or the attachment has failed. The end may come behind the failure: the task reads what was
+            delivered before that.
     """
 
     def __init__(
-        self, producer: int, number: int, assembler: Assembler, buffers: GateBuffers, ready: ReadyLine
+        self,
+        producer: int,
+        number: int,
+        assembler: Assembler,
+        buffers: GateBuffers,
+        ready: ReadyLine,
+        on_event: Callable[[int, ChannelEvent], object] = lambda generation, event: None,
     ) -> None:
         self.producer = producer
         self.number = number
+        self.on_event = on_event
         self.assembler = assembler
         """(Task.) The element under way."""
         self.queue: deque[QueueItem] = deque()
@@ -519,11 +551,14 @@ class InputChannel:
         """End the current attachment, if there is one; the task sees that, and an error in any case, behind
         what was delivered."""
         attachment = self._let_go(CancelReason.MOVED if error is None else CancelReason.FAILED)
+        if attachment is not None and error is not None:
+            self.on_event(attachment.generation, ChannelEvent.FAIL)
         if attachment is not None or error is not None:
             self.deliver(Detached(error))
 
     def end(self, attachment: Attachment) -> None:
         """The task has read the end of the partition that ``attachment`` delivered."""
+        self.on_event(attachment.generation, ChannelEvent.END)
         if self.attachment is attachment:
             self._let_go(CancelReason.ENDED)
 

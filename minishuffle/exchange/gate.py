@@ -17,6 +17,7 @@ from minishuffle.counters import GateSnapshot, TaskCounters
 from minishuffle.errors import RemoteProtocolError, ShuffleError
 from minishuffle.exchange.channels import (
     Attached,
+    ChannelEvent,
     Detached,
     GateBuffers,
     GivenBack,
@@ -82,10 +83,14 @@ class InputGate:
         self._counters = counters
         self._unfinished = 0
 
-    def add_channel(self, producer: int) -> InputChannel:
-        """A channel that is not attached yet."""
+    def add_channel(
+        self,
+        producer: int,
+        on_event: Callable[[int, ChannelEvent], object] = lambda generation, event: None,
+    ) -> InputChannel:
+        """A channel that is not attached yet; ``on_event``: see :class:`InputChannel`."""
         assembler = Assembler(self.budget)
-        channel = InputChannel(producer, self.valve.add(), assembler, self.buffers, self.ready)
+        channel = InputChannel(producer, self.valve.add(), assembler, self.buffers, self.ready, on_event)
         self.channels.append(channel)
         self._unfinished += 1
         return channel

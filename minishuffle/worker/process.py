@@ -188,6 +188,7 @@ class Worker:
                 self._sender.notify,
                 spool_directory=self._spool_directory,
                 spool_bytes_max=self.settings.spool_bytes_max,
+                channel_event=state.inputs.move,
             )
             readers = ResultReaders(lambda: state.term, self._deployment, self._inbox, self._send)
             external = ExternalClients(lambda: state.term, self._deployment, readers, self._send)

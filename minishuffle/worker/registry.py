@@ -11,13 +11,13 @@ from enum import Enum
 from typing import Final
 
 from minishuffle.errors import LocalProtocolError, PartitionNotFound, ShuffleError, Superseded
+from minishuffle.exchange.channels import ChannelEvent
 from minishuffle.ids import FIRST_ATTEMPT, AttemptId, JobId, OperatorId, PartitionId, SubtaskId
 from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.messages import OutputSpec
 
 __all__ = [
     "ChannelEntry",
-    "ChannelEvent",
     "ChannelKey",
     "ChannelPhase",
     "InputRegistry",
@@ -29,12 +29,13 @@ __all__ = [
 # --- input channels -------------------------------------------------------------------------------
 #
 # An input channel is wanted from its deployment on; requested once its PartitionRequest was sent over a
-# link, or stands in this worker's own waiting line; attached when the producer answers. It ends with its
-# partition. It fails when the request is refused or not answered in time, with its link, or by itself;
-# what comes after either, a link that closes say, changes nothing::
+# link, or stands in this worker's own waiting line; attached when the producer's first frame arrives, or
+# when this worker's own partition is read. It ends when the task has read the end of the partition. It fails
+# when the request is refused or not answered in time, with its link, or by itself. A link may break while
+# the end of the partition waits to be read: then the channel has failed, and ends all the same::
 #
 #     wanted ──> requested ──> attached ──> ended
-#        │           │             │
+#        │           │             │          ^
 #        └───────────┴─────────────┴──────> failed
 
 
@@ -55,13 +56,6 @@ class ChannelPhase(Enum):
     FAILED = "failed"
 
 
-class ChannelEvent(Enum):
-    REQUEST = "request"
-    ATTACH = "attach"
-    END = "end"
-    FAIL = "fail"
-
-
 TRANSITIONS: Final[Mapping[tuple[ChannelPhase, ChannelEvent], ChannelPhase]] = {
     (ChannelPhase.WANTED, ChannelEvent.REQUEST): ChannelPhase.REQUESTED,
     (ChannelPhase.WANTED, ChannelEvent.FAIL): ChannelPhase.FAILED,
@@ -70,6 +64,7 @@ TRANSITIONS: Final[Mapping[tuple[ChannelPhase, ChannelEvent], ChannelPhase]] = {
     (ChannelPhase.ATTACHED, ChannelEvent.END): ChannelPhase.ENDED,
     (ChannelPhase.ATTACHED, ChannelEvent.FAIL): ChannelPhase.FAILED,
     (ChannelPhase.ENDED, ChannelEvent.FAIL): ChannelPhase.ENDED,
+    (ChannelPhase.FAILED, ChannelEvent.END): ChannelPhase.ENDED,
     (ChannelPhase.FAILED, ChannelEvent.FAIL): ChannelPhase.FAILED,
 }
 """What is not here cannot happen to one generation of a channel."""

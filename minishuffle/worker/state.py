@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 from minishuffle.config import ClusterSettings
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import PeerLost, ShuffleError
+from minishuffle.exchange.channels import ChannelEvent
 from minishuffle.ids import AttemptId, JobId, OperatorId, SubtaskId
 from minishuffle.wire.clients import (
     BeginWrite,
@@ -42,7 +43,6 @@ from minishuffle.wire.messages import (
     WorkerLost,
 )
 from minishuffle.worker.registry import (
-    ChannelEvent,
     ChannelKey,
     ChannelPhase,
     InputRegistry,

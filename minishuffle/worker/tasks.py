@@ -9,6 +9,7 @@ import os
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from minishuffle import limits
@@ -25,7 +26,7 @@ from minishuffle.counters import (
 from minishuffle.dataflow.graph import JobSettings
 from minishuffle.errors import ResourceExhausted, clipped, text_of
 from minishuffle.exchange.buffers import Flush
-from minishuffle.exchange.channels import GateBuffers, InputChannel
+from minishuffle.exchange.channels import ChannelEvent, GateBuffers, InputChannel
 from minishuffle.exchange.elements import AssemblyBudget
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.partition import ResultPartition
@@ -81,6 +82,8 @@ class WorkerServices:
     spool_directory: str | None
     spool_bytes_max: int
     """What sinks that keep records may write, see :class:`Spool`."""
+    channel_event: Callable[[ChannelKey, int, ChannelEvent], object]
+    """Called on the loop with the generation; see :class:`InputChannel`."""
 
 
 class Attempt:
@@ -174,7 +177,8 @@ class Attempt:
             counters=self.counters,
         )
         for producer, _, _ in channels:
-            self._channels[spec.edge, producer] = gate.add_channel(producer)
+            on_event = partial(services.channel_event, ChannelKey(self.id, spec.edge, producer))
+            self._channels[spec.edge, producer] = gate.add_channel(producer, on_event)
         return gate
 
     def _upstream_gate(self) -> UpstreamGate:
@@ -283,6 +287,7 @@ class Deployment:
         *,
         spool_directory: str | None = None,
         spool_bytes_max: int = limits.SPOOL_BYTES_MAX,
+        channel_event: Callable[[ChannelKey, int, ChannelEvent], object],
     ) -> None:
         self.pool = pool
         self.attempts: dict[AttemptId, Attempt] = {}
@@ -301,6 +306,7 @@ class Deployment:
             self.budget,
             spool_directory,
             spool_bytes_max,
+            channel_event,
         )
 
     def start(self, instruction: StartTask) -> None:

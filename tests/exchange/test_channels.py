@@ -5,6 +5,7 @@ One thread is producer, loop and task, and buffers come home as late as the test
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from minishuffle.counters import TaskCounters
 from minishuffle.errors import PeerLost
 from minishuffle.exchange.channels import (
     Attachment,
+    ChannelEvent,
     GateBuffers,
     GivenBack,
     InputChannel,
@@ -62,7 +64,9 @@ class Exchange:
             counters=TaskCounters(),
         )
         self.partitions = [self._partition(number, self.output) for number in range(channels)]
-        self.channels = [self.gate.add_channel(number) for number in range(channels)]
+        self.events: list[tuple[int, int, str]] = []
+        """Channel, generation and what happened to it."""
+        self.channels = [self.gate.add_channel(n, partial(self._on_event, n)) for n in range(channels)]
         self.generations = [0] * channels
         self.attachments: list[Attachment] = []
         self.links: list[tuple[BareLink, BareLink]] = []
@@ -83,6 +87,9 @@ class Exchange:
 
     def connect(self) -> None:
         self.links.append((BareLink(), BareLink(dialer=True)))
+
+    def _on_event(self, number: int, generation: int, event: ChannelEvent) -> None:
+        self.events.append((number, generation, event.value))
 
     # --- producer --------------------------------------------------------------------------------
 
@@ -274,6 +281,60 @@ def test_half_an_element_of_the_attachment_before_is_thrown_away_and_counted() -
         exchange.give_back(99)
     assert exchange.read == [[0, 2]]
     assert exchange.channels[0].rows_incomplete == 1
+    exchange.close()
+
+
+def end(exchange: Exchange, number: int) -> None:
+    exchange.partitions[number].broadcast_event(EventKind.END_OF_DATA)
+    exchange.partitions[number].broadcast_event(EventKind.END_OF_PARTITION)
+    exchange.settle()
+
+
+def test_a_channel_is_attached_once_its_producer_answers_and_ends_with_its_partition() -> None:
+    exchange = Exchange(channels=2)
+    exchange.attach_remote(0)
+    exchange.attach_local(1)
+    exchange.settle()
+    assert exchange.events == [], "nothing was sent yet, and whoever attaches a local one knows"
+    for _ in range(2):
+        exchange.write(0, 100)
+        exchange.flush(0)
+        exchange.settle()
+    assert exchange.events == [(0, 1, "attach")]
+    for number in range(2):
+        end(exchange, number)
+    assert exchange.events == [(0, 1, "attach")], "the task has not read the ends yet"
+    exchange.poll_all()
+    exchange.give_back(99)
+    assert sorted(exchange.events) == [(0, 1, "attach"), (0, 1, "end"), (1, 1, "end")]
+    exchange.close()
+    assert len(exchange.events) == 3
+
+
+def test_a_channel_whose_link_breaks_has_failed_and_ends_if_it_has_all() -> None:
+    exchange = Exchange()
+    exchange.attach_remote(0)
+    end(exchange, 0)
+    exchange.links[-1][0].connection.lost(PeerLost("the link is gone"))
+    assert exchange.events == [(0, 1, "attach"), (0, 1, "fail")]
+    exchange.poll_all()
+    exchange.give_back(99)
+    assert exchange.events == [(0, 1, "attach"), (0, 1, "fail"), (0, 1, "end")]
+    exchange.close()
+
+
+def test_a_backlog_without_credit_is_an_answer() -> None:
+    exchange = Exchange()
+    pool = exchange.gate.buffers.pool
+    taken = [pool.request() for _ in range(pool.size)]
+    exchange.attach_remote(0)
+    exchange.write(0, 100)
+    exchange.flush(0)
+    exchange.settle()
+    assert exchange.events == [(0, 1, "attach")]
+    for segment in taken:
+        assert segment is not None
+        segment.recycle()
     exchange.close()
 
 

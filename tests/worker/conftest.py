@@ -37,7 +37,9 @@ class Site:
     def __init__(self, segments: int = 256, segment_bytes: int = 1024) -> None:
         self.inbox = LoopInbox(asyncio.get_running_loop())
         self.pool = NetworkBufferPool(segments, segment_bytes)
-        self.deployment = Deployment(WORKER, self.pool, self.inbox, self._on_report, self._on_said)
+        self.deployment = Deployment(
+            WORKER, self.pool, self.inbox, self._on_report, self._on_said, channel_event=lambda *event: None
+        )
         self.reports: list[tuple[AttemptId, TaskOutcome | None]] = []
         self.outcomes: dict[AttemptId, TaskOutcome] = {}
         self.rows: list[Any] = []
@@ -61,7 +63,6 @@ class Site:
                 self.lines += message.lines
                 continue
             found = unpack_rows(message.payload)
-            assert len(found) == message.rows
             self.rows += found
             self.batches += 1
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from minishuffle.errors import LocalProtocolError, ShuffleError
+from minishuffle.exchange.channels import ChannelEvent
 from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.messages import OutputSpec
 from minishuffle.worker.registry import (
     TRANSITIONS,
-    ChannelEvent,
     ChannelKey,
     ChannelPhase,
     InputRegistry,
@@ -60,10 +60,12 @@ def test_every_phase_and_event(phase: ChannelPhase, event: ChannelEvent) -> None
         assert phase_of(registry) is following
 
 
-def test_nothing_leaves_the_last_phases() -> None:
-    for (phase, _), following in TRANSITIONS.items():
-        if phase in (ChannelPhase.ENDED, ChannelPhase.FAILED):
+def test_nothing_leaves_the_end_and_a_failed_channel_may_only_turn_out_to_have_ended() -> None:
+    for (phase, event), following in TRANSITIONS.items():
+        if phase is ChannelPhase.ENDED:
             assert following is phase
+        elif phase is ChannelPhase.FAILED:
+            assert following is (ChannelPhase.ENDED if event is ChannelEvent.END else phase)
 
 
 def test_what_belongs_to_another_generation_or_to_no_channel_changes_nothing() -> None:

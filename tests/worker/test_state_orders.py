@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from minishuffle.config import ClusterSettings
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import PeerLost, ShuffleError
+from minishuffle.exchange.channels import ChannelEvent
 from minishuffle.ids import AttemptId, SubtaskId
 from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.messages import (
@@ -27,7 +28,7 @@ from minishuffle.wire.messages import (
     WorkerAddress,
     pack_placement,
 )
-from minishuffle.worker.registry import ChannelEntry, ChannelEvent, ChannelKey, ChannelPhase
+from minishuffle.worker.registry import ChannelEntry, ChannelKey, ChannelPhase
 from minishuffle.worker.state import (
     AbandonTask,
     Attach,

@@ -19,6 +19,7 @@ from minishuffle.counters import ConnectionCounters
 from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ResourceExhausted, ShuffleError
+from minishuffle.exchange.channels import ChannelEvent
 from minishuffle.exchange.elements import unpack_rows
 from minishuffle.wire.messages import (
     Acknowledge,
@@ -30,6 +31,7 @@ from minishuffle.wire.messages import (
     TaskStateChanged,
     WorkerLost,
 )
+from minishuffle.worker.registry import ChannelKey, InputRegistry
 from minishuffle.worker.task import Task
 
 if TYPE_CHECKING:
@@ -320,6 +322,26 @@ async def test_two_workers_count_words_over_one_connection(coordinator: Coordina
     for running in workers:
         await coordinator.until(partial(_has_no_task, running))
         assert running.snapshot().segments_free == running.snapshot().segments_total
+
+
+async def test_channels_are_attached_and_end_whether_they_are_local_or_not(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: dict[ChannelKey, list[str]] = {}
+    move = InputRegistry.move
+
+    def note(registry: InputRegistry, key: ChannelKey, generation: int, event: ChannelEvent) -> bool:
+        events.setdefault(key, []).append(event.value)
+        return move(registry, key, generation, event)
+
+    monkeypatch.setattr(InputRegistry, "move", note)
+    for number in (1, 2):
+        await coordinator.worker(number)
+    stream = Stream.items(range(5_000)).key_by(lambda number: number % 7).count().to_count()
+    count = coordinator.deploy(stream, {0: 1, 1: 2})
+    await coordinator.until(lambda: coordinator.ended() == ["finished"] * count)
+    assert len(events) == 4
+    assert set(map(tuple, events.values())) == {("request", "attach", "end")}
 
 
 async def test_a_lost_peer_fails_the_tasks_that_read_from_it(coordinator: Coordinator) -> None:
