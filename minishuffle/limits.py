@@ -38,6 +38,9 @@ RECEIVE_BUFFER_BYTES: Final = MIB
 """One read takes what lies in the socket; 1 MiB measured faster than 256 KiB."""
 HANDSHAKE_SECONDS_MAX: Final = 5.0
 UNAUTHENTICATED_CONNECTIONS_MAX: Final = 64
+TRAFFIC_PEERS_MAX: Final = 1_024
+"""Peers, by edge, worker and attempt, that the rows of one attempt are counted for; further ones are counted
+together."""
 EARLY_LINKS_MAX: Final = 64
 """Links of workers that the coordinator has not announced yet; the oldest makes room."""
 EARLY_REQUESTS_MAX: Final = 16_384

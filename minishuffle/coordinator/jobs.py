@@ -32,6 +32,7 @@ from minishuffle.errors import (
 )
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.wire.messages import (
+    COUNT_MAX,
     Collected,
     ErrorInfo,
     JobEvent,
@@ -41,9 +42,11 @@ from minishuffle.wire.messages import (
     JobRows,
     LogLines,
     TaskInfo,
+    TaskReleased,
     TaskReport,
     TaskStateChanged,
 )
+from minishuffle.wire.tables import unpack_traffic
 
 __all__ = ["JOBS_KEPT", "JOB_OVER", "Job", "JobTable", "History", "TASK_OVER"]
 
@@ -252,12 +255,15 @@ class Subtask:
     attempt: int = FIRST_ATTEMPT
     state: str = "created"
     counters: TaskCounters = field(default_factory=TaskCounters)
+    traffic: bytes = b""
+    """Rows that the attempt has exchanged, by edge and peer: see :func:`unpack_traffic`."""
     result: bytes = b""
 
     def __str__(self) -> str:
         return f"{self.name}[{self.index}]"
 
     def info(self, results: bool) -> TaskInfo:
+        peers = unpack_traffic(self.traffic)
         return TaskInfo(
             operator=self.operator,
             name=self.name,
@@ -266,6 +272,8 @@ class Subtask:
             state=self.state,
             worker=self.worker,
             counters=self.counters,
+            rows_sent=min(COUNT_MAX, sum(peer.sent for peer in peers)),
+            rows_received=min(COUNT_MAX, sum(peer.received for peer in peers)),
             result=self.result if results else b"",
         )
 
@@ -383,11 +391,15 @@ class Job:
 
     # --- what happens to it ----------------------------------------------------------------------
 
-    def heard(self, worker: int, message: TaskStateChanged | Collected | LogLines, at: float) -> bool:
+    def heard(
+        self, worker: int, message: TaskStateChanged | TaskReleased | Collected | LogLines, at: float
+    ) -> bool:
         """A worker says something of it; False if that is not (any more) so."""
         match message:
             case TaskStateChanged():
                 return self.task_changed(worker, message, at)
+            case TaskReleased():
+                return self.task_released(worker, message)
             case Collected():
                 return self.collected(worker, message, at)
             case LogLines(lines=lines):
@@ -405,6 +417,7 @@ class Job:
         self._set(task, message.state, at, error.text if error is not None else str(task))
         if message.state != "running":
             task.counters = message.counters
+            task.traffic = message.traffic or task.traffic
         if message.state == "finished":
             self._keep_result(task, message.result, at)
         elif message.state != "running":
@@ -440,6 +453,15 @@ class Job:
             return False
         if task.state not in TASK_OVER:
             task.counters = report.counters
+        task.traffic = report.traffic  # grows on: what was written before the end may not be sent yet
+        return True
+
+    def task_released(self, worker: int, message: TaskReleased) -> bool:
+        """What the task has exchanged in all; False if it is not of a current attempt."""
+        task = self._tasks.get((message.operator, message.index))
+        if task is None or (task.worker, task.attempt) != (worker, message.attempt):
+            return False
+        task.traffic = message.traffic
         return True
 
     def collected(self, worker: int, message: Collected, at: float) -> bool:

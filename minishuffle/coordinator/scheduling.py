@@ -19,8 +19,8 @@ from minishuffle.wire.messages import (
     SubmitJob,
     TaskSpec,
     WorkerAddress,
-    pack_placement,
 )
+from minishuffle.wire.tables import pack_placement
 
 __all__ = [
     "BufferNeed",

@@ -59,6 +59,7 @@ from minishuffle.wire.messages import (
     Shutdown,
     StopCluster,
     SubmitJob,
+    TaskReleased,
     TaskStateChanged,
     WaitJob,
     WorkerAddress,
@@ -368,7 +369,7 @@ class CoordinatorState:
         match message:
             case Heartbeat():
                 self._heartbeat(worker, message)
-            case TaskStateChanged() | Collected():
+            case TaskStateChanged() | TaskReleased() | Collected():
                 if self._is_new(worker, message.number):
                     self._about_job(worker, message, at)
             case LogLines():
@@ -400,7 +401,9 @@ class CoordinatorState:
         self.ignored += not new
         return new
 
-    def _about_job(self, worker: Worker, message: TaskStateChanged | Collected | LogLines, at: float) -> None:
+    def _about_job(
+        self, worker: Worker, message: TaskStateChanged | TaskReleased | Collected | LogLines, at: float
+    ) -> None:
         job = self._jobs.get(message.job)
         if job is None or not job.heard(worker.worker, message, at):
             self.ignored += 1

@@ -7,8 +7,7 @@ programs travel as bytes that only ``dataflow`` (graphs) and the workers (progra
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, GetPydanticSchema, model_validator
@@ -17,6 +16,7 @@ from minishuffle import limits
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import LocalProtocolError
 from minishuffle.ids import FIRST_ATTEMPT
+from minishuffle.wire.tables import WORKER_BYTES, TrafficTable, unpack_placement
 
 # --- parts ----------------------------------------------------------------------------------------
 #
@@ -109,6 +109,7 @@ class TaskReport(ControlMessage):
     index: int
     attempt: int
     counters: Counters
+    traffic: TrafficTable = b""
 
 
 class PeerReport(ControlMessage):
@@ -130,6 +131,7 @@ class WorkerReport(ControlMessage):
     remote_bytes_out: int = 0
     remote_payload_bytes_out: int = 0
     remote_records_out: int = 0
+    remote_records_discarded: int = 0
     local_records_out: int = 0
     loop_lag_p99_seconds: float = 0.0
 
@@ -184,6 +186,8 @@ class TaskInfo(ControlMessage):
     state: str
     worker: int
     counters: Counters
+    rows_sent: int = 0
+    rows_received: int = 0
     result: bytes = b""
 
 
@@ -211,22 +215,6 @@ class WorkerInfo(ControlMessage):
     heartbeat_age_seconds: float
     report: WorkerReport
     peers: list[PeerReport]
-
-
-PLACEMENT_ENTRY: Final = struct.Struct(">I")
-
-
-def pack_placement(workers: Sequence[int]) -> bytes:
-    """The worker id of each subtask of an operator, as a table of u32."""
-    return struct.pack(f">{len(workers)}I", *workers)
-
-
-def _unpack_placement(table: bytes) -> tuple[int, ...]:
-    """Raises ValueError: the table ends in the middle of an entry."""
-    count, rest = divmod(len(table), PLACEMENT_ENTRY.size)
-    if rest:
-        raise ValueError(f"a placement of {len(table)} bytes is not a table of u32")
-    return struct.unpack(f">{count}I", table)
 
 
 # --- messages -------------------------------------------------------------------------------------
@@ -265,7 +253,7 @@ class TaskStateChanged(ControlMessage):
     type: Literal["task_state"] = "task_state"
     term: int
     number: int = 0
-    """Counts the reports of a worker, these and Collected, from 1; see Acknowledge."""
+    """Counts the reports of a worker, these, Collected and TaskReleased, from 1; see Acknowledge."""
     job: str
     operator: int
     index: int
@@ -275,6 +263,20 @@ class TaskStateChanged(ControlMessage):
     result: bytes = b""
     """What the sink's ``close`` returned, msgpacked; empty when nothing."""
     counters: Counters = Field(default_factory=TaskCounters)
+    traffic: TrafficTable = b""
+
+
+class TaskReleased(ControlMessage):
+    """What an attempt that is released has exchanged in all, if that is more than at its end."""
+
+    type: Literal["task_released"] = "task_released"
+    term: int
+    number: int = 0
+    job: str
+    operator: int
+    index: int
+    attempt: int
+    traffic: TrafficTable
 
 
 class Collected(ControlMessage):
@@ -347,7 +349,7 @@ class DeployTasks(ControlMessage):
     @model_validator(mode="after")
     def _placed(self) -> DeployTasks:
         known = {address.worker for address in self.workers}
-        tables = {operator: _unpack_placement(table) for operator, table in self.placement.items()}
+        tables = {operator: unpack_placement(table) for operator, table in self.placement.items()}
         read: set[tuple[int, int, int]] = set()
         for task in self.tasks:
             for spec in task.inputs:
@@ -366,9 +368,9 @@ class DeployTasks(ControlMessage):
     def channels(self, spec: InputSpec) -> Iterator[tuple[int, int, int]]:
         """Producer index, its attempt and its worker, of each channel of an input."""
         attempts = {each.index: each.attempt for each in self.attempts if each.operator == spec.operator}
-        begin = spec.first * PLACEMENT_ENTRY.size
-        table = self.placement.get(spec.operator, b"")[begin : begin + spec.count * PLACEMENT_ENTRY.size]
-        for producer, worker in enumerate(_unpack_placement(table), spec.first):
+        begin, end = (WORKER_BYTES * number for number in (spec.first, spec.first + spec.count))
+        table = self.placement.get(spec.operator, b"")[begin:end]
+        for producer, worker in enumerate(unpack_placement(table), spec.first):
             yield producer, attempts.get(producer, FIRST_ATTEMPT), worker
 
 

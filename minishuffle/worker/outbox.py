@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeAlias
 
 from minishuffle import limits
 from minishuffle.errors import clipped
 from minishuffle.ids import AttemptId
-from minishuffle.wire.messages import Collected, LogLines, TaskStateChanged
+from minishuffle.wire.messages import Collected, LogLines, TaskReleased, TaskStateChanged
 from minishuffle.worker.handoff import TaskPaths
 
-__all__ = ["Outbox", "OutboxSender", "ReportLog"]
+__all__ = ["NumberedReport", "Outbox", "OutboxSender", "ReportLog"]
+
+NumberedReport: TypeAlias = Collected | TaskStateChanged | TaskReleased
 
 LINE_BYTES: Final = 64
 """What a line takes besides its characters."""
@@ -120,7 +122,7 @@ class ReportLog:
     def __init__(self) -> None:
         self.last = 0
         """The last number that was given; they begin with 1."""
-        self._kept: deque[tuple[Collected | TaskStateChanged, int]] = deque()
+        self._kept: deque[tuple[NumberedReport, int]] = deque()
         self._bytes = 0
 
     @property
@@ -128,11 +130,17 @@ class ReportLog:
         """No rows are to be sent until the coordinator has acknowledged some. Ends of tasks always are."""
         return self._bytes >= limits.UNACKNOWLEDGED_BYTES_MAX
 
-    def keep(self, report: Collected | TaskStateChanged) -> Collected | TaskStateChanged:
+    def keep(self, report: NumberedReport) -> NumberedReport:
         """The report with its number."""
         self.last += 1
         report = report.model_copy(update={"number": self.last})
-        size = len(report.payload) if isinstance(report, Collected) else len(report.result)
+        match report:
+            case Collected(payload=payload):
+                size = len(payload)
+            case TaskStateChanged(result=result):
+                size = len(result)
+            case TaskReleased():
+                size = 0
         self._kept.append((report, size))
         self._bytes += size
         return report

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from minishuffle import limits
 from minishuffle.errors import PeerLost, RemoteProtocolError, ShuffleError
 from minishuffle.exchange.channels import InputChannel
-from minishuffle.exchange.partition import ResultPartition, serve
+from minishuffle.exchange.partition import PipelinedView, ResultPartition, serve
 from minishuffle.ids import Address
 from minishuffle.protocol.connection import (
     ConnectionEvent,
@@ -231,18 +231,18 @@ class PeerLinks:
         if channel is not None and link is not None:
             channel.attach_remote(link, instruction.request)
 
-    def attach(self, instruction: Attach, partition: ResultPartition | None) -> None:
-        """Serve a peer's request from a partition here."""
+    def attach(self, instruction: Attach, partition: ResultPartition | None) -> PipelinedView | None:
+        """Serve a peer's request from a partition here; gives the view by which it reads."""
         link, consumer = self._links.get(instruction.link), instruction.request.subpartition
         if link is None:
-            return
+            return None
         subpartition = partition.subpartition(consumer) if partition is not None else None
         if subpartition is None:
             error = RemoteProtocolError(f"attempt {instruction.producer} has no subpartition {consumer}")
             link.connection.refuse(instruction.request.channel, error)
             link.flush_soon()
-        else:
-            serve(link, instruction.request, subpartition)
+            return None
+        return serve(link, instruction.request, subpartition).view
 
     def refuse(self, instruction: Refuse) -> None:
         link = self._links.get(instruction.link)

@@ -24,26 +24,25 @@ from minishuffle.counters import (
 )
 from minishuffle.errors import PeerLost, RemoteProtocolError, error_from_code
 from minishuffle.exchange.segments import NetworkBufferPool
-from minishuffle.ids import Address
+from minishuffle.ids import Address, AttemptId
 from minishuffle.transport.control import ControlLink, connect_control
 from minishuffle.transport.tcp import DataEndpoint
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import (
-    Collected,
     ControlMessage,
     Failure,
     Heartbeat,
     Register,
     Registered,
     Shutdown,
-    TaskStateChanged,
+    TaskReleased,
     WorkerAddress,
 )
 from minishuffle.worker.clients import ExternalClients, ResultReaders
 from minishuffle.worker.handoff import LoopInbox
 from minishuffle.worker.interpreter import collect_garbage, tune_interpreter
-from minishuffle.worker.outbox import OutboxSender, ReportLog
+from minishuffle.worker.outbox import NumberedReport, OutboxSender, ReportLog
 from minishuffle.worker.peers import PeerLinks
 from minishuffle.worker.state import (
     AbandonTask,
@@ -239,7 +238,7 @@ class Worker:
     def _send(self, message: ControlMessage) -> None:
         if self._control is None:
             return
-        if not isinstance(message, Collected | TaskStateChanged):
+        if not isinstance(message, NumberedReport):
             self._control.send(message)
             return
         numbered = self._reports.keep(message)
@@ -272,9 +271,12 @@ class Worker:
                 deployment.connect_local(key, producer, generation)
             case RequestPartition():
                 self._peers.request(instruction, deployment.channel(instruction.channel))
+                deployment.count_received(instruction)
             case Attach():
                 partition = deployment.partition(instruction.producer, instruction.request.edge)
-                self._peers.attach(instruction, partition)
+                view = self._peers.attach(instruction, partition)
+                if view is not None:
+                    deployment.count_sent(instruction, view)
             case Refuse():
                 self._peers.refuse(instruction)
             case CancelTask(attempt_id):
@@ -289,7 +291,7 @@ class Worker:
                 if failed is not None:
                     failed.detach(error)
             case Release(attempts):
-                deployment.release(attempts)
+                self._release(attempts)
                 if not deployment.attempts:
                     collect_garbage()
                 self._flush_in_time()
@@ -321,6 +323,20 @@ class Worker:
             self._carry_out(ended)
         self._flush_in_time()
 
+    def _release(self, attempts: list[AttemptId]) -> None:
+        for key, traffic in self._deployment.release(attempts):
+            subtask = key.subtask
+            self._send(
+                TaskReleased(
+                    term=self._state.term,
+                    job=subtask.job,
+                    operator=subtask.operator,
+                    index=subtask.index,
+                    attempt=key.attempt,
+                    traffic=traffic,
+                )
+            )
+
     def _dial(self, peer: WorkerAddress) -> None:
         task = self._loop.create_task(self._peers.dial(peer), name=f"dial worker {peer.worker}")
         self._dials.add(task)
@@ -336,14 +352,17 @@ class Worker:
             return
         task.state = outcome.state
         attempt = self._deployment.attempts.get(key)
+        traffic = b""
         if attempt is not None:  # else it was released meanwhile
             attempt.close()
+            traffic = attempt.reported_traffic = attempt.traffic.table()
         self._sender.end(task.outbox)
         try:
             counters = task.read_counters()
-            self._carry_out(
-                self._state.task_ended(key, outcome.state, outcome.error, outcome.result, counters)
+            ended = self._state.task_ended(
+                key, outcome.state, outcome.error, outcome.result, counters, traffic=traffic
             )
+            self._carry_out(ended)
         except Exception as error:  # without a report of its end the job would never end
             _log.exception("the end of attempt %s cannot be reported", task.attempt_id)
             self._send(short_failure(self._state.term, task.attempt_id, outcome.state, error))

@@ -397,13 +397,16 @@ class WorkerState:
         error: ErrorInfo | None,
         result: bytes,
         counters: TaskCounters,
+        *,
+        traffic: bytes = b"",
     ) -> list[Instruction]:
         """The attempt's thread came to its end; a second report changes nothing."""
         entry = self._tasks.get(key)
         if entry is None or entry.terminal:
             return []
         self._end(key)
-        return [Send(self._state_message(key, state, error, result, counters))]
+        ended = self._state_message(key, state, error, result, counters)
+        return [Send(ended.model_copy(update={"traffic": traffic}))]
 
     def _end(self, key: AttemptId) -> None:
         """The attempt is terminal, or is released: it reads nothing any more."""

@@ -10,7 +10,7 @@ import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from minishuffle import limits
 from minishuffle.config import ClusterSettings
@@ -26,10 +26,10 @@ from minishuffle.counters import (
 from minishuffle.dataflow.graph import JobSettings
 from minishuffle.errors import ResourceExhausted, clipped, text_of
 from minishuffle.exchange.buffers import Flush
-from minishuffle.exchange.channels import ChannelEvent, GateBuffers, InputChannel
+from minishuffle.exchange.channels import Attachment, ChannelEvent, GateBuffers, InputChannel
 from minishuffle.exchange.elements import AssemblyBudget
 from minishuffle.exchange.gate import InputGate
-from minishuffle.exchange.partition import ResultPartition
+from minishuffle.exchange.partition import PipelinedView, ResultPartition
 from minishuffle.exchange.segments import LocalPool, NetworkBufferPool
 from minishuffle.exchange.spool import Spool
 from minishuffle.ids import AttemptId, PartitionId
@@ -47,11 +47,12 @@ from minishuffle.wire.messages import (
     TaskStateChanged,
     WorkerReport,
 )
+from minishuffle.wire.tables import PeerRows, pack_traffic
 from minishuffle.worker.client_gate import UpstreamGate
 from minishuffle.worker.handoff import LoopInbox, TaskPaths
 from minishuffle.worker.outbox import Outbox
 from minishuffle.worker.registry import ChannelKey
-from minishuffle.worker.state import StartTask, attempt_id
+from minishuffle.worker.state import Attach, RequestPartition, StartTask, attempt_id
 from minishuffle.worker.task import Task, TaskOutcome
 
 __all__ = [
@@ -62,6 +63,77 @@ __all__ = [
     "worker_report",
     "worker_snapshot",
 ]
+
+
+# --- traffic --------------------------------------------------------------------------------------
+
+Peer: TypeAlias = tuple[int, int, int]
+"""Edge, worker, and number of the attempt: see :class:`PeerRows`."""
+
+
+class Traffic:
+    """The rows that one attempt has exchanged with its peers.
+
+    Attachments count them. One that has ended counts no more: it is added to the totals of its peer when
+    they are looked at next.
+    """
+
+    def __init__(self) -> None:
+        self._totals: dict[Peer, PeerRows] = {}
+        """Of attachments that have ended."""
+        self._views: list[tuple[Peer, PipelinedView]] = []
+        self._attachments: list[tuple[Peer, Attachment]] = []
+        self._read: dict[InputChannel, Peer] = {}
+        """Whom each channel was attached to last."""
+
+    def sends(self, peer: Peer, view: PipelinedView) -> None:
+        self._views.append((peer, view))
+
+    def receives(self, peer: Peer, channel: InputChannel) -> None:
+        """The channel's new attachment reads from ``peer``."""
+        if channel.attachment is not None:
+            self._attachments.append((peer, channel.attachment))
+            self._read[channel] = peer
+
+    def table(self) -> bytes:
+        """What there is so far, packed for a message."""
+        views, attachments = self._views, self._attachments
+        for peer, view in views:
+            if not view.current:
+                _add(self._totals, peer, sent=view.rows_sent, skipped=view.rows_skipped)
+        for peer, attachment in attachments:
+            if attachment.channel.attachment is not attachment:
+                _add(self._totals, peer, received=attachment.rows_received)
+        self._views = [(peer, view) for peer, view in views if view.current]
+        self._attachments = [each for each in attachments if each[1].channel.attachment is each[1]]
+        totals = dict(self._totals)
+        for peer, view in self._views:
+            _add(totals, peer, sent=view.rows_sent, skipped=view.rows_skipped)
+        for peer, attachment in self._attachments:
+            _add(totals, peer, received=attachment.rows_received)
+        for channel, peer in self._read.items():
+            _add(totals, peer, incomplete=channel.rows_incomplete)
+        return pack_traffic(totals.values())
+
+
+def _add(
+    totals: dict[Peer, PeerRows],
+    peer: Peer,
+    *,
+    sent: int = 0,
+    skipped: int = 0,
+    received: int = 0,
+    incomplete: int = 0,
+) -> None:
+    if peer not in totals and len(totals) >= limits.TRAFFIC_PEERS_MAX:
+        peer = (peer[0], 0, 0)
+    old = totals.get(peer, PeerRows(*peer))
+    totals[peer] = old._replace(
+        sent=old.sent + sent,
+        skipped=old.skipped + skipped,
+        received=old.received + received,
+        incomplete=old.incomplete + incomplete,
+    )
 
 
 # --- attempts -------------------------------------------------------------------------------------
@@ -104,6 +176,9 @@ class Attempt:
         self.gates: list[InputGate] = []
         self.partitions: dict[int, ResultPartition] = {}
         """By edge."""
+        self.traffic = Traffic()
+        self.reported_traffic = b""
+        """With the end of the task."""
         self._services = services
         self._spec = spec
         self._pools: dict[int, LocalPool] = {}
@@ -265,6 +340,7 @@ class Attempt:
             index=subtask.index,
             attempt=self.id.attempt,
             counters=self.task.read_counters(),
+            traffic=self.traffic.table(),
         )
 
 
@@ -345,14 +421,40 @@ class Deployment:
         subpartition = partition.subpartition(key.attempt.subtask.index)
         assert subpartition is not None
         channel.attach_local(subpartition, generation, self._handed_over)
+        worker = self._services.worker
+        self.attempts[key.attempt].traffic.receives((key.edge, worker, producer.attempt), channel)
+        if subpartition.view is not None:
+            self.attempts[producer].traffic.sends((key.edge, worker, key.attempt.attempt), subpartition.view)
+
+    def count_received(self, instruction: RequestPartition) -> None:
+        """The channel was attached to a link."""
+        channel, request = self.channel(instruction.channel), instruction.request
+        if channel is not None:
+            peer = (request.edge, instruction.worker, request.producer_attempt)
+            self.attempts[instruction.channel.attempt].traffic.receives(peer, channel)
+
+    def count_sent(self, instruction: Attach, view: PipelinedView) -> None:
+        """A peer reads by that view."""
+        request = instruction.request
+        peer = (request.edge, instruction.link, request.consumer_attempt)
+        self.attempts[instruction.producer].traffic.sends(peer, view)
 
     # --- taking down -----------------------------------------------------------------------------
 
-    def release(self, attempts: list[AttemptId]) -> None:
-        """Free what these attempts have here. An attempt that could not be built has nothing."""
-        for attempt in attempts:
-            if attempt in self.attempts:
-                self.attempts.pop(attempt).release()
+    def release(self, attempts: list[AttemptId]) -> list[tuple[AttemptId, bytes]]:
+        """Free what these attempts have here. An attempt that could not be built has nothing.
+
+        Gives the traffic of those that have had more since their end was reported.
+        """
+        changed: list[tuple[AttemptId, bytes]] = []
+        for key in attempts:
+            attempt = self.attempts.pop(key, None)
+            if attempt is not None:
+                attempt.release()
+                traffic = attempt.traffic.table()
+                if traffic != attempt.reported_traffic:
+                    changed.append((key, traffic))
+        return changed
 
     def free_rows(self, attempt_id: AttemptId, begin: int, read: int) -> None:
         """Readers are done with rows of a sink: see :meth:`Spool.free`; it may have waited for that."""
@@ -438,6 +540,7 @@ def worker_report(
         remote_bytes_out=remote.bytes_out,
         remote_payload_bytes_out=remote.payload_bytes_out,
         remote_records_out=remote.rows_out,
+        remote_records_discarded=remote.rows_discarded,
         local_records_out=deployment.local_rows,
         loop_lag_p99_seconds=loop_lag.quantile(0.99),
     )

@@ -28,9 +28,11 @@ from minishuffle.wire.messages import (
     Shutdown,
     StopCluster,
     SubmitJob,
+    TaskReleased,
     TaskReport,
     WaitJob,
 )
+from minishuffle.wire.tables import PeerRows, pack_traffic
 
 if TYPE_CHECKING:
     from conftest import FakeCluster, FakeWorker
@@ -230,6 +232,39 @@ def test_counters_come_with_heartbeats_until_the_task_is_over(
     assert cluster.show("j1").tasks[0].counters.records_out == 8
     cluster.heartbeat(pair[1], [report(9)])
     assert (cluster.state.ignored, cluster.show("j1").tasks[0].counters.records_out) == (1, 8)
+
+
+def test_rows_sent_and_received_are_known_until_and_after_the_release(
+    cluster: FakeCluster, pair: Any, make_graph: MakeGraph
+) -> None:
+    def sent(*rows: int) -> bytes:
+        return pack_traffic(PeerRows(0, worker, 1, n, 0, 1) for worker, n in enumerate(rows, 1))
+
+    def shown() -> tuple[int, int]:
+        task = cluster.show("j1").tasks[0]
+        return task.rows_sent, task.rows_received
+
+    ids = {"job": "j1", "operator": 0, "index": 0, "attempt": 1}
+    cluster.submit(make_graph())
+    assert shown() == (0, 0)
+    cluster.heartbeat(pair[0], [TaskReport(counters=TaskCounters(), traffic=sent(1, 2), **ids)])
+    assert shown() == (3, 2)
+    cluster.report(pair[0], READ0, "finished", traffic=sent(2, 2), number=1)
+    assert shown() == (4, 2)
+    cluster.heartbeat(pair[0], [TaskReport(counters=TaskCounters(), traffic=sent(3, 2), **ids)])
+    assert shown() == (5, 2), "it sends what it had written"
+    cluster.report_all("j1", "finished")
+    assert cluster.show("j1").state == "finished"
+    cluster.send(pair[0], TaskReleased(term=7, number=2, traffic=sent(4, 2), **ids))
+    assert shown() == (6, 2)
+    cluster.send(pair[0], TaskReleased(term=7, number=2, traffic=sent(9, 9), **ids))
+    assert shown() == (6, 2), "it was applied before"
+    cluster.send(pair[1], TaskReleased(term=7, number=1, traffic=sent(9, 9), **ids))
+    assert shown() == (6, 2), "the task was not there"
+    assert [message.number for message in pair[0].got(Acknowledge)] == [1, 2, 2]
+    huge = pack_traffic([PeerRows(0, 1, 1, 2**64 - 1)] * 2)
+    cluster.send(pair[0], TaskReleased(term=7, number=3, traffic=huge, **ids))
+    assert shown() == (2**63 - 1, 0)
 
 
 # --- refused at submission ---------------------------------------------------------------------------

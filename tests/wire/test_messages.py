@@ -34,8 +34,8 @@ from minishuffle.wire.messages import (
     TaskSpec,
     TaskStateChanged,
     WorkerAddress,
-    pack_placement,
 )
+from minishuffle.wire.tables import PeerRows, pack_placement, pack_traffic
 
 ADDRESS = WorkerAddress(worker=7, epoch=1, host="10.0.0.7", data_port=5007)
 MESSAGE_TYPES = tuple(ControlMessage.by_type.values())
@@ -81,6 +81,9 @@ def messages(cls: type[ControlMessage]) -> st.SearchStrategy[ControlMessage]:
     if cls is DeployTasks:
         fields["workers"] = fields["workers"].map(lambda workers: [*workers, ADDRESS])
         fields["placement"] = st.just({0: pack_placement([ADDRESS.worker] * 4)})
+    if "traffic" in fields:
+        count = st.integers(0, 2**32 - 1)
+        fields["traffic"] = st.lists(st.builds(PeerRows, *[count] * 7), max_size=2).map(pack_traffic)
     return st.builds(cls, **fields)
 
 

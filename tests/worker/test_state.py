@@ -25,8 +25,8 @@ from minishuffle.wire.messages import (
     TaskStateChanged,
     WorkerAddress,
     WorkerLost,
-    pack_placement,
 )
+from minishuffle.wire.tables import pack_placement
 from minishuffle.worker.registry import ChannelKey
 from minishuffle.worker.state import (
     AbandonTask,

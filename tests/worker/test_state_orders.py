@@ -26,8 +26,8 @@ from minishuffle.wire.messages import (
     TaskSpec,
     TaskStateChanged,
     WorkerAddress,
-    pack_placement,
 )
+from minishuffle.wire.tables import pack_placement
 from minishuffle.worker.registry import ChannelEntry, ChannelKey, ChannelPhase
 from minishuffle.worker.state import (
     AbandonTask,

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from minishuffle import limits
 from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ResourceExhausted
 from minishuffle.exchange.channels import LocalAttachment
+from minishuffle.exchange.partition import PipelinedView
 from minishuffle.wire.frames import PartitionRequest
-from minishuffle.wire.messages import WorkerAddress, pack_placement
+from minishuffle.wire.messages import WorkerAddress
+from minishuffle.wire.tables import PeerRows, pack_placement, unpack_traffic
 from minishuffle.worker.registry import ChannelKey
 from minishuffle.worker.state import StartTask
 from minishuffle.worker.task import Task
+from minishuffle.worker.tasks import Traffic
 from support.attempts import attempt
 from support.links import BareLink
 
@@ -314,6 +319,51 @@ async def test_two_attempts_of_a_subtask_are_there_at_once_and_leave_nothing(sit
     site.deployment.release([attempt(0)])
     assert list(site.deployment.attempts) == [attempt(1), second.attempt_id]
     assert second.partitions[0].backlog() > 0, "what the second has written is still there"
+
+
+# --- traffic --------------------------------------------------------------------------------------------
+
+
+async def test_the_rows_of_attachments_that_were_replaced_are_added_up(site: Site) -> None:
+    stream = Stream.items([1, 2, 3]).map(hold_at_the_second).rebalance().to_count()
+    settings = JobSettings(buffer_timeout=0)
+    site.deploy(stream, settings=settings)
+    await site.until(Held.reached.is_set)
+    source, sink = (site.deployment.attempts[attempt(operator)] for operator in (0, 1))
+    await site.until(lambda: sum(p.received for p in unpack_traffic(sink.traffic.table())) > 0)
+    before = site.deployment.channel(ChannelKey(attempt(1), 0, 0))
+    assert before is not None
+    old = before.attachment
+    site.deployment.connect_local(ChannelKey(attempt(1), 0, 0), attempt(0), 2)
+    assert before.attachment is not old
+    Held.let_go.set()
+    await site.finish()
+    for _ in range(2):
+        assert unpack_traffic(source.traffic.table()) == [PeerRows(0, 1, 1, sent=3)]
+        assert unpack_traffic(sink.traffic.table()) == [PeerRows(0, 1, 1, received=3)]
+    site.release()
+    assert unpack_traffic(source.traffic.table()) == [PeerRows(0, 1, 1, sent=3)]
+
+
+async def test_release_gives_the_traffic_that_was_not_reported(site: Site) -> None:
+    await site.run(Stream.items([1, 2, 3]).rebalance().to_count())
+    source, sink = (site.deployment.attempts[attempt(operator)] for operator in (0, 1))
+    sink.reported_traffic = sink.traffic.table()
+    ((key, traffic),) = site.deployment.release([attempt(0), attempt(1)])
+    assert (key, traffic) == (attempt(0), source.traffic.table())
+
+
+def test_peers_without_an_entry_of_their_own_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "TRAFFIC_PEERS_MAX", 2)
+    traffic = Traffic()
+    views = [
+        cast(PipelinedView, SimpleNamespace(current=False, rows_sent=10**worker, rows_skipped=0))
+        for worker in range(4)
+    ]
+    for worker, view in enumerate(views):
+        traffic.sends((7, worker + 1, 1), view)
+    found = [PeerRows(7, 1, 1, 1), PeerRows(7, 2, 1, 10), PeerRows(7, 0, 0, 1_100)]
+    assert unpack_traffic(traffic.table()) == unpack_traffic(traffic.table()) == found
 
 
 # --- figures --------------------------------------------------------------------------------------------

@@ -24,7 +24,6 @@ from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import (
     Acknowledge,
     AskDial,
-    Collected,
     ControlMessage,
     Dial,
     Register,
@@ -32,6 +31,7 @@ from minishuffle.wire.messages import (
     TaskStateChanged,
     WorkerAddress,
 )
+from minishuffle.worker.outbox import NumberedReport
 from minishuffle.worker.process import run_worker
 
 HOST = "127.0.0.1"
@@ -109,7 +109,7 @@ class Coordinator:
     def _on_message(self, link: ControlLink, message: ControlMessage) -> None:
         if not isinstance(message, Register):
             self.messages.append(message)
-            if self.acknowledges and isinstance(message, Collected | TaskStateChanged):
+            if self.acknowledges and isinstance(message, NumberedReport):
                 link.send(Acknowledge(term=self.term, number=message.number))
             if isinstance(message, AskDial):
                 self.links[message.target].send(Dial(term=self.term, peer=self.addresses[message.worker]))

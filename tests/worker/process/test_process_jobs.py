@@ -28,9 +28,11 @@ from minishuffle.wire.messages import (
     Heartbeat,
     LogLines,
     ReleaseJob,
+    TaskReleased,
     TaskStateChanged,
     WorkerLost,
 )
+from minishuffle.wire.tables import unpack_traffic
 from minishuffle.worker.registry import ChannelKey, InputRegistry
 from minishuffle.worker.task import Task
 
@@ -59,6 +61,10 @@ class Quiet(Endless):
     def read(self, split: int, offset: int) -> Iterator[list[Any]]:
         yield ["row"]
         Stuck.let_go.wait(SECONDS_MAX)
+
+
+def fails_soon(row: Any) -> Any:
+    raise ValueError(row)
 
 
 def long_failure(row: Any) -> Any:
@@ -342,6 +348,80 @@ async def test_channels_are_attached_and_end_whether_they_are_local_or_not(
     await coordinator.until(lambda: coordinator.ended() == ["finished"] * count)
     assert len(events) == 4
     assert set(map(tuple, events.values())) == {("request", "attach", "end")}
+
+
+def traffic_of(coordinator: Coordinator) -> dict[tuple[int, int], bytes]:
+    """The last table of each task, by operator and index, in the order in which the worker sent them."""
+    tables: dict[tuple[int, int], bytes] = {}
+    for message in coordinator.messages:
+        if isinstance(message, Heartbeat):
+            tables.update(((task.operator, task.index), task.traffic) for task in message.tasks)
+        elif isinstance(message, TaskReleased | TaskStateChanged) and message.traffic:
+            tables[message.operator, message.index] = message.traffic
+    return tables
+
+
+def rows_by_edge(coordinator: Coordinator) -> dict[int, Counter[str]]:
+    """Rows of all attempts together."""
+    edges: dict[int, Counter[str]] = {}
+    for table in traffic_of(coordinator).values():
+        for peer in unpack_traffic(table):
+            of_edge = edges.setdefault(peer.edge, Counter())
+            of_edge.update(sent=peer.sent, received=peer.received, lost=peer.skipped + peer.incomplete)
+    return edges
+
+
+async def test_producers_have_sent_what_consumers_have_received_by_edge_and_peer(
+    coordinator: Coordinator,
+) -> None:
+    workers = [await coordinator.worker(number) for number in (1, 2)]
+    numbers = Stream.items(range(9_000)).rebalance().map(abs)
+    stream = numbers.key_by(lambda number: number % 97).count(emit="each").collect()
+    count = coordinator.deploy(stream, {0: 1, 1: 2})
+    await coordinator.until(lambda: coordinator.ended() == ["finished"] * count)
+    coordinator.send(ReleaseJob(term=coordinator.term, job="j1"))
+    for running in workers:
+        await coordinator.until(partial(_has_no_task, running))
+    await coordinator.until(
+        lambda: all(edge["sent"] == edge["received"] for edge in rows_by_edge(coordinator).values())
+    )
+    edges = rows_by_edge(coordinator)
+    assert {edge: rows["sent"] for edge, rows in edges.items()} == {0: 9_000, 1: 9_000}
+    assert not any(rows["lost"] for rows in edges.values())
+    pairs: dict[tuple[int, int, int], list[int]] = {}
+    for (_, index), table in traffic_of(coordinator).items():
+        own = index + 1  # subtask 0 is on worker 1
+        for peer in unpack_traffic(table):
+            assert peer.attempt == 1
+            if peer.sent:
+                pairs.setdefault((peer.edge, own, peer.worker), [0, 0])[0] += peer.sent
+            if peer.received:
+                pairs.setdefault((peer.edge, peer.worker, own), [0, 0])[1] += peer.received
+    assert all(sent == received for sent, received in pairs.values())
+    assert {(1, producer, consumer) for producer in (1, 2) for consumer in (1, 2)} <= set(pairs)
+
+
+async def test_what_a_task_that_failed_did_not_take_was_discarded(coordinator: Coordinator) -> None:
+    workers = [await coordinator.worker(number) for number in (1, 2)]
+    stream = Stream.source(Endless()).rebalance().map(fails_soon).to_count()
+    coordinator.deploy(stream, {0: 1, 1: 2})
+    await coordinator.until(lambda: coordinator.ended().count("failed") == 2)
+    coordinator.send(CancelTasks(term=coordinator.term, job="j1"))
+    await coordinator.until(lambda: len(coordinator.ended()) == 4)
+
+    def books() -> tuple[int, int]:
+        rows = rows_by_edge(coordinator)[0]
+        discarded = sum(running.snapshot().remote.rows_discarded for running in workers)
+        return rows["sent"], rows["received"] + discarded
+
+    await coordinator.until(lambda: books()[0] == books()[1] > 0)
+    beats = len(coordinator.said(Heartbeat))
+    await coordinator.until(lambda: len(coordinator.said(Heartbeat)) >= beats + 4)
+    assert books()[0] == books()[1], "and nothing is counted twice"
+    reports = {beat.worker: beat.report for beat in coordinator.said(Heartbeat)[-4:]}
+    assert sum(report.remote_records_discarded for report in reports.values()) == sum(
+        running.snapshot().remote.rows_discarded for running in workers
+    )
 
 
 async def test_a_lost_peer_fails_the_tasks_that_read_from_it(coordinator: Coordinator) -> None:

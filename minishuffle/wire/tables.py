@@ -1,0 +1,82 @@
+"""Tables of fixed entries that control messages carry as bytes: placements and traffic."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Final, NamedTuple
+
+from pydantic import AfterValidator, Field
+
+from minishuffle import limits
+
+__all__ = [
+    "WORKER_BYTES",
+    "PeerRows",
+    "TrafficTable",
+    "pack_placement",
+    "pack_traffic",
+    "unpack_placement",
+    "unpack_traffic",
+]
+
+
+# --- placements -----------------------------------------------------------------------------------
+
+WORKER_BYTES: Final = 4
+
+
+def pack_placement(workers: Sequence[int]) -> bytes:
+    """The worker id of each subtask of an operator, as a table of u32."""
+    return struct.pack(f">{len(workers)}I", *workers)
+
+
+def unpack_placement(table: bytes) -> tuple[int, ...]:
+    """Raises ValueError: the table ends in the middle of an entry."""
+    count, rest = divmod(len(table), WORKER_BYTES)
+    if rest:
+        raise ValueError(f"a placement of {len(table)} bytes is not a table of u32")
+    return struct.unpack(f">{count}I", table)
+
+
+# --- traffic --------------------------------------------------------------------------------------
+
+_ENTRY: Final = struct.Struct(">IIIQQQQ")
+
+
+class PeerRows(NamedTuple):
+    """Rows that one attempt has exchanged over one edge with the attempts of one number on one worker."""
+
+    edge: int
+    worker: int
+    """0, like ``attempt``: all peers for which there was no entry left."""
+    attempt: int
+    sent: int = 0
+    """Of elements whose beginning was handed to the peers."""
+    skipped: int = 0
+    """Of those sent, rows whose element was cut off when another attachment took the place of one."""
+    received: int = 0
+    """Of elements whose beginning came from the peers."""
+    incomplete: int = 0
+    """Of those received, rows whose element was cut off."""
+
+
+def pack_traffic(entries: Iterable[PeerRows]) -> bytes:
+    return b"".join(_ENTRY.pack(*entry) for entry in entries)
+
+
+def unpack_traffic(table: bytes) -> list[PeerRows]:
+    """Raises struct.error: the table ends in the middle of an entry."""
+    return [PeerRows(*entry) for entry in _ENTRY.iter_unpack(table)]
+
+
+def _checked(table: bytes) -> bytes:
+    if len(table) % _ENTRY.size:
+        raise ValueError(f"a table of {len(table)} bytes has no whole number of entries")
+    return table
+
+
+TrafficTable = Annotated[
+    bytes, Field(max_length=2 * limits.TRAFFIC_PEERS_MAX * _ENTRY.size), AfterValidator(_checked)
+]
+"""Of one attempt, in a message; see :func:`unpack_traffic`."""

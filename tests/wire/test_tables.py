@@ -1,0 +1,42 @@
+"""Tables of fixed entries in control messages."""
+
+from __future__ import annotations
+
+import pytest
+
+from minishuffle import limits
+from minishuffle.counters import TaskCounters
+from minishuffle.errors import RemoteProtocolError
+from minishuffle.wire.control import pack_message, unpack_message
+from minishuffle.wire.messages import ControlMessage, TaskReleased, TaskReport
+from minishuffle.wire.tables import (
+    PeerRows,
+    pack_placement,
+    pack_traffic,
+    unpack_placement,
+    unpack_traffic,
+)
+
+TASK = {"job": "j1", "operator": 0, "index": 0, "attempt": 1}
+
+
+def test_tables_are_read_as_they_were_written() -> None:
+    entries = [PeerRows(0, 1, 1, 5, 1, 0, 0), PeerRows(2**32 - 1, 2, 3, 0, 0, 2**63, 4)]
+    assert unpack_traffic(pack_traffic(entries)) == entries
+    assert unpack_traffic(b"") == []
+    assert unpack_placement(pack_placement([7, 8, 9])) == (7, 8, 9)
+
+
+def test_a_traffic_of_no_whole_entries_or_of_too_many_is_not_read() -> None:
+    one = pack_traffic([PeerRows(0, 1, 1)])
+    many = one * (2 * limits.TRAFFIC_PEERS_MAX)
+
+    def back(traffic: bytes) -> ControlMessage:
+        made = TaskReleased(term=1, traffic=one, **TASK).model_copy(update={"traffic": traffic})
+        return unpack_message(pack_message(made))
+
+    assert back(many) == TaskReleased(term=1, traffic=many, **TASK)
+    for wrong in (one[:-1], many + one):
+        with pytest.raises(RemoteProtocolError, match=r"TaskReleased\.traffic: "):
+            back(wrong)
+    assert TaskReport(counters=TaskCounters(), **TASK).traffic == b""
