@@ -126,7 +126,7 @@ def run_with(
     """Runs the command on a result that a job is said to have given."""
 
     def with_result(rows: list[Any] | None, *arguments: str) -> Result:
-        def pretended(pipeline: Pipeline, *_: Any) -> Outcome:
+        def pretended(pipeline: Pipeline, *_: Any, **__: Any) -> Outcome:
             expected = frame(spark, ROWS)
             result = expected if rows is None else frame(spark, rows)
             verdict = None if rows is None else compare(result, expected)
