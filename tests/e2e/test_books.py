@@ -200,7 +200,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
                     str(worker),
                 ]
                 flags = settings_flags(SETTINGS)
-                site.children.append(spawn(f"worker-{worker}", [*arguments, *flags], tmp_path, attached=True))
+                site.children.append(spawn(f"worker-{worker}", [*arguments, *flags], tmp_path))
             deadline = asyncio.get_running_loop().time() + SECONDS_MAX
             for child in site.children:
                 await asyncio.to_thread(wait_until_ready, child, deadline)
