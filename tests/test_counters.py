@@ -83,7 +83,7 @@ def test_a_reader_beside_the_writer_never_sees_half_a_change() -> None:
     ],
 )
 def test_counters_of_a_message_are_checked_like_its_other_fields(counters: dict[str, Any]) -> None:
-    fields = {"job": "j1", "operator": 0, "index": 0, "attempt": 1, "state": "running"}
+    fields = {"job": "j1", "operator": 0, "index": 0, "attempt": 1}
     found = TaskReport.model_validate({**fields, "counters": {"records_in": 3, "user_errors": {"skip": 1}}})
     assert found.counters == TaskCounters(records_in=3, user_errors={"skip": 1})
     with pytest.raises(ValidationError, match=next(iter(counters))):
@@ -94,7 +94,7 @@ def test_counters_of_a_message_are_checked_like_its_other_fields(counters: dict[
 def test_any_watermark_fits_into_a_heartbeat(watermark: int | None) -> None:
     """Event time before 1970 is negative."""
     counters = TaskCounters(watermark=watermark)
-    report = TaskReport(job="j1", operator=0, index=0, attempt=1, state="running", counters=counters)
+    report = TaskReport(job="j1", operator=0, index=0, attempt=1, counters=counters)
     heartbeat = Heartbeat(term=1, worker=1, epoch=1, report=WorkerReport(), tasks=[report], peers=[])
     message = unpack_message(pack_message(heartbeat))
     assert message == heartbeat

@@ -81,10 +81,6 @@ MAY_BE_UNREAD = {
     "_activeSession": "PySpark reads its own field",
     "_instantiatedSession": "PySpark reads its own field",
     "ignored": "how tests see that a message changed nothing",
-    "rows_discarded": "balances rows sent and read, under faults",
-    "rows_incomplete": "balances rows sent and read, under faults",
-    "rows_sent": "balances rows sent and read, under faults",
-    "rows_skipped": "balances rows sent and read, under faults",
 }
 """Fields that the package writes and does not read, and who does."""
 CALLED_BY_OTHERS = re.compile(

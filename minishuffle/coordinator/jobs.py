@@ -46,7 +46,7 @@ from minishuffle.wire.messages import (
     TaskReport,
     TaskStateChanged,
 )
-from minishuffle.wire.tables import unpack_traffic
+from minishuffle.wire.packed import unpack_traffic
 
 __all__ = ["JOBS_KEPT", "JOB_OVER", "Job", "JobTable", "History", "TASK_OVER"]
 

@@ -20,7 +20,7 @@ from minishuffle.wire.messages import (
     TaskSpec,
     WorkerAddress,
 )
-from minishuffle.wire.tables import pack_placement
+from minishuffle.wire.packed import pack_placement
 
 __all__ = [
     "BufferNeed",

@@ -470,6 +470,7 @@ class InputChannel:
         assembler: Assembler,
         buffers: GateBuffers,
         ready: ReadyLine,
+        *,
         on_event: Callable[[int, ChannelEvent], object] = lambda generation, event: None,
     ) -> None:
         self.producer = producer

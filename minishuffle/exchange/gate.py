@@ -90,7 +90,9 @@ class InputGate:
     ) -> InputChannel:
         """A channel that is not attached yet; ``on_event``: see :class:`InputChannel`."""
         assembler = Assembler(self.budget)
-        channel = InputChannel(producer, self.valve.add(), assembler, self.buffers, self.ready, on_event)
+        channel = InputChannel(
+            producer, self.valve.add(), assembler, self.buffers, self.ready, on_event=on_event
+        )
         self.channels.append(channel)
         self._unfinished += 1
         return channel

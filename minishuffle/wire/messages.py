@@ -16,7 +16,7 @@ from minishuffle import limits
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import LocalProtocolError
 from minishuffle.ids import FIRST_ATTEMPT
-from minishuffle.wire.tables import WORKER_BYTES, TrafficTable, unpack_placement
+from minishuffle.wire.packed import WORKER_BYTES, TrafficTable, unpack_placement
 
 # --- parts ----------------------------------------------------------------------------------------
 #

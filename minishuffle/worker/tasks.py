@@ -47,7 +47,7 @@ from minishuffle.wire.messages import (
     TaskStateChanged,
     WorkerReport,
 )
-from minishuffle.wire.tables import PeerRows, pack_traffic
+from minishuffle.wire.packed import PeerRows, pack_traffic
 from minishuffle.worker.client_gate import UpstreamGate
 from minishuffle.worker.handoff import LoopInbox, TaskPaths
 from minishuffle.worker.outbox import Outbox
@@ -80,7 +80,7 @@ class Traffic:
 
     def __init__(self) -> None:
         self._totals: dict[Peer, PeerRows] = {}
-        """Of attachments that have ended."""
+        """Sums over attachments that have ended."""
         self._views: list[tuple[Peer, PipelinedView]] = []
         self._attachments: list[tuple[Peer, Attachment]] = []
         self._read: dict[InputChannel, Peer] = {}

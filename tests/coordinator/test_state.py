@@ -32,7 +32,7 @@ from minishuffle.wire.messages import (
     TaskReport,
     WaitJob,
 )
-from minishuffle.wire.tables import PeerRows, pack_traffic
+from minishuffle.wire.packed import PeerRows, pack_traffic
 
 if TYPE_CHECKING:
     from conftest import FakeCluster, FakeWorker

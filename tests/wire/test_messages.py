@@ -35,7 +35,7 @@ from minishuffle.wire.messages import (
     TaskStateChanged,
     WorkerAddress,
 )
-from minishuffle.wire.tables import PeerRows, pack_placement, pack_traffic
+from minishuffle.wire.packed import PeerRows, pack_placement, pack_traffic
 
 ADDRESS = WorkerAddress(worker=7, epoch=1, host="10.0.0.7", data_port=5007)
 MESSAGE_TYPES = tuple(ControlMessage.by_type.values())

@@ -26,7 +26,7 @@ from minishuffle.wire.messages import (
     WorkerAddress,
     WorkerLost,
 )
-from minishuffle.wire.tables import pack_placement
+from minishuffle.wire.packed import pack_placement
 from minishuffle.worker.registry import ChannelKey
 from minishuffle.worker.state import (
     AbandonTask,

@@ -27,7 +27,7 @@ from minishuffle.wire.messages import (
     TaskStateChanged,
     WorkerAddress,
 )
-from minishuffle.wire.tables import pack_placement
+from minishuffle.wire.packed import pack_placement
 from minishuffle.worker.registry import ChannelEntry, ChannelKey, ChannelPhase
 from minishuffle.worker.state import (
     AbandonTask,

@@ -18,7 +18,7 @@ from minishuffle.exchange.channels import LocalAttachment
 from minishuffle.exchange.partition import PipelinedView
 from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.messages import WorkerAddress
-from minishuffle.wire.tables import PeerRows, pack_placement, unpack_traffic
+from minishuffle.wire.packed import PeerRows, pack_placement, unpack_traffic
 from minishuffle.worker.registry import ChannelKey
 from minishuffle.worker.state import StartTask
 from minishuffle.worker.task import Task

@@ -32,7 +32,7 @@ from minishuffle.wire.messages import (
     TaskStateChanged,
     WorkerLost,
 )
-from minishuffle.wire.tables import unpack_traffic
+from minishuffle.wire.packed import unpack_traffic
 from minishuffle.worker.registry import ChannelKey, InputRegistry
 from minishuffle.worker.task import Task
 

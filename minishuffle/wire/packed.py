@@ -52,13 +52,13 @@ class PeerRows(NamedTuple):
     """0, like ``attempt``: all peers for which there was no entry left."""
     attempt: int
     sent: int = 0
-    """Of elements whose beginning was handed to the peers."""
+    """Rows of elements whose beginning was handed to the peers."""
     skipped: int = 0
-    """Of those sent, rows whose element was cut off when another attachment took the place of one."""
+    """Rows, of those sent, whose element was cut off when another attachment took the place of one."""
     received: int = 0
-    """Of elements whose beginning came from the peers."""
+    """Rows of elements whose beginning came from the peers."""
     incomplete: int = 0
-    """Of those received, rows whose element was cut off."""
+    """Rows, of those received, whose element was cut off."""
 
 
 def pack_traffic(entries: Iterable[PeerRows]) -> bytes:
@@ -79,4 +79,4 @@ def _checked(table: bytes) -> bytes:
 TrafficTable = Annotated[
     bytes, Field(max_length=2 * limits.TRAFFIC_PEERS_MAX * _ENTRY.size), AfterValidator(_checked)
 ]
-"""Of one attempt, in a message; see :func:`unpack_traffic`."""
+"""The traffic of one attempt, in a message; see :func:`unpack_traffic`."""

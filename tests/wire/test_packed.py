@@ -9,7 +9,7 @@ from minishuffle.counters import TaskCounters
 from minishuffle.errors import RemoteProtocolError
 from minishuffle.wire.control import pack_message, unpack_message
 from minishuffle.wire.messages import ControlMessage, TaskReleased, TaskReport
-from minishuffle.wire.tables import (
+from minishuffle.wire.packed import (
     PeerRows,
     pack_placement,
     pack_traffic,
