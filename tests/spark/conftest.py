@@ -10,7 +10,7 @@ import pytest
 
 from minishuffle.local import LocalCluster
 from minishuffle.remote.access import Access, find_access
-from support.spark import own_jvm, spark  # noqa: F401  (fixtures)
+from support.spark import new_jvm, own_jvm, spark  # noqa: F401  (fixtures)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

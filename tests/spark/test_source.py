@@ -24,7 +24,12 @@ from minishuffle.spark.session import SparkFailed, activate, spark_error
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(120),
+    # New, since the memory of Python processes is measured: those of tests before would count.
+    pytest.mark.usefixtures("new_jvm", "wider_resources"),
+]
 
 SECONDS_MAX = 60.0
 PAUSE_SECONDS = 20.0 if os.environ.get("MINISHUFFLE_SOAK") == "1" else 5.0

@@ -14,11 +14,17 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["end_spark", "own_jvm", "spark"]
+__all__ = ["end_spark", "new_jvm", "own_jvm", "spark"]
 
 MASTER = "local[2,4]"
 """Two cores; a task is tried four times."""
 _shared: list[SparkSession] = []
+
+
+@pytest.fixture(scope="module")
+def new_jvm() -> None:
+    """The module's first test that asks for a session starts one."""
+    end_spark()
 
 
 @pytest.fixture(scope="module")
