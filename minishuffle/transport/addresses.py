@@ -95,6 +95,8 @@ def no_handshake(address: Address, timeout: float, error: Exception) -> PeerLost
 
 def _reason(error: Exception) -> str:
     number = getattr(error, "errno", None) or 0
+    if not number and str(error).startswith("could not bind on any address"):
+        number = errno.EADDRNOTAVAIL  # asyncio drops it, from Python 3.13 on
     # Negative numbers are the resolver's; its own text is the right one then.
     return os.strerror(number) if number > 0 else getattr(error, "strerror", None) or str(error)
 
