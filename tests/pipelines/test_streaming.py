@@ -65,7 +65,7 @@ def make(
 
     def make_one(pipeline: Pipeline) -> StreamingRun:
         place = DataDirectory(tmp_path / "data")
-        run = StreamingRun(pipeline, spark, cluster.client, options, place, str(tmp_path / "out"))
+        run = StreamingRun(pipeline, spark, cluster.client, options, place, output=str(tmp_path / "out"))
         made.append(run)
         return run
 
