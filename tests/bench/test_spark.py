@@ -12,6 +12,7 @@ WAYS = ("write", "noop", "python", "read", "parquet_read")
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(270)
 def test_every_way_is_measured() -> None:
     command = [sys.executable, "-m", "minishuffle.cli", "bench", "spark"]
     options = ["--records", "20000", "--rounds", "1", "--json"]
