@@ -1,4 +1,5 @@
 # Every target sets up what it needs; a fresh clone needs nothing but Python 3.11 to 3.13 and make.
+# On another Python than the newest: make clean, then for example make test-fast PYTHON=python3.12.
 SHELL := /bin/bash
 BIN := .venv/bin
 export PYTHONUNBUFFERED := 1
