@@ -118,16 +118,22 @@ def measure_keyby(
 
 
 def _settled_status(cluster: LocalCluster, total: int) -> ClusterStatus:
-    """The status once the workers' heartbeats have told of every record."""
-    deadline = time.monotonic() + SETTLE_SECONDS_MAX
+    """The status once each worker has sent a heartbeat since the job ended.
+
+    An element's rows count with its first buffer, its bytes with each: an earlier heartbeat may have all
+    records and a part of their bytes.
+    """
+    begin = time.monotonic()
+    deadline = begin + SETTLE_SECONDS_MAX
     while True:
         status = cluster.status()
         reports = [worker.report for worker in status.workers]
-        told = sum(report.remote_records_out + report.local_records_out for report in reports)
-        if told >= total:
+        counted = sum(report.remote_records_out + report.local_records_out for report in reports)
+        waited = time.monotonic() - begin
+        if counted >= total and all(worker.heartbeat_age_seconds < waited for worker in status.workers):
             return status
         if time.monotonic() > deadline:
-            raise ShuffleError(f"the workers told of {told} of {total} records")
+            raise ShuffleError(f"the workers counted {counted} of {total} records")
         time.sleep(0.05)
 
 
