@@ -62,7 +62,7 @@ def submit(
     describe: bool,
     as_json: bool,
 ) -> None:
-    """Start JOB: a built-in name (keyby, wordcount), module:attribute or file.py:attribute.
+    """Start JOB: a built-in name (ads, keyby, wordcount), module:attribute or file.py:attribute.
 
     The attribute is a Stream, or a function that returns one, whose annotated parameters are the --set
     keys.

@@ -7,6 +7,7 @@ from typing import Final
 __all__ = ["BUILT_IN"]
 
 BUILT_IN: Final[dict[str, str]] = {
+    "ads": "minishuffle.examples.ads:ads",
     "keyby": "minishuffle.examples.keyby:keyby",
     "wordcount": "minishuffle.examples.wordcount:wordcount",
 }

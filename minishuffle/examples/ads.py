@@ -1,0 +1,173 @@
+"""The streaming join: impressions of ads with the clicks that follow, as examples for online training.
+
+Two generated streams with the same request ids. A click comes up to 1.25 times ``within`` after its
+impression, so some come too late to count. Everything about a request follows from its id, so
+:func:`answer` says what the join must give.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import Field
+
+from minishuffle.dataflow.operators.base import TaskContext
+from minishuffle.dataflow.stream import Stream
+
+__all__ = ["Training", "ads", "answer", "clicks", "impressions"]
+
+Ids = np.ndarray[Any, np.dtype[np.int64]]
+Values = np.ndarray[Any, np.dtype[np.float64]]
+
+START_MICROS: Final = 1_767_225_600_000_000
+"""Event time of request 0: the beginning of 2026 in UTC."""
+FEATURES: Final = 4
+TASTE: Final = np.array([2.0, -1.5, 1.0, 0.5])
+"""Decides, with the features, how likely a click is."""
+BIAS: Final = -2.0
+LATEST_CLICK: Final = 1.25
+"""The longest time from impression to click, in units of ``within``."""
+LEARNING_RATE: Final = 0.5
+STEP_ROWS: Final = 256
+RECENT: Final = 50_000
+"""Examples that each step draws from: clicks leave the join before impressions without one."""
+
+
+def _uniform(requests: Ids, salt: int) -> Values:
+    """A number in [0, 1) for each request; the same one for the same salt. (SplitMix64.)"""
+    mixed = requests.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15 * (salt + 1) % 2**64)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    return (mixed >> np.uint64(11)).astype(np.float64) / 2.0**53
+
+
+def _features(requests: Ids) -> Values:
+    """One row of FEATURES numbers in [-1, 1) for each request."""
+    return np.column_stack([2.0 * _uniform(requests, salt) - 1.0 for salt in range(FEATURES)])
+
+
+def _clicked(requests: Ids) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    chance = _sigmoid(_features(requests) @ TASTE + BIAS)
+    return _uniform(requests, FEATURES) < chance
+
+
+def _delays(requests: Ids, within_micros: int) -> Ids:
+    """Microseconds from impression to click."""
+    return (_uniform(requests, FEATURES + 1) * LATEST_CLICK * within_micros).astype(np.int64)
+
+
+def _times(requests: Ids, rate: int) -> Ids:
+    return START_MICROS + requests * 1_000_000 // rate
+
+
+def _sigmoid(values: Values) -> Values:
+    return 1.0 / (1.0 + np.exp(-values))
+
+
+def _timestamps(micros: Ids) -> pa.Array:
+    return pa.array(micros).cast(pa.timestamp("us", tz="UTC"))
+
+
+def answer(records: int, within: float = 2.0) -> dict[str, int]:
+    """What the join of requests 0 to ``records`` - 1 gives: ``examples``, and how many of them ``clicks``."""
+    requests = np.arange(records)
+    within_micros = round(within * 1e6)
+    in_time = _delays(requests, within_micros) <= within_micros
+    return {"examples": records, "clicks": int((_clicked(requests) & in_time).sum())}
+
+
+def impressions(rate: int, records: int | None, sources: int | None = None) -> Stream[Any]:
+    """Columns ``request``, ``at`` (the event time) and ``x0`` … : the ads that were shown, ``rate`` per
+    second, made by so many subtasks (None: the job's parallelism)."""
+
+    def shown(start: int, count: int) -> pa.RecordBatch:
+        requests = np.arange(start, start + count)
+        features = _features(requests)
+        columns = {f"x{number}": features[:, number] for number in range(FEATURES)}
+        return pa.RecordBatch.from_pydict(
+            {"request": requests, "at": _timestamps(_times(requests, rate)), **columns}
+        )
+
+    generated = Stream.generate(shown, rate=rate, records=records, format="arrow").name("impressions")
+    return _by(sources, _by(sources, generated).event_time("at"))
+
+
+def clicks(rate: int, records: int | None, within: float, sources: int | None = None) -> Stream[Any]:
+    """Columns ``request`` and ``at`` (the event time): the clicks on those impressions, out of order by their
+    delays."""
+    within_micros = round(within * 1e6)
+
+    def followed(start: int, count: int) -> pa.RecordBatch:
+        requests = np.arange(start, start + count)
+        times = _times(requests, rate) + _delays(requests, within_micros)
+        return pa.RecordBatch.from_pydict(
+            {"request": requests, "at": _timestamps(times), "clicked": _clicked(requests)}
+        )
+
+    def only_clicks(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch.filter(batch["clicked"]).select(["request", "at"])
+
+    generated = Stream.generate(followed, rate=rate, records=records, format="arrow").name("clicks")
+    clicked = _by(sources, _by(sources, generated).map_batches(only_clicks))
+    typed = clicked.schema({"request": pa.int64(), "at": pa.timestamp("us", tz="UTC")})
+    late = timedelta(microseconds=LATEST_CLICK * within_micros)
+    return _by(sources, typed.event_time("at", out_of_order=late))
+
+
+def _by(subtasks: int | None, stream: Stream[Any]) -> Stream[Any]:
+    return stream if subtasks is None else stream.parallel(subtasks)
+
+
+class Training:
+    """A sink that learns online: logistic regression by stochastic gradient descent.
+
+    Its result is a map of ``examples``, ``clicks`` and ``weights`` (FEATURES of them and the bias).
+    """
+
+    def open(self, context: TaskContext) -> None:
+        self._random = np.random.default_rng(context.index)
+        self._weights = np.zeros(FEATURES + 1)
+        self._recent = np.empty((0, FEATURES + 2))
+        """Rows of features, a one for the bias, and the label."""
+        self._examples = self._clicks = 0
+
+    def write(self, batch: Any) -> None:
+        features = [np.asarray(batch[f"x{number}"], np.float64) for number in range(FEATURES)]
+        labels = np.asarray(pc.is_valid(batch["at_right"]), np.float64)
+        new = np.column_stack([*features, np.ones(len(batch)), labels])
+        self._recent = np.concatenate([self._recent, new])[-RECENT:]
+        drawn = self._random.integers(len(self._recent), size=len(new))
+        for begin in range(0, len(drawn), STEP_ROWS):
+            self._learn(self._recent[drawn[begin : begin + STEP_ROWS]])
+        self._examples += len(new)
+        self._clicks += int(labels.sum())
+
+    def _learn(self, rows: Values) -> None:
+        inputs, labels = rows[:, :-1], rows[:, -1]
+        self._weights += LEARNING_RATE * inputs.T @ (labels - _sigmoid(inputs @ self._weights)) / len(rows)
+
+    def close(self) -> dict[str, Any]:
+        weights = [float(weight) for weight in self._weights]
+        return {"examples": self._examples, "clicks": self._clicks, "weights": weights}
+
+
+def ads(
+    rate: Annotated[int, Field(ge=1)] = 20_000,
+    records: Annotated[int, Field(ge=1)] | None = None,
+    within: Annotated[float, Field(gt=0, le=3600)] = 2.0,
+    sources: Annotated[int, Field(ge=1)] | None = None,
+) -> Stream[Any]:
+    """Join ``rate`` impressions per second with their clicks, and train on the pairs, until cancelled.
+
+    ``records`` ends the job after that many impressions. ``within`` is how many seconds an impression waits
+    for its click. ``sources`` is the parallelism of each of the two streams (default: the job's).
+    """
+    shown = impressions(rate, records, sources).key_by("request")
+    followed = clicks(rate, records, within, sources).key_by("request")
+    pairs = shown.join(followed, how="left", within=timedelta(seconds=within))
+    return pairs.to(Training()).name("training")

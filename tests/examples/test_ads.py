@@ -1,0 +1,68 @@
+"""The join of impressions and clicks: its generators, its answer, and a run of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from minishuffle.dataflow.compile import compile_job
+from minishuffle.dataflow.operators.base import TaskContext
+from minishuffle.examples import ads as module
+from minishuffle.examples.ads import Training, ads, answer
+from minishuffle.local import LocalCluster
+
+CONTEXT = TaskContext(job="j1", name="training", index=0, parallelism=1, attempt=1)
+
+
+def test_the_answer_is_what_a_dictionary_finds() -> None:
+    records, micros = 5_000, 2_000_000
+    requests = np.arange(records)
+    delays = dict(enumerate(module._delays(requests, micros)))
+    clicked = {int(request) for request in requests[module._clicked(requests)]}
+    in_time = {request for request in clicked if delays[request] <= micros}
+    assert answer(records, 2.0) == {"examples": records, "clicks": len(in_time)}
+    assert 0 < len(in_time) < len(clicked) < records
+    assert max(delays.values()) < module.LATEST_CLICK * micros
+
+
+def test_a_request_is_the_same_whoever_asks() -> None:
+    whole, part = np.arange(100), np.arange(40, 60)
+    assert (module._features(whole)[40:60] == module._features(part)).all()
+    assert (module._clicked(whole)[40:60] == module._clicked(part)).all()
+
+
+def test_the_join_has_two_sources_and_one_shuffle_of_each() -> None:
+    graph = compile_job(ads(sources=3), parallelism=2)
+    assert [vertex.parallelism for vertex in graph.vertices] == [3, 3, 2]
+    assert [vertex.bounded for vertex in graph.vertices[:2]] == [False, False]
+    assert [edge.partitioner for edge in graph.edges] == ["hash", "hash"]
+
+
+def _examples(features: Any, clicked: Any) -> pa.RecordBatch:
+    columns = {f"x{number}": features[:, number] for number in range(module.FEATURES)}
+    at = pa.array([0 if each else None for each in clicked], pa.timestamp("us"))
+    return pa.RecordBatch.from_pydict({**columns, "at_right": at})
+
+
+def test_training_finds_what_decides_about_clicks() -> None:
+    requests = np.arange(100_000)
+    sink = Training()
+    sink.open(CONTEXT)
+    for part in np.array_split(requests, 50):
+        sink.write(_examples(module._features(part), module._clicked(part)))
+    result = sink.close()
+    assert result["examples"] == len(requests)
+    assert result["clicks"] == int(module._clicked(requests).sum())
+    assert np.allclose(result["weights"], [*module.TASTE, module.BIAS], atol=0.5)
+
+
+def test_the_job_gives_the_answer() -> None:
+    records = 40_000
+    with LocalCluster(workers=2, slots=1) as cluster:
+        result = cluster.submit(ads(rate=80_000, records=records, within=0.2), parallelism=2).wait(60)
+    found = [sink.value for sink in result.results]
+    assert {name: sum(each[name] for each in found) for name in ("examples", "clicks")} == answer(
+        records, 0.2
+    )
