@@ -62,6 +62,8 @@ class ClusterSettings(BaseSettings):
     partition_request_timeout: float = Field(10.0, gt=0)
     spool_bytes_max: int = Field(limits.SPOOL_BYTES_MAX, ge=64 * 1024)
     """What each sink of a job that does not end keeps on disk for readers, above which it waits."""
+    pin_workers: bool = True
+    """On one machine, give each worker one processor, if all processors have equally many workers."""
     use_uvloop: bool = True
 
     @model_validator(mode="after")

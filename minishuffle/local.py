@@ -245,6 +245,18 @@ def _wait_all(children: Sequence[Child], seconds: float) -> None:
         time.sleep(POLL_SECONDS)
 
 
+def _pins(workers: int, processors: Sequence[int]) -> list[int | None]:
+    """The processor of each worker; None for one that the kernel may move.
+
+    The threads of a worker share the interpreter's lock. When it passes to a thread on another processor,
+    that one has to be woken up, which takes longer than a small batch does. So each worker stays on one, if
+    all processors have equally many workers.
+    """
+    if workers % len(processors):
+        return [None] * workers
+    return [processors[number % len(processors)] for number in range(workers)]
+
+
 def start_processes(
     *,
     cluster: str,
@@ -259,8 +271,8 @@ def start_processes(
 ) -> LocalProcesses:
     """Start one coordinator and ``workers`` workers (ids 1, 2, …) and wait until all are registered.
 
-    Port 0 takes a free one. When anything goes wrong, whatever was started is stopped before the
-    error is raised.
+    Port 0 takes a free one; ``pin_workers`` of the settings gives processors as :func:`_pins` says. When
+    anything goes wrong, whatever was started is stopped before the error is raised.
     """
     flags = settings_flags(settings)
     deadline = time.monotonic() + timeout
@@ -275,9 +287,12 @@ def start_processes(
         where = wait_until_ready(coordinator, deadline)
         address = Address(host, int(where["port"]))
         by_id: dict[int, Child] = {}
-        for worker in range(1, workers + 1):
+        processors = sorted(os.sched_getaffinity(0))
+        for worker, processor in enumerate(_pins(workers, processors), 1):
             arguments = [*common, "--coordinator", str(address), "worker", "start", "--host", host]
             arguments += ["--id", str(worker), *flags]
+            if settings.pin_workers and processor is not None:
+                arguments += ["--processor", str(processor)]
             with signals_later():
                 by_id[worker] = spawn(f"worker-{worker}", arguments, state_dir)
                 started.append(by_id[worker])

@@ -9,6 +9,7 @@ from minishuffle.config import ClusterSettings
 from minishuffle.errors import ResourceExhausted, ShuffleError, UnknownName, UsageError
 from minishuffle.local import (
     Child,
+    _pins,
     checked_settings,
     settings_flags,
     spawn,
@@ -81,7 +82,18 @@ def test_flags_carry_every_setting() -> None:
     flags = settings_flags(ClusterSettings(slots=3, use_uvloop=False))
     assert flags[flags.index("--slots") + 1] == "3"
     assert "--no-use-uvloop" in flags
-    assert len(flags) == 2 * len(ClusterSettings.model_fields) - 1
+    switches = [flag for flag in flags if flag in ("--no-use-uvloop", "--pin-workers")]
+    assert len(flags) == 2 * len(ClusterSettings.model_fields) - len(switches)
+    assert len(switches) == 2
+
+
+def test_each_worker_has_a_processor_where_all_processors_have_equally_many() -> None:
+    assert _pins(2, [0, 1]) == [0, 1]
+    assert _pins(2, [3, 7]) == [3, 7], "those that this process may use"
+    assert _pins(4, [0, 1]) == [0, 1, 0, 1]
+    assert _pins(3, [0, 1]) == [None] * 3, "two of them would be slower than the other"
+    assert _pins(1, [0, 1]) == [None], "nothing would run on the second processor"
+    assert _pins(0, [0, 1]) == [], "the workers run elsewhere"
 
 
 def test_bad_settings_are_one_sentence(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from minishuffle.cli.session import (
     settings_options,
 )
 from minishuffle.config import ClusterSettings
-from minishuffle.errors import UnknownName
+from minishuffle.errors import UnknownName, UsageError
 from minishuffle.local import DETACH
 from minishuffle.wire.messages import WORKER_NUMBER_MAX
 
@@ -33,6 +33,8 @@ __all__ = ["coordinator", "worker"]
 
 ORPHAN_SECONDS = 20.0
 EXIT_INTERRUPTED = 130
+PROCESSOR_MAX = 65_535
+"""More than Linux numbers."""
 SIGNALS = ("KILL", "TERM", "STOP", "CONT")
 
 Ready = Callable[[dict[str, Any]], None]
@@ -67,12 +69,25 @@ def process_options(command: Any) -> Any:
     default=0,
     help="Worker id; 0 takes any free one.",
 )
+@click.option(
+    "--processor",
+    type=click.IntRange(0, PROCESSOR_MAX),
+    help="Run on this processor alone, counted from 0. Default: on any.",
+)
 @process_options
 @click.pass_context
 def start_worker(
-    context: click.Context, /, number: int, host: str, exit_with_parent: bool, **values: Any
+    context: click.Context,
+    /,
+    number: int,
+    processor: int | None,
+    host: str,
+    exit_with_parent: bool,
+    **values: Any,
 ) -> None:
     """Run a worker in the foreground; prints one JSON line when it is registered."""
+    if processor is not None:
+        _pin(processor)
     session = session_of(context)
     settings = settings_from(values)
     secret, address, directory = session.secret(), session.address(), session.make_directory()
@@ -94,6 +109,16 @@ def start_worker(
         )
 
     context.exit(run_process("worker", settings, exit_with_parent, body))
+
+
+def _pin(processor: int) -> None:
+    """Keep this process on one processor: the threads that libraries have started, and all that follow."""
+    try:
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setaffinity(int(thread), {processor})
+    except OSError:
+        usable = ", ".join(map(str, sorted(os.sched_getaffinity(0))))
+        raise UsageError(f"--processor {processor}: this process may use {usable}") from None
 
 
 @coordinator.command("start")

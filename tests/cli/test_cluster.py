@@ -88,3 +88,11 @@ def test_a_process_that_does_not_end_is_an_error(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ShuffleError, match=r"worker-1 \(pid 1\) does not end"):
         cluster._end_recorded(record, 5.0)
     assert sent == [15, 9]
+
+
+def test_a_worker_on_a_processor_that_is_not_there_says_which_are(run: Run, own_state: Path) -> None:
+    result = run("worker", "start", "--processor", "65535")
+    assert result.exit_code == 2
+    usable = ", ".join(map(str, sorted(os.sched_getaffinity(0))))
+    assert f"--processor 65535: this process may use {usable}" in result.stderr
+    assert not own_state.exists()

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from minishuffle import local
 from minishuffle.dataflow.stream import Stream
 from minishuffle.local import LocalCluster
 
@@ -119,3 +120,19 @@ def test_records_are_received_in_another_process_than_they_were_made_in() -> Non
     assert {(maker, taker) for _, makers, taker in rows for maker in makers} == {
         (maker, taker) for maker in pids for taker in pids
     }
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_a_pinned_worker_and_all_its_threads_stay_on_one_processor(
+    pinned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usable = os.sched_getaffinity(0)
+    last = max(usable)
+    monkeypatch.setattr(local.os, "sched_getaffinity", lambda _: {last})  # as many as there are workers
+    with LocalCluster(workers=1, slots=1, pin_workers=pinned) as cluster:
+        cluster.run(Stream.items(list(range(10))).to_count())
+        (pid,) = cluster.workers.values()
+        monkeypatch.undo()
+        found = [os.sched_getaffinity(thread.id) for thread in psutil.Process(pid).threads()]
+    assert found
+    assert found == [{last} if pinned else usable] * len(found)
