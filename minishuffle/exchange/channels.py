@@ -58,6 +58,9 @@ __all__ = [
 ]
 
 
+_DATA = int(DataType.DATA)
+
+
 # --- buffers --------------------------------------------------------------------------------------
 
 
@@ -101,27 +104,36 @@ class GateBuffers:
         """Exclusive buffers are those that the pool is sure of, but for one, which always goes round."""
         return self.exclusive_held < self.pool.minimum - 1
 
-    def release_floating(self, segment: Segment) -> None:
+    def release_floating(self, segment: FreeBuffer) -> None:
         """A floating buffer comes free: whoever is short of an exclusive one gets it, or the next in line,
         or the pool.
 
         A pool that was shrunk takes it back first.
         """
         if self.pool.in_use <= self.pool.size:
-            while self.short and self.short[0].consumer.state is ChannelState.CLOSED:
-                self.short.popleft()
-            if self.short and self._lends_exclusive:
-                self.exclusive_held += 1
-                self.short[0].add_exclusive(segment)
+            if self.short and self._lend_exclusive(segment):
                 return
-            while self.line:
-                attachment = self.line.popleft()
-                if attachment.consumer.offer_floating(segment):
-                    if attachment.consumer.credit.waiting:
-                        self.line.append(attachment)
+            line = self.line
+            while line:
+                attachment = line.popleft()
+                consumer = attachment.consumer
+                if consumer.offer_floating(segment):
+                    if consumer.credit.waiting:
+                        line.append(attachment)
                     attachment.announce()
                     return
+        assert isinstance(segment, Segment)
         segment.recycle()
+
+    def _lend_exclusive(self, segment: FreeBuffer) -> bool:
+        """Give it to the first that is short of an exclusive one; False if nobody is or none may be lent."""
+        while self.short and self.short[0].consumer.state is ChannelState.CLOSED:
+            self.short.popleft()
+        if not self.short or not self._lends_exclusive:
+            return False
+        self.exclusive_held += 1
+        self.short[0].add_exclusive(segment)
+        return True
 
     def serve(self) -> None:
         """The pool may have segments again."""
@@ -221,9 +233,8 @@ class ReadyLine:
         self._wake = wake
 
     def enter(self, channel: InputChannel) -> None:
-        """(Loop.) Something was put into the channel's queue."""
-        if channel.claim_place():
-            self.line.append(channel)
+        """(Loop.) A channel that claimed its place has something to read."""
+        self.line.append(channel)
         self._wake()
 
     def end_turn(self, channel: InputChannel) -> None:
@@ -298,6 +309,7 @@ class RemoteAttachment:
         """The producer has sent something."""
         self._buffers = buffers
         self._link = link
+        self.release_floating = buffers.release_floating
         exclusive = buffers.take_exclusive()
         self._exclusive = len(exclusive)
         self.consumer = ConsumerChannel(self, exclusive, buffers.segment_bytes)
@@ -313,7 +325,7 @@ class RemoteAttachment:
     def last_sequence(self) -> int:
         return (self.consumer.expected - 1) & SEQUENCE_MASK
 
-    def add_exclusive(self, segment: Segment) -> None:
+    def add_exclusive(self, segment: FreeBuffer) -> None:
         """One of the exclusive buffers that it was short of; this attachment is the first of those."""
         self._exclusive += 1
         if self._exclusive == self._buffers.exclusive:
@@ -322,13 +334,16 @@ class RemoteAttachment:
         self.announce()
 
     def announce(self) -> None:
-        self._link.connection.announce_credit(self.consumer)
-        self._link.flush_soon()
+        link = self._link
+        link.connection.announce_credit(self.consumer)
+        link.flush_soon()
 
     def consumed(self, buffer: GivenBack) -> None:
         if isinstance(buffer, Received):
-            self.consumer.consumed(buffer)
-            self.announce()
+            consumer = self.consumer
+            consumer.consumed(buffer)
+            if consumer.credit.unannounced:
+                self.announce()
         else:
             self.channel.end(self)
 
@@ -360,10 +375,6 @@ class RemoteAttachment:
         if self in self._buffers.line:
             self._buffers.line.remove(self)
 
-    def release_floating(self, buffer: FreeBuffer) -> None:
-        assert isinstance(buffer, Segment)
-        self._buffers.release_floating(buffer)
-
     def release_exclusive(self, buffer: FreeBuffer) -> None:
         assert isinstance(buffer, Segment)
         buffer.recycle()
@@ -371,7 +382,7 @@ class RemoteAttachment:
     def deliver(self, received: Received) -> None:
         if not self._answered:
             self._answer()
-        if received.data_type == DataType.DATA:
+        if received.data_type == _DATA:
             self.rows_received += received.rows
             self.channel.deliver(received)
         else:
@@ -504,8 +515,6 @@ class InputChannel:
 
     def claim_place(self) -> bool:
         """True for exactly one caller, who puts the channel in the line of ready ones."""
-        if not self._place:
-            return False
         try:
             self._place.pop()  # atomic
         except IndexError:
@@ -574,7 +583,8 @@ class InputChannel:
         """Put something at the end of the queue and wake the task."""
         self._mark = None
         self.queue.append(item)
-        self._ready.enter(self)
+        if self._place and self.claim_place():  # else it stands in line, and the task will find the item
+            self._ready.enter(self)
 
     def deliver_event(self, attachment: Attachment, payload: bytes) -> None:
         """Put an event at the end of the queue. A watermark takes the place of one that is the last there."""

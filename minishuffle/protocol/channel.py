@@ -15,7 +15,7 @@ from minishuffle import limits
 from minishuffle.errors import RemoteProtocolError, ShuffleError
 from minishuffle.limits import SEGMENT_HEADROOM_BYTES
 from minishuffle.protocol.credit import BufferKind, ReceiveCredit, SendCredit
-from minishuffle.wire.frames import BufferHeader, DataType, Payload
+from minishuffle.wire.frames import BUFFER_FIXED_BYTES, BufferHeader, DataType, Payload
 
 __all__ = [
     "ChannelState",
@@ -30,6 +30,10 @@ __all__ = [
 ]
 
 SEQUENCE_MASK = 0xFFFF_FFFF
+_DATA, _EVENT = int(DataType.DATA), int(DataType.EVENT)
+"""Each look at a member of an enumeration costs as much as a call on Python 3.11: what is needed for every
+buffer has a name of its own, here and below."""
+_FLOATING = BufferKind.FLOATING
 
 
 class NextType(Enum):
@@ -40,6 +44,9 @@ class NextType(Enum):
     EVENT = 2
     PARTIAL = 3
     """Data of a segment that is still being filled: to be sent while the consumer has nothing to read."""
+
+
+_TYPE_DATA, _TYPE_EVENT, _TYPE_PARTIAL = NextType.DATA, NextType.EVENT, NextType.PARTIAL
 
 
 class Outgoing(Payload, Protocol):
@@ -106,14 +113,11 @@ class Received:
         buffer: FreeBuffer | None = None,
         kind: BufferKind | None = None,
     ) -> None:
+        length, _, _, _, _, self.data_type, self.flags, self.first_start, self.rows = header
         self.attachment = attachment
         self.memory = memory
         self.start = 0 if buffer is None else SEGMENT_HEADROOM_BYTES
-        self.size = header.size
-        self.data_type = header.data_type
-        self.flags = header.flags
-        self.first_start = header.first_start
-        self.rows = header.rows
+        self.size = length - BUFFER_FIXED_BYTES
         self.buffer = buffer
         self.kind = kind
 
@@ -150,6 +154,9 @@ class ChannelState(Enum):
     CLOSED = 2
 
 
+_OPEN, _CLOSED = ChannelState.OPEN, ChannelState.CLOSED
+
+
 class ProducerChannel:
     """The sending end. ``enqueued`` says whether it stands in the connection's line of ready ones."""
 
@@ -184,18 +191,15 @@ class ProducerChannel:
         """Whether a poll would give something, and credit for it is there. A partial piece waits, and grows,
         until the consumer has read what was sent before: as in Nagle's algorithm, with credit for
         acknowledgements."""
-        if next_type is NextType.DATA:
-            return self.credit.available > 0
-        if next_type is NextType.PARTIAL:
-            if self.credit.available >= self._credit_if_read:
+        credit = self.credit
+        if next_type is _TYPE_DATA:
+            return credit.sent < credit.granted
+        if next_type is _TYPE_PARTIAL:
+            if credit.available >= self._credit_if_read:
                 return True
             self.view.hold()
             return False
-        return next_type is NextType.EVENT
-
-    def _partial(self, next_type: NextType) -> int:
-        """What a partial piece adds to the backlog: nothing where credit comes back anyhow."""
-        return 1 if next_type is NextType.PARTIAL and not self._exclusive else 0
+        return next_type is _TYPE_EVENT
 
     def backlog_to_announce(self) -> int:
         """Backlog for a BacklogAnnouncement, or 0.
@@ -206,7 +210,7 @@ class ProducerChannel:
         if self.credit.available:
             return 0
         backlog = self.view.backlog()
-        if not self._exclusive and self.view.next_type() is NextType.PARTIAL:
+        if not self._exclusive and self.view.next_type() is _TYPE_PARTIAL:
             backlog += 1
             self.view.hold()  # this look has ended the one before
         if backlog and backlog >= 2 * self.announced:
@@ -220,8 +224,9 @@ class ProducerChannel:
         outgoing = self.view.poll(credit.sent < credit.granted)
         if outgoing is None:
             return None
-        outgoing.backlog += self._partial(outgoing.next_type)
-        if outgoing.data_type == DataType.DATA:
+        if outgoing.next_type is _TYPE_PARTIAL and not self._exclusive:
+            outgoing.backlog += 1  # else its credit comes back anyhow
+        if outgoing.data_type == _DATA:
             credit.spend()
             if credit.sent == credit.granted:
                 self.announced = outgoing.backlog
@@ -269,22 +274,23 @@ class ConsumerChannel:
             RemoteProtocolError: out of sequence, longer than a segment or an event may be, of an
                 unknown type, or without credit. Only the channel ends, the connection stays.
         """
-        data_type, size = header.data_type, header.size
-        if header.sequence != self.expected:
-            raise RemoteProtocolError(f"buffer {header.sequence} arrived where {self.expected} was expected")
+        length, _, _, sequence, self._backlog, data_type, _, _, _ = header
+        size = length - BUFFER_FIXED_BYTES
+        if sequence != self.expected:
+            raise RemoteProtocolError(f"buffer {sequence} arrived where {self.expected} was expected")
         if size > self.segment_bytes:
             raise RemoteProtocolError(f"payload of {size} bytes, a segment holds {self.segment_bytes}")
-        if data_type == DataType.DATA:
+        if data_type == _DATA:
             kind, buffer = self.credit.on_buffer()
             self._arriving = Received(self.attachment, buffer.memory, header, buffer, kind)
-        elif data_type == DataType.EVENT and size > limits.EVENT_BYTES_MAX:
+            return buffer.memory[SEGMENT_HEADROOM_BYTES : SEGMENT_HEADROOM_BYTES + size]
+        if data_type == _EVENT and size > limits.EVENT_BYTES_MAX:
             raise RemoteProtocolError(f"event of {size} bytes, at most {limits.EVENT_BYTES_MAX} are allowed")
-        elif data_type == DataType.EVENT and size:
-            self._arriving = Received(self.attachment, memoryview(bytearray(size)), header)
-        else:
-            raise RemoteProtocolError(f"buffer of unknown data type {data_type} or empty event")
-        self._backlog = header.backlog
-        return self._arriving.payload
+        if data_type == _EVENT and size:
+            memory = memoryview(bytearray(size))
+            self._arriving = Received(self.attachment, memory, header)
+            return memory
+        raise RemoteProtocolError(f"buffer of unknown data type {data_type} or empty event")
 
     @property
     def arriving_rows(self) -> int:
@@ -301,16 +307,20 @@ class ConsumerChannel:
 
     def on_backlog(self, backlog: int) -> None:
         """The producer has ``backlog`` more: borrow floating buffers one by one, or wait in line."""
-        if self.state is ChannelState.CLOSED:
+        if self.state is _CLOSED:
             return
-        for _ in range(self.credit.on_backlog(backlog)):
+        credit = self.credit
+        wanted = credit.on_backlog(backlog)
+        while wanted:
             buffer = self.attachment.request_floating()
             if buffer is None:
-                self.credit.waiting = True
+                credit.waiting = True
                 self.attachment.wait_in_line(self)
                 return
-            self.credit.on_floating(buffer)
-        self._leave_line_if_satisfied()
+            credit.on_floating(buffer)
+            wanted -= 1
+        if credit.waiting:
+            self._leave_line_if_satisfied()
 
     def offer_floating(self, buffer: FreeBuffer) -> bool:
         """This channel's turn in the line; False if it does not want the buffer any more.
@@ -318,8 +328,8 @@ class ConsumerChannel:
         It stays in line (``credit.waiting``) while it wants another.
         """
         credit = self.credit
-        credit.waiting = False
-        if self.state is ChannelState.CLOSED or credit.idle >= credit.required:
+        if self.state is _CLOSED or credit.idle >= credit.required:
+            credit.waiting = False
             return False
         credit.waiting = credit.on_floating(buffer)
         return True
@@ -329,18 +339,19 @@ class ConsumerChannel:
         buffer = received.buffer
         if buffer is None:
             return
-        if received.kind is BufferKind.FLOATING:
+        if received.kind is _FLOATING:
             self.attachment.release_floating(buffer)
-        elif self.state is ChannelState.CLOSED:
+        elif self.state is _CLOSED:
             self.attachment.release_exclusive(buffer)
         else:
             surplus = self.credit.on_consumed(buffer)
             if surplus is not None:
                 self.attachment.release_floating(surplus)
-            self._leave_line_if_satisfied()
+            if self.credit.waiting:
+                self._leave_line_if_satisfied()
 
     def _leave_line_if_satisfied(self) -> None:
-        if self.credit.waiting and self.credit.idle >= self.credit.required:
+        if self.credit.idle >= self.credit.required:
             self.credit.waiting = False
             self.attachment.leave_line(self)
 

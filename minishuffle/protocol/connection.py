@@ -65,6 +65,10 @@ __all__ = [
 ]
 
 
+_DATA: Final = int(DataType.DATA)
+_OPEN: Final = ChannelState.OPEN
+
+
 # --- events ---------------------------------------------------------------------------------------
 #
 # What a connection reports to its shell.
@@ -263,7 +267,7 @@ class Producers:
             producer = ready.popleft()
             producer.enqueued = False
             sequence = producer.sequence
-            piece = producer.poll() if producer.state is ChannelState.OPEN else None
+            piece = producer.poll() if producer.state is _OPEN else None
             if piece is None:
                 continue
             chunks.append(write_buffer_header(piece, producer.id, sequence, piece.backlog))
@@ -271,7 +275,7 @@ class Producers:
             if producer.may_leave(piece.next_type):
                 producer.enqueued = True
                 ready.append(producer)
-            elif piece.data_type == DataType.EVENT:
+            elif piece.data_type != _DATA:
                 self._announce_backlog(producer)
         if pieces:
             self._count(pieces)
@@ -281,11 +285,14 @@ class Producers:
         counters = self._counters
         frames_out = counters.frames_out
         frames_out["buffer_response"] = frames_out.get("buffer_response", 0) + len(pieces)
-        data = [piece for piece in pieces if piece.data_type == DataType.DATA]
+        data = [piece for piece in pieces if piece.data_type == _DATA]
+        payload_bytes = sum([piece.size for piece in data])
         counters.buffers_out += len(data)
-        counters.payload_bytes_out += sum([piece.size for piece in data])
+        counters.payload_bytes_out += payload_bytes
         counters.rows_out += sum([piece.rows for piece in data])
-        counters.bytes_out += BUFFER_HEADER_BYTES * len(pieces) + sum([piece.size for piece in pieces])
+        if len(data) < len(pieces):  # events among them
+            payload_bytes = sum([piece.size for piece in pieces])
+        counters.bytes_out += BUFFER_HEADER_BYTES * len(pieces) + payload_bytes
 
     def lost(self) -> None:
         """The connection is gone."""
@@ -372,18 +379,19 @@ class Connection:
     def buffer_begin(self, header: BufferHeader) -> memoryview | None:
         """(For the decoder.) Memory for an arriving payload, or None for a closed channel's."""
         counters = self._counters
-        consumer = self._consumers.get(header.channel)
+        _, _, channel, _, _, data_type, _, _, rows = header
+        consumer = self._consumers.get(channel)
         if consumer is None:
-            self._check_id_was_given(header.channel)
-            counters.rows_discarded += header.rows
+            self._check_id_was_given(channel)
+            counters.rows_discarded += rows
             return None
         try:
             target = consumer.begin(header)
         except RemoteProtocolError as error:
             self._fail_consumer(consumer, error)
-            counters.rows_discarded += header.rows
+            counters.rows_discarded += rows
             return None
-        if header.data_type == DataType.DATA:
+        if data_type == _DATA:
             counters.buffers_in += 1
         self._arriving = consumer
         return target
@@ -393,7 +401,8 @@ class Connection:
         consumer, self._arriving = self._arriving, None
         assert consumer is not None
         consumer.end()
-        self.announce_credit(consumer)
+        if consumer.credit.unannounced:
+            self.announce_credit(consumer)
 
     def credit(self, channel: int, credit: int) -> None:
         """(For the decoder.) Credit for one of this side's producer channels."""
@@ -482,7 +491,7 @@ class Connection:
 
     def announce_credit(self, consumer: ConsumerChannel) -> None:
         """Let the next flush tell the producer of credit gained since the last AddCredit."""
-        if consumer.credit.unannounced and consumer.state is ChannelState.OPEN:
+        if consumer.credit.unannounced and consumer.state is _OPEN:
             self._granting[consumer.id] = consumer
 
     def cancel(self, consumer: ConsumerChannel, reason: CancelReason = CancelReason.ENDED) -> None:

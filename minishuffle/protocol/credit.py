@@ -29,6 +29,9 @@ class BufferKind(Enum):
     FLOATING = 2
 
 
+_EXCLUSIVE, _FLOATING = BufferKind.EXCLUSIVE, BufferKind.FLOATING
+
+
 class SendCredit:
     """Producer's half. Invariant: ``0 ≤ sent ≤ granted``."""
 
@@ -85,6 +88,7 @@ class ReceiveCredit(Generic[B]):
         "exclusive_total",
         "floating",
         "granted",
+        "idle",
         "received",
         "required",
         "unannounced",
@@ -103,10 +107,8 @@ class ReceiveCredit(Generic[B]):
         self.unannounced = 0
         self.waiting = False
         """Stands in the gate's line for the next floating buffer that comes free."""
-
-    @property
-    def idle(self) -> int:
-        return len(self.exclusive) + len(self.floating)
+        self.idle = len(exclusive)
+        """Free buffers of both kinds."""
 
     def on_backlog(self, backlog: int) -> int:
         """The producer has ``backlog`` buffers more; says how many floating ones to ask for.
@@ -114,13 +116,14 @@ class ReceiveCredit(Generic[B]):
         A backlog of 0 asks for nothing beyond the exclusive buffers. While the channel waits in line
         a new backlog only changes what is required.
         """
-        self.required = backlog + self.exclusive_total if backlog else 0
-        return 0 if self.waiting else max(0, self.required - self.idle)
+        required = self.required = backlog + self.exclusive_total if backlog else 0
+        return 0 if self.waiting or self.idle >= required else required - self.idle
 
     def on_floating(self, buffer: B) -> bool:
         """A floating buffer was obtained; True if yet another one is wanted."""
         self.floating.append(buffer)
         self.unannounced += 1
+        self.idle += 1
         return self.idle < self.required
 
     def on_exclusive(self, buffer: B) -> None:
@@ -128,6 +131,7 @@ class ReceiveCredit(Generic[B]):
         self.exclusive.append(buffer)
         self.exclusive_total += 1
         self.unannounced += 1
+        self.idle += 1
         if self.required:
             self.required += 1
 
@@ -142,11 +146,12 @@ class ReceiveCredit(Generic[B]):
         if self.received >= self.granted:
             raise RemoteProtocolError(f"the producer overdrew its credit of {self.granted} buffers")
         self.received += 1
+        self.idle -= 1
         if self.required:
             self.required -= 1
         if self.floating:
-            return BufferKind.FLOATING, self.floating.popleft()
-        return BufferKind.EXCLUSIVE, self.exclusive.popleft()
+            return _FLOATING, self.floating.popleft()
+        return _EXCLUSIVE, self.exclusive.popleft()
 
     def on_consumed(self, buffer: B) -> B | None:
         """An exclusive buffer was consumed; returns a floating one that is now one too many.
@@ -155,10 +160,11 @@ class ReceiveCredit(Generic[B]):
         then a floating buffer goes back to the gate in its place and no credit is granted.
         """
         self.exclusive.append(buffer)
-        if self.floating and self.idle > max(self.required, self.exclusive_total):
+        if self.floating and self.idle >= max(self.required, self.exclusive_total):
             # The exclusive buffer now stands behind the promise that the floating one stood behind.
             return self.floating.popleft()
         self.unannounced += 1
+        self.idle += 1
         return None
 
     def take_unannounced(self) -> int:
@@ -179,13 +185,14 @@ class ReceiveCredit(Generic[B]):
         exclusive, floating = list(self.exclusive), list(self.floating)
         self.exclusive.clear()
         self.floating.clear()
-        self.required = self.unannounced = 0
+        self.required = self.unannounced = self.idle = 0
         self.received = self.granted
         self.waiting = False
         return exclusive, floating
 
     def validate(self) -> None:
         assert 0 <= self.received <= self.granted
+        assert self.idle == len(self.exclusive) + len(self.floating)
         assert self.idle == self.granted + self.unannounced - self.received, self
         assert len(self.exclusive) <= self.exclusive_total
         assert not self.waiting or self.idle < self.required

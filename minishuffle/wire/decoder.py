@@ -11,6 +11,7 @@ from typing import Final, Protocol
 from minishuffle import limits
 from minishuffle.errors import RemoteProtocolError
 from minishuffle.wire.frames import (
+    BUFFER_FIXED_BYTES,
     BUFFER_HEADER,
     BUFFER_HEADER_BYTES,
     FRAME_HEADER,
@@ -27,7 +28,6 @@ from minishuffle.wire.frames import (
 __all__ = ["FrameDecoder", "FrameSink"]
 
 _TYPE_AND_CHANNEL_BYTES: Final = FRAME_HEADER_BYTES - LENGTH_BYTES
-_BUFFER_FIXED_BYTES: Final = BUFFER_HEADER_BYTES - LENGTH_BYTES
 _BUFFER_RESPONSE: Final = int(FrameType.BUFFER_RESPONSE)
 _ADD_CREDIT: Final = int(FrameType.ADD_CREDIT)
 _KNOWN_TYPES: Final = frozenset(int(kind) for kind in FrameType)
@@ -43,7 +43,7 @@ class FrameSink(Protocol):
         """One pair of an AddCredit; ``credit`` is positive."""
 
     def buffer_begin(self, header: BufferHeader) -> memoryview | None:
-        """A BufferResponse begins: lend memory for its ``size`` bytes, or None to discard them."""
+        """A BufferResponse begins: lend memory of the length of its payload, or None to discard that."""
 
     def buffer_end(self) -> None:
         """The payload begun last is complete; not called for one that is discarded."""
@@ -84,15 +84,42 @@ class FrameDecoder:
             elif self._head:
                 at += self._receive_head(view, at, end)
             else:
-                used = self._parse(view, at, end)
-                if not used:
-                    self._head += view[at:]
-                    return
-                at += used
+                at = self._receive_buffers(view, at, end)
+                if at < end and not self._remaining:
+                    used = self._parse(view, at, end)
+                    if not used:
+                        self._head += view[at:]
+                        return
+                    at += used
 
     def discard_payload(self) -> None:
         """The memory lent for the payload under way is taken back: skip the rest of it."""
         self._target = None
+
+    def _receive_buffers(self, view: memoryview, at: int, end: int) -> int:
+        """Take BufferResponses as long as nothing else comes; returns where they end.
+
+        Of the last one only the header may have come and a part of the payload.
+        """
+        begin, complete = self._sink.buffer_begin, self._sink.buffer_end
+        counts, limit, last = self.counts, self._limit, end - BUFFER_HEADER_BYTES
+        while at <= last:
+            header: BufferHeader = BUFFER_HEADER.unpack_from(view, at)
+            length = header[0]
+            if header[1] != _BUFFER_RESPONSE or not BUFFER_FIXED_BYTES <= length <= limit:
+                break
+            counts[_BUFFER_RESPONSE] += 1
+            target = begin(header)
+            at += BUFFER_HEADER_BYTES
+            following = at + length - BUFFER_FIXED_BYTES
+            if following > end:
+                self._target, self._filled, self._remaining = target, 0, following - at
+                break
+            if target is not None:
+                target[:] = view[at:following]
+                complete()
+            at = following
+        return at
 
     def _receive_payload(self, view: memoryview, at: int, end: int) -> int:
         """Take what has come of a payload that was cut by the end of an earlier read."""
@@ -113,10 +140,10 @@ class FrameDecoder:
         size = min(missing, end - at)
         self._head += view[at : at + size]
         if size == missing:
-            head = self._head
+            head = memoryview(self._head)
             if self._head_bytes() == len(head):
                 self._head = bytearray()
-                used = self._parse(memoryview(head), 0, len(head))
+                used = self._receive_buffers(head, 0, len(head)) or self._parse(head, 0, len(head))
                 assert used == len(head)
         return size
 
@@ -133,7 +160,7 @@ class FrameDecoder:
             raise RemoteProtocolError(
                 f"frame of {length} bytes (type {kind}), at most {self._limit} are allowed"
             )
-        if length < (_BUFFER_FIXED_BYTES if kind == _BUFFER_RESPONSE else _TYPE_AND_CHANNEL_BYTES):
+        if length < (BUFFER_FIXED_BYTES if kind == _BUFFER_RESPONSE else _TYPE_AND_CHANNEL_BYTES):
             raise RemoteProtocolError(f"frame of {length} bytes is too short for its type {kind}")
         if kind not in _KNOWN_TYPES:
             raise RemoteProtocolError(f"frame of unknown type {kind}")
@@ -146,15 +173,13 @@ class FrameDecoder:
                 )
 
     def _parse(self, view: memoryview, at: int, end: int) -> int:
-        """Parse one frame, or the header of a BufferResponse; the bytes used, 0 when it is not all there."""
+        """Parse a frame other than a BufferResponse; the bytes used, 0 when it is not all there."""
         if end - at < FRAME_HEADER_BYTES:
             return 0
         length, kind, channel = FRAME_HEADER.unpack_from(view, at)
-        if kind == _BUFFER_RESPONSE and _BUFFER_FIXED_BYTES <= length <= self._limit:
-            return self._parse_buffer(view, at, end)
         self._check(length, kind)
         total = LENGTH_BYTES + int(length)
-        if end - at < total:
+        if kind == _BUFFER_RESPONSE or end - at < total:
             return 0
         self.counts[kind] += 1
         body = view[at + FRAME_HEADER_BYTES : at + total]
@@ -164,26 +189,3 @@ class FrameDecoder:
         else:
             self._sink.frame(decode_body(kind, channel, body))
         return total
-
-    def _parse_buffer(self, view: memoryview, at: int, end: int) -> int:
-        """Parse a BufferResponse, or its header when the payload is not all there."""
-        if end - at < BUFFER_HEADER_BYTES:
-            return 0
-        length, _, channel, sequence, backlog, data_type, flags, first_start, rows = (
-            BUFFER_HEADER.unpack_from(view, at)
-        )
-        size: int = length - _BUFFER_FIXED_BYTES
-        self.counts[_BUFFER_RESPONSE] += 1
-        target = self._sink.buffer_begin(
-            BufferHeader(channel, sequence, backlog, data_type, flags, first_start, rows, size)
-        )
-        begin = at + BUFFER_HEADER_BYTES
-        if end - begin >= size:  # nearly always: a read brings many buffers
-            if target is not None:
-                target[:size] = view[begin : begin + size]
-                self._sink.buffer_end()
-            return BUFFER_HEADER_BYTES + size
-        self._target = target
-        self._filled = 0
-        self._remaining = size
-        return BUFFER_HEADER_BYTES

@@ -43,6 +43,7 @@ from minishuffle.errors import LocalProtocolError, RemoteProtocolError
 
 __all__ = [
     "AddCredit",
+    "BUFFER_FIXED_BYTES",
     "BUFFER_HEADER",
     "BUFFER_HEADER_BYTES",
     "BacklogAnnouncement",
@@ -146,6 +147,11 @@ LENGTH_BYTES: Final = 4
 BUFFER_HEADER: Final = struct.Struct(">IBIIIBBII")
 """Frame header and BufferResponse fields as one structure, the size of a segment's headroom use."""
 BUFFER_HEADER_BYTES: Final = BUFFER_HEADER.size
+BUFFER_FIXED_BYTES: Final = BUFFER_HEADER_BYTES - LENGTH_BYTES
+"""What the length of a BufferResponse counts beside its payload."""
+BufferHeader: TypeAlias = tuple[int, int, int, int, int, int, int, int, int]
+"""The fields of :data:`BUFFER_HEADER`: length, type, channel, sequence, backlog, data type, flags, first
+element start, rows. A plain tuple, because one is made for each buffer."""
 NO_ELEMENT_START: Final = 0xFFFF_FFFF
 NO_SEQUENCE: Final = 0xFFFF_FFFF
 """The last sequence of a generation in which no buffer arrived."""
@@ -280,20 +286,6 @@ class PartitionRequest:
     initial_credit: int
     rows_received: int = 0
     last_sequence: int = NO_SEQUENCE
-
-
-@dataclass(slots=True)
-class BufferHeader:
-    """Header of a BufferResponse; ``size`` payload bytes follow. (Not frozen: one is made per buffer.)"""
-
-    channel: int
-    sequence: int
-    backlog: int
-    data_type: int
-    flags: int
-    first_start: int
-    rows: int
-    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -503,7 +495,7 @@ def write_buffer_header(payload: Payload, channel: int, sequence: int, backlog: 
     BUFFER_HEADER.pack_into(
         memory,
         begin,
-        BUFFER_HEADER_BYTES - LENGTH_BYTES + size,
+        BUFFER_FIXED_BYTES + size,
         _BUFFER_RESPONSE,
         channel,
         sequence,

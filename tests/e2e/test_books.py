@@ -26,6 +26,7 @@ from minishuffle.local import Child, settings_flags, spawn, stop_children, wait_
 from minishuffle.transport.control import ControlLink, ControlServer
 from minishuffle.wire.decoder import FrameDecoder
 from minishuffle.wire.frames import (
+    BUFFER_FIXED_BYTES,
     BufferHeader,
     DataType,
     Frame,
@@ -84,8 +85,9 @@ class Recording:
         self.credits += credit
 
     def buffer_begin(self, header: BufferHeader) -> memoryview:
-        self.data_buffers += header.data_type == DataType.DATA
-        return memoryview(bytearray(header.size))
+        length, _, _, _, _, data_type, _, _, _ = header
+        self.data_buffers += data_type == DataType.DATA
+        return memoryview(bytearray(length - BUFFER_FIXED_BYTES))
 
     def buffer_end(self) -> None:
         pass

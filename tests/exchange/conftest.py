@@ -16,7 +16,8 @@ from minishuffle.exchange.segments import NetworkBufferPool, Segment
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.protocol.channel import Outgoing
 from minishuffle.protocol.connection import Connection, PartitionRequested
-from minishuffle.wire.frames import BufferFlags, BufferHeader, DataType, PartitionRequest
+from minishuffle.wire.frames import BufferFlags, DataType, PartitionRequest
+from support.frames import buffer_header
 from support.links import BareLink, consumer_of
 
 SEGMENT_BYTES = 256
@@ -149,14 +150,14 @@ class Setup:
             consumer.credit.take_unannounced()
         flags = BufferFlags.STARTS | BufferFlags.ENDS
         at, size = consumer.expected, len(data)
-        header = BufferHeader(consumer.id, at, backlog, DataType.DATA, flags, 0, rows, size)
+        header = buffer_header(consumer.id, at, DataType.DATA, size, backlog=backlog, flags=flags, rows=rows)
         consumer.begin(header)[:] = data
         consumer.end()
 
     @staticmethod
     def arrive_event(channel: InputChannel, kind: int) -> None:
         consumer = consumer_of(channel)
-        header = BufferHeader(consumer.id, consumer.expected, 0, DataType.EVENT, BufferFlags.NONE, 0, 0, 1)
+        header = buffer_header(consumer.id, consumer.expected, DataType.EVENT, 1)
         consumer.begin(header)[0] = kind
         consumer.end()
 

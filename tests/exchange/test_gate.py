@@ -93,6 +93,14 @@ def test_what_arrives_between_two_polls_is_found_and_wakes_the_task(make_setup: 
     assert setup.gate.poll() is None
 
 
+def test_a_channel_that_stands_in_line_does_not_wake_the_task_again(make_setup: type[Setup]) -> None:
+    setup = make_setup(remote=1)
+    setup.arrive(setup.remotes[0], setup.element(["first"]))
+    setup.arrive(setup.remotes[0], setup.element(["second"]))
+    assert setup.wakes == 1
+    assert setup.rows() == ["first", "second"]
+
+
 # --- consumption ----------------------------------------------------------------------------------------
 
 

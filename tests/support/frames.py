@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from minishuffle.wire.decoder import FrameDecoder
-from minishuffle.wire.frames import BufferHeader, Frame, write_buffer_header
+from minishuffle.wire.frames import BUFFER_FIXED_BYTES, BufferHeader, Frame, FrameType, write_buffer_header
 
 
 class Recorder:
@@ -22,11 +22,27 @@ class Recorder:
 
     def buffer_begin(self, header: BufferHeader) -> memoryview | None:
         self._header = header
-        self._memory = bytearray(header.size)
-        return None if header.channel == 99 else memoryview(self._memory)
+        self._memory = bytearray(header[0] - BUFFER_FIXED_BYTES)
+        return None if header[2] == 99 else memoryview(self._memory)
 
     def buffer_end(self) -> None:
         self.seen.append((self._header, bytes(self._memory)))
+
+
+def buffer_header(
+    channel: int,
+    sequence: int,
+    data_type: int,
+    size: int,
+    *,
+    backlog: int = 0,
+    flags: int = 0,
+    first_start: int = 0,
+    rows: int = 0,
+) -> BufferHeader:
+    """The fields of a BufferResponse with ``size`` bytes of payload."""
+    length, kind = BUFFER_FIXED_BYTES + size, int(FrameType.BUFFER_RESPONSE)
+    return (length, kind, channel, sequence, backlog, data_type, flags, first_start, rows)
 
 
 @dataclass

@@ -16,7 +16,6 @@ from minishuffle.wire.frames import (
     FRAME_HEADER_BYTES,
     AddCredit,
     BacklogAnnouncement,
-    BufferHeader,
     CancelPartitionRequest,
     CancelReason,
     Close,
@@ -36,7 +35,7 @@ from minishuffle.wire.frames import (
     encode_frame,
     write_buffer_header,
 )
-from support.frames import Piece, decode
+from support.frames import Piece, buffer_header, decode
 
 HELLO = Hello(1, "here", 3, 9, 4, b"n" * 32, b"p" * 32, counter=8)
 REQUEST = PartitionRequest(5, "j1", 1, 2, 3, 4, 5, 6, 2, rows_received=258, last_sequence=7)
@@ -85,7 +84,8 @@ def test_buffer_header_lies_right_in_front_of_its_payload() -> None:
     frame = write_buffer_header(Piece(memory, 8, 1, 4, 5, 6), 7, 0xFFFFFFFF, 2)
     assert frame.obj is memory.obj
     assert len(frame) == BUFFER_HEADER_BYTES + 8
-    assert decode(bytes(frame)) == [(BufferHeader(7, 0xFFFFFFFF, 2, 1, 4, 5, 6, 8), b"payload!")]
+    header = buffer_header(7, 0xFFFFFFFF, 1, 8, backlog=2, flags=4, first_start=5, rows=6)
+    assert decode(bytes(frame)) == [(header, b"payload!")]
     assert bytes(memory[: 64 - BUFFER_HEADER_BYTES]) == b"." * (64 - BUFFER_HEADER_BYTES)
 
 

@@ -13,8 +13,9 @@ from minishuffle.exchange.channels import GateBuffers
 from minishuffle.exchange.elements import AssemblyBudget, decode, encode
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.wire.clients import ROWS_FORGOTTEN
-from minishuffle.wire.frames import BufferFlags, BufferHeader, DataType, EventKind, PartitionRequest
+from minishuffle.wire.frames import BufferFlags, DataType, EventKind, PartitionRequest
 from minishuffle.worker.client_gate import UPSTREAM_EDGE, WRITES_KEPT, Progress, UpstreamChannel, UpstreamGate
+from support.frames import buffer_header
 from support.links import BareLink, consumer_of
 
 SEGMENT_BYTES = 4096
@@ -103,14 +104,14 @@ def arrive(channel: UpstreamChannel, data: bytes) -> None:
     consumer = consumer_of(channel)
     consumer.credit.take_unannounced()
     flags = BufferFlags.STARTS | BufferFlags.ENDS
-    header = BufferHeader(consumer.id, consumer.expected, 0, DataType.DATA, flags, 0, 1, len(data))
+    header = buffer_header(consumer.id, consumer.expected, DataType.DATA, len(data), flags=flags, rows=1)
     consumer.begin(header)[:] = data
     consumer.end()
 
 
 def arrive_end(channel: UpstreamChannel) -> None:
     consumer = consumer_of(channel)
-    header = BufferHeader(consumer.id, consumer.expected, 0, DataType.EVENT, BufferFlags.NONE, 0, 0, 1)
+    header = buffer_header(consumer.id, consumer.expected, DataType.EVENT, 1)
     consumer.begin(header)[0] = EventKind.END_OF_PARTITION
     consumer.end()
 
