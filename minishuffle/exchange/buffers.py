@@ -12,9 +12,13 @@ from typing import Protocol
 from minishuffle.exchange.segments import Segment
 from minishuffle.limits import SEGMENT_HEADROOM_BYTES
 from minishuffle.protocol.channel import NextType
-from minishuffle.wire.frames import NO_ELEMENT_START, WATERMARK_EVENT, BufferFlags, DataType, EventKind
+from minishuffle.wire.frames import NO_ELEMENT_START, WATERMARK_EVENT, DataType, EventKind
 
 __all__ = ["BufferBuilder", "Event", "Flush", "Slice", "SliceOwner"]
+
+
+_NONE = NextType.NONE
+"""Looked up once: it is needed for each slice."""
 
 
 class Flush(Enum):
@@ -137,9 +141,9 @@ class Slice:
         self.size = size
         self.data_type = data_type
         self.rows = rows
-        self.flags = int(BufferFlags.NONE)
+        self.flags = 0
         self.first_start = NO_ELEMENT_START
-        self.next_type = NextType.NONE
+        self.next_type = _NONE
         self.backlog = 0
         self.view: SliceOwner | None = None
         """Gets ``builder`` back, if the memory is a segment's."""

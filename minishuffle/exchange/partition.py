@@ -43,6 +43,9 @@ __all__ = [
 
 _STARTS, _CONTINUES, _ENDS = map(int, (BufferFlags.STARTS, BufferFlags.CONTINUES, BufferFlags.ENDS))
 """As plain numbers: an operation on flags takes ten times as long."""
+_DATA = int(DataType.DATA)
+_NONE, _PARTIAL = NextType.NONE, NextType.PARTIAL
+_ON_REQUEST, _ADAPTIVE = Flush.ON_REQUEST, Flush.ADAPTIVE
 
 
 # --- subpartition ---------------------------------------------------------------------------------
@@ -204,7 +207,7 @@ class Subpartition:
         """Whether the open segment may be sent, as far as it is published."""
         return (
             builder is not None
-            and (self.flushing is not Flush.ON_REQUEST or builder.flush_requested)
+            and (self.flushing is not _ON_REQUEST or builder.flush_requested)
             and builder.unsent()
             and (builder.holder is None or builder.holder is not self.view)
         )
@@ -215,7 +218,7 @@ class Subpartition:
         queue, backlog = self._queue, self._written - self._polled
         if queue and isinstance(head := queue[0], BufferBuilder) and not head.unsent():
             backlog -= 1
-        if self.flushing is not Flush.ADAPTIVE and self.goes_out(self._open):
+        if self._open is not None and self.flushing is not _ADAPTIVE and self.goes_out(self._open):
             backlog += 1
         return max(0, backlog)
 
@@ -334,10 +337,10 @@ class PipelinedView:
 
     def _type(self, head: BufferBuilder | Event | None) -> NextType:
         if head is None:
-            return NextType.NONE
+            return _NONE
         subpartition = self._subpartition
-        if subpartition.flushing is Flush.ADAPTIVE and head is subpartition._open:
-            return NextType.PARTIAL
+        if subpartition.flushing is _ADAPTIVE and head is subpartition._open:
+            return _PARTIAL
         return head.next_type
 
     def hold(self) -> None:
@@ -412,7 +415,7 @@ class PipelinedView:
             copied = bytearray(SEGMENT_HEADROOM_BYTES)
             copied += memory[start : start + size]
             memory, start, holds = memoryview(copied), SEGMENT_HEADROOM_BYTES, None
-        piece = Slice(memory, start, size, DataType.DATA, rows_begun)
+        piece = Slice(memory, start, size, _DATA, rows_begun)
         piece.flags, piece.first_start = flags, first_start
         piece.view, piece.builder = self, holds
         builder.sent_bytes, builder.sent_rows, builder.sent_starts = length, rows, starts
@@ -541,7 +544,7 @@ class ResultPartition:
 
     def _published(self, subpartition: Subpartition) -> None:
         """The reader may send what it was not to before: now, or when the buffer timeout has passed."""
-        if subpartition.flushing is not Flush.ON_REQUEST:
+        if subpartition.flushing is not _ON_REQUEST:
             if not subpartition.held:
                 self._notify(subpartition)
         elif not subpartition.dirty:
