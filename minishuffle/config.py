@@ -60,6 +60,11 @@ class ClusterSettings(BaseSettings):
     switch_interval: float = Field(0.0005, gt=0, le=0.1)
     """The interpreter's thread switch interval in a worker."""
     partition_request_timeout: float = Field(10.0, gt=0)
+    reconnect_timeout: float = Field(10.0, gt=0)
+    """A task that has not read an input channel to its end this long after the producer's next attempt could
+    be attached to it is stuck, and is restarted itself."""
+    slot_timeout: float = Field(60.0, gt=0)
+    """How long tasks of a lost worker wait for a free slot before their job fails."""
     spool_bytes_max: int = Field(limits.SPOOL_BYTES_MAX, ge=64 * 1024)
     """What each sink of a job that does not end keeps on disk for readers, above which it waits."""
     pin_workers: bool = True

@@ -175,6 +175,8 @@ class TaskCounters:
     backpressured_seconds: float = 0.0
     cpu_seconds: float = 0.0
     """Processor time of the task's thread."""
+    rows_dropped: dict[str, int] = field(default_factory=dict)
+    """By reason: upstream_unavailable, queue_discarded, partial_element, failed_batch."""
 
 
 @dataclass(slots=True)

@@ -82,6 +82,10 @@ FLUSH_SEGMENTS_MAX: Final = 16
 
 # --- memory -----------------------------------------------------------------------------------
 NETWORK_MEMORY_BYTES_DEFAULT: Final = 64 * MIB
+RESTART_FAILURES_MAX_DEFAULT: Final = 10
+RESTART_FAILURES_MAX: Final = 1_000_000
+RESTART_FAILURE_WINDOW_SECONDS: Final = 300.0
+"""Older failures of a subtask do not count against its job."""
 JOB_BUFFERS_MAX: Final = CREDIT_MAX // 2
 """Exclusive buffers of a channel, and floating buffers of a gate, that a job may ask for: a channel may
 have both as credit."""

@@ -42,6 +42,15 @@ class JobSettings(BaseModel):
     """When a buffer that is not full is sent. ``adaptive``: at once while its channel has credit and the link
     is idle, so that elements gather while it is not; 0: after every element; -1: never; else so many seconds
     after the first element in it."""
+    restart_strategy: Literal["individual", "region", "full", "none"] = "individual"
+    """What restarts when a task is lost: it alone, its region, everything; with ``none`` the job fails."""
+    restart_failures_max: int = Field(
+        limits.RESTART_FAILURES_MAX_DEFAULT, ge=1, le=limits.RESTART_FAILURES_MAX
+    )
+    """Failures of one subtask within RESTART_FAILURE_WINDOW_SECONDS that end the job."""
+    on_unavailable: Literal["drop", "wait"] | None = None
+    """What a producer does with rows for a consumer that is restarting. None: ``drop`` if any source of the
+    job is endless, else ``wait``."""
 
 
 class Vertex(BaseModel):
@@ -99,6 +108,12 @@ class JobGraph(BaseModel):
                 if source.parallelism != target.parallelism:
                     raise ValueError(f"forward edge {number} joins different parallelisms")
         return self
+
+    @property
+    def on_unavailable(self) -> Literal["drop", "wait"]:
+        """What producers of this job do with rows for a consumer that is restarting."""
+        endless = any(vertex.is_source and not vertex.bounded for vertex in self.vertices)
+        return self.settings.on_unavailable or ("drop" if endless else "wait")
 
     @property
     def slots_needed(self) -> int:

@@ -144,6 +144,12 @@ class TaskAttempt(ControlMessage):
     attempt: int
 
 
+class PlacedAttempt(TaskAttempt):
+    """An attempt and the worker that runs it."""
+
+    worker: WorkerNumber
+
+
 class InputSpec(ControlMessage):
     """Producers ``first`` … ``first + count - 1`` of ``operator`` feed a subtask's input number ``input``."""
 
@@ -390,6 +396,18 @@ class ReleaseJob(ControlMessage):
     term: int
     job: str
     attempts: list[TaskAttempt] = Field(default_factory=list)
+
+
+class TasksRestarted(ControlMessage):
+    """These attempts take the place of earlier ones: reattach to them what reads from them here, and let go
+    of what earlier ones read here."""
+
+    type: Literal["tasks_restarted"] = "tasks_restarted"
+    term: int
+    job: str
+    tasks: list[PlacedAttempt]
+    workers: list[WorkerAddress]
+    """Those that run these attempts."""
 
 
 class Dial(ControlMessage):
