@@ -105,11 +105,12 @@ class BufferBuilder:
     def skip_rest(self) -> bool:
         """(Reader.) Leave out what is here of an element whose beginning is not; True if that ends here."""
         length, rows, starts, ends = self.published
-        if starts:
-            self.sent_bytes = self.starts[0]
+        if starts > self.sent_starts:
+            self.sent_bytes = self.starts[self.sent_starts]
             return True
+        ends = ends and length > self.sent_bytes
         self.sent_bytes, self.sent_rows = length, rows
-        return ends and length > 0
+        return ends
 
 
 class SliceOwner(Protocol):

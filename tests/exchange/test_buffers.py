@@ -63,6 +63,15 @@ def test_the_rest_of_an_element_is_skipped_to_the_first_start_or_to_its_end(buil
     assert (builder.sent_bytes, builder.sent_rows) == (4, 0)
 
 
+def test_nothing_is_skipped_of_a_segment_that_was_sent(builder: BufferBuilder) -> None:
+    builder.begin(2)
+    builder.append(memoryview(b"head"), 0)
+    builder.publish(ends=False)
+    builder.sent_bytes, builder.sent_rows, builder.sent_starts = 4, 2, 1
+    assert not builder.skip_rest(), "the element goes on in the next"
+    assert (builder.sent_bytes, builder.unsent()) == (4, False)
+
+
 def test_a_slice_comes_back_once(builder: BufferBuilder) -> None:
     view = Releases()
     piece = Slice(builder.segment.memory, 64, 4, DataType.DATA, 1)

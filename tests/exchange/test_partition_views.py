@@ -18,6 +18,7 @@ from minishuffle.ids import JobId, PartitionId
 from minishuffle.protocol.channel import NextType
 from minishuffle.protocol.connection import Connection
 from minishuffle.wire.frames import NO_ELEMENT_START, BufferFlags, DataType, EventKind, PartitionRequest
+from support.interleave import nested
 
 CAPACITY = 16
 
@@ -185,6 +186,28 @@ def test_the_rest_of_an_element_is_skipped_however_late_it_is_written() -> None:
     assert payloads(views[1]) == [b"b" * 3, bytes([EventKind.END_OF_DATA])]
     assert [view.rows_skipped for view in (first, *views)] == [0, 7, 0]
     assert producer.pool.in_use == 0
+
+
+def test_a_new_view_begins_behind_what_another_has_sent_of_a_segment_that_its_writer_is_handing_over() -> (
+    None
+):
+    made: list[tuple[Producer, list[bytes]]] = []
+
+    def make() -> tuple[Callable[[], object], Callable[[], object]]:
+        producer = Producer()
+        first = producer.attach(1)
+        producer.write(b"a")
+        producer.flush()
+        found: list[bytes] = []
+        made.append((producer, found))
+        return lambda: producer.write(b"b" * CAPACITY), lambda: found.extend(payloads(first))
+
+    for _ in nested(make):
+        producer, found = made.pop()
+        second = producer.attach(2)
+        producer.flush()
+        found += payloads(second)
+        assert b"".join(found) in {b"a" + b"b" * CAPACITY, b"a" + b"b" * (CAPACITY - 1)}
 
 
 # --- attachments ----------------------------------------------------------------------------------------

@@ -11,12 +11,14 @@ from typing import Any
 SECONDS_MAX = 20.0
 
 
-class _Stepped:
-    """A call in a thread of its own that stops before each instruction of the package."""
+class Stepped:
+    """A call in a thread of its own that stops before any instruction of the package."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         self._call = call
         self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
+        self._left = 0
+        """Instructions before which it does not stop."""
         self.done = False
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -39,8 +41,10 @@ class _Stepped:
             return None
         frame.f_trace_opcodes = True
         if event == "opcode":
-            self._stopped.release()
-            self._wait(self._go)
+            self._left -= 1
+            if not self._left:
+                self._stopped.release()
+                self._wait(self._go)
         return self._trace
 
     @staticmethod
@@ -49,12 +53,12 @@ class _Stepped:
 
     def step(self, count: int) -> int:
         """Run that many instructions, or to the end; gives how many there were."""
-        for taken in range(count):
-            if self.done:
-                return taken
-            self._go.release()
-            self._wait(self._stopped)
-        return count
+        if self.done or not count:
+            return 0
+        self._left = count
+        self._go.release()
+        self._wait(self._stopped)
+        return count - self._left + 1 if self.done else count
 
     def finish(self) -> None:
         self.step(1_000_000)
@@ -73,7 +77,7 @@ def interleaved(make: Callable[[], tuple[Callable[[], object], Callable[[], obje
     while True:
         between, ended = 0, False
         while not ended:
-            first, second = (_Stepped(call) for call in make())
+            first, second = (Stepped(call) for call in make())
             taken = first.step(before)
             ended = second.step(between) < between
             first.finish()
@@ -82,4 +86,21 @@ def interleaved(make: Callable[[], tuple[Callable[[], object], Callable[[], obje
             between += 1
         if taken < before:
             return
+        before += 1
+
+
+def nested(make: Callable[[], tuple[Callable[[], object], Callable[[], object]]]) -> Iterator[None]:
+    """Run the two calls that ``make`` gives anew for each instruction of the first: in front of it, the whole
+    second.
+
+    Look at the outcome after each step of this iterator.
+    """
+    before, done = 0, False
+    while not done:
+        call, inside = make()
+        first = Stepped(call)
+        done = first.step(before) < before
+        inside()
+        first.finish()
+        yield
         before += 1
