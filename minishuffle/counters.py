@@ -150,7 +150,8 @@ class TaskCounters:
     records_in: int = 0
     """Taken from other tasks or external clients; what a source makes itself is none of them."""
     records_out: int = 0
-    """Written for other tasks; of a source whose chain ends in a sink, what it made."""
+    """Written for other tasks, those included that were unavailable; of a source whose chain ends in a sink,
+    what it made."""
     bytes_in: int = 0
     bytes_out: int = 0
     buffers_in: int = 0

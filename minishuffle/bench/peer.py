@@ -32,7 +32,14 @@ from minishuffle.ids import Address, JobId, PartitionId
 from minishuffle.protocol.channel import NextType, Outgoing, Received
 from minishuffle.protocol.connection import ConnectionEvent, PartitionRequested
 from minishuffle.transport.tcp import DataEndpoint, DataLink
-from minishuffle.wire.frames import NO_ELEMENT_START, DataType, EventKind, PartitionRequest, Role
+from minishuffle.wire.frames import (
+    NO_ELEMENT_START,
+    CancelReason,
+    DataType,
+    EventKind,
+    PartitionRequest,
+    Role,
+)
 from minishuffle.wire.handshake import Identity
 from minishuffle.worker.handoff import LoopInbox, TaskPaths
 
@@ -132,7 +139,7 @@ class _RingView:
         memory[-1] = EventKind.END_OF_PARTITION
         return _RingSlice(memory, limits.SEGMENT_HEADROOM_BYTES, DataType.EVENT, self._free, -1)
 
-    def release(self) -> None:
+    def release(self, reason: CancelReason) -> None:
         self._count = 0
 
 

@@ -14,7 +14,7 @@ from minishuffle.limits import SEGMENT_HEADROOM_BYTES
 from minishuffle.protocol.channel import NextType
 from minishuffle.wire.frames import NO_ELEMENT_START, WATERMARK_EVENT, DataType, EventKind
 
-__all__ = ["BufferBuilder", "Event", "Flush", "Slice", "SliceOwner"]
+__all__ = ["BufferBuilder", "Event", "EventState", "Flush", "Slice", "SliceOwner"]
 
 
 _NONE = NextType.NONE
@@ -112,6 +112,14 @@ class BufferBuilder:
         self.sent_bytes, self.sent_rows = length, rows
         return ends
 
+    def leave_out(self) -> tuple[int, bool]:
+        """(Reader.) Leave out what is published and not sent; gives the rows that begin in it, and whether it
+        ends in the middle of an element."""
+        length, rows, starts, ends = self.published
+        left_out = rows - self.sent_rows
+        self.sent_bytes, self.sent_rows, self.sent_starts = length, rows, starts
+        return left_out, not ends
+
 
 class SliceOwner(Protocol):
     """The view that a slice was polled from."""
@@ -190,3 +198,32 @@ class Event:
             payload = bytes((self.kind,))
         memory = memoryview(bytearray(SEGMENT_HEADROOM_BYTES) + payload)
         return Slice(memory, SEGMENT_HEADROOM_BYTES, len(payload), DataType.EVENT, 0)
+
+
+class EventState:
+    """What the events that have left a subpartition's queue say; each new view begins with it. (Reader.)"""
+
+    __slots__ = ("_ends", "_watermark")
+
+    def __init__(self) -> None:
+        self._watermark: Event | None = None
+        """The last one."""
+        self._ends: list[Event] = []
+
+    def take(self, event: Event) -> None:
+        event.taken = True  # before anybody looks at what it says: see Event.overtake
+        if event.kind is EventKind.WATERMARK:
+            self._watermark = event
+        else:
+            self._ends.append(event)
+
+    @property
+    def ends(self) -> int:
+        """How many there are, but for watermarks."""
+        return len(self._ends)
+
+    def events(self) -> list[Event]:
+        """In the order in which a consumer is to receive them."""
+        mark = self._watermark
+        marks = [] if mark is None else [Event(EventKind.WATERMARK, mark.time, mark.idle)]
+        return marks + self._ends

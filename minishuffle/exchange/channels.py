@@ -420,7 +420,7 @@ class LocalAttachment:
         self._handed_over = handed_over
         self._outstanding = 0
         self._pieces = 0
-        self._view: SubpartitionView | None = subpartition.attach(generation, self.pump)
+        self._view: SubpartitionView | None = subpartition.attach(generation, self.pump, self.fail)
 
     @property
     def last_sequence(self) -> int:
@@ -456,7 +456,12 @@ class LocalAttachment:
     def close(self, reason: CancelReason) -> None:
         view, self._view = self._view, None
         if view is not None:
-            view.release()
+            view.release(reason)
+
+    def fail(self, error: ShuffleError) -> None:
+        """The producer has failed, or somebody else reads the subpartition."""
+        if self.channel.attachment is self:
+            self.channel.detach(error)
 
 
 # --- channel --------------------------------------------------------------------------------------

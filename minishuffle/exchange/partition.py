@@ -7,6 +7,15 @@ by one side only. (Flink: ``PipelinedSubpartition``, ``BufferBuilder``.)
 
 Consumers come and go: each reads through a view of one generation, and only the newest view of a
 subpartition polls it. An attachment joins a view to the channel of the link that carries it.
+
+A subpartition whose consumer has gone is *unavailable* until the next view is attached, if its partition
+drops what nobody reads: what is queued is freed, and the writer skips it, an element at a time. Each row
+that is written is counted in exactly one place::
+
+    written = sent (by all views) + skipped by the writer + discarded from the queue + still queued
+
+Rows count where their element begins: if that was sent or discarded, so were they, and the rest of the
+element is left out whenever it comes.
 """
 
 from __future__ import annotations
@@ -17,15 +26,16 @@ from typing import Protocol, TypeAlias
 
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import LocalProtocolError, ShuffleError, Superseded
-from minishuffle.exchange.buffers import BufferBuilder, Event, Flush, Slice
+from minishuffle.exchange.buffers import BufferBuilder, Event, EventState, Flush, Slice
 from minishuffle.exchange.segments import Segment
-from minishuffle.ids import PartitionId
+from minishuffle.ids import FIRST_ATTEMPT, PartitionId
 from minishuffle.limits import EVENTS_QUEUED_PER_CHANNEL_MAX, SEGMENT_HEADROOM_BYTES
 from minishuffle.protocol.channel import NextType
 from minishuffle.protocol.connection import Connection
 from minishuffle.wire.frames import (
     NO_ELEMENT_START,
     BufferFlags,
+    CancelReason,
     DataType,
     EventKind,
     PartitionRequest,
@@ -54,30 +64,35 @@ _ON_REQUEST, _ADAPTIVE = Flush.ON_REQUEST, Flush.ADAPTIVE
 class Subpartition:
     """Queue of one producer subtask towards one consumer subtask.
 
-    Invariants: ``polled ≤ added``; at most one builder is open, and it is not in the queue once its
-    successor is open; at most one view is current.
+    Invariants: ``polled ≤ written``; at most one builder is open, and it is not in the queue once its
+    successor is open; at most one view is current, and none while this is unavailable.
+
+    Args:
+        consumer: index of the consumer subtask.
+        drops: what is written while no consumer is attached is dropped, once there has been one.
     """
 
     __slots__ = (
         "_discarded",
-        "_ends",
+        "_drops",
         "_events_added",
-        "_events_polled",
         "_mark",
         "_notify",
         "_open",
         "_polled",
         "_queue",
+        "_state",
         "_unfinished_rows",
-        "_watermark",
         "_written",
-        "attachment",
+        "available",
         "buffers_out",
         "consumer",
         "dirty",
+        "error",
         "flushing",
         "held",
         "notified",
+        "rows_discarded",
         "view",
     )
 
@@ -86,10 +101,13 @@ class Subpartition:
         consumer: int,
         notify: Callable[[Subpartition], None],
         flushing: Flush = Flush.ON_REQUEST,
+        *,
+        drops: bool = False,
     ) -> None:
         self.consumer = consumer
-        """Index of the consumer subtask."""
         self.flushing = flushing
+        self.available = True
+        """(Set by the loop.) False: nobody will read what is written until the next view is attached."""
         self.held = False
         """The loop does not want to know of what is published before it looks anyhow."""
         self.dirty = False
@@ -100,8 +118,11 @@ class Subpartition:
         """Set by whoever queues this for the loop's attention, cleared by the loop."""
         self.view: PipelinedView | None = None
         """The current one (loop thread); None while no consumer is attached."""
-        self.attachment: ProducerAttachment | None = None
-        """The current view's, if a link carries it."""
+        self.rows_discarded = 0
+        """(Reader.) Rows of elements that were freed before any of them was sent."""
+        self.error: ShuffleError | None = None
+        """(Reader.) Why the producer has failed, if it has."""
+        self._drops = drops
         self._notify = notify
         self._queue: deque[BufferBuilder | Event] = deque()
         self._open: BufferBuilder | None = None
@@ -114,12 +135,10 @@ class Subpartition:
         # The reader's.
         self._discarded = False
         self._polled = 0
-        self._events_polled = 0
         self._unfinished_rows: int | None = None
-        """Rows of the element whose beginning was polled and whose end was not, if not counted as skipped."""
-        self._watermark: Event | None = None
-        """Polled last. It and the ends are state: each new view begins with them."""
-        self._ends: list[Event] = []
+        """Rows of the element whose beginning was polled or discarded, and whose end was not; 0 once the
+        view that has sent the beginning has ended. None: there is no such element."""
+        self._state = EventState()
 
     # --- writer (task thread) ----------------------------------------------------------------
 
@@ -149,7 +168,7 @@ class Subpartition:
         Raises:
             LocalProtocolError: more events are queued than a channel may have.
         """
-        queued = self._events_added - self._events_polled
+        queued = self._events_added - self._state.ends
         if queued >= EVENTS_QUEUED_PER_CHANNEL_MAX:
             raise LocalProtocolError(f"{queued} events are queued for one channel")
         self._append(Event(kind))
@@ -173,27 +192,75 @@ class Subpartition:
 
     # --- reader (loop thread) ----------------------------------------------------------------
 
-    def attach(self, generation: int, on_available: Callable[[], None]) -> PipelinedView:
-        """The view of a consumer that reads from now on; the one before it is released.
+    def attach(
+        self,
+        generation: int,
+        on_available: Callable[[], None],
+        on_failed: Callable[[ShuffleError], None] = lambda error: None,
+        *,
+        attempt: int = FIRST_ATTEMPT,
+    ) -> PipelinedView:
+        """The view of a consumer that reads from now on, instead of any other.
 
         It begins with the state that earlier views have polled (watermark and ends), and at the
         beginning of an element.
         """
+        before = self.view
+        if before is not None:
+            before.end()
+        self.view = view = PipelinedView(self, generation, self._state.events(), on_available, on_failed)
+        view.attempt = attempt
+        self.available = not self._discarded
+        if before is not None:
+            was, now = (f"generation {each.generation} of attempt {each.attempt}" for each in (before, view))
+            text = f"subpartition {self.consumer} was requested again: {now} takes the place of {was}"
+            before.on_failed(Superseded(text))
+        return view
+
+    def lose(self, reason: CancelReason) -> None:
+        """Its consumer has gone. One that has read to the end wants nothing more, whatever there may be."""
+        if self._drops or reason is CancelReason.ENDED:
+            self.available = self.held = False
+            self._discard_queued()
+
+    def fail(self, error: ShuffleError) -> None:
+        """The producer has failed: tell the consumer, if there is one."""
+        self.error = error
         if self.view is not None:
-            self.view.release()
-        state = [*self._ends]
-        if self._watermark is not None:
-            state.insert(0, Event(EventKind.WATERMARK, self._watermark.time, self._watermark.idle))
-        self.view = PipelinedView(self, generation, on_available, state)
-        if self._unfinished_rows is not None:
-            self._unfinished_rows = 0  # that view has counted them
-        return self.view
+            self.view.fail(error)
 
     def attend(self) -> None:
         """The writer has notified the loop. The flag is cleared before the look."""
         self.notified = False
         if self.view is not None:
             self.view.on_available()
+        elif not self.available:
+            self._discard_queued()
+
+    def take_event(self, event: Event) -> None:
+        """``event`` has left the queue."""
+        self._unfinished_rows = None
+        self._state.take(event)
+
+    def _discard_queued(self) -> None:
+        """Free what is queued, and leave out what is published in the open segment; rows are counted."""
+        queue, builder = self._queue, self._open  # the open one first: see PipelinedView._head
+        while queue:  # one by one: the writer may append
+            item = queue.popleft()
+            if isinstance(item, Event):
+                self.take_event(item)
+            else:
+                self._polled += 1
+                self._leave_out(item)
+                item.drain()
+        if builder is not None:
+            self._leave_out(builder)
+
+    def _leave_out(self, builder: BufferBuilder) -> None:
+        if builder.unsent():
+            rows, cut = builder.leave_out()
+            self.rows_discarded += rows
+            self._unfinished_rows = 0 if cut else None
 
     def flush(self) -> bool:
         """The buffer timeout has passed: True if there is something published to be sent."""
@@ -228,14 +295,10 @@ class Subpartition:
         The open segment of a writer that could not be stopped is ``written_off``: it may still be
         written to, so it is never lent again, and the pool promises it to nobody.
         """
+        self._discarded, self.available = True, False
         if self.view is not None:
-            self.view.release()
-        self._discarded = True
-        queue = self._queue
-        while queue:  # one by one: a writer that could not be stopped may still append
-            item = queue.popleft()
-            if isinstance(item, BufferBuilder):
-                item.drain()
+            self.view.end()
+        self._discard_queued()
         builder = self._open
         if builder is not None and not builder.drained:
             if written_off:
@@ -259,8 +322,10 @@ class PipelinedView:
         "_skipping",
         "_state",
         "_subpartition",
+        "attempt",
         "generation",
         "on_available",
+        "on_failed",
         "rows_sent",
         "rows_skipped",
     )
@@ -269,32 +334,51 @@ class PipelinedView:
         self,
         subpartition: Subpartition,
         generation: int,
-        on_available: Callable[[], None],
         state: list[Event],
+        on_available: Callable[[], None],
+        on_failed: Callable[[ShuffleError], None],
     ) -> None:
         self.generation = generation
+        self.attempt = FIRST_ATTEMPT
+        """The consumer's."""
         self.on_available = on_available
         """Wakes the consumer's side: there is something to poll."""
+        self.on_failed = on_failed
+        """Tells the consumer's side why nothing more comes; the view has ended before."""
         self.rows_sent = 0
         """Rows of elements that began in what was polled."""
-        self.rows_skipped = subpartition._unfinished_rows or 0
-        """Rows of the element that an earlier view has the beginning of: the rest of it is skipped."""
+        self.rows_skipped = 0
+        """Rows, of those, of an element whose end was not polled when this view ended: nobody gets it."""
         self._skipping = subpartition._unfinished_rows is not None
         self._subpartition = subpartition
         self._queue = subpartition._queue
         self._state = deque(state)
         self._next: BufferBuilder | Event | None = None
-        """What the last look found at the head; nobody else takes it. None: look again."""
+        """What the last look found at the head. None: look again."""
 
     @property
     def current(self) -> bool:
         return self._subpartition.view is self
 
-    def release(self) -> None:
-        """The consumer went away. What is queued stays for the next view, or until ``discard``."""
+    def release(self, reason: CancelReason) -> None:
+        """The consumer went away. What is queued stays for the next view, or is dropped; idempotent."""
         if self.current:
-            self._subpartition.view = self._subpartition.attachment = None
-            self._next = None
+            self.end()
+            self._subpartition.lose(reason)
+
+    def fail(self, error: ShuffleError) -> None:
+        """Nothing more comes: end this view, and tell the consumer why; idempotent."""
+        if self.current:
+            self.release(CancelReason.FAILED)
+            self.on_failed(error)
+
+    def end(self) -> None:
+        """It polls no more. What is queued stays, but for the rest of an element."""
+        subpartition = self._subpartition
+        subpartition.view = self._next = None
+        if subpartition._unfinished_rows is not None:
+            self.rows_skipped += subpartition._unfinished_rows
+            subpartition._unfinished_rows = 0
 
     def _head(self) -> BufferBuilder | Event | None:
         """What a poll would take now; finished builders that were sent in slices leave the queue, whether or
@@ -373,14 +457,9 @@ class PipelinedView:
         if self._state:
             self._state.popleft()
             return
-        subpartition = self._subpartition
         self._queue.popleft()
-        self._skipping, subpartition._unfinished_rows = False, None
-        if event.kind is EventKind.WATERMARK:
-            subpartition._watermark = event
-        else:
-            subpartition._events_polled += 1
-            subpartition._ends.append(event)
+        self._skipping = False
+        self._subpartition.take_event(event)
 
     def _slice(self, builder: BufferBuilder) -> Slice:
         subpartition = self._subpartition
@@ -446,7 +525,7 @@ class ProducerLink(Protocol):
 
 
 class ProducerAttachment:
-    """A view and the channel of a link that carries it."""
+    """A view of a subpartition and the channel of a link that carries it."""
 
     __slots__ = ("channel", "link", "view")
 
@@ -454,7 +533,9 @@ class ProducerAttachment:
         self.link = link
         self.channel = request.channel
         """The id that the consumer gave."""
-        self.view = subpartition.attach(request.generation, self.available)
+        self.view = subpartition.attach(
+            request.generation, self.available, self.fail, attempt=request.consumer_attempt
+        )
 
     def available(self) -> None:
         """There is something to poll."""
@@ -462,19 +543,17 @@ class ProducerAttachment:
         self.link.flush_soon()
 
     def fail(self, error: ShuffleError) -> None:
-        """Tell the consumer why nothing more comes, and release the view."""
+        """Tell the consumer why nothing more comes."""
         self.link.connection.fail_producer(self.channel, error)
         self.link.flush_soon()
 
 
 def serve(link: ProducerLink, request: PartitionRequest, subpartition: Subpartition) -> ProducerAttachment:
     """Answer a PartitionRequest: its consumer reads ``subpartition`` from now on, instead of any other."""
-    before = subpartition.attachment
-    if before is not None:
-        generations = f"generation {request.generation} takes the place of {before.view.generation}"
-        before.fail(Superseded(f"subpartition {subpartition.consumer} was requested again: {generations}"))
-    attachment = subpartition.attachment = ProducerAttachment(link, request, subpartition)
+    attachment = ProducerAttachment(link, request, subpartition)
     link.connection.attach(request.channel, attachment.view)
+    if subpartition.error is not None:
+        attachment.view.fail(subpartition.error)
     link.flush_soon()
     return attachment
 
@@ -493,6 +572,7 @@ class ResultPartition:
         acquire: gives a segment, waiting for one if need be; raises TaskCancelled.
         notify: tells the loop that a subpartition wants its attention.
         flushing: when data leave of a segment that is not full; on request: at each :meth:`flush`.
+        drops: rows for a consumer that has gone are dropped until it is back; else they wait for it.
     """
 
     def __init__(
@@ -504,20 +584,35 @@ class ResultPartition:
         counters: TaskCounters,
         *,
         flushing: Flush = Flush.ON_REQUEST,
+        drops: bool = False,
     ) -> None:
         self.id = partition_id
         self.first = consumers.start
-        self.subpartitions = [Subpartition(consumer, notify, flushing) for consumer in consumers]
+        self.subpartitions = [Subpartition(each, notify, flushing, drops=drops) for each in consumers]
         self._acquire = acquire
         self._counters = counters
         self._notify = notify
         self._dirty: deque[Subpartition] = deque()
         """Those with something published since the last flush; each at most once."""
+        self._rows_skipped = 0
+        """(Writer.) Rows that were not written because their consumer had gone."""
 
     def subpartition(self, consumer: int) -> Subpartition | None:
         """The one for that consumer subtask; None if this producer does not feed it."""
         position = consumer - self.first
         return self.subpartitions[position] if 0 <= position < len(self.subpartitions) else None
+
+    def skips(self, position: int, rows: int) -> bool:
+        """Whether the next element for subpartition number ``position`` is left out, and its rows counted,
+        because the consumer has gone. Ask before it is serialised."""
+        subpartition = self.subpartitions[position]
+        if subpartition.available:
+            return False
+        if subpartition.open is not None:  # its segment goes home
+            subpartition.finish_open(ends=True)
+        self._rows_skipped += rows
+        self._counters.records_out += rows
+        return True
 
     def write(self, position: int, rows: int, parts: list[Part]) -> None:
         """Write one element, whose bytes are ``parts`` joined, to subpartition number ``position``."""
@@ -566,15 +661,22 @@ class ResultPartition:
         for subpartition in self.subpartitions:
             subpartition.add_watermark(time, idle)
 
-    @property
-    def attachments(self) -> dict[int, ProducerAttachment]:
-        """Those that links carry, by consumer subtask."""
-        return {each.consumer: each.attachment for each in self.subpartitions if each.attachment is not None}
-
     def fail(self, error: ShuffleError) -> None:
-        """(Loop.) The producer failed: tell its consumers."""
-        for attachment in self.attachments.values():
-            attachment.fail(error)
+        """(Loop.) The producer failed: tell its consumers, and whoever asks from now on."""
+        for subpartition in self.subpartitions:
+            subpartition.fail(error)
+
+    def fence(self, consumer: int, attempt: int) -> None:
+        """(Loop.) That attempt of the consumer takes the place of earlier ones: these read no more."""
+        subpartition = self.subpartition(consumer)
+        view = subpartition.view if subpartition is not None else None
+        if view is not None and view.attempt < attempt:
+            view.fail(Superseded(f"attempt {view.attempt} of consumer {consumer} was replaced by {attempt}"))
+
+    def discard(self, written_off: bool) -> None:
+        """(Loop.) Nobody reads from it any more: see :meth:`Subpartition.discard`."""
+        for subpartition in self.subpartitions:
+            subpartition.discard(written_off)
 
     def flush(self) -> None:
         """(Loop.) The buffer timeout has passed: send what was published since the last flush."""
@@ -587,6 +689,11 @@ class ResultPartition:
 
     def backlog(self) -> int:
         return sum(subpartition.backlog() for subpartition in self.subpartitions)
+
+    def rows_dropped(self) -> dict[str, int]:
+        """Rows that no consumer gets, by reason."""
+        discarded = sum(subpartition.rows_discarded for subpartition in self.subpartitions)
+        return {"upstream_unavailable": self._rows_skipped, "queue_discarded": discarded}
 
     def buffers_out(self) -> int:
         """Buffers with data that were handed to consumers."""

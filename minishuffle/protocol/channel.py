@@ -15,7 +15,7 @@ from minishuffle import limits
 from minishuffle.errors import RemoteProtocolError, ShuffleError
 from minishuffle.limits import SEGMENT_HEADROOM_BYTES
 from minishuffle.protocol.credit import BufferKind, ReceiveCredit, SendCredit
-from minishuffle.wire.frames import BUFFER_FIXED_BYTES, BufferHeader, DataType, Payload
+from minishuffle.wire.frames import BUFFER_FIXED_BYTES, BufferHeader, CancelReason, DataType, Payload
 
 __all__ = [
     "ChannelState",
@@ -76,8 +76,8 @@ class SubpartitionView(Protocol):
     def poll(self, data: bool = True) -> Outgoing | None:
         """The next piece; None if there is none, or if it is data and ``data`` is False."""
 
-    def release(self) -> None:
-        """The consumer is gone; nothing more will be polled through this view."""
+    def release(self, reason: CancelReason) -> None:
+        """The consumer is gone; nothing more will be polled through this view. Idempotent."""
 
 
 class FreeBuffer(Protocol):
@@ -237,11 +237,11 @@ class ProducerChannel:
         self.credit.grant(credit)
         self.announced = 0
 
-    def close(self) -> None:
+    def close(self, reason: CancelReason) -> None:
         """Idempotent; releases the view."""
         if self.state is ChannelState.OPEN:
             self.state = ChannelState.CLOSED
-            self.view.release()
+            self.view.release(reason)
 
     def validate(self) -> None:
         self.credit.validate()

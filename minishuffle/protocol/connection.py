@@ -204,7 +204,7 @@ class Producers:
     def attach(self, channel: int, view: SubpartitionView) -> ProducerChannel | None:
         request = self._requested.pop(channel, None)
         if request is None:
-            view.release()
+            view.release(CancelReason.FAILED)
             return None
         producer = ProducerChannel(channel, view, request.initial_credit)
         self._counters.credits_received += request.initial_credit
@@ -219,14 +219,14 @@ class Producers:
     def fail(self, channel: int, error: ShuffleError) -> None:
         producer = self.channels.pop(channel, None)
         if producer is not None:
-            producer.close()
+            producer.close(CancelReason.FAILED)
             self._control.append(Error(channel, error.code, str(error)))
 
-    def cancel(self, channel: int) -> bool:
+    def cancel(self, channel: int, reason: CancelReason) -> bool:
         """The consumer wants no more; an unknown id is ignored. True if its request was not answered yet."""
         producer = self.channels.pop(channel, None)
         if producer is not None:
-            producer.close()
+            producer.close(reason)
         return self._requested.pop(channel, None) is not None
 
     def on_credit(self, channel: int, credit: int) -> None:
@@ -297,7 +297,7 @@ class Producers:
     def lost(self) -> None:
         """The connection is gone."""
         for producer in self.channels.values():
-            producer.close()
+            producer.close(CancelReason.FAILED)
         self.channels.clear()
         self._requested.clear()
         self.ready.clear()
@@ -420,8 +420,8 @@ class Connection:
                 else:
                     consumer.on_backlog(backlog)
                     self.announce_credit(consumer)
-            case CancelPartitionRequest(channel, _):
-                if self._producers.cancel(channel):
+            case CancelPartitionRequest(channel, reason):
+                if self._producers.cancel(channel, reason):
                     self._events.append(PartitionCancelled(channel))
             case Error(channel, code, text) if channel:
                 consumer = self._consumers.pop(channel, None)

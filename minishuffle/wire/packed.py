@@ -54,7 +54,7 @@ class PeerRows(NamedTuple):
     sent: int = 0
     """Rows of elements whose beginning was handed to the peers."""
     skipped: int = 0
-    """Rows, of those sent, whose element was cut off when another attachment took the place of one."""
+    """Rows, of those sent, whose element was cut off when the attachment ended."""
     received: int = 0
     """Rows of elements whose beginning came from the peers."""
     incomplete: int = 0

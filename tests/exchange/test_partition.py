@@ -18,7 +18,7 @@ from minishuffle.exchange.segments import NetworkBufferPool, Segment
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.limits import EVENTS_QUEUED_PER_CHANNEL_MAX
 from minishuffle.protocol.channel import NextType
-from minishuffle.wire.frames import NO_ELEMENT_START, BufferFlags, DataType, EventKind
+from minishuffle.wire.frames import NO_ELEMENT_START, BufferFlags, CancelReason, DataType, EventKind
 
 CAPACITY = 16
 
@@ -175,7 +175,7 @@ def test_ends_are_state_and_told_again_to_the_next_consumer() -> None:
     bench.partition.broadcast_event(EventKind.END_OF_DATA)
     bench.partition.broadcast_event(EventKind.END_OF_PARTITION)
     first = [bytes(piece.payload) for piece in bench.drain()]
-    bench.view.release()
+    bench.view.release(CancelReason.FAILED)
     bench.view = bench.first.attach(2, lambda: None)
     assert [bytes(piece.payload) for piece in bench.drain()] == first
     assert len(first) == 2
