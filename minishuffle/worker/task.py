@@ -324,13 +324,16 @@ def _edge_writer(output: Output, partition: ResultPartition, start: int) -> Call
         if not len(batch):
             return
         if broadcast:
-            rows, parts = encode(batch)
-            for position in range(consumers):
-                partition.write(position, rows, parts)
+            to = [position for position in range(consumers) if not partition.skips(position, len(batch))]
+            if to:
+                rows, parts = encode(batch)
+                for position in to:
+                    partition.write(position, rows, parts)
             return
         for position, piece in partitioner.split(batch):
-            rows, parts = encode(piece)
-            partition.write(position, rows, parts)
+            if not partition.skips(position, len(piece)):
+                rows, parts = encode(piece)
+                partition.write(position, rows, parts)
 
     return write
 
@@ -399,11 +402,20 @@ class Task:
             # The task thread may add a policy at any moment: dict() copies without giving way to it.
             user_errors=dict(self.counters.user_errors),
             buffers_out=sum(partition.buffers_out() for partition in self.partitions.values()),
+            rows_dropped=self._rows_dropped(),
             busy_seconds=seconds.busy,
             idle_seconds=seconds.idle,
             backpressured_seconds=seconds.backpressured,
             cpu_seconds=self._read_cpu_seconds(),
         )
+
+    def _rows_dropped(self) -> dict[str, int]:
+        dropped = dict(self.counters.rows_dropped)
+        for place in self.partitions.values():
+            for reason, rows in place.rows_dropped().items():
+                if rows:
+                    dropped[reason] = dropped.get(reason, 0) + rows
+        return dropped
 
     def _read_cpu_seconds(self) -> float:
         clock = self._cpu_clock

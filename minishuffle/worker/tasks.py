@@ -24,7 +24,7 @@ from minishuffle.counters import (
     WorkerSnapshot,
 )
 from minishuffle.dataflow.graph import JobSettings
-from minishuffle.errors import ResourceExhausted, clipped, text_of
+from minishuffle.errors import ResourceExhausted, TaskFailed, clipped, text_of
 from minishuffle.exchange.buffers import Flush
 from minishuffle.exchange.channels import Attachment, ChannelEvent, GateBuffers, InputChannel
 from minishuffle.exchange.elements import AssemblyBudget
@@ -232,6 +232,7 @@ class Attempt:
             paths.notify,
             self.counters,
             flushing=flushing(self.settings.buffer_timeout),
+            drops=self.settings.on_unavailable == "drop",
         )
 
     def _build_gate(self, message: DeployTasks, spec: InputSpec) -> InputGate:
@@ -280,28 +281,37 @@ class Attempt:
     # --- taking down -----------------------------------------------------------------------------
 
     def close(self) -> None:
-        """The task's thread is done (or written off): its inputs close, its partitions stay. Idempotent."""
+        """The task's thread is done (or written off): its inputs close. Idempotent.
+
+        The partitions of a task that has finished stay. Another attempt takes the place of any other, unless
+        tasks do not restart: consumers are told that nothing more comes, and what is queued is discarded.
+        """
         self.paths.close()
         for gate in self.gates:
             gate.close()
+        task = self.task
+        if task.state != "finished" and self.settings.restart_strategy != "none":
+            error = TaskFailed(
+                f"attempt {self.id.attempt} of {task.name}[{self._spec.index}] is {task.state}"
+            )
+            for partition in self.partitions.values():
+                partition.fail(error)
+                partition.discard(self._writes)
 
     def release(self) -> None:
-        """Nobody reads from it any more: its partitions and pools go too.
-
-        The open segments of a thread that still runs are written off: it may still write to them.
-        """
-        thread = self.task.thread
-        running = (
-            thread is not None
-            and thread.is_alive()
-            and self.task.state in ("deploying", "running", "abandoned")
-        )
+        """Nobody reads from it any more: its partitions and pools go too."""
         self.close()
         for partition in self.partitions.values():
-            for subpartition in partition.subpartitions:
-                subpartition.discard(running)
+            partition.discard(self._writes)
         for pool in self._pools.values():
             pool.destroy()
+
+    @property
+    def _writes(self) -> bool:
+        """Its thread still runs: it may write to its open segments, which are written off."""
+        task = self.task
+        runs = task.thread is not None and task.thread.is_alive()
+        return runs and task.state in ("deploying", "running", "abandoned")
 
     # --- flushing and reports --------------------------------------------------------------------
 
@@ -421,6 +431,8 @@ class Deployment:
         subpartition = partition.subpartition(key.attempt.subtask.index)
         assert subpartition is not None
         channel.attach_local(subpartition, generation, self._handed_over)
+        if subpartition.error is not None:
+            subpartition.fail(subpartition.error)
         worker = self._services.worker
         self.attempts[key.attempt].traffic.receives((key.edge, worker, producer.attempt), channel)
         if subpartition.view is not None:
