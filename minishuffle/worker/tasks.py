@@ -283,8 +283,8 @@ class Attempt:
     def close(self) -> None:
         """The task's thread is done (or written off): its inputs close. Idempotent.
 
-        The partitions of a task that has finished stay. Another attempt takes the place of any other, unless
-        tasks do not restart: consumers are told that nothing more comes, and what is queued is discarded.
+        The partitions of a task that has finished stay. If tasks restart, any other end is an error for the
+        consumers, and what they have not read is discarded.
         """
         self.paths.close()
         for gate in self.gates:

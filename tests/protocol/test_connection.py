@@ -22,7 +22,7 @@ from minishuffle.errors import (
     TaskFailed,
 )
 from minishuffle.exchange.buffers import Flush
-from minishuffle.exchange.partition import Subpartition
+from minishuffle.exchange.partition import PipelinedView, Subpartition
 from minishuffle.protocol.connection import (
     Connection,
     PartitionCancelled,
@@ -483,6 +483,44 @@ def test_a_failure_whose_text_is_no_utf8_blocks_nobody_else(peers_of: Callable[.
     peers.settle()
     assert str(peers.gates[0].error) == "no file a\\udcff"
     assert len(peers.gates[1].queue) == 1
+
+
+@pytest.fixture
+def released(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, CancelReason]]:
+    """The consumers whose views are released, and why."""
+    found: list[tuple[int, CancelReason]] = []
+    release = PipelinedView.release
+
+    def note(view: PipelinedView, reason: CancelReason) -> None:
+        found.append((view._subpartition.consumer, reason))
+        release(view, reason)
+
+    monkeypatch.setattr(PipelinedView, "release", note)
+    return found
+
+
+@pytest.mark.parametrize("reason", CancelReason)
+def test_the_reason_of_a_cancel_reaches_the_view(
+    peers_of: Callable[..., Peers], released: list[tuple[int, CancelReason]], reason: CancelReason
+) -> None:
+    peers = peers_of(channels=2)
+    peers.request_all()
+    peers.settle()
+    peers.consumer.cancel(peers.gates[1].channel, reason)
+    peers.settle()
+    assert released == [(1, reason)]
+
+
+def test_views_of_a_lost_connection_or_a_broken_channel_are_released_as_failed(
+    peers_of: Callable[..., Peers], released: list[tuple[int, CancelReason]]
+) -> None:
+    peers = peers_of(channels=3)
+    peers.request_all()
+    peers.settle()
+    peers.producer.receive(encode_frame(AddCredit(((peers.gates[1].channel.id, 1 << 20),))), 0.0)
+    assert released == [(1, CancelReason.FAILED)]
+    peers.producer.lost(None)
+    assert released == [(number, CancelReason.FAILED) for number in (1, 0, 2)]
 
 
 def test_a_request_that_was_cancelled_meanwhile_is_not_attached(peers_of: Callable[..., Peers]) -> None:
