@@ -20,6 +20,7 @@ from minishuffle.errors import RemoteProtocolError, ShuffleError
 from minishuffle.exchange.elements import Assembler
 from minishuffle.exchange.partition import Subpartition
 from minishuffle.exchange.segments import LocalPool, Segment
+from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.limits import EVENTS_QUEUED_PER_CHANNEL_MAX
 from minishuffle.protocol.channel import (
     SEQUENCE_MASK,
@@ -403,6 +404,7 @@ class LocalAttachment:
         credit: how many of the producer's segments may wait here: the bound that exclusive and floating
             buffers are for a remote attachment.
         handed_over: called with each piece that changes hands.
+        attempt: of the consumer.
     """
 
     def __init__(
@@ -412,6 +414,8 @@ class LocalAttachment:
         generation: int,
         credit: int,
         handed_over: Callable[[Outgoing], None],
+        *,
+        attempt: int,
     ) -> None:
         self.generation = generation
         self.rows_received = 0
@@ -420,7 +424,9 @@ class LocalAttachment:
         self._handed_over = handed_over
         self._outstanding = 0
         self._pieces = 0
-        self._view: SubpartitionView | None = subpartition.attach(generation, self.pump, self.fail)
+        self._view: SubpartitionView | None = subpartition.attach(
+            generation, self.pump, self.fail, attempt=attempt
+        )
 
     @property
     def last_sequence(self) -> int:
@@ -544,13 +550,21 @@ class InputChannel:
             attachment.open(replace(request, rows_received=received, last_sequence=last))
 
     def attach_local(
-        self, subpartition: Subpartition, generation: int, handed_over: Callable[[Outgoing], None]
+        self,
+        subpartition: Subpartition,
+        generation: int,
+        handed_over: Callable[[Outgoing], None],
+        *,
+        attempt: int = FIRST_ATTEMPT,
     ) -> None:
-        """Read from a producer in this process from now on; no effect once the channel is closed."""
+        """Read from a producer in this process from now on; no effect once the channel is closed.
+
+        Args: those of :class:`LocalAttachment`.
+        """
         if not self._closed:
             self._replace()
             credit = self._buffers.local_credit
-            attachment = LocalAttachment(self, subpartition, generation, credit, handed_over)
+            attachment = LocalAttachment(self, subpartition, generation, credit, handed_over, attempt=attempt)
             self.attachment = attachment
             attachment.pump()
 

@@ -430,13 +430,14 @@ class Deployment:
             return
         subpartition = partition.subpartition(key.attempt.subtask.index)
         assert subpartition is not None
-        channel.attach_local(subpartition, generation, self._handed_over)
+        reader = key.attempt
+        channel.attach_local(subpartition, generation, self._handed_over, attempt=reader.attempt)
         if subpartition.error is not None:
             subpartition.fail(subpartition.error)
         worker = self._services.worker
-        self.attempts[key.attempt].traffic.receives((key.edge, worker, producer.attempt), channel)
+        self.attempts[reader].traffic.receives((key.edge, worker, producer.attempt), channel)
         if subpartition.view is not None:
-            self.attempts[producer].traffic.sends((key.edge, worker, key.attempt.attempt), subpartition.view)
+            self.attempts[producer].traffic.sends((key.edge, worker, reader.attempt), subpartition.view)
 
     def count_received(self, instruction: RequestPartition) -> None:
         """The channel was attached to a link."""

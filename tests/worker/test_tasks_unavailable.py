@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
+from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ShuffleError, TaskFailed
@@ -15,6 +16,7 @@ from minishuffle.exchange.channels import InputChannel
 from minishuffle.exchange.partition import serve
 from minishuffle.wire.frames import CancelReason, PartitionRequest
 from minishuffle.worker.registry import ChannelKey
+from minishuffle.worker.state import StartTask
 from minishuffle.worker.task import Task
 from support.attempts import attempt
 from support.links import BareLink
@@ -158,3 +160,21 @@ async def test_the_job_says_what_becomes_of_rows_for_a_consumer_that_has_gone(
     subpartition.attach(1, lambda: None).release(CancelReason.FAILED)
     assert source.read_counters().rows_dropped == dropped
     assert subpartition.available == (policy == "wait")
+
+
+async def test_a_local_consumer_reads_until_a_newer_attempt_of_it_is_named(site: Site) -> None:
+    source = deploy(site)
+    message = site.message(
+        compile_job(Stream.source(ThenRaises()).rebalance().to_count(), parallelism=1), "j1"
+    )
+    spec = next(spec for spec in message.tasks if spec.inputs).model_copy(update={"attempt": 2})
+    site.deployment.start(StartTask(message, spec))
+    second = ChannelKey(attempt(1, number=2), 0, 0)
+    site.deployment.connect_local(second, attempt(0), 1)
+    channel, partition = site.deployment.channel(second), source.partitions[0]
+    assert channel is not None
+    for named in (1, 2):
+        partition.fence(0, named)
+        assert channel.attachment is not None
+    partition.fence(0, 3)
+    assert channel.attachment is None
