@@ -191,11 +191,17 @@ class QueuedWatermark(Notice):
 
 
 class Detached(Notice):
-    """Nothing more comes from the attachment before, because of ``error`` if there is one."""
+    """Nothing more comes of that generation, because of ``error`` if there is one.
 
-    __slots__ = ("error",)
+    The task gives it back to the channel, which stands in for the attachment that is gone. (Flink:
+    ``UnavailableEvent`` in ByteDance's single task recovery.)
+    """
 
-    def __init__(self, error: ShuffleError | None) -> None:
+    __slots__ = ("attachment", "error", "generation")
+
+    def __init__(self, channel: InputChannel, generation: int, error: ShuffleError | None) -> None:
+        self.attachment = channel
+        self.generation = generation
         self.error = error
 
 
@@ -217,8 +223,9 @@ class LocalBuffer:
         self.rows = piece.rows
 
 
-GivenBack: TypeAlias = Received | LocalBuffer | QueuedEvent
-"""What a task gives back to its attachment once it is read: a buffer, or the end of a partition."""
+GivenBack: TypeAlias = Received | LocalBuffer | QueuedEvent | Detached
+"""What a task gives back to its attachment once it is read: a buffer, the end of a partition, or the end of
+what a lost attachment delivered."""
 QueueItem: TypeAlias = Received | LocalBuffer | Notice
 
 
@@ -254,12 +261,15 @@ class ReadyLine:
 
 class ChannelEvent(Enum):
     """What happens to one generation of an input channel: its partition is requested, the producer answers,
-    the task has read the end of the partition, or nothing more comes because of an error."""
+    the task has read the end of the partition, nothing more comes because of an error, the task has read all
+    that came before the error, or it is known where the next generation reads."""
 
     REQUEST = "request"
     ATTACH = "attach"
     END = "end"
     FAIL = "fail"
+    DRAIN = "drain"
+    RENEW = "renew"
 
 
 class Attachment(Protocol):
@@ -481,8 +491,8 @@ class InputChannel:
         number: of the channel in the gate's watermark valve.
         buffers, ready: the gate's.
         on_event: called on the loop with generation and event: a remote producer answers, the partition has
-            ended, or the attachment has failed. The end may come behind the failure: the task reads what was
-            delivered before that.
+            ended, the attachment has failed, or the task has read all that it delivered before that. The end
+            may come behind the failure, and in the place of the latter.
     """
 
     def __init__(
@@ -511,6 +521,8 @@ class InputChannel:
         """(Task.) Of all that were queued, but for watermarks."""
         self.rows_incomplete = 0
         """(Task.) Rows of elements of which an attachment gave the beginning only."""
+        self.rows_discarded = 0
+        """(Loop.) Rows that were received and not taken when the channel was closed."""
         self.attachment: Attachment | None = None
         """(Loop.) The current one."""
         self._mark: QueuedWatermark | None = None
@@ -518,6 +530,8 @@ class InputChannel:
         self._events_added = 0
         self._before: Attachment | None = None
         """The attachment before the current one."""
+        self._detached = 0
+        """The last generation whose end stands in the queue, or was read."""
         self._closed = False
         self._buffers = buffers
         self._ready = ready
@@ -571,19 +585,38 @@ class InputChannel:
     def _replace(self) -> tuple[int, int]:
         """Make room for an attachment; gives rows and last sequence that the one before received."""
         self.detach()
-        if self._before is None:
-            return 0, NO_SEQUENCE
-        self.deliver(Attached())
-        return self._before.rows_received, self._before.last_sequence
+        before = self._before
+        if self._detached or before is not None:
+            self.deliver(Attached())
+        return (0, NO_SEQUENCE) if before is None else (before.rows_received, before.last_sequence)
 
     def detach(self, error: ShuffleError | None = None) -> None:
-        """End the current attachment, if there is one; the task sees that, and an error in any case, behind
-        what was delivered."""
+        """End the current attachment, if there is one; the task sees that behind what was delivered."""
         attachment = self._let_go(CancelReason.MOVED if error is None else CancelReason.FAILED)
-        if attachment is not None and error is not None:
+        if attachment is None:
+            return
+        if error is not None:
             self.on_event(attachment.generation, ChannelEvent.FAIL)
-        if attachment is not None or error is not None:
-            self.deliver(Detached(error))
+        self._deliver_detached(attachment.generation, error)
+
+    def fail(self, generation: int, error: ShuffleError) -> None:
+        """Nothing more comes of that generation, be it attached or not; the task sees that once, behind what
+        was delivered."""
+        if generation <= self._detached:
+            return
+        if self.attachment is not None:
+            self.detach(error)
+        else:
+            self._deliver_detached(generation, error)
+
+    def _deliver_detached(self, generation: int, error: ShuffleError | None) -> None:
+        self._detached = generation
+        self.deliver(Detached(self, generation, error))
+
+    def consumed(self, notice: GivenBack) -> None:
+        """The task has read that an attachment is gone, and so all that it delivered."""
+        assert isinstance(notice, Detached)
+        self.on_event(notice.generation, ChannelEvent.DRAIN)
 
     def end(self, attachment: Attachment) -> None:
         """The task has read the end of the partition that ``attachment`` delivered."""
@@ -628,8 +661,14 @@ class InputChannel:
         self._let_go(CancelReason.ENDED if self.ended else CancelReason.FAILED)
         queue, self.queue = self.queue, deque()
         current, self.current = self.current, None
-        for item in (current, *queue):
-            if item is not None and not isinstance(item, Notice):
+        untaken = self.assembler.clear()
+        if current is None:
+            self.rows_incomplete += untaken
+        else:
+            self.rows_discarded += untaken
+            current.attachment.consumed(current)
+        for item in queue:
+            if not isinstance(item, Notice):
+                self.rows_discarded += item.rows
                 item.attachment.consumed(item)
         self._before = None  # attachments know their channel: nobody replaces one any more
-        self.assembler.clear()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from minishuffle.counters import GateSnapshot, TaskCounters
-from minishuffle.errors import RemoteProtocolError, ShuffleError
+from minishuffle.errors import RemoteProtocolError
 from minishuffle.exchange.channels import (
     Attached,
     ChannelEvent,
@@ -53,6 +53,7 @@ class InputGate:
         give_back: hands a consumed buffer, or the end of a partition, to the loop, which calls ``consumed``
             of its attachment.
         budget: for elements that are being put together.
+        tolerant: a channel that fails is left out until it is attached again; else the task fails.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class InputGate:
         give_back: Callable[[GivenBack], None],
         budget: AssemblyBudget,
         counters: TaskCounters,
+        tolerant: bool = False,
     ) -> None:
         self.edge = edge
         self.input = input_number
@@ -81,6 +83,7 @@ class InputGate:
         come and go; else None. Their watermarks are made behind the gate, not in ``valve``."""
         self._give_back = give_back
         self._counters = counters
+        self._tolerant = tolerant
         self._unfinished = 0
 
     def add_channel(
@@ -131,6 +134,13 @@ class InputGate:
             watermark=watermark if BEGINNING_OF_TIME < watermark < END_OF_TIME else None,
         )
 
+    def rows_dropped(self) -> dict[str, int]:
+        """Rows that were received and will not be read, by reason."""
+        return {
+            "queue_discarded": sum(channel.rows_discarded for channel in self.channels),
+            "partial_element": sum(channel.rows_incomplete for channel in self.channels),
+        }
+
     # --- task ------------------------------------------------------------------------------------
 
     @property
@@ -144,7 +154,8 @@ class InputGate:
         Look at ``marked`` after it: a change of the watermark comes before the element.
 
         Raises:
-            ShuffleError: a channel failed; what it had delivered before was given out first.
+            ShuffleError: a channel of a gate that is not tolerant failed; what it had delivered before was
+                given out first.
         """
         line = self.ready.line
         while line:
@@ -191,8 +202,8 @@ class InputGate:
             case QueuedEvent():
                 channel.events_read += 1
                 self._on_event(channel, notice)
-            case Detached(error=error):
-                self._on_detached(channel, error)
+            case Detached():
+                self._on_detached(channel, notice)
             case Attached():
                 self._on_attached(channel)
 
@@ -221,24 +232,24 @@ class InputGate:
         self._unfinished -= 1
         self.marked |= self.valve.end(channel.number)
 
-    def _on_detached(self, channel: InputChannel, error: ShuffleError | None) -> None:
+    def _on_detached(self, channel: InputChannel, notice: Detached) -> None:
         """What was delivered before has been read.
 
         Raises:
-            ShuffleError: ``error``, if the partition did not end before it.
+            ShuffleError: why nothing more comes, if the partition did not end before, and the gate is not
+                tolerant.
         """
         if channel.ended:
             return
         channel.rows_incomplete += channel.assembler.clear()
-        if error is not None:
-            raise error
+        if notice.error is not None and not self._tolerant:
+            raise notice.error
         self.marked |= self.valve.suspend(channel.number)
+        self._give_back(notice)
 
     def _on_attached(self, channel: InputChannel) -> None:
         """The producer says anew how far it is."""
         if channel.ended:
             channel.ended = False
             self._unfinished += 1
-            self.marked |= self.valve.reopen(channel.number)
-        else:
-            self.marked |= self.valve.resume(channel.number)
+        self.marked |= self.valve.rejoin(channel.number)

@@ -17,21 +17,23 @@ END_OF_TIME: Final = (1 << 63) - 1
 
 
 class _Status(IntEnum):
-    """Only active channels count for the least watermark."""
+    """Only active channels count for the least watermark. One that lags has a new producer, which has yet to
+    come as far as the rest."""
 
     ACTIVE = 0
     IDLE = 1
-    SUSPENDED = 2
-    ENDED = 3
+    LAGGING = 2
+    SUSPENDED = 3
+    ENDED = 4
 
 
 class WatermarkValve:
-    """The least watermark of all channels that are active: neither idle, suspended nor ended.
+    """The least watermark of all channels that are active: neither idle, lagging, suspended nor ended.
 
     Invariants: ``watermark`` never goes back; while a channel is active, ``watermark`` is at most the
     greatest that it sent, or what it was before. While no channel is active and not all have ended, it
-    holds, and ``idle`` is true unless a suspended channel is among them; when all have ended it is
-    ``END_OF_TIME``. Each step costs O(log channels).
+    holds, and ``idle`` is true unless a lagging or a suspended channel is among them; when all have ended it
+    is ``END_OF_TIME``. Each step costs O(log channels).
     """
 
     def __init__(self) -> None:
@@ -39,7 +41,9 @@ class WatermarkValve:
         self.idle = False
         self._times: list[int] = []
         self._statuses: list[_Status] = []
-        self._counts = [0, 0, 0, 0]
+        self._lags: list[bool] = []
+        """Whether each channel has a new producer that has not come as far as ``watermark`` yet."""
+        self._counts = [0] * len(_Status)
         """Channels by status."""
         self._leaves = 1
         self._least = [END_OF_TIME, END_OF_TIME]
@@ -51,6 +55,7 @@ class WatermarkValve:
         number = len(self._times)
         self._times.append(BEGINNING_OF_TIME)
         self._statuses.append(_Status.ACTIVE)
+        self._lags.append(False)
         self._counts[_Status.ACTIVE] += 1
         if number == self._leaves:
             self._grow()
@@ -70,31 +75,31 @@ class WatermarkValve:
         watermark, was_idle = self.watermark, self.idle
         if time > self._times[channel]:
             self._times[channel] = time
-            self._move(channel, _Status.ACTIVE)
-        status = _Status.IDLE if idle else _Status.ACTIVE
+            self._lags[channel] = self._lags[channel] and time < watermark
+            self._move(channel, self._counting(channel))
+        status = _Status.IDLE if idle else self._counting(channel)
         if status is not self._statuses[channel]:
             self._move(channel, status)
         return self.watermark != watermark or self.idle is not was_idle
+
+    def _counting(self, channel: int) -> _Status:
+        """The status of a channel that is not idle."""
+        return _Status.LAGGING if self._lags[channel] else _Status.ACTIVE
 
     def end(self, channel: int) -> bool:
         """The channel sends nothing more; idempotent."""
         return self._move(channel, _Status.ENDED)
 
     def suspend(self, channel: int) -> bool:
-        """The channel has no producer for now: it is left out until it is resumed or ended."""
-        return self._statuses[channel] is not _Status.ENDED and self._move(channel, _Status.SUSPENDED)
+        """The channel has no producer for now: it is left out, even if it had ended, until it rejoins."""
+        return self._move(channel, _Status.SUSPENDED)
 
-    def resume(self, channel: int) -> bool:
-        """A suspended channel has a producer again, which has yet to say how far it is."""
-        return self._statuses[channel] is _Status.SUSPENDED and self._begin(channel)
-
-    def reopen(self, channel: int) -> bool:
-        """The end of a channel is taken back: it has a producer again."""
-        return self._statuses[channel] is _Status.ENDED and self._begin(channel)
-
-    def _begin(self, channel: int) -> bool:
+    def rejoin(self, channel: int) -> bool:
+        """A suspended channel, or one that had ended, has a producer again: it counts once that has come as
+        far as the rest, so that a source that starts again holds nothing back."""
         self._times[channel] = BEGINNING_OF_TIME
-        return self._move(channel, _Status.ACTIVE)
+        self._lags[channel] = self.watermark > BEGINNING_OF_TIME
+        return self._move(channel, self._counting(channel))
 
     def _move(self, channel: int, status: _Status) -> bool:
         """Give the channel that status, and look at all of them anew."""
@@ -106,8 +111,8 @@ class WatermarkValve:
         if counts[_Status.ACTIVE]:
             self.idle = False
             self.watermark = max(self.watermark, self._least[1])
-        elif counts[_Status.IDLE] or counts[_Status.SUSPENDED]:
-            self.idle = counts[_Status.SUSPENDED] == 0
+        elif counts[_Status.ENDED] < len(self._times):
+            self.idle = counts[_Status.LAGGING] == counts[_Status.SUSPENDED] == 0
         else:
             self.idle = False
             self.watermark = END_OF_TIME

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from minishuffle.errors import PeerLost, ShuffleError, Superseded, UsageError
-from minishuffle.exchange.channels import GateBuffers, InputChannel
+from minishuffle.exchange.channels import Detached, GateBuffers, InputChannel
 from minishuffle.exchange.elements import Assembler
 from minishuffle.exchange.gate import Element, InputGate
 from minishuffle.exchange.watermarks import WatermarkValve
@@ -134,11 +134,15 @@ class UpstreamGate(InputGate):
     def _on_end(self, channel: InputChannel) -> None:
         self._post(self._close_channel, channel)
 
-    def _on_detached(self, channel: InputChannel, error: ShuffleError | None) -> None:
+    def _on_detached(self, channel: InputChannel, notice: Detached) -> None:
         channel.rows_incomplete += channel.assembler.clear()
         self._on_end(channel)
 
     # --- loop ------------------------------------------------------------------------------------
+
+    def rows_dropped(self) -> dict[str, int]:
+        """None: what was not taken out of the gate is sent again by the program that writes."""
+        return {}
 
     def begin(self, write: str, mine: range | None) -> None:
         """A write begins: the watermark waits for all of its partitions that come here.

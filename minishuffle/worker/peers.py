@@ -29,7 +29,8 @@ from minishuffle.wire.frames import PartitionRequest, Role
 from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import PeerReport, WorkerAddress
 from minishuffle.worker.clients import ExternalClients
-from minishuffle.worker.state import Attach, CloseLinks, Instruction, Refuse, RequestPartition, WorkerState
+from minishuffle.worker.instructions import Attach, CloseLinks, Instruction, Refuse, RequestPartition
+from minishuffle.worker.state import WorkerState
 
 __all__ = ["PeerLinks"]
 
@@ -97,9 +98,9 @@ class PeerLinks:
             return self.external.refusal(peer.worker, peer.epoch)
         if peer.role != Role.WORKER:
             return "only workers connect to a worker's data port, and programs that are expected"
-        announced = self._state.announced(peer.worker)
-        if peer.epoch < announced:
-            return f"worker {peer.worker} has epoch {announced} by now"
+        refusal = self._state.refusal(peer.worker, peer.epoch)
+        if refusal is not None:
+            return refusal
         link = self._known(peer)
         if link is not None and link.peer.epoch == peer.epoch and link.peer.counter >= peer.counter:
             return f"worker {peer.worker} is connected already"
@@ -117,13 +118,14 @@ class PeerLinks:
         if link.peer.role == Role.CLIENT:
             self.external.link_up(link)
             return
-        peer, announced = link.peer, self._state.announced(link.peer.worker)
-        if peer.epoch == announced:
+        peer = link.peer
+        refusal = self._state.refusal(peer.worker, peer.epoch)
+        if refusal is not None:  # the coordinator said so while this side dialed
+            link.abort(PeerLost(refusal))
+        elif peer.epoch == self._state.announced(peer.worker):
             self._adopt(link)
-        elif peer.epoch > announced:
+        else:
             self._wait_for_word(link)
-        else:  # announced while this side dialed
-            link.abort(PeerLost(f"worker {peer.worker} has epoch {announced} by now"))
 
     def _adopt(self, link: DataLink) -> None:
         """The link becomes the pair's one."""
@@ -132,7 +134,7 @@ class PeerLinks:
         self._links[worker] = link
         if old is not None:
             old.abort(PeerLost(f"worker {worker} connected anew"))
-        self._carry_out(self._state.peer_up(worker))
+        self._carry_out(self._state.peer_up(worker, self._now()))
 
     def _wait_for_word(self, link: DataLink) -> None:
         key = (link.peer.worker, link.peer.epoch)
@@ -210,7 +212,7 @@ class PeerLinks:
             self.external.readers.link_down(link)
         elif self._links.get(worker) is link:
             del self._links[worker]
-            self._carry_out(self._state.peer_down(worker))
+            self._carry_out(self._state.peer_down(worker, error, self._now()))
         elif self._early_of(link) is not None:
             del self._early[worker, link.peer.epoch]
 

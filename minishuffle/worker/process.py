@@ -23,6 +23,7 @@ from minishuffle.counters import (
     WorkerSnapshot,
 )
 from minishuffle.errors import PeerLost, RemoteProtocolError, error_from_code
+from minishuffle.exchange.channels import ChannelEvent
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import Address, AttemptId
 from minishuffle.transport.control import ControlLink, connect_control
@@ -41,10 +42,7 @@ from minishuffle.wire.messages import (
 )
 from minishuffle.worker.clients import ExternalClients, ResultReaders
 from minishuffle.worker.handoff import LoopInbox
-from minishuffle.worker.interpreter import collect_garbage, tune_interpreter
-from minishuffle.worker.outbox import NumberedReport, OutboxSender, ReportLog
-from minishuffle.worker.peers import PeerLinks
-from minishuffle.worker.state import (
+from minishuffle.worker.instructions import (
     AbandonTask,
     Acknowledged,
     Attach,
@@ -53,7 +51,8 @@ from minishuffle.worker.state import (
     ConnectLocal,
     DialPeer,
     Exit,
-    FailTask,
+    FailChannel,
+    Fence,
     ForgetJob,
     Instruction,
     KeepResults,
@@ -63,9 +62,13 @@ from minishuffle.worker.state import (
     Send,
     ServeStream,
     StartTask,
-    WorkerState,
     attempt_id,
 )
+from minishuffle.worker.interpreter import collect_garbage, tune_interpreter
+from minishuffle.worker.outbox import NumberedReport, OutboxSender, ReportLog
+from minishuffle.worker.peers import PeerLinks
+from minishuffle.worker.registry import ChannelKey
+from minishuffle.worker.state import WorkerState
 from minishuffle.worker.task import Task, TaskOutcome, describe_failure
 from minishuffle.worker.tasks import (
     Deployment,
@@ -187,7 +190,7 @@ class Worker:
                 self._sender.notify,
                 spool_directory=self._spool_directory,
                 spool_bytes_max=self.settings.spool_bytes_max,
-                channel_event=state.inputs.move,
+                channel_event=self._on_channel_event,
             )
             readers = ResultReaders(lambda: state.term, self._deployment, self._inbox, self._send)
             external = ExternalClients(lambda: state.term, self._deployment, readers, self._send)
@@ -286,10 +289,12 @@ class Worker:
                 attempt.task.state = "abandoned"
                 attempt.close()
                 _log.error("task %s still runs after its cancel: abandoned", attempt_id)
-            case FailTask(key, error):
+            case FailChannel(key, generation, error):
                 failed = deployment.channel(key)
                 if failed is not None:
-                    failed.detach(error)
+                    failed.fail(generation, error)
+            case Fence():
+                deployment.fence(instruction)
             case Release(attempts):
                 self._release(attempts)
                 if not deployment.attempts:
@@ -366,6 +371,9 @@ class Worker:
         except Exception as error:  # without a report of its end the job would never end
             _log.exception("the end of attempt %s cannot be reported", task.attempt_id)
             self._send(short_failure(self._state.term, task.attempt_id, outcome.state, error))
+
+    def _on_channel_event(self, key: ChannelKey, generation: int, event: ChannelEvent) -> None:
+        self._carry_out(self._state.channel_event(key, generation, event, self._loop.time()))
 
     # --- timers and stats ----------------------------------------------------------------------------
 

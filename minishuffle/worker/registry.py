@@ -6,9 +6,9 @@ Both are keyed by attempt: several attempts of a subtask may be on a worker at o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 from minishuffle.errors import LocalProtocolError, PartitionNotFound, ShuffleError, Superseded
 from minishuffle.exchange.channels import ChannelEvent
@@ -17,26 +17,45 @@ from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.messages import OutputSpec
 
 __all__ = [
+    "LIVE_PHASES",
     "ChannelEntry",
     "ChannelKey",
     "ChannelPhase",
     "InputRegistry",
     "PartitionRegistry",
     "TRANSITIONS",
+    "Upstream",
     "Waiting",
 ]
 
 # --- input channels -------------------------------------------------------------------------------
 #
-# An input channel is wanted from its deployment on; requested once its PartitionRequest was sent over a
-# link, or stands in this worker's own waiting line; attached when the producer's first frame arrives, or
-# when this worker's own partition is read. It ends when the task has read the end of the partition. It fails
-# when the request is refused or not answered in time, with its link, or by itself. A link may break while
-# the end of the partition waits to be read: then the channel has failed, and ends all the same::
+# An input channel reads one generation after another, never two at once:
 #
-#     wanted ──> requested ──> attached ──> ended
-#        │           │             │          ^
-#        └───────────┴─────────────┴──────> failed
+# - *wanted* from its deployment on, while its producer's worker cannot be reached;
+# - *requested* once its PartitionRequest was sent over a link, or stands in this worker's own waiting line;
+# - *attached* when the producer's first frame arrives, or when this worker's own partition is read;
+# - *draining* when it has failed: its request was refused or not answered in time, its link broke, its
+#   producer was lost or replaced. The task has yet to read what was delivered before that;
+# - *cached*: draining too, and the coordinator has named the attempt to read from next. A newer word takes
+#   the place of an older one (Flink: ``CachedChannelProvider`` of ByteDance's single task recovery);
+# - *down* when the task has read all that was delivered: it waits for the coordinator to name an attempt, or
+#   for the time to request the same one again;
+# - *ended* when the task has read the end of the partition, which may be after the link broke behind it.
+#   Nothing leaves that.
+#
+# A task of a job that does not restart fails instead of draining. In each cell, the phase that follows; none
+# where the event cannot happen to a generation in that phase. ``renew`` begins the next generation where it
+# leads to wanted, and so does ``drain`` of a cached channel::
+#
+#                  request    attach    end     fail      drain    renew
+#     wanted       requested                    draining           wanted
+#     requested               attached          draining
+#     attached                          ended   draining
+#     draining                          ended   draining  down     cached
+#     cached                            ended   cached    wanted   cached
+#     down                                                         wanted
+#     ended                                                        ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,31 +71,64 @@ class ChannelPhase(Enum):
     WANTED = "wanted"
     REQUESTED = "requested"
     ATTACHED = "attached"
+    DRAINING = "draining"
+    CACHED = "cached"
+    DOWN = "down"
     ENDED = "ended"
-    FAILED = "failed"
 
 
 TRANSITIONS: Final[Mapping[tuple[ChannelPhase, ChannelEvent], ChannelPhase]] = {
     (ChannelPhase.WANTED, ChannelEvent.REQUEST): ChannelPhase.REQUESTED,
-    (ChannelPhase.WANTED, ChannelEvent.FAIL): ChannelPhase.FAILED,
+    (ChannelPhase.WANTED, ChannelEvent.FAIL): ChannelPhase.DRAINING,
+    (ChannelPhase.WANTED, ChannelEvent.RENEW): ChannelPhase.WANTED,
     (ChannelPhase.REQUESTED, ChannelEvent.ATTACH): ChannelPhase.ATTACHED,
-    (ChannelPhase.REQUESTED, ChannelEvent.FAIL): ChannelPhase.FAILED,
+    (ChannelPhase.REQUESTED, ChannelEvent.FAIL): ChannelPhase.DRAINING,
     (ChannelPhase.ATTACHED, ChannelEvent.END): ChannelPhase.ENDED,
-    (ChannelPhase.ATTACHED, ChannelEvent.FAIL): ChannelPhase.FAILED,
-    (ChannelPhase.ENDED, ChannelEvent.FAIL): ChannelPhase.ENDED,
-    (ChannelPhase.FAILED, ChannelEvent.END): ChannelPhase.ENDED,
-    (ChannelPhase.FAILED, ChannelEvent.FAIL): ChannelPhase.FAILED,
+    (ChannelPhase.ATTACHED, ChannelEvent.FAIL): ChannelPhase.DRAINING,
+    (ChannelPhase.DRAINING, ChannelEvent.END): ChannelPhase.ENDED,
+    (ChannelPhase.DRAINING, ChannelEvent.FAIL): ChannelPhase.DRAINING,
+    (ChannelPhase.DRAINING, ChannelEvent.DRAIN): ChannelPhase.DOWN,
+    (ChannelPhase.DRAINING, ChannelEvent.RENEW): ChannelPhase.CACHED,
+    (ChannelPhase.CACHED, ChannelEvent.END): ChannelPhase.ENDED,
+    (ChannelPhase.CACHED, ChannelEvent.FAIL): ChannelPhase.CACHED,
+    (ChannelPhase.CACHED, ChannelEvent.DRAIN): ChannelPhase.WANTED,
+    (ChannelPhase.CACHED, ChannelEvent.RENEW): ChannelPhase.CACHED,
+    (ChannelPhase.DOWN, ChannelEvent.RENEW): ChannelPhase.WANTED,
+    (ChannelPhase.ENDED, ChannelEvent.RENEW): ChannelPhase.ENDED,
 }
 """What is not here cannot happen to one generation of a channel."""
+LIVE_PHASES: Final = (ChannelPhase.WANTED, ChannelPhase.REQUESTED, ChannelPhase.ATTACHED)
+"""Nothing was lost of the generation yet, and its end was not read."""
+
+
+class Upstream(NamedTuple):
+    """An attempt of a producer, and the worker that runs it."""
+
+    attempt: int
+    worker: int
 
 
 @dataclass(slots=True)
 class ChannelEntry:
-    """One generation of an input channel; ``request`` asks for the partition at ``worker``."""
+    """One input channel; ``request`` is for its current generation and asks ``worker``."""
 
+    producer: SubtaskId
     worker: int
     request: PartitionRequest
+    repairs: bool
+    """What fails is requested again; else the task fails."""
     phase: ChannelPhase = ChannelPhase.WANTED
+    cached: Upstream | None = None
+    """Where the next generation reads from, as long as the task has not drained this one."""
+    retry_at: float | None = None
+    """When the same attempt may be requested again."""
+    failures: int = 0
+    """Generations in a row that failed before their producer answered."""
+
+    @property
+    def upstream(self) -> Upstream:
+        """What it reads from, or is to read from next."""
+        return self.cached or Upstream(self.request.producer_attempt, self.worker)
 
 
 class InputRegistry:
@@ -86,65 +138,116 @@ class InputRegistry:
         self._entries: dict[ChannelKey, ChannelEntry] = {}
         self._by_attempt: dict[AttemptId, list[ChannelKey]] = {}
         self._by_worker: dict[int, dict[ChannelKey, None]] = {}
+        self._by_producer: dict[SubtaskId, dict[ChannelKey, None]] = {}
+        self._undrained: dict[ChannelKey, float] = {}
+        """When channels that are cached have to be drained; the earliest first."""
 
-    def want(self, key: ChannelKey, worker: int, request: PartitionRequest) -> None:
-        self._entries[key] = ChannelEntry(worker, request)
+    def want(self, key: ChannelKey, entry: ChannelEntry) -> None:
+        self._entries[key] = entry
         self._by_attempt.setdefault(key.attempt, []).append(key)
-        self._by_worker.setdefault(worker, {})[key] = None
+        self._by_worker.setdefault(entry.worker, {})[key] = None
+        self._by_producer.setdefault(entry.producer, {})[key] = None
 
-    def move(self, key: ChannelKey, generation: int, event: ChannelEvent) -> bool:
-        """Something happened to that generation; False if the channel is gone or of a later one.
+    def move(self, key: ChannelKey, generation: int, event: ChannelEvent) -> ChannelEntry | None:
+        """Something happened to that generation; None if the channel is gone or of a later one.
 
         Raises:
             LocalProtocolError: that cannot happen in its phase.
         """
         entry = self._entries.get(key)
         if entry is None or entry.request.generation != generation:
-            return False
+            return None
         phase = TRANSITIONS.get((entry.phase, event))
         if phase is None:
             raise LocalProtocolError(f"{event.value} of channel {key}, which is {entry.phase.value}")
-        entry.phase = phase
-        return True
+        before, entry.phase = entry.phase, phase
+        if phase is ChannelPhase.ENDED:
+            entry.retry_at = None
+        if phase is not ChannelPhase.CACHED and before is ChannelPhase.CACHED:
+            del self._undrained[key]
+            if phase is ChannelPhase.WANTED:
+                assert entry.cached is not None
+                self._begin(key, entry, entry.cached)
+            entry.cached = None
+        return entry
 
-    def request_wanted(self, worker: int) -> list[tuple[ChannelKey, PartitionRequest]]:
-        """The requests to send to that worker now that it can be reached."""
-        return [(key, entry.request) for key, entry in self._wanted(worker, ChannelEvent.REQUEST)]
+    def renew(self, key: ChannelKey, upstream: Upstream, drain_by: float) -> ChannelEntry:
+        """The next generation reads from ``upstream``; at once, or when the task has drained the channel,
+        which it has to by ``drain_by`` (later ones do not put that off)."""
+        entry = self._entries[key]
+        before = entry.phase
+        self.move(key, entry.request.generation, ChannelEvent.RENEW)
+        if entry.phase is ChannelPhase.CACHED:
+            entry.cached = upstream
+            entry.retry_at = None
+            self._undrained.setdefault(key, drain_by)
+        elif entry.phase is ChannelPhase.WANTED:
+            self._begin(key, entry, upstream)
+        else:
+            assert before is ChannelPhase.ENDED
+        return entry
 
-    def fail_wanted(self, worker: int) -> list[ChannelKey]:
-        """The worker cannot be reached."""
-        return [key for key, _ in self._wanted(worker, ChannelEvent.FAIL)]
+    def _begin(self, key: ChannelKey, entry: ChannelEntry, upstream: Upstream) -> None:
+        """The next generation, which is wanted."""
+        self._leave_worker(key, entry.worker)
+        if upstream.attempt != entry.request.producer_attempt:
+            entry.failures = 0
+        generation = entry.request.generation + 1
+        entry.request = replace(entry.request, producer_attempt=upstream.attempt, generation=generation)
+        entry.worker, entry.retry_at = upstream.worker, None
+        self._by_worker.setdefault(upstream.worker, {})[key] = None
 
-    def _wanted(self, worker: int, event: ChannelEvent) -> list[tuple[ChannelKey, ChannelEntry]]:
-        found = [
-            (key, self._entries[key])
-            for key in self._by_worker.get(worker, ())
-            if self._entries[key].phase is ChannelPhase.WANTED
-        ]
-        for key, entry in found:
-            self.move(key, entry.request.generation, event)
-        return found
+    def _leave_worker(self, key: ChannelKey, worker: int) -> None:
+        of_worker = self._by_worker[worker]
+        del of_worker[key]
+        if not of_worker:
+            del self._by_worker[worker]
 
-    def wants(self, worker: int) -> bool:
-        """Whether some channel waits for a link to that worker."""
-        entries = (self._entries[key] for key in self._by_worker.get(worker, ()))
-        return any(entry.phase is ChannelPhase.WANTED for entry in entries)
+    def __getitem__(self, key: ChannelKey) -> ChannelEntry:
+        return self._entries[key]
 
-    def link_down(self, worker: int) -> None:
-        """Every channel over the link to that worker has failed, unless it had ended."""
-        for key in self._by_worker.get(worker, ()):
-            entry = self._entries[key]
-            if entry.phase is not ChannelPhase.WANTED:
-                self.move(key, entry.request.generation, ChannelEvent.FAIL)
+    def get(self, key: ChannelKey) -> ChannelEntry | None:
+        return self._entries.get(key)
 
-    def remove(self, attempt: AttemptId) -> None:
-        """The attempt is terminal."""
-        for key in self._by_attempt.pop(attempt, ()):
+    def readers(self, producer: SubtaskId) -> list[ChannelKey]:
+        """The channels that read from any attempt of that subtask."""
+        return list(self._by_producer.get(producer, ()))
+
+    def wanting(self, worker: int) -> list[ChannelKey]:
+        """The channels that wait for a link to that worker."""
+        keys = self._by_worker.get(worker, ())
+        return [key for key in keys if self._entries[key].phase is ChannelPhase.WANTED]
+
+    def reading(self, worker: int) -> list[ChannelKey]:
+        """The channels that were requested of that worker and have neither failed nor ended."""
+        keys = self._by_worker.get(worker, ())
+        requested = (ChannelPhase.REQUESTED, ChannelPhase.ATTACHED)
+        return [key for key in keys if self._entries[key].phase in requested]
+
+    def of_worker(self, worker: int) -> list[ChannelKey]:
+        """Every channel whose current generation is that worker's."""
+        return list(self._by_worker.get(worker, ()))
+
+    def drain_by(self) -> float | None:
+        """When the first channel that is cached has to be drained."""
+        return next(iter(self._undrained.values()), None)
+
+    def undrained(self, now: float) -> list[ChannelKey]:
+        """Those that should have been drained by now."""
+        return [key for key, deadline in self._undrained.items() if now >= deadline]
+
+    def remove(self, attempt: AttemptId) -> list[ChannelKey]:
+        """The attempt is terminal; gives the channels that it had."""
+        removed = self._by_attempt.pop(attempt, [])
+        for key in removed:
             entry = self._entries.pop(key)
-            of_worker = self._by_worker[entry.worker]
-            del of_worker[key]
-            if not of_worker:
-                del self._by_worker[entry.worker]
+            self._leave_worker(key, entry.worker)
+            self._undrained.pop(key, None)
+            of_producer = self._by_producer[entry.producer]
+            del of_producer[key]
+            if not of_producer:
+                del self._by_producer[entry.producer]
+        return removed
 
     def phases(self) -> Iterator[tuple[ChannelKey, ChannelEntry]]:
         return iter(self._entries.items())
@@ -152,10 +255,17 @@ class InputRegistry:
     def validate(self) -> None:
         """Check the invariants; for tests, after each step."""
         assert {key for keys in self._by_attempt.values() for key in keys} == set(self._entries)
+        for index in (self._by_worker, self._by_producer):
+            assert sum(map(len, index.values())) == len(self._entries) and all(index.values())
         by_worker = [(worker, key) for worker, keys in self._by_worker.items() for key in keys]
-        assert len(by_worker) == len(self._entries)
         assert all(self._entries[key].worker == worker for worker, key in by_worker)
+        by_producer = [(producer, key) for producer, keys in self._by_producer.items() for key in keys]
+        assert all(self._entries[key].producer == producer for producer, key in by_producer)
         assert all(key.attempt == attempt for attempt, keys in self._by_attempt.items() for key in keys)
+        cached = {key for key, entry in self._entries.items() if entry.cached is not None}
+        assert cached == set(self._undrained)
+        assert cached == {k for k, entry in self._entries.items() if entry.phase is ChannelPhase.CACHED}
+        assert list(self._undrained.values()) == sorted(self._undrained.values())
 
 
 # --- partitions -----------------------------------------------------------------------------------
@@ -248,6 +358,17 @@ class PartitionRegistry:
         self._check_reader(partition, request, known)
         partition.readers[request.subpartition] = (request.consumer_attempt, request.generation)
         return partition.producer
+
+    def read_before(self, consumer: AttemptId) -> list[tuple[AttemptId, int]]:
+        """Producers here, with the edge, whose partitions an earlier attempt of ``consumer`` reads."""
+        subtask = consumer.subtask
+        return [
+            (each.producer, each.output.edge)
+            for attempts in self._partitions.values()
+            for each in attempts.values()
+            if (each.producer.subtask.job, each.output.operator) == (subtask.job, subtask.operator)
+            and each.readers.get(subtask.index, (consumer.attempt, 0))[0] < consumer.attempt
+        ]
 
     def _consumer_attempt(self, partition: _Partition, request: PartitionRequest) -> int:
         operator = OperatorId(partition.output.operator)

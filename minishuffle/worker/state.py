@@ -7,15 +7,15 @@ what came of them.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, TypeAlias
 
 from minishuffle.config import ClusterSettings
 from minishuffle.counters import TaskCounters
-from minishuffle.errors import PeerLost, ShuffleError
+from minishuffle.errors import PeerLost, ShuffleError, Superseded, TaskFailed
 from minishuffle.exchange.channels import ChannelEvent
-from minishuffle.ids import AttemptId, JobId, OperatorId, SubtaskId
+from minishuffle.ids import AttemptId, OperatorId, SubtaskId
 from minishuffle.wire.clients import (
     BeginWrite,
     DropResult,
@@ -25,7 +25,6 @@ from minishuffle.wire.clients import (
     ServeResult,
 )
 from minishuffle.wire.frames import PartitionRequest
-from minishuffle.wire.handshake import HandshakeRefused
 from minishuffle.wire.messages import (
     Acknowledge,
     AskDial,
@@ -36,233 +35,62 @@ from minishuffle.wire.messages import (
     ErrorInfo,
     ReleaseJob,
     Shutdown,
-    TaskAttempt,
     TaskSpec,
+    TasksRestarted,
     TaskStateChanged,
     WorkerAddress,
     WorkerLost,
 )
+from minishuffle.worker.dialing import Dialing, backoff_seconds
+from minishuffle.worker.instructions import (
+    AbandonTask,
+    Acknowledged,
+    Attach,
+    CancelTask,
+    CloseLinks,
+    ConnectLocal,
+    DialPeer,
+    Exit,
+    FailChannel,
+    Fence,
+    ForgetJob,
+    Instruction,
+    KeepResults,
+    Refuse,
+    Release,
+    RequestPartition,
+    Send,
+    ServeStream,
+    StartTask,
+    attempt_id,
+)
 from minishuffle.worker.registry import (
+    LIVE_PHASES,
+    ChannelEntry,
     ChannelKey,
     ChannelPhase,
     InputRegistry,
     PartitionRegistry,
+    Upstream,
     Waiting,
 )
 
-__all__ = [
-    "AbandonTask",
-    "Acknowledged",
-    "Attach",
-    "CancelTask",
-    "CloseLinks",
-    "ConnectLocal",
-    "DialPeer",
-    "Exit",
-    "FailTask",
-    "ForgetJob",
-    "Instruction",
-    "KeepResults",
-    "Refuse",
-    "Release",
-    "RequestPartition",
-    "Send",
-    "ServeStream",
-    "StartTask",
-    "WorkerState",
-    "attempt_id",
-]
-
-
-# --- instructions ---------------------------------------------------------------------------------
-#
-# What the worker's decisions ask of its shell.
-
-
-def attempt_id(job: str, spec: TaskSpec | TaskAttempt) -> AttemptId:
-    """The attempt that a message about ``job`` names."""
-    return AttemptId(SubtaskId(JobId(job), OperatorId(spec.operator), spec.index), spec.attempt)
-
-
-@dataclass(frozen=True, slots=True)
-class StartTask:
-    """Build the gates and partitions of one task of ``message`` and start its thread."""
-
-    message: DeployTasks
-    spec: TaskSpec
-
-
-@dataclass(frozen=True, slots=True)
-class CancelTask:
-    attempt: AttemptId
-
-
-@dataclass(frozen=True, slots=True)
-class AbandonTask:
-    """It still runs user code: close its paths and write it off."""
-
-    attempt: AttemptId
-
-
-@dataclass(frozen=True, slots=True)
-class FailTask:
-    """Have the task fail with this error, in order with what its channel delivered."""
-
-    channel: ChannelKey
-    error: ShuffleError
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Free the partitions, gates and pools of these attempts."""
-
-    attempts: list[AttemptId]
-
-
-@dataclass(frozen=True, slots=True)
-class ForgetJob:
-    """The job has ended everywhere: no external client of it is expected any more."""
-
-    job: str
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    message: ControlMessage
-
-
-@dataclass(frozen=True, slots=True)
-class DialPeer:
-    peer: WorkerAddress
-
-
-@dataclass(frozen=True, slots=True)
-class CloseLinks:
-    """Let go of the link to that worker if it is of that epoch or an earlier one."""
-
-    worker: int
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class RequestPartition:
-    """Send a PartitionRequest for that channel over the link to ``worker``."""
-
-    worker: int
-    channel: ChannelKey
-    request: PartitionRequest
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectLocal:
-    """Attach a channel to what an attempt here writes for its edge."""
-
-    channel: ChannelKey
-    producer: AttemptId
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class Attach:
-    """Answer a peer's PartitionRequest with what that attempt writes for the edge.
-
-    ``link`` is the peer's worker id.
-    """
-
-    link: int
-    request: PartitionRequest
-    producer: AttemptId
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    link: int
-    channel: int
-    error: ShuffleError
-
-
-@dataclass(frozen=True, slots=True)
-class KeepResults:
-    """An external client wants to read what a sink here kept, or has read it."""
-
-    message: ServeResult | FreeRows | DropResult
-
-
-@dataclass(frozen=True, slots=True)
-class ServeStream:
-    """An external client wants to write into a task here, or has written."""
-
-    message: BeginWrite | ExpectUpstream | EndWrite
-
-
-@dataclass(frozen=True, slots=True)
-class Acknowledged:
-    """The coordinator has applied the reports up to that number."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """Stop this worker; ``reason`` is empty for an orderly shutdown."""
-
-    reason: str
-
-
-Instruction: TypeAlias = (
-    StartTask
-    | CancelTask
-    | AbandonTask
-    | FailTask
-    | Release
-    | ForgetJob
-    | Send
-    | DialPeer
-    | CloseLinks
-    | RequestPartition
-    | ConnectLocal
-    | Attach
-    | Refuse
-    | ServeStream
-    | KeepResults
-    | Acknowledged
-    | Exit
-)
-
-# --- state ----------------------------------------------------------------------------------------
-
-DIAL_RETRY_SECONDS: Final = 0.2
-PEER_SECONDS_MAX: Final = 10.0
-"""How long a connection to a peer is tried for before the tasks that need it fail."""
+__all__ = ["WorkerState"]
 
 
 @dataclass(slots=True)
 class _TaskEntry:
     spec: TaskSpec
+    repairs: bool
+    """Its channels are requested again when they fail; else it fails with them."""
     terminal: bool = False
-
-
-@dataclass(slots=True)
-class _Peer:
-    """Another worker, by the coordinator's word; a link changes nothing of that."""
-
-    address: WorkerAddress
-    up: bool = False
-    """There is a link to the process of that epoch."""
-    dialing: bool = False
-    """A dial of this process is under way; another's link would take the place of this one's."""
-    dial_at: float | None = None
-    """When to dial again; None while a dial is under way or none is wanted."""
-    give_up_at: float | None = None
-    failure: str = ""
-    """Why the last dial of this time failed, as the end of a sentence."""
 
 
 class WorkerState:
     """One registration of a worker.
 
     Invariants: an attempt that is terminal has no cancel deadline and no channel in the registry; no
-    channel waits for a link to a peer that is up.
+    channel waits for a link to a peer that is up or lost.
     """
 
     def __init__(self, settings: ClusterSettings, worker: int, epoch: int, term: int) -> None:
@@ -280,9 +108,10 @@ class WorkerState:
         self._partitions = PartitionRegistry()
         self._waiting: dict[tuple[int, int | ChannelKey], Waiting] = {}
         """Requests that cannot be answered yet, by link and channel, in the order of their deadlines."""
-        self._peers: dict[int, _Peer] = {}
-        self._trying: dict[int, _Peer] = {}
-        """Peers that a link is wanted to."""
+        self._repairs: list[tuple[float, int, ChannelKey, int]] = []
+        """A heap: when to request a channel again that failed, a running number, and the generation."""
+        self._repairs_begun = 0
+        self._peers = Dialing(worker)
 
     # --- control messages ------------------------------------------------------------------------
 
@@ -299,12 +128,14 @@ class WorkerState:
                 return self._cancel(message, now)
             case ReleaseJob():
                 return self._release(message)
+            case TasksRestarted():
+                return self._restarted(message, now)
             case Dial(peer=peer):
                 return self._dial(peer, now)
             case WorkerLost(worker=self.worker, epoch=epoch, reason=reason) if epoch >= self.epoch:
                 return [Exit(f"the coordinator declared this worker lost: {reason}; start it again")]
-            case WorkerLost(worker=worker, epoch=epoch):
-                return [CloseLinks(worker, epoch)]
+            case WorkerLost():
+                return self._worker_lost(message, now)
             case BeginWrite() | ExpectUpstream() | EndWrite():
                 return [ServeStream(message)]
             case ServeResult() | FreeRows() | DropResult():
@@ -328,33 +159,55 @@ class WorkerState:
             if self._newest.get(key.subtask, 0) >= spec.attempt:
                 continue
             self._newest[key.subtask] = spec.attempt
-            self._tasks[key] = _TaskEntry(spec)
+            repairs = message.settings.get("restart_strategy") != "none"
+            self._tasks[key] = _TaskEntry(spec, repairs)
             self._partitions.add(key, spec.outputs)
             self._partitions.learn(key)
             new.append((key, spec))
             instructions.append(StartTask(message, spec))
         for key, spec in new:
-            for gate in spec.inputs:
-                for producer, attempt, worker in message.channels(gate):
-                    request = PartitionRequest(
-                        0, message.job, gate.edge, producer, spec.index, attempt, spec.attempt, 1, 0
-                    )
-                    channel = ChannelKey(key, gate.edge, producer)
-                    instructions += self._connect(channel, worker, request, now)
-        return [*instructions, *self._serve_waiting()]
+            instructions += self._connect(message, key, spec, now)
+        return [*instructions, *self._serve_waiting(now)]
 
-    def _connect(
-        self, channel: ChannelKey, worker: int, request: PartitionRequest, now: float
-    ) -> list[Instruction]:
-        """Ask for what a channel reads, as soon as its producer can be asked."""
-        self.inputs.want(channel, worker, request)
-        if worker == self.worker:
-            self.inputs.move(channel, request.generation, ChannelEvent.REQUEST)
-            return self._requested(worker, request, channel, now)
-        if self._peers[worker].up:
-            self.inputs.move(channel, request.generation, ChannelEvent.REQUEST)
-            return [RequestPartition(worker, channel, request)]
-        return self._want_link(worker, now)
+    def _connect(self, message: DeployTasks, key: AttemptId, spec: TaskSpec, now: float) -> list[Instruction]:
+        """Ask for what a task reads, as soon as its producers can be asked."""
+        instructions: list[Instruction] = []
+        for gate in spec.inputs:
+            for producer, attempt, worker in message.channels(gate):
+                request = PartitionRequest(
+                    0, message.job, gate.edge, producer, spec.index, attempt, spec.attempt, 1, 0
+                )
+                channel = ChannelKey(key, gate.edge, producer)
+                subtask = SubtaskId(key.subtask.job, OperatorId(gate.operator), producer)
+                entry = ChannelEntry(subtask, worker, request, self._tasks[key].repairs)
+                self.inputs.want(channel, entry)
+                instructions += self._request(channel, entry, now)
+        return instructions
+
+    def _restarted(self, message: TasksRestarted, now: float) -> list[Instruction]:
+        """Channels that read from earlier attempts are attached to the new ones, and what reads for earlier
+        attempts here is let go."""
+        instructions: list[Instruction] = []
+        for address in message.workers:
+            instructions += self._announce(address, now)
+        for placed in message.tasks:
+            restarted = attempt_id(message.job, placed)
+            self._partitions.learn(restarted)
+            for producer, edge in self._partitions.read_before(restarted):
+                instructions.append(Fence(producer, edge, restarted))
+            for channel in self.inputs.readers(restarted.subtask):
+                upstream = Upstream(placed.attempt, placed.worker)
+                instructions += self._reattach(channel, upstream, now)
+        return [*instructions, *self._serve_waiting(now)]
+
+    def _worker_lost(self, message: WorkerLost, now: float) -> list[Instruction]:
+        """What reads from there waits for the coordinator to say where it goes on."""
+        worker, epoch = message.worker, message.epoch
+        instructions: list[Instruction] = [CloseLinks(worker, epoch)]
+        if self._peers.declare_lost(worker, epoch):
+            error = PeerLost(f"worker {worker} was declared lost")
+            instructions += self._abandon_worker(worker, error, now)
+        return instructions
 
     def _named(self, message: CancelTasks | ReleaseJob) -> list[AttemptId]:
         """The attempts here that the message is about."""
@@ -412,8 +265,8 @@ class WorkerState:
         """The attempt is terminal, or is released: it reads nothing any more."""
         self._tasks[key].terminal = True
         self._canceling.pop(key, None)
-        self.inputs.remove(key)
-        self._drop_waiting(lambda each: each.channel is not None and each.channel.attempt == key)
+        for channel in self.inputs.remove(key):
+            self._waiting.pop((self.worker, channel), None)
 
     def _state_message(
         self,
@@ -435,96 +288,180 @@ class WorkerState:
             counters=counters or TaskCounters(),
         )
 
+    # --- channels --------------------------------------------------------------------------------
+
+    def channel_event(
+        self, channel: ChannelKey, generation: int, event: ChannelEvent, now: float
+    ) -> list[Instruction]:
+        """Something happened to that generation of an input channel."""
+        before = self.inputs.get(channel)
+        live = before is not None and before.phase in LIVE_PHASES
+        entry = self.inputs.move(channel, generation, event)
+        if entry is None:
+            return []
+        match event:
+            case ChannelEvent.ATTACH:
+                entry.failures = 0
+            case ChannelEvent.FAIL if live:
+                self._repair_later(channel, entry, now)
+            case ChannelEvent.DRAIN if entry.phase is ChannelPhase.WANTED:
+                return self._request(channel, entry, now)
+            case ChannelEvent.DRAIN if entry.retry_at is not None and now >= entry.retry_at:
+                return self._renew(channel, entry.upstream, now)
+        return []
+
+    def _request(self, channel: ChannelKey, entry: ChannelEntry, now: float) -> list[Instruction]:
+        """Ask for what a channel wants, as soon as that worker can be asked."""
+        worker, request = entry.worker, entry.request
+        if worker == self.worker:
+            self.inputs.move(channel, request.generation, ChannelEvent.REQUEST)
+            return self._requested(worker, request, channel, now)
+        if self._peers.is_lost(worker):
+            return [self._fail(channel, PeerLost(f"worker {worker} was declared lost"), now)]
+        if self._peers.is_up(worker):
+            self.inputs.move(channel, request.generation, ChannelEvent.REQUEST)
+            return [RequestPartition(worker, channel, request)]
+        return self._want_link(worker, now)
+
+    def _renew(self, channel: ChannelKey, upstream: Upstream, now: float) -> list[Instruction]:
+        """The next generation reads from ``upstream``, now or when the channel is drained."""
+        entry = self.inputs.renew(channel, upstream, now + self._settings.reconnect_timeout)
+        return self._request(channel, entry, now) if entry.phase is ChannelPhase.WANTED else []
+
+    def _reattach(self, channel: ChannelKey, upstream: Upstream, now: float) -> list[Instruction]:
+        """The coordinator has named the attempt to read from; an older word changes nothing."""
+        entry = self.inputs[channel]
+        if upstream.attempt < entry.upstream.attempt or upstream == entry.upstream:
+            return []
+        instructions: list[Instruction] = []
+        if entry.phase in (ChannelPhase.REQUESTED, ChannelPhase.ATTACHED):
+            text = f"attempt {upstream.attempt} of subtask {entry.producer} takes the place of its attempt "
+            error = Superseded(text + str(entry.request.producer_attempt))
+            instructions.append(self._fail(channel, error, now))
+        return instructions + self._renew(channel, upstream, now)
+
+    def _fail(self, channel: ChannelKey, error: ShuffleError, now: float) -> FailChannel:
+        """Nothing more comes of the current generation, which had not failed before."""
+        entry = self.inputs[channel]
+        generation = entry.request.generation
+        self._waiting.pop((self.worker, channel), None)
+        self.inputs.move(channel, generation, ChannelEvent.FAIL)
+        self._repair_later(channel, entry, now)
+        return FailChannel(channel, generation, error)
+
+    def _repair_later(self, channel: ChannelKey, entry: ChannelEntry, now: float) -> None:
+        """Request the same attempt again in a while, unless it is known that this is of no use."""
+        lost = entry.worker != self.worker and self._peers.is_lost(entry.worker)
+        if lost or not entry.repairs:
+            return
+        entry.failures += 1
+        entry.retry_at = now + backoff_seconds(entry.failures)
+        self._repairs_begun += 1
+        repair = (entry.retry_at, self._repairs_begun, channel, entry.request.generation)
+        heapq.heappush(self._repairs, repair)
+
+    def _repair(self, now: float) -> list[Instruction]:
+        """Request what failed a while ago; what the task has not drained is requested when it has."""
+        instructions: list[Instruction] = []
+        while self._repairs and self._repairs[0][0] <= now:
+            _, _, channel, generation = heapq.heappop(self._repairs)
+            entry = self.inputs.get(channel)
+            if entry is None or entry.request.generation != generation or entry.retry_at is None:
+                continue
+            if entry.phase is ChannelPhase.DOWN:
+                instructions += self._renew(channel, entry.upstream, now)
+        return instructions
+
+    def _fence_stuck(self, now: float) -> list[Instruction]:
+        """Give up tasks that do not read on although the next attempt of a producer waits for them."""
+        instructions: list[Instruction] = []
+        for channel in self.inputs.undrained(now):
+            key = channel.attempt
+            if self._tasks[key].terminal:  # another channel of it was looked at before
+                continue
+            producer, seconds = self.inputs[channel].producer, self._settings.reconnect_timeout
+            spec, attempt = self._tasks[key].spec, self.inputs[channel].upstream.attempt
+            task = f"{spec.name}[{spec.index}]"
+            text = f"{task} is stuck: in {seconds:g} s it has not read what is left of edge {channel.edge} "
+            text += f"from subtask {producer}, whose attempt {attempt} waits for that"
+            instructions += self._abandon(key, ErrorInfo(code=TaskFailed.code, text=text, task=task))
+        return instructions
+
     # --- peers -----------------------------------------------------------------------------------
 
     def announced(self, worker: int) -> int:
         """The newest epoch of that worker that the coordinator named; 0 if it named none."""
-        peer = self._peers.get(worker)
-        return peer.address.epoch if peer is not None else 0
+        return self._peers.announced(worker)
+
+    def refusal(self, worker: int, epoch: int) -> str | None:
+        """Why no link is made to that worker in that epoch; None: it may be."""
+        announced = self._peers.announced(worker)
+        if epoch < announced:
+            return f"worker {worker} has epoch {announced} by now"
+        if epoch == announced and self._peers.is_lost(worker):
+            return f"worker {worker} was declared lost"
+        return None
 
     def _announce(self, address: WorkerAddress, now: float) -> list[Instruction]:
-        """The coordinator says where a worker is. A later epoch is another process."""
-        worker, epoch = address.worker, address.epoch
-        if worker == self.worker or epoch <= self.announced(worker):
+        """The coordinator says where a worker is. A later epoch is another process, which has nothing of
+        what the one before had."""
+        worker = address.worker
+        if not self._peers.announce(address):
             return []
-        self._stop_trying(worker)
-        self._link_gone(worker)
-        self._peers[worker] = _Peer(address)
-        return self._want_link(worker, now) if self.inputs.wants(worker) else []
+        error = PeerLost(f"worker {worker} has epoch {address.epoch} by now")
+        return self._abandon_worker(worker, error, now)
 
-    def _want_link(self, worker: int, now: float) -> list[Instruction]:
-        if worker in self._trying:
-            return []
-        peer = self._trying[worker] = self._peers[worker]
-        peer.give_up_at = now + PEER_SECONDS_MAX
-        peer.failure = ""
-        if peer.dialing:
-            return []
-        if self.worker < worker:
-            return [self._dial_peer(peer)]
-        return [Send(AskDial(term=self.term, worker=self.worker, target=worker))]
-
-    @staticmethod
-    def _dial_peer(peer: _Peer) -> Instruction:
-        peer.dialing, peer.dial_at = True, None
-        return DialPeer(peer.address)
-
-    def _stop_trying(self, worker: int) -> None:
-        peer = self._trying.pop(worker, None)
-        if peer is not None:
-            peer.dial_at = peer.give_up_at = None
-
-    def _dial(self, address: WorkerAddress, now: float) -> list[Instruction]:
-        if address.worker == self.worker:
-            return []
-        instructions = self._announce(address, now)
-        if not self._peers[address.worker].up:
-            instructions += self._want_link(address.worker, now)
+    def _abandon_worker(self, worker: int, error: ShuffleError, now: float) -> list[Instruction]:
+        """A process is gone for good: nothing is requested of it again."""
+        self._drop_waiting(lambda each: each.link == worker)
+        instructions: list[Instruction] = []
+        for channel in self.inputs.of_worker(worker):
+            entry = self.inputs[channel]
+            if entry.phase in LIVE_PHASES:
+                instructions.append(self._fail(channel, error, now))
+            entry.retry_at = None
         return instructions
 
-    def peer_up(self, worker: int) -> list[Instruction]:
+    def _want_link(self, worker: int, now: float) -> list[Instruction]:
+        return [self._reach(worker)] if self._peers.want(worker, now) else []
+
+    def _reach(self, worker: int) -> Instruction:
+        if self.worker < worker:
+            return DialPeer(self._peers.address(worker))
+        return Send(AskDial(term=self.term, worker=self.worker, target=worker))
+
+    def _dial(self, address: WorkerAddress, now: float) -> list[Instruction]:
+        worker = address.worker
+        if worker == self.worker:
+            return []
+        instructions = self._announce(address, now)
+        return instructions if self._peers.is_up(worker) else instructions + self._want_link(worker, now)
+
+    def peer_up(self, worker: int, now: float) -> list[Instruction]:
         """A link to that worker, of the epoch that the coordinator announced, replaces any before."""
-        peer = self._peers[worker]
-        self._link_gone(worker)
-        self._stop_trying(worker)
-        peer.up, peer.dialing = True, False
-        wanted = self.inputs.request_wanted(worker)
-        return [RequestPartition(worker, channel, request) for channel, request in wanted]
+        instructions = self._link_gone(worker, PeerLost(f"worker {worker} connected anew"), now)
+        self._peers.link_up(worker)
+        for channel in self.inputs.wanting(worker):
+            instructions += self._request(channel, self.inputs[channel], now)
+        return instructions
 
-    def peer_down(self, worker: int) -> list[Instruction]:
+    def peer_down(self, worker: int, error: ShuffleError, now: float) -> list[Instruction]:
         """The link of that worker that was up last is gone."""
-        self._peers[worker].up = False
-        self._link_gone(worker)
-        return []
+        self._peers.link_down(worker)
+        return self._link_gone(worker, error, now)
 
-    def _link_gone(self, worker: int) -> None:
+    def _link_gone(self, worker: int, error: ShuffleError, now: float) -> list[Instruction]:
         """What was asked over the link, either way, names channels that no other link knows."""
         self._drop_waiting(lambda each: each.link == worker)
-        self.inputs.link_down(worker)
+        return [self._fail(channel, error, now) for channel in self.inputs.reading(worker)]
 
     def dial_failed(self, dialed: WorkerAddress, error: ShuffleError, now: float) -> list[Instruction]:
-        """Dial again shortly, or fail what needs that peer. A dial of an epoch that is past says nothing.
+        """A dial came to nothing: it is tried again, or what needs that peer fails."""
+        given_up = self._peers.dial_failed(dialed, error, now)
+        return self._give_peer_up(dialed.worker, error, now) if given_up else []
 
-        Who answers there may change: a worker that was registered a moment ago does not know its id
-        before it has read so, and another's old link may not be gone yet.
-        """
-        worker = dialed.worker
-        peer = self._peers[worker]
-        if dialed.epoch != peer.address.epoch:
-            return []
-        peer.dialing = False
-        if peer.up:
-            return []
-        passing = error.retriable or (isinstance(error, HandshakeRefused) and error.reason == "peer")
-        if passing and peer.give_up_at is not None and now < peer.give_up_at:
-            peer.dial_at = now + DIAL_RETRY_SECONDS
-            peer.failure = f": {error}"
-            return []
-        return self._give_peer_up(worker, error)
-
-    def _give_peer_up(self, worker: int, error: ShuffleError) -> list[Instruction]:
-        self._stop_trying(worker)
-        return [FailTask(channel, error) for channel in self.inputs.fail_wanted(worker)]
+    def _give_peer_up(self, worker: int, error: ShuffleError, now: float) -> list[Instruction]:
+        return [self._fail(channel, error, now) for channel in self.inputs.wanting(worker)]
 
     # --- requests --------------------------------------------------------------------------------
 
@@ -544,19 +481,19 @@ class WorkerState:
     ) -> list[Instruction]:
         """Requests of peers and of this worker's own channels stand in one line."""
         waiting = Waiting(link, request, channel, now + self._settings.partition_request_timeout)
-        answer = self._answer(waiting)
+        answer = self._answer(waiting, now)
         if answer is not None:
             return [answer]
         self._waiting[link, channel or request.channel] = waiting
         return []
 
-    def _answer(self, waiting: Waiting) -> Instruction | None:
+    def _answer(self, waiting: Waiting, now: float) -> Instruction | None:
         """What becomes of a request; None: it waits."""
         request, channel = waiting.request, waiting.channel
         try:
             producer = self._partitions.grant(request)
         except ShuffleError as error:
-            return self._refused(waiting, error)
+            return self._refused(waiting, error, now)
         if producer is None:
             return None
         if channel is None:
@@ -564,18 +501,17 @@ class WorkerState:
         self.inputs.move(channel, request.generation, ChannelEvent.ATTACH)
         return ConnectLocal(channel, producer, request.generation)
 
-    def _refused(self, waiting: Waiting, error: ShuffleError) -> Instruction:
+    def _refused(self, waiting: Waiting, error: ShuffleError, now: float) -> Instruction:
         if waiting.channel is None:
             return Refuse(waiting.link, waiting.request.channel, error)
-        self.inputs.move(waiting.channel, waiting.request.generation, ChannelEvent.FAIL)
-        return FailTask(waiting.channel, error)
+        return self._fail(waiting.channel, error, now)
 
-    def _serve_waiting(self) -> list[Instruction]:
+    def _serve_waiting(self, now: float) -> list[Instruction]:
         instructions: list[Instruction] = []
         for number, waiting in list(self._waiting.items()):
-            answer = self._answer(waiting)
+            answer = self._answer(waiting, now)
             if answer is not None:
-                del self._waiting[number]
+                self._waiting.pop(number, None)
                 instructions.append(answer)
         return instructions
 
@@ -587,62 +523,67 @@ class WorkerState:
 
     def next_deadline(self) -> float | None:
         """When :meth:`handle_timer` wants to be called; None for not at all."""
-        times = [time for peer in self._trying.values() for time in (peer.dial_at, peer.give_up_at)]
+        times = [self._peers.next_deadline(), self.inputs.drain_by()]
+        times.append(self._repairs[0][0] if self._repairs else None)
         times.append(next(iter(self._canceling.values()), None))
         times.append(next((waiting.deadline for waiting in self._waiting.values()), None))
         return min((time for time in times if time is not None), default=None)
 
     def handle_timer(self, now: float) -> list[Instruction]:
-        return [*self._abandon_stuck(now), *self._refuse_expired(now), *self._chase_peers(now)]
+        abandoned = self.abandoned
+        instructions = [*self._abandon_uncancelled(now), *self._fence_stuck(now)]
+        limit = self._settings.abandoned_max
+        if self.abandoned > max(abandoned, limit):
+            instructions.append(Exit(f"{self.abandoned} tasks were abandoned, at most {limit} may be"))
+        instructions += self._refuse_expired(now)
+        instructions += self._repair(now)
+        return instructions + self._chase_peers(now)
 
-    def _abandon_stuck(self, now: float) -> list[Instruction]:
+    def _abandon_uncancelled(self, now: float) -> list[Instruction]:
+        """Give up tasks that still run although they were cancelled long ago."""
         instructions: list[Instruction] = []
         for key in [key for key, deadline in self._canceling.items() if now >= deadline]:
-            self._end(key)
-            self.abandoned += 1
-            instructions.append(AbandonTask(key))
-            instructions.append(Send(self._state_message(key, "abandoned")))
-        if instructions and self.abandoned > self._settings.abandoned_max:
-            limit = self._settings.abandoned_max
-            instructions.append(
-                Exit(f"{self.abandoned} tasks ran on after their cancel, at most {limit} may")
-            )
+            instructions += self._abandon(key, None)
         return instructions
+
+    def _abandon(self, key: AttemptId, error: ErrorInfo | None) -> list[Instruction]:
+        self._end(key)
+        self.abandoned += 1
+        return [AbandonTask(key), Send(self._state_message(key, "abandoned", error))]
 
     def _refuse_expired(self, now: float) -> list[Instruction]:
         expired = [number for number, waiting in self._waiting.items() if now >= waiting.deadline]
         late = [self._waiting.pop(number) for number in expired]
-        return [self._refused(each, self._partitions.late(each.request, self.worker)) for each in late]
+        found = self._partitions.late
+        return [self._refused(each, found(each.request, self.worker), now) for each in late]
 
     def _chase_peers(self, now: float) -> list[Instruction]:
         instructions: list[Instruction] = []
-        for worker, peer in list(self._trying.items()):
-            if peer.give_up_at is not None and now >= peer.give_up_at:
-                text = f"no connection to worker {worker} within {PEER_SECONDS_MAX:g} s{peer.failure}"
-                instructions.extend(self._give_peer_up(worker, PeerLost(text)))
-            elif peer.dial_at is not None and now >= peer.dial_at:
-                instructions.append(self._dial_peer(peer))
+        for worker, error in self._peers.due(now):
+            instructions += [self._reach(worker)] if error is None else self._give_peer_up(worker, error, now)
         return instructions
 
     def validate(self) -> None:
         """Check the invariants; for tests, after each step."""
         self.inputs.validate()
+        self._peers.validate()
         self._partitions.validate({key: entry.spec.outputs for key, entry in self._tasks.items()})
-        assert self.worker not in self._peers
         live = {key for key, entry in self._tasks.items() if not entry.terminal}
         assert set(self._canceling) <= live
         assert list(self._canceling.values()) == sorted(self._canceling.values())
         assert all(key.attempt <= self._newest[key.subtask] for key in self._tasks)
         local = {each.channel for each in self._waiting.values() if each.channel is not None}
+        planned = {(channel, generation) for _, _, channel, generation in self._repairs}
         for key, entry in self.inputs.phases():
             assert key.attempt in live
             is_local = entry.worker == self.worker
-            assert not (entry.phase is ChannelPhase.WANTED and (is_local or self._peers[entry.worker].up))
+            if entry.phase is ChannelPhase.WANTED:
+                assert not is_local
+                assert not self._peers.is_up(entry.worker) and not self._peers.is_lost(entry.worker)
             assert (key in local) == (is_local and entry.phase is ChannelPhase.REQUESTED)
+            if entry.retry_at is not None:
+                assert entry.phase in (ChannelPhase.DRAINING, ChannelPhase.DOWN)
+                is_draining = entry.phase is ChannelPhase.DRAINING
+                assert is_draining or (key, entry.request.generation) in planned
         deadlines = [each.deadline for each in self._waiting.values()]
         assert deadlines == sorted(deadlines)
-        for worker, peer in self._peers.items():
-            assert (self._trying.get(worker) is peer) == (peer.give_up_at is not None)
-            assert peer.dial_at is None or (peer.give_up_at is not None and not peer.dialing)
-            assert not (peer.up and (peer.dialing or worker in self._trying))
-        assert set(self._trying) <= set(self._peers)

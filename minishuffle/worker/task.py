@@ -401,8 +401,8 @@ class Task:
             self.counters,
             # The task thread may add a policy at any moment: dict() copies without giving way to it.
             user_errors=dict(self.counters.user_errors),
-            buffers_out=sum(partition.buffers_out() for partition in self.partitions.values()),
             rows_dropped=self._rows_dropped(),
+            buffers_out=sum(partition.buffers_out() for partition in self.partitions.values()),
             busy_seconds=seconds.busy,
             idle_seconds=seconds.idle,
             backpressured_seconds=seconds.backpressured,
@@ -411,8 +411,10 @@ class Task:
 
     def _rows_dropped(self) -> dict[str, int]:
         dropped = dict(self.counters.rows_dropped)
-        for place in self.partitions.values():
-            for reason, rows in place.rows_dropped().items():
+        found = [gate.rows_dropped() for gate in self.gates]
+        found += [partition.rows_dropped() for partition in self.partitions.values()]
+        for place in found:
+            for reason, rows in place.items():
                 if rows:
                     dropped[reason] = dropped.get(reason, 0) + rows
         return dropped

@@ -50,9 +50,9 @@ from minishuffle.wire.messages import (
 from minishuffle.wire.packed import PeerRows, pack_traffic
 from minishuffle.worker.client_gate import UpstreamGate
 from minishuffle.worker.handoff import LoopInbox, TaskPaths
+from minishuffle.worker.instructions import Attach, Fence, RequestPartition, StartTask, attempt_id
 from minishuffle.worker.outbox import Outbox
 from minishuffle.worker.registry import ChannelKey
-from minishuffle.worker.state import Attach, RequestPartition, StartTask, attempt_id
 from minishuffle.worker.task import Task, TaskOutcome
 
 __all__ = [
@@ -83,8 +83,8 @@ class Traffic:
         """Sums over attachments that have ended."""
         self._views: list[tuple[Peer, PipelinedView]] = []
         self._attachments: list[tuple[Peer, Attachment]] = []
-        self._read: dict[InputChannel, Peer] = {}
-        """Whom each channel was attached to last."""
+        self._read: dict[InputChannel, tuple[Peer, int]] = {}
+        """Whom each channel was attached to last, and how many rows were incomplete before that."""
 
     def sends(self, peer: Peer, view: PipelinedView) -> None:
         self._views.append((peer, view))
@@ -93,7 +93,11 @@ class Traffic:
         """The channel's new attachment reads from ``peer``."""
         if channel.attachment is not None:
             self._attachments.append((peer, channel.attachment))
-            self._read[channel] = peer
+            incomplete = channel.rows_incomplete
+            if channel in self._read:
+                last, before = self._read[channel]
+                _add(self._totals, last, incomplete=incomplete - before)
+            self._read[channel] = peer, incomplete
 
     def table(self) -> bytes:
         """What there is so far, packed for a message."""
@@ -111,8 +115,8 @@ class Traffic:
             _add(totals, peer, sent=view.rows_sent, skipped=view.rows_skipped)
         for peer, attachment in self._attachments:
             _add(totals, peer, received=attachment.rows_received)
-        for channel, peer in self._read.items():
-            _add(totals, peer, incomplete=channel.rows_incomplete)
+        for channel, (peer, before) in self._read.items():
+            _add(totals, peer, incomplete=channel.rows_incomplete - before)
         return pack_traffic(totals.values())
 
 
@@ -200,7 +204,7 @@ class Attempt:
         )
         try:
             for input_spec in spec.inputs:
-                self.gates.append(self._build_gate(message, input_spec))
+                self.gates.append(self._build_gate(input_spec))
             if spec.stream:
                 self.gates.append(self._upstream_gate())
             for output in spec.outputs:
@@ -235,12 +239,12 @@ class Attempt:
             drops=self.settings.on_unavailable == "drop",
         )
 
-    def _build_gate(self, message: DeployTasks, spec: InputSpec) -> InputGate:
-        """Flink's sizes: exclusive buffers for remote channels only, floating ones from 1 up."""
+    def _build_gate(self, spec: InputSpec) -> InputGate:
+        """Exclusive buffers for every channel, floating ones from 1 up. (Flink counts remote channels only; a
+        local one may become remote, when its producer is restarted elsewhere.)"""
         services, settings = self._services, self.settings
         exclusive, floating = settings.buffers_per_channel, settings.floating_buffers_per_gate
-        channels = list(message.channels(spec))
-        reserved = exclusive * sum(1 for _, _, worker in channels if worker != services.worker)
+        reserved = exclusive * spec.count
         name = f"input {spec.input} of {self._spec.name}[{self._spec.index}]"
         pool = services.pool.create_pool(name, reserved + 1, reserved + floating)
         gate = InputGate(
@@ -251,8 +255,9 @@ class Attempt:
             give_back=self.paths.give_back,
             budget=services.budget,
             counters=self.counters,
+            tolerant=settings.restart_strategy != "none",
         )
-        for producer, _, _ in channels:
+        for producer in range(spec.first, spec.first + spec.count):
             on_event = partial(services.channel_event, ChannelKey(self.id, spec.edge, producer))
             self._channels[spec.edge, producer] = gate.add_channel(producer, on_event)
         return gate
@@ -438,6 +443,12 @@ class Deployment:
         self.attempts[reader].traffic.receives((key.edge, worker, producer.attempt), channel)
         if subpartition.view is not None:
             self.attempts[producer].traffic.sends((key.edge, worker, reader.attempt), subpartition.view)
+
+    def fence(self, instruction: Fence) -> None:
+        """Earlier attempts of a consumer read no more."""
+        partition, consumer = self.partition(instruction.producer, instruction.edge), instruction.consumer
+        if partition is not None:
+            partition.fence(consumer.subtask.index, consumer.attempt)
 
     def count_received(self, instruction: RequestPartition) -> None:
         """The channel was attached to a link."""

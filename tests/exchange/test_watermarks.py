@@ -144,39 +144,46 @@ def test_it_never_goes_back_and_never_passes_an_active_channel(
 
 
 class Model:
-    """The valve in plain words, O(channels) a step."""
+    """The valve in plain words, O(channels) a step; ``behind``: channels of new producers that have not come
+    as far as the rest."""
 
     def __init__(self, channels: int) -> None:
         self.watermark, self.idle = BEGINNING_OF_TIME, False
         self.times = [BEGINNING_OF_TIME] * channels
         self.status = ["active"] * channels
+        self.behind: set[int] = set()
 
     def update(self, channel: int, time: int, idle: bool) -> None:
         if time == END_OF_TIME:
             self.end(channel)
-        elif self.status[channel] in ("active", "idle"):
+        elif self.status[channel] in ("active", "idle", "lagging"):
             if time > self.times[channel]:
-                self.times[channel], self.status[channel] = time, "active"
+                self.times[channel] = time
+                if time >= self.watermark:
+                    self.behind.discard(channel)
+                self.status[channel] = self.counting(channel)
                 self.look()
-            self.status[channel] = "idle" if idle else "active"
+            self.status[channel] = "idle" if idle else self.counting(channel)
             self.look()
+
+    def counting(self, channel: int) -> str:
+        return "lagging" if channel in self.behind else "active"
 
     def end(self, channel: int) -> None:
         self.status[channel] = "ended"
         self.look()
 
     def suspend(self, channel: int) -> None:
-        if self.status[channel] != "ended":
-            self.status[channel] = "suspended"
-            self.look()
+        self.status[channel] = "suspended"
+        self.look()
 
-    def resume(self, channel: int, was: str = "suspended") -> None:
-        if self.status[channel] == was:
-            self.times[channel], self.status[channel] = BEGINNING_OF_TIME, "active"
-            self.look()
-
-    def reopen(self, channel: int) -> None:
-        self.resume(channel, "ended")
+    def rejoin(self, channel: int) -> None:
+        self.times[channel] = BEGINNING_OF_TIME
+        self.behind.add(channel)
+        if self.watermark == BEGINNING_OF_TIME:
+            self.behind.clear()
+        self.status[channel] = self.counting(channel)
+        self.look()
 
     def look(self) -> None:
         active = [t for t, status in zip(self.times, self.status, strict=True) if status == "active"]
@@ -184,12 +191,13 @@ class Model:
             self.watermark = max(self.watermark, min(active))
         elif set(self.status) == {"ended"}:
             self.watermark = END_OF_TIME
-        self.idle = not active and "idle" in self.status and "suspended" not in self.status
+        waits = {"suspended", "lagging"} & set(self.status)
+        self.idle = not active and "idle" in self.status and not waits
 
 
 def any_steps(channels: int) -> st.SearchStrategy[list[tuple[int, tuple[str, int, bool]]]]:
     times = st.one_of(st.integers(-50, 50), st.sampled_from([BEGINNING_OF_TIME, END_OF_TIME]))
-    others = st.sampled_from(["end", "suspend", "resume", "reopen"])
+    others = st.sampled_from(["end", "suspend", "rejoin"])
     step = st.one_of(
         st.tuples(st.just("update"), times, st.booleans()),
         st.tuples(others, st.just(0), st.just(False)),
@@ -256,28 +264,57 @@ def test_a_suspended_channel_is_left_out_and_holds_what_there_is_when_nobody_els
     assert state(valve) == (9, True)
 
 
-def test_a_resumed_channel_counts_from_what_its_new_producer_says() -> None:
+def test_a_channel_that_rejoins_counts_when_its_new_producer_has_come_as_far_as_the_rest() -> None:
     valve = valve_of(2)
     valve.update(0, 5, False)
     valve.update(1, 9, False)
+    assert valve.suspend(0)
+    assert not valve.rejoin(0)
+    assert not valve.update(0, 3, False)
+    assert valve.update(1, 20, False), "a source that starts again holds no window back"
+    assert not valve.update(0, 19, False)
+    assert state(valve) == (20, False)
+    assert not valve.update(0, 20, False)
+    assert not valve.update(1, 30, False), "from now on it is waited for"
+    assert valve.update(0, 25, False)
+    assert state(valve) == (25, False)
+
+
+def test_a_channel_that_rejoins_before_there_was_a_watermark_counts_at_once() -> None:
+    valve = valve_of(2)
     valve.suspend(0)
-    assert not valve.resume(0)
-    assert not valve.update(0, 3, False) and not valve.update(1, 20, False)
+    valve.rejoin(0)
+    assert not valve.update(1, 9, False)
+    assert valve.update(0, 7, False)
+    assert state(valve) == (7, False)
+
+
+def test_while_every_channel_is_down_or_behind_the_watermark_holds_and_is_not_idle() -> None:
+    valve = valve_of(2)
+    for channel in (0, 1):
+        valve.update(channel, 9, False)
+    for channel in (0, 1):
+        assert not valve.suspend(channel)
     assert state(valve) == (9, False)
+    assert not valve.rejoin(0)
+    assert not valve.update(0, 5, True), "the other one may come back"
+    assert not valve.update(0, 8, False)
     assert valve.update(0, 12, False)
     assert state(valve) == (12, False)
 
 
-def test_an_end_that_is_taken_back_holds_the_rest() -> None:
+def test_an_end_that_is_taken_back_is_waited_for_once_it_has_come_as_far_as_the_rest() -> None:
     valve = valve_of(2)
     valve.update(0, 5, False)
     valve.end(1)
     assert state(valve) == (5, False)
-    assert not valve.reopen(1)
-    assert not valve.update(0, 8, False)
-    assert valve.update(1, 6, False)
+    assert not valve.rejoin(1)
+    assert not valve.update(1, 6, False)
+    assert valve.update(0, 8, False)
     assert state(valve) == (6, False)
-    assert not valve.reopen(1), "it has not ended"
+    assert valve.end(0) is False
+    assert not valve.suspend(0), "an end that was not that of the partition"
+    assert valve.update(1, 7, False) and state(valve) == (7, False)
 
 
 # --- on a subpartition ----------------------------------------------------------------------------------

@@ -20,9 +20,9 @@ from minishuffle.ids import AttemptId
 from minishuffle.wire.messages import DeployTasks, LogLines, WorkerAddress
 from minishuffle.worker import handoff
 from minishuffle.worker.handoff import LoopInbox, TaskPaths
+from minishuffle.worker.instructions import StartTask, attempt_id
 from minishuffle.worker.outbox import Outbox
 from minishuffle.worker.registry import ChannelKey
-from minishuffle.worker.state import StartTask, attempt_id
 from minishuffle.worker.task import Task, TaskOutcome
 from minishuffle.worker.tasks import Deployment
 from support.attempts import attempt

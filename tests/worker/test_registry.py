@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 
 from minishuffle.errors import LocalProtocolError, ShuffleError
@@ -10,10 +12,12 @@ from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.messages import OutputSpec
 from minishuffle.worker.registry import (
     TRANSITIONS,
+    ChannelEntry,
     ChannelKey,
     ChannelPhase,
     InputRegistry,
     PartitionRegistry,
+    Upstream,
 )
 from support.attempts import attempt
 
@@ -22,21 +26,35 @@ ROADS = {
     ChannelPhase.WANTED: [],
     ChannelPhase.REQUESTED: [ChannelEvent.REQUEST],
     ChannelPhase.ATTACHED: [ChannelEvent.REQUEST, ChannelEvent.ATTACH],
+    ChannelPhase.DRAINING: [ChannelEvent.FAIL],
+    ChannelPhase.CACHED: [ChannelEvent.FAIL, ChannelEvent.RENEW],
+    ChannelPhase.DOWN: [ChannelEvent.FAIL, ChannelEvent.DRAIN],
     ChannelPhase.ENDED: [ChannelEvent.REQUEST, ChannelEvent.ATTACH, ChannelEvent.END],
-    ChannelPhase.FAILED: [ChannelEvent.FAIL],
 }
+NEXT = Upstream(attempt=2, worker=4)
 
 
 def request(producer: int = 0, generation: int = 1, consumer: int = 0) -> PartitionRequest:
     return PartitionRequest(0, "j1", 0, producer, consumer, 1, 1, generation, 0)
 
 
+def entry(worker: int = 3, producer: int = 0) -> ChannelEntry:
+    return ChannelEntry(attempt(0, producer).subtask, worker, request(producer), repairs=True)
+
+
 def registry_in(phase: ChannelPhase) -> InputRegistry:
     registry = InputRegistry()
-    registry.want(KEY, 3, request())
+    registry.want(KEY, entry())
     for event in ROADS[phase]:
-        registry.move(KEY, 1, event)
+        happens(registry, event)
     return registry
+
+
+def happens(registry: InputRegistry, event: ChannelEvent) -> bool:
+    """To the channel, at time 1; whoever renews it says where it reads."""
+    if event is ChannelEvent.RENEW:
+        return registry.renew(KEY, NEXT, drain_by=11.0) is not None
+    return registry.move(KEY, registry[KEY].request.generation, event) is not None
 
 
 def phase_of(registry: InputRegistry) -> ChannelPhase:
@@ -53,54 +71,107 @@ def test_every_phase_and_event(phase: ChannelPhase, event: ChannelEvent) -> None
     following = TRANSITIONS.get((phase, event))
     if following is None:
         with pytest.raises(LocalProtocolError, match=f"{event.value} of channel .* is {phase.value}"):
-            registry.move(KEY, 1, event)
+            happens(registry, event)
         assert phase_of(registry) is phase
     else:
-        assert registry.move(KEY, 1, event)
+        generation = registry[KEY].request.generation
+        assert happens(registry, event)
         assert phase_of(registry) is following
+        begins = following is ChannelPhase.WANTED
+        assert registry[KEY].request.generation == generation + begins
+    registry.validate()
 
 
-def test_nothing_leaves_the_end_and_a_failed_channel_may_only_turn_out_to_have_ended() -> None:
-    for (phase, event), following in TRANSITIONS.items():
-        if phase is ChannelPhase.ENDED:
-            assert following is phase
-        elif phase is ChannelPhase.FAILED:
-            assert following is (ChannelPhase.ENDED if event is ChannelEvent.END else phase)
+def test_the_table_beside_the_text_is_the_table() -> None:
+    text = inspect.getsource(inspect.getmodule(InputRegistry) or pytest)
+    rows = [line[1:].split("#")[0] for line in text.splitlines() if line.startswith("#     ")]
+    head, *lines = (row for row in rows if row.split()[0] in {"request", *(p.value for p in ChannelPhase)})
+    columns = {event: head.index(event.value) for event in ChannelEvent}
+    written = {
+        (ChannelPhase(line.split()[0]), event): ChannelPhase(line[at:].split()[0])
+        for line in lines
+        for event, at in columns.items()
+        if line[at : at + 1].strip()
+    }
+    assert written == dict(TRANSITIONS)
+
+
+def test_nothing_leaves_the_end() -> None:
+    assert {after for (phase, _), after in TRANSITIONS.items() if phase is ChannelPhase.ENDED} == {
+        ChannelPhase.ENDED
+    }
+
+
+def test_no_generation_is_requested_before_the_one_before_was_drained() -> None:
+    """Every way from a generation that was requested to the next leads through a drain."""
+    lost = {ChannelPhase.REQUESTED, ChannelPhase.ATTACHED, ChannelPhase.DRAINING, ChannelPhase.CACHED}
+    undrained = {
+        after
+        for (phase, event), after in TRANSITIONS.items()
+        if phase in lost and event is not ChannelEvent.DRAIN
+    }
+    assert undrained == {*lost - {ChannelPhase.REQUESTED}, ChannelPhase.ENDED}
+
+
+def test_the_newest_cached_word_is_applied_once_when_the_channel_is_drained() -> None:
+    registry = registry_in(ChannelPhase.CACHED)
+    newer = Upstream(attempt=3, worker=5)
+    registry.renew(KEY, newer, drain_by=15.0)
+    assert (registry[KEY].upstream, registry.drain_by()) == (newer, 11.0), "the task has waited since then"
+    assert registry.undrained(10.9) == [] and registry.undrained(11.0) == [KEY]
+    assert registry.wanting(5) == []
+    happens(registry, ChannelEvent.DRAIN)
+    assert registry.wanting(5) == [KEY] and registry.of_worker(3) == []
+    found = registry[KEY]
+    assert (found.request.producer_attempt, found.request.generation, found.cached) == (3, 2, None)
+    assert registry.drain_by() is None
+    assert registry.move(KEY, 1, ChannelEvent.DRAIN) is None, "that was the generation before"
+    registry.validate()
+
+
+def test_a_channel_that_turns_out_to_have_ended_is_not_attached_again() -> None:
+    registry = registry_in(ChannelPhase.CACHED)
+    happens(registry, ChannelEvent.END)
+    assert (registry[KEY].cached, registry.drain_by()) == (None, None)
+    happens(registry, ChannelEvent.RENEW)
+    assert registry[KEY].request == request()
+    registry.validate()
 
 
 def test_what_belongs_to_another_generation_or_to_no_channel_changes_nothing() -> None:
     registry = registry_in(ChannelPhase.ATTACHED)
-    assert not registry.move(KEY, 2, ChannelEvent.END)
-    assert not registry.move(ChannelKey(attempt(1, number=2), 0, 0), 1, ChannelEvent.END)
+    assert registry.move(KEY, 2, ChannelEvent.END) is None
+    assert registry.move(ChannelKey(attempt(1, number=2), 0, 0), 1, ChannelEvent.END) is None
     assert phase_of(registry) is ChannelPhase.ATTACHED
 
 
-def test_a_link_that_goes_down_fails_its_own_channels_and_none_that_is_wanted_yet() -> None:
+def test_channels_are_found_by_worker_and_producer() -> None:
     registry = InputRegistry()
     keys = [ChannelKey(attempt(1), 0, producer) for producer in range(4)]
     for key, worker in zip(keys, (3, 3, 3, 4), strict=True):
-        registry.want(key, worker, request(key.producer))
+        registry.want(key, entry(worker, key.producer))
         if key.producer:
             registry.move(key, 1, ChannelEvent.REQUEST)
     registry.move(keys[2], 1, ChannelEvent.ATTACH)
+    assert (registry.wanting(3), registry.reading(3)) == ([keys[0]], [keys[1], keys[2]])
+    assert (registry.wanting(4), registry.reading(4)) == ([], [keys[3]])
     registry.move(keys[2], 1, ChannelEvent.END)
-    registry.link_down(3)
-    assert [entry.phase.value for _, entry in registry.phases()] == ["wanted", "failed", "ended", "requested"]
-    assert registry.wants(3) and not registry.wants(4)
-    assert [key for key, _ in registry.request_wanted(3)] == [keys[0]]
-    assert registry.request_wanted(3) == []
+    registry.move(keys[1], 1, ChannelEvent.FAIL)
+    assert registry.reading(3) == []
+    assert registry.of_worker(3) == keys[:3]
+    assert registry.readers(attempt(0, 1).subtask) == [keys[1]]
 
 
 def test_the_channels_of_an_attempt_go_with_it() -> None:
     registry = registry_in(ChannelPhase.WANTED)
     other = ChannelKey(attempt(1, number=2), 0, 0)
-    registry.want(other, 3, request())
-    registry.remove(KEY.attempt)
+    registry.want(other, entry())
+    assert registry.remove(KEY.attempt) == [KEY]
     registry.validate()
     assert [key for key, _ in registry.phases()] == [other]
     registry.remove(other.attempt)
     registry.validate()
-    assert registry.fail_wanted(3) == []
+    assert registry.of_worker(3) == registry.readers(attempt(0).subtask) == []
 
 
 def test_each_subpartition_has_a_reader_of_its_own() -> None:
@@ -116,3 +187,16 @@ def test_each_subpartition_has_a_reader_of_its_own() -> None:
     registry.remove(attempt(0), outputs)
     registry.validate({})
     assert registry.grant(request(consumer=4, generation=9)) is None
+
+
+def test_the_partitions_that_an_earlier_attempt_of_a_consumer_reads() -> None:
+    registry = PartitionRegistry()
+    outputs = [OutputSpec(edge=0, operator=1, first=0, count=2)]
+    for producer in (0, 1):
+        registry.add(attempt(0, producer), outputs)
+        registry.grant(request(producer))
+    registry.grant(request(consumer=1))
+    assert registry.read_before(attempt(1, number=2)) == [(attempt(0, 0), 0), (attempt(0, 1), 0)]
+    assert registry.read_before(attempt(1, 1, number=3)) == [(attempt(0, 0), 0)]
+    for other in (attempt(1), attempt(2, number=2), attempt(1, number=2, job="j2")):
+        assert registry.read_before(other) == []

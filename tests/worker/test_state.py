@@ -6,7 +6,8 @@ import pytest
 
 from minishuffle.config import ClusterSettings
 from minishuffle.counters import TaskCounters
-from minishuffle.errors import PartitionNotFound, PeerLost, ShuffleError
+from minishuffle.errors import PartitionNotFound, PeerLost, ShuffleError, Superseded
+from minishuffle.exchange.channels import ChannelEvent
 from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.handshake import REASONS, HandshakeRefused
 from minishuffle.wire.messages import (
@@ -18,17 +19,18 @@ from minishuffle.wire.messages import (
     ErrorInfo,
     InputSpec,
     OutputSpec,
+    PlacedAttempt,
     ReleaseJob,
     Shutdown,
     TaskAttempt,
     TaskSpec,
+    TasksRestarted,
     TaskStateChanged,
     WorkerAddress,
     WorkerLost,
 )
 from minishuffle.wire.packed import pack_placement
-from minishuffle.worker.registry import ChannelKey
-from minishuffle.worker.state import (
+from minishuffle.worker.instructions import (
     AbandonTask,
     Attach,
     CancelTask,
@@ -36,7 +38,8 @@ from minishuffle.worker.state import (
     ConnectLocal,
     DialPeer,
     Exit,
-    FailTask,
+    FailChannel,
+    Fence,
     ForgetJob,
     Instruction,
     Refuse,
@@ -44,11 +47,14 @@ from minishuffle.worker.state import (
     RequestPartition,
     Send,
     StartTask,
-    WorkerState,
 )
+from minishuffle.worker.registry import ChannelKey
+from minishuffle.worker.state import WorkerState
 from support.attempts import attempt as attempt_of
 
-SETTINGS = ClusterSettings(task_cancel_timeout=10.0, abandoned_max=1, partition_request_timeout=5.0)
+SETTINGS = ClusterSettings(
+    task_cancel_timeout=10.0, abandoned_max=1, partition_request_timeout=5.0, reconnect_timeout=4.0
+)
 SOURCE = TaskSpec(
     operator=0,
     name="source",
@@ -78,13 +84,17 @@ def address(worker: int, epoch: int = 1) -> WorkerAddress:
 
 
 def deploy(
-    *tasks: TaskSpec, job: str = "j1", term: int = 1, workers: list[WorkerAddress] | None = None
+    *tasks: TaskSpec,
+    job: str = "j1",
+    term: int = 1,
+    workers: list[WorkerAddress] | None = None,
+    strategy: str = "individual",
 ) -> DeployTasks:
     return DeployTasks(
         term=term,
         job=job,
         name="job",
-        settings={},
+        settings={"restart_strategy": strategy},
         programs={0: b"source", 1: b"sink"},
         tasks=list(tasks),
         workers=workers or [address(1), address(2), address(3)],
@@ -104,11 +114,12 @@ class Machine:
     def tick(self, now: float) -> list[Instruction]:
         return self._checked(self.state.handle_timer(now))
 
-    def up(self, worker: int) -> list[Instruction]:
-        return self._checked(self.state.peer_up(worker))
+    def up(self, worker: int, now: float = 0.0) -> list[Instruction]:
+        return self._checked(self.state.peer_up(worker, now))
 
-    def down(self, worker: int) -> None:
-        assert self._checked(self.state.peer_down(worker)) == []
+    def down(self, worker: int, now: float = 0.0) -> list[Instruction]:
+        error = PeerLost(f"the link to worker {worker} broke")
+        return self._checked(self.state.peer_down(worker, error, now))
 
     def asked(self, link: int, request: PartitionRequest, now: float = 0.0) -> list[Instruction]:
         return self._checked(self.state.partition_requested(link, request, now))
@@ -121,6 +132,11 @@ class Machine:
     def _checked(self, instructions: list[Instruction]) -> list[Instruction]:
         self.state.validate()
         return instructions
+
+    def happens(self, channel: ChannelKey, event: ChannelEvent, now: float = 0.0) -> list[Instruction]:
+        """To the channel's current generation, as the shell reports it."""
+        generation = self.state.inputs[channel].request.generation
+        return self._checked(self.state.channel_event(channel, generation, event, now))
 
     def ended(self, operator: int = 0, attempt: int = 1, state: str = "finished") -> list[Instruction]:
         error = ErrorInfo(code=60, text="boom") if state == "failed" else None
@@ -218,11 +234,13 @@ def test_a_failed_dial_is_tried_again_until_it_is_given_up() -> None:
     machine = Machine()
     machine.tell(deploy(SOURCE, sink()), now=0.0)
     assert machine.dial_failed(3, PeerLost("refused"), 0.0) == []
-    assert machine.state.next_deadline() == pytest.approx(0.2)
-    assert machine.tick(0.1) == []
-    assert machine.tick(0.2) == [DialPeer(address(3))]
+    assert machine.state.next_deadline() == pytest.approx(0.1)
+    assert machine.tick(0.05) == []
+    assert machine.tick(0.1) == [DialPeer(address(3))]
+    assert machine.dial_failed(3, PeerLost("refused"), 0.2) == []
+    assert machine.state.next_deadline() == pytest.approx(0.4), "twice as long as before"
     (failed,) = machine.tick(10.0)
-    assert isinstance(failed, FailTask)
+    assert isinstance(failed, FailChannel)
     assert failed.channel == ChannelKey(attempt_of(1), 0, 1)
     assert str(failed.error) == "no connection to worker 3 within 10 s: refused"
 
@@ -232,18 +250,18 @@ def test_a_peer_that_does_not_know_its_id_yet_is_dialed_again() -> None:
     machine.tell(deploy(sink()), now=0.0)
     error = HandshakeRefused("peer", "worker 3 was dialed, but a worker answers there")
     assert machine.dial_failed(3, error, 0.0) == []
-    assert machine.tick(0.2) == [DialPeer(address(3))]
+    assert machine.tick(0.1) == [DialPeer(address(3))]
     (failed,) = machine.dial_failed(3, error, 10.0)
-    assert isinstance(failed, FailTask)
+    assert isinstance(failed, FailChannel)
     assert failed.error is error
 
 
 @pytest.mark.parametrize("reason", [reason for reason in REASONS if reason != "peer"])
 def test_another_refused_handshake_is_not_tried_again(reason: str) -> None:
     machine = Machine()
-    machine.tell(deploy(SOURCE, sink()))
+    machine.tell(deploy(SOURCE, sink(), strategy="none"))
     (failed,) = machine.dial_failed(3, HandshakeRefused(reason, "no"), 0.0)
-    assert isinstance(failed, FailTask)
+    assert isinstance(failed, FailChannel)
     assert machine.state.next_deadline() is None
 
 
@@ -252,10 +270,11 @@ def test_a_failed_dial_of_an_epoch_that_is_past_says_nothing_of_the_newer_proces
     error: ShuffleError,
 ) -> None:
     machine = Machine()
-    machine.tell(deploy(SOURCE, sink()))
+    machine.tell(Dial(term=1, peer=address(3)))
     newer = address(3, epoch=7)
     assert machine.tell(Dial(term=1, peer=newer)) == [DialPeer(newer)]
     assert machine.dial_failed(3, error, 0.1, epoch=1) == []
+    machine.tell(deploy(sink(), workers=[address(2), newer]), now=4.0)
     assert machine.tick(5.0) == [], "the newer process is being dialed"
     assert [type(i) for i in machine.up(3)] == [RequestPartition]
 
@@ -264,11 +283,11 @@ def test_a_peer_is_not_dialed_while_a_dial_is_under_way() -> None:
     machine = Machine()
     machine.tell(deploy(SOURCE, sink()), now=0.0)
     machine.dial_failed(3, PeerLost("refused"), 9.0)
-    assert machine.tick(9.2) == [DialPeer(address(3))]
-    assert [type(i) for i in machine.tick(10.0)] == [FailTask]
+    assert machine.tick(9.1) == [DialPeer(address(3))]
+    assert [type(i) for i in machine.tick(10.0)] == [FailChannel]
     assert DialPeer(address(3)) not in machine.tell(deploy(sink(), job="j2"), now=11.0)
     assert machine.dial_failed(3, PeerLost("no answer"), 14.2) == []
-    assert machine.tick(14.4) == [DialPeer(address(3))]
+    assert machine.tick(14.3) == [DialPeer(address(3))]
     assert [type(i) for i in machine.up(3)] == [RequestPartition]
 
 
@@ -395,7 +414,7 @@ def test_a_local_channel_whose_producer_never_comes_fails_as_a_remote_one_does()
     machine.up(3)
     machine.asked(3, request(), now=1.0)
     failed, refused = machine.tick(6.0)
-    assert isinstance(failed, FailTask) and isinstance(refused, Refuse)
+    assert isinstance(failed, FailChannel) and isinstance(refused, Refuse)
     assert failed.channel == ChannelKey(attempt_of(1), 0, 0)
     assert str(failed.error) == str(refused.error) == "partition j1/edge0.0 attempt 1 is not on worker 2"
     assert type(failed.error) is type(refused.error) is PartitionNotFound
@@ -444,7 +463,7 @@ def test_too_many_abandoned_tasks_end_the_worker() -> None:
     machine.up(3)
     machine.tell(CancelTasks(term=1, job="j1"), now=0.0)
     exits = [i for i in machine.tick(10.0) if isinstance(i, Exit)]
-    assert exits == [Exit("2 tasks ran on after their cancel, at most 1 may")]
+    assert exits == [Exit("2 tasks were abandoned, at most 1 may be")]
 
 
 def test_release_forgets_the_job() -> None:
@@ -514,3 +533,184 @@ def test_verdicts_and_shutdown() -> None:
     machine = Machine()
     assert machine.tell(WorkerLost(term=1, worker=3, epoch=1)) == [CloseLinks(3, 1)]
     assert machine.tell(Shutdown(term=1, reason="bye")) == [Exit("")]
+
+
+# --- channels that fail, and producers that restart -----------------------------------------------------
+
+REMOTE = ChannelKey(attempt_of(1), 0, 1)
+"""Of the sink here, whose producer is on worker 3."""
+LOCAL = ChannelKey(attempt_of(1), 0, 0)
+
+
+def restarted(*tasks: tuple[int, int, int, int], epoch: int = 1) -> TasksRestarted:
+    """Operator, index, attempt and worker of each."""
+    placed = [PlacedAttempt(operator=o, index=i, attempt=n, worker=w) for o, i, n, w in tasks]
+    workers = [address(worker, epoch if worker == 3 else 1) for worker in (1, 2, 3)]
+    return TasksRestarted(term=1, job="j1", tasks=placed, workers=workers)
+
+
+def reading(*, now: float = 0.0, strategy: str = "individual") -> Machine:
+    """The sink here reads from the source here and from worker 3."""
+    machine = Machine()
+    machine.tell(deploy(SOURCE, sink(), strategy=strategy), now)
+    assert [type(i) for i in machine.up(3, now)] == [RequestPartition]
+    machine.happens(REMOTE, ChannelEvent.ATTACH, now)
+    return machine
+
+
+def requests(instructions: list[Instruction]) -> list[tuple[int, int, int]]:
+    """Worker, attempt of the producer and generation of each."""
+    return [
+        (i.worker, i.request.producer_attempt, i.request.generation)
+        for i in instructions
+        if isinstance(i, RequestPartition)
+    ]
+
+
+def failures(instructions: list[Instruction]) -> list[tuple[ChannelKey, int, str]]:
+    return [(i.channel, i.generation, str(i.error)) for i in instructions if isinstance(i, FailChannel)]
+
+
+def test_a_channel_that_fails_is_requested_again_when_it_is_drained_and_a_while_has_passed() -> None:
+    machine = reading()
+    assert machine.happens(REMOTE, ChannelEvent.FAIL, 1.0) == []
+    assert machine.tick(1.1) == [], "the task has not read what was delivered"
+    assert requests(machine.happens(REMOTE, ChannelEvent.DRAIN, 1.2)) == [(3, 1, 2)]
+    machine.happens(REMOTE, ChannelEvent.FAIL, 2.0)
+    assert machine.happens(REMOTE, ChannelEvent.DRAIN, 2.0) == []
+    assert machine.state.next_deadline() == pytest.approx(2.2), "it failed before the producer had answered"
+    assert requests(machine.tick(2.2)) == [(3, 1, 3)]
+    machine.happens(REMOTE, ChannelEvent.ATTACH, 2.3)
+    machine.happens(REMOTE, ChannelEvent.FAIL, 3.0)
+    assert machine.happens(REMOTE, ChannelEvent.DRAIN, 3.0) == []
+    assert requests(machine.tick(3.1)) == [(3, 1, 4)]
+
+
+def test_a_job_that_does_not_restart_requests_nothing_again() -> None:
+    machine = reading(strategy="none")
+    machine.happens(REMOTE, ChannelEvent.FAIL, 1.0)
+    assert machine.state.next_deadline() is None
+
+
+def test_a_link_that_breaks_is_dialed_anew_and_its_channels_go_on_at_the_next_generation() -> None:
+    machine = reading()
+    machine.happens(REMOTE, ChannelEvent.FAIL, 1.0)
+    assert machine.down(3, 1.0) == []
+    assert machine.happens(REMOTE, ChannelEvent.DRAIN, 1.0) == []
+    assert machine.tick(1.1) == [DialPeer(address(3))]
+    assert machine.dial_failed(3, PeerLost("refused"), 1.1) == []
+    assert machine.tick(1.25) == [DialPeer(address(3))]
+    assert requests(machine.up(3, 1.3)) == [(3, 1, 2)]
+
+
+def test_a_peer_that_cannot_be_reached_is_tried_for_ever_until_the_verdict() -> None:
+    machine = reading()
+    machine.happens(REMOTE, ChannelEvent.FAIL, 0.0)
+    machine.down(3, 0.0)
+    machine.happens(REMOTE, ChannelEvent.DRAIN, 0.0)
+    now, dials = 0.0, 0
+    while now < 60.0:
+        now = machine.state.next_deadline() or pytest.fail("nothing is tried any more")
+        for instruction in machine.tick(now):
+            if isinstance(instruction, DialPeer):
+                dials += 1
+                machine.dial_failed(3, PeerLost("refused"), now)
+            elif isinstance(instruction, FailChannel):
+                machine.happens(instruction.channel, ChannelEvent.DRAIN, now)
+    assert 25 <= dials <= 60
+    machine.tell(WorkerLost(term=1, worker=3, epoch=1), now)
+    assert machine.tick(now + 60.0) == [] and machine.state.next_deadline() is None
+
+
+def test_a_verdict_fails_what_reads_from_there_and_nothing_is_requested_there_again() -> None:
+    machine = reading()
+    told = machine.tell(WorkerLost(term=1, worker=3, epoch=1), 1.0)
+    assert told == [CloseLinks(3, 1), *told[1:]]
+    assert failures(told) == [(REMOTE, 1, "worker 3 was declared lost")]
+    machine.down(3, 1.0)
+    assert machine.happens(REMOTE, ChannelEvent.DRAIN, 1.0) == []
+    assert machine.state.next_deadline() is None
+    assert machine.state.refusal(3, 1) == "worker 3 was declared lost"
+    assert machine.state.refusal(3, 2) is None
+    assert machine.tell(WorkerLost(term=1, worker=3, epoch=1), 2.0) == [CloseLinks(3, 1)]
+
+
+def test_a_restarted_producer_is_read_as_soon_as_its_channel_is_drained() -> None:
+    machine = reading()
+    message = restarted((0, 1, 2, 3))
+    told = machine.tell(message, 1.0)
+    assert failures(told) == [(REMOTE, 1, "attempt 2 of subtask j1/0.1 takes the place of its attempt 1")]
+    assert isinstance(told[0], FailChannel) and type(told[0].error) is Superseded
+    assert machine.tell(message, 1.5) == [], "said twice, done once"
+    assert requests(machine.happens(REMOTE, ChannelEvent.DRAIN, 2.0)) == [(3, 2, 2)]
+    assert machine.tell(message, 2.5) == []
+    assert machine.tell(restarted((0, 1, 1, 3)), 2.5) == [], "an older word"
+
+
+def test_of_two_words_that_come_before_a_channel_is_drained_the_newest_counts() -> None:
+    machine = reading()
+    machine.happens(REMOTE, ChannelEvent.FAIL, 1.0)
+    for attempt, worker in ((2, 3), (3, 1)):
+        assert machine.tell(restarted((0, 1, attempt, worker)), 1.0) == []
+    machine.tell(restarted((0, 1, 2, 3)), 1.0)
+    machine.up(1)
+    assert requests(machine.happens(REMOTE, ChannelEvent.DRAIN, 2.0)) == [(1, 3, 2)]
+    assert machine.tick(60.0) == []
+
+
+def test_a_producer_may_move_here_and_away() -> None:
+    machine = reading()
+    machine.tell(restarted((0, 1, 2, 2), (0, 0, 2, 3)), 1.0)
+    source = second(SOURCE.model_copy(update={"index": 1}))
+    machine.tell(deploy(source), 1.0)
+    moved = machine.happens(REMOTE, ChannelEvent.DRAIN, 2.0)
+    assert moved == [ConnectLocal(REMOTE, attempt_of(0, 1, number=2), 2)]
+    assert requests(machine.happens(LOCAL, ChannelEvent.DRAIN, 2.0)) == [(3, 2, 2)]
+
+
+def test_a_task_that_does_not_drain_a_channel_is_abandoned_and_the_error_says_which() -> None:
+    machine = reading()
+    machine.tell(restarted((0, 1, 2, 3)), 1.0)
+    machine.tell(restarted((0, 1, 3, 3)), 3.0)
+    assert machine.state.next_deadline() == 1.1 and machine.tick(1.1) == []
+    assert machine.state.next_deadline() == 5.0, "4 s after the first word"
+    instructions = machine.tick(5.0)
+    assert instructions[0] == AbandonTask(attempt_of(1))
+    assert states(instructions) == ["abandoned"]
+    assert isinstance(instructions[1], Send) and isinstance(instructions[1].message, TaskStateChanged)
+    error = instructions[1].message.error
+    assert error is not None and error.text == (
+        "sink[0] is stuck: in 4 s it has not read what is left of edge 0 from subtask "
+        "j1/0.1, whose attempt 3 waits for that"
+    )
+    assert machine.state.next_deadline() is None
+    assert machine.ended(operator=1) == []
+
+
+def test_a_channel_that_is_down_has_no_timer() -> None:
+    machine = reading()
+    machine.tell(WorkerLost(term=1, worker=3, epoch=1), 1.0)
+    machine.happens(REMOTE, ChannelEvent.DRAIN, 1.0)
+    assert machine.tick(1000.0) == [] and machine.state.next_deadline() is None
+    told = machine.tell(restarted((0, 1, 2, 3), epoch=2), 1000.0)
+    assert told == [DialPeer(address(3, epoch=2))]
+    assert requests(machine.up(3, 1000.0)) == [(3, 2, 2)]
+
+
+def test_a_restarted_consumer_fences_the_attempt_that_reads_here_and_is_served_itself() -> None:
+    machine = serving(SOURCE)
+    machine.asked(3, request())
+    early = request(channel=8, consumer_attempt=2)
+    assert machine.asked(3, early, now=1.0) == []
+    consumer = attempt_of(1, 1, number=2)
+    told = machine.tell(restarted((1, 1, 2, 3)), 1.0)
+    assert told == [Fence(attempt_of(0), 0, consumer), Attach(3, early, attempt_of(0))]
+    assert machine.tell(restarted((1, 1, 2, 3)), 1.0) == []
+
+
+def test_a_link_that_replaces_another_fails_the_channels_of_that_one_first() -> None:
+    machine = reading()
+    told = machine.up(3, 1.0)
+    assert failures(told) == [(REMOTE, 1, "worker 3 connected anew")] and len(told) == 1
+    machine.happens(REMOTE, ChannelEvent.DRAIN, 1.0)
+    assert requests(machine.tick(1.1)) == [(3, 1, 2)]

@@ -350,7 +350,7 @@ def compiled_elsewhere() -> Any:
 
 
 def start_task(message: Any, program: bytes) -> Any:
-    from minishuffle.worker.state import StartTask
+    from minishuffle.worker.instructions import StartTask
 
     return StartTask(message.model_copy(update={"programs": {0: program}}), message.tasks[0])
 

@@ -19,8 +19,8 @@ from minishuffle.exchange.partition import PipelinedView
 from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.messages import WorkerAddress
 from minishuffle.wire.packed import PeerRows, pack_placement, unpack_traffic
+from minishuffle.worker.instructions import StartTask
 from minishuffle.worker.registry import ChannelKey
-from minishuffle.worker.state import StartTask
 from minishuffle.worker.task import Task
 from minishuffle.worker.tasks import Traffic
 from support.attempts import attempt
@@ -97,7 +97,7 @@ async def test_pools_have_the_minimum_that_keeps_every_channel_going(site: Site)
     source, sink = site.deploy(Stream.items([1]).rebalance().to_count(), parallelism=3)[::3]
     minimums = {pool.name: pool.minimum for pool in site.pool._pools}
     assert minimums == {f"output j1/edge0.{i}": 4 for i in range(3)} | {
-        f"input 0 of {sink.name}[{i}]": 1 for i in range(3)
+        f"input 0 of {sink.name}[{i}]": 3 * 2 + 1 for i in range(3)
     }
     assert source.gates == [] and list(source.partitions) == [0]
 
@@ -115,7 +115,7 @@ async def test_remote_channels_have_exclusive_buffers_and_give_them_back(site: S
 
 async def test_an_input_that_does_not_fit_is_refused_with_the_arithmetic(site_of: type[Site]) -> None:
     site = site_of(segments=2)
-    with pytest.raises(ResourceExhausted, match="needs 1, but 2 of 2 are required by other tasks"):
+    with pytest.raises(ResourceExhausted, match="needs 3, but 2 of 2 are required by other tasks"):
         site.deploy(Stream.items([1]).rebalance().to_count())
     assert list(site.deployment.attempts) == [attempt(0)]
     await site.close()
@@ -141,14 +141,14 @@ async def test_nothing_is_left_of_a_task_whose_thread_cannot_start(
 
 
 async def test_an_output_that_does_not_fit_takes_the_input_with_it(site_of: type[Site]) -> None:
-    site = site_of(segments=4)
+    site = site_of(segments=6)
     stream = Stream.items([1]).rebalance().map(lambda row: row).rebalance().to_count()
-    with pytest.raises(ResourceExhausted, match="output j1/edge1.0: needs 2, but 3 of 4"):
+    with pytest.raises(ResourceExhausted, match="output j1/edge1.0: needs 2, but 5 of 6"):
         site.deploy(stream)
     assert site.pool.required == 2
     assert list(site.deployment.attempts) == [attempt(0)]
     await site.close()
-    assert (site.pool.free, site.pool.required) == (4, 0)
+    assert (site.pool.free, site.pool.required) == (6, 0)
 
 
 async def test_a_second_output_that_does_not_fit_takes_the_first_with_it(site_of: type[Site]) -> None:

@@ -1,0 +1,180 @@
+"""Which peers a worker knows of, and when it dials them. Pure.
+
+Of two workers the one with the lower id dials; the other has it asked to, through the coordinator. Whoever
+wants a link goes on trying, less and less often, until there is one or the time is up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from minishuffle.errors import PeerLost, ShuffleError
+from minishuffle.wire.handshake import HandshakeRefused
+from minishuffle.wire.messages import WorkerAddress
+
+__all__ = ["Dialing", "backoff_seconds"]
+
+BACKOFF_SECONDS: Final = 0.1
+BACKOFF_SECONDS_MAX: Final = 2.0
+PEER_SECONDS_MAX: Final = 10.0
+"""How long a connection to a peer is tried for before the channels that need it fail."""
+
+
+def backoff_seconds(tries: int) -> float:
+    """How long to wait after that many tries in vain: 0.1 s after the first, then twice as long each time."""
+    return min(BACKOFF_SECONDS * 2.0 ** min(tries - 1, 10), BACKOFF_SECONDS_MAX)
+
+
+@dataclass(slots=True)
+class _Peer:
+    """Another worker, by the coordinator's word; a link changes nothing of that."""
+
+    address: WorkerAddress
+    up: bool = False
+    """There is a link to the process of that epoch."""
+    lost: bool = False
+    """The coordinator has declared the process of that epoch lost."""
+    dialing: bool = False
+    """A dial of this process is under way; another's link would take the place of this one's."""
+    try_at: float | None = None
+    """When to dial, or have the peer asked, again; None while a dial is under way or none is wanted."""
+    give_up_at: float | None = None
+    tries: int = 0
+    """Dials, or requests to be dialed, of this time."""
+    failure: str = ""
+    """Why the last dial of this time failed, as the end of a sentence."""
+
+
+class Dialing:
+    """The peers of worker ``worker``.
+
+    Invariant: no link is wanted to a peer that is up or lost.
+    """
+
+    def __init__(self, worker: int) -> None:
+        self._worker = worker
+        self._peers: dict[int, _Peer] = {}
+        self._trying: dict[int, _Peer] = {}
+        """Peers that a link is wanted to."""
+
+    # --- the coordinator's word ------------------------------------------------------------------
+
+    def announced(self, worker: int) -> int:
+        """The newest epoch of that worker that the coordinator named; 0 if it named none."""
+        peer = self._peers.get(worker)
+        return peer.address.epoch if peer is not None else 0
+
+    def address(self, worker: int) -> WorkerAddress:
+        return self._peers[worker].address
+
+    def announce(self, address: WorkerAddress) -> bool:
+        """The coordinator says where a worker is; True if that is another process than before."""
+        worker, epoch = address.worker, address.epoch
+        if worker == self._worker or epoch <= self.announced(worker):
+            return False
+        self._stop(worker)
+        self._peers[worker] = _Peer(address)
+        return True
+
+    def declare_lost(self, worker: int, epoch: int) -> bool:
+        """The coordinator's verdict; False if it says nothing new."""
+        peer = self._peers.get(worker)
+        if peer is None or peer.lost or peer.address.epoch > epoch:
+            return False
+        self._stop(worker)
+        peer.lost = True
+        return True
+
+    def is_lost(self, worker: int) -> bool:
+        """Declared lost, or never announced."""
+        peer = self._peers.get(worker)
+        return peer is None or peer.lost
+
+    # --- links -----------------------------------------------------------------------------------
+
+    def is_up(self, worker: int) -> bool:
+        """There is a link to that worker."""
+        peer = self._peers.get(worker)
+        return peer is not None and peer.up
+
+    def link_up(self, worker: int) -> None:
+        """There is a link, which may take the place of another."""
+        self._stop(worker)
+        peer = self._peers[worker]
+        peer.up, peer.dialing = True, False
+
+    def link_down(self, worker: int) -> None:
+        self._peers[worker].up = False
+
+    def want(self, worker: int, now: float) -> bool:
+        """A link is wanted to a peer that has none; True: dial it, or have it asked to dial, at once."""
+        if worker in self._trying or self.is_lost(worker):
+            return False
+        peer = self._trying[worker] = self._peers[worker]
+        peer.give_up_at = now + PEER_SECONDS_MAX
+        peer.tries, peer.failure = 0, ""
+        if peer.dialing:
+            return False
+        self._try(worker, peer, now)
+        return True
+
+    def _try(self, worker: int, peer: _Peer, now: float) -> None:
+        peer.tries += 1
+        peer.dialing = self._worker < worker
+        peer.try_at = None if peer.dialing else now + backoff_seconds(peer.tries)
+
+    def dial_failed(self, dialed: WorkerAddress, error: ShuffleError, now: float) -> bool:
+        """True: there is no use in trying on. A dial of an epoch that is past says nothing.
+
+        Who answers there may change: a worker that was registered a moment ago does not know its id
+        before it has read so, and another's old link may not be gone yet.
+        """
+        peer = self._peers[dialed.worker]
+        if dialed.epoch != peer.address.epoch:
+            return False
+        peer.dialing = False
+        if peer.up:
+            return False
+        passing = error.retriable or (isinstance(error, HandshakeRefused) and error.reason == "peer")
+        if passing and peer.give_up_at is not None and now < peer.give_up_at:
+            peer.tries = max(1, peer.tries)
+            peer.try_at = now + backoff_seconds(peer.tries)
+            peer.failure = f": {error}"
+            return False
+        self._stop(dialed.worker)
+        return True
+
+    def _stop(self, worker: int) -> None:
+        """No link is wanted any more."""
+        peer = self._trying.pop(worker, None)
+        if peer is not None:
+            peer.try_at = peer.give_up_at = None
+
+    # --- time ------------------------------------------------------------------------------------
+
+    def next_deadline(self) -> float | None:
+        times = [time for peer in self._trying.values() for time in (peer.try_at, peer.give_up_at)]
+        return min((time for time in times if time is not None), default=None)
+
+    def due(self, now: float) -> Iterator[tuple[int, PeerLost | None]]:
+        """Peers to dial, or to have asked to dial, now, and peers to give up, which come with an error."""
+        for worker, peer in list(self._trying.items()):
+            if peer.give_up_at is not None and now >= peer.give_up_at:
+                self._stop(worker)
+                text = f"no connection to worker {worker} within {PEER_SECONDS_MAX:g} s{peer.failure}"
+                yield worker, PeerLost(text)
+            elif peer.try_at is not None and now >= peer.try_at:
+                self._try(worker, peer, now)
+                yield worker, None
+
+    def validate(self) -> None:
+        """Check the invariants; for tests, after each step."""
+        assert self._worker not in self._peers
+        for worker, peer in self._peers.items():
+            assert (self._trying.get(worker) is peer) == (peer.give_up_at is not None)
+            assert peer.try_at is None or (peer.give_up_at is not None and not peer.dialing)
+            assert not ((peer.up or peer.lost) and worker in self._trying)
+            assert not (peer.up and peer.dialing)
+        assert set(self._trying) <= set(self._peers)

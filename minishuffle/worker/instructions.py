@@ -1,0 +1,213 @@
+"""What the worker's decisions ask of its shell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from minishuffle.errors import ShuffleError
+from minishuffle.ids import AttemptId, JobId, OperatorId, SubtaskId
+from minishuffle.wire.clients import (
+    BeginWrite,
+    DropResult,
+    EndWrite,
+    ExpectUpstream,
+    FreeRows,
+    ServeResult,
+)
+from minishuffle.wire.frames import PartitionRequest
+from minishuffle.wire.messages import (
+    ControlMessage,
+    DeployTasks,
+    TaskAttempt,
+    TaskSpec,
+    WorkerAddress,
+)
+from minishuffle.worker.registry import ChannelKey
+
+__all__ = [
+    "AbandonTask",
+    "Acknowledged",
+    "Attach",
+    "CancelTask",
+    "CloseLinks",
+    "ConnectLocal",
+    "DialPeer",
+    "Exit",
+    "FailChannel",
+    "Fence",
+    "ForgetJob",
+    "Instruction",
+    "KeepResults",
+    "Refuse",
+    "Release",
+    "RequestPartition",
+    "Send",
+    "ServeStream",
+    "StartTask",
+    "attempt_id",
+]
+
+
+def attempt_id(job: str, spec: TaskSpec | TaskAttempt) -> AttemptId:
+    """The attempt that a message about ``job`` names."""
+    return AttemptId(SubtaskId(JobId(job), OperatorId(spec.operator), spec.index), spec.attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class StartTask:
+    """Build the gates and partitions of one task of ``message`` and start its thread."""
+
+    message: DeployTasks
+    spec: TaskSpec
+
+
+@dataclass(frozen=True, slots=True)
+class CancelTask:
+    attempt: AttemptId
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonTask:
+    """It still runs user code: close its paths and write it off."""
+
+    attempt: AttemptId
+
+
+@dataclass(frozen=True, slots=True)
+class FailChannel:
+    """Nothing more comes of that generation of a channel: have the task see that, in order with what was
+    delivered. It fails with this error if its job does not restart."""
+
+    channel: ChannelKey
+    generation: int
+    error: ShuffleError
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Free the partitions, gates and pools of these attempts."""
+
+    attempts: list[AttemptId]
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetJob:
+    """The job has ended everywhere: no external client of it is expected any more."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    message: ControlMessage
+
+
+@dataclass(frozen=True, slots=True)
+class DialPeer:
+    peer: WorkerAddress
+
+
+@dataclass(frozen=True, slots=True)
+class CloseLinks:
+    """Let go of the link to that worker if it is of that epoch or an earlier one."""
+
+    worker: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPartition:
+    """Send a PartitionRequest for that channel over the link to ``worker``."""
+
+    worker: int
+    channel: ChannelKey
+    request: PartitionRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectLocal:
+    """Attach a channel to what an attempt here writes for its edge."""
+
+    channel: ChannelKey
+    producer: AttemptId
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """Answer a peer's PartitionRequest with what that attempt writes for the edge.
+
+    ``link`` is the peer's worker id.
+    """
+
+    link: int
+    request: PartitionRequest
+    producer: AttemptId
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """An attempt of ``consumer`` takes the place of earlier ones: these read no more of what ``producer``
+    writes for ``edge``."""
+
+    producer: AttemptId
+    edge: int
+    consumer: AttemptId
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    link: int
+    channel: int
+    error: ShuffleError
+
+
+@dataclass(frozen=True, slots=True)
+class KeepResults:
+    """An external client wants to read what a sink here kept, or has read it."""
+
+    message: ServeResult | FreeRows | DropResult
+
+
+@dataclass(frozen=True, slots=True)
+class ServeStream:
+    """An external client wants to write into a task here, or has written."""
+
+    message: BeginWrite | ExpectUpstream | EndWrite
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """The coordinator has applied the reports up to that number."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """Stop this worker; ``reason`` is empty for an orderly shutdown."""
+
+    reason: str
+
+
+Instruction: TypeAlias = (
+    StartTask
+    | CancelTask
+    | AbandonTask
+    | FailChannel
+    | Release
+    | ForgetJob
+    | Send
+    | DialPeer
+    | CloseLinks
+    | RequestPartition
+    | ConnectLocal
+    | Attach
+    | Fence
+    | Refuse
+    | ServeStream
+    | KeepResults
+    | Acknowledged
+    | Exit
+)

@@ -1,0 +1,86 @@
+"""Whom a worker dials, and when; no sockets, no clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from minishuffle.errors import PeerLost
+from minishuffle.wire.messages import WorkerAddress
+from minishuffle.worker.dialing import Dialing, backoff_seconds
+
+REFUSED = PeerLost("refused")
+
+
+def address(worker: int, epoch: int = 1) -> WorkerAddress:
+    return WorkerAddress(worker=worker, epoch=epoch, host="127.0.0.1", data_port=9000 + worker)
+
+
+def dialing(worker: int, peer: int) -> Dialing:
+    """Worker ``worker``, which knows one peer."""
+    found = Dialing(worker)
+    assert found.announce(address(peer))
+    return found
+
+
+def test_the_waits_between_tries_double_up_to_two_seconds() -> None:
+    waits = [backoff_seconds(tries) for tries in (1, 2, 3, 4, 5, 6, 1_000)]
+    assert waits == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0])
+
+
+def tries(peers: Dialing, *, fails: bool) -> tuple[list[float], list[tuple[float, str]]]:
+    """When peer 3 is dialed, or asked, from 0 s on, and what is given up."""
+    assert peers.want(3, 0.0)
+    times, given_up = [0.0], []
+    if fails:
+        assert not peers.dial_failed(address(3), REFUSED, 0.0)
+    while (due := peers.next_deadline()) is not None:
+        for worker, error in peers.due(due):
+            assert worker == 3
+            if error is not None:
+                given_up.append((due, str(error)))
+                continue
+            times.append(due)
+            if fails:
+                assert not peers.dial_failed(address(3), REFUSED, due)
+        peers.validate()
+    return times, given_up
+
+
+@pytest.mark.parametrize("fails", [True, False], ids=["dials", "asks"])
+def test_a_peer_is_tried_less_and_less_often_until_the_time_is_up(fails: bool) -> None:
+    times, given_up = tries(dialing(2 if fails else 4, 3), fails=fails)
+    assert times == pytest.approx([0.0, 0.1, 0.3, 0.7, 1.5, 3.1, 5.1, 7.1, 9.1])
+    failure = ": refused" if fails else ""
+    assert given_up == [(10.0, f"no connection to worker 3 within 10 s{failure}")]
+
+
+def test_a_link_ends_the_tries_and_one_that_breaks_is_tried_for_like_a_new_one() -> None:
+    peers = dialing(2, 3)
+    assert peers.want(3, 0.0) and not peers.want(3, 0.0)
+    peers.link_up(3)
+    assert (peers.is_up(3), peers.next_deadline()) == (True, None)
+    peers.link_down(3)
+    assert not peers.is_up(3)
+    assert peers.want(3, 5.0)
+    assert not peers.dial_failed(address(3), REFUSED, 5.0)
+    assert peers.next_deadline() == pytest.approx(5.1)
+    peers.validate()
+
+
+def test_a_peer_that_was_declared_lost_is_not_dialed_until_it_comes_with_a_later_epoch() -> None:
+    peers = dialing(2, 3)
+    assert peers.want(3, 0.0)
+    assert not peers.declare_lost(3, 0), "the verdict on a process before"
+    assert peers.declare_lost(3, 1) and not peers.declare_lost(3, 1)
+    assert (peers.is_lost(3), peers.next_deadline()) == (True, None)
+    assert not peers.want(3, 1.0)
+    assert not peers.announce(address(3))
+    assert peers.announce(address(3, epoch=2)) and not peers.is_lost(3)
+    assert peers.want(3, 2.0)
+    peers.validate()
+
+
+def test_a_worker_that_was_never_announced_counts_as_lost() -> None:
+    peers = Dialing(2)
+    assert peers.is_lost(7) and not peers.want(7, 0.0) and not peers.declare_lost(7, 1)
+    assert peers.announced(7) == 0
