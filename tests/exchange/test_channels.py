@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from minishuffle.counters import TaskCounters
-from minishuffle.errors import PeerLost
+from minishuffle.errors import PeerLost, TaskFailed
 from minishuffle.exchange.channels import (
     Attachment,
     ChannelEvent,
@@ -22,6 +22,7 @@ from minishuffle.exchange.channels import (
     GivenBack,
     InputChannel,
     LocalAttachment,
+    Notice,
     QueuedEvent,
     RemoteAttachment,
 )
@@ -33,8 +34,11 @@ from minishuffle.ids import JobId, PartitionId
 from minishuffle.protocol.connection import PartitionCancelled, PartitionRequested
 from minishuffle.wire.frames import (
     NO_SEQUENCE,
+    BufferFlags,
+    BufferHeader,
     CancelPartitionRequest,
     CancelReason,
+    DataType,
     EventKind,
     PartitionRequest,
     encode_frame,
@@ -49,7 +53,7 @@ FLOATING = 3
 class Exchange:
     """A producer with one consumer, whose channel is attached to it in one way after another."""
 
-    def __init__(self, channels: int = 1) -> None:
+    def __init__(self, channels: int = 1, *, tolerant: bool = False) -> None:
         self.network = NetworkBufferPool(200, SEGMENT_BYTES)
         self.output = self.network.create_pool("output", channels + 1, 100)
         pool = self.network.create_pool("gate", channels * EXCLUSIVE + 1, channels * EXCLUSIVE + FLOATING)
@@ -62,6 +66,7 @@ class Exchange:
             give_back=self.returned.append,
             budget=AssemblyBudget(1 << 20),
             counters=TaskCounters(),
+            tolerant=tolerant,
         )
         self.partitions = [self._partition(number, self.output) for number in range(channels)]
         self.events: list[tuple[int, int, str]] = []
@@ -90,6 +95,9 @@ class Exchange:
 
     def _on_event(self, number: int, generation: int, event: ChannelEvent) -> None:
         self.events.append((number, generation, event.value))
+        if event is ChannelEvent.DRAIN:
+            queued = [item for item in self.channels[number].queue if not isinstance(item, Notice)]
+            assert not any(item.attachment.generation <= generation for item in queued)
 
     # --- producer --------------------------------------------------------------------------------
 
@@ -462,6 +470,157 @@ def test_at_the_end_of_a_partition_here_its_view_is_released() -> None:
     exchange.close()
 
 
+# --- channels that fail in a gate that goes on without them -----------------------------------------
+
+
+def test_a_channel_that_fails_is_left_out_until_it_is_attached_again() -> None:
+    exchange = Exchange(channels=2, tolerant=True)
+    exchange.attach_remote(0)
+    exchange.attach_local(1)
+    for number in range(2):
+        exchange.write(number, 100)
+        exchange.partitions[number].broadcast_watermark(5 + number, False)
+        exchange.flush(number)
+    exchange.settle()
+    exchange.cut()
+    assert exchange.events[-1] == (0, 1, "fail")
+    exchange.poll_all()
+    assert exchange.read == [[0], [1]], "what had come is read"
+    assert exchange.gate.valve.watermark == 6, "and the watermark waits for nobody who is not there"
+    exchange.give_back(99)
+    assert exchange.events[-1] == (0, 1, "drain")
+    exchange.attach_remote(0)
+    exchange.write(0, 1)
+    exchange.flush(0)
+    exchange.settle()
+    exchange.poll_all()
+    assert exchange.read == [[0, 2], [1]]
+    for number in range(2):
+        end(exchange, number)
+    exchange.poll_all()
+    assert exchange.gate.finished
+    exchange.close()
+
+
+def test_a_channel_that_fails_before_it_is_attached_is_left_out_as_well() -> None:
+    exchange = Exchange(channels=2, tolerant=True)
+    exchange.attach_local(1)
+    exchange.partitions[1].broadcast_watermark(7, False)
+    exchange.channels[0].fail(1, PeerLost("nobody answers there"))
+    exchange.channels[0].fail(1, PeerLost("and again"))
+    exchange.poll_all()
+    assert exchange.gate.valve.watermark == 7
+    exchange.give_back(99)
+    assert exchange.events == [(0, 1, "drain")], "once"
+    exchange.generations[0] = 1
+    exchange.attach_local(0)
+    exchange.partitions[0].broadcast_watermark(8, False)
+    exchange.poll_all()
+    exchange.partitions[1].broadcast_watermark(20, False)
+    exchange.poll_all()
+    assert exchange.gate.valve.watermark == 8, "it is waited for again"
+    exchange.close()
+
+
+def test_all_unused_credit_of_a_channel_that_fails_is_void_and_goes_to_the_next_in_line() -> None:
+    exchange = Exchange(channels=2, tolerant=True)
+    for number in range(2):
+        exchange.attach_remote(number)
+    for _ in range(20):
+        exchange.write(1, 100)
+    exchange.settle()
+    waiting, lost = consumer_of(exchange.channels[1]), consumer_of(exchange.channels[0])
+    assert waiting.credit.waiting and lost.credit.idle == EXCLUSIVE
+    exchange.channels[0].fail(1, PeerLost("gone"))
+    assert (lost.credit.idle, lost.credit.granted - lost.credit.received) == (0, 0)
+    exchange.settle()
+    assert len(exchange.channels[1].queue) == EXCLUSIVE + FLOATING + EXCLUSIVE
+    exchange.validate()
+    exchange.close()
+
+
+def test_a_producer_here_that_fails_is_an_end_behind_what_it_has_written() -> None:
+    exchange = Exchange(tolerant=True)
+    exchange.attach_local(0)
+    exchange.write(0, 100)
+    exchange.flush(0)
+    exchange.partitions[0].fail(TaskFailed("the producer raised"))
+    assert exchange.events == [(0, 1, "fail")]
+    exchange.poll_all()
+    exchange.give_back(99)
+    assert exchange.read == [[0]] and exchange.events[-1] == (0, 1, "drain")
+    exchange.close()
+
+
+def test_what_was_not_taken_when_the_task_ends_is_counted() -> None:
+    exchange = Exchange(tolerant=True)
+    exchange.attach_remote(0)
+    for size in (1, 1, 100, 100):
+        exchange.write(0, size)
+    exchange.flush(0)
+    exchange.settle()
+    assert exchange.poll()
+    exchange.gate.close()
+    assert exchange.gate.rows_dropped() == {"queue_discarded": 3, "partial_element": 0}
+    exchange.gate.close()
+    assert exchange.gate.rows_dropped() == {"queue_discarded": 3, "partial_element": 0}, "once"
+    exchange.close()
+
+
+def test_half_an_element_that_was_under_way_when_the_task_ends_is_counted() -> None:
+    exchange = Exchange(tolerant=True)
+    exchange.attach_local(0)
+    exchange.write(0, 20 * SEGMENT_BYTES)
+    exchange.poll_all()
+    exchange.gate.close()
+    assert exchange.gate.rows_dropped() == {"queue_discarded": 0, "partial_element": 1}
+    exchange.close()
+
+
+SIZES = [1, SEGMENT_BYTES // 2, 2 * SEGMENT_BYTES]
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("size", SIZES)
+def test_an_element_that_is_cut_at_any_byte_is_thrown_away_and_counted_once(size: int, rows: int) -> None:
+    """Behind a whole element, which is read; in front of one that a new attachment brings."""
+    whole, again = (b"".join(encode([[number, ""]])[1]) for number in (0, 9))
+    cut = b"".join(encode([[number, "x" * size] for number in range(rows)])[1])
+    for at in range(len(cut)):
+        exchange = Exchange(tolerant=True)
+        exchange.attach_remote(0)
+        data = whole + cut[:at]
+        for begin in range(0, len(data), SEGMENT_BYTES):
+            piece = data[begin : begin + SEGMENT_BYTES]
+            starts = [start for start, there in ((0, 1), (len(whole), at)) if there]
+            begun = sum((1 if not start else rows) for start in starts if 0 <= start - begin < len(piece))
+            arrive(exchange.channels[0], piece, begun)
+            exchange.poll_all()
+            exchange.give_back(99)
+        exchange.channels[0].fail(1, PeerLost("cut"))
+        exchange.poll_all()
+        assert exchange.gate.rows_dropped()["partial_element"] == (rows if at else 0)
+        exchange.attach_remote(0)
+        arrive(exchange.channels[0], again, 1)
+        exchange.poll_all()
+        assert exchange.read == [[0, 9]]
+        exchange.gate.close()
+        lost = rows if at else 0
+        assert exchange.gate.rows_dropped() == {"queue_discarded": 0, "partial_element": lost}
+        assert sum(each.rows_received for each in exchange.attachments) == 2 + lost
+        exchange.close()
+
+
+def arrive(channel: InputChannel, data: bytes, rows: int) -> None:
+    """A buffer from the network, in which ``rows`` rows begin."""
+    consumer = consumer_of(channel)
+    consumer.credit.take_unannounced()
+    flags = BufferFlags.STARTS
+    header = BufferHeader(consumer.id, consumer.expected, 0, DataType.DATA, flags, 0, rows, len(data))
+    consumer.begin(header)[:] = data
+    consumer.end()
+
+
 # --- in any order -----------------------------------------------------------------------------------
 
 NUMBERS = st.integers(0, 1)
@@ -472,7 +631,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.exchange = Exchange(channels=2)
+        self.exchange = Exchange(channels=2, tolerant=True)
         self.ended: set[int] = set()
 
     @rule(number=NUMBERS, size=st.sampled_from([1, 40, 90, 3 * SEGMENT_BYTES]))
@@ -498,6 +657,17 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(number=NUMBERS)
     def detach(self, number: int) -> None:
         self.exchange.channels[number].detach()
+
+    @rule(number=NUMBERS)
+    def fail(self, number: int) -> None:
+        """A failure of the current generation, attached or not, which may be said twice."""
+        self.exchange.channels[number].fail(self.exchange.generations[number], PeerLost("failed"))
+
+    @rule(number=NUMBERS)
+    def producer_fails(self, number: int) -> None:
+        """And another attempt goes on, whose partition this is too."""
+        self.exchange.partitions[number].fail(TaskFailed("the producer raised"))
+        self.exchange.partitions[number].subpartitions[0].error = None
 
     @rule(to_consumer=st.booleans(), buffers=st.integers(1, 16))
     def move(self, to_consumer: bool, buffers: int) -> None:
@@ -531,10 +701,6 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule()
     def cut(self) -> None:
-        """Between two attachments: a link that breaks under one is an error of the task."""
-        for channel in self.exchange.channels:
-            if isinstance(channel.attachment, RemoteAttachment):
-                channel.detach()
         self.exchange.cut()
 
     @invariant()
@@ -552,15 +718,23 @@ class AnyOrder(RuleBasedStateMachine):
         for read in self.exchange.read:
             assert all(one < other for one, other in zip(read, read[1:], strict=False))
 
+    @invariant()
+    def each_generation_is_drained_once(self) -> None:
+        drained = [(number, g) for number, g, event in self.exchange.events if event == "drain"]
+        assert len(drained) == len(set(drained))
+
     def teardown(self) -> None:
+        """Half of the channels are read to their end first."""
         exchange = self.exchange
-        for channel in exchange.channels:
-            channel.detach()
-        exchange.poll_all()
+        if len(exchange.events) % 2:
+            for channel in exchange.channels:
+                channel.detach()
+            exchange.poll_all()
+            assert not any(channel.queue for channel in exchange.channels)
+        exchange.close()
         for channel, read in zip(exchange.channels, exchange.read, strict=True):
             received = sum(a.rows_received for a in exchange.attachments if a.channel is channel)
-            assert received == len(read) + channel.rows_incomplete
-        exchange.close()
+            assert received == len(read) + channel.rows_incomplete + channel.rows_discarded
         self.exchange.network.validate()
 
 

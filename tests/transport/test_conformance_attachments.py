@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from minishuffle.counters import TaskCounters
-from minishuffle.errors import PeerLost, ShuffleError
+from minishuffle.errors import PeerLost, ShuffleError, TaskFailed
 from minishuffle.exchange.channels import Attachment, GateBuffers, GivenBack, RemoteAttachment
 from minishuffle.exchange.elements import AssemblyBudget, decode, encode
 from minishuffle.exchange.gate import InputGate
+from minishuffle.protocol.channel import Received
 from minishuffle.wire.frames import EventKind, PartitionRequest
 from support.fabric import SEGMENT_BYTES, Fabric, Runner
 
@@ -23,7 +24,7 @@ LONG = 12 * SEGMENT_BYTES
 class Reading:
     """A task on node 1 that reads subpartition 0 of node 0, over the fabric or as if it were local."""
 
-    def __init__(self, fabric: Fabric) -> None:
+    def __init__(self, fabric: Fabric, *, tolerant: bool = False) -> None:
         self.fabric = fabric
         self.source, self.node = fabric.nodes
         self.pool = self.node.pool.create_pool("gate", EXCLUSIVE + 1, EXCLUSIVE + FLOATING)
@@ -38,8 +39,11 @@ class Reading:
             give_back=self._give_back,
             budget=AssemblyBudget(1 << 20),
             counters=TaskCounters(),
+            tolerant=tolerant,
         )
-        self.channel = self.gate.add_channel(0)
+        self.events: list[tuple[int, str]] = []
+        """Generation, and what happened to it."""
+        self.channel = self.gate.add_channel(0, lambda g, event: self.events.append((g, event.value)))
         self.attachments: list[Attachment] = []
         self.written = 0
         self.read: list[int] = []
@@ -135,8 +139,8 @@ class Reading:
         self.gate.close()
 
 
-async def reading_of(fabric: Fabric) -> Reading:
-    reading = Reading(fabric)
+async def reading_of(fabric: Fabric, *, tolerant: bool = False) -> Reading:
+    reading = Reading(fabric, tolerant=tolerant)
     reading.attach_remote()
     await reading.served()
     return reading
@@ -265,5 +269,87 @@ def test_a_link_that_ends_under_an_attachment_is_an_error_behind_what_arrived(ru
         assert reading.read == [0, 1, 2]
         reading.gate.close()
         assert reading.pool.in_use == 0
+
+    run_joined(scenario)
+
+
+# --- producers that fail, in a gate that goes on without them -------------------------------------------
+
+
+async def drained(reading: Reading) -> None:
+    """The task has read everything up to the failure of the last attachment."""
+
+    def done() -> bool:
+        reading.poll()
+        return reading.events[-1:] == [(len(reading.attachments), "drain")]
+
+    await reading.fabric.until(done)
+
+
+@pytest.mark.parametrize("local", [False, True], ids=["remote", "local"])
+def test_a_producer_that_fails_in_the_middle_of_an_element_is_an_end_behind_what_arrived(
+    run_joined: Runner, local: bool
+) -> None:
+    async def scenario(fabric: Fabric) -> None:
+        reading = await reading_of(fabric, tolerant=True)
+        if local:
+            reading.attach_local()
+        await reading.write(3)
+        reading.write_one(LONG)
+        await fabric.until(lambda: len(reading.channel.queue) >= EXCLUSIVE + FLOATING)
+        reading.source.partition.fail(TaskFailed("the producer raised"))
+        await drained(reading)
+        assert reading.read == [0, 1, 2]
+        assert reading.channel.rows_incomplete == 1
+        assert reading.channel.attachment is None and reading.pool.in_use == 0
+        reading.gate.close()
+
+    run_joined(scenario)
+
+
+def test_attached_again_behind_a_failure_with_the_rest_of_the_old_queue_unread(run_joined: Runner) -> None:
+    """The task reads all of the old, then all of the new; buffers of the old credit the old alone."""
+
+    async def scenario(fabric: Fabric) -> None:
+        reading = await reading_of(fabric, tolerant=True)
+        await reading.write(3, SEGMENT_BYTES - 100)
+        reading.flush()
+        await fabric.until(lambda: reading.attachment.rows_received == 3)
+        reading.source.served[-1].view.fail(PeerLost("for once"))
+        await fabric.until(lambda: reading.channel.attachment is None)
+        assert reading.events == [(1, "attach"), (1, "fail")]
+        assert sum(isinstance(item, Received) for item in reading.channel.queue) >= 2
+        reading.attach_remote()
+        await reading.served()
+        await reading.write(3)
+        reading.flush()
+        await fabric.until(lambda: reading.attachment.rows_received == 3)
+        assert not reading.read
+        await reading.finish()
+        assert reading.read[-3:] == [3, 4, 5]
+        assert len(reading.read) + reading.channel.rows_incomplete == 6
+        assert reading.events[2:] == [(2, "attach"), (1, "drain"), (2, "end")]
+
+    run_joined(scenario)
+
+
+def test_a_link_that_ends_under_an_attachment_is_read_to_its_end_and_the_channel_goes_on(
+    run_joined: Runner,
+) -> None:
+    async def scenario(fabric: Fabric) -> None:
+        reading = await reading_of(fabric, tolerant=True)
+        for _ in range(5):
+            reading.write_one(SEGMENT_BYTES // 2)
+        await fabric.until(lambda: reading.attachment.rows_received > 0)
+        assert reading.node.link is not None
+        reading.node.link.abort(PeerLost("enough"))
+        await fabric.until(lambda: reading.source.down is not None)
+        await drained(reading)
+        lost = reading.source.served[0].view.rows_sent - reading.attachments[0].rows_received
+        await reading.write(3)
+        reading.attach_local()
+        await reading.finish()
+        assert reading.read[-3:] == [5, 6, 7]
+        assert len(reading.read) + reading.channel.rows_incomplete + lost == reading.written
 
     run_joined(scenario)
