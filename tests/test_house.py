@@ -53,7 +53,7 @@ SAME_FILE_NAME = {
     "process": "the shell of each process",
     "state": "the machine of each process",
     "instructions": "what the machine of each process asks of its shell",
-    "clients": "one conversation, seen from the wire, a worker and the coordinator",
+    "clients": "one conversation, seen from the wire and from a worker",
     "jobs": "the coordinator's jobs and the command that lists them",
     "cluster": "Spark's cluster and the command that starts a local one",
     "pipeline": "the contract and the command that runs one",

@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from minishuffle.wire.messages import ControlMessage
+from minishuffle.errors import ShuffleError
+from minishuffle.wire.messages import ControlMessage, Failure
 
-__all__ = ["CloseLink", "Instruction", "Journal", "Reply", "SendToWorker", "Stopped"]
+__all__ = ["CloseLink", "Instruction", "Journal", "Reply", "SendToWorker", "Stopped", "refusal"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +53,8 @@ class Stopped:
 
 
 Instruction: TypeAlias = SendToWorker | Reply | CloseLink | Journal | Stopped
+
+
+def refusal(link: int, request: int, error: ShuffleError) -> Reply:
+    """The answer to a request that cannot be granted."""
+    return Reply(link, request, Failure(code=error.code, text=str(error)))

@@ -11,13 +11,21 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal
 
-from minishuffle import limits
 from minishuffle.config import ClusterSettings
-from minishuffle.coordinator.clients import ResultRequest, Results, StreamRequest, Streams
-from minishuffle.coordinator.instructions import CloseLink, Instruction, Journal, Reply, SendToWorker, Stopped
+from minishuffle.coordinator.instructions import (
+    CloseLink,
+    Instruction,
+    Journal,
+    Reply,
+    SendToWorker,
+    Stopped,
+    refusal,
+)
 from minishuffle.coordinator.jobs import Job, JobTable
+from minishuffle.coordinator.polls import LongPolls
+from minishuffle.coordinator.results import ResultRequest, Results
 from minishuffle.coordinator.scheduling import (
     admit,
     checked_graph,
@@ -26,6 +34,7 @@ from minishuffle.coordinator.scheduling import (
     slots_used,
 )
 from minishuffle.coordinator.status import CoordinatorFacts, cluster_status, coordinator_snapshot
+from minishuffle.coordinator.streams import StreamRequest, Streams
 from minishuffle.coordinator.workers import Worker, WorkerRegistry
 from minishuffle.counters import CoordinatorSnapshot
 from minishuffle.dataflow.graph import JobGraph, Placement
@@ -43,7 +52,6 @@ from minishuffle.wire.messages import (
     DeployTasks,
     Dial,
     ErrorInfo,
-    Failure,
     GetEvents,
     GetLogs,
     GetRows,
@@ -66,105 +74,7 @@ from minishuffle.wire.messages import (
     WorkerLost,
 )
 
-__all__ = ["CoordinatorState", "OrderlyStop", "LongPolls", "PollRequest"]
-
-
-# --- long polls -----------------------------------------------------------------------------------
-#
-# Requests about one job that are answered when there is something new, or after their time.
-
-
-PollRequest: TypeAlias = GetEvents | GetLogs | GetRows | WaitJob
-
-WAIT_SECONDS_MAX: Final = 60.0
-POLLS_MAX: Final = 1_024
-"""Requests that wait at once; any further is answered right away with what there is."""
-
-
-@dataclass(slots=True)
-class _Poll:
-    link: int
-    request: int
-    message: PollRequest
-    deadline: float
-
-
-class LongPolls:
-    """The requests that wait, by job. Invariant: at most POLLS_MAX, and LINK_REQUESTS_MAX of each link."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[str, list[_Poll]] = {}
-
-    def ask(self, link: int, request: int, message: PollRequest, job: Job, now: float) -> list[Reply]:
-        """Answer at once, or wait for at most ``wait_seconds`` of the message."""
-        poll = _Poll(link, request, message, now + min(message.wait_seconds, WAIT_SECONDS_MAX))
-        polls = [poll for polls in self._waiting.values() for poll in polls]
-        full = len(polls) >= POLLS_MAX or (
-            sum(poll.link == link for poll in polls) >= limits.LINK_REQUESTS_MAX
-        )
-        if full or _ready(message, job) or now >= poll.deadline:
-            return [Reply(link, request, _reply(message, job))]
-        self._waiting.setdefault(message.job, []).append(poll)
-        return []
-
-    def changed(self, job: Job, now: float) -> list[Reply]:
-        """Something happened to the job, or time has passed."""
-        waiting = self._waiting.pop(job.id, [])
-        replies: list[Reply] = []
-        remaining: list[_Poll] = []
-        for poll in waiting:
-            if _ready(poll.message, job) or now >= poll.deadline:
-                replies.append(Reply(poll.link, poll.request, _reply(poll.message, job)))
-            else:
-                remaining.append(poll)
-        if remaining:
-            self._waiting[job.id] = remaining
-        return replies
-
-    def due(self, now: float) -> list[str]:
-        """Jobs with a request that has waited long enough."""
-        return [job for job, polls in self._waiting.items() if any(now >= poll.deadline for poll in polls)]
-
-    def forget(self, link: int) -> None:
-        """The link is closed: nobody waits there."""
-        for job, polls in list(self._waiting.items()):
-            remaining = [poll for poll in polls if poll.link != link]
-            if remaining:
-                self._waiting[job] = remaining
-            else:
-                del self._waiting[job]
-
-    def next_deadline(self) -> float | None:
-        return min((poll.deadline for polls in self._waiting.values() for poll in polls), default=None)
-
-    def jobs(self) -> set[str]:
-        """Jobs that somebody waits for."""
-        return set(self._waiting)
-
-
-def _ready(message: PollRequest, job: Job) -> bool:
-    """Whether there is something to say before the time is up."""
-    match message:
-        case GetEvents(after=after):
-            return job.terminal or job.history.has_events(after)
-        case GetLogs(after=after):
-            return job.terminal or job.history.has_lines(after)
-        case GetRows(after=after):
-            return job.terminal or job.history.has_rows(after)
-        case WaitJob():
-            return job.terminal
-
-
-def _reply(message: PollRequest, job: Job) -> ControlMessage:
-    match message:
-        case GetEvents(after=after):
-            return job.history.events_after(after, job.terminal)
-        case GetLogs(after=after):
-            return job.history.logs_after(after, job.terminal)
-        case GetRows(after=after):
-            return job.rows_after(after)
-        case WaitJob():
-            return job.info(results=True)
+__all__ = ["CoordinatorState", "OrderlyStop"]
 
 
 # --- orderly stop ---------------------------------------------------------------------------------
@@ -287,7 +197,7 @@ class CoordinatorState:
         try:
             self._request(link, request, message, now)
         except ShuffleError as error:
-            self._out.append(Reply(link, request, Failure(code=error.code, text=str(error))))
+            self._out.append(refusal(link, request, error))
         return self._settle(now)
 
     def link_closed(self, link: int, now: float, why: str = "its control link closed") -> list[Instruction]:
@@ -306,10 +216,11 @@ class CoordinatorState:
         try:
             if error is not None:
                 raise type(error)(f"the job cannot be accepted: {error}")
-            reply: ControlMessage = self._start(submission, now)
-        except ShuffleError as refusal:
-            reply = Failure(code=refusal.code, text=str(refusal))
-        self._out.append(Reply(submission.link, submission.request, reply))
+            accepted = self._start(submission, now)
+        except ShuffleError as refused:
+            self._out.append(refusal(submission.link, submission.request, refused))
+        else:
+            self._out.append(Reply(submission.link, submission.request, accepted))
         return self._settle(now)
 
     def undeployable(
@@ -353,7 +264,7 @@ class CoordinatorState:
             self._require_up()
             worker = self._workers.register(link, message, now)
         except UsageError as error:
-            self._out.append(Reply(link, 0, Failure(code=error.code, text=str(error))))
+            self._out.append(refusal(link, 0, error))
             self._out.append(CloseLink(link, f"registration refused: {error}", "peer"))
             return
         registered = Registered(

@@ -9,7 +9,6 @@ import pytest
 
 from minishuffle import limits
 from minishuffle.coordinator import jobs as jobs_module
-from minishuffle.coordinator.jobs import JOBS_KEPT
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import ResourceExhausted, UnknownName
 from minishuffle.wire.messages import (
@@ -64,64 +63,6 @@ def test_too_many_collected_rows_fail_the_job(
     assert info.causes[0].task == "count[1]"
 
 
-def finish_with_rows(cluster: FakeCluster, graph: JobGraph, *batches: bytes) -> str:
-    """Run a job whose count[0] collects these batches, to its end."""
-    job = cluster.submit(graph)
-    worker = next(worker for worker in cluster.workers.values() if (job, 1, 0) in worker.tasks)
-    for batch in batches:
-        cluster.collect(worker, (job, 1, 0), batch)
-    cluster.report_all(job, "finished")
-    return job
-
-
-def test_rows_of_ended_jobs_are_bounded_in_sum_and_the_oldest_jobs_go_first(
-    cluster: FakeCluster, pair: Any, make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(limits, "COLLECTED_ENDED_BYTES_MAX", 20)
-    for _ in range(2):
-        finish_with_rows(cluster, make_graph(), bytes(8), bytes(2))
-    running = cluster.submit(make_graph())
-    cluster.collect(pair[0], (running, 1, 0), bytes(15))
-    assert len(cluster.request(GetRows(job="j1")).batches) == 2, "rows of a running job do not count"
-    finish_with_rows(cluster, make_graph(), b"newest")
-    code, text = cluster.refusal(GetRows(job="j1"))
-    assert code == ResourceExhausted.code
-    assert text == (
-        "the rows of job j1 (count words) are gone: at most 20 bytes of rows of all jobs that have ended are "
-        "kept; run the job again and read its rows when it ends, or write them with to_parquet"
-    )
-    assert cluster.refusal(GetRows(job="j1", after=1)) == (code, text), "not the end of a shorter result"
-    assert cluster.show("j1").collected_batches == 2, "the job itself stays listed as it ended"
-    assert len(cluster.request(GetRows(job="j2")).batches) == 2
-    assert cluster.request(GetRows(job="j4")).batches == [b"newest"]
-
-
-def test_rows_that_a_client_has_fetched_are_dropped_before_any_others(
-    cluster: FakeCluster, pair: Any, make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(limits, "COLLECTED_ENDED_BYTES_MAX", 20)
-    finish_with_rows(cluster, make_graph(), bytes(9))
-    finish_with_rows(cluster, make_graph(), bytes(5), bytes(5))
-    reply = cluster.request(GetRows(job="j2", after=1))
-    assert len(reply.batches) == 1, "with this request the client says that it has the first batch"
-    finish_with_rows(cluster, make_graph(), bytes(6))
-    assert len(cluster.request(GetRows(job="j1")).batches) == 1, "older, but not fetched"
-    assert cluster.request(GetRows(job="j2", after=1)) == reply, "the rest can still be read"
-    assert "the rows of job j2 (count words) are gone" in cluster.refusal(GetRows(job="j2"))[1]
-
-
-def test_rows_are_awaited(cluster: FakeCluster, pair: Any, make_graph: MakeGraph) -> None:
-    cluster.submit(make_graph())
-    rows = cluster.ask(GetRows(job="j1", wait_seconds=9.0))
-    late = cluster.ask(GetRows(job="j1", after=1, wait_seconds=9.0))
-    assert cluster.reply(rows) is None
-    cluster.collect(pair[0], COUNT0, b"one")
-    assert cluster.reply(rows).batches == [b"one"]
-    assert cluster.reply(late) is None
-    cluster.report_all("j1", "finished")
-    assert (cluster.reply(late).batches, cluster.reply(late).terminal) == ([], True)
-
-
 def test_too_large_results_of_sinks_fail_the_job(
     cluster: FakeCluster, pair: Any, make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,85 +109,6 @@ def test_an_unknown_job_is_named_with_those_that_are_known(
     assert "there is no job 'j9'; the latest are j1, j2" in cluster.refusal(message)[1]
 
 
-def test_a_wait_is_answered_when_the_job_is_over(
-    cluster: FakeCluster, pair: Any, make_graph: MakeGraph
-) -> None:
-    cluster.submit(make_graph())
-    wait = cluster.ask(WaitJob(job="j1", wait_seconds=5.0))
-    cluster.report_all("j1", "running")
-    cluster.advance(1.0)
-    assert cluster.reply(wait) is None
-    cluster.report_all("j1", "finished")
-    assert cluster.reply(wait).state == "finished"
-    assert cluster.request(WaitJob(job="j1", wait_seconds=5.0)).state == "finished"
-
-
-def test_a_wait_is_answered_when_its_time_is_up(
-    cluster: FakeCluster, pair: Any, make_graph: MakeGraph
-) -> None:
-    cluster.submit(make_graph())
-    waits = [cluster.ask(WaitJob(job="j1", wait_seconds=seconds)) for seconds in (2.0, 3.0, 1e9)]
-    cluster.advance(1.875)
-    assert [cluster.reply(wait) for wait in waits] == [None] * 3
-    cluster.advance(0.125)
-    assert [cluster.reply(wait) is not None for wait in waits] == [True, False, False]
-    cluster.advance(58.0)
-    assert [cluster.reply(wait).state for wait in waits] == ["created"] * 3
-    assert cluster.request(WaitJob(job="j1", wait_seconds=0)).state == "created"
-
-
-def test_events_and_logs_are_awaited(cluster: FakeCluster, pair: Any, make_graph: MakeGraph) -> None:
-    cluster.submit(make_graph())
-    events = cluster.ask(GetEvents(job="j1", after=1, wait_seconds=9.0))
-    logs = cluster.ask(GetLogs(job="j1", after=0, wait_seconds=9.0))
-    cluster.log(pair[0], "j1", "line")
-    assert (cluster.reply(logs).lines, cluster.reply(events)) == (["line"], None)
-    cluster.report(pair[0], READ0, "running")
-    (event,) = cluster.reply(events).events
-    assert (event.number, event.kind, event.operator, event.index, event.worker) == (
-        2,
-        "task running",
-        0,
-        0,
-        1,
-    )
-    assert event.at == 1_000_100.0
-    assert cluster.request(GetEvents(job="j1", after=0, wait_seconds=9.0)).events[0].kind == "created"
-    late = cluster.ask(GetEvents(job="j1", after=99, wait_seconds=9.0))
-    cluster.report_all("j1", "finished")
-    assert (cluster.reply(late).events, cluster.reply(late).terminal) == ([], True)
-
-
-def test_a_client_that_left_is_not_answered(cluster: FakeCluster, pair: Any, make_graph: MakeGraph) -> None:
-    cluster.submit(make_graph())
-    gone = cluster.ask(WaitJob(job="j1", wait_seconds=5.0), link=2_000)
-    stays = cluster.ask(WaitJob(job="j1", wait_seconds=5.0), link=2_001)
-    cluster.do(cluster.state.link_closed(2_000, cluster.now))
-    cluster.report_all("j1", "finished")
-    assert cluster.reply(gone, 2_000) is None
-    assert cluster.reply(stays, 2_001).state == "finished"
-
-
-def test_more_waits_than_are_kept_are_answered_at_once(
-    cluster: FakeCluster, pair: Any, make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("minishuffle.coordinator.state.POLLS_MAX", 2)
-    cluster.submit(make_graph())
-    asked = [cluster.ask(WaitJob(job="j1", wait_seconds=5.0)) for _ in range(3)]
-    assert [cluster.reply(request) is not None for request in asked] == [False, False, True]
-
-
-def test_one_client_cannot_take_all_places_of_those_who_wait(
-    cluster: FakeCluster, pair: Any, make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(limits, "LINK_REQUESTS_MAX", 2)
-    cluster.submit(make_graph())
-    asked = [cluster.ask(WaitJob(job="j1", wait_seconds=5.0)) for _ in range(3)]
-    assert [cluster.reply(request) is not None for request in asked] == [False, False, True]
-    other = cluster.ask(WaitJob(job="j1", wait_seconds=5.0), link=2_000)
-    assert cluster.reply(other, 2_000) is None
-
-
 def test_a_client_that_sends_what_only_workers_may_is_cut_off(cluster: FakeCluster) -> None:
     cluster.ask(Shutdown(term=7, reason=""))
     assert cluster.closed == {1_000: "a client sent shutdown"}
@@ -262,15 +124,6 @@ def test_lists_leave_out_what_sinks_returned(cluster: FakeCluster, pair: Any, ma
     status = cluster.request(GetStatus())
     assert (status.cluster, status.version, status.term, status.pid) == ("test", "0", 7, 99)
     assert status.jobs == [one, two]
-
-
-def test_the_last_hundred_jobs_that_are_over_are_kept(cluster: FakeCluster, make_graph: MakeGraph) -> None:
-    cluster.add()
-    running = cluster.submit(make_graph(1, 1))
-    for _ in range(JOBS_KEPT + 3):
-        cluster.report_all(cluster.submit(make_graph(1, 1)), "finished")
-    jobs = [job.job for job in cluster.request(ListJobs()).jobs]
-    assert (len(jobs), jobs[0], jobs[1]) == (JOBS_KEPT + 1, running, "j5")
 
 
 def test_the_snapshot_counts(cluster: FakeCluster, pair: Any, make_graph: MakeGraph) -> None:

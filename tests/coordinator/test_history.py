@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from minishuffle import limits
-from minishuffle.coordinator.jobs import REPLY_BYTES_MAX, REPLY_EVENTS_MAX, TEXT_CHARS_MAX, History
+from minishuffle.coordinator.history import REPLY_BYTES_MAX, REPLY_EVENTS_MAX, TEXT_CHARS_MAX, History
 from minishuffle.errors import PartitionNotFound, PeerLost, TaskCancelled, TaskFailed
 from minishuffle.wire.messages import ErrorInfo, JobEvent
 

@@ -1,0 +1,191 @@
+"""What the coordinator keeps of a job for its clients: events, log lines, collected rows, causes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from itertools import islice
+
+from minishuffle import limits
+from minishuffle.errors import PartitionNotFound, PeerLost, ResourceExhausted, TaskCancelled
+from minishuffle.wire.messages import ErrorInfo, JobEvent, JobEvents, JobLogs, JobRows
+
+__all__ = ["History", "REPLY_BYTES_MAX", "REPLY_EVENTS_MAX", "TEXT_CHARS_MAX"]
+
+TEXT_CHARS_MAX = 1_000
+"""The text of an event."""
+REPLY_EVENTS_MAX = 1_000
+"""In one reply; the client asks for the next ones."""
+REPLY_BYTES_MAX = 16 * limits.MIB
+"""Collected rows in one reply, unless a single batch is longer."""
+
+_FOLLOWS = frozenset({PeerLost.code, PartitionNotFound.code, TaskCancelled.code})
+
+assert 4 * limits.LOG_LINE_CHARS_MAX * limits.JOB_LOG_LINES_KEPT < limits.CONTROL_FRAME_BYTES_MAX
+assert 4 * TEXT_CHARS_MAX * REPLY_EVENTS_MAX < limits.CONTROL_FRAME_BYTES_MAX
+
+
+class History:
+    """Bounded in every part; numbers go on counting when the oldest are dropped.
+
+    Invariants: ``len(events) ≤ JOB_EVENTS_KEPT``; ``len(lines) ≤ JOB_LOG_LINES_KEPT``;
+    ``collected_bytes ≤ COLLECT_BYTES_MAX``; ``len(causes) ≤ ERROR_CAUSES_KEPT``.
+    """
+
+    def __init__(self) -> None:
+        self.collected_bytes = 0
+        self._events: deque[JobEvent] = deque(maxlen=limits.JOB_EVENTS_KEPT)
+        self._event_number = 0
+        self._lines: deque[str] = deque(maxlen=limits.JOB_LOG_LINES_KEPT)
+        self._lines_seen = 0
+        self._batches: list[bytes] = []
+        self._dropped = 0
+        """Batches that are not kept any more: the first ones."""
+        self._fetched = 0
+        """Batches that some client has said it has: the first ones."""
+        self._roots: list[ErrorInfo] = []
+        self._followers: list[ErrorInfo] = []
+
+    # --- taking in -------------------------------------------------------------------------------
+
+    def note(
+        self,
+        at: float,
+        kind: str,
+        text: str,
+        *,
+        operator: int = -1,
+        index: int = -1,
+        attempt: int = 0,
+        worker: int = 0,
+    ) -> None:
+        """Add an event; ``at`` is the wall clock."""
+        self._event_number += 1
+        self._events.append(
+            JobEvent(
+                number=self._event_number,
+                at=at,
+                kind=kind,
+                text=text[:TEXT_CHARS_MAX],
+                operator=operator,
+                index=index,
+                attempt=attempt,
+                worker=worker,
+            )
+        )
+
+    def log(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self._lines_seen += 1
+            self._lines.append(line[: limits.LOG_LINE_CHARS_MAX])
+
+    def collect(self, payload: bytes) -> bool:
+        """Keep a batch of rows; False, and nothing kept, when it would be too much."""
+        if self.collected_bytes + len(payload) > limits.COLLECT_BYTES_MAX:
+            return False
+        self.collected_bytes += len(payload)
+        self._batches.append(payload)
+        return True
+
+    def blame(self, cause: ErrorInfo, *, verdict: bool = False) -> None:
+        """Add a cause of the job's failure.
+
+        Lost peers and cancelled tasks follow from something else, which may be reported later (a
+        peer notices a killed process before the coordinator does): they come after every
+        other cause, unless it is the coordinator's own ``verdict``.
+        """
+        kept = self._followers if cause.code in _FOLLOWS and not verdict else self._roots
+        kept.append(cause)
+        del self._roots[limits.ERROR_CAUSES_KEPT :]
+        del self._followers[limits.ERROR_CAUSES_KEPT - len(self._roots) :]
+
+    # --- giving out ------------------------------------------------------------------------------
+
+    @property
+    def causes(self) -> list[ErrorInfo]:
+        """First cause first."""
+        return [*self._roots, *self._followers]
+
+    @property
+    def explained(self) -> bool:
+        """Whether some cause does not itself follow from another."""
+        return bool(self._roots)
+
+    def has_events(self, number: int) -> bool:
+        """Whether there is any event above that number."""
+        return self._event_number > number
+
+    def has_lines(self, number: int) -> bool:
+        """Whether there are more lines than so many."""
+        return self._lines_seen > number
+
+    def has_rows(self, number: int) -> bool:
+        """Whether there are more batches than so many."""
+        return self.batches > number
+
+    @property
+    def batches(self) -> int:
+        """Batches collected, dropped ones included."""
+        return self._dropped + len(self._batches)
+
+    def events_after(self, number: int, terminal: bool) -> JobEvents:
+        new = max(0, min(self._event_number - number, len(self._events)))
+        first = len(self._events) - new
+        return JobEvents(
+            events=list(islice(self._events, first, first + REPLY_EVENTS_MAX)), terminal=terminal
+        )
+
+    def logs_after(self, number: int, terminal: bool) -> JobLogs:
+        """``number`` counts the lines that the caller has had."""
+        new = max(0, min(self._lines_seen - number, len(self._lines)))
+        return JobLogs(
+            lines=list(self._lines)[len(self._lines) - new :], next=self._lines_seen, terminal=terminal
+        )
+
+    def rows_after(self, number: int, terminal: bool) -> JobRows:
+        """``number`` counts the batches that the caller has had; bounded by REPLY_BYTES_MAX.
+
+        Raises:
+            ResourceExhausted: some of the others were dropped.
+        """
+        number = min(number, self.batches)
+        if number < self._dropped:
+            raise ResourceExhausted(
+                f"at most {limits.COLLECTED_ENDED_BYTES_MAX:,} bytes of rows of all jobs that have ended are "
+                "kept; run the job again and read its rows when it ends, or write them with to_parquet"
+            )
+        self._fetched = max(self._fetched, number)
+        first = end = number - self._dropped
+        size = 0
+        for batch in self._batches[first:]:
+            size += len(batch)
+            if size > REPLY_BYTES_MAX and end > first:
+                break
+            end += 1
+        return JobRows(batches=self._batches[first:end], next=self._dropped + end, terminal=terminal)
+
+    # --- dropping --------------------------------------------------------------------------------
+
+    def drop_fetched_rows(self) -> int:
+        """Drop the batches that a client has; gives their bytes."""
+        return self._drop_rows(max(0, self._fetched - self._dropped))
+
+    def drop_rows(self) -> int:
+        """Drop all batches; gives their bytes."""
+        return self._drop_rows(len(self._batches))
+
+    def _drop_rows(self, count: int) -> int:
+        size = sum(map(len, self._batches[:count]))
+        del self._batches[:count]
+        self._dropped += count
+        self.collected_bytes -= size
+        return size
+
+    def validate(self) -> None:
+        """Check the invariants; for tests, after each step."""
+        assert len(self._events) <= min(self._event_number, limits.JOB_EVENTS_KEPT)
+        assert len(self._lines) <= min(self._lines_seen, limits.JOB_LOG_LINES_KEPT)
+        assert 0 <= self.collected_bytes <= limits.COLLECT_BYTES_MAX
+        assert self.collected_bytes == sum(map(len, self._batches))
+        assert 0 <= self._fetched <= self.batches
+        assert len(self._roots) + len(self._followers) <= limits.ERROR_CAUSES_KEPT

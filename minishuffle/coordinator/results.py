@@ -1,0 +1,314 @@
+"""Kept results: who reads which rows, and what may be dropped. Pure.
+
+The rows stay on the workers whose sinks wrote them, also after the job has ended. A reader is sent there
+with a ticket once the worker expects it. Rows of its last :data:`BATCHES_REPLAYABLE` committed batches are
+kept, so that it can read them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from minishuffle import limits
+from minishuffle.coordinator.instructions import Instruction, Reply, refusal
+from minishuffle.coordinator.jobs import Job, JobTable
+from minishuffle.coordinator.polls import require_room
+from minishuffle.dataflow.graph import JobGraph
+from minishuffle.errors import InvalidGraph, PeerLost, UnknownName, UsageError, error_from_code
+from minishuffle.wire.clients import (
+    CommitResult,
+    DescribeResult,
+    DropResult,
+    FreeRows,
+    KeptRows,
+    OpenResult,
+    ResultDescribed,
+    ResultExpected,
+    ResultOpened,
+    ServeResult,
+)
+from minishuffle.wire.messages import Accepted, ControlMessage, WorkerAddress
+
+__all__ = ["BATCHES_REPLAYABLE", "ResultRequest", "Results"]
+
+BATCHES_REPLAYABLE: Final = 2
+"""Batches that were committed and can be read again: a streaming query may repeat its last ones."""
+
+ResultRequest = DescribeResult | OpenResult | CommitResult
+
+
+@dataclass(slots=True)
+class _Result:
+    """The rows of one sink. ``commits`` has, by subtask, where the last batches ended."""
+
+    job: Job
+    sink: str
+    operator: int
+    bounded: bool
+    schema_message: bytes
+    workers: list[WorkerAddress | None]
+    commits: list[list[int]]
+    dropped: bool = False
+
+    def begin(self, subtask: int) -> int:
+        """The first row that can be read."""
+        ends = self.commits[subtask]
+        return ends[0] if len(ends) > BATCHES_REPLAYABLE else 0
+
+    def commit(self, subtask: int, end: int) -> bool:
+        """Note where a batch ended; False if that is nothing new."""
+        ends = self.commits[subtask]
+        if ends and end <= ends[-1]:
+            return False
+        ends.append(end)
+        del ends[: -BATCHES_REPLAYABLE - 1]
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class _PendingRead:
+    """A request that waits for a worker."""
+
+    link: int
+    request: int
+    job: str
+    worker: WorkerAddress
+
+
+@dataclass(slots=True)
+class Results:
+    """Invariant: at most ``JOB_RESULTS_KEPT`` jobs that have ended have results.
+
+    Args:
+        send: a message to a worker that is alive; False if it is not.
+        address: of a worker that is alive, or None.
+        tickets: numbers that are never used again.
+    """
+
+    term: int
+    jobs: JobTable
+    send: Callable[[int, ControlMessage], bool]
+    address: Callable[[int], WorkerAddress | None]
+    tickets: Iterator[int]
+    _results: dict[str, dict[str, _Result]] = field(default_factory=dict)
+    """By job and sink."""
+    _over: list[str] = field(default_factory=list)
+    """Jobs that have ended and have results, in the order of their ends."""
+    _pending: dict[int, _PendingRead] = field(default_factory=dict)
+
+    # --- jobs ------------------------------------------------------------------------------------
+
+    @staticmethod
+    def check(graph: JobGraph) -> None:
+        """Raises InvalidGraph if two sinks of the job have one name."""
+        names = [vertex.sink for vertex in graph.vertices if vertex.sink]
+        for name in names:
+            if names.count(name) > 1:
+                raise InvalidGraph(f"two sinks are named {name!r}: give each another name, to_spark('...')")
+
+    def add(self, job: Job, graph: JobGraph) -> None:
+        """A job was submitted."""
+        found = {
+            vertex.sink: _Result(
+                job,
+                vertex.sink,
+                operator,
+                vertex.bounded,
+                vertex.sink_schema,
+                [self.address(job.placement[index]) for index in range(vertex.parallelism)],
+                [[] for _ in range(vertex.parallelism)],
+            )
+            for operator, vertex in enumerate(graph.vertices)
+            if vertex.sink
+        }
+        if found:
+            self._results[job.id] = found
+
+    def job_ended(self, job: Job) -> None:
+        """A job has ended: the oldest results beyond the limit are given up."""
+        if job.id in self._results:
+            self._over.append(job.id)
+        while len(self._over) > limits.JOB_RESULTS_KEPT:
+            oldest = self._over.pop(0)
+            for result in self._results[oldest].values():
+                result.dropped = True
+            for worker in {
+                worker for result in self._results[oldest].values() for worker in self._held(result)
+            }:
+                self.send(worker, DropResult(term=self.term, job=oldest))
+        for name in [name for name in self._results if name not in self.jobs and name not in self._over]:
+            del self._results[name]
+
+    def _held(self, result: _Result) -> set[int]:
+        """Workers that still keep rows of it."""
+        return {at.worker for at in result.workers if at is not None and self._is_there(at)}
+
+    def _is_there(self, at: WorkerAddress) -> bool:
+        now = self.address(at.worker)
+        return now is not None and now.epoch <= at.epoch
+
+    # --- clients ---------------------------------------------------------------------------------
+
+    def request(self, link: int, request: int, message: ResultRequest) -> list[Instruction]:
+        """Raises ShuffleError: the request cannot be granted."""
+        result = self._find(message.job, message.sink)
+        match message:
+            case DescribeResult():
+                return [Reply(link, request, self._described(result))]
+            case OpenResult():
+                self._open(link, request, result, message)
+                return []
+            case CommitResult(offsets=offsets):
+                self._commit(result, offsets)
+                return [Reply(link, request, Accepted(job=result.job.id))]
+
+    def _find(self, name: str, sink: str) -> _Result:
+        job = self._job(name)
+        found = self._results.get(job.id)
+        if found is None:
+            raise UnknownName(
+                f"job {job.id} ({job.name}) keeps no results for other programs: end the stream with "
+                "to_spark() and submit it again"
+            )
+        result = found.get(sink) if sink or len(found) > 1 else next(iter(found.values()))
+        if result is None:
+            raise UnknownName(
+                f"job {job.id} ({job.name}) has no sink {sink!r}: name one of {', '.join(sorted(found))}"
+            )
+        if result.dropped:
+            raise UsageError(
+                f"the results of job {job.id} ({job.name}) were given up: those of the last "
+                f"{limits.JOB_RESULTS_KEPT} jobs are kept; run it again"
+            )
+        return result
+
+    def _job(self, name: str) -> Job:
+        """By id; else the newest of that name."""
+        known = {job: next(iter(found.values())).job for job, found in self._results.items()} | self.jobs
+        if name in known:
+            return known[name]
+        named = [job for job in known.values() if job.name == name]
+        return max(named, key=lambda job: job.submitted_at) if named else self.jobs.named(name)
+
+    def _described(self, result: _Result) -> ResultDescribed:
+        job = result.job
+        if job.state in ("created", "running", "finished"):
+            for subtask in range(len(result.workers)):
+                self._worker(result, subtask)
+        return ResultDescribed(
+            job=job.id,
+            name=job.name,
+            sink=result.sink,
+            schema_message=result.schema_message,
+            bounded=result.bounded,
+            state=job.state,
+            terminal=job.terminal,
+            submitted_at=job.submitted_at,
+            causes=job.history.causes,
+            subtasks=[
+                KeptRows(subtask=subtask, begin=result.begin(subtask), end=rows)
+                for subtask, rows in enumerate(job.rows_kept(result.operator))
+            ],
+        )
+
+    def _worker(self, result: _Result, subtask: int) -> WorkerAddress:
+        """Raises PeerLost: the worker that keeps the rows is gone."""
+        at = result.workers[subtask]
+        if at is None or not self._is_there(at):
+            number = result.job.placement[subtask]
+            raise PeerLost(
+                f"worker {number}, which kept rows of job {result.job.id} ({result.job.name}), is gone and "
+                "they with it: run the job again"
+            )
+        return at
+
+    def _open(self, link: int, request: int, result: _Result, message: OpenResult) -> None:
+        require_room(link, (pending.link for pending in self._pending.values()))
+        self._check_subtask(result, message.subtask)
+        worker = self._worker(result, message.subtask)
+        ticket = next(self.tickets)
+        self._pending[ticket] = _PendingRead(link, request, result.job.id, worker)
+        serve = ServeResult(
+            term=self.term,
+            job=result.job.id,
+            operator=result.operator,
+            index=message.subtask,
+            task_attempt=result.job.attempt_of(result.operator, message.subtask),
+            ticket=ticket,
+            begin=message.begin,
+            end=message.end,
+        )
+        self.send(worker.worker, serve)
+
+    @staticmethod
+    def _check_subtask(result: _Result, subtask: int) -> None:
+        if not 0 <= subtask < len(result.workers):
+            raise UsageError(
+                f"sink {result.sink!r} of job {result.job.id} has {len(result.workers)} subtasks, and "
+                f"subtask {subtask} was asked for: count from 0"
+            )
+
+    def _commit(self, result: _Result, offsets: dict[int, int]) -> None:
+        rows = result.job.rows_kept(result.operator)
+        for subtask, offset in offsets.items():
+            self._check_subtask(result, subtask)
+            if not 0 <= offset <= rows[subtask]:
+                raise UsageError(
+                    f"subtask {subtask} has {rows[subtask]} rows and offset {offset} was committed: commit "
+                    "only what was read"
+                )
+        for subtask, offset in offsets.items():
+            if result.commit(subtask, offset):
+                free = FreeRows(
+                    term=self.term,
+                    job=result.job.id,
+                    operator=result.operator,
+                    index=subtask,
+                    task_attempt=result.job.attempt_of(result.operator, subtask),
+                    begin=result.begin(subtask),
+                    read=offset,
+                )
+                self.send(self._worker(result, subtask).worker, free)
+
+    # --- workers and links -----------------------------------------------------------------------
+
+    def answered(self, message: ResultExpected) -> list[Instruction]:
+        """What a worker answers to a ticket that nobody waits for any more is ignored."""
+        pending = self._pending.pop(message.ticket, None)
+        if pending is None:
+            return []
+        if message.error is not None:
+            return [
+                refusal(
+                    pending.link, pending.request, error_from_code(message.error.code, message.error.text)
+                )
+            ]
+        opened = ResultOpened(
+            term=self.term,
+            ticket=message.ticket,
+            job=pending.job,
+            worker=pending.worker,
+            segment_bytes=message.segment_bytes,
+        )
+        return [Reply(pending.link, pending.request, opened)]
+
+    def worker_ended(self, worker: int) -> list[Instruction]:
+        """It will not answer any more."""
+        gone = [ticket for ticket, pending in self._pending.items() if pending.worker.worker == worker]
+        error = PeerLost(f"worker {worker}, which kept the rows, is gone: run the job again")
+        return [refusal(pending.link, pending.request, error) for pending in map(self._pending.pop, gone)]
+
+    def forget(self, link: int) -> None:
+        """A client is gone."""
+        for ticket in [ticket for ticket, pending in self._pending.items() if pending.link == link]:
+            del self._pending[ticket]
+
+    def validate(self) -> None:
+        """Check the invariants; for tests, after each step."""
+        assert len(self._over) <= limits.JOB_RESULTS_KEPT
+        for found in self._results.values():
+            for result in found.values():
+                assert all(len(ends) <= BATCHES_REPLAYABLE + 1 for ends in result.commits)
+                assert result.dropped == (result.job.terminal and result.job.id not in self._over)
