@@ -1,32 +1,46 @@
-"""The life cycle of one job.
+"""The life cycle of one job, and of the attempts of its tasks.
 
-::
+Both are tables of moves. A job::
 
-    created --all run--> running --all finished--> finished
+    created --all run--> running --all finished--> finished, or finished_with_loss
        |                    |
-       +--a task failed, its worker was lost, too many rows--> failing  --all ended-> failed
-       +--the user asks------------------------------------> canceling --all ended-> canceled
+       +--a task failed for good, too many rows-----------> failing  --all ended-> failed
+       +--the user asks-----------------------------------> canceling --all ended-> canceled
 
-A terminal task (finished, failed, canceled, abandoned, or lost with its worker) stays so. A job
-on its way to ``failed`` or ``canceled`` ends there whatever its tasks report meanwhile.
+A task. Its attempt may end in five ways. If it did not finish, and the job goes on, the next attempt takes
+its place: in the same slot after the delay of :mod:`~minishuffle.coordinator.failover`, or in another slot if
+its worker is lost, which it may have to wait for::
+
+    created --> running --> finished | failed | canceled | abandoned | lost
+       ^                       |          |         |           |        |
+       |                       +--lost---(its worker, while consumers need what it wrote)
+       |                                            v
+       +--deployed------------- restarting <--------+
+       +--deployed-- waiting for a slot <---+
+
+A job with the restart strategy ``none`` fails with its first task, and so does any with a task that external
+clients write to or read from: their tickets name a worker and an attempt. A job on its way to ``failed`` or
+``canceled`` ends there whatever its tasks report meanwhile.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 from minishuffle import limits
+from minishuffle.coordinator.failover import DELAY_SECONDS_MIN, Failures
 from minishuffle.coordinator.history import History
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import JobGraph, Placement
-from minishuffle.errors import ResourceExhausted, ShuffleError, TaskCancelled, UnknownName
+from minishuffle.errors import ResourceExhausted, ShuffleError, TaskCancelled
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.wire.messages import (
     COUNT_MAX,
     Collected,
+    DeployTasks,
     ErrorInfo,
     JobInfo,
     JobRows,
@@ -38,21 +52,49 @@ from minishuffle.wire.messages import (
 )
 from minishuffle.wire.packed import unpack_traffic
 
-__all__ = ["JOBS_KEPT", "JOB_OVER", "Job", "JobTable", "TASK_OVER"]
+__all__ = ["JOB_MOVES", "JOB_OVER", "Job", "Subtask", "TASK_MOVES", "TaskKey"]
+
+
+# --- moves ----------------------------------------------------------------------------------------
+
+ENDED: Final = frozenset({"finished", "failed", "canceled", "abandoned", "lost"})
+PENDING: Final = frozenset({"restarting", "waiting for a slot"})
+"""States of a task whose next attempt is not deployed yet."""
+TASK_MOVES: Final[Mapping[str, frozenset[str]]] = {
+    "created": ENDED | {"running"},
+    "running": ENDED,
+    "finished": frozenset({"lost"}),
+    "failed": frozenset({"restarting"}),
+    "canceled": frozenset({"restarting"}),
+    "abandoned": frozenset({"restarting"}),
+    "lost": frozenset({"restarting"}),
+    "restarting": frozenset({"waiting for a slot", "created", "canceled"}),
+    "waiting for a slot": frozenset({"created", "canceled"}),
+}
+"""What is not here cannot happen to a task."""
+JOB_MOVES: Final[Mapping[str, frozenset[str]]] = {
+    "created": frozenset({"running", "failing", "canceling"}),
+    "running": frozenset({"finished", "finished_with_loss", "failing", "canceling"}),
+    "failing": frozenset({"failed"}),
+    "canceling": frozenset({"canceled"}),
+}
+JOB_OVER: Final = frozenset({"finished", "finished_with_loss", "failed", "canceled"})
+RESULT_BYTES_MAX: Final = 16 * limits.MIB
+"""What all sinks of a job together may return at their close."""
+_STOPPING: Final = {"failing": "failed", "canceling": "canceled"}
+NAMES_SHOWN: Final = 5
+"""Tasks that a text names at most."""
+
+TaskKey: TypeAlias = tuple[int, int]
+"""Operator and index of a subtask."""
 
 
 # --- jobs -----------------------------------------------------------------------------------------
 
-JOB_OVER: Final = frozenset({"finished", "failed", "canceled"})
-TASK_OVER: Final = frozenset({"finished", "failed", "canceled", "abandoned", "lost"})
-RESULT_BYTES_MAX: Final = 16 * limits.MIB
-"""What all sinks of a job together may return at their close."""
-_STOPPING: Final = {"failing": "failed", "canceling": "canceled"}
-
 
 @dataclass(slots=True)
 class Subtask:
-    """One subtask and its current attempt."""
+    """One subtask and its current attempt; while it is pending, the attempt that ended."""
 
     operator: int
     name: str
@@ -60,6 +102,8 @@ class Subtask:
     worker: int
     attempt: int = FIRST_ATTEMPT
     state: str = "created"
+    on_worker: bool = True
+    """Its worker has not been lost since the attempt was deployed."""
     counters: TaskCounters = field(default_factory=TaskCounters)
     traffic: bytes = b""
     """Rows that the attempt has exchanged, by edge and peer: see :func:`unpack_traffic`."""
@@ -67,6 +111,10 @@ class Subtask:
 
     def __str__(self) -> str:
         return f"{self.name}[{self.index}]"
+
+    @property
+    def key(self) -> TaskKey:
+        return self.operator, self.index
 
     def info(self, results: bool) -> TaskInfo:
         peers = unpack_traffic(self.traffic)
@@ -87,11 +135,14 @@ class Subtask:
 class Job:
     """One submitted job; times are of the wall clock.
 
-    Invariants: a terminal job has only terminal tasks; a finished one only finished tasks; a
-    failed or failing one has a cause.
+    Invariants: a terminal job has only tasks that have ended; a finished one only finished tasks; a
+    failed or failing one has a cause, and no other job has; a task is pending if and only if there is a time
+    for it; no task of a job that stops is pending; a finished task whose worker is lost has no consumer that
+    has yet to finish.
 
     Args:
         segments: how many segments the job requires on each worker.
+        random: a number from 0 to 1, for the jitter of delays.
     """
 
     def __init__(
@@ -103,14 +154,16 @@ class Job:
         segments: Mapping[int, int],
         *,
         at: float,
+        random: Callable[[], float],
         submission: str = "",
     ) -> None:
         self.id = job
         self.name = name
+        self.graph = graph
         self.submission = submission
         """The id that the client gave its submission; may be empty."""
         self.placement = placement
-        """Worker of each slot, lost ones included."""
+        """The worker of each slot, or the last one of a slot that was lost with it."""
         self.state = "created"
         self.submitted_at = at
         self.ended_at = 0.0
@@ -119,7 +172,8 @@ class Job:
         self.released = False
         """Whether ReleaseJob was sent."""
         self.history = History()
-        self._slots = Counter(placement)
+        self._random = random
+        self._lost_slots: set[int] = set()
         self._segments = dict(segments)
         self._tasks = {
             (operator, index): Subtask(operator, vertex.name, index, placement[index])
@@ -127,6 +181,11 @@ class Job:
             for index in range(vertex.parallelism)
         }
         self._states = Counter({"created": len(self._tasks)})
+        self._times: dict[TaskKey, float] = {}
+        """When a pending task is deployed, or gives the wait for a slot up."""
+        self._failures: dict[TaskKey, Failures] = {}
+        self._abandoned: set[tuple[int, int]] = set()
+        """Worker and slot of attempts that were abandoned."""
         self._result_bytes = 0
         where = ", ".join(map(str, sorted(set(placement))))
         self.history.note(at, "created", f"{name}: {len(self._tasks)} tasks on workers {where}")
@@ -146,12 +205,12 @@ class Job:
         return self._states
 
     def open_workers(self) -> list[int]:
-        """Workers with a task that is not terminal."""
-        return sorted({task.worker for task in self._tasks.values() if task.state not in TASK_OVER})
+        """Workers with a task that has not ended."""
+        return sorted({task.worker for task in self._tasks.values() if task.state in ("created", "running")})
 
     def slots_held(self) -> Counter[int]:
         """Number of slots by worker, without workers that were lost."""
-        return self._slots
+        return Counter(worker for slot, worker in enumerate(self.placement) if slot not in self._lost_slots)
 
     def segments_held(self) -> dict[int, int]:
         """Number of segments required by worker, without workers that were lost."""
@@ -167,9 +226,7 @@ class Job:
 
     def abandoned_slots(self) -> Counter[int]:
         """By worker, the slots held in which a task was abandoned."""
-        lost = {task.index for task in self._tasks.values() if task.state == "abandoned"}
-        workers = (self.placement[index] for index in lost)
-        return Counter(worker for worker in workers if worker in self._slots)
+        return Counter(worker for worker, _ in self._abandoned)
 
     def info(self, *, results: bool) -> JobInfo:
         """As clients see it; ``results`` of sinks may be left out for brevity."""
@@ -212,12 +269,19 @@ class Job:
                 self.history.log(lines)
                 return True
 
+    def _named(
+        self, worker: int, message: TaskStateChanged | TaskReleased | Collected | TaskReport
+    ) -> Subtask | None:
+        """The subtask of a message, if it is about the current attempt and of the worker that runs it."""
+        task = self._tasks.get((message.operator, message.index))
+        if task is None or (task.worker, task.attempt, True) != (worker, message.attempt, task.on_worker):
+            return None
+        return task
+
     def task_changed(self, worker: int, message: TaskStateChanged, at: float) -> bool:
         """A worker says that a task's state changed; False if that is not (any more) so."""
-        task = self._tasks.get((message.operator, message.index))
-        if task is None or (task.worker, task.attempt) != (worker, message.attempt):
-            return False
-        if task.state in TASK_OVER or task.state == message.state:
+        task = self._named(worker, message)
+        if task is None or task.state not in ("created", "running") or task.state == message.state:
             return False
         error = message.error
         self._set(task, message.state, at, error.text if error is not None else str(task))
@@ -227,7 +291,7 @@ class Job:
         if message.state == "finished":
             self._keep_result(task, message.result, at)
         elif message.state != "running":
-            self._blame(task, error, at)
+            self._ended_early(task, error, at)
         self._advance(at)
         return True
 
@@ -242,40 +306,43 @@ class Job:
         )
         self.fail(ErrorInfo(code=ResourceExhausted.code, text=text, task=str(task)), at)
 
-    def _blame(self, task: Subtask, error: ErrorInfo | None, at: float) -> None:
+    def _ended_early(self, task: Subtask, error: ErrorInfo | None, at: float) -> None:
         """A task ended, and not because its work was done."""
+        if task.state == "abandoned":
+            self._abandoned.add((task.worker, task.index))
         asked = self.stopping and task.state in ("canceled", "abandoned")
         if self.state == "canceling" or asked:
             return
         if error is None:
             text = f"{task}: the task was {task.state} although nobody asked for it"
             error = ErrorInfo(code=TaskCancelled.code, text=text, task=str(task))
-        self.fail(error, at)
+        if self.stopping or not self._may_restart([task]):
+            self.fail(error, at)
+        else:
+            self._retry(task, error, at)
 
     def report(self, worker: int, report: TaskReport) -> bool:
         """Counters from a heartbeat; False if they are not of a current attempt."""
-        task = self._tasks.get((report.operator, report.index))
-        if task is None or (task.worker, task.attempt) != (worker, report.attempt):
+        task = self._named(worker, report)
+        if task is None:
             return False
-        if task.state not in TASK_OVER:
+        if task.state in ("created", "running"):
             task.counters = report.counters
         task.traffic = report.traffic  # grows on: what was written before the end may not be sent yet
         return True
 
     def task_released(self, worker: int, message: TaskReleased) -> bool:
         """What the task has exchanged in all; False if it is not of a current attempt."""
-        task = self._tasks.get((message.operator, message.index))
-        if task is None or (task.worker, task.attempt) != (worker, message.attempt):
+        task = self._named(worker, message)
+        if task is None:
             return False
         task.traffic = message.traffic
         return True
 
     def collected(self, worker: int, message: Collected, at: float) -> bool:
         """A batch of rows for the client; False if it is not of a current attempt that runs."""
-        task = self._tasks.get((message.operator, message.index))
-        if task is None or (task.worker, task.attempt) != (worker, message.attempt):
-            return False
-        if task.state in TASK_OVER or self.stopping:
+        task = self._named(worker, message)
+        if task is None or task.state not in ("created", "running") or self.stopping:
             return False
         if not self.history.collect(message.payload):
             text = (
@@ -286,24 +353,41 @@ class Job:
         return True
 
     def worker_lost(self, worker: int, cause: ErrorInfo, at: float) -> None:
-        """Its tasks there that are not terminal are lost, and what was held there is free."""
-        del self._slots[worker], self._segments[worker]
-        here = [task for task in self._tasks.values() if task.worker == worker]
-        lost = [task for task in here if task.state not in TASK_OVER]
+        """Its tasks there that have not ended are lost, and what was held there is free."""
+        slots = {slot for slot, holder in enumerate(self.placement) if holder == worker} - self._lost_slots
+        self._lost_slots |= slots
+        del self._segments[worker]
+        self._abandoned = {each for each in self._abandoned if each[0] != worker}
+        here = [task for task in self._tasks.values() if task.worker == worker and task.on_worker]
+        for task in here:
+            task.on_worker = False
+        lost = [task for task in here if task.state in ("created", "running")]
+        if self._restarts and not self.stopping:
+            lost += self._wanted_again(lost, here)
         for task in lost:
-            self._set(task, "lost", at, f"{task} was lost with worker {worker}")
-        # Tasks elsewhere may have failed for want of it before, whatever its own had come to.
-        explains = self.state == "failing" and not self.history.explained
-        if (lost or explains) and self.state != "canceling":
-            names = ", ".join(str(task) for task in lost[:5]) + (" and others" if len(lost) > 5 else "")
-            text = f"{cause.text}; {names} ran there" if lost else cause.text
-            self.fail(cause.model_copy(update={"text": text}), at, verdict=True)
+            self._set(task, "lost", at, f"{task} was lost with worker {worker}: {cause.text}")
+        if self.stopping or not self._may_restart(lost):
+            self._fail_of_loss(lost, cause, at)
+        else:
+            for task in lost:
+                self._restart_at(task, at, at, f"attempt {task.attempt + 1} follows on another worker")
         self._advance(at)
 
-    def undeployed(self, worker: int, error: ShuffleError, at: float) -> None:
-        """Its tasks could not be sent to the worker."""
-        for task in self._tasks.values():
-            if task.worker == worker and task.state not in TASK_OVER:
+    def _fail_of_loss(self, lost: list[Subtask], cause: ErrorInfo, at: float) -> None:
+        # Tasks elsewhere may have failed for want of the worker before, whatever its own had come to.
+        explains = self.state == "failing" and not self.history.explained
+        if (not lost and not explains) or self.state == "canceling":
+            return
+        text = f"{cause.text}; {_names(lost)} ran there" if lost else cause.text
+        if outside := [task for task in lost if self._serves_clients(task)]:
+            text += f"; external clients write to or read from {_names(outside)}, which is not restarted"
+        self.fail(cause.model_copy(update={"text": text}), at, verdict=True)
+
+    def undeployed(self, worker: int, message: DeployTasks, error: ShuffleError, at: float) -> None:
+        """These tasks could not be sent to the worker."""
+        for spec in message.tasks:
+            task = self._tasks[spec.operator, spec.index]
+            if (task.attempt, task.state) == (spec.attempt, "created"):
                 self._set(task, "failed", at, str(error))
         self.fail(ErrorInfo(code=error.code, text=f"deployment on worker {worker}: {error}"), at)
         self._advance(at)
@@ -314,23 +398,175 @@ class Job:
             return
         self.history.blame(cause, verdict=verdict)
         if self.state != "failing":
-            self._move("failing", at, cause.text)
+            self._stop("failing", at, cause.text)
 
     def cancel(self, at: float, why: str) -> None:
         """Begin to cancel, unless it has ended or is ending already."""
         if not self.terminal and not self.stopping:
-            self._move("canceling", at, why)
-            self._advance(at)
+            self._stop("canceling", at, why)
+
+    def release(self) -> None:
+        """ReleaseJob was sent: no task will start again."""
+        self.released = True
+        vertices = [vertex.model_copy(update={"program": b""}) for vertex in self.graph.vertices]
+        self.graph = self.graph.model_copy(update={"vertices": vertices})
+
+    # --- restarts --------------------------------------------------------------------------------
+
+    @property
+    def _restarts(self) -> bool:
+        return self.graph.settings.restart_strategy != "none"
+
+    def _may_restart(self, tasks: Iterable[Subtask]) -> bool:
+        return self._restarts and not any(self._serves_clients(task) for task in tasks)
+
+    def _serves_clients(self, task: Subtask) -> bool:
+        """Whether external clients write to it or read from it."""
+        vertex = self.graph.vertices[task.operator]
+        return bool(vertex.stream or vertex.sink)
+
+    def _retry(self, task: Subtask, error: ErrorInfo, at: float) -> None:
+        """Restart a task that failed in its slot, unless it has failed too often."""
+        settings = self.graph.settings
+        failures = self._failures.get(task.key)
+        if failures is None:
+            failures = self._failures[task.key] = Failures(settings.restart_failures_max, self._random)
+        delay = failures.add(error, at)
+        if delay is None:
+            self.history.blame(failures.first, verdict=True)
+            self.fail(failures.limit_reached(str(task)), at)
+            return
+        if task.state == "canceled":
+            delay = max(delay, DELAY_SECONDS_MIN)  # Its worker may be about to say that it shuts down.
+        when = f"in {delay:.1f} s" if delay else "at once"
+        count = f"failure {failures.count} of {settings.restart_failures_max}"
+        text = f"attempt {task.attempt + 1} follows {when} ({count}): {error.text}"
+        self._restart_at(task, at + delay, at, text)
+
+    def _restart_at(self, task: Subtask, due: float, at: float, text: str) -> None:
+        self._set(task, "restarting", at, text)
+        self._times[task.key] = due
+
+    def _wanted_again(self, lost: list[Subtask], here: list[Subtask]) -> list[Subtask]:
+        """Finished tasks, here and on workers lost before, whose partitions are lost while some consumer has
+        yet to finish, or starts again for this very reason."""
+        found: dict[TaskKey, Subtask] = {}
+        for task in here:
+            consumers = (self._tasks[key] for key in self.consumers_of(task.key))
+            if task.state == "finished" and any(consumer.state != "finished" for consumer in consumers):
+                found[task.key] = task
+        fresh = [*(task.key for task in lost), *found]
+        while fresh:
+            for key in self.producers_of(fresh.pop()):
+                task = self._tasks[key]
+                if task.state == "finished" and not task.on_worker and key not in found:
+                    found[key] = task
+                    fresh.append(key)
+        return list(found.values())
+
+    def producers_of(self, key: TaskKey) -> list[TaskKey]:
+        """Subtasks that write what this one reads."""
+        operator, index = key
+        return [
+            (self.graph.edges[edge].source, producer)
+            for edge in self.graph.inputs_of(operator)
+            for producer in self.graph.producers_of(edge, index)
+        ]
+
+    def consumers_of(self, key: TaskKey) -> list[TaskKey]:
+        """Subtasks that read what this one writes."""
+        operator, index = key
+        return [
+            (self.graph.edges[edge].target, consumer)
+            for edge in self.graph.outputs_of(operator)
+            for consumer in self.graph.consumers_of(edge, index)
+        ]
+
+    def next_time(self) -> float | None:
+        """When a pending task is due, or has waited long enough for a slot."""
+        return min(self._times.values(), default=None)
+
+    @property
+    def waits_for_slot(self) -> bool:
+        return self._states["waiting for a slot"] > 0
+
+    def due(self, at: float) -> list[Subtask]:
+        """Pending tasks that may be deployed now, if there is a slot for them."""
+        tasks = (self._tasks[key] for key in self._times)
+        return [task for task in tasks if task.state != "restarting" or self._times[task.key] <= at]
+
+    def is_lost(self, slot: int) -> bool:
+        """Whether the worker of that slot was lost."""
+        return slot in self._lost_slots
+
+    def move_slot(self, slot: int, worker: int, segments: int) -> None:
+        """A slot of a lost worker is that one's now, which has to have ``segments`` for the job."""
+        self._lost_slots.remove(slot)
+        self.placement = (*self.placement[:slot], worker, *self.placement[slot + 1 :])
+        self._segments[worker] = segments
+
+    def wait_for_slot(self, task: Subtask, until: float, at: float) -> None:
+        """There is none free for the task now."""
+        if task.state == "restarting":
+            text = f"no other worker has a free slot; waits {until - at:g} s at most"
+            self._set(task, "waiting for a slot", at, text)
+            self._times[task.key] = until
+
+    def give_up_waiting(self, at: float) -> None:
+        """Fail if a task has waited for a slot for too long."""
+        waiting = [self._tasks[key] for key, time in self._times.items() if time <= at]
+        waiting = [task for task in waiting if task.state == "waiting for a slot"]
+        if waiting:
+            text = (
+                f"{_names(waiting)} found no free slot in time after worker {waiting[0].worker} was lost: "
+                "start another worker ('minishuffle worker start'), or raise slot_timeout"
+            )
+            self.fail(ErrorInfo(code=ResourceExhausted.code, text=text, task=str(waiting[0])), at)
+
+    def deployed(self, task: Subtask, at: float) -> int | None:
+        """The next attempt takes the place of the last; gives the worker that still has the last, if any."""
+        last = task.worker if task.on_worker else None
+        worker = self.placement[task.index]
+        task.attempt += 1
+        where = "in its slot" if last is not None else f"in place of worker {task.worker}"
+        task.worker, task.on_worker = worker, True
+        task.counters, task.traffic, task.result = TaskCounters(), b"", b""
+        del self._times[task.key]
+        self._note(task, "task rescheduled", at, f"{task} to worker {worker}, {where}")
+        self._set(task, "created", at, str(task), kind="task deployed")
+        return last
+
+    def attempts(self) -> dict[TaskKey, int]:
+        """The current attempt, or the next while it is pending, of each subtask that is not at its first."""
+        found = {}
+        for key, task in self._tasks.items():
+            attempt = task.attempt + (task.state in PENDING)
+            if attempt != FIRST_ATTEMPT:
+                found[key] = attempt
+        return found
+
+    def workers_beside(self, task: Subtask) -> set[int]:
+        """Those with an attempt that exchanges rows with the task, or may be asked for some; its own too."""
+        found = {task.worker}
+        for key in (*self.producers_of(task.key), *self.consumers_of(task.key)):
+            other = self._tasks[key]
+            if other.on_worker and other.state in ("created", "running", "finished"):
+                found.add(other.worker)
+        return found
 
     # --- states ----------------------------------------------------------------------------------
 
-    def _set(self, task: Subtask, state: str, at: float, text: str) -> None:
+    def _set(self, task: Subtask, state: str, at: float, text: str, *, kind: str = "") -> None:
+        assert state in TASK_MOVES[task.state], f"{task} from {task.state} to {state}"
         self._states[task.state] -= 1
         self._states[state] += 1
         task.state = state
+        self._note(task, kind or f"task {state}", at, text)
+
+    def _note(self, task: Subtask, kind: str, at: float, text: str) -> None:
         self.history.note(
             at,
-            f"task {state}",
+            kind,
             text,
             operator=task.operator,
             index=task.index,
@@ -339,17 +575,26 @@ class Job:
         )
 
     def _move(self, state: str, at: float, text: str) -> None:
+        assert state in JOB_MOVES[self.state], f"job from {self.state} to {state}"
         self.state = state
         if self.terminal:
             self.ended_at = at
         self.history.note(at, state, text)
 
+    def _stop(self, state: str, at: float, text: str) -> None:
+        """Begin to end: what is pending is not deployed any more."""
+        self._move(state, at, text)
+        for key in self._times:
+            self._set(self._tasks[key], "canceled", at, "the job ends")
+        self._times.clear()
+        self._advance(at)
+
     def _advance(self, at: float) -> None:
         """Follow from the states of the tasks to that of the job."""
         states = self._states
-        if self.state == "created" and not states["created"]:
+        if self.state == "created" and not states["created"] and not self._times:
             self._move("running", at, "all tasks run")
-        if sum(states[state] for state in TASK_OVER) < len(self._tasks):
+        if sum(states[state] for state in ENDED) < len(self._tasks):
             return
         if self.stopping:
             causes = self.history.causes
@@ -363,64 +608,25 @@ class Job:
         states = Counter(task.state for task in self._tasks.values())
         assert states == +self._states
         if self.terminal:
-            assert set(states) <= TASK_OVER and self.ended_at >= self.submitted_at
+            assert set(states) <= ENDED and self.ended_at >= self.submitted_at
         else:
-            assert any(state not in TASK_OVER for state in states)
-        if self.state == "finished":
+            assert any(state not in ENDED for state in states)
+        if self.state in ("finished", "finished_with_loss"):
             assert set(states) == {"finished"}
         assert bool(self.history.causes) == (self.state in ("failing", "failed"))
         assert sum(len(task.result) for task in self._tasks.values()) <= RESULT_BYTES_MAX
+        assert {key for key, task in self._tasks.items() if task.state in PENDING} == set(self._times)
+        assert not (self.stopping and self._times)
+        for task in self._tasks.values():
+            if task.on_worker and not self.released:
+                assert task.index not in self._lost_slots and task.worker == self.placement[task.index]
+            if not task.on_worker and task.state == "finished" and self.state in ("created", "running"):
+                consumers = [self._tasks[key].state for key in self.consumers_of(task.key)]
+                assert not self._restarts or set(consumers) <= {"finished"}
+        assert set(self._segments) == set(self.slots_held())
         self.history.validate()
 
 
-# --- jobtable -------------------------------------------------------------------------------------
-#
-# Every job that the coordinator knows, by id: those that run, and the last ones that have ended.
-
-
-JOBS_KEPT: Final = 100
-"""Ended jobs that are still listed."""
-JOBS_NAMED: Final = 5
-"""Known jobs that an error about an unknown one lists."""
-
-
-class JobTable(dict[str, Job]):
-    """In the order of submission.
-
-    Invariants, once :meth:`forget` was called: at most JOBS_KEPT have ended, and these keep
-    COLLECTED_ENDED_BYTES_MAX of collected rows at most.
-    """
-
-    def named(self, name: str) -> Job:
-        """Raises UnknownName: there is no job of that id."""
-        if name in self:
-            return self[name]
-        known = list(self)[-JOBS_NAMED:]
-        there = f"the latest are {', '.join(known)}" if known else "none was submitted yet"
-        shown = name[: limits.NAME_BYTES_MAX]
-        raise UnknownName(f"there is no job {shown!r}; {there} ('minishuffle jobs list' shows all)")
-
-    def submitted(self, submission: str) -> Job | None:
-        """The job of a submission with that id."""
-        return next((job for job in self.values() if submission and job.submission == submission), None)
-
-    def active(self) -> list[Job]:
-        return [job for job in self.values() if not job.terminal]
-
-    def forget(self) -> None:
-        """Drop the oldest jobs that have ended, and rows of the others: first what clients have fetched."""
-        ended = [job for job in self.values() if job.terminal]
-        for old in ended[: max(0, len(ended) - JOBS_KEPT)]:
-            del self[old.id]
-        ended = sorted((job for job in self.values() if job.terminal), key=lambda job: job.ended_at)
-        excess = sum(job.history.collected_bytes for job in ended) - limits.COLLECTED_ENDED_BYTES_MAX
-        for drop in (History.drop_fetched_rows, History.drop_rows):
-            for job in ended:
-                if excess > 0:
-                    excess -= drop(job.history)
-
-    def validate(self) -> None:
-        """Check the invariants; for tests, after each step."""
-        ended = [job for job in self.values() if job.terminal]
-        assert len(ended) <= JOBS_KEPT
-        assert sum(job.history.collected_bytes for job in ended) <= limits.COLLECTED_ENDED_BYTES_MAX
+def _names(tasks: list[Subtask]) -> str:
+    more = " and others" if len(tasks) > NAMES_SHOWN else ""
+    return ", ".join(str(task) for task in tasks[:NAMES_SHOWN]) + more

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import platform
+import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
@@ -66,7 +67,7 @@ class Coordinator:
             term=journal.term,
             wall_offset=time.time() - self._loop.time(),
         )
-        self._state = CoordinatorState(settings, facts, journal.jobs_submitted)
+        self._state = CoordinatorState(settings, facts, journal.jobs_submitted, random.random)
         self._journal = journal
         self._cluster = cluster
         self._server = ControlServer()

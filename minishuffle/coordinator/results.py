@@ -13,7 +13,8 @@ from typing import Final
 
 from minishuffle import limits
 from minishuffle.coordinator.instructions import Instruction, Reply, refusal
-from minishuffle.coordinator.jobs import Job, JobTable
+from minishuffle.coordinator.jobs import Job
+from minishuffle.coordinator.jobtable import JobTable
 from minishuffle.coordinator.polls import require_room
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import InvalidGraph, PeerLost, UnknownName, UsageError, error_from_code

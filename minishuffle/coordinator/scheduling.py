@@ -5,19 +5,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
-from minishuffle.coordinator.jobs import Job
+from minishuffle.coordinator.jobs import Job, Subtask, TaskKey
 from minishuffle.coordinator.workers import Worker
 from minishuffle.dataflow.arguments import checked_job_name
 from minishuffle.dataflow.graph import JobGraph, Placement
 from minishuffle.errors import InvalidGraph, ResourceExhausted, UsageError
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.wire.messages import (
+    ControlMessage,
     DeployTasks,
     InputSpec,
     OutputSpec,
+    PlacedAttempt,
+    ReleaseJob,
     SubmitJob,
+    TaskAttempt,
     TaskSpec,
+    TasksRestarted,
     WorkerAddress,
 )
 from minishuffle.wire.packed import pack_placement
@@ -29,9 +35,12 @@ __all__ = [
     "check_buffers",
     "checked_graph",
     "deployments",
+    "move_lost_slots",
     "place",
+    "redeployments",
     "segments_required",
     "slots_used",
+    "worker_need",
 ]
 
 
@@ -98,35 +107,49 @@ class BufferNeed:
         return "; ".join(texts)
 
 
-def buffers_needed(graph: JobGraph, placement: Placement) -> dict[int, BufferNeed]:
-    """The least number of segments that each worker has to have for the job.
+def worker_need(graph: JobGraph, slots: Iterable[int]) -> BufferNeed:
+    """The least number of segments that a worker has to have for these slots of the job.
 
-    An input gate needs ``remote channels x exclusive + 1``, one that other programs write to
-    ``exclusive + 1``, a result partition ``consumers + 1``: the minimums with which a worker creates its
-    local pools.
+    An input gate needs ``channels x exclusive + 1``, wherever its producers are: they may move. One that
+    external clients write to needs ``exclusive + 1``, a result partition ``consumers + 1``: the minimums with
+    which a worker creates its local pools. An attempt that was abandoned keeps its pools while the next one
+    runs beside it: so there is room for one more task, the largest.
     """
-    needs: dict[int, BufferNeed] = {worker: BufferNeed() for worker in sorted(set(placement))}
-    exclusive = graph.settings.buffers_per_channel
-    for vertex in graph.vertices:
-        for worker in placement[: vertex.parallelism] if vertex.stream else ():
-            formula = f"stream {vertex.stream}: {exclusive} exclusive + 1 floating"
-            needs[worker].add(formula, exclusive + 1)
-    for number, edge in enumerate(graph.edges):
-        source, target = graph.vertices[edge.source], graph.vertices[edge.target]
-        producers_on = Counter(placement[: source.parallelism])
-        for index in range(target.parallelism):
-            worker = placement[index]
-            if edge.pointwise:
-                remote = sum(placement[p] != worker for p in graph.producers_of(number, index))
-            else:
-                remote = source.parallelism - producers_on[worker]
-            gate = f"input {edge.input} of {target.name}"
-            formula = f"{gate}: {remote} channels x {exclusive} exclusive + 1 floating"
-            needs[worker].add(formula, remote * exclusive + 1)
-        for index in range(source.parallelism):
-            consumers = len(graph.consumers_of(number, index))
-            needs[placement[index]].add(f"output of {source.name}: {consumers} consumers + 1", consumers + 1)
-    return needs
+    need = BufferNeed()
+    largest, name = 0, ""
+    for slot in slots:
+        for operator, vertex in enumerate(graph.vertices):
+            if slot < vertex.parallelism:
+                before = need.segments
+                _add_task(need, graph, operator, slot)
+                if need.segments - before > largest:
+                    largest, name = need.segments - before, vertex.name
+    if largest and graph.settings.restart_strategy != "none":
+        need.add(f"a restart of {name} beside an attempt that does not stop", largest)
+    return need
+
+
+def _add_task(need: BufferNeed, graph: JobGraph, operator: int, index: int) -> None:
+    vertex, exclusive = graph.vertices[operator], graph.settings.buffers_per_channel
+    if vertex.stream:
+        need.add(f"stream {vertex.stream}: {exclusive} exclusive + 1 floating", exclusive + 1)
+    for number in graph.inputs_of(operator):
+        channels = len(graph.producers_of(number, index))
+        gate = f"input {graph.edges[number].input} of {vertex.name}"
+        need.add(
+            f"{gate}: {channels} channels x {exclusive} exclusive + 1 floating", channels * exclusive + 1
+        )
+    for number in graph.outputs_of(operator):
+        consumers = len(graph.consumers_of(number, index))
+        need.add(f"output of {vertex.name}: {consumers} consumers + 1", consumers + 1)
+
+
+def buffers_needed(graph: JobGraph, placement: Placement) -> dict[int, BufferNeed]:
+    """What each worker has to have for the job: see :func:`worker_need`."""
+    slots: dict[int, list[int]] = {worker: [] for worker in sorted(set(placement))}
+    for slot, worker in enumerate(placement):
+        slots[worker].append(slot)
+    return {worker: worker_need(graph, each) for worker, each in slots.items()}
 
 
 def check_buffers(needs: Mapping[int, BufferNeed], free: Mapping[int, int], total: Mapping[int, int]) -> None:
@@ -164,6 +187,12 @@ def checked_graph(message: SubmitJob, python: str) -> JobGraph:
     graph = JobGraph.from_bytes(message.graph)
     if not graph.vertices:
         raise InvalidGraph("the job has no operators: give it a source and a sink")
+    strategy = graph.settings.restart_strategy
+    if strategy in ("region", "full"):
+        raise UsageError(
+            f"restart_strategy {strategy!r} is not there yet: use 'individual' (what fails restarts "
+            "alone) or 'none' (the job fails)"
+        )
     return graph
 
 
@@ -200,6 +229,30 @@ def admit(
     return placement, {worker: need.segments for worker, need in needs.items()}
 
 
+def move_lost_slots(job: Job, slots: Iterable[int], workers: Sequence[Worker], jobs: Sequence[Job]) -> None:
+    """Give lost slots of a job to workers with a free slot and the segments for it, if there are any.
+
+    The worker with the fewest slots of the job comes first; then the emptiest; then the lowest id.
+    """
+    used, required = slots_used(jobs), segments_required(jobs)
+    held, segments = job.slots_held(), job.segments_held()
+    for slot in slots:
+        free = {worker.worker: worker.slots - used[worker.worker] for worker in workers}
+        for worker in sorted(workers, key=lambda w: (held[w.worker], -free[w.worker], w.worker)):
+            number = worker.worker
+            if free[number] <= 0:
+                continue
+            there = [each for each, at in enumerate(job.placement) if at == number and not job.is_lost(each)]
+            need = worker_need(job.graph, [*there, slot]).segments
+            if required[number] + need - segments.get(number, 0) > worker.about.segments:
+                continue
+            required[number] += need - segments.get(number, 0)
+            used[number] += 1
+            held[number] += 1
+            job.move_slot(slot, number, need)
+            break
+
+
 # --- deployment -----------------------------------------------------------------------------------
 
 
@@ -211,44 +264,72 @@ def deployments(
     term: int,
     job: str,
     name: str,
+    tasks: Iterable[TaskKey] | None = None,
+    attempts: Mapping[TaskKey, int] = MappingProxyType({}),
 ) -> dict[int, DeployTasks]:
     """What to send to each worker that takes part; ``addresses`` are of all of these.
 
     Each gets those of the workers at the other end of its channels, which may come to dial it or be dialed.
+
+    Args:
+        placement: 0 for a slot without a worker. What reads from there is sent to its own worker, where the
+            request waits until the slot has one again.
+        tasks: those to deploy; by default all.
+        attempts: of subtasks that are not at their first.
     """
-    tasks: dict[int, list[TaskSpec]] = {}
-    for operator, vertex in enumerate(graph.vertices):
-        for index in range(vertex.parallelism):
-            tasks.setdefault(placement[index], []).append(_task(graph, operator, index))
-    settings = graph.settings.model_dump()
-    tables = {
-        edge.source: pack_placement(placement[: graph.vertices[edge.source].parallelism])
-        for edge in graph.edges
-    }
-    ends = {worker: _workers_at_ends(specs, placement) for worker, specs in tasks.items()}
+    if tasks is None:
+        tasks = [(o, index) for o, vertex in enumerate(graph.vertices) for index in range(vertex.parallelism)]
+    specs: dict[int, list[TaskSpec]] = {}
+    for operator, index in tasks:
+        spec = _task(graph, operator, index, attempts.get((operator, index), FIRST_ATTEMPT))
+        specs.setdefault(placement[index], []).append(spec)
     return {
         worker: DeployTasks(
             term=term,
             job=job,
             name=name,
-            settings=settings,
-            programs={spec.operator: graph.vertices[spec.operator].program for spec in specs},
-            tasks=specs,
-            workers=[each for each in addresses if each.worker in ends[worker]],
-            placement={spec.operator: tables[spec.operator] for task in specs for spec in task.inputs},
+            settings=graph.settings.model_dump() | {"on_unavailable": graph.on_unavailable},
+            programs={spec.operator: graph.vertices[spec.operator].program for spec in here},
+            tasks=here,
+            workers=_at_ends(here, placement, addresses),
+            placement=_tables(graph, here, placement, worker),
+            attempts=_read_attempts(here, attempts),
         )
-        for worker, specs in sorted(tasks.items())
+        for worker, here in sorted(specs.items())
     }
 
 
-def _workers_at_ends(specs: Sequence[TaskSpec], placement: Placement) -> set[int]:
-    """Those of the producers and consumers of these tasks."""
+def _tables(
+    graph: JobGraph, specs: Sequence[TaskSpec], placement: Placement, worker: int
+) -> dict[int, bytes]:
+    """The packed placement of each operator that feeds one of these tasks, which are on ``worker``."""
+    return {
+        operator: pack_placement([at or worker for at in placement[: graph.vertices[operator].parallelism]])
+        for operator in {gate.operator for spec in specs for gate in spec.inputs}
+    }
+
+
+def _read_attempts(specs: Sequence[TaskSpec], attempts: Mapping[TaskKey, int]) -> list[TaskAttempt]:
+    """Those of the producers of these tasks."""
+    ranges = {(gate.operator, gate.first, gate.count) for spec in specs for gate in spec.inputs}
+    return [
+        TaskAttempt(operator=operator, index=index, attempt=attempt)
+        for (operator, index), attempt in attempts.items()
+        if any(operator == read and first <= index < first + count for read, first, count in ranges)
+    ]
+
+
+def _at_ends(
+    specs: Sequence[TaskSpec], placement: Placement, addresses: Sequence[WorkerAddress]
+) -> list[WorkerAddress]:
+    """Those of the workers of the producers and consumers of these tasks."""
     ranges = {(gate.first, gate.count) for spec in specs for gate in spec.inputs}
     ranges |= {(output.first, output.count) for spec in specs for output in spec.outputs}
-    return {worker for first, count in ranges for worker in placement[first : first + count]}
+    ends = {worker for first, count in ranges for worker in placement[first : first + count]}
+    return [address for address in addresses if address.worker in ends]
 
 
-def _task(graph: JobGraph, operator: int, index: int) -> TaskSpec:
+def _task(graph: JobGraph, operator: int, index: int, attempt: int) -> TaskSpec:
     vertex = graph.vertices[operator]
     inputs, outputs = [], []
     for number in graph.inputs_of(operator):
@@ -274,10 +355,53 @@ def _task(graph: JobGraph, operator: int, index: int) -> TaskSpec:
         name=vertex.name,
         index=index,
         parallelism=vertex.parallelism,
-        attempt=FIRST_ATTEMPT,
+        attempt=attempt,
         inputs=inputs,
         outputs=outputs,
         stream=vertex.stream,
         sink=vertex.sink,
         bounded=vertex.bounded,
     )
+
+
+def redeployments(
+    job: Job, tasks: Sequence[Subtask], addresses: Mapping[int, WorkerAddress], *, term: int, at: float
+) -> list[tuple[int, ControlMessage]]:
+    """Deploy the next attempts of pending tasks, whose slots have workers: what to send to whom, in order.
+
+    A worker gets one message of each kind, however many tasks restart: ReleaseJob for the last attempts that
+    it still has, DeployTasks, and TasksRestarted, which goes to whoever exchanges rows with one of the tasks.
+    """
+    released: dict[int, list[TaskAttempt]] = {}
+    for task in tasks:
+        last = TaskAttempt(operator=task.operator, index=task.index, attempt=task.attempt)
+        worker = job.deployed(task, at)
+        if worker is not None:
+            released.setdefault(worker, []).append(last)
+    messages: list[tuple[int, ControlMessage]] = [
+        (worker, ReleaseJob(term=term, job=job.id, attempts=attempts))
+        for worker, attempts in sorted(released.items())
+    ]
+    placement = tuple(0 if job.is_lost(slot) else worker for slot, worker in enumerate(job.placement))
+    messages += deployments(
+        job.graph,
+        placement,
+        list(addresses.values()),
+        name=job.name,
+        tasks=[task.key for task in tasks],
+        attempts=job.attempts(),
+        term=term,
+        job=job.id,
+    ).items()
+    restarted: dict[int, dict[TaskKey, PlacedAttempt]] = {}
+    for task in tasks:
+        placed = PlacedAttempt(
+            operator=task.operator, index=task.index, attempt=task.attempt, worker=task.worker
+        )
+        for worker in job.workers_beside(task):
+            restarted.setdefault(worker, {})[task.key] = placed
+    for worker, attempts in sorted(restarted.items()):
+        workers = [addresses[number] for number in sorted({each.worker for each in attempts.values()})]
+        message = TasksRestarted(term=term, job=job.id, tasks=list(attempts.values()), workers=workers)
+        messages.append((worker, message))
+    return messages

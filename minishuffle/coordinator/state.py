@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -23,13 +24,16 @@ from minishuffle.coordinator.instructions import (
     Stopped,
     refusal,
 )
-from minishuffle.coordinator.jobs import Job, JobTable
+from minishuffle.coordinator.jobs import Job
+from minishuffle.coordinator.jobtable import JobTable
 from minishuffle.coordinator.polls import LongPolls
 from minishuffle.coordinator.results import ResultRequest, Results
 from minishuffle.coordinator.scheduling import (
     admit,
     checked_graph,
     deployments,
+    move_lost_slots,
+    redeployments,
     segments_required,
     slots_used,
 )
@@ -147,15 +151,23 @@ class CoordinatorState:
 
     Args:
         jobs_submitted: as the journal remembers it; job numbers go on from there.
+        random: a number from 0 to 1, for the jitter of restarts.
     """
 
-    def __init__(self, settings: ClusterSettings, facts: CoordinatorFacts, jobs_submitted: int = 0) -> None:
+    def __init__(
+        self,
+        settings: ClusterSettings,
+        facts: CoordinatorFacts,
+        jobs_submitted: int,
+        random: Callable[[], float],
+    ) -> None:
         self.web_port = 0
         """Set by the shell once known."""
         self.ignored = 0
         """Messages of an earlier term, of an older epoch or attempt, or from nobody that is registered."""
         self._settings = settings
         self._facts = facts
+        self._random = random
         self._submitted = jobs_submitted
         self._submissions: deque[_Submission] = deque()
         """In the order of their Journal instructions."""
@@ -228,7 +240,7 @@ class CoordinatorState:
     ) -> list[Instruction]:
         """The shell could not send that DeployTasks (it is too long)."""
         job = self._jobs[message.job]
-        job.undeployed(worker, error, self._wall(now))
+        job.undeployed(worker, message, error, self._wall(now))
         self._touch(job)
         return self._settle(now)
 
@@ -242,8 +254,12 @@ class CoordinatorState:
             seconds = self._settings.heartbeat_timeout
             self._cut_off(worker, f"it was silent for {seconds:g} s", now)
         self._workers.forget(now)
-        for job in self._polls.due(now):
-            self._touch(self._jobs[job])
+        for name in self._polls.due(now):
+            self._touch(self._jobs[name])
+        for job in self._jobs.active():
+            if (time := job.next_time()) is not None and time <= self._wall(now):
+                job.give_up_waiting(self._wall(now))
+                self._touch(job)
         return self._settle(now)
 
     def next_deadline(self) -> float | None:
@@ -252,6 +268,7 @@ class CoordinatorState:
             self._workers.next_deadline(),
             self._polls.next_deadline(),
             self._orderly_stop.next_deadline(),
+            *(self._clock(time) for job in self._jobs.active() if (time := job.next_time()) is not None),
         ]
         return min((time for time in times if time is not None), default=None)
 
@@ -274,6 +291,7 @@ class CoordinatorState:
             heartbeat_interval=self._settings.heartbeat_interval,
         )
         self._out.append(SendToWorker(worker.worker, link, registered))
+        self._touch_waiting()
 
     def _from_worker(self, worker: Worker, message: ControlMessage, now: float) -> None:
         at = self._wall(now)
@@ -462,6 +480,7 @@ class CoordinatorState:
             placement,
             segments,
             at=self._wall(now),
+            random=self._random,
             submission=submission.submission,
         )
         self._jobs[job.id] = job
@@ -485,22 +504,52 @@ class CoordinatorState:
     def _wall(self, now: float) -> float:
         return now + self._facts.wall_offset
 
+    def _clock(self, at: float) -> float:
+        """When the wall clock will have come to ``at``; a microsecond more, since its floats are coarser."""
+        return at - self._facts.wall_offset + 1e-6
+
     def _touch(self, job: Job) -> None:
         self._touched[job.id] = job
 
+    def _touch_waiting(self) -> None:
+        """Slots have come free: some job may wait for them."""
+        for job in self._jobs.active():
+            if job.waits_for_slot:
+                self._touch(job)
+
     def _settle(self, now: float) -> list[Instruction]:
         """Do what follows from what just happened, and give all instructions out."""
-        touched, self._touched = self._touched, {}
-        for job in touched.values():
+        while self._touched:
+            job = self._touched.pop(next(iter(self._touched)))
             if job.stopping and not job.stop_sent:
                 job.stop_sent = True
                 self._tell(job.open_workers(), CancelTasks(term=self._facts.term, job=job.id))
             if job.terminal:
                 self._release(job)
+            else:
+                self._restart(job, self._wall(now))
             self._out += self._polls.changed(job, now)
         self._advance_stop(now)
         out, self._out = self._out, []
         return out
+
+    def _restart(self, job: Job, at: float) -> None:
+        """Deploy the next attempts of tasks whose time has come, as far as there are slots for them."""
+        due = job.due(at)
+        if not due:
+            return
+        workers = self._workers.alive()
+        lost = sorted({task.index for task in due if job.is_lost(task.index)})
+        move_lost_slots(job, lost, workers, self._jobs.active())
+        for task in due:
+            if job.is_lost(task.index):
+                job.wait_for_slot(task, at + self._settings.slot_timeout, at)
+        ready = [task for task in due if not job.is_lost(task.index)]
+        if ready:
+            addresses = {worker.worker: worker.address for worker in workers}
+            messages = redeployments(job, ready, addresses, term=self._facts.term, at=at)
+            for number, message in messages:
+                self._send_to(number, message)
 
     def _tell(self, workers: list[int], message: ControlMessage) -> None:
         for number in workers:
@@ -509,7 +558,7 @@ class CoordinatorState:
     def _release(self, job: Job) -> None:
         if job.released:
             return
-        job.released = True
+        job.release()
         self._out += self._streams.remove(job)
         self._results.job_ended(job)
         self._tell(sorted(job.slots_held()), ReleaseJob(term=self._facts.term, job=job.id))
@@ -518,6 +567,7 @@ class CoordinatorState:
             if worker is not None:
                 worker.slots_written_off += slots
         self._jobs.forget()
+        self._touch_waiting()
 
     def _begin_stop(self, now: float) -> None:
         if self._orderly_stop.begin(now):

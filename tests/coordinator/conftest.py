@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 import pytest
@@ -79,7 +80,7 @@ class FakeCluster:
     def __init__(self, settings: ClusterSettings, jobs_submitted: int = 0) -> None:
         facts = CoordinatorFacts("test", "0", "3.11", 99, TERM, WALL)
         self.settings = settings
-        self.state = CoordinatorState(settings, facts, jobs_submitted)
+        self.state = CoordinatorState(settings, facts, jobs_submitted, Random(0).random)
         self.now = 100.0
         self.workers: dict[int, FakeWorker] = {}
         """By link; one that is taken out hears and says nothing any more."""
@@ -228,14 +229,14 @@ class FakeCluster:
 
 
 def two_stage_graph(sources: int = 2, sinks: int = 2, partitioner: Any = "hash", **settings: Any) -> JobGraph:
-    """Source operator 0, sink operator 1."""
+    """Source operator 0, sink operator 1; a failure fails the job unless a restart strategy is given."""
     vertices = [
         Vertex(
             name=name, parallelism=count, operators=[name], is_source=name == "read", program=name.encode()
         )
         for name, count in (("read", sources), ("count", sinks))
     ]
-    values = JobSettings().model_dump() | settings
+    values = JobSettings(restart_strategy="none").model_dump() | settings
     edges = [Edge(source=0, target=1, partitioner=partitioner)]
     return JobGraph(vertices=vertices, edges=edges, settings=JobSettings.model_validate(values))
 

@@ -1,78 +1,278 @@
-"""The table of jobs: which ended ones it keeps, and how much of them."""
+"""Tasks that restart: who is deployed again, where, when, and who hears of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from minishuffle import limits
-from minishuffle.coordinator.jobs import JOBS_KEPT
+from minishuffle.coordinator.jobs import JOB_MOVES, JOB_OVER, TASK_MOVES
 from minishuffle.dataflow.graph import JobGraph
-from minishuffle.errors import ResourceExhausted
+from minishuffle.errors import ResourceExhausted, TaskFailed, UsageError
 from minishuffle.wire.messages import (
-    GetRows,
-    ListJobs,
+    CancelJob,
+    CancelTasks,
+    DeployTasks,
+    ErrorInfo,
+    GetEvents,
+    JobEvent,
+    JobInfo,
+    PlacedAttempt,
+    ReleaseJob,
+    SubmitJob,
+    TaskAttempt,
+    TasksRestarted,
 )
 
 if TYPE_CHECKING:
     from conftest import FakeCluster
 
 MakeGraph = Callable[..., JobGraph]
-READ0, COUNT0, COUNT1 = ("j1", 0, 0), ("j1", 1, 0), ("j1", 1, 1)
+READ0, READ1, COUNT0, COUNT1 = ("j1", 0, 0), ("j1", 0, 1), ("j1", 1, 0), ("j1", 1, 1)
+BOOM = ErrorInfo(code=TaskFailed.code, text="count[1]: ZeroDivisionError: division by zero", traceback="here")
 
 
-def finish_with_rows(cluster: FakeCluster, graph: JobGraph, *batches: bytes) -> str:
-    """Run a job whose count[0] collects these batches, to its end."""
-    job = cluster.submit(graph)
-    worker = next(worker for worker in cluster.workers.values() if (job, 1, 0) in worker.tasks)
-    for batch in batches:
-        cluster.collect(worker, (job, 1, 0), batch)
-    cluster.report_all(job, "finished")
-    return job
+@pytest.fixture
+def restarting(make_graph: MakeGraph) -> MakeGraph:
+    """Graphs whose tasks restart alone."""
+
+    def make(*counts: Any, **settings: Any) -> JobGraph:
+        return make_graph(*counts, **{"restart_strategy": "individual", **settings})
+
+    return make
 
 
-def test_rows_of_ended_jobs_are_bounded_in_sum_and_the_oldest_jobs_go_first(
-    cluster: FakeCluster, pair: Any, make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch
+def states(info: JobInfo) -> dict[str, str]:
+    return {f"{task.name}[{task.index}]#{task.attempt}": task.state for task in info.tasks}
+
+
+def events(cluster: FakeCluster, operator: int, index: int) -> list[JobEvent]:
+    found: list[JobEvent] = cluster.request(GetEvents(job="j1")).events
+    return [event for event in found if (event.operator, event.index) == (operator, index)]
+
+
+def since(worker: Any, count: int) -> list[Any]:
+    """What a worker was sent after its first so many messages."""
+    return [message for message in worker.inbox[count:] if message.type != "acknowledge"]
+
+
+# --- in its own slot -------------------------------------------------------------------------------
+
+
+def test_a_task_that_fails_is_deployed_again_at_once_and_alone(
+    cluster: FakeCluster, pair: Any, restarting: MakeGraph
 ) -> None:
-    monkeypatch.setattr(limits, "COLLECTED_ENDED_BYTES_MAX", 20)
-    for _ in range(2):
-        finish_with_rows(cluster, make_graph(), bytes(8), bytes(2))
-    running = cluster.submit(make_graph())
-    cluster.collect(pair[0], (running, 1, 0), bytes(15))
-    assert len(cluster.request(GetRows(job="j1")).batches) == 2, "rows of a running job do not count"
-    finish_with_rows(cluster, make_graph(), b"newest")
-    code, text = cluster.refusal(GetRows(job="j1"))
-    assert code == ResourceExhausted.code
-    assert text == (
-        "the rows of job j1 (count words) are gone: at most 20 bytes of rows of all jobs that have ended are "
-        "kept; run the job again and read its rows when it ends, or write them with to_parquet"
+    cluster.submit(restarting())
+    cluster.report_all("j1", "running")
+    before = [len(worker.inbox) for worker in pair]
+    cluster.report(pair[1], COUNT1, "failed", error=BOOM)
+    release, deploy, restarted = since(pair[1], before[1])
+    assert release == ReleaseJob(term=7, job="j1", attempts=[TaskAttempt(operator=1, index=1, attempt=1)])
+    assert isinstance(deploy, DeployTasks)
+    assert [(task.operator, task.index, task.attempt) for task in deploy.tasks] == [(1, 1, 2)]
+    assert (deploy.programs, deploy.attempts) == ({1: b"count"}, [])
+    assert list(deploy.channels(deploy.tasks[0].inputs[0])) == [(0, 1, 1), (1, 1, 2)]
+    assert restarted == TasksRestarted(
+        term=7,
+        job="j1",
+        tasks=[PlacedAttempt(operator=1, index=1, attempt=2, worker=2)],
+        workers=[address for address in deploy.workers if address.worker == 2],
     )
-    assert cluster.refusal(GetRows(job="j1", after=1)) == (code, text), "not the end of a shorter result"
-    assert cluster.show("j1").collected_batches == 2, "the job itself stays listed as it ended"
-    assert len(cluster.request(GetRows(job="j2")).batches) == 2
-    assert cluster.request(GetRows(job="j4")).batches == [b"newest"]
+    assert since(pair[0], before[0]) == [restarted]
+    info = cluster.show("j1")
+    assert (info.state, info.causes) == ("running", [])
+    assert states(info)["count[1]#2"] == "created"
+    cluster.report(pair[1], COUNT1, "running", attempt=2)
+    assert states(cluster.show("j1"))["count[1]#2"] == "running"
 
 
-def test_rows_that_a_client_has_fetched_are_dropped_before_any_others(
-    cluster: FakeCluster, pair: Any, make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch
+def test_each_recovery_is_a_timeline_of_events(
+    cluster: FakeCluster, pair: Any, restarting: MakeGraph
 ) -> None:
-    monkeypatch.setattr(limits, "COLLECTED_ENDED_BYTES_MAX", 20)
-    finish_with_rows(cluster, make_graph(), bytes(9))
-    finish_with_rows(cluster, make_graph(), bytes(5), bytes(5))
-    reply = cluster.request(GetRows(job="j2", after=1))
-    assert len(reply.batches) == 1, "with this request the client says that it has the first batch"
-    finish_with_rows(cluster, make_graph(), bytes(6))
-    assert len(cluster.request(GetRows(job="j1")).batches) == 1, "older, but not fetched"
-    assert cluster.request(GetRows(job="j2", after=1)) == reply, "the rest can still be read"
-    assert "the rows of job j2 (count words) are gone" in cluster.refusal(GetRows(job="j2"))[1]
+    cluster.submit(restarting())
+    cluster.report_all("j1", "running")
+    cluster.report(pair[1], COUNT1, "failed", error=BOOM)
+    cluster.report(pair[1], COUNT1, "running", attempt=2)
+    timeline = [(event.kind, event.attempt, event.worker, event.text) for event in events(cluster, 1, 1)]
+    assert timeline[1:] == [
+        ("task failed", 1, 2, BOOM.text),
+        ("task restarting", 1, 2, f"attempt 2 follows at once (failure 1 of 10): {BOOM.text}"),
+        ("task rescheduled", 2, 2, "count[1] to worker 2, in its slot"),
+        ("task deployed", 2, 2, "count[1]"),
+        ("task running", 2, 2, "count[1]"),
+    ]
 
 
-def test_the_last_hundred_jobs_that_are_over_are_kept(cluster: FakeCluster, make_graph: MakeGraph) -> None:
-    cluster.add()
-    running = cluster.submit(make_graph(1, 1))
-    for _ in range(JOBS_KEPT + 3):
-        cluster.report_all(cluster.submit(make_graph(1, 1)), "finished")
-    jobs = [job.job for job in cluster.request(ListJobs()).jobs]
-    assert (len(jobs), jobs[0], jobs[1]) == (JOBS_KEPT + 1, running, "j5")
+def test_the_second_restart_comes_after_a_delay(
+    cluster: FakeCluster, pair: Any, restarting: MakeGraph
+) -> None:
+    cluster.submit(restarting())
+    cluster.report(pair[1], COUNT1, "failed", error=BOOM)
+    cluster.report(pair[1], COUNT1, "failed", error=BOOM, attempt=2)
+    assert states(cluster.show("j1"))["count[1]#2"] == "restarting"
+    assert "attempt 3 follows in 0.1 s (failure 2 of 10)" in events(cluster, 1, 1)[-1].text
+    cluster.advance(0.08)
+    assert len(pair[1].got(DeployTasks)) == 2
+    cluster.advance(0.04)
+    assert len(pair[1].got(DeployTasks)) == 3
+    assert states(cluster.show("j1"))["count[1]#3"] == "created"
+
+
+def test_a_task_that_always_fails_ends_the_job_after_the_limit_with_its_first_cause_first(
+    cluster: FakeCluster, pair: Any, restarting: MakeGraph
+) -> None:
+    cluster.submit(restarting(restart_failures_max=4))
+    cluster.report_all("j1", "running")
+    for attempt in (1, 2, 3, 4):
+        error = BOOM.model_copy(update={"text": f"failure {attempt}"})
+        cluster.report(pair[1], COUNT1, "failed", error=error, attempt=attempt)
+        cluster.advance(1.0)
+    info = cluster.show("j1")
+    assert info.state == "failing"
+    assert [(cause.code, cause.text) for cause in info.causes] == [
+        (TaskFailed.code, "failure 1"),
+        (
+            ResourceExhausted.code,
+            "count[1] failed 4 times within 300 s (restart_failures_max): remove the cause, or allow more "
+            "with --set restart_failures_max=N",
+        ),
+    ]
+    assert info.causes[0].traceback == "here"
+    assert [len(worker.got(CancelTasks)) for worker in pair] == [1, 1]
+    assert len(pair[1].got(DeployTasks)) == 4
+
+
+def test_tasks_that_fail_together_share_their_messages(
+    cluster: FakeCluster, pair: Any, restarting: MakeGraph
+) -> None:
+    cluster.submit(restarting(2, 2))
+    for key in (COUNT0, COUNT1):
+        # The second failure of each waits for about as long.
+        worker = pair[key[2]]
+        cluster.report(worker, key, "failed", error=BOOM)
+    before = [len(worker.inbox) for worker in pair]
+    for key in (COUNT0, COUNT1):
+        cluster.report(pair[key[2]], key, "failed", error=BOOM, attempt=2)
+    # Late: both are due when the timer fires.
+    cluster.now += 0.5
+    cluster.do(cluster.state.handle_timer(cluster.now))
+    for worker, count in zip(pair, before, strict=True):
+        sent = since(worker, count)
+        assert [type(message) for message in sent] == [ReleaseJob, DeployTasks, TasksRestarted]
+        assert [(task.index, task.attempt) for task in sent[2].tasks] == [(0, 3), (1, 3)]
+
+
+def test_only_workers_that_exchange_rows_with_the_task_hear_of_it(
+    cluster: FakeCluster, restarting: MakeGraph
+) -> None:
+    workers = [cluster.add(slots=1) for _ in range(3)]
+    cluster.submit(restarting(3, 3, "forward"))
+    cluster.report(workers[1], COUNT1, "failed", error=BOOM)
+    assert [len(worker.got(TasksRestarted)) for worker in workers] == [0, 1, 0]
+
+
+@pytest.mark.parametrize("state", ["failed", "abandoned", "canceled"])
+def test_whatever_ends_an_attempt_early_is_followed_by_the_next(
+    cluster: FakeCluster, pair: Any, restarting: MakeGraph, state: str
+) -> None:
+    cluster.submit(restarting())
+    cluster.report(pair[1], COUNT1, state)
+    cluster.advance(0.2)
+    assert states(cluster.show("j1"))["count[1]#2"] == "created"
+    cluster.report(pair[1], COUNT1, "finished", attempt=2)
+    for worker, key in ((pair[0], COUNT0), (pair[0], READ0), (pair[1], READ1)):
+        cluster.report(worker, key, "finished")
+    assert cluster.show("j1").state.startswith("finished")
+
+
+def test_reports_of_an_attempt_that_was_replaced_change_nothing(
+    cluster: FakeCluster, pair: Any, restarting: MakeGraph
+) -> None:
+    cluster.submit(restarting())
+    cluster.report(pair[1], COUNT1, "failed", error=BOOM)
+    before = cluster.show("j1")
+    for state in ("running", "finished", "failed", "canceled", "abandoned"):
+        cluster.report(pair[1], COUNT1, state, attempt=1)
+        cluster.report(pair[0], COUNT1, state, attempt=2)
+        cluster.report(pair[1], COUNT1, state, attempt=3)
+    assert cluster.show("j1") == before
+
+
+@pytest.mark.parametrize("strategy", ["region", "full"])
+def test_strategies_that_are_not_there_yet_are_refused(
+    cluster: FakeCluster, pair: Any, restarting: MakeGraph, strategy: str
+) -> None:
+    graph = restarting(restart_strategy=strategy)
+    code, text = cluster.refusal(SubmitJob(name="x", python="3.11", graph=graph.to_bytes()))
+    assert code == UsageError.code
+    assert text == (
+        f"restart_strategy '{strategy}' is not there yet: use 'individual' (what fails restarts alone) or "
+        "'none' (the job fails)"
+    )
+
+
+def test_a_cancelled_job_restarts_nothing(cluster: FakeCluster, pair: Any, restarting: MakeGraph) -> None:
+    cluster.submit(restarting())
+    cluster.report(pair[1], COUNT1, "failed", error=BOOM)
+    cluster.report(pair[1], COUNT1, "failed", error=BOOM, attempt=2)
+    cluster.request(CancelJob(job="j1"))
+    assert states(cluster.show("j1"))["count[1]#2"] == "canceled"
+    cluster.advance(1.0)
+    for worker, key in ((pair[0], COUNT0), (pair[0], READ0), (pair[1], READ1)):
+        cluster.report(worker, key, "canceled")
+    assert cluster.show("j1").state == "canceled"
+    assert len(pair[1].got(DeployTasks)) == 2
+
+
+def test_a_job_whose_last_open_tasks_wait_for_their_restart_ends_when_it_is_cancelled(
+    cluster: FakeCluster, pair: Any, restarting: MakeGraph
+) -> None:
+    cluster.submit(restarting(1, 1))
+    cluster.report(pair[0], READ0, "finished")
+    cluster.report(pair[0], COUNT0, "failed", error=BOOM)
+    cluster.report(pair[0], COUNT0, "failed", error=BOOM, attempt=2)
+    cluster.request(CancelJob(job="j1"))
+    assert cluster.show("j1").state == "canceled"
+    assert [message.attempts for message in pair[0].got(ReleaseJob)][-1] == []
+
+
+def test_a_restart_that_cannot_be_sent_fails_the_job(
+    cluster: FakeCluster, pair: Any, restarting: MakeGraph
+) -> None:
+    cluster.submit(restarting())
+    cluster.report_all("j1", "running")
+    cluster.report(pair[1], COUNT1, "failed", error=BOOM)
+    deploy = pair[1].got(DeployTasks)[-1]
+    cluster.do(cluster.state.undeployable(2, deploy, ResourceExhausted("too large"), cluster.now))
+    info = cluster.show("j1")
+    assert info.state == "failing"
+    assert states(info) == {
+        "read[0]#1": "running",
+        "read[1]#1": "running",
+        "count[0]#1": "running",
+        "count[1]#2": "failed",
+    }
+
+
+# --- the tables ------------------------------------------------------------------------------------
+
+
+def test_the_tables_of_moves_are_closed() -> None:
+    """What a move leads to is a state with moves of its own, or an end."""
+    assert set().union(*TASK_MOVES.values()) == set(TASK_MOVES)
+    assert set().union(*JOB_MOVES.values()) == (set(JOB_MOVES) | JOB_OVER) - {"created"}
+
+
+def test_every_event_of_a_task_is_a_move_of_the_table(
+    cluster: FakeCluster, pair: Any, restarting: MakeGraph
+) -> None:
+    cluster.submit(restarting())
+    cluster.report(pair[1], COUNT1, "running")
+    cluster.report(pair[1], COUNT1, "failed", error=BOOM)
+    cluster.lose(pair[1])
+    seen = [event.kind.removeprefix("task ") for event in events(cluster, 1, 1)]
+    moves = ["created", *(state.replace("deployed", "created") for state in seen if state != "rescheduled")]
+    assert len(moves) > 6
+    assert all(after in TASK_MOVES[before] for before, after in pairwise(moves))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle import limits
-from minishuffle.coordinator.jobs import JOBS_KEPT
+from minishuffle.coordinator.jobtable import JOBS_KEPT
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import Edge, JobGraph, Vertex
 from minishuffle.errors import InvalidGraph, PeerLost, ResourceExhausted, UnknownName, UsageError

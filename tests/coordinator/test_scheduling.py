@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minishuffle.coordinator.scheduling import buffers_needed, check_buffers, place
+from minishuffle.coordinator.scheduling import buffers_needed, check_buffers, place, worker_need
 from minishuffle.dataflow.graph import Edge, JobGraph, Vertex
 from minishuffle.errors import ResourceExhausted
 
@@ -55,12 +55,30 @@ def test_too_few_slots_show_the_arithmetic() -> None:
     )
 
 
-def test_only_remote_channels_need_exclusive_buffers(make_graph: Callable[..., JobGraph]) -> None:
+def test_every_channel_needs_exclusive_buffers_wherever_its_producer_is(
+    make_graph: Callable[..., JobGraph],
+) -> None:
     needs = buffers_needed(make_graph(4, 2), (1, 2, 2, 2))
-    # Worker 1: gate of count[0] with 3 remote channels, output of read[0] to 2 consumers.
-    assert needs[1].segments == (3 * 2 + 1) + (2 + 1)
-    # Worker 2: gate of count[1] with 1 remote channel, outputs of read[1], read[2], read[3].
-    assert needs[2].segments == (1 * 2 + 1) + 3 * (2 + 1)
+    # Worker 1: gate of count[0] with 4 channels, output of read[0] to 2 consumers.
+    assert needs[1].segments == (4 * 2 + 1) + (2 + 1)
+    # Worker 2: gate of count[1] with 4 channels, outputs of read[1], read[2], read[3].
+    assert needs[2].segments == (4 * 2 + 1) + 3 * (2 + 1)
+
+
+def test_a_job_that_restarts_needs_room_for_one_more_task_the_largest(
+    make_graph: Callable[..., JobGraph],
+) -> None:
+    needs = buffers_needed(make_graph(4, 2, restart_strategy="individual"), (1, 2, 2, 2))
+    assert needs[1].segments == (4 * 2 + 1) + (2 + 1) + (4 * 2 + 1)
+    assert needs[2].segments == (4 * 2 + 1) + 3 * (2 + 1) + (4 * 2 + 1)
+    assert "a restart of count beside an attempt that does not stop = 9" in needs[1].arithmetic()
+
+
+def test_what_a_worker_needs_is_the_sum_over_its_slots(make_graph: Callable[..., JobGraph]) -> None:
+    graph = make_graph(4, 2)
+    parts = [worker_need(graph, [slot]).segments for slot in range(4)]
+    assert worker_need(graph, range(4)).segments == sum(parts)
+    assert buffers_needed(graph, (1, 2, 1, 2))[2].segments == parts[1] + parts[3]
 
 
 @pytest.mark.parametrize("partitioner", ["hash", "rescale", "broadcast"])
@@ -72,8 +90,7 @@ def test_needs_equal_the_sum_over_subtasks(
     placement = tuple(1 + index % 3 for index in range(graph.slots_needed))
     expected: Counter[int] = Counter()
     for index in range(sinks):
-        remote = [p for p in graph.producers_of(0, index) if placement[p] != placement[index]]
-        expected[placement[index]] += 3 * len(remote) + 1
+        expected[placement[index]] += 3 * len(graph.producers_of(0, index)) + 1
     for index in range(sources):
         expected[placement[index]] += len(graph.consumers_of(0, index)) + 1
     assert {worker: need.segments for worker, need in buffers_needed(graph, placement).items()} == expected
@@ -81,14 +98,14 @@ def test_needs_equal_the_sum_over_subtasks(
 
 def test_too_few_buffers_show_the_arithmetic(make_graph: Callable[..., JobGraph]) -> None:
     needs = buffers_needed(make_graph(4, 4), (1, 2, 1, 2))
-    # 2 gates with 2 remote channels each, and 2 outputs to 4 consumers each.
-    assert needs[1].segments == 2 * (2 * 2 + 1) + 2 * (4 + 1) == 20
-    check_buffers(needs, {1: 20, 2: 20}, {1: 64, 2: 64})
+    # 2 gates with 4 channels each, and 2 outputs to 4 consumers each.
+    assert needs[1].segments == 2 * (4 * 2 + 1) + 2 * (4 + 1) == 28
+    check_buffers(needs, {1: 28, 2: 28}, {1: 64, 2: 64})
     with pytest.raises(ResourceExhausted) as raised:
-        check_buffers(needs, {1: 20, 2: 19}, {1: 64, 2: 64})
+        check_buffers(needs, {1: 28, 2: 27}, {1: 64, 2: 64})
     assert str(raised.value) == (
-        "job needs 20 network buffers on worker 2, 19 are free of 64 "
-        "(2 x (input 0 of count: 2 channels x 2 exclusive + 1 floating = 5) = 10; "
+        "job needs 28 network buffers on worker 2, 27 are free of 64 "
+        "(2 x (input 0 of count: 4 channels x 2 exclusive + 1 floating = 9) = 18; "
         "2 x (output of read: 4 consumers + 1 = 5) = 10): raise network_memory_bytes of the workers "
         "(--network-memory-bytes) or lower --parallelism"
     )
@@ -102,5 +119,5 @@ def test_the_arithmetic_of_a_large_job_is_cut() -> None:
     ]
     edges = [Edge(source=i, target=i + 1, partitioner="hash") for i in range(count - 1)]
     needs = buffers_needed(JobGraph(vertices=vertices, edges=edges), (1,))
-    assert needs[1].segments == 11 * 1 + 11 * 2
-    assert needs[1].arithmetic().endswith("; and 14 more")
+    assert needs[1].segments == 11 * (2 + 1) + 11 * 2 + (2 + 1 + 2)
+    assert needs[1].arithmetic().endswith("; and 15 more")

@@ -26,7 +26,7 @@ def test_each_worker_gets_its_tasks_with_programs_and_addresses(make_graph: Call
     assert [(task.name, task.index) for task in second.tasks] == [("read", 1)]
     assert first.programs == {0: b"read", 1: b"count"}
     assert second.programs == {0: b"read"}
-    assert first.settings == make_graph().settings.model_dump()
+    assert first.settings == make_graph().settings.model_dump() | {"on_unavailable": "wait"}
 
 
 def test_each_worker_gets_the_addresses_at_the_other_ends_of_its_channels(
@@ -77,3 +77,47 @@ def test_inputs_and_outputs_agree_for_every_pattern(make_graph: Callable[..., Jo
         }
         assert fed == read
         assert {consumer for _, consumer in read} == set(range(sinks))
+
+
+def test_producers_learn_what_to_do_with_rows_for_a_consumer_that_restarts(
+    make_graph: Callable[..., JobGraph],
+) -> None:
+    def resolved(graph: JobGraph) -> set[object]:
+        return {message.settings["on_unavailable"] for message in deploy(graph, (1, 2)).values()}
+
+    graph = make_graph(2, 2)
+    endless = graph.vertices[0].model_copy(update={"bounded": False})
+    assert resolved(graph) == {"wait"}
+    assert resolved(make_graph(2, 2, on_unavailable="drop")) == {"drop"}
+    assert resolved(graph.model_copy(update={"vertices": [endless, graph.vertices[1]]})) == {"drop"}
+
+
+def test_one_task_is_deployed_with_the_attempts_of_those_that_it_reads(
+    make_graph: Callable[..., JobGraph],
+) -> None:
+    graph = make_graph(3, 2)
+    attempts = {(0, 1): 4, (1, 0): 2, (1, 1): 3}
+    (message,) = deployments(
+        graph, (1, 2, 1), ADDRESSES, term=3, job="j5", name="words", tasks=[(1, 1)], attempts=attempts
+    ).values()
+    assert [(task.operator, task.index, task.attempt) for task in message.tasks] == [(1, 1, 3)]
+    assert message.programs == {1: b"count"}
+    assert [(each.operator, each.index, each.attempt) for each in message.attempts] == [(0, 1, 4)]
+    assert list(message.channels(message.tasks[0].inputs[0])) == [(0, 1, 1), (1, 4, 2), (2, 1, 1)]
+
+
+def test_a_producer_without_a_worker_is_asked_for_at_the_consumers_own(
+    make_graph: Callable[..., JobGraph],
+) -> None:
+    (message,) = deployments(
+        make_graph(2, 2),
+        (1, 0),
+        ADDRESSES[:1],
+        term=3,
+        job="j5",
+        name="words",
+        tasks=[(1, 0)],
+        attempts={(0, 1): 2},
+    ).values()
+    assert list(message.channels(message.tasks[0].inputs[0])) == [(0, 1, 1), (1, 2, 1)]
+    assert message.workers == ADDRESSES[:1]

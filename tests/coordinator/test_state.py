@@ -314,13 +314,13 @@ def test_a_job_that_needs_more_slots_is_refused_until_they_are_free(
 def test_a_job_that_needs_more_buffers_is_refused_until_they_are_free(
     cluster: FakeCluster, make_graph: MakeGraph
 ) -> None:
-    # One worker: a gate of local channels needs 1, an output to one consumer 2.
-    worker = cluster.add(slots=8, segments=5)
+    # One worker: a gate with one channel needs 2 + 1, an output to one consumer 2.
+    worker = cluster.add(slots=8, segments=9)
     cluster.submit(make_graph(1, 1))
     code, text = cluster.refusal(submit(make_graph(1, 1).to_bytes()))
     assert code == ResourceExhausted.code
-    assert "job needs 3 network buffers on worker 1, 2 are free of 5" in text
-    assert "0 channels x 2 exclusive + 1 floating = 1" in text
+    assert "job needs 5 network buffers on worker 1, 4 are free of 9" in text
+    assert "1 channels x 2 exclusive + 1 floating = 3" in text
     assert len(worker.got(DeployTasks)) == 1
     cluster.report_all("j1", "finished")
     assert cluster.submit(make_graph(1, 1)) == "j2"

@@ -400,6 +400,7 @@ def test_a_client_that_is_gone_is_not_answered(cluster: FakeCluster, pair: Any) 
 
 def test_a_stream_requires_buffers(make_graph: Any) -> None:
     needs = buffers_needed(graph("orders"), (1, 2))
-    # Each: exclusive 2 + floating 1 for the stream, gate of the forward edge 1, its output 1 + 1.
-    assert {worker: need.segments for worker, need in needs.items()} == {1: 6, 2: 6}
+    # Each: exclusive 2 + floating 1 for the stream, 2 + 1 for the gate of the forward edge, 1 + 1 for its
+    # output; and 3 + 2 for another attempt of the task that reads the stream.
+    assert {worker: need.segments for worker, need in needs.items()} == {1: 13, 2: 13}
     assert "stream orders: 2 exclusive + 1 floating = 3" in needs[1].arithmetic()

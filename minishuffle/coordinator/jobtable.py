@@ -1,0 +1,59 @@
+"""Every job that the coordinator knows, by id: those that run, and the last ones that have ended."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from minishuffle import limits
+from minishuffle.coordinator.history import History
+from minishuffle.coordinator.jobs import Job
+from minishuffle.errors import UnknownName
+
+__all__ = ["JOBS_KEPT", "JobTable"]
+
+JOBS_KEPT: Final = 100
+"""Ended jobs that are still listed."""
+JOBS_NAMED: Final = 5
+"""Known jobs that an error about an unknown one lists."""
+
+
+class JobTable(dict[str, Job]):
+    """In the order of submission.
+
+    Invariants, once :meth:`forget` was called: at most JOBS_KEPT have ended, and these keep
+    COLLECTED_ENDED_BYTES_MAX of collected rows at most.
+    """
+
+    def named(self, name: str) -> Job:
+        """Raises UnknownName: there is no job of that id."""
+        if name in self:
+            return self[name]
+        known = list(self)[-JOBS_NAMED:]
+        there = f"the latest are {', '.join(known)}" if known else "none was submitted yet"
+        shown = name[: limits.NAME_BYTES_MAX]
+        raise UnknownName(f"there is no job {shown!r}; {there} ('minishuffle jobs list' shows all)")
+
+    def submitted(self, submission: str) -> Job | None:
+        """The job of a submission with that id."""
+        return next((job for job in self.values() if submission and job.submission == submission), None)
+
+    def active(self) -> list[Job]:
+        return [job for job in self.values() if not job.terminal]
+
+    def forget(self) -> None:
+        """Drop the oldest jobs that have ended, and rows of the others: first what clients have fetched."""
+        ended = [job for job in self.values() if job.terminal]
+        for old in ended[: max(0, len(ended) - JOBS_KEPT)]:
+            del self[old.id]
+        ended = sorted((job for job in self.values() if job.terminal), key=lambda job: job.ended_at)
+        excess = sum(job.history.collected_bytes for job in ended) - limits.COLLECTED_ENDED_BYTES_MAX
+        for drop in (History.drop_fetched_rows, History.drop_rows):
+            for job in ended:
+                if excess > 0:
+                    excess -= drop(job.history)
+
+    def validate(self) -> None:
+        """Check the invariants; for tests, after each step."""
+        ended = [job for job in self.values() if job.terminal]
+        assert len(ended) <= JOBS_KEPT
+        assert sum(job.history.collected_bytes for job in ended) <= limits.COLLECTED_ENDED_BYTES_MAX
