@@ -291,20 +291,19 @@ def deployments(
             settings=graph.settings.model_dump() | {"on_unavailable": graph.on_unavailable},
             programs={spec.operator: graph.vertices[spec.operator].program for spec in here},
             tasks=here,
-            workers=_at_ends(here, placement, addresses),
-            placement=_tables(graph, here, placement, worker),
+            workers=_at_ends(here, at, addresses),
+            placement=_tables(graph, here, at),
             attempts=_read_attempts(here, attempts),
         )
         for worker, here in sorted(specs.items())
+        for at in [tuple(each or worker for each in placement)]
     }
 
 
-def _tables(
-    graph: JobGraph, specs: Sequence[TaskSpec], placement: Placement, worker: int
-) -> dict[int, bytes]:
-    """The packed placement of each operator that feeds one of these tasks, which are on ``worker``."""
+def _tables(graph: JobGraph, specs: Sequence[TaskSpec], placement: Placement) -> dict[int, bytes]:
+    """The packed placement of each operator that feeds one of these tasks."""
     return {
-        operator: pack_placement([at or worker for at in placement[: graph.vertices[operator].parallelism]])
+        operator: pack_placement(placement[: graph.vertices[operator].parallelism])
         for operator in {gate.operator for spec in specs for gate in spec.inputs}
     }
 

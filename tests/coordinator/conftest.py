@@ -67,8 +67,13 @@ class FakeWorker:
                     self.tasks[message.job, task.operator, task.index] = task
             case CancelTasks(job=job):
                 self.canceled.add(job)
-            case ReleaseJob(job=job):
-                self.tasks = {key: task for key, task in self.tasks.items() if key[0] != job}
+            case ReleaseJob(job=job, attempts=attempts):
+                named = {(job, each.operator, each.index, each.attempt) for each in attempts}
+                self.tasks = {
+                    key: task
+                    for key, task in self.tasks.items()
+                    if key[0] != job or (named and (*key, task.attempt) not in named)
+                }
 
     def got(self, kind: type[ControlMessage]) -> list[Any]:
         return [message for message in self.inbox if isinstance(message, kind)]
@@ -84,6 +89,8 @@ class FakeCluster:
         self.now = 100.0
         self.workers: dict[int, FakeWorker] = {}
         """By link; one that is taken out hears and says nothing any more."""
+        self.sent: list[tuple[int, ControlMessage]] = []
+        """Everything that was sent to a worker, by link, whether somebody reads it or not."""
         self.replies: dict[tuple[int, int], ControlMessage] = {}
         self.closed: dict[int, str] = {}
         self.journal: list[int] = []
@@ -98,6 +105,7 @@ class FakeCluster:
         for instruction in instructions:
             match instruction:
                 case SendToWorker(_, link, message):
+                    self.sent.append((link, message))
                     if link in self.workers:
                         self.workers[link].receive(message)
                         if isinstance(message, BeginWrite) and self.writes_begin:

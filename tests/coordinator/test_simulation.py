@@ -15,6 +15,7 @@ from minishuffle.wire.messages import (
     Accepted,
     CancelJob,
     CancelTasks,
+    ErrorInfo,
     GetStatus,
     JobInfo,
     ListJobs,
@@ -43,6 +44,8 @@ class Simulation:
         self.everyone: list[FakeWorker] = []
         self.over: dict[str, str] = {}
         """State in which a job was first seen to be over."""
+        self.restarted: set[str] = set()
+        """Jobs with a task beyond its first attempt when they were."""
 
     def living(self) -> list[FakeWorker]:
         return [worker for worker in self.cluster.workers.values() if worker.worker]
@@ -90,7 +93,9 @@ class Simulation:
     def submit(self) -> None:
         sources, sinks = self.random.randint(1, 5), self.random.randint(1, 5)
         partitioner = self.random.choice(["hash", "rescale", "broadcast"])
-        graph = self.make_graph(sources, sinks, partitioner)
+        strategy = self.random.choice(["individual", "none"])
+        settings = {"restart_strategy": strategy, "restart_failures_max": self.random.choice([2, 10])}
+        graph = self.make_graph(sources, sinks, partitioner, **settings)
         reply = self.cluster.request(SubmitJob(name="s", python="3.11", graph=graph.to_bytes()))
         if isinstance(reply, Accepted):
             self.submitted.append(reply.job)
@@ -112,16 +117,19 @@ class Simulation:
         canceled = key[0] in worker.canceled
         event = self.random.choices(
             ["running", "finished", "canceled", "abandoned", "raise", "peer", "rows", "log"],
-            [30, 40, 30 if canceled else 1, 5 if canceled else 0, 2, 2, 5, 5],
+            [30, 40, 30 if canceled else 1, 5 if canceled else 0, 6, 2, 5, 5],
         )[0]
+        attempt = worker.tasks[key].attempt
         if event == "rows":
-            self.cluster.collect(worker, key, b"rows")
+            self.cluster.collect(worker, key, b"rows", attempt=attempt)
         elif event == "log":
             self.cluster.log(worker, key[0], "line")
         elif event in ("raise", "peer"):
-            self.cluster.fail(worker, key, TaskFailed.code if event == "raise" else PeerLost.code, event)
+            code = TaskFailed.code if event == "raise" else PeerLost.code
+            error = ErrorInfo(code=code, text=event)
+            self.cluster.report(worker, key, "failed", error=error, attempt=attempt)
         else:
-            self.cluster.report(worker, key, event)
+            self.cluster.report(worker, key, event, attempt=attempt)
 
     def stale(self) -> None:
         """A process that is not known any more still talks over its old link."""
@@ -142,14 +150,16 @@ class Simulation:
         for job in self.jobs():
             if job.state in JOB_OVER:
                 assert self.over.setdefault(job.job, job.state) == job.state, "an end is final"
+                if any(task.attempt > 1 for task in job.tasks):
+                    self.restarted.add(job.job)
 
     def heal(self) -> None:
         """No more faults: whoever lives answers, and time passes."""
-        for _ in range(30):
+        for _ in range(80):
             for worker in self.living():
-                for key in sorted(worker.tasks):
+                for key, task in list(worker.tasks.items()):
                     state = "canceled" if key[0] in worker.canceled else "finished"
-                    self.cluster.report(worker, key, state)
+                    self.cluster.report(worker, key, state, attempt=task.attempt)
             self.cluster.advance(1.0)
             self.check_ends()
 
@@ -158,7 +168,7 @@ class Simulation:
 def test_every_job_ends_once_its_faults_are_over(
     seed: int, make_cluster: Callable[..., FakeCluster], make_graph: Callable[..., JobGraph]
 ) -> None:
-    cluster = make_cluster(heartbeat_interval=0.5, heartbeat_timeout=3.0)
+    cluster = make_cluster(heartbeat_interval=0.5, heartbeat_timeout=3.0, slot_timeout=3.0)
     run = Simulation(seed, cluster, make_graph)
     for _ in range(STEPS):
         run.step()
@@ -168,7 +178,7 @@ def test_every_job_ends_once_its_faults_are_over(
     assert all(cluster.reply(wait) is not None for wait in run.waits), f"seed {seed}"
     for worker in run.living():
         assert worker.tasks == {}, f"seed {seed}: worker {worker.worker} was not told to release a job"
-        released = [message.job for message in worker.got(ReleaseJob)]
+        released = [message.job for message in worker.got(ReleaseJob) if not message.attempts]
         canceled = [message.job for message in worker.got(CancelTasks)]
         assert len(set(released)) == len(released) and len(set(canceled)) == len(canceled), f"seed {seed}"
     status: Any = cluster.request(GetStatus())
@@ -181,9 +191,13 @@ def test_the_seeds_reach_every_end(
 ) -> None:
     """Were one never reached, the runs above would prove less than they seem to."""
     ends: set[str] = set()
+    after_restarts: set[str] = set()
     for seed in range(3):
-        run = Simulation(seed, make_cluster(heartbeat_interval=0.5, heartbeat_timeout=3.0), make_graph)
+        run = Simulation(
+            seed, make_cluster(heartbeat_interval=0.5, heartbeat_timeout=3.0, slot_timeout=3.0), make_graph
+        )
         for _ in range(STEPS):
             run.step()
         ends |= set(run.over.values())
-    assert ends == {"finished", "failed", "canceled"}
+        after_restarts |= {run.over[job] for job in run.restarted}
+    assert ends == after_restarts == {"finished", "failed", "canceled"}

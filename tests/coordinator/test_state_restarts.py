@@ -1,0 +1,266 @@
+"""Restarts under faults in any order: what workers say, when they die, how time passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from minishuffle.coordinator.jobs import JOB_OVER
+from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
+from minishuffle.errors import ResourceExhausted, TaskFailed
+from minishuffle.wire.messages import (
+    Accepted,
+    CancelJob,
+    DeployTasks,
+    ErrorInfo,
+    GetStatus,
+    JobInfo,
+    ListJobs,
+    Shutdown,
+    SubmitJob,
+    TasksRestarted,
+)
+
+if TYPE_CHECKING:
+    from conftest import FakeCluster, FakeWorker
+
+WORKERS_MAX = 5
+JOBS_MAX = 3
+FAILURES_MAX = 4
+STEPS = 50
+EARLY_ENDS = ["failed", "canceled", "abandoned"]
+Subtask = tuple[str, int, int]
+
+
+def three_stages(counts: tuple[int, int, int], partitioners: tuple[Any, Any]) -> JobGraph:
+    vertices = [
+        Vertex(name=name, parallelism=count, operators=[name], is_source=name == "read", program=b"")
+        for name, count in zip(("read", "join", "write"), counts, strict=True)
+    ]
+    edges = [Edge(source=i, target=i + 1, partitioner=each) for i, each in enumerate(partitioners)]
+    settings = JobSettings(restart_failures_max=FAILURES_MAX)
+    return JobGraph(vertices=vertices, edges=edges, settings=settings)
+
+
+def pick(data: st.DataObject, items: Sequence[Any]) -> Any:
+    """One of them, drawn by its number: a worker would be printed with all that it ever received."""
+    return items[data.draw(st.integers(0, len(items) - 1))]
+
+
+class Restarts(RuleBasedStateMachine):
+    """What workers received is the model: which attempt runs where, and who was said to restart."""
+
+    def __init__(self, make_cluster: Callable[..., FakeCluster]) -> None:
+        super().__init__()
+        self.cluster = make_cluster(heartbeat_interval=0.5, heartbeat_timeout=3.0, slot_timeout=20.0)
+        self.graphs: dict[str, JobGraph] = {}
+        self.cancelled: set[str] = set()
+        self.unsendable: set[str] = set()
+        self.read = 0
+        """How many of the messages to workers were looked at."""
+        self.attempts: dict[Subtask, tuple[int, int]] = {}
+        """The newest attempt that was deployed, and the link of its worker."""
+        self.accepted: dict[tuple[Subtask, int], str] = {}
+        """The last state that a live attempt reported."""
+        self.ends: dict[str, str] = {}
+        self.everyone: dict[int, FakeWorker] = {}
+        """By link, the dead too."""
+
+    def living(self) -> list[FakeWorker]:
+        return [worker for worker in self.cluster.workers.values() if worker.worker]
+
+    def jobs(self) -> list[JobInfo]:
+        found: list[JobInfo] = self.cluster.request(ListJobs()).jobs
+        return found
+
+    def valid(self) -> set[int]:
+        """Links of the workers that the coordinator did not declare lost."""
+        epochs = {each.epoch for each in self.cluster.request(GetStatus()).workers if each.state == "alive"}
+        return {link for link, worker in self.everyone.items() if worker.epoch in epochs}
+
+    # --- events ----------------------------------------------------------------------------------
+
+    @precondition(lambda self: len(self.living()) < WORKERS_MAX)
+    @rule(slots=st.integers(1, 3), segments=st.sampled_from([60, 2000]), again=st.booleans())
+    def register(self, slots: int, segments: int, again: bool) -> None:
+        """``again``: a process with the id of one that was lost, and a later epoch."""
+        gone = {worker.worker for worker in self.everyone.values()} - {
+            worker.worker for worker in self.living()
+        }
+        requested = min(gone, default=0) if again else 0
+        worker = self.cluster.add(slots=slots, segments=segments, requested_worker=requested)
+        if worker.worker:
+            self.everyone[worker.link] = worker
+        else:
+            del self.cluster.workers[worker.link]
+
+    @precondition(lambda self: self.living())
+    @rule(data=st.data(), how=st.sampled_from(["killed", "killed", "silent", "stopped"]))
+    def lose(self, data: st.DataObject, how: str) -> None:
+        worker = pick(data, self.living())
+        if how == "stopped":
+            self.cluster.send(worker, Shutdown(term=7, reason=""))
+        del self.cluster.workers[worker.link]
+        if how == "killed":
+            self.cluster.lose(worker)
+
+    @precondition(lambda self: len(self.graphs) < JOBS_MAX)
+    @rule(
+        counts=st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4)),
+        partitioners=st.tuples(*[st.sampled_from(["hash", "rescale", "broadcast"])] * 2),
+    )
+    def submit(self, counts: tuple[int, int, int], partitioners: tuple[Any, Any]) -> None:
+        graph = three_stages(counts, partitioners)
+        reply = self.cluster.request(SubmitJob(name="s", python="3.11", graph=graph.to_bytes()))
+        if isinstance(reply, Accepted):
+            self.graphs[reply.job] = graph
+
+    @precondition(lambda self: any(worker.tasks for worker in self.living()))
+    @rule(data=st.data(), state=st.sampled_from(["running"] * 3 + ["finished"] * 2 + EARLY_ENDS))
+    def report(self, data: st.DataObject, state: str) -> None:
+        """An attempt that is deployed on a live worker makes a step."""
+        worker = pick(data, [worker for worker in self.living() if worker.tasks])
+        key = pick(data, sorted(worker.tasks))
+        self.say(worker, key, worker.tasks[key].attempt, state)
+
+    def say(self, worker: FakeWorker, key: Subtask, attempt: int, state: str) -> None:
+        error = ErrorInfo(code=TaskFailed.code, text=f"{key} raised") if state == "failed" else None
+        if self.attempts.get(key) == (attempt, worker.link):
+            last = self.accepted.get((key, attempt), "")
+            if last in ("", "running"):
+                self.accepted[key, attempt] = state
+        self.cluster.report(worker, key, state, attempt=attempt, error=error)
+
+    @precondition(lambda self: self.attempts)
+    @rule(data=st.data(), state=st.sampled_from(["running", "finished", *EARLY_ENDS]))
+    def fenced(self, data: st.DataObject, state: str) -> None:
+        """Whoever is not the current attempt changes nothing, whatever it says."""
+        key = pick(data, sorted(self.attempts))
+        attempt = data.draw(st.integers(0, self.attempts[key][0] + 1))
+        sender = pick(data, list(self.everyone.values()))
+        if self.attempts[key] == (attempt, sender.link) and sender.link in self.valid():
+            return
+        before = self.jobs()
+        self.cluster.report(sender, key, state, attempt=attempt)
+        assert self.jobs() == before
+
+    @rule(seconds=st.sampled_from([0.01, 0.11, 0.5, 4.0, 21.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.cluster.advance(seconds)
+
+    @precondition(lambda self: self.graphs)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        job = pick(data, sorted(self.graphs))
+        self.cancelled.add(job)
+        self.cluster.request(CancelJob(job=job))
+
+    @precondition(lambda self: any(worker.got(DeployTasks) for worker in self.living()))
+    @rule(data=st.data())
+    def unsendable_deployment(self, data: st.DataObject) -> None:
+        worker = pick(data, [each for each in self.living() if each.got(DeployTasks)])
+        message = worker.got(DeployTasks)[-1]
+        if any(info.job == message.job and info.state in JOB_OVER for info in self.jobs()):
+            return
+        self.unsendable.add(message.job)
+        error = ResourceExhausted("too large")
+        self.cluster.do(self.cluster.state.undeployable(worker.worker, message, error, self.cluster.now))
+
+    # --- what holds at every step ----------------------------------------------------------------
+
+    @invariant()
+    def one_attempt_at_a_time(self) -> None:
+        """Attempts only grow, and none is deployed while an earlier one may still be accepted."""
+        valid = self.valid()
+        new, self.read = self.cluster.sent[self.read :], len(self.cluster.sent)
+        restarted: set[tuple[int, Subtask, int]] = set()
+        deployed: list[tuple[Subtask, int]] = []
+        for link, message in new:
+            if isinstance(message, DeployTasks):
+                for task in message.tasks:
+                    key = (message.job, task.operator, task.index)
+                    self.check_order(key, task.attempt, valid)
+                    self.attempts[key] = (task.attempt, link)
+                    deployed.append((key, task.attempt))
+            elif isinstance(message, TasksRestarted):
+                for each in message.tasks:
+                    restarted.add((link, (message.job, each.operator, each.index), each.attempt))
+        for key, attempt in deployed:
+            if attempt > 1 and self.attempts[key][0] == attempt:
+                beside = {self.attempts[other][1] for other in self.beside(key)}
+                missing = {link for link in beside & valid if (link, key, attempt) not in restarted}
+                assert not missing, f"workers at links {missing} know nothing of attempt {attempt} of {key}"
+
+    def check_order(self, key: Subtask, attempt: int, valid: set[int]) -> None:
+        last, link = self.attempts.get(key, (0, 0))
+        assert attempt == last + 1, f"{key} went from attempt {last} to {attempt}"
+        if link in valid:
+            ended = self.accepted.get((key, last)) in EARLY_ENDS
+            assert ended, f"{key}: attempt {last} may still be accepted"
+
+    def beside(self, key: Subtask) -> list[Subtask]:
+        """Itself, and the live subtasks that it exchanges rows with."""
+        job, operator, index = key
+        graph, found = self.graphs[job], [key]
+        for edge in graph.inputs_of(operator):
+            found += [(job, graph.edges[edge].source, each) for each in graph.producers_of(edge, index)]
+        for edge in graph.outputs_of(operator):
+            found += [(job, graph.edges[edge].target, each) for each in graph.consumers_of(edge, index)]
+        states = {(job, each.operator, each.index): each.state for each in self.show(job).tasks}
+        return [each for each in found if states[each] in ("created", "running", "finished")]
+
+    def show(self, job: str) -> JobInfo:
+        return next(info for info in self.jobs() if info.job == job)
+
+    @invariant()
+    def jobs_run_wait_or_end_for_a_reason(self) -> None:
+        for info in self.jobs():
+            states = {task.state for task in info.tasks}
+            if info.state in ("created", "running"):
+                assert states <= {"created", "running", "finished", "restarting", "waiting for a slot"}
+            if info.state == "canceled":
+                assert info.job in self.cancelled
+            if info.state == "failed":
+                limit = [cause for cause in info.causes if cause.code == ResourceExhausted.code]
+                assert limit, info.causes
+                assert info.job in self.unsendable or any(
+                    "restart_failures_max" in cause.text or "slot_timeout" in cause.text for cause in limit
+                )
+            if info.state in JOB_OVER:
+                assert self.ends.setdefault(info.job, info.state) == info.state, "an end is final"
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def teardown(self) -> None:
+        """No more faults: whoever lives works to its end, and so does every job."""
+        for _ in range(40):
+            for worker in self.living():
+                for key, task in list(worker.tasks.items()):
+                    state = "canceled" if key[0] in worker.canceled else "finished"
+                    self.say(worker, key, task.attempt, state)
+                    self.one_attempt_at_a_time()
+            self.cluster.advance(1.0)
+            self.one_attempt_at_a_time()
+            self.jobs_run_wait_or_end_for_a_reason()
+        assert all(info.state in JOB_OVER for info in self.jobs())
+        assert all(worker.tasks == {} for worker in self.living()), "a worker keeps what was not released"
+        assert self.cluster.state.snapshot(self.cluster.now, {}).slots["used"] == 0
+
+
+def test_whatever_happens_a_job_runs_waits_or_ends_for_a_limit(
+    make_cluster: Callable[..., FakeCluster],
+) -> None:
+    run_state_machine_as_test(
+        lambda: Restarts(make_cluster),
+        settings=hypothesis_settings(max_examples=25, stateful_step_count=STEPS),
+    )
