@@ -35,7 +35,6 @@ from minishuffle.protocol.connection import PartitionCancelled, PartitionRequest
 from minishuffle.wire.frames import (
     NO_SEQUENCE,
     BufferFlags,
-    BufferHeader,
     CancelPartitionRequest,
     CancelReason,
     DataType,
@@ -43,6 +42,7 @@ from minishuffle.wire.frames import (
     PartitionRequest,
     encode_frame,
 )
+from support.frames import buffer_header
 from support.links import BareLink, consumer_of
 
 SEGMENT_BYTES = 128
@@ -616,7 +616,7 @@ def arrive(channel: InputChannel, data: bytes, rows: int) -> None:
     consumer = consumer_of(channel)
     consumer.credit.take_unannounced()
     flags = BufferFlags.STARTS
-    header = BufferHeader(consumer.id, consumer.expected, 0, DataType.DATA, flags, 0, rows, len(data))
+    header = buffer_header(consumer.id, consumer.expected, DataType.DATA, len(data), flags=flags, rows=rows)
     consumer.begin(header)[:] = data
     consumer.end()
 
