@@ -1,0 +1,329 @@
+"""Producers that fail and links that break under running workers: consumers go on, and the books balance."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+import pytest
+
+from minishuffle.coordinator.scheduling import deployments
+from minishuffle.dataflow.compile import compile_job
+from minishuffle.dataflow.graph import JobSettings
+from minishuffle.dataflow.stream import Stream
+from minishuffle.errors import PeerLost
+from minishuffle.transport.tcp import DataLink
+from minishuffle.wire.frames import Role
+from minishuffle.wire.messages import (
+    Heartbeat,
+    PlacedAttempt,
+    ReleaseJob,
+    TaskAttempt,
+    TaskReleased,
+    TasksRestarted,
+    TaskStateChanged,
+    WorkerLost,
+)
+from minishuffle.wire.packed import pack_placement, unpack_traffic
+from minishuffle.worker.peers import PeerLinks
+
+if TYPE_CHECKING:
+    from conftest import Coordinator, Running
+
+SECONDS_MAX = 20.0
+DROP = JobSettings(on_unavailable="drop")
+SOURCE, SINK = 0, 1
+
+
+class Control:
+    """What the test and the threads of the tasks say to each other."""
+
+    end = threading.Event()
+    fail = threading.Event()
+    held = threading.Event()
+    let_go = threading.Event()
+
+
+@pytest.fixture(autouse=True)
+def _anew() -> Iterator[None]:
+    Control.end, Control.fail = threading.Event(), threading.Event()
+    Control.held, Control.let_go = threading.Event(), threading.Event()
+    yield
+    for event in (Control.end, Control.let_go):
+        event.set()
+
+
+class Numbers:
+    """One split for each subtask: numbers until the test ends it."""
+
+    bounded = False
+
+    def splits(self) -> list[int]:
+        return [0, 1]
+
+    def read(self, split: int, offset: int) -> Iterator[list[Any]]:
+        number = 0
+        while not Control.end.is_set():
+            yield [(split, number + each) for each in range(50)]
+            number += 50
+
+
+def fail_of_split_1(row: Any) -> Any:
+    if row[0] == 1 and Control.fail.is_set():
+        Control.fail.clear()
+        raise ValueError("the producer raised")
+    return row
+
+
+def hold(row: Any) -> Any:
+    if Control.fail.is_set():
+        Control.held.set()
+        Control.let_go.wait(SECONDS_MAX)
+    return row
+
+
+class Job:
+    """Two sources deal to two sinks, on workers 1 and 2; the test is the coordinator."""
+
+    def __init__(self, coordinator: Coordinator, stream: Stream[Any], settings: JobSettings = DROP) -> None:
+        self.coordinator = coordinator
+        self.graph = compile_job(stream, parallelism=2, settings=settings)
+        self.placement = {(operator, index): index + 1 for operator in (SOURCE, SINK) for index in (0, 1)}
+        self.attempts = dict.fromkeys(self.placement, 1)
+        self.deploy([(operator, index) for operator, index in self.placement])
+
+    def deploy(self, tasks: list[tuple[int, int]]) -> None:
+        addresses = list(self.coordinator.addresses.values())
+        plain = deployments(self.graph, (1, 2), addresses, term=self.coordinator.term, job="j1", name="job")
+        specs = {(spec.operator, spec.index): spec for message in plain.values() for spec in message.tasks}
+        newer = [TaskAttempt(operator=o, index=i, attempt=n) for (o, i), n in self.attempts.items() if n > 1]
+        for worker in (1, 2):
+            chosen = [
+                specs[task].model_copy(update={"attempt": self.attempts[task]})
+                for task in tasks
+                if self.placement[task] == worker
+            ]
+            update = {
+                "tasks": chosen,
+                "workers": addresses,
+                "placement": {SOURCE: pack_placement([self.placement[SOURCE, i] for i in (0, 1)])},
+                "attempts": newer,
+                "programs": {each: self.graph.vertices[each].program for each in (SOURCE, SINK)},
+            }
+            if chosen:
+                self.coordinator.links[worker].send(plain[worker].model_copy(update=update))
+
+    def restart(self, task: tuple[int, int], worker: int) -> None:
+        """The next attempt of a task, on that worker, which everybody hears of."""
+        operator, index = task
+        old = TaskAttempt(operator=operator, index=index, attempt=self.attempts[task])
+        release = ReleaseJob(term=self.coordinator.term, job="j1", attempts=[old])
+        self.coordinator.links[self.placement[task]].send(release)
+        self.attempts[task] += 1
+        self.placement[task] = worker
+        self.deploy([task])
+        self.announce(task)
+
+    def announce(self, task: tuple[int, int]) -> None:
+        operator, index = task
+        attempt, worker = self.attempts[task], self.placement[task]
+        placed = PlacedAttempt(operator=operator, index=index, attempt=attempt, worker=worker)
+        addresses = list(self.coordinator.addresses.values())
+        self.coordinator.send(
+            TasksRestarted(term=self.coordinator.term, job="j1", tasks=[placed], workers=addresses)
+        )
+
+    # --- books -----------------------------------------------------------------------------------
+
+    def ended(self, state: str = "finished") -> list[TaskStateChanged]:
+        return [m for m in self.coordinator.said(TaskStateChanged) if m.state == state]
+
+    async def finish(self, count: int = 4) -> None:
+        """The sources end, the tasks finish, and their partitions are released."""
+        Control.end.set()
+        await self.coordinator.until(lambda: len(self.ended()) == count)
+        self.coordinator.send(ReleaseJob(term=self.coordinator.term, job="j1"))
+
+    async def lost(self, workers: list[Running]) -> int:
+        """Rows that were written and not counted at the end, by the books of the tasks."""
+        await self.coordinator.until(lambda: all(not worker.snapshot().tasks for worker in workers))
+        beats = len(self.coordinator.said(Heartbeat))
+        ids = {worker.snapshot().worker for worker in workers}
+        await self.coordinator.until(  # what was said of the release came before
+            lambda: (
+                {beat.worker for beat in self.coordinator.said(Heartbeat)[beats:] if not beat.tasks} == ids
+            )
+        )
+        final = {(m.operator, m.index, m.attempt): m.traffic for m in self.ended() + self.ended("failed")}
+        for message in self.coordinator.said(TaskReleased):
+            final[message.operator, message.index, message.attempt] = message.traffic
+        rows = [entry for table in final.values() for entry in unpack_traffic(table)]
+        dropped = sum(sum(m.counters.rows_dropped.values()) for m in self.ended() + self.ended("failed"))
+        return dropped + sum(entry.sent for entry in rows) - sum(entry.received for entry in rows)
+
+    def written(self) -> int:
+        """Rows that sources, of all attempts, handed to their partitions."""
+        ended = self.ended() + self.ended("failed")
+        return sum(m.counters.records_out for m in ended if m.operator == SOURCE)
+
+    def counted(self) -> int:
+        return sum(msgpack.unpackb(m.result) for m in self.ended() if m.operator == SINK)
+
+
+@pytest.fixture
+def links(monkeypatch: pytest.MonkeyPatch) -> list[DataLink]:
+    """The links between workers, as they come up; the last is the one in use."""
+    found: list[DataLink] = []
+    link_up = PeerLinks.link_up
+
+    def note(peers: PeerLinks, link: DataLink) -> None:
+        if link.peer.role == Role.WORKER:
+            found.append(link)
+        link_up(peers, link)
+
+    monkeypatch.setattr(PeerLinks, "link_up", note)
+    return found
+
+
+async def two_workers(coordinator: Coordinator) -> list[Running]:
+    return [await coordinator.worker(number) for number in (1, 2)]
+
+
+def records_in(workers: list[Running]) -> dict[tuple[int, int], int]:
+    return {
+        (worker.snapshot().worker, task.index): task.counters.records_in
+        for worker in workers
+        for task in worker.snapshot().tasks
+        if task.operator == SINK
+    }
+
+
+async def goes_on(coordinator: Coordinator, workers: list[Running]) -> None:
+    """Every sink has read more than it has now."""
+    before = records_in(workers)
+    await coordinator.until(lambda: all(n > before[key] + 1_000 for key, n in records_in(workers).items()))
+
+
+async def received_again(coordinator: Coordinator, workers: list[Running]) -> None:
+    """Both ways over the link, more than now."""
+    before = [worker.snapshot().remote.buffers_in for worker in workers]
+    await coordinator.until(
+        lambda: all(w.snapshot().remote.buffers_in > n + 5 for w, n in zip(workers, before, strict=True))
+    )
+
+
+async def test_a_link_between_two_live_workers_that_breaks_is_repaired_and_its_loss_counted(
+    coordinator: Coordinator, links: list[DataLink]
+) -> None:
+    workers = await two_workers(coordinator)
+    job = Job(coordinator, Stream.source(Numbers()).rebalance().to_count())
+    for _ in range(4):
+        await received_again(coordinator, workers)
+        links[-1].abort(PeerLost("the test cuts it"))
+        await goes_on(coordinator, workers)
+    await received_again(coordinator, workers)
+    assert len(links) == 2 * 5
+    await job.finish()
+    assert {m.attempt for m in coordinator.said(TaskStateChanged)} == {1}, "no task has restarted"
+    lost = await job.lost(workers)
+    assert job.written() - job.counted() == lost > 0
+    assert all(w.snapshot().segments_free == w.snapshot().segments_total for w in workers)
+
+
+async def test_rows_wait_for_a_link_that_is_repaired_if_the_job_says_so(
+    coordinator: Coordinator, links: list[DataLink]
+) -> None:
+    workers = await two_workers(coordinator)
+    settings = JobSettings(on_unavailable="wait")
+    job = Job(coordinator, Stream.source(Numbers()).rebalance().to_count(), settings)
+    for _ in range(2):
+        await received_again(coordinator, workers)
+        links[-1].abort(PeerLost("the test cuts it"))
+        await goes_on(coordinator, workers)
+    await job.finish()
+    lost = await job.lost(workers)
+    assert job.written() - job.counted() == lost
+    dropped = [m.counters.rows_dropped for m in job.ended() if m.operator == SOURCE]
+    assert dropped == [{}, {}], "nothing but what was on its way is lost"
+
+
+@pytest.mark.parametrize("worker", [2, 1], ids=["in its place", "elsewhere"])
+async def test_a_producer_that_raises_is_read_again_from_its_next_attempt(
+    coordinator: Coordinator, worker: int
+) -> None:
+    workers = await two_workers(coordinator)
+    job = Job(coordinator, Stream.source(Numbers()).map(fail_of_split_1).rebalance().to_count())
+    await received_again(coordinator, workers)
+    Control.fail.set()
+    await coordinator.until(lambda: job.ended("failed"))
+    await goes_on(coordinator, workers)
+    job.restart((SOURCE, 1), worker)
+    await coordinator.until(
+        lambda: (
+            (SOURCE, 1, 2) in {(m.operator, m.index, m.attempt) for m in coordinator.said(TaskStateChanged)}
+        )
+    )
+    await goes_on(coordinator, workers)
+    await job.finish()
+    (failed,) = job.ended("failed")
+    assert failed.error is not None and "the producer raised" in failed.error.text
+    assert {(m.operator, m.index, m.attempt) for m in job.ended()} == {
+        (SOURCE, 0, 1),
+        (SOURCE, 1, 2),
+        (SINK, 0, 1),
+        (SINK, 1, 1),
+    }
+    lost = await job.lost(workers)
+    assert job.written() - job.counted() == lost
+    assert all(w.snapshot().segments_free == w.snapshot().segments_total for w in workers)
+
+
+async def test_a_job_goes_on_without_a_worker_that_is_lost_until_its_tasks_are_elsewhere(
+    coordinator: Coordinator,
+) -> None:
+    workers = await two_workers(coordinator)
+    job = Job(coordinator, Stream.source(Numbers()).rebalance().to_count())
+    await received_again(coordinator, workers)
+    first, second = workers
+    second.stop.set()
+    coordinator.links[1].send(WorkerLost(term=coordinator.term, worker=2, epoch=2))
+    await second.ended()
+    await goes_on(coordinator, [first])
+    del coordinator.links[2]
+    for operator in (SOURCE, SINK):
+        job.attempts[operator, 1] += 1
+        job.placement[operator, 1] = 1
+    job.deploy([(SOURCE, 1), (SINK, 1)])
+    for operator in (SOURCE, SINK):
+        job.announce((operator, 1))
+    await coordinator.until(lambda: {(1, 0), (1, 1)} == set(records_in([first])))
+    await goes_on(coordinator, [first])
+    canceled = len(job.ended("canceled"))
+    Control.end.set()
+    await coordinator.until(lambda: len(job.ended()) == 4)
+    assert canceled == len(job.ended("canceled")) and not job.ended("failed")
+    assert {(m.operator, m.index, m.attempt) for m in job.ended()} == {
+        (operator, index, 1 + index) for operator in (SOURCE, SINK) for index in (0, 1)
+    }
+
+
+async def test_a_task_that_is_stuck_while_a_producer_waits_to_be_read_is_abandoned(
+    coordinator: Coordinator,
+) -> None:
+    settings = coordinator.settings.model_copy(update={"reconnect_timeout": 0.1})
+    for number in (1, 2):
+        await coordinator.worker(number, settings)
+    stream = Stream.source(Numbers()).rebalance().map(hold).to_count()
+    job = Job(coordinator, stream)
+    await coordinator.until(lambda: len(coordinator.states()) == 4)
+    Control.fail.set()
+    await coordinator.until(Control.held.is_set)
+    job.restart((SOURCE, 1), 2)
+    await coordinator.until(lambda: job.ended("abandoned"))
+    abandoned = job.ended("abandoned")[0]
+    assert abandoned.operator == SINK and abandoned.error is not None
+    assert "is stuck: in 0.1 s it has not read what is left of edge 0 from subtask j1/0.1" in (
+        abandoned.error.text
+    )
