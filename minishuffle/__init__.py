@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from minishuffle.errors import ProtocolError as ProtocolError
     from minishuffle.errors import RemoteProtocolError as RemoteProtocolError
     from minishuffle.errors import ResourceExhausted as ResourceExhausted
+    from minishuffle.errors import RowsLost as RowsLost
     from minishuffle.errors import ShuffleError as ShuffleError
     from minishuffle.errors import Superseded as Superseded
     from minishuffle.errors import TaskCancelled as TaskCancelled
@@ -68,6 +69,7 @@ _MODULE_OF: Final = {
     "ProtocolError": "minishuffle.errors",
     "RemoteProtocolError": "minishuffle.errors",
     "ResourceExhausted": "minishuffle.errors",
+    "RowsLost": "minishuffle.errors",
     "ShuffleError": "minishuffle.errors",
     "Superseded": "minishuffle.errors",
     "TaskCancelled": "minishuffle.errors",

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from minishuffle.errors import (
     PeerLost,
     RemoteProtocolError,
+    ResourceExhausted,
+    RowsLost,
     ShuffleError,
     TaskCancelled,
     TaskFailed,
@@ -55,7 +57,7 @@ if TYPE_CHECKING:
 __all__ = ["Client", "JobHandle", "JobResult", "SinkResult", "new_submission"]
 
 LONG_POLL_SECONDS = 5.0
-OVER = frozenset({"finished", "failed", "canceled"})
+OVER = frozenset({"finished", "finished_with_loss", "failed", "canceled"})
 
 Reply = TypeVar("Reply", bound=ControlMessage)
 
@@ -108,11 +110,15 @@ class JobHandle:
         """
         self._client.cancel(self.id)
 
-    def wait(self, timeout: float | None = None) -> JobResult:
+    def wait(self, timeout: float | None = None, *, allow_loss: bool = False) -> JobResult:
         """Wait until the job has ended and give its rows and results.
+
+        Args:
+            allow_loss: also if rows were lost; the result's state is ``finished_with_loss`` then.
 
         Raises:
             TaskFailed: the job failed; the text has the first cause and the user's traceback.
+            RowsLost: it ended, but rows were lost with a task or worker that failed.
             TaskCancelled: the job was cancelled.
             TimeoutError: ``timeout`` seconds passed; the job runs on.
         """
@@ -121,11 +127,13 @@ class JobHandle:
             raise TaskFailed(failure_text(info))
         if info.state == "canceled":
             raise TaskCancelled(f"job {info.job} ({info.name}) was cancelled")
+        if info.state == "finished_with_loss" and not allow_loss:
+            raise RowsLost(loss_text(info))
         return JobResult(
             job=info.job,
             name=info.name,
             state=info.state,
-            rows=list(self.rows()),
+            rows=list(self.rows(allow_loss=True)),
             results=[
                 SinkResult(task.name, task.index, unpack_result(task.result))
                 for task in info.tasks
@@ -151,11 +159,12 @@ class JobHandle:
             if left <= 0:
                 raise TimeoutError(f"job {self.id} ({self.name}) is still {info.state} after {timeout} s")
 
-    def rows(self) -> Iterator[Any]:
+    def rows(self, *, allow_loss: bool = False) -> Iterator[Any]:
         """The rows of the ``collect`` sink as they arrive, until the job ends.
 
         Raises:
             ResourceExhausted: they are too many to be kept for a job that ended a while ago.
+            RowsLost: after the last row, if others were lost and that is not allowed.
         """
         from minishuffle.exchange.elements import unpack_rows
 
@@ -166,8 +175,10 @@ class JobHandle:
             for batch in reply.batches:
                 yield from unpack_rows(batch)
             if reply.terminal and reply.next == after:
-                return
+                break
             after = reply.next
+        if not allow_loss and (info := self.info()).state == "finished_with_loss":
+            raise RowsLost(loss_text(info))
 
     __iter__ = rows
 
@@ -186,10 +197,26 @@ def cause_text(cause: ErrorInfo) -> str:
 
 
 def failure_text(info: JobInfo) -> str:
-    """The first cause of a failed job, with the user's own traceback under it."""
+    """The first cause of a failed job, with the user's own traceback and the limits reached under it."""
     cause = info.causes[0] if info.causes else ErrorInfo(code=ShuffleError.code, text="no cause was given")
     text = f"job {info.job} ({info.name}) failed: {cause_text(cause)}"
-    return f"{text}\n{cause.traceback.rstrip()}" if cause.traceback.strip() else text
+    if cause.traceback.strip():
+        text += f"\n{cause.traceback.rstrip()}"
+    limits_reached = [other for other in info.causes[1:] if other.code == ResourceExhausted.code]
+    return "\n".join([text, *(cause_text(other) for other in limits_reached)])
+
+
+def loss_text(info: JobInfo) -> str:
+    """What a job that ended with loss has lost, as far as that is known."""
+    counts = [f"{count:,} {reason}" for reason, count in info.rows_dropped.items()]
+    if info.rows_in_flight:
+        counts.append(f"up to {info.rows_in_flight:,} in flight through what died")
+    lost = ", ".join(counts) or "what a task held when it failed"
+    restarts = sum(info.restarts.values())
+    return (
+        f"job {info.job} ({info.name}) finished, but rows were lost ({lost}) in {restarts:,} restarts: see "
+        f"'minishuffle jobs events {info.job}'; its results are given out with allow_loss=True (--allow-loss)"
+    )
 
 
 def new_submission() -> str:

@@ -7,8 +7,8 @@ A field is written by exactly one thread, so a reader sees a value that was true
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
 
 from pydantic import Field
 
@@ -17,6 +17,7 @@ __all__ = [
     "CoordinatorSnapshot",
     "GateSnapshot",
     "Histogram",
+    "JobRecoveries",
     "OperatorCounters",
     "PartitionSnapshot",
     "PoolSnapshot",
@@ -141,6 +142,10 @@ class StateClock:
         return totals
 
 
+COUNTED_MAX: Final = (1 << 63) - 1
+"""The greatest count that a control message carries."""
+
+
 @dataclass(slots=True)
 class TaskCounters:
     """Totals of one attempt: written by its task thread, shown by ``/metrics``, carried by heartbeats."""
@@ -178,6 +183,26 @@ class TaskCounters:
     """Processor time of the task's thread."""
     rows_dropped: dict[str, int] = field(default_factory=dict)
     """By reason: upstream_unavailable, queue_discarded, partial_element, failed_batch."""
+
+    def plus(self, later: TaskCounters) -> TaskCounters:
+        """The totals of two attempts; ``later`` is the newer one. Counts stop at ``COUNTED_MAX``."""
+        values: dict[str, Any] = {}
+        for each in fields(self):
+            ours, theirs = getattr(self, each.name), getattr(later, each.name)
+            if isinstance(ours, dict):
+                names = ours | theirs
+                values[each.name] = {
+                    name: min(COUNTED_MAX, ours.get(name, 0) + theirs.get(name, 0)) for name in names
+                }
+            elif each.name == "watermark":
+                values[each.name] = ours if theirs is None else theirs
+            elif each.name == "first_output_at":
+                values[each.name] = ours or theirs
+            elif each.name == "last_input_at":
+                values[each.name] = max(ours, theirs)
+            else:
+                values[each.name] = min(type(ours)(COUNTED_MAX), ours + theirs)
+        return TaskCounters(**values)
 
 
 @dataclass(slots=True)
@@ -287,6 +312,18 @@ class WorkerEntry:
 
 
 @dataclass(slots=True, frozen=True)
+class JobRecoveries:
+    """What failures have cost one job so far."""
+
+    job: str
+    job_name: str
+    restarts: dict[str, int]
+    """Attempts that took the place of another, by how that one ended."""
+    rows_dropped: dict[str, int]
+    """By reason."""
+
+
+@dataclass(slots=True, frozen=True)
 class CoordinatorSnapshot:
     """Everything that the coordinator's ``/metrics`` and ``/sd/prometheus`` are made from."""
 
@@ -298,5 +335,6 @@ class CoordinatorSnapshot:
     """By state."""
     tasks: dict[str, int]
     """Subtasks of jobs that are not terminal, by state."""
+    recoveries: tuple[JobRecoveries, ...]
     connections_refused: dict[str, int]
     """By reason, as in :class:`WorkerSnapshot`."""

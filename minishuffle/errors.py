@@ -16,6 +16,7 @@
     +-- ResourceExhausted           slots, buffers, disk or a limit ran out
     +-- TaskFailed                  the user's function raised, or its process died
     +-- TaskCancelled               a task was cancelled
+    +-- RowsLost                    a job ended, but without some of its rows
 
 Errors cross the wire as code and text, never as a pickle.
 """
@@ -35,6 +36,7 @@ __all__ = [
     "ProtocolError",
     "RemoteProtocolError",
     "ResourceExhausted",
+    "RowsLost",
     "ShuffleError",
     "Superseded",
     "TaskCancelled",
@@ -145,6 +147,12 @@ class TaskCancelled(ShuffleError):
     """A task was cancelled; not a failure."""
 
     code = 61
+
+
+class RowsLost(ShuffleError):
+    """A job came to its end, but tasks or workers failed on the way and rows were lost with them."""
+
+    code = 62
 
 
 def _subclasses(base: type[ShuffleError]) -> list[type[ShuffleError]]:

@@ -436,18 +436,20 @@ class LocalCluster:
         parallelism: int | None = None,
         timeout: float | None = None,
         settings: JobSettings | None = None,
+        allow_loss: bool = False,
     ) -> list[Any]:
         """Run a job to its end and give the rows of its ``collect`` sink, in no particular order.
 
         The job is cancelled when ``timeout`` seconds pass or the wait is interrupted.
 
         Raises:
-            TaskFailed: a function raised or a process died; see :meth:`JobHandle.wait`.
+            TaskFailed: a function raised too often, or no worker was left; see :meth:`JobHandle.wait`.
+            RowsLost: rows were lost with a task or worker that failed, and ``allow_loss`` is not set.
             TimeoutError: ``timeout`` seconds passed.
         """
         handle = self.submit(stream, parallelism=parallelism, settings=settings)
         try:
-            return handle.wait(timeout).rows
+            return handle.wait(timeout, allow_loss=allow_loss).rows
         except BaseException as error:
             # Any other Exception means that the job has ended or its cluster is gone. After Ctrl-C, or what a
             # handler of SIGTERM raises, nobody waits any more.

@@ -15,6 +15,7 @@ from minishuffle.errors import (
     PeerLost,
     RemoteProtocolError,
     ResourceExhausted,
+    RowsLost,
     TaskCancelled,
     TaskFailed,
     UnknownName,
@@ -129,6 +130,8 @@ def test_rows_wait_with_a_long_poll_and_not_with_a_sleep(
     )
 
     def answer(message: ControlMessage) -> ControlMessage:
+        if isinstance(message, ShowJob):
+            return job("finished")
         assert isinstance(message, GetRows)
         asked.append(message)
         return replies(message)
@@ -168,6 +171,52 @@ def test_a_failed_job_raises_its_first_cause_with_the_users_traceback(link: type
         "  in f",
         "ValueError: no",
     ]
+
+
+def test_a_job_that_failed_at_a_limit_names_it_under_the_first_cause(link: type[ScriptedLink]) -> None:
+    causes = [
+        ErrorInfo(code=60, text="ValueError: no", task="map[1]"),
+        ErrorInfo(code=40, text="then the connection went"),
+        ErrorInfo(code=50, text="map[1] failed 10 times within 300 s", task="map[1]"),
+    ]
+    link.answer = staticmethod(lambda message: job("failed", causes=causes))  # type: ignore[assignment]
+    with pytest.raises(TaskFailed) as caught:
+        connect().handle("j1").wait()
+    assert str(caught.value).splitlines() == [
+        "job j1 (words) failed: map[1]: ValueError: no",
+        "map[1] failed 10 times within 300 s",
+    ]
+
+
+def lossy(message: ControlMessage) -> ControlMessage:
+    """The answers about a job that lost rows."""
+    if isinstance(message, GetRows):
+        batches = [pack_rows([1, 2])] if message.after == 0 else []
+        return JobRows(batches=batches, next=1, terminal=True)
+    return job("finished_with_loss", restarts={"lost": 2}, rows_dropped={"failed_batch": 3, "late": 1})
+
+
+def test_a_job_that_lost_rows_raises_unless_that_is_allowed(link: type[ScriptedLink]) -> None:
+    link.answer = staticmethod(lossy)  # type: ignore[assignment]
+    handle = connect().handle("j1")
+    with pytest.raises(RowsLost) as caught:
+        handle.wait()
+    assert str(caught.value) == (
+        "job j1 (words) finished, but rows were lost (3 failed_batch, 1 late) in 2 restarts: see "
+        "'minishuffle jobs events j1'; its results are given out with allow_loss=True (--allow-loss)"
+    )
+    result = handle.wait(allow_loss=True)
+    assert (result.state, result.rows) == ("finished_with_loss", [1, 2])
+
+
+def test_rows_of_a_job_that_lost_some_are_given_before_it_raises(link: type[ScriptedLink]) -> None:
+    link.answer = staticmethod(lossy)  # type: ignore[assignment]
+    handle = connect().handle("j1")
+    rows = handle.rows()
+    assert [next(rows), next(rows)] == [1, 2]
+    with pytest.raises(RowsLost):
+        next(rows)
+    assert list(handle.rows(allow_loss=True)) == [1, 2]
 
 
 def test_a_cancelled_job_raises(link: type[ScriptedLink]) -> None:

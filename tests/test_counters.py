@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from minishuffle.counters import Histogram, StateClock, StateSeconds, TaskCounters, ThreadState
+from minishuffle.counters import COUNTED_MAX, Histogram, StateClock, StateSeconds, TaskCounters, ThreadState
 from minishuffle.exchange.watermarks import BEGINNING_OF_TIME, END_OF_TIME
 from minishuffle.wire.control import pack_message, unpack_message
 from minishuffle.wire.messages import Heartbeat, TaskReport, WorkerReport
@@ -107,3 +107,26 @@ def test_a_quantile_is_the_edge_of_its_bucket() -> None:
         histogram.observe(value)
     assert [histogram.quantile(q) for q in (0.25, 0.5, 0.75, 1.0)] == [1.0, 2.0, 4.0, 4.0]
     assert (histogram.count, histogram.total) == (4, 14.0)
+
+
+# --- totals of several attempts --------------------------------------------------------------------
+
+
+def test_counts_of_two_attempts_add_up() -> None:
+    first = TaskCounters(records_in=3, user_errors={"skip": 1}, watermark=5, first_output_at=2.0)
+    first.rows_dropped, first.last_input_at, first.busy_seconds = {"failed_batch": 2}, 9.0, 0.5
+    second = TaskCounters(records_in=4, user_errors={"skip": 1, "dead_letter": 2}, first_output_at=7.0)
+    second.rows_dropped, second.busy_seconds = {"failed_batch": 1, "partial_element": 3}, 0.25
+    both = first.plus(second)
+    assert (both.records_in, both.busy_seconds) == (7, 0.75)
+    assert both.user_errors == {"skip": 2, "dead_letter": 2}
+    assert both.rows_dropped == {"failed_batch": 3, "partial_element": 3}
+    assert (both.watermark, both.first_output_at, both.last_input_at) == (5, 2.0, 9.0)
+
+
+def test_sums_stay_within_what_a_message_carries() -> None:
+    dropped = {"failed_batch": COUNTED_MAX}
+    most = TaskCounters(records_in=COUNTED_MAX, busy_seconds=1e308, rows_dropped=dropped)
+    both = most.plus(most)
+    assert (both.records_in, both.rows_dropped) == (COUNTED_MAX, dropped)
+    assert both.busy_seconds == float(COUNTED_MAX)

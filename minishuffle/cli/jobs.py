@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from minishuffle.cli import tables
 from minishuffle.cli.loading import Job, load_job
 from minishuffle.cli.session import Session, json_option, late_global_options, print_json, session_of
-from minishuffle.client import Client, JobHandle, JobResult, new_submission
+from minishuffle.client import Client, JobHandle, JobResult, loss_text, new_submission
 from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.graph import JobSettings
 from minishuffle.errors import ShuffleError, TaskFailed, UsageError
@@ -29,6 +29,9 @@ __all__ = ["jobs", "submit"]
 
 ROWS_SHOWN = 20
 CANCEL_SECONDS = 30.0
+EXIT_ROWS_LOST = 3
+RECOVERIES = frozenset({"task restarting", "task waiting for a slot"})
+"""Events of a job that whoever waits for it sees when they happen."""
 
 
 @click.command()
@@ -48,6 +51,7 @@ CANCEL_SECONDS = 30.0
     help="Subtasks of each operator; by default the number of workers.",
 )
 @click.option("--wait", is_flag=True, help="Wait for the end; Ctrl-C and SIGTERM cancel the job.")
+@click.option("--allow-loss", is_flag=True, help="With --wait: exit with 0, not 3, when rows were lost.")
 @click.option("--describe", is_flag=True, help="Show the job's parameters and operators; run nothing.")
 @json_option
 @late_global_options
@@ -59,6 +63,7 @@ def submit(
     name: str | None,
     parallelism: int | None,
     wait: bool,
+    allow_loss: bool,
     describe: bool,
     as_json: bool,
 ) -> None:
@@ -83,7 +88,9 @@ def submit(
             )
 
         if wait:
-            _run_and_wait(client, start, as_json)
+            result = _run_and_wait(client, start, as_json)
+            if result.state == "finished_with_loss" and not allow_loss:
+                raise SystemExit(EXIT_ROWS_LOST)
             return
         handle = start(new_submission())
         if as_json:
@@ -120,15 +127,18 @@ def _tell_submitted(session: Session, handle: JobHandle) -> None:
     click.echo(f"next: {command} show {handle.id}, {command} logs {handle.id}, {command} cancel {handle.id}")
 
 
-def _run_and_wait(client: Client, start: Callable[[str], JobHandle], as_json: bool) -> None:
-    """Submit a job and wait for its end; ``start`` gets the submission's id."""
+def _run_and_wait(client: Client, start: Callable[[str], JobHandle], as_json: bool) -> JobResult:
+    """Submit a job, wait for its end and show that; ``start`` gets the submission's id."""
     submission = new_submission()
     try:
         handle = start(submission)
         if not as_json:
             click.echo(f"job {handle.id} ({handle.name}) runs, parallelism {handle.parallelism}", err=True)
+            for event in handle.events(follow=True):
+                if event.kind in RECOVERIES:
+                    click.echo(_event_line(event), err=True)
         try:
-            result = handle.wait()
+            result = handle.wait(allow_loss=True)
         except TaskFailed:
             if as_json:
                 print_json(tables.job_map(handle.info()))
@@ -139,6 +149,9 @@ def _run_and_wait(client: Client, start: Callable[[str], JobHandle], as_json: bo
         _cancel_submission(client, submission)
         raise
     _show_result(result, as_json)
+    if result.state == "finished_with_loss":
+        click.echo(f"minishuffle: {loss_text(handle.info())}", err=True)
+    return result
 
 
 def _cancel_submission(client: Client, submission: str) -> None:

@@ -159,6 +159,13 @@ def show_job(job: JobInfo) -> None:
             *_state_texts(counters),
         )
     out.print(table)
+    if job.restarts:
+        counts = ", ".join(f"{count:,} {reason}" for reason, count in job.restarts.items())
+        out.print(f"restarts, by how the attempt before ended: {counts}")
+    for reason, count in job.rows_dropped.items():
+        out.print(f"rows dropped ({reason}): {count:,}")
+    if job.rows_in_flight:
+        out.print(f"rows in flight through what died: up to {job.rows_in_flight:,}")
     for number, cause in enumerate(job.causes):
         label = "first cause" if number == 0 else "then"
         out.print(f"{label}: {cause_text(cause)}")

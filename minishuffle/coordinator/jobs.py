@@ -27,10 +27,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from dataclasses import dataclass
+from typing import Final
 
 from minishuffle import limits
+from minishuffle.coordinator.books import AttemptRecord, Books, Losses, TaskKey, Totals
 from minishuffle.coordinator.failover import DELAY_SECONDS_MIN, Failures
 from minishuffle.coordinator.history import History
 from minishuffle.counters import TaskCounters
@@ -38,7 +39,6 @@ from minishuffle.dataflow.graph import JobGraph, Placement
 from minishuffle.errors import ResourceExhausted, ShuffleError, TaskCancelled
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.wire.messages import (
-    COUNT_MAX,
     Collected,
     DeployTasks,
     ErrorInfo,
@@ -50,9 +50,8 @@ from minishuffle.wire.messages import (
     TaskReport,
     TaskStateChanged,
 )
-from minishuffle.wire.packed import unpack_traffic
 
-__all__ = ["JOB_MOVES", "JOB_OVER", "Job", "Subtask", "TASK_MOVES", "TaskKey"]
+__all__ = ["JOB_MOVES", "JOB_OVER", "Job", "Subtask", "TASK_MOVES"]
 
 
 # --- moves ----------------------------------------------------------------------------------------
@@ -85,39 +84,24 @@ _STOPPING: Final = {"failing": "failed", "canceling": "canceled"}
 NAMES_SHOWN: Final = 5
 """Tasks that a text names at most."""
 
-TaskKey: TypeAlias = tuple[int, int]
-"""Operator and index of a subtask."""
-
-
 # --- jobs -----------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
-class Subtask:
+class Subtask(AttemptRecord):
     """One subtask and its current attempt; while it is pending, the attempt that ended."""
 
-    operator: int
-    name: str
-    index: int
-    worker: int
-    attempt: int = FIRST_ATTEMPT
+    name: str = ""
     state: str = "created"
     on_worker: bool = True
     """Its worker has not been lost since the attempt was deployed."""
-    counters: TaskCounters = field(default_factory=TaskCounters)
-    traffic: bytes = b""
-    """Rows that the attempt has exchanged, by edge and peer: see :func:`unpack_traffic`."""
     result: bytes = b""
 
     def __str__(self) -> str:
         return f"{self.name}[{self.index}]"
 
-    @property
-    def key(self) -> TaskKey:
-        return self.operator, self.index
-
-    def info(self, results: bool) -> TaskInfo:
-        peers = unpack_traffic(self.traffic)
+    def info(self, totals: Totals, results: bool) -> TaskInfo:
+        """As clients see it, with the totals of all its attempts."""
         return TaskInfo(
             operator=self.operator,
             name=self.name,
@@ -125,9 +109,9 @@ class Subtask:
             attempt=self.attempt,
             state=self.state,
             worker=self.worker,
-            counters=self.counters,
-            rows_sent=min(COUNT_MAX, sum(peer.sent for peer in peers)),
-            rows_received=min(COUNT_MAX, sum(peer.received for peer in peers)),
+            counters=totals.counters,
+            rows_sent=totals.rows_sent,
+            rows_received=totals.rows_received,
             result=self.result if results else b"",
         )
 
@@ -172,11 +156,16 @@ class Job:
         self.released = False
         """Whether ReleaseJob was sent."""
         self.history = History()
+        self.restarts: Counter[str] = Counter()
+        """Attempts that took the place of another, by how that one ended."""
+        self._books = Books(graph.edges)
+        self._losses: Losses | None = None
+        """What they are, until something changes."""
         self._random = random
         self._lost_slots: set[int] = set()
         self._segments = dict(segments)
         self._tasks = {
-            (operator, index): Subtask(operator, vertex.name, index, placement[index])
+            (operator, index): Subtask(operator, index, placement[index], FIRST_ATTEMPT, name=vertex.name)
             for operator, vertex in enumerate(graph.vertices)
             for index in range(vertex.parallelism)
         }
@@ -228,6 +217,12 @@ class Job:
         """By worker, the slots held in which a task was abandoned."""
         return Counter(worker for worker, _ in self._abandoned)
 
+    def losses(self) -> Losses:
+        """Rows lost so far, over all attempts."""
+        if self._losses is None:
+            self._losses = self._books.losses(self._tasks.values())
+        return self._losses
+
     def info(self, *, results: bool) -> JobInfo:
         """As clients see it; ``results`` of sinks may be left out for brevity."""
         return JobInfo(
@@ -236,9 +231,12 @@ class Job:
             state=self.state,
             submitted_at=self.submitted_at,
             ended_at=self.ended_at,
-            tasks=[task.info(results) for task in self._tasks.values()],
+            tasks=[task.info(self._books.totals(task), results) for task in self._tasks.values()],
             causes=self.history.causes,
             collected_batches=self.history.batches,
+            restarts=dict(self.restarts),
+            rows_dropped=self.losses().dropped,
+            rows_in_flight=self.losses().in_flight,
         )
 
     def rows_after(self, number: int) -> JobRows:
@@ -322,20 +320,23 @@ class Job:
             self._retry(task, error, at)
 
     def report(self, worker: int, report: TaskReport) -> bool:
-        """Counters from a heartbeat; False if they are not of a current attempt."""
+        """Counters from a heartbeat; False if nothing is known of the attempt."""
         task = self._named(worker, report)
-        if task is None:
-            return False
-        if task.state in ("created", "running"):
+        if task is not None and task.state in ("created", "running"):
             task.counters = report.counters
-        task.traffic = report.traffic  # grows on: what was written before the end may not be sent yet
-        return True
+        return self._exchanged(worker, report)
 
     def task_released(self, worker: int, message: TaskReleased) -> bool:
-        """What the task has exchanged in all; False if it is not of a current attempt."""
+        """What an attempt has exchanged in all; False if nothing is known of it."""
+        return self._exchanged(worker, message)
+
+    def _exchanged(self, worker: int, message: TaskReport | TaskReleased) -> bool:
+        """Traffic grows on after the end: what was written before may not be sent yet."""
+        self._losses = None
         task = self._named(worker, message)
         if task is None:
-            return False
+            key = (message.operator, message.index)
+            return self._books.report(worker, key, message.attempt, message.traffic)
         task.traffic = message.traffic
         return True
 
@@ -444,6 +445,7 @@ class Job:
         self._restart_at(task, at + delay, at, text)
 
     def _restart_at(self, task: Subtask, due: float, at: float, text: str) -> None:
+        self.restarts[task.state] += 1
         self._set(task, "restarting", at, text)
         self._times[task.key] = due
 
@@ -526,6 +528,7 @@ class Job:
     def deployed(self, task: Subtask, at: float) -> int | None:
         """The next attempt takes the place of the last; gives the worker that still has the last, if any."""
         last = task.worker if task.on_worker else None
+        self._books.close(task, self._tasks.values())
         worker = self.placement[task.index]
         task.attempt += 1
         where = "in its slot" if last is not None else f"in place of worker {task.worker}"
@@ -561,6 +564,11 @@ class Job:
         self._states[task.state] -= 1
         self._states[state] += 1
         task.state = state
+        if state in ENDED:
+            task.end = "died" if state == "lost" else "finished" if state == "finished" else "early"
+        elif state == "created":
+            task.end = ""
+        self._losses = None
         self._note(task, kind or f"task {state}", at, text)
 
     def _note(self, task: Subtask, kind: str, at: float, text: str) -> None:
@@ -601,7 +609,8 @@ class Job:
             text = causes[0].text if causes else "cancelled"
             self._move(_STOPPING[self.state], at, text)
         elif not self.terminal:
-            self._move("finished", at, f"after {at - self.submitted_at:.3f} s")
+            end = "finished_with_loss" if self.losses().certain else "finished"
+            self._move(end, at, f"after {at - self.submitted_at:.3f} s")
 
     def validate(self) -> None:
         """Check the invariants; for tests, after each step."""

@@ -195,7 +195,7 @@ class Results:
 
     def _described(self, result: _Result) -> ResultDescribed:
         job = result.job
-        if job.state in ("created", "running", "finished"):
+        if job.state in ("created", "running", "finished", "finished_with_loss"):
             for subtask in range(len(result.workers)):
                 self._worker(result, subtask)
         return ResultDescribed(

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from minishuffle.coordinator.jobs import Job, Subtask, TaskKey
+from minishuffle.coordinator.books import TaskKey
+from minishuffle.coordinator.jobs import Job, Subtask
 from minishuffle.coordinator.workers import Worker
 from minishuffle.dataflow.arguments import checked_job_name
 from minishuffle.dataflow.graph import JobGraph, Placement

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.scheduling import slots_used
 from minishuffle.coordinator.workers import Worker
-from minishuffle.counters import CoordinatorSnapshot
+from minishuffle.counters import CoordinatorSnapshot, JobRecoveries
 from minishuffle.wire.messages import ClusterStatus
 
 __all__ = ["CoordinatorFacts", "cluster_status", "coordinator_snapshot"]
@@ -62,5 +62,8 @@ def coordinator_snapshot(
         slots={"used": taken, "free": sum(slots.values()) - taken},
         jobs=dict(Counter(job.state for job in jobs)),
         tasks=dict(+tasks),
+        recoveries=tuple(
+            JobRecoveries(job.id, job.name, dict(job.restarts), job.losses().dropped) for job in jobs
+        ),
         connections_refused=dict(refused),
     )

@@ -151,7 +151,7 @@ class Streams:
             stream = self._streams.pop(name)
             how = "it was committed already, " if stream.ended_by else ""
             end = f"stream {name!r} has ended: {how}its job {job.id} ({job.name}) is finished"
-            finished = job.state == "finished"
+            finished = job.state in ("finished", "finished_with_loss")
             endless = job.id if finished and not stream.bounded else ""
             self._over[name] = (end if finished else text, endless)
         while len(self._over) > OVER_KEPT:

@@ -135,6 +135,20 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "Subtasks of jobs that are not terminal, by the state of their current attempt.",
         "coordinator",
     ),
+    MetricSpec(
+        "minishuffle_task_restarts_total",
+        "counter",
+        ("pipeline", "pipeline_id", "reason"),
+        "Attempts that took the place of another, by how that one ended.",
+        "coordinator",
+    ),
+    MetricSpec(
+        "minishuffle_records_dropped_total",
+        "counter",
+        ("pipeline", "pipeline_id", "reason"),
+        "Records of a job that were dropped because something failed, over all attempts.",
+        "coordinator",
+    ),
     # --- worker -----------------------------------------------------------------------------------
     MetricSpec(
         "minishuffle_worker_slots",
@@ -448,8 +462,12 @@ _REFUSALS = ("secret", "version", "cluster", "timeout", "limit", "malformed", "c
 _ERROR_POLICIES = ("skip", "dead_letter")
 _WORKER_STATES = ("alive", "lost", "gone")
 _SLOT_STATES = ("used", "free")
-_JOB_STATES = ("created", "running", "finished", "failing", "failed", "canceling", "canceled")
-_TASK_STATES = ("created", "running", "finished", "failed", "canceled", "abandoned")
+_JOB_ENDS = ("finished_with_loss", "failing", "failed", "canceling", "canceled")
+_JOB_STATES = ("created", "running", "finished", *_JOB_ENDS)
+_PENDING = ("restarting", "waiting for a slot")
+_TASK_STATES = ("created", "running", "finished", "failed", "canceled", "abandoned", "lost", *_PENDING)
+_RESTART_REASONS = ("failed", "canceled", "abandoned", "lost")
+_DROP_REASONS = ("upstream_unavailable", "queue_discarded", "partial_element", "failed_batch")
 
 
 def worker_registry(snapshot: Callable[[], WorkerSnapshot], version: str) -> CollectorRegistry:
@@ -660,4 +678,10 @@ class _CoordinatorCollector:
         scrape.by_label("minishuffle_tasks", _from_zero(_TASK_STATES, snapshot.tasks))
         refused = _from_zero(_REFUSALS, snapshot.connections_refused)
         scrape.by_label("minishuffle_connections_refused_total", refused)
+        for job in snapshot.recoveries:
+            labels = (job.job_name, job.job)
+            restarts = _from_zero(_RESTART_REASONS, job.restarts)
+            scrape.by_label("minishuffle_task_restarts_total", restarts, labels)
+            dropped = _from_zero(_DROP_REASONS, job.rows_dropped)
+            scrape.by_label("minishuffle_records_dropped_total", dropped, labels)
         return scrape.families()

@@ -185,6 +185,8 @@ class TaskSpec(ControlMessage):
 
 
 class TaskInfo(ControlMessage):
+    """A subtask, with the totals of all its attempts."""
+
     operator: int
     name: str
     index: int
@@ -534,7 +536,7 @@ class Accepted(ControlMessage):
 
 
 class JobInfo(ControlMessage):
-    """``state`` is created, running, finished, failing, failed, canceling or canceled."""
+    """``state`` is created, running, finished, finished_with_loss, failing, failed, canceling or canceled."""
 
     type: Literal["job_info"] = "job_info"
     job: str
@@ -546,6 +548,12 @@ class JobInfo(ControlMessage):
     causes: list[ErrorInfo] = Field(default_factory=list)
     """First cause first."""
     collected_batches: int = 0
+    restarts: dict[str, int] = Field(default_factory=dict)
+    """Attempts that took the place of another, by how that one ended: failed, abandoned, canceled, lost."""
+    rows_dropped: dict[str, int] = Field(default_factory=dict)
+    """By reason, over all attempts."""
+    rows_in_flight: int = 0
+    """At most so many more were lost in what died, if its tasks write one row for each that they read."""
 
 
 class JobList(ControlMessage):

@@ -1,5 +1,5 @@
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +9,11 @@ from click.testing import Result
 from minishuffle.cli.jobs import _parted, _run_and_wait
 from minishuffle.cli.loading import load_job
 from minishuffle.cli.main import Terminated
+from minishuffle.client import Client, JobResult
 from minishuffle.config import create_secret
 from minishuffle.dataflow.graph import JobSettings
 from minishuffle.errors import PeerLost
+from minishuffle.wire.messages import JobEvent, JobInfo
 
 Run = Callable[..., Result]
 
@@ -98,7 +100,8 @@ class Cluster:
             raise self.error
         return self
 
-    def wait(self) -> None:
+    def wait(self, *, allow_loss: bool) -> None:
+        assert allow_loss
         raise self.error
 
     def cancel_submission(self, submission: str) -> str:
@@ -140,3 +143,70 @@ def test_a_wait_that_loses_the_cluster_asks_it_nothing_more() -> None:
     with pytest.raises(PeerLost, match="gone"):
         _run_and_wait(cluster, cluster.submit, as_json=True)  # type: ignore[arg-type]
     assert cluster.asked == []
+
+
+class Lossy(Cluster):
+    """One whose job restarts a task twice and ends with less than all rows."""
+
+    def __init__(self) -> None:
+        super().__init__(AssertionError())
+
+    def events(self, follow: bool) -> Iterator[JobEvent]:
+        assert follow
+        texts = {
+            "task failed": "count[0]: ZeroDivisionError: division by zero",
+            "task restarting": "attempt 2 follows at once (failure 1 of 10): count[0]: ZeroDivisionError",
+            "task waiting for a slot": "no other worker has a free slot; waits 60 s at most",
+            "task running": "count[0]",
+        }
+        for number, (kind, text) in enumerate(texts.items()):
+            yield JobEvent(
+                number=number, at=0.0, kind=kind, text=text, operator=1, index=0, attempt=1, worker=2
+            )
+
+    def wait(self, *, allow_loss: bool) -> Any:
+        return JobResult("j1", "lossy", "finished_with_loss", [7], [], [], 1.5)
+
+    def info(self) -> JobInfo:
+        dropped = {"queue_discarded": 1200}
+        return JobInfo(
+            job="j1",
+            name="lossy",
+            state="finished_with_loss",
+            submitted_at=0.0,
+            restarts={"failed": 1, "lost": 1},
+            rows_dropped=dropped,
+            rows_in_flight=30,
+        )
+
+
+def test_who_waits_sees_each_failure_and_what_was_lost(capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = Lossy()
+    assert _run_and_wait(cluster, cluster.submit, as_json=False).state == "finished_with_loss"  # type: ignore[arg-type]
+    shown = capsys.readouterr()
+    assert shown.out.splitlines() == ["7", "job j1 (lossy) is finished_with_loss after 1.50 s"]
+    lines = shown.err.splitlines()
+    assert [line.partition(" ")[2] for line in lines[1:3]] == [
+        "task restarting 1.0#1 on worker 2: attempt 2 follows at once (failure 1 of 10): count[0]: "
+        "ZeroDivisionError",
+        "task waiting for a slot 1.0#1 on worker 2: no other worker has a free slot; waits 60 s at most",
+    ]
+    assert lines[3:] == [
+        "minishuffle: job j1 (lossy) finished, but rows were lost (1,200 queue_discarded, up to 30 in flight "
+        "through what died) in 2 restarts: see 'minishuffle jobs events j1'; its results are given out with "
+        "allow_loss=True (--allow-loss)"
+    ]
+
+
+@pytest.mark.parametrize(("flags", "code"), [([], 3), (["--allow-loss"], 0)])
+def test_a_wait_for_a_job_that_lost_rows_exits_with_3_unless_that_is_allowed(
+    run: Run, own_state: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], code: int
+) -> None:
+    create_secret(own_state / "secret")
+    cluster = Lossy()
+    monkeypatch.setattr(Client, "submit", lambda *_, submission, **__: cluster.submit(submission))
+    result = run("submit", "keyby", "--wait", "--json", *flags)
+    assert result.exit_code == code, result.output
+    found = json.loads(result.stdout)
+    assert (found["state"], found["rows"]) == ("finished_with_loss", [7])
+    assert "1,200 queue_discarded" in result.stderr

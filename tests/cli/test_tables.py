@@ -113,6 +113,20 @@ def test_a_job_shows_what_its_tasks_spend_their_time_with(capsys: pytest.Capture
     assert "0.0 s   0%" in capsys.readouterr().out, "a task that has not begun"
 
 
+def test_a_job_shows_its_restarts_and_what_they_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    tables.show_job(JOB)
+    assert "restarts" not in capsys.readouterr().out
+    dropped = {"failed_batch": 2, "queue_discarded": 1500}
+    update = {"restarts": {"failed": 3, "lost": 1}, "rows_dropped": dropped, "rows_in_flight": 40}
+    tables.show_job(JOB.model_copy(update=update))
+    assert (
+        "restarts, by how the attempt before ended: 3 failed, 1 lost\n"
+        "rows dropped (failed_batch): 2\n"
+        "rows dropped (queue_discarded): 1,500\n"
+        "rows in flight through what died: up to 40\n"
+    ) in capsys.readouterr().out
+
+
 def test_no_jobs_names_the_next_command(capsys: pytest.CaptureFixture[str]) -> None:
     tables.show_jobs([])
     assert "minishuffle submit keyby" in capsys.readouterr().out

@@ -17,6 +17,7 @@ from minishuffle.counters import (
     CoordinatorSnapshot,
     GateSnapshot,
     Histogram,
+    JobRecoveries,
     OperatorCounters,
     PartitionSnapshot,
     PoolSnapshot,
@@ -115,6 +116,7 @@ def make_coordinator() -> Callable[..., CoordinatorSnapshot]:
             slots={"used": 1, "free": 3},
             jobs={"running": 1},
             tasks={"running": 2},
+            recoveries=(JobRecoveries("j1", "words", {"lost": 2}, {"queue_discarded": 7}),),
             connections_refused={},
         )
         return replace(coordinator, **fields)

@@ -373,3 +373,8 @@ def test_a_coordinator_counts_by_state(make_coordinator: MakeCoordinator) -> Non
     assert value("minishuffle_jobs", {"state": "failed"}) == 0
     assert value("minishuffle_tasks", {"state": "running"}) == 2
     assert value("minishuffle_connections_refused_total", {"reason": "secret"}) == 4
+    job = {"pipeline": "words", "pipeline_id": "j1"}
+    assert value("minishuffle_task_restarts_total", {**job, "reason": "lost"}) == 2
+    assert value("minishuffle_task_restarts_total", {**job, "reason": "failed"}) == 0
+    assert value("minishuffle_records_dropped_total", {**job, "reason": "queue_discarded"}) == 7
+    assert value("minishuffle_records_dropped_total", {**job, "reason": "failed_batch"}) == 0

@@ -67,6 +67,7 @@ COORDINATOR = CoordinatorSnapshot(
     slots={},
     jobs={},
     tasks={},
+    recoveries=(),
     connections_refused={},
 )
 

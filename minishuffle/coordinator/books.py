@@ -1,0 +1,222 @@
+"""The books of a job: what all attempts of its tasks counted, and which rows were lost. Pure.
+
+Each row is taken in by a task, dropped by a live process, which counts it once and by reason, or was in
+flight through something that died. To what workers report the coordinator adds what only it can see:
+
+- *undelivered*: rows that were sent to an attempt which ended in order, and which it never received. They are
+  counted with ``queue_discarded``. The number is exact, and only grows.
+- *in flight*: for what died with a worker, rows that survivors had sent to it, without those that survivors
+  received from it and the drops that it had reported. It is a bound for tasks that write one row for each
+  that they read, by the last heartbeats, and settles when those after the loss have arrived.
+
+Traffic names a peer by edge, worker and attempt, so that subtasks of one operator that share both are one
+*group* here; a group is counted when all of it has ended.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from minishuffle.counters import TaskCounters
+from minishuffle.dataflow.graph import Edge
+from minishuffle.wire.messages import COUNT_MAX
+from minishuffle.wire.packed import unpack_traffic
+
+__all__ = ["ATTEMPTS_KEPT", "AttemptRecord", "Books", "Losses", "TaskKey", "Totals"]
+
+ATTEMPTS_KEPT: Final = 64
+"""Ended attempts of a subtask whose traffic is kept; what is lost of an older one is as it was then."""
+
+TaskKey: TypeAlias = tuple[int, int]
+"""Operator and index of a subtask."""
+Place: TypeAlias = tuple[int, int, int]
+"""Operator, worker and attempt: who is one peer to others."""
+
+
+@dataclass(slots=True)
+class AttemptRecord:
+    """What is known of one attempt. ``end`` is empty while it runs; ``early``: it ended, but not with its
+    work done; ``died``: its worker was lost, and with it what it held or kept for others."""
+
+    operator: int
+    index: int
+    worker: int
+    attempt: int
+    end: Literal["", "finished", "early", "died"] = ""
+    counters: TaskCounters = field(default_factory=TaskCounters)
+    traffic: bytes = b""
+    """Rows that it has exchanged, by edge and peer: see :func:`unpack_traffic`."""
+
+    @property
+    def key(self) -> TaskKey:
+        return self.operator, self.index
+
+    @property
+    def place(self) -> Place:
+        return self.operator, self.worker, self.attempt
+
+
+class Totals(NamedTuple):
+    """Counts of a subtask over all its attempts."""
+
+    counters: TaskCounters
+    rows_sent: int
+    rows_received: int
+
+
+class Losses(NamedTuple):
+    """Rows lost in a job."""
+
+    dropped: dict[str, int]
+    """By reason."""
+    in_flight: int
+    certain: bool
+    """Whether there are any at all, or an attempt that had taken rows in ended before its work was done:
+    what it held of them is lost, and nobody knows how many."""
+
+
+class Books:
+    """The attempts of a job that have ended and were replaced; those that have not are handed in."""
+
+    def __init__(self, edges: Sequence[Edge]) -> None:
+        self._edges = edges
+        self._ended: defaultdict[TaskKey, deque[AttemptRecord]] = defaultdict(deque)
+        self._before: dict[TaskKey, Totals] = {}
+        """Totals of attempts that are not kept any more."""
+        self._undelivered_before = 0
+        self._in_flight_before = 0
+        self._lossy = False
+
+    def close(self, ended: AttemptRecord, current: Iterable[AttemptRecord]) -> None:
+        """The next attempt takes the place of this one; ``current`` are those of all subtasks."""
+        kept = self._ended[ended.key]
+        if len(kept) == ATTEMPTS_KEPT:
+            records = self._records(current)
+            oldest = kept[0]
+            if sum(record.place == oldest.place for record in records) == 1:
+                ledger = _Ledger(self._edges, records)
+                self._undelivered_before += ledger.undelivered({oldest.place})
+                self._in_flight_before += ledger.in_flight({oldest.place})
+            self._lossy |= self.losses(current).certain
+            self._before[ended.key] = _plus(self._before.get(ended.key), kept.popleft())
+        kept.append(
+            AttemptRecord(
+                ended.operator,
+                ended.index,
+                ended.worker,
+                ended.attempt,
+                ended.end,
+                ended.counters,
+                ended.traffic,
+            )
+        )
+
+    def report(self, worker: int, key: TaskKey, attempt: int, traffic: bytes) -> bool:
+        """What an attempt that was replaced has exchanged in all; False if nothing is known of it."""
+        for record in self._ended.get(key, ()):
+            if (record.worker, record.attempt) == (worker, attempt) and record.end != "died":
+                record.traffic = traffic
+                return True
+        return False
+
+    def totals(self, current: AttemptRecord) -> Totals:
+        """Over all attempts of a subtask."""
+        total = self._before.get(current.key)
+        for record in (*self._ended.get(current.key, ()), current):
+            total = _plus(total, record)
+        assert total is not None
+        return total
+
+    def losses(self, current: Iterable[AttemptRecord]) -> Losses:
+        """What is lost in the job so far."""
+        records = self._records(current)
+        ledger = _Ledger(self._edges, records)
+        dropped: Counter[str] = Counter()
+        for before in self._before.values():
+            dropped.update(before.counters.rows_dropped)
+        for record in records:
+            dropped.update(record.counters.rows_dropped)
+        places = {record.place for record in records}
+        undelivered = self._undelivered_before + ledger.undelivered(places)
+        if undelivered:
+            dropped["queue_discarded"] += undelivered
+        in_flight = self._in_flight_before + ledger.in_flight(places)
+        certain = self._lossy or bool(+dropped or in_flight) or any(map(ledger.held_rows, records))
+        shown = {reason: min(COUNT_MAX, count) for reason, count in sorted(dropped.items()) if count}
+        return Losses(shown, min(COUNT_MAX, in_flight), certain)
+
+    def _records(self, current: Iterable[AttemptRecord]) -> list[AttemptRecord]:
+        return [*(record for kept in self._ended.values() for record in kept), *current]
+
+
+class _Ledger:
+    """Who sent how much to whom, from the traffic of these attempts."""
+
+    def __init__(self, edges: Sequence[Edge], records: Sequence[AttemptRecord]) -> None:
+        self._reading = {edge.target for edge in edges}
+        self._writing = {edge.source for edge in edges}
+        self._members: defaultdict[Place, list[AttemptRecord]] = defaultdict(list)
+        self._sent_to: Counter[Place] = Counter()
+        self._sent_by_survivors: Counter[Place] = Counter()
+        self._received: Counter[Place] = Counter()
+        self._received_by_survivors: Counter[Place] = Counter()
+        """By the producer's place, rows received from there by others than what died with it."""
+        for record in records:
+            self._members[record.place].append(record)
+            died_on = record.worker if record.end == "died" else None
+            for peer in unpack_traffic(record.traffic):
+                if not peer.worker or peer.edge >= len(edges):
+                    continue
+                consumer = (edges[peer.edge].target, peer.worker, peer.attempt)
+                producer = (edges[peer.edge].source, peer.worker, peer.attempt)
+                self._sent_to[consumer] += peer.sent
+                self._received[record.place] += peer.received
+                if peer.worker != died_on or record.operator not in self._reading:
+                    self._sent_by_survivors[consumer] += peer.sent
+                if peer.worker != died_on:
+                    self._received_by_survivors[producer] += peer.received
+
+    def undelivered(self, places: Iterable[Place]) -> int:
+        """Rows on their way to groups that have ended in order, and not all with their work done."""
+        return sum(
+            max(0, self._sent_to[place] - self._received[place])
+            for place in places
+            if {record.end for record in self._members[place]} in ({"early"}, {"early", "finished"})
+        )
+
+    def in_flight(self, places: Iterable[Place]) -> int:
+        """Rows in what died, by worker; a source that starts again loses none of those it has yet to send."""
+        balance: Counter[int] = Counter()
+        for place in places:
+            members = [record for record in self._members[place] if record.end == "died"]
+            operator, worker, _ = place
+            if not members or operator not in self._reading:
+                continue
+            balance[worker] += self._sent_by_survivors[place] - self._received_by_survivors[place]
+            for record in members:
+                if operator not in self._writing:
+                    balance[worker] -= record.counters.records_in
+                balance[worker] -= sum(record.counters.rows_dropped.values())
+        return sum(max(0, rows) for rows in balance.values())
+
+    def held_rows(self, record: AttemptRecord) -> bool:
+        """Whether an attempt ended before its work was done and may have held rows then."""
+        if record.end == "died":
+            return bool(self._sent_to[record.place] or record.counters.records_out)
+        taken = record.counters.records_in or self._received[record.place]
+        return record.end == "early" and record.operator in self._reading and bool(taken)
+
+
+def _plus(total: Totals | None, record: AttemptRecord) -> Totals:
+    peers = unpack_traffic(record.traffic)
+    sent, received = sum(peer.sent for peer in peers), sum(peer.received for peer in peers)
+    if total is None:
+        return Totals(record.counters, min(COUNT_MAX, sent), min(COUNT_MAX, received))
+    return Totals(
+        total.counters.plus(record.counters),
+        min(COUNT_MAX, total.rows_sent + sent),
+        min(COUNT_MAX, total.rows_received + received),
+    )

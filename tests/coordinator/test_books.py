@@ -1,0 +1,194 @@
+"""What the coordinator adds up over all attempts: totals, undelivered rows, rows in what died."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minishuffle.coordinator.books import ATTEMPTS_KEPT, AttemptRecord, Books
+from minishuffle.counters import TaskCounters
+from minishuffle.dataflow.graph import Edge
+from minishuffle.wire.packed import PeerRows, pack_traffic
+
+END = Literal["", "finished", "early", "died"]
+EDGES = [Edge(source=0, target=1, partitioner="hash"), Edge(source=1, target=2, partitioner="hash")]
+"""A source 0, a map 1 and a sink 2."""
+
+
+def record(
+    operator: int,
+    attempt: int = 1,
+    *peers: PeerRows,
+    worker: int = 1,
+    index: int = 0,
+    end: END = "",
+    **counters: int,
+) -> AttemptRecord:
+    traffic = pack_traffic(peers)
+    return AttemptRecord(operator, index, worker, attempt, end, TaskCounters(**counters), traffic)
+
+
+def sent(edge: int, rows: int, attempt: int = 1, worker: int = 1) -> PeerRows:
+    return PeerRows(edge, worker, attempt, sent=rows)
+
+
+def received(edge: int, rows: int, attempt: int = 1, worker: int = 1) -> PeerRows:
+    return PeerRows(edge, worker, attempt, received=rows)
+
+
+def books(*ended: AttemptRecord, current: list[AttemptRecord]) -> Books:
+    made = Books(EDGES)
+    for each in ended:
+        made.close(each, current)
+    return made
+
+
+def test_a_job_in_which_nothing_fails_loses_nothing() -> None:
+    current = [
+        record(0, 1, sent(0, 100), end="finished", records_out=100),
+        record(1, 1, received(0, 100), sent(1, 50), end="finished", records_in=100),
+        record(2, 1, received(1, 50), end="finished", records_in=50),
+    ]
+    assert books(current=current).losses(current) == ({}, 0, False)
+
+
+def test_rows_on_their_way_are_not_lost_while_the_consumer_runs() -> None:
+    current = [record(0, 1, sent(0, 100)), record(1, 1, received(0, 60), records_in=60)]
+    assert books(current=current).losses(current) == ({}, 0, False)
+
+
+def test_rows_sent_to_an_attempt_that_ended_early_and_not_received_are_undelivered() -> None:
+    ended = record(1, 1, received(0, 60), end="early", records_in=60)
+    ended.counters.rows_dropped = {"queue_discarded": 5, "failed_batch": 2}
+    current = [record(0, 1, sent(0, 70), sent(0, 30, attempt=2)), record(1, 2, received(0, 20))]
+    made = books(ended, current=current)
+    assert made.losses(current).dropped == {"failed_batch": 2, "queue_discarded": 5 + 10}
+    # What its producer had sent before comes to be known later: the number grows.
+    current[0].traffic = pack_traffic([sent(0, 75), sent(0, 30, attempt=2)])
+    assert made.losses(current).dropped["queue_discarded"] == 5 + 15
+
+
+def test_subtasks_that_are_one_peer_to_others_count_when_all_of_them_have_ended() -> None:
+    first = record(1, 1, received(0, 40), end="early", records_in=1)
+    sibling = record(1, 1, received(0, 50), index=1)
+    current = [record(0, 1, sent(0, 100)), record(1, 2, worker=1), sibling]
+    made = books(first, current=current)
+    assert made.losses(current).dropped == {}
+    sibling.end = "finished"
+    assert made.losses(current).dropped == {"queue_discarded": 10}
+
+
+def test_what_died_with_a_worker_had_rows_in_flight() -> None:
+    died = record(1, 1, received(0, 90, worker=9), sent(1, 80, worker=9), worker=5, end="died", records_in=85)
+    current = [
+        record(0, 1, sent(0, 100, worker=5), worker=9),
+        record(1, 2, worker=9),
+        record(2, 1, received(1, 70, worker=5), worker=9),
+    ]
+    losses = books(died, current=current).losses(current)
+    assert losses == ({}, 30, True), "100 sent to it, 70 received from it"
+
+
+def test_drops_that_it_had_reported_are_not_in_flight() -> None:
+    died = record(1, 1, worker=5, end="died")
+    died.counters.rows_dropped = {"partial_element": 4}
+    current = [record(0, 1, sent(0, 10, worker=5), worker=9), record(1, 2, worker=9)]
+    assert books(died, current=current).losses(current) == ({"partial_element": 4}, 6, True)
+
+
+def test_rows_between_tasks_that_died_together_are_counted_once() -> None:
+    middle = record(1, 1, received(0, 90, worker=9), sent(1, 80, worker=5), worker=5, end="died")
+    sink = record(2, 1, received(1, 75, worker=5), worker=5, end="died", records_in=60)
+    current = [record(0, 1, sent(0, 100, worker=5), worker=9), record(1, 2), record(2, 2)]
+    losses = books(middle, sink, current=current).losses(current)
+    assert losses.in_flight == 40, "100 sent to the worker, 60 taken in by its sink"
+
+
+def test_a_sink_has_delivered_what_it_took_in() -> None:
+    died = record(2, 1, received(1, 95, worker=9), worker=5, end="died", records_in=90)
+    current = [record(1, 1, sent(1, 100, worker=5), worker=9), record(2, 2, worker=9)]
+    assert books(died, current=current).losses(current).in_flight == 10
+
+
+def test_a_source_that_starts_again_has_nothing_in_flight_but_may_have_lost_rows() -> None:
+    died = record(0, 1, sent(0, 10, worker=9), worker=5, end="died", records_out=10)
+    current = [record(0, 2, worker=9), record(1, 1, received(0, 8, worker=5), worker=9)]
+    assert books(died, current=current).losses(current) == ({}, 0, True)
+
+
+@pytest.mark.parametrize(
+    ("ended", "certain"),
+    [
+        (record(1, 1, end="early"), False),
+        (record(1, 1, end="early", records_in=1), True),
+        (record(0, 1, end="early", records_out=5), False),
+        (record(1, 1, end="died"), False),
+        (record(0, 1, end="died"), False),
+    ],
+    ids=["empty", "with rows", "a source", "died before its first row", "a source died before its first row"],
+)
+def test_an_attempt_that_held_rows_when_it_ended_has_lost_some(ended: AttemptRecord, certain: bool) -> None:
+    current = [record(0), record(1, 2)]
+    assert books(ended, current=current).losses(current).certain == certain
+
+
+def test_late_reports_of_replaced_attempts_change_the_books() -> None:
+    ended = record(0, 1, sent(0, 10), end="early")
+    current = [record(0, 2), record(1)]
+    made = books(ended, current=current)
+    table = pack_traffic([sent(0, 12)])
+    assert made.report(1, (0, 0), 1, table)
+    assert made.totals(current[0]).rows_sent == 12
+    for worker, key, attempt in ((2, (0, 0), 1), (1, (0, 1), 1), (1, (0, 0), 2)):
+        assert not made.report(worker, key, attempt, table)
+
+
+def test_totals_are_over_all_attempts_and_old_ones_do_not_leave_them() -> None:
+    current = record(1, 1)
+    made = Books(EDGES)
+    for attempt in range(1, ATTEMPTS_KEPT + 10):
+        current = record(1, attempt, received(0, 3, attempt=7), end="early", records_in=2)
+        current.counters.rows_dropped = {"failed_batch": 1}
+        made.close(current, [current])
+    last = record(1, ATTEMPTS_KEPT + 10, received(0, 3), records_in=2)
+    count = ATTEMPTS_KEPT + 10
+    totals = made.totals(last)
+    assert (totals.counters.records_in, totals.rows_received) == (2 * count, 3 * count)
+    assert made.losses([last]).dropped == {"failed_batch": count - 1}
+
+
+attempts = st.lists(
+    st.tuples(st.integers(0, 30), st.integers(0, 30), st.sampled_from(["early", "died"])), max_size=8
+)
+
+
+@given(attempts, st.integers(0, 20), st.integers(0, 20))
+def test_dropped_and_in_flight_are_what_was_sent_and_did_not_come_out(
+    history: list[tuple[int, int, END]], queued: int, dropped: int
+) -> None:
+    """A map that fails or dies after so many rows, and its sink on another worker: one row for each."""
+    source, sink = record(0, 1, worker=1), record(2, 1, worker=1)
+    made, sent_rows, got_rows, in_flight, undelivered = Books(EDGES), [], [], 0, 0
+    for number, (taken, more, end) in enumerate(history, 1):
+        worker = 10 + number
+        attempt = record(
+            1, number, received(0, taken), sent(1, taken), worker=worker, end=end, records_in=taken
+        )
+        sent_rows.append(sent(0, taken + more, number, worker))
+        got_rows.append(received(1, taken, number, worker))
+        if end == "died":
+            in_flight += more
+        else:
+            undelivered += more
+        made.close(attempt, [source, attempt, sink])
+    source.traffic, sink.traffic = pack_traffic(sent_rows), pack_traffic(got_rows)
+    source.counters.rows_dropped = {"queue_discarded": queued, "upstream_unavailable": dropped}
+    current = [source, record(1, len(history) + 1, worker=9), sink]
+    losses = made.losses(current)
+    assert losses.in_flight == in_flight
+    assert losses.dropped.get("queue_discarded", 0) == queued + undelivered
+    assert losses.dropped.get("upstream_unavailable", 0) == dropped
+    assert losses.certain or not any((in_flight, undelivered, queued, dropped))
