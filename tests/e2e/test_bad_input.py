@@ -29,6 +29,7 @@ from minishuffle.errors import (
     UnknownName,
     UsageError,
 )
+from support.settings import NO_RESTARTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -91,7 +92,7 @@ def test_an_unknown_column_is_named_with_those_that_there_are(tmp_path: Path) ->
 def test_a_key_column_that_rows_turn_out_to_lack_is_named(endless: Any, goes_on: Callable[[], None]) -> None:
     stream = Stream.items([{"user": "a"}]).key_by("usr").count().collect()
     with pytest.raises(TaskFailed, match=r"usr"):
-        endless.cluster.run(stream, timeout=SECONDS_MAX)
+        endless.cluster.run(stream, timeout=SECONDS_MAX, settings=NO_RESTARTS)
     goes_on()
 
 
@@ -107,7 +108,9 @@ def test_a_raising_function_shows_the_users_traceback_alone(
     def outer(row: int) -> int:
         return inner(row)
 
-    handle = endless.cluster.submit(Stream.items([1]).map(outer).collect(), name="raises")
+    handle = endless.cluster.submit(
+        Stream.items([1]).map(outer).collect(), name="raises", settings=NO_RESTARTS
+    )
     with pytest.raises(TaskFailed) as raised:
         handle.wait(SECONDS_MAX)
     text = str(raised.value)
@@ -140,7 +143,7 @@ def test_a_record_that_msgpack_cannot_take_is_named(
 ) -> None:
     stream = Stream.items([0, 1]).map(lambda number: (number, value)).rebalance().map(str).collect()
     with pytest.raises(TaskFailed) as raised:
-        endless.cluster.run(stream, parallelism=2, timeout=SECONDS_MAX)
+        endless.cluster.run(stream, parallelism=2, timeout=SECONDS_MAX, settings=NO_RESTARTS)
     assert named in str(raised.value)
     assert "cannot cross an exchange" in str(raised.value)
     assert repr(value) in str(raised.value)
@@ -162,7 +165,7 @@ def test_a_result_that_msgpack_cannot_take_fails_its_job_alone(
             return object()
 
     with pytest.raises(TaskFailed, match="object"):
-        endless.cluster.run(Stream.items([1]).to(Odd()), timeout=SECONDS_MAX)
+        endless.cluster.run(Stream.items([1]).to(Odd()), timeout=SECONDS_MAX, settings=NO_RESTARTS)
     goes_on()
 
 

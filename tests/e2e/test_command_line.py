@@ -195,11 +195,15 @@ def test_a_detached_cluster_from_up_to_down(shell: Shell, tmp_path: Path) -> Non
     done = shell.json("submit", f"{tmp_path / 'own.py'}:fine", "--wait")
     assert done["state"] == "finished"
     assert sorted(map(tuple, done["rows"])) == [("a", 2), ("b", 1)]
-    _, failed = shell.run("submit", f"{tmp_path / 'own.py'}:broken", "--wait", code=1)
-    assert failed.splitlines()[1].startswith("minishuffle: job j2 (broken) failed: ")
+    limit = ("--set", "restart_failures_max=2")
+    _, failed = shell.run("submit", f"{tmp_path / 'own.py'}:broken", "--wait", *limit, code=1)
+    first, second = failed.splitlines()[1:3]
+    assert "attempt 2 follows at once (failure 1 of 2): " in first and "ValueError: cannot take" in first
+    assert second.startswith("minishuffle: job j2 (broken) failed: ")
     assert "ValueError: cannot take" in failed
     assert "own.py" in failed
     assert "minishuffle/worker" not in failed
+    assert "failed 2 times within 300 s (restart_failures_max)" in failed
 
     submitted = shell.json("submit", "keyby", "--name", "endless")
     running = until(

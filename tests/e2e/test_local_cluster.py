@@ -11,6 +11,7 @@ from minishuffle.client import JobHandle
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import TaskFailed, UnknownName, UsageError
 from minishuffle.local import LocalCluster
+from support.settings import NO_RESTARTS
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -43,9 +44,11 @@ def test_a_failing_function_and_a_lost_worker_leave_the_cluster_usable() -> None
 
     with LocalCluster(workers=2, slots=2) as cluster:
         with pytest.raises(TaskFailed, match=r"(?s)ZeroDivisionError.*return n // 0"):
-            cluster.run(Stream.items([1]).map(fail).collect(), timeout=60)
+            cluster.run(Stream.items([1]).map(fail).collect(), timeout=60, settings=NO_RESTARTS)
         endless = Stream.generate(lambda start, count: list(range(start, start + count)), rate=1000)
-        handle = cluster.submit(endless.key_by(lambda n: n % 10).count(emit="batch").to_count())
+        handle = cluster.submit(
+            endless.key_by(lambda n: n % 10).count(emit="batch").to_count(), settings=NO_RESTARTS
+        )
         cluster.kill_worker(2, signal.SIGKILL)
         with pytest.raises(TaskFailed, match="worker 2"):
             handle.wait(timeout=60)

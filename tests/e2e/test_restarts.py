@@ -1,0 +1,103 @@
+"""Real processes: a function that raises once, a worker that is killed, a function that always raises."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minishuffle.dataflow.graph import JobSettings
+from minishuffle.dataflow.stream import Stream
+from minishuffle.errors import RowsLost, TaskFailed
+from minishuffle.local import LocalCluster
+from minishuffle.wire.messages import JobInfo
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]
+
+SECONDS_MAX = 60.0
+ROWS = 2_000
+Until = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(workers=3, slots=2) as started:
+        yield started
+
+
+def attempts(info: JobInfo) -> dict[str, int]:
+    return {f"{task.name}[{task.index}]": task.attempt for task in info.tasks}
+
+
+def numbers(start: int, count: int) -> list[int]:
+    return list(range(start, start + count))
+
+
+def test_a_task_that_raises_once_restarts_alone_and_the_rest_arrives(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    raised = tmp_path / "raised"
+
+    def raise_once(number: int) -> int:
+        if number == ROWS // 2 and not raised.exists():
+            raised.touch()
+            raise ValueError("just once")
+        return number
+
+    stream = Stream.generate(numbers, rate=1_000, records=ROWS).rebalance().map(raise_once)
+    handle = cluster.submit(stream.rebalance().collect(), parallelism=2)
+    with pytest.raises(RowsLost, match="1 restarts"):
+        handle.wait(SECONDS_MAX)
+    result = handle.wait(SECONDS_MAX, allow_loss=True)
+    assert result.state == "finished_with_loss"
+    info = handle.info()
+    assert sorted(attempts(info).values()) == [1, 1, 1, 1, 1, 2]
+    assert info.restarts == {"failed": 1}
+    assert len(set(result.rows)) == len(result.rows), "no row came twice"
+    missing = set(range(ROWS)) - set(result.rows)
+    assert 0 < len(missing) < ROWS // 4
+    kinds = [event.kind for event in handle.events() if event.attempt == 2]
+    assert kinds[:3] == ["task rescheduled", "task deployed", "task running"]
+
+
+def test_tasks_of_a_killed_worker_restart_on_another_and_the_rest_runs_on(
+    cluster: LocalCluster, wait_until: Until
+) -> None:
+    stream = Stream.generate(numbers, rate=2_000).key_by(lambda number: number % 100).count(emit="batch")
+    handle = cluster.submit(stream.to_count(), parallelism=2)
+
+    def grown(index: int, than: int) -> bool:
+        task = next(task for task in handle.info().tasks if (task.operator, task.index) == (1, index))
+        return task.state == "running" and task.counters.records_in > than
+
+    wait_until(lambda: grown(0, 500) and grown(1, 500), "rows at both counts")
+    before = handle.info()
+    victim = next(task.worker for task in before.tasks if task.index == 1)
+    counted = {task.index: task.counters.records_in for task in before.tasks if task.operator == 1}
+    cluster.kill_worker(victim, signal.SIGKILL)
+    wait_until(lambda: attempts(handle.info()) == {**attempts(before), **lost(before)}, "the restart")
+    wait_until(lambda: all(grown(index, counted[index] + 1_000) for index in (0, 1)), "more rows at both")
+    info = handle.info()
+    assert (info.state, info.causes, info.restarts) == ("running", [], {"lost": 2})
+    assert victim not in {task.worker for task in info.tasks}
+    handle.cancel()
+    assert handle.wait_until_over(SECONDS_MAX).state == "canceled"
+
+
+def lost(before: JobInfo) -> dict[str, int]:
+    """The attempts of the tasks in the job's slot 1 after its worker was lost."""
+    return {f"{task.name}[{task.index}]": 2 for task in before.tasks if task.index == 1}
+
+
+def test_a_function_that_always_raises_ends_its_job_after_the_limit(cluster: LocalCluster) -> None:
+    def fail(number: int) -> int:
+        raise ValueError(f"never {number}")
+
+    stream = Stream.items([1]).map(fail).collect()
+    handle = cluster.submit(stream, parallelism=1, settings=JobSettings(restart_failures_max=3))
+    with pytest.raises(TaskFailed, match=r"(?s)ValueError: never 1.*in fail.*failed 3 times within 300 s"):
+        handle.wait(SECONDS_MAX)
+    assert [event.attempt for event in handle.events() if event.kind == "task failed"] == [1, 2, 3]
