@@ -69,7 +69,7 @@ def test_a_run_that_takes_too_long_is_cancelled() -> None:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143)])
 def test_a_run_that_a_signal_ends_is_cancelled(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    def interrupted(handle: JobHandle, timeout: float | None) -> None:
+    def interrupted(handle: JobHandle, timeout: float | None, **_: object) -> None:
         raise error
 
     monkeypatch.setattr(JobHandle, "wait", interrupted)
