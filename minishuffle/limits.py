@@ -42,6 +42,8 @@ UNAUTHENTICATED_CONNECTIONS_MAX: Final = 64
 TRAFFIC_PEERS_MAX: Final = 1_024
 """Peers, by edge, worker and attempt, that the rows of one attempt are counted for; further ones are counted
 together."""
+SPLITS_MAX: Final = 1 << 20
+"""Splits of one source's subtask whose positions a message may hold."""
 EARLY_LINKS_MAX: Final = 64
 """Links of workers that the coordinator has not announced yet; the oldest makes room."""
 EARLY_REQUESTS_MAX: Final = 16_384
@@ -86,6 +88,9 @@ RESTART_FAILURES_MAX_DEFAULT: Final = 10
 RESTART_FAILURES_MAX: Final = 1_000_000
 RESTART_FAILURE_WINDOW_SECONDS: Final = 300.0
 """Older failures of a subtask do not count against its job."""
+SOURCE_LEASE_ROWS_MAX: Final = 1 << 40
+LEASE_SECONDS: Final = 0.25
+"""How long the rows of a source's lease last at its present rate, unless its job says otherwise."""
 JOB_BUFFERS_MAX: Final = CREDIT_MAX // 2
 """Exclusive buffers of a channel, and floating buffers of a gate, that a job may ask for: a channel may
 have both as credit."""

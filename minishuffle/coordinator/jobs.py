@@ -34,6 +34,7 @@ from minishuffle import limits
 from minishuffle.coordinator.books import AttemptRecord, Books, Losses, TaskKey, Totals
 from minishuffle.coordinator.failover import DELAY_SECONDS_MIN, Failures
 from minishuffle.coordinator.history import History
+from minishuffle.coordinator.positions import SourceProgress
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import JobGraph, Placement
 from minishuffle.errors import ResourceExhausted, ShuffleError, TaskCancelled
@@ -45,6 +46,7 @@ from minishuffle.wire.messages import (
     JobInfo,
     JobRows,
     LogLines,
+    SourcePositions,
     TaskInfo,
     TaskReleased,
     TaskReport,
@@ -163,6 +165,8 @@ class Job:
         """What they are, until something changes."""
         self._random = random
         self._lost_slots: set[int] = set()
+        self.positions = SourceProgress(repeats=graph.settings.source_lease == 0)
+        """Where its sources are. The next attempt of one gets what :meth:`SourceProgress.resume` says."""
         self._segments = dict(segments)
         self._tasks = {
             (operator, index): Subtask(operator, index, placement[index], FIRST_ATTEMPT, name=vertex.name)
@@ -253,7 +257,10 @@ class Job:
     # --- what happens to it ----------------------------------------------------------------------
 
     def heard(
-        self, worker: int, message: TaskStateChanged | TaskReleased | Collected | LogLines, at: float
+        self,
+        worker: int,
+        message: TaskStateChanged | TaskReleased | Collected | LogLines | SourcePositions,
+        at: float,
     ) -> bool:
         """A worker says something of it; False if that is not (any more) so."""
         match message:
@@ -263,12 +270,14 @@ class Job:
                 return self.task_released(worker, message)
             case Collected():
                 return self.collected(worker, message, at)
+            case SourcePositions():
+                return self.source_moved(worker, message, at)
             case LogLines(lines=lines):
                 self.history.log(lines)
                 return True
 
     def _named(
-        self, worker: int, message: TaskStateChanged | TaskReleased | Collected | TaskReport
+        self, worker: int, message: TaskStateChanged | TaskReleased | Collected | TaskReport | SourcePositions
     ) -> Subtask | None:
         """The subtask of a message, if it is about the current attempt and of the worker that runs it."""
         task = self._tasks.get((message.operator, message.index))
@@ -286,6 +295,7 @@ class Job:
         if message.state != "running":
             task.counters = message.counters
             task.traffic = message.traffic or task.traffic
+            self.positions.report(task.operator, task.index, message.positions, at)
         if message.state == "finished":
             self._keep_result(task, message.result, at)
         elif message.state != "running":
@@ -338,6 +348,14 @@ class Job:
             key = (message.operator, message.index)
             return self._books.report(worker, key, message.attempt, message.traffic)
         task.traffic = message.traffic
+        return True
+
+    def source_moved(self, worker: int, message: SourcePositions, at: float) -> bool:
+        """Where a source is; False if it is not of a current attempt that runs."""
+        task = self._named(worker, message)
+        if task is None or task.state not in ("created", "running"):
+            return False
+        self.positions.report(task.operator, task.index, message.positions, at)
         return True
 
     def collected(self, worker: int, message: Collected, at: float) -> bool:

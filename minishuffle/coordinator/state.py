@@ -69,6 +69,7 @@ from minishuffle.wire.messages import (
     ReleaseJob,
     ShowJob,
     Shutdown,
+    SourcePositions,
     StopCluster,
     SubmitJob,
     TaskReleased,
@@ -298,7 +299,7 @@ class CoordinatorState:
         match message:
             case Heartbeat():
                 self._heartbeat(worker, message)
-            case TaskStateChanged() | TaskReleased() | Collected():
+            case TaskStateChanged() | TaskReleased() | Collected() | SourcePositions():
                 if self._is_new(worker, message.number):
                     self._about_job(worker, message, at)
             case LogLines():
@@ -331,7 +332,10 @@ class CoordinatorState:
         return new
 
     def _about_job(
-        self, worker: Worker, message: TaskStateChanged | TaskReleased | Collected | LogLines, at: float
+        self,
+        worker: Worker,
+        message: TaskStateChanged | TaskReleased | Collected | LogLines | SourcePositions,
+        at: float,
     ) -> None:
         job = self._jobs.get(message.job)
         if job is None or not job.heard(worker.worker, message, at):

@@ -51,6 +51,10 @@ class JobSettings(BaseModel):
     on_unavailable: Literal["drop", "wait"] | None = None
     """What a producer does with rows for a consumer that is restarting. None: ``drop`` if any source of the
     job is endless, else ``wait``."""
+    source_lease: int | None = Field(None, ge=0, le=limits.SOURCE_LEASE_ROWS_MAX)
+    """Rows of each split that a source may emit beyond the position that it has reported: so many may be lost
+    when its worker is, and none are repeated. None: what it emits in LEASE_SECONDS, at least a batch. 0: it
+    restarts at the position, and the rows behind it that it had emitted are repeated."""
 
 
 class Vertex(BaseModel):

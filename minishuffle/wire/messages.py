@@ -16,7 +16,7 @@ from minishuffle import limits
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import LocalProtocolError
 from minishuffle.ids import FIRST_ATTEMPT
-from minishuffle.wire.packed import WORKER_BYTES, TrafficTable, unpack_placement
+from minishuffle.wire.packed import WORKER_BYTES, PositionTable, TrafficTable, unpack_placement
 
 # --- parts ----------------------------------------------------------------------------------------
 #
@@ -182,6 +182,10 @@ class TaskSpec(ControlMessage):
     sink: str = ""
     """The name of a sink whose records external clients read."""
     bounded: bool = True
+    positions: PositionTable = b""
+    """What an earlier attempt of a source has reported: each split goes on at its ``end``."""
+    positions_age: float = 0.0
+    """Seconds since it has."""
 
 
 class TaskInfo(ControlMessage):
@@ -261,7 +265,8 @@ class TaskStateChanged(ControlMessage):
     type: Literal["task_state"] = "task_state"
     term: int
     number: int = 0
-    """Counts the reports of a worker, these, Collected and TaskReleased, from 1; see Acknowledge."""
+    """Counts the reports of a worker (these, Collected, SourcePositions, TaskReleased) from 1; see
+    Acknowledge."""
     job: str
     operator: int
     index: int
@@ -272,6 +277,25 @@ class TaskStateChanged(ControlMessage):
     """What the sink's ``close`` returned, msgpacked; empty when nothing."""
     counters: Counters = Field(default_factory=TaskCounters)
     traffic: TrafficTable = b""
+    positions: PositionTable = b""
+    """Where a source that has ended stands, without any lease."""
+
+
+class SourcePositions(ControlMessage):
+    """How far a source's subtask is, and how far it may go before its next report.
+
+    It emits nothing behind the ``end`` of a split before this is acknowledged. An entry replaces the one of
+    its split that was reported before.
+    """
+
+    type: Literal["source_positions"] = "source_positions"
+    term: int
+    number: int = 0
+    job: str
+    operator: int
+    index: int
+    attempt: int
+    positions: PositionTable
 
 
 class TaskReleased(ControlMessage):

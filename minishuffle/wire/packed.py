@@ -1,4 +1,4 @@
-"""Tables of fixed entries that control messages carry as bytes: placements and traffic."""
+"""Tables of fixed entries that control messages carry as bytes: placements, traffic and positions."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ from minishuffle import limits
 __all__ = [
     "WORKER_BYTES",
     "PeerRows",
+    "PositionTable",
+    "SplitPosition",
     "TrafficTable",
     "pack_placement",
+    "pack_positions",
     "pack_traffic",
     "unpack_placement",
+    "unpack_positions",
     "unpack_traffic",
 ]
 
@@ -70,13 +74,54 @@ def unpack_traffic(table: bytes) -> list[PeerRows]:
     return [PeerRows(*entry) for entry in _ENTRY.iter_unpack(table)]
 
 
-def _checked(table: bytes) -> bytes:
-    if len(table) % _ENTRY.size:
-        raise ValueError(f"a table of {len(table)} bytes has no whole number of entries")
-    return table
+def _whole_entries_of(size: int) -> AfterValidator:
+    def checked(table: bytes) -> bytes:
+        if len(table) % size:
+            raise ValueError(f"a table of {len(table)} bytes has no whole number of entries")
+        return table
+
+    return AfterValidator(checked)
 
 
 TrafficTable = Annotated[
-    bytes, Field(max_length=2 * limits.TRAFFIC_PEERS_MAX * _ENTRY.size), AfterValidator(_checked)
+    bytes, Field(max_length=2 * limits.TRAFFIC_PEERS_MAX * _ENTRY.size), _whole_entries_of(_ENTRY.size)
 ]
 """The traffic of one attempt, in a message; see :func:`unpack_traffic`."""
+
+
+# --- positions ------------------------------------------------------------------------------------
+
+_POSITION: Final = struct.Struct(">IQQ?")
+
+
+class SplitPosition(NamedTuple):
+    """How far a source's subtask is in one of its splits."""
+
+    split: int
+    """Its index in ``Source.splits()``."""
+    position: int
+    """Rows of the split that were emitted, those that were skipped included."""
+    lease: int = 0
+    """Rows behind them that may be emitted before the next report."""
+    done: bool = False
+    """The split has ended."""
+
+    @property
+    def end(self) -> int:
+        """Nothing from here on was emitted."""
+        return self.position + self.lease
+
+
+def pack_positions(entries: Iterable[SplitPosition]) -> bytes:
+    return b"".join(_POSITION.pack(*entry) for entry in entries)
+
+
+def unpack_positions(table: bytes) -> list[SplitPosition]:
+    """Raises struct.error: the table ends in the middle of an entry."""
+    return [SplitPosition(*entry) for entry in _POSITION.iter_unpack(table)]
+
+
+PositionTable = Annotated[
+    bytes, Field(max_length=limits.SPLITS_MAX * _POSITION.size), _whole_entries_of(_POSITION.size)
+]
+"""Positions of one source's subtask, in a message; see :func:`unpack_positions`."""

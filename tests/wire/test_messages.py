@@ -35,7 +35,7 @@ from minishuffle.wire.messages import (
     TaskStateChanged,
     WorkerAddress,
 )
-from minishuffle.wire.packed import PeerRows, pack_placement, pack_traffic
+from minishuffle.wire.packed import PeerRows, SplitPosition, pack_placement, pack_positions, pack_traffic
 
 ADDRESS = WorkerAddress(worker=7, epoch=1, host="10.0.0.7", data_port=5007)
 MESSAGE_TYPES = tuple(ControlMessage.by_type.values())
@@ -84,6 +84,9 @@ def messages(cls: type[ControlMessage]) -> st.SearchStrategy[ControlMessage]:
     if "traffic" in fields:
         count = st.integers(0, 2**32 - 1)
         fields["traffic"] = st.lists(st.builds(PeerRows, *[count] * 7), max_size=2).map(pack_traffic)
+    if "positions" in fields:
+        entry = st.builds(SplitPosition, st.integers(0, 2**32 - 1), *[st.integers(0, 2**40)] * 2)
+        fields["positions"] = st.lists(entry, max_size=2).map(pack_positions)
     return st.builds(cls, **fields)
 
 

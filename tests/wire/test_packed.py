@@ -8,12 +8,15 @@ from minishuffle import limits
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import RemoteProtocolError
 from minishuffle.wire.control import pack_message, unpack_message
-from minishuffle.wire.messages import ControlMessage, TaskReleased, TaskReport
+from minishuffle.wire.messages import ControlMessage, SourcePositions, TaskReleased, TaskReport
 from minishuffle.wire.packed import (
     PeerRows,
+    SplitPosition,
     pack_placement,
+    pack_positions,
     pack_traffic,
     unpack_placement,
+    unpack_positions,
     unpack_traffic,
 )
 
@@ -25,6 +28,10 @@ def test_tables_are_read_as_they_were_written() -> None:
     assert unpack_traffic(pack_traffic(entries)) == entries
     assert unpack_traffic(b"") == []
     assert unpack_placement(pack_placement([7, 8, 9])) == (7, 8, 9)
+    positions = [SplitPosition(0, 5), SplitPosition(2**32 - 1, 2**40, 2**41, True)]
+    assert unpack_positions(pack_positions(positions)) == positions
+    assert [position.end for position in positions] == [5, 3 * 2**40]
+    assert unpack_positions(b"") == []
 
 
 def test_a_traffic_of_no_whole_entries_or_of_too_many_is_not_read() -> None:
@@ -40,3 +47,11 @@ def test_a_traffic_of_no_whole_entries_or_of_too_many_is_not_read() -> None:
         with pytest.raises(RemoteProtocolError, match=r"TaskReleased\.traffic: "):
             back(wrong)
     assert TaskReport(counters=TaskCounters(), **TASK).traffic == b""
+
+
+def test_positions_of_no_whole_entries_are_not_read() -> None:
+    one = pack_positions([SplitPosition(0, 5, 3)])
+    made = SourcePositions(term=1, positions=one, **TASK)
+    assert unpack_message(pack_message(made)) == made
+    with pytest.raises(RemoteProtocolError, match=r"SourcePositions\.positions: "):
+        unpack_message(pack_message(made.model_copy(update={"positions": one[:-1]})))

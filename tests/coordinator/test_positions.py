@@ -1,0 +1,92 @@
+"""Where sources are, as the coordinator keeps it, and what their next attempts get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from minishuffle.coordinator.jobs import Job
+from minishuffle.coordinator.positions import Resumption, SourceProgress
+from minishuffle.dataflow.graph import JobGraph
+from minishuffle.wire.messages import Acknowledge, SourcePositions, TaskStateChanged
+from minishuffle.wire.packed import SplitPosition, pack_positions, unpack_positions
+
+if TYPE_CHECKING:
+    from conftest import FakeCluster, FakeWorker
+
+TERM = 7
+
+
+def packed(*entries: SplitPosition) -> bytes:
+    return pack_positions(entries)
+
+
+def test_a_next_attempt_goes_on_behind_the_lease_and_closes_it() -> None:
+    progress = SourceProgress(repeats=False)
+    progress.report(0, 0, packed(SplitPosition(0, 10, 5), SplitPosition(2, 0, 5)), 100.0)
+    progress.report(0, 0, packed(SplitPosition(0, 12, 6)), 101.0)
+    progress.report(0, 0, b"", 102.0)
+    raw = packed(SplitPosition(0, 12, 6), SplitPosition(2, 0, 5))
+    assert progress.resume(0, 0, 101.5) == Resumption(raw, 0.5, 11)
+    closed = packed(SplitPosition(0, 18), SplitPosition(2, 5))
+    assert progress.resume(0, 0, 103.0) == Resumption(closed, 2.0, 0)
+    progress.report(0, 0, packed(SplitPosition(0, 18, 4)), 104.0)
+    assert progress.resume(0, 0, 104.0).lease_rows == 4
+
+
+def test_without_a_lease_it_goes_on_where_the_position_is() -> None:
+    progress = SourceProgress(repeats=True)
+    progress.report(0, 1, packed(SplitPosition(1, 12, 6), SplitPosition(3, 7, 0, True)), 100.0)
+    expected = packed(SplitPosition(1, 12), SplitPosition(3, 7, 0, True))
+    assert progress.resume(0, 1, 100.0) == Resumption(expected, 0.0, 6)
+    assert progress.resume(0, 1, 100.0) == Resumption(expected, 0.0, 0)
+
+
+def test_what_never_reported_begins_at_the_beginning() -> None:
+    assert SourceProgress(repeats=False).resume(3, 1, 100.0) == Resumption(b"", 0.0, 0)
+
+
+def test_a_clock_that_goes_back_makes_no_negative_age() -> None:
+    progress = SourceProgress(repeats=False)
+    progress.report(0, 0, packed(SplitPosition(0, 1)), 100.0)
+    assert progress.resume(0, 0, 99.0).positions_age == 0.0
+
+
+def moved(position: int, lease: int = 8, **fields: Any) -> SourcePositions:
+    where: dict[str, Any] = {"term": TERM, "job": "j1", "operator": 0, "index": 0, "attempt": 1, **fields}
+    return SourcePositions(positions=packed(SplitPosition(0, position, lease)), **where)
+
+
+def test_a_job_keeps_what_current_attempts_report(make_graph: Callable[..., JobGraph]) -> None:
+    job = Job("j1", "count", make_graph(), (1, 2), {1: 0, 2: 0}, at=100.0)
+
+    def kept() -> SplitPosition:
+        (entry,) = unpack_positions(job.positions.resume(0, 0, 101.0).positions)
+        return entry
+
+    assert job.heard(1, moved(10), 101.0)
+    assert not job.heard(1, moved(99, attempt=2), 101.0)
+    assert not job.heard(2, moved(99), 101.0)
+    assert kept() == SplitPosition(0, 10, 8)
+    assert job.heard(1, moved(20), 101.0)
+    table = packed(SplitPosition(0, 23))
+    ended = {"term": TERM, "job": "j1", "operator": 0, "index": 0, "attempt": 1, "state": "failed"}
+    assert job.heard(1, TaskStateChanged(positions=table, **ended), 101.0)
+    assert not job.heard(1, moved(99), 101.0)
+    assert kept() == SplitPosition(0, 23)
+
+
+def test_a_job_without_leases_repeats(make_graph: Callable[..., JobGraph]) -> None:
+    job = Job("j1", "count", make_graph(source_lease=0), (1, 2), {1: 0, 2: 0}, at=100.0)
+    assert job.heard(1, moved(10), 101.0)
+    assert job.positions.resume(0, 0, 101.0) == Resumption(packed(SplitPosition(0, 10)), 0.0, 8)
+
+
+def test_positions_are_acknowledged_like_every_report(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], make_graph: Callable[..., JobGraph]
+) -> None:
+    cluster.submit(make_graph())
+    for number in (1, 2, 2, 3):
+        cluster.send(pair[0], moved(10 * number, number=number, attempt=1 + number // 3))
+    assert [message.number for message in pair[0].got(Acknowledge)] == [1, 2, 2, 3]
+    assert cluster.state.ignored == 2
