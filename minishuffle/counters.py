@@ -107,8 +107,8 @@ class StateClock:
     """How long a task's thread was busy, idle and back-pressured, the state that it is in included.
 
     *Busy* is everything that is not a wait: user code, decoding, serialising. *Idle* is a wait for input,
-    *back-pressured* one for an output segment or for the coordinator to take rows. While the thread is in
-    a state the three add up to the time that has passed, whenever they are read.
+    *back-pressured* one for an output segment or for the coordinator to take rows or positions. While the
+    thread is in a state the three add up to the time that has passed, whenever they are read.
 
     The task's thread writes and any thread reads, without a lock: all there is to know is one tuple that
     is replaced as a whole. Times are seconds of one monotonic clock, passed in.
@@ -167,6 +167,8 @@ class TaskCounters:
     """Records that came behind the watermark that closed what they belong to."""
     rows_kept: int = 0
     """Rows that a sink has kept for other programs to read, those that were read and given up included."""
+    rows_skipped: int = 0
+    """Rows of an endless source with a pace that fell due while no attempt ran: they are never made."""
     watermark: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     """The last event time that the task sent to its consumers, in microseconds since 1970; None: none yet."""
     first_output_at: float = 0.0

@@ -42,7 +42,7 @@ RECOVERIES = frozenset({"task restarting", "task waiting for a slot"})
     metavar="KEY=VALUE",
     multiple=True,
     help="A parameter of the job, or a setting that every job has: buffer_timeout (adaptive, or seconds), "
-    "buffers_per_channel, floating_buffers_per_gate.",
+    "buffers_per_channel, floating_buffers_per_gate, source_lease (rows).",
 )
 @click.option("--name", help="Name of the job; by default that of JOB.")
 @click.option(

@@ -268,7 +268,8 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "counter",
         (*_TASK, "state"),
         "Seconds that a subtask's thread was busy, idle (no input) or backpressured_hard (no output buffer, "
-        "or the coordinator takes no rows); they add up to the time since it began, current waits included.",
+        "or the coordinator takes no rows or positions); they add up to the time since it began, current "
+        "waits included.",
         "worker",
     ),
     MetricSpec(
@@ -298,6 +299,13 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "counter",
         _TASK,
         "Records that came behind the watermark that closed what they belong to.",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_source_rows_skipped_total",
+        "counter",
+        _TASK,
+        "Rows of an endless source with a rate that fell due while it did not run; they are never made.",
         "worker",
     ),
     MetricSpec(
@@ -617,6 +625,7 @@ def _add_task(scrape: _Scrape, labels: Sequence[str], task: TaskSnapshot) -> Non
     errors = _from_zero(_ERROR_POLICIES, counters.user_errors)
     scrape.by_label("minishuffle_user_errors_total", errors, labels)
     scrape.value("minishuffle_records_late_total", counters.records_late, *labels)
+    scrape.value("minishuffle_source_rows_skipped_total", counters.rows_skipped, *labels)
     if counters.watermark is not None:
         scrape.value("minishuffle_watermark_lag_seconds", _lag(counters.watermark), *labels)
 

@@ -14,12 +14,12 @@ from typing import Final, TypeAlias
 from minishuffle import limits
 from minishuffle.errors import clipped
 from minishuffle.ids import AttemptId
-from minishuffle.wire.messages import Collected, LogLines, TaskReleased, TaskStateChanged
+from minishuffle.wire.messages import Collected, LogLines, SourcePositions, TaskReleased, TaskStateChanged
 from minishuffle.worker.handoff import TaskPaths
 
 __all__ = ["NumberedReport", "Outbox", "OutboxSender", "ReportLog"]
 
-NumberedReport: TypeAlias = Collected | TaskStateChanged | TaskReleased
+NumberedReport: TypeAlias = Collected | SourcePositions | TaskStateChanged | TaskReleased
 
 LINE_BYTES: Final = 64
 """What a line takes besides its characters."""
@@ -139,7 +139,7 @@ class ReportLog:
                 size = len(payload)
             case TaskStateChanged(result=result):
                 size = len(result)
-            case TaskReleased():
+            case SourcePositions() | TaskReleased():
                 size = 0
         self._kept.append((report, size))
         self._bytes += size
@@ -150,10 +150,14 @@ class ReportLog:
         self.last -= 1
         self._bytes -= self._kept.pop()[1]
 
-    def acknowledge(self, number: int) -> None:
-        """The coordinator has applied everything up to that number."""
+    def acknowledge(self, number: int) -> list[NumberedReport]:
+        """The coordinator has applied everything up to that number: gives what it had not before."""
+        applied: list[NumberedReport] = []
         while self._kept and self._kept[0][0].number <= number:
-            self._bytes -= self._kept.popleft()[1]
+            report, size = self._kept.popleft()
+            self._bytes -= size
+            applied.append(report)
+        return applied
 
 
 class OutboxSender:

@@ -37,6 +37,7 @@ from minishuffle.wire.messages import (
     Register,
     Registered,
     Shutdown,
+    SourcePositions,
     TaskReleased,
     WorkerAddress,
 )
@@ -191,6 +192,7 @@ class Worker:
                 spool_directory=self._spool_directory,
                 spool_bytes_max=self.settings.spool_bytes_max,
                 channel_event=self._on_channel_event,
+                moved=self._on_moved,
             )
             readers = ResultReaders(lambda: state.term, self._deployment, self._inbox, self._send)
             external = ExternalClients(lambda: state.term, self._deployment, readers, self._send)
@@ -253,7 +255,11 @@ class Worker:
 
     def _acknowledged(self, number: int) -> None:
         """The coordinator has applied reports: rows that wait behind them may follow."""
-        self._reports.acknowledge(number)
+        for report in self._reports.acknowledge(number):
+            if isinstance(report, SourcePositions):
+                attempt = self._deployment.attempts.get(attempt_id(report.job, report))
+                if attempt is not None:
+                    attempt.task.leases.acknowledge()
         self._sender.pump()
 
     # --- instructions ------------------------------------------------------------------------------
@@ -365,7 +371,13 @@ class Worker:
         try:
             counters = task.read_counters()
             ended = self._state.task_ended(
-                key, outcome.state, outcome.error, outcome.result, counters, traffic=traffic
+                key,
+                outcome.state,
+                outcome.error,
+                outcome.result,
+                counters,
+                traffic=traffic,
+                positions=outcome.positions,
             )
             self._carry_out(ended)
         except Exception as error:  # without a report of its end the job would never end
@@ -374,6 +386,20 @@ class Worker:
 
     def _on_channel_event(self, key: ChannelKey, generation: int, event: ChannelEvent) -> None:
         self._carry_out(self._state.channel_event(key, generation, event, self._loop.time()))
+
+    def _on_moved(self, key: AttemptId, positions: bytes) -> None:
+        """A source reports how far it is."""
+        subtask = key.subtask
+        self._send(
+            SourcePositions(
+                term=self._state.term,
+                job=subtask.job,
+                operator=subtask.operator,
+                index=subtask.index,
+                attempt=key.attempt,
+                positions=positions,
+            )
+        )
 
     # --- timers and stats ----------------------------------------------------------------------------
 

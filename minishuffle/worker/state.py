@@ -252,6 +252,7 @@ class WorkerState:
         counters: TaskCounters,
         *,
         traffic: bytes = b"",
+        positions: bytes = b"",
     ) -> list[Instruction]:
         """The attempt's thread came to its end; a second report changes nothing."""
         entry = self._tasks.get(key)
@@ -259,7 +260,7 @@ class WorkerState:
             return []
         self._end(key)
         ended = self._state_message(key, state, error, result, counters)
-        return [Send(ended.model_copy(update={"traffic": traffic}))]
+        return [Send(ended.model_copy(update={"traffic": traffic, "positions": positions}))]
 
     def _end(self, key: AttemptId) -> None:
         """The attempt is terminal, or is released: it reads nothing any more."""

@@ -61,6 +61,7 @@ from minishuffle.ids import AttemptId
 from minishuffle.wire.frames import EventKind
 from minishuffle.wire.messages import ErrorInfo
 from minishuffle.worker.handoff import TaskPaths
+from minishuffle.worker.leases import SourceLeases
 from minishuffle.worker.outbox import Outbox
 
 __all__ = ["Chain", "Inputs", "Task", "TaskOutcome"]
@@ -357,6 +358,8 @@ class TaskOutcome:
     state: str
     error: ErrorInfo | None = None
     result: bytes = b""
+    positions: bytes = b""
+    """Where a source stands, as a table of positions."""
 
 
 @dataclass(slots=True)
@@ -378,6 +381,7 @@ class Task:
     counters: TaskCounters
     report: Callable[[Task, TaskOutcome | None], None]
     outbox: Outbox
+    leases: SourceLeases
     spool: Spool | None = None
     """Where a sink whose records other programs read keeps them."""
     state: str = "deploying"
@@ -433,7 +437,7 @@ class Task:
     def _run(self) -> None:
         self.paths.clock.enter("busy", time.monotonic())
         self._cpu_clock = time.pthread_getcpuclockid(threading.get_ident())
-        outcome = self._outcome()
+        outcome = replace(self._outcome(), positions=self.leases.exact())
         self._cpu_seconds = time.thread_time()
         self._cpu_clock = None
         self.paths.clock.enter(None, time.monotonic())
@@ -510,16 +514,16 @@ class Task:
 
     def _run_source(self, source: Source, chain: Chain, emit: Emit, produced: OperatorCounters) -> None:
         in_turn = any(operator.by_split for operator in chain.operators)
-        reader = SourceReader(
-            source, self.attempt_id.subtask.index, self.parallelism, time.time(), in_turn=in_turn
-        )
+        index, now = self.attempt_id.subtask.index, time.time()
+        reader = self.leases.open(source, index, self.parallelism, now, in_turn=in_turn)
+        self.counters.rows_skipped = reader.rows_skipped
         try:
             self._read(reader, chain, emit, produced)
         finally:
             reader.close()
 
     def _read(self, reader: SourceReader, chain: Chain, emit: Emit, produced: OperatorCounters) -> None:
-        paths, counters = self.paths, self.counters
+        paths, counters, leases = self.paths, self.counters, self.leases
         ends_here = not self.partitions
         while True:
             paths.check()
@@ -528,12 +532,16 @@ class Task:
             due = self._look_at_clock(chain, begin)
             batch = reader.poll(begin)
             for mark in reader.take_marks():
+                if mark.state == "done":
+                    leases.end(mark.split)
                 emit(mark)
             if batch is None:
                 return
             if not len(batch):
+                leases.look(begin)
                 paths.wait(min(reader.next_due, due) - time.time())
                 continue
+            leases.take(len(batch), begin)
             if not counters.first_output_at:
                 counters.first_output_at = begin
             produced.records_out += len(batch)

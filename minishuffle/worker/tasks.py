@@ -51,6 +51,7 @@ from minishuffle.wire.packed import PeerRows, pack_traffic
 from minishuffle.worker.client_gate import UpstreamGate
 from minishuffle.worker.handoff import LoopInbox, TaskPaths
 from minishuffle.worker.instructions import Attach, Fence, RequestPartition, StartTask, attempt_id
+from minishuffle.worker.leases import SourceLeases
 from minishuffle.worker.outbox import Outbox
 from minishuffle.worker.registry import ChannelKey
 from minishuffle.worker.task import Task, TaskOutcome
@@ -154,6 +155,8 @@ class WorkerServices:
     """Called on the loop; see :class:`Task`."""
     said: Callable[[Outbox], None]
     """Called on the loop when a task has something for the coordinator; see :class:`Outbox`."""
+    moved: Callable[[AttemptId, bytes], None]
+    """Called on the loop with a table of positions that a source reports; see :class:`SourceLeases`."""
     budget: AssemblyBudget
     spool_directory: str | None
     spool_bytes_max: int
@@ -201,6 +204,7 @@ class Attempt:
             self.counters,
             services.report,
             Outbox(self.id, self.paths, services.said),
+            self._source_leases(),
         )
         try:
             for input_spec in spec.inputs:
@@ -216,6 +220,16 @@ class Attempt:
         except BaseException:
             self.release()
             raise
+
+    def _source_leases(self) -> SourceLeases:
+        restarts = self.settings.restart_strategy != "none"
+        return SourceLeases(
+            self.paths,
+            partial(self._services.moved, self.id) if restarts else None,
+            rows=self.settings.source_lease,
+            resumed=self._spec.positions,
+            age=self._spec.positions_age,
+        )
 
     def _build_partition(self, output: OutputSpec) -> None:
         """Its pool has at least n + 1 segments, as in Flink, and at most what its channels can use."""
@@ -379,6 +393,7 @@ class Deployment:
         spool_directory: str | None = None,
         spool_bytes_max: int = limits.SPOOL_BYTES_MAX,
         channel_event: Callable[[ChannelKey, int, ChannelEvent], object],
+        moved: Callable[[AttemptId, bytes], None],
     ) -> None:
         self.pool = pool
         self.attempts: dict[AttemptId, Attempt] = {}
@@ -394,6 +409,7 @@ class Deployment:
             inbox,
             report,
             said,
+            moved,
             self.budget,
             spool_directory,
             spool_bytes_max,

@@ -36,12 +36,14 @@ from minishuffle.wire.frames import (
 )
 from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import (
+    Acknowledge,
     Collected,
     ControlMessage,
     Heartbeat,
     Register,
     Registered,
     ReleaseJob,
+    SourcePositions,
     TaskStateChanged,
     WorkerAddress,
 )
@@ -150,6 +152,8 @@ class Site:
                     self.errors += [error] if error else []
                 case Collected(payload=payload):
                     self.rows += len(unpack_rows(payload))
+                case SourcePositions(number=number):
+                    link.send(Acknowledge(term=1, number=number))
                 case Heartbeat():
                     pass
 

@@ -197,6 +197,7 @@ def test_counters_of_a_task(make_worker: MakeWorker, make_task: MakeTask) -> Non
         buffers_out=6,
         user_errors={"skip": 7},
         records_late=9,
+        rows_skipped=13,
         busy_seconds=0.5,
         idle_seconds=0.25,
         backpressured_seconds=0.125,
@@ -213,6 +214,7 @@ def test_counters_of_a_task(make_worker: MakeWorker, make_task: MakeTask) -> Non
     assert value("minishuffle_task_cpu_seconds_total", FIRST_TASK) == 0.375
     assert value("minishuffle_user_errors_total", {**FIRST_TASK, "policy": "skip"}) == 7
     assert value("minishuffle_records_late_total", FIRST_TASK) == 9
+    assert value("minishuffle_source_rows_skipped_total", FIRST_TASK) == 13
     assert value("minishuffle_user_errors_total", {**FIRST_TASK, "policy": "dead_letter"}) == 0
 
 

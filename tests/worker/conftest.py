@@ -38,13 +38,23 @@ class Site:
         self.inbox = LoopInbox(asyncio.get_running_loop())
         self.pool = NetworkBufferPool(segments, segment_bytes)
         self.deployment = Deployment(
-            WORKER, self.pool, self.inbox, self._on_report, self._on_said, channel_event=lambda *event: None
+            WORKER,
+            self.pool,
+            self.inbox,
+            self._on_report,
+            self._on_said,
+            channel_event=lambda *event: None,
+            moved=self._on_moved,
         )
         self.reports: list[tuple[AttemptId, TaskOutcome | None]] = []
         self.outcomes: dict[AttemptId, TaskOutcome] = {}
         self.rows: list[Any] = []
         self.batches = 0
         self.lines: list[str] = []
+        self.positions: dict[AttemptId, list[bytes]] = {}
+        """Tables that sources have reported."""
+        self.acknowledges = True
+        """Every report of a source at once."""
 
     def _on_report(self, task: Task, outcome: TaskOutcome | None) -> None:
         key = task.attempt_id
@@ -55,6 +65,11 @@ class Site:
             task.state = outcome.state
             self.outcomes[key] = outcome
             self.deployment.attempts[key].close()
+
+    def _on_moved(self, key: AttemptId, positions: bytes) -> None:
+        self.positions.setdefault(key, []).append(positions)
+        if self.acknowledges:
+            self.deployment.attempts[key].task.leases.acknowledge()
 
     def _on_said(self, outbox: Outbox) -> None:
         outbox.notified = False

@@ -285,7 +285,7 @@ async def test_an_abandoned_task_that_ended_before_the_release_costs_nothing(sit
 
 
 async def test_an_abandoned_consumer_gives_its_input_back_at_once(site: Site) -> None:
-    settings = JobSettings(buffer_timeout=0)
+    settings = JobSettings(buffer_timeout=0, restart_strategy="none")
     stream = Stream.items([1, 2, *range(3, 60)]).rebalance().map(hold_at_the_second).to_count()
     source, sink = site.deploy(stream, settings=settings)
     (channel,) = sink.gates[0].channels

@@ -163,10 +163,10 @@ class Source(Protocol):
 
     ``splits()`` is called in each source subtask and must give the same list each time; subtask
     ``i`` of ``p`` reads ``splits()[i::p]``. ``read(split, offset)`` yields batches (lists of rows, or
-    record batches of at most 65,536 rows) from record number ``offset`` of the split on; an empty
-    list says that there is nothing now. Optional attributes: ``bounded`` (bool, default True),
-    ``rate`` (records/s of the whole source or None), ``format`` ("rows" or "arrow", default
-    "rows").
+    record batches of at most 65,536 rows) from record number ``offset`` of the split on, nothing if
+    it has no more than that; an empty list says that there is nothing now. Optional attributes:
+    ``bounded`` (bool, default True), ``rate`` (records/s of the whole source or None), ``format``
+    ("rows" or "arrow", default "rows").
     """
 
     def splits(self) -> Sequence[Any]: ...

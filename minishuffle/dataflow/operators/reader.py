@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import pyarrow as pa
 from minishuffle.dataflow.operators.base import Batch, Source, SplitMark
 from minishuffle.errors import UsageError
 from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.wire.packed import SplitPosition
 
 __all__ = ["SourceReader"]
 
@@ -32,7 +33,7 @@ class _Split:
     value: Any
     batches: Iterator[Batch] | None = None
     position: int = 0
-    """Records emitted; with :meth:`Source.read`'s offset, where to go on."""
+    """Records read; with :meth:`Source.read`'s offset, where to go on."""
 
 
 @dataclass(slots=True)
@@ -60,12 +61,25 @@ class SourceReader:
     ``next_due`` says when to poll again after an empty answer, in the unit and origin of ``now``
     (seconds).
 
+    Args:
+        resumed: where an earlier attempt was, which this one goes on from. An endless source with a pace
+            goes on where it would be by now, and what it skips is counted: it is not caught up on.
+        age: seconds since that attempt said so.
+
     Raises:
         UsageError: the source is not a :class:`Source`, or yields what it must not.
     """
 
     def __init__(
-        self, source: Source, index: int, parallelism: int, started_at: float, *, in_turn: bool = False
+        self,
+        source: Source,
+        index: int,
+        parallelism: int,
+        started_at: float,
+        *,
+        in_turn: bool = False,
+        resumed: Iterable[SplitPosition] = (),
+        age: float = 0.0,
     ) -> None:
         if not isinstance(source, Source):
             raise UsageError(
@@ -78,19 +92,43 @@ class SourceReader:
         self._source = source
         self._format = getattr(source, "format", "rows")
         bounded = getattr(source, "bounded", True)
+        self.rate = rate / len(everything) if rate and everything else None
+        """Records/s of each split; None: as fast as they are taken."""
+        self.rows_skipped = 0
+        """Records between where an earlier attempt was and where this one began."""
+        self._pace = _Pace(self.rate * len(mine), started_at) if self.rate and mine else None
+        mine = self._go_on(mine, {entry.split: entry for entry in resumed}, 0.0 if bounded else age)
         self._in_turn = SPLITS_IN_TURN_MAX if bounded and in_turn else 1 if bounded else len(mine)
         """How many splits at the head of those that wait take turns."""
         self._waiting = deque(mine)
         self._marks = [SplitMark(split.number, "open") for split in mine]
-        self._current = -1
+        self.current = -1
+        """The split of the batch polled last."""
         self._splits = mine
-        self._pace = _Pace(rate * len(mine) / len(everything), started_at) if rate and mine else None
         self.next_due = started_at
+
+    def _go_on(
+        self, mine: Sequence[_Split], resumed: dict[int, SplitPosition], seconds: float
+    ) -> list[_Split]:
+        """The splits that have not ended, where an earlier attempt would be after ``seconds`` more."""
+        due = int(seconds * (self.rate or 0.0)) if resumed else 0
+        for split in mine:
+            entry = resumed.get(split.number, SplitPosition(split.number, 0))
+            skipped = max(0, due - entry.lease)
+            split.position = entry.end + skipped
+            self.rows_skipped += skipped
+        return [split for split in mine if not (split.number in resumed and resumed[split.number].done)]
 
     @property
     def positions(self) -> dict[int, int]:
-        """Records emitted of each split, by the split's index in ``source.splits()``."""
+        """Records read of each split, by the split's index in ``source.splits()``; of one that is read where
+        another attempt was, those before it included."""
         return {split.number: split.position for split in self._splits}
+
+    @property
+    def upcoming(self) -> Iterator[int]:
+        """The splits that have not ended, in the order in which they are read."""
+        return (split.number for split in self._waiting)
 
     def poll(self, now: float) -> Batch | None:
         """The next batch; an empty list if there is none now; None after the last split's end."""
@@ -115,8 +153,8 @@ class SourceReader:
                 self._waiting.popleft()
                 self._waiting.insert(turns - 1, split)
             if count := len(batch):
-                if split.number != self._current:
-                    self._current = split.number
+                if split.number != self.current:
+                    self.current = split.number
                     self._marks.append(SplitMark(split.number, "current"))
                 split.position += count
                 if self._pace is not None:

@@ -58,7 +58,7 @@ def test_reading_goes_on_at_an_offset_and_in_batches_of_bounded_length(tmp_path:
     rows = BATCH_ROWS_MAX * 2 + 5
     path = written(tmp_path, "a\n" + "".join(f"{number}\n" for number in range(rows)))
     source = CsvSource(path, pa.schema([("a", pa.int64())]))
-    for offset in (0, 1, BATCH_ROWS_MAX + 1, rows - 1, rows):
+    for offset in (0, 1, BATCH_ROWS_MAX + 1, rows - 1, rows, rows + 1, 9 * rows):
         batches = list(source.read(str(path), offset))
         assert all(0 < batch.num_rows <= BATCH_ROWS_MAX for batch in batches)
         assert [v for batch in batches for v in batch.column(0).to_pylist()] == list(range(offset, rows))

@@ -13,6 +13,7 @@ from minishuffle.dataflow.operators.reader import SourceReader
 from minishuffle.dataflow.operators.sources import GeneratorSource
 from minishuffle.errors import UsageError
 from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.wire.packed import SplitPosition
 
 
 def numbered(start: int, count: int) -> list[int]:
@@ -35,7 +36,7 @@ class Fed:
         return range(len(self._splits))
 
     def read(self, split: int, offset: int) -> Iterator[Any]:
-        for batch in self._splits[split]:
+        for batch in self._splits[split][offset:]:
             if isinstance(batch, Exception):
                 raise batch
             yield batch
@@ -167,3 +168,60 @@ def test_marks_say_which_split_a_batch_is_of_and_which_have_ended() -> None:
         ["x"],
         (2, "done"),
     ]
+
+
+# --- the next attempt -------------------------------------------------------------------------------
+
+
+def test_a_next_attempt_goes_on_behind_the_lease_and_reads_no_split_that_has_ended() -> None:
+    source = Fed([["a"], ["b"], ["c"]], [["m"]], [["x"], ["y"]])
+    resumed = [SplitPosition(0, 1, 1), SplitPosition(1, 1, 0, True)]
+    reader = SourceReader(source, 0, 1, 0.0, resumed=resumed)
+    assert list(reader.upcoming) == [0, 2]
+    assert reader.positions == {0: 2, 2: 0}
+    assert [reader.poll(0.0) for _ in range(4)] == [["c"], ["x"], ["y"], None]
+    assert [(mark.split, mark.state) for mark in reader.take_marks() if mark.state != "current"] == [
+        (0, "open"),
+        (2, "open"),
+        (0, "done"),
+        (2, "done"),
+    ]
+
+
+def test_an_endless_paced_source_goes_on_where_it_would_be_by_now() -> None:
+    source = GeneratorSource(numbered, rate=1000, splits=10)
+    resumed = [SplitPosition(split, 40, 25) for split in range(0, 10, 2)]
+    reader = SourceReader(source, 0, 2, 100.0, resumed=resumed, age=0.5)
+    assert reader.positions == dict.fromkeys(range(0, 10, 2), 90), "40 + 0.5 s at 100 rows/s"
+    assert reader.rows_skipped == 5 * (50 - 25)
+    batch = reader.poll(100.0)
+    assert batch == numbered(90 // 5 * 50, 5), "the numbers of split 0 there"
+    assert not reader.poll(100.0), "at its pace, and nothing caught up"
+    assert reader.next_due > 100.0
+
+
+def test_a_lease_longer_than_the_gap_is_not_skipped_twice() -> None:
+    source = GeneratorSource(numbered, rate=1000, splits=1)
+    reader = SourceReader(source, 0, 1, 0.0, resumed=[SplitPosition(0, 100, 250)], age=0.1)
+    assert reader.positions == {0: 350}
+    assert reader.rows_skipped == 0
+
+
+@pytest.mark.parametrize("options", [{"records": 10_000, "rate": 1000}, {}], ids=["bounded", "unpaced"])
+def test_sources_that_end_or_have_no_pace_skip_nothing(options: dict[str, Any]) -> None:
+    source = GeneratorSource(numbered, splits=1, **options)
+    reader = SourceReader(source, 0, 1, 0.0, resumed=[SplitPosition(0, 100)], age=60.0)
+    assert reader.positions == {0: 100}
+    assert reader.rows_skipped == 0
+
+
+def test_a_first_attempt_skips_nothing() -> None:
+    source = GeneratorSource(numbered, rate=1000, splits=1)
+    assert SourceReader(source, 0, 1, 0.0, age=60.0).positions == {0: 0}
+
+
+def test_the_pace_does_not_slow_down_with_splits_that_have_ended() -> None:
+    source = GeneratorSource(numbered, rate=1000, splits=2, records=10_000)
+    reader = SourceReader(source, 0, 1, 0.0, resumed=[SplitPosition(0, 5_000, 0, True)])
+    count = sum(len(reader.poll(turn / 100) or ()) for turn in range(1, 101))
+    assert 950 <= count <= 1050

@@ -24,6 +24,7 @@ from minishuffle.dataflow.operators.sources import (
 )
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.wire.packed import SplitPosition
 
 
 def records_of(batches: Any) -> list[Any]:
@@ -90,8 +91,35 @@ def test_every_record_once_and_from_every_offset(kind: str, tmp_path: Path) -> N
     assert list(cloudpickle.loads(cloudpickle.dumps(source)).splits()) == list(source.splits())
     for split in list(source.splits())[:5]:
         whole = records_of(source.read(split, 0))
-        for offset in range(len(whole) + 1):
+        for offset in (*range(len(whole) + 1), len(whole) + 1, len(whole) + 1_000_000):
             assert records_of(source.read(split, offset)) == whole[offset:]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("in_turn", [False, True])
+@pytest.mark.usefixtures("small_splits")
+def test_another_reader_goes_on_where_one_has_ended(kind: str, in_turn: bool, tmp_path: Path) -> None:
+    source, expected = bounded_source(kind, tmp_path)
+    found: list[Any] = []
+    resumed: dict[int, SplitPosition] = {}
+    attempts = 0
+    while attempts < 100:
+        attempts += 1
+        reader = SourceReader(source, 0, 1, 0.0, in_turn=in_turn, resumed=list(resumed.values()), age=60.0)
+        batch: Any = []
+        for poll in range(2):
+            batch = reader.poll(float(poll))
+            if batch is not None and len(batch):
+                found.extend(records_of([batch]))
+        resumed |= {split: SplitPosition(split, position) for split, position in reader.positions.items()}
+        done = (mark.split for mark in reader.take_marks() if mark.state == "done")
+        resumed |= {split: resumed[split]._replace(done=True) for split in done}
+        reader.close()
+        assert not reader.rows_skipped
+        if batch is None:
+            break
+    assert 1 < attempts < 100
+    assert sorted(found, key=str) == sorted(expected, key=str)
 
 
 @pytest.mark.parametrize("kind", KINDS)

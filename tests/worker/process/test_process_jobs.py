@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 SECONDS_MAX = 20.0
 ROWS = 10_000
+WITHOUT_LEASES = JobSettings(restart_strategy="none")
+"""For sources whose coordinator answers nothing."""
 TEXT = ["to be or not to be", "that is the question", "to die to sleep no more"] * 40
 
 
@@ -88,9 +90,12 @@ def rows_of(batch: Collected) -> int:
 
 class Stuck:
     let_go = threading.Event()
+    reached: list[Any] = []
+    """What tasks are stuck with, or were."""
 
 
 def stuck(row: Any) -> Any:
+    Stuck.reached.append(row)
     Stuck.let_go.wait(SECONDS_MAX)
     return row
 
@@ -98,7 +103,7 @@ def stuck(row: Any) -> Any:
 @pytest.fixture(autouse=True)
 def _let_go() -> Iterator[None]:
     """Nobody is stuck any more when the test is over."""
-    Stuck.let_go = threading.Event()
+    Stuck.let_go, Stuck.reached = threading.Event(), []
     yield
     Stuck.let_go.set()
 
@@ -141,7 +146,7 @@ async def test_a_task_waits_for_a_coordinator_that_takes_its_rows_slowly(
     running = await coordinator.worker()
     pace = coordinator.links[1]._transport
     pace.pause_reading()
-    coordinator.deploy(getattr(Stream.source(Long()), sink)(), {0: 1})
+    coordinator.deploy(getattr(Stream.source(Long()), sink)(), {0: 1}, settings=WITHOUT_LEASES)
 
     def waits() -> bool:
         tasks = running.snapshot().tasks
@@ -168,7 +173,7 @@ async def test_cancel_ends_a_task_whose_lines_nobody_takes(
     running = await coordinator.worker()
     pace = coordinator.links[1]._transport
     pace.pause_reading()
-    coordinator.deploy(Stream.source(Endless()).print(), {0: 1})
+    coordinator.deploy(Stream.source(Endless()).print(), {0: 1}, settings=WITHOUT_LEASES)
     await coordinator.until(lambda: running.snapshot().tasks)
     await coordinator.until(lambda: running.snapshot().tasks[0].counters.records_out > 1_000)
     coordinator.send(CancelTasks(term=coordinator.term, job="j1"))
@@ -277,7 +282,7 @@ async def test_tasks_that_ignore_their_cancel_are_abandoned_and_too_many_end_the
     running = await coordinator.worker(settings=settings)
     for job in ("j1", "j2"):
         coordinator.deploy(Stream.items([1]).map(stuck).to_count(), {0: 1}, job)
-    await coordinator.until(lambda: coordinator.states("j1") and coordinator.states("j2"))
+    await coordinator.until(lambda: len(Stuck.reached) == 2)
     coordinator.send(CancelTasks(term=coordinator.term, job="j1"))
     await coordinator.until(lambda: coordinator.ended("j1") == ["abandoned"])
     assert running.snapshot().abandoned_tasks == 1
@@ -459,7 +464,8 @@ async def test_rows_wait_for_acknowledgements_when_too_many_are_kept(
     coordinator.acknowledges = False
     monkeypatch.setattr(limits, "UNACKNOWLEDGED_BYTES_MAX", 1)
     await coordinator.worker()
-    coordinator.deploy(Stream.items(["row" * 100] * 3_000).rebalance().collect(), {0: 1})
+    rows_to_collect = Stream.items(["row" * 100] * 3_000).rebalance().collect()
+    coordinator.deploy(rows_to_collect, {0: 1}, settings=WITHOUT_LEASES)
     await coordinator.until(lambda: coordinator.said(Collected))
     beats = len(coordinator.said(Heartbeat))
     await coordinator.until(lambda: len(coordinator.said(Heartbeat)) >= beats + 3)

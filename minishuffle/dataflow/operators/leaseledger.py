@@ -1,0 +1,235 @@
+"""How far a source's subtask may go in each of its splits before it has to say so. Pure.
+
+A *lease* is a number of rows behind a position that was reported. Whoever takes the place of an attempt
+that died goes on behind its leases, so that no row is emitted twice, and at most a lease of each split is
+lost. (With ``source_lease`` 0 it goes on at the positions: no row is lost, and at most a lease repeated.)
+
+The next lease is asked for when half of one is used, so that its acknowledgement is there before the rest
+is used too. One report is under way at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from minishuffle.limits import LEASE_SECONDS
+from minishuffle.wire.packed import SplitPosition, pack_positions
+
+__all__ = ["LeaseLedger"]
+
+FIRST_ROWS: Final = 64
+"""The least lease of a split before its first row, if its rate is not known."""
+AHEAD: Final = 16
+"""Splits that have a lease before their first row, so that short ones need no wait each. Of a source whose
+rate is known all have one: together they are as many rows as are emitted in LEASE_SECONDS."""
+SHRINK: Final = 4
+"""A lease of so many times what is needed now is taken back."""
+
+
+@dataclass(slots=True)
+class _Window:
+    """How many rows are emitted in LEASE_SECONDS."""
+
+    since: float
+    count: int = 0
+    """Since then."""
+    before: int = 0
+    """In the window before, scaled to LEASE_SECONDS."""
+
+    def add(self, rows: int, now: float) -> None:
+        passed = now - self.since
+        if passed >= LEASE_SECONDS:
+            self.before = math.ceil(self.count * LEASE_SECONDS / passed)
+            self.since, self.count = now, 0
+        self.count += rows
+
+    def rows(self, now: float) -> int:
+        self.add(0, now)
+        return max(self.before, self.count)
+
+
+@dataclass(slots=True)
+class _Split:
+    number: int
+    emitted: int
+    """Rows from the split's beginning, like the other positions here."""
+    granted: int
+    """The end of what may be emitted."""
+    reported: int
+    """The end in the report that is under way, else ``granted``."""
+    window: _Window
+    lease: int = 0
+    """Rows of the last one."""
+    begun: bool = False
+    done: bool = False
+    batch: int = 0
+    """Rows emitted last."""
+
+
+class LeaseLedger:
+    """The leases of one attempt. All but ``acknowledged`` belongs to one thread.
+
+    Invariant: of each split, emitted ≤ granted ≤ the end that was reported last; granted is above the end
+    reported before that only once the last report was acknowledged.
+
+    Args:
+        positions: where this attempt begins in each of its splits.
+        rows: of each lease, or as many as a single emission has; None: what the split emits in LEASE_SECONDS.
+        rate: rows/s of each split, if it is known.
+        now: seconds, on the clock of every other ``now``.
+    """
+
+    def __init__(
+        self, positions: Mapping[int, int], rows: int | None, rate: float | None, now: float
+    ) -> None:
+        self.acknowledged = 0
+        """Reports that the coordinator has applied; whoever hears of it counts here."""
+        self._positions = positions
+        self._rows = rows
+        self._first = rows or (FIRST_ROWS if rate is None else max(1, math.ceil(rate * LEASE_SECONDS)))
+        self._is_paced = rate is not None
+        self._reports = 0
+        self._under_way: list[_Split] = []
+        self._splits: dict[int, _Split] = {}
+        """Those with a lease, or an end that is not reported."""
+        self._unbegun = 0
+        """Splits among them without any row yet."""
+        self._window = _Window(now)
+        """All splits together."""
+        self._longest = 0
+        """Rows of the longest split that has ended."""
+        self._more_ahead = False
+        """There are splits that had no lease yet when the last were asked for."""
+        self._is_due = True
+        self._look_at = now + LEASE_SECONDS
+        """When leases are next compared with what is needed."""
+
+    # --- emission --------------------------------------------------------------------------------
+
+    def covers(self, split: int, rows: int) -> bool:
+        """Whether so many more rows of the split may be emitted now."""
+        self._settle()
+        each = self._splits.get(split)
+        return each is not None and each.emitted + rows <= each.granted
+
+    def emit(self, split: int, rows: int, now: float) -> None:
+        """So many rows, which a lease covers, are emitted."""
+        self._settle()
+        each = self._splits[split]
+        assert each.emitted + rows <= each.granted
+        if not each.begun:
+            self._begin(each)
+            beside = sum(other.begun and not other.done for other in self._splits.values())
+            each.window = _Window(now, before=max(self._first, self._window.rows(now) // beside))
+        for window in (each.window, self._window):
+            window.add(rows, now)
+        each.emitted += rows
+        each.batch = rows
+        if 2 * (each.reported - each.emitted) <= each.lease:
+            self._is_due = True
+
+    def end(self, split: int) -> None:
+        """There are no more rows in the split."""
+        each = self._splits.get(split) or self._open(split, self._window.since)
+        if not each.begun:
+            self._begin(each)
+        each.done = True
+        self._longest = max(self._longest, each.emitted - self._positions.get(split, 0))
+
+    def _begin(self, each: _Split) -> None:
+        each.begun = True
+        self._unbegun -= 1
+        self._is_due = self._is_due or self._more_ahead or self._unbegun > 0
+
+    # --- reports ---------------------------------------------------------------------------------
+
+    def report(self, now: float, upcoming: Iterable[int], need: tuple[int, int] | None = None) -> bytes:
+        """What is to be reported, as a table of positions; empty if that is nothing now.
+
+        Args:
+            upcoming: the splits that are read, and those that are next.
+            need: a split and the rows of it that wait for a lease.
+        """
+        self._settle()
+        if self._under_way:
+            return b""
+        is_late = now >= self._look_at
+        if need is None and not self._is_due and not is_late:
+            return b""
+        self._is_due, self._look_at = False, now + LEASE_SECONDS
+        wanted = self._look_ahead(upcoming, now)
+        needed = dict([need] if need else [])
+        for split in needed:
+            self._splits.get(split) or self._open(split, now)
+        entries = []
+        for each in list(self._splits.values()):
+            rows = max(needed.get(each.number, 0), wanted.get(each.number, 0) or self._wanted(each, now))
+            if self._is_to_change(each, needed.get(each.number, 0), rows):
+                entries.append(self._renew(each, rows))
+        self._reports += bool(entries)
+        return pack_positions(entries)
+
+    def _look_ahead(self, upcoming: Iterable[int], now: float) -> dict[int, int]:
+        """The leases of the splits that are next. If the rate is not known: together as many rows as all
+        splits emit in LEASE_SECONDS, and each as long as a split has been so far."""
+        left = self._window.rows(now) if not self._is_paced else 0
+        wanted: dict[int, int] = {}
+        self._more_ahead = False
+        for split in upcoming:
+            each = self._splits.get(split)
+            if each is None:
+                if self._unbegun >= AHEAD and not self._is_paced:
+                    self._more_ahead = True
+                    break
+                each = self._open(split, now)
+            if not each.begun:
+                rows = min(left, self._longest or left)
+                left -= rows
+                wanted[split] = self._rows or max(rows, self._first)
+        return wanted
+
+    def _settle(self) -> None:
+        if self._under_way and self.acknowledged >= self._reports:
+            for each in self._under_way:
+                each.granted = each.reported
+            self._under_way = []
+
+    def _open(self, split: int, now: float) -> _Split:
+        start = self._positions.get(split, 0)
+        each = self._splits[split] = _Split(split, start, start, start, _Window(now))
+        self._unbegun += 1
+        return each
+
+    def _wanted(self, each: _Split, now: float) -> int:
+        if self._rows is not None:
+            return max(self._rows, each.batch)
+        return max(each.window.rows(now), each.batch) if each.begun else self._first
+
+    @staticmethod
+    def _is_to_change(each: _Split, need: int, wanted: int) -> bool:
+        """Whether a quarter of a split's lease is used, or it is far too short or too long, or at its end."""
+        left = each.granted - each.emitted
+        return (
+            each.done
+            or left < need
+            or (4 * left <= 3 * each.lease if each.begun else 2 * left <= wanted)
+            or left > SHRINK * wanted
+        )
+
+    def _renew(self, each: _Split, rows: int) -> SplitPosition:
+        if each.done:
+            del self._splits[each.number]
+            return SplitPosition(each.number, each.emitted, 0, True)
+        each.lease = rows
+        each.reported = each.emitted + rows
+        each.granted = min(each.granted, each.reported)
+        self._under_way.append(each)
+        return SplitPosition(each.number, each.emitted, rows)
+
+    def exact(self) -> bytes:
+        """Where every split is whose last report is not exact: the attempt emits nothing more."""
+        entries = (SplitPosition(each.number, each.emitted, 0, each.done) for each in self._splits.values())
+        return pack_positions(entries)

@@ -1,0 +1,110 @@
+"""What a source task may emit: its ledger on the task thread, its reports and their acknowledgements on the
+loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from minishuffle.dataflow.operators.base import Source
+from minishuffle.dataflow.operators.leaseledger import LeaseLedger
+from minishuffle.dataflow.operators.reader import SourceReader
+from minishuffle.wire.packed import unpack_positions
+from minishuffle.worker.handoff import TaskPaths
+
+__all__ = ["SourceLeases"]
+
+
+class SourceLeases:
+    """The leases of one attempt of a source.
+
+    Args:
+        report: called on the loop with a table that the coordinator is to have; None: no attempt will ever
+            take the place of this one, so nothing is reported and everything may be emitted.
+        rows: of each lease, see ``JobSettings.source_lease``.
+        resumed: a table of positions that an earlier attempt has reported.
+        age: seconds since it has.
+    """
+
+    def __init__(
+        self,
+        paths: TaskPaths,
+        report: Callable[[bytes], None] | None,
+        *,
+        rows: int | None,
+        resumed: bytes = b"",
+        age: float = 0.0,
+    ) -> None:
+        self._paths = paths
+        self._report = report
+        self._rows = rows or None
+        self._resumed = resumed
+        self._age = age
+        self._reader: SourceReader | None = None
+        self._ledger: LeaseLedger | None = None
+
+    # --- task ------------------------------------------------------------------------------------
+
+    def open(
+        self, source: Source, index: int, parallelism: int, now: float, *, in_turn: bool
+    ) -> SourceReader:
+        """A reader that goes on where an earlier attempt was; the first leases are asked for.
+
+        Raises: as :class:`SourceReader`.
+        """
+        resumed = unpack_positions(self._resumed)
+        reader = SourceReader(
+            source, index, parallelism, now, in_turn=in_turn, resumed=resumed, age=self._age
+        )
+        if self._report is not None:
+            self._reader = reader
+            self._ledger = LeaseLedger(reader.positions, self._rows, reader.rate, now)
+            self.look(now)
+        return reader
+
+    def take(self, rows: int, now: float) -> None:
+        """Count so many rows, which the reader has just given, as emitted; wait until they may be.
+
+        Raises:
+            TaskCancelled: they must not be emitted.
+        """
+        ledger, reader = self._ledger, self._reader
+        if ledger is None or reader is None:
+            return
+        split = reader.current
+
+        def ready() -> bool:
+            if not ledger.covers(split, rows):
+                self._send(ledger.report(now, reader.upcoming, (split, rows)))
+                return False
+            return True
+
+        if not ready():
+            self._paths.wait_until(ready)
+        ledger.emit(split, rows, now)
+        self.look(now)
+
+    def look(self, now: float) -> None:
+        """Report what is to be reported by now."""
+        if self._ledger is not None and self._reader is not None:
+            self._send(self._ledger.report(now, self._reader.upcoming))
+
+    def end(self, split: int) -> None:
+        """The reader has come to the end of a split."""
+        if self._ledger is not None:
+            self._ledger.end(split)
+
+    def exact(self) -> bytes:
+        """Where the attempt has ended, for its last report; it emits nothing more."""
+        return b"" if self._ledger is None else self._ledger.exact()
+
+    def _send(self, table: bytes) -> None:
+        if table and self._report is not None:
+            self._paths.post(self._report, table)
+
+    # --- loop ------------------------------------------------------------------------------------
+
+    def acknowledge(self) -> None:
+        """The coordinator has applied the report that was under way."""
+        if self._ledger is not None:
+            self._ledger.acknowledged += 1
+            self._paths.bell.ring()

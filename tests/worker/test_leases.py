@@ -1,0 +1,135 @@
+"""What sources may emit before the coordinator has their positions, and where they go on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from minishuffle.dataflow.compile import compile_job
+from minishuffle.dataflow.graph import JobSettings
+from minishuffle.dataflow.stream import Stream
+from minishuffle.wire.packed import SplitPosition, pack_positions, unpack_positions
+from minishuffle.worker.state import StartTask
+from support.attempts import attempt
+
+if TYPE_CHECKING:
+    from conftest import Site
+
+LEASE = JobSettings(source_lease=10)
+SECONDS_MAX = 20.0
+
+
+class Numbers:
+    """Two splits of numbers without end, ten at a time; the second begins at a thousand."""
+
+    bounded = False
+
+    def splits(self) -> list[int]:
+        return [0, 1000]
+
+    def read(self, split: int, offset: int) -> Iterator[list[int]]:
+        while True:
+            yield [split + number for number in range(offset, offset + 10)]
+            offset += 10
+
+
+class Once(Numbers):
+    """One split of 100 rows, which a test lets go."""
+
+    bounded = True
+    let_go = threading.Event()
+
+    def splits(self) -> list[int]:
+        return [0]
+
+    def read(self, split: int, offset: int) -> Iterator[list[int]]:
+        for first in range(offset, 100, 10):
+            yield list(range(first, first + 10))
+            assert self.let_go.wait(SECONDS_MAX)
+
+
+def ill_at_55(row: int) -> int:
+    if row == 55:
+        raise ValueError(row)
+    return row
+
+
+def entries_of(tables: list[bytes]) -> list[SplitPosition]:
+    return [entry for table in tables for entry in unpack_positions(table)]
+
+
+async def test_nothing_is_emitted_beyond_what_was_acknowledged(site: Site) -> None:
+    site.acknowledges = False
+    (task,) = site.deploy(Stream.source(Numbers()).collect(), settings=LEASE)
+    reported = site.positions.setdefault(attempt(), [])
+    await site.until(lambda: len(reported) == 1)
+    assert entries_of(reported) == [SplitPosition(0, 0, 10), SplitPosition(1, 0, 10)]
+    assert site.rows == []
+    task.leases.acknowledge()
+    await site.until(lambda: len(site.rows) >= 20)
+    assert site.rows == [*range(10), *range(1000, 1010)]
+    assert entries_of(reported[1:]) == [SplitPosition(0, 10, 10)]
+    task.leases.acknowledge()
+    await site.until(lambda: len(site.rows) >= 30)
+    assert site.rows[20:] == list(range(10, 20))
+    task.paths.cancel()
+    (outcome,) = await site.finish()
+    assert entries_of([outcome.positions]) == [SplitPosition(0, 20), SplitPosition(1, 10)]
+
+
+async def test_a_task_that_raises_says_exactly_where_it_was(site: Site) -> None:
+    (outcome,) = await site.run(Stream.source(Once()).map(ill_at_55).collect(), settings=LEASE)
+    assert outcome.state == "failed"
+    assert entries_of([outcome.positions]) == [SplitPosition(0, 60)]
+
+
+async def test_a_source_that_finishes_says_that_its_splits_are_done(site: Site) -> None:
+    (outcome,) = await site.run(Stream.items(range(10)).collect())
+    last = {entry.split: entry for entry in entries_of([*site.positions[attempt()], outcome.positions])}
+    assert last == {split: SplitPosition(split, 1, 0, True) for split in range(10)}
+
+
+async def test_without_restarts_nothing_is_reported(site: Site) -> None:
+    (outcome,) = await site.run(
+        Stream.items(range(10)).collect(), settings=JobSettings(restart_strategy="none")
+    )
+    assert site.positions == {}
+    assert outcome.positions == b""
+
+
+async def test_the_next_attempt_goes_on_behind_the_lease(site: Site) -> None:
+    message = site.message(compile_job(Stream.items(range(1000)).collect(), settings=LEASE), "j1")
+    positions = [SplitPosition(0, 3, 2), SplitPosition(1, 15, 0, True)]
+    positions += [SplitPosition(split, 0, 0, True) for split in range(2, 64)]
+    update = {"attempt": 2, "positions": pack_positions(positions)}
+    spec = message.tasks[0].model_copy(update=update)
+    site.deployment.start(StartTask(message, spec))
+    await site.until(lambda: bool(site.outcomes))
+    assert site.rows == list(range(5, 15))
+    assert entries_of(site.positions[attempt(number=2)])[0] == SplitPosition(0, 5, 10)
+
+
+async def test_rows_that_fell_due_while_nobody_ran_are_counted(site: Site) -> None:
+    stream = Stream.generate(rate=6_400).collect()
+    message = site.message(compile_job(stream, settings=LEASE), "j1")
+    positions = pack_positions([SplitPosition(split, 40, 10) for split in range(64)])
+    update = {"attempt": 2, "positions": positions, "positions_age": 0.5}
+    site.deployment.start(StartTask(message, message.tasks[0].model_copy(update=update)))
+    (task,) = site.tasks()
+    await site.until(lambda: len(site.rows) >= 64)
+    assert task.read_counters().rows_skipped == 64 * 40
+    block = 5
+    assert min(site.rows) == 90 // block * 64 * block, "split 0 goes on at 40 + 0.5 s"
+    task.paths.cancel()
+    await site.finish()
+
+
+@pytest.fixture(autouse=True)
+def _let_go() -> Iterator[Any]:
+    Once.let_go = threading.Event()
+    Once.let_go.set()
+    yield
+    Once.let_go.set()
