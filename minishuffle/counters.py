@@ -169,6 +169,8 @@ class TaskCounters:
     """Rows that a sink has kept for other programs to read, those that were read and given up included."""
     rows_skipped: int = 0
     """Rows of an endless source with a pace that fell due while no attempt ran: they are never made."""
+    state_rows: int = 0
+    """Rows that the operators hold, which are lost if the attempt does not finish."""
     watermark: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     """The last event time that the task sent to its consumers, in microseconds since 1970; None: none yet."""
     first_output_at: float = 0.0

@@ -302,6 +302,14 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "worker",
     ),
     MetricSpec(
+        "minishuffle_state_rows",
+        "gauge",
+        _TASK,
+        "Rows that a subtask's operators hold: both sides of a join, a row for each key of an aggregation or "
+        "window.",
+        "worker",
+    ),
+    MetricSpec(
         "minishuffle_source_rows_skipped_total",
         "counter",
         _TASK,
@@ -625,6 +633,7 @@ def _add_task(scrape: _Scrape, labels: Sequence[str], task: TaskSnapshot) -> Non
     errors = _from_zero(_ERROR_POLICIES, counters.user_errors)
     scrape.by_label("minishuffle_user_errors_total", errors, labels)
     scrape.value("minishuffle_records_late_total", counters.records_late, *labels)
+    scrape.value("minishuffle_state_rows", counters.state_rows, *labels)
     scrape.value("minishuffle_source_rows_skipped_total", counters.rows_skipped, *labels)
     if counters.watermark is not None:
         scrape.value("minishuffle_watermark_lag_seconds", _lag(counters.watermark), *labels)

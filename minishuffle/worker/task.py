@@ -261,6 +261,7 @@ class Chain:
     ) -> None:
         self.operators = program.operators
         self.counters = [OperatorCounters(operator.name) for operator in program.operators]
+        self._keeping = [operator for operator in program.operators if operator.keeps_rows]
         self._outlet = _Outlet(
             program.outputs, partitions, index, totals, self._before(len(program.operators))
         )
@@ -295,6 +296,14 @@ class Chain:
     def _before(self, number: int) -> OperatorCounters:
         """The counters of the operator in front of that one."""
         return self.counters[number - 1] if number else OperatorCounters("")
+
+    def state_rows(self) -> int:
+        """Rows of state that the operators hold: see :meth:`Operator.state_rows`."""
+        return sum(operator.state_rows() for operator in self.operators)
+
+    def rows_kept(self) -> int:
+        """Rows of state that stand for rows of which nothing was emitted yet."""
+        return sum(operator.state_rows() for operator in self._keeping)
 
     # --- clocks and end --------------------------------------------------------------------------
 
@@ -388,6 +397,8 @@ class Task:
     thread: threading.Thread | None = None
     operators: tuple[OperatorCounters, ...] = ()
     """The chain's, a source first, once the program is open."""
+    _failed_rows: int = field(default=0, init=False)
+    """Rows of the batch that the task had in hand when it ended, and neither passed on nor keeps as state."""
     _cpu_clock: int | None = field(default=None, init=False)
     """The thread's clock while it runs."""
     _cpu_seconds: float = field(default=0.0, init=False)
@@ -411,6 +422,7 @@ class Task:
             idle_seconds=seconds.idle,
             backpressured_seconds=seconds.backpressured,
             cpu_seconds=self._read_cpu_seconds(),
+            rows_dropped={"failed_batch": self._failed_rows} if self._failed_rows else {},
         )
 
     def _rows_dropped(self) -> dict[str, int]:
@@ -498,6 +510,7 @@ class Task:
                 first = program.operators[0].first_input if program.operators else None
                 self._run_gates(Inputs(self.gates, first), chain)
             chain.finish(self.paths.check)
+            self.counters.state_rows = 0
             self._end_partitions()
         except BaseException as error:
             _close(opened, error)
@@ -547,7 +560,7 @@ class Task:
             produced.records_out += len(batch)
             if ends_here:
                 counters.records_out += len(batch)
-            emit(batch)
+            self._pass(batch, emit, chain)
             counters.last_input_at = time.time()
 
     def _run_gates(self, inputs: Inputs, chain: Chain) -> None:
@@ -566,10 +579,24 @@ class Task:
             number, item = found
             if isinstance(item, Mark):
                 entrances[number](item)
+                counters.state_rows = chain.state_rows()
             else:
                 counters.records_in += len(item)
-                entrances[number](item)
+                self._pass(item, entrances[number], chain)
                 counters.last_input_at = time.time()
+
+    def _pass(self, batch: Batch, entrance: Emit, chain: Chain) -> None:
+        """Have the chain take a batch; if that raises, count the rows of it that are lost."""
+        counters = self.counters
+        written, kept = counters.records_out, chain.rows_kept()
+        try:
+            entrance(batch)
+        except BaseException:
+            passed = counters.records_out - written + max(0, chain.rows_kept() - kept)
+            self._failed_rows = max(0, len(batch) - passed)
+            raise
+        finally:
+            counters.state_rows = chain.state_rows()
 
     @staticmethod
     def _look_at_clock(chain: Chain, now: float) -> float:

@@ -198,6 +198,7 @@ def test_counters_of_a_task(make_worker: MakeWorker, make_task: MakeTask) -> Non
         user_errors={"skip": 7},
         records_late=9,
         rows_skipped=13,
+        state_rows=17,
         busy_seconds=0.5,
         idle_seconds=0.25,
         backpressured_seconds=0.125,
@@ -215,6 +216,7 @@ def test_counters_of_a_task(make_worker: MakeWorker, make_task: MakeTask) -> Non
     assert value("minishuffle_user_errors_total", {**FIRST_TASK, "policy": "skip"}) == 7
     assert value("minishuffle_records_late_total", FIRST_TASK) == 9
     assert value("minishuffle_source_rows_skipped_total", FIRST_TASK) == 13
+    assert value("minishuffle_state_rows", FIRST_TASK) == 17
     assert value("minishuffle_user_errors_total", {**FIRST_TASK, "policy": "dead_letter"}) == 0
 
 

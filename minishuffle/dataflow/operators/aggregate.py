@@ -94,6 +94,9 @@ class _KeyedColumns(ChainedOperator):
             values = [aggregate.at(slice(start, stop)) for _, _, aggregate in self.outputs]
             emit(pa.RecordBatch.from_arrays([*columns, *values], names=self.names))
 
+    def state_rows(self) -> int:
+        return len(self._index)
+
 
 def _compressed(column: pa.Array, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> pa.Array:
     """The rows of ``column`` at which ``mask`` holds. numpy's compress is twice as fast as a filter, but

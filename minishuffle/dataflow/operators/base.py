@@ -133,6 +133,8 @@ class Operator(Protocol):
     """The number of the input that is read to its end before any other is; None: in turn."""
     by_split: bool
     """It keeps the splits of a source apart (:class:`SplitMark`), which are then read in turn."""
+    keeps_rows: bool
+    """Its state is of rows that may be emitted, or lead to what is, later on."""
 
     def open(self, context: TaskContext) -> None: ...
 
@@ -151,6 +153,10 @@ class Operator(Protocol):
 
     def finish(self, emit: Emit) -> None:
         """Every input has ended; what was kept back may be emitted now."""
+
+    def state_rows(self) -> int:
+        """How much state would be lost with the task, in rows: both sides of a join, the keys of an
+        aggregation, those of every open window. Called after each batch: more rows must not slow it down."""
 
     def close(self) -> Any:
         """Let go of resources; called once, also after a failure. A sink's return value (what

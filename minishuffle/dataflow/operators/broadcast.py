@@ -79,22 +79,29 @@ class _Broadcast(ChainedOperator):
     """Keeps the small side; its marks end here."""
 
     name = "broadcast_join"
+    keeps_rows = True
     first_input: int | None = SMALL
 
     def __init__(self, columns: BroadcastColumns) -> None:
         self.columns = columns
         self._bytes = 0
+        self._held = 0
+        """Rows of the small side."""
 
     def on_mark(self, mark: Mark, input: int, emit: Emit) -> None:
         if input == BIG:
             emit(mark)
 
-    def note_size(self, size: int) -> None:
-        """Count bytes of the small side.
+    def state_rows(self) -> int:
+        return self._held
+
+    def note_size(self, rows: int, size: int) -> None:
+        """Count rows and bytes of the small side.
 
         Raises:
             ResourceExhausted: there are too many.
         """
+        self._held += rows
         self._bytes += size
         if self._bytes > BROADCAST_BYTES_MAX:
             raise ResourceExhausted(
@@ -123,7 +130,7 @@ class BroadcastArrow(_Broadcast):
         if input == SMALL:
             given = plain(batch, self._schema if self._is_declared else None)
             self._schema = common_schema(self._schema, given.schema)
-            self.note_size(given.nbytes)
+            self.note_size(given.num_rows, given.nbytes)
             self._batches.append(given)
             return
         if self._small is None:
@@ -215,7 +222,7 @@ class BroadcastRows(_Broadcast):
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         assert isinstance(batch, list)
         if input == SMALL:
-            self.note_size(len(pack_rows(batch)))
+            self.note_size(len(batch), len(pack_rows(batch)))
             for form, row in zip(_forms(batch, self.columns.small_keys), batch, strict=True):
                 self._others.update(dict.fromkeys(self.columns.others(list(row))))
                 if None not in form:

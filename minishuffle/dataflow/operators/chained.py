@@ -29,6 +29,7 @@ class ChainedOperator:
     name = "operator"
     first_input: int | None = None
     by_split = False
+    keeps_rows = False
 
     def open(self, context: TaskContext) -> None:
         self.context = context
@@ -44,6 +45,9 @@ class ChainedOperator:
 
     def finish(self, emit: Emit) -> None:
         """Nothing is kept back."""
+
+    def state_rows(self) -> int:
+        return 0
 
     def close(self) -> Any:
         return None

@@ -132,6 +132,9 @@ class JoinArrow(IntervalJoin):
     def earliest(self, input: int) -> int:
         return self._held[input].earliest
 
+    def state_rows(self) -> int:
+        return len(self._held[LEFT]) + len(self._held[RIGHT])
+
     def _schema(self) -> pa.Schema:
         if self._result is None:
             left, right = self._schemas
@@ -142,8 +145,7 @@ class JoinArrow(IntervalJoin):
 
     def _forget_keys(self) -> None:
         """Number the keys anew that have rows, once most have none."""
-        rows = len(self._held[LEFT]) + len(self._held[RIGHT])
-        if len(self._index) <= SPARE_KEYS + 2 * rows:
+        if len(self._index) <= SPARE_KEYS + 2 * self.state_rows():
             return
         runs = [run for held in self._held for run in held.runs]
         live = np.unique(np.concatenate([run.slots for run in runs])) if runs else np.zeros(0, np.int64)

@@ -133,6 +133,9 @@ class JoinRows(IntervalJoin):
     def earliest(self, input: int) -> int:
         return self._sides[input].earliest
 
+    def state_rows(self) -> int:
+        return len(self._sides[LEFT]) + len(self._sides[RIGHT])
+
 
 def _alone(key: Any, row: Any, input: int) -> tuple[Any, Any, Any]:
     return (key, None, row) if input == RIGHT else (key, row, None)

@@ -101,6 +101,7 @@ class IntervalJoin(ChainedOperator):
     """
 
     name = "join"
+    keeps_rows = True
 
     def __init__(
         self,

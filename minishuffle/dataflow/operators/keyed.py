@@ -84,6 +84,9 @@ class CountRows(ChainedOperator):
         if self.emission == "end":
             _emit_in_chunks(self._shown.pairs(self._counts.items()), emit)
 
+    def state_rows(self) -> int:
+        return len(self._counts)
+
 
 class _FoldedRows(RecordOperator):
     """One value per key, brought forward by a function of the user at each record.
@@ -145,6 +148,9 @@ class _FoldedRows(RecordOperator):
     def finish(self, emit: Emit) -> None:
         if self.emission == "end":
             _emit_in_chunks(self._shown.pairs(self._state.items()), emit)
+
+    def state_rows(self) -> int:
+        return len(self._state)
 
 
 class ReduceRows(_FoldedRows):

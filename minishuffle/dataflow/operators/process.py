@@ -148,6 +148,9 @@ class ProcessRows(RecordOperator):
         self._given = ProcessContext(self)
         self._swept_at = context.now()
 
+    def state_rows(self) -> int:
+        return len(self._entries)
+
     # --- records and timers ---------------------------------------------------------------------------
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:

@@ -61,6 +61,10 @@ class KeyedValues:
         self._batches = self._rows = 0
         """Since the last look."""
 
+    def __len__(self) -> int:
+        """How many keys there are; packed ones without a value among them."""
+        return len(self._packed) if self._dict is None else len(self._dict)
+
     def take(self, keys: list[Any]) -> tuple[Any, Iterable[Any]]:
         """``held`` and ``places``: ``held[place]`` is the value of the key at the same position of
         ``keys``, :data:`NOTHING` if it has none yet, and is to be set to the new one."""
@@ -119,6 +123,9 @@ class _PackedValues:
         self._places: list[int] = []
         self._first = np.empty(0, np.int32)
         """By slot the first row that has it; anything for slots that the batch lacks."""
+
+    def __len__(self) -> int:
+        return len(self._index)
 
     def take(self, keys: list[Any]) -> tuple[list[Any], list[int]] | None:
         """As :meth:`KeyedValues.take`; None, and nothing changed, for keys that do not fit the others."""

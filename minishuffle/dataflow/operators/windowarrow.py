@@ -43,6 +43,7 @@ class WindowArrow(ChainedOperator):
     """
 
     name = "window"
+    keeps_rows = True
 
     def __init__(
         self, windows: OpenWindows, keys: tuple[str, ...], outputs: list[tuple[str, str, Aggregate]]
@@ -93,6 +94,9 @@ class WindowArrow(ChainedOperator):
 
     def finish(self, emit: Emit) -> None:
         self._fire(END_OF_TIME, emit)
+
+    def state_rows(self) -> int:
+        return len(self._index) - self._fired_slots
 
     def _fire(self, watermark: int, emit: Emit) -> None:
         fired = [slots for start in self._windows.due(watermark) for slots in self._slots.pop(start)]

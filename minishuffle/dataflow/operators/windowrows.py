@@ -23,6 +23,7 @@ class WindowRows(RecordOperator):
     """
 
     name = "window"
+    keeps_rows = True
 
     def __init__(
         self,
@@ -36,6 +37,8 @@ class WindowRows(RecordOperator):
         self._create = create
         self._values: dict[int, dict[Any, list[Any]]] = {}
         """[key as it came first, value] by window start and canonical key."""
+        self._held = 0
+        """All of these."""
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         kept, starts = self._windows.admit(batch, self.context, emit)
@@ -53,6 +56,7 @@ class WindowRows(RecordOperator):
                     entry[1] = add(entry[1], row)
                 else:
                     window[form] = [key, row if create is None else add(create(), row)]
+                    self._held += 1
             except Exception as error:
                 if self.on_error == "fail":
                     self.note_failure(error, row)
@@ -69,8 +73,12 @@ class WindowRows(RecordOperator):
 
     def _fire(self, watermark: int, emit: Emit) -> None:
         for start in self._windows.due(watermark):
-            moment = datetime_of(start)
-            emit_rows([(key, moment, value) for key, value in self._values.pop(start).values()], emit)
+            moment, fired = datetime_of(start), self._values.pop(start).values()
+            self._held -= len(fired)
+            emit_rows([(key, moment, value) for key, value in fired], emit)
+
+    def state_rows(self) -> int:
+        return self._held
 
 
 def one_more(count: int, row: Any) -> int:

@@ -38,6 +38,7 @@ def run(operator: BroadcastRows | BroadcastArrow, small: list[Any], big: list[An
         operator.process(batch, SMALL, out.append)
     operator.on_mark(Watermark(END_OF_TIME), SMALL, out.append)
     assert out == []
+    assert operator.state_rows() == sum(map(len, small))
     for batch in big:
         operator.process(batch, BIG, out.append)
     for batch in out:

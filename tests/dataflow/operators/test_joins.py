@@ -197,6 +197,7 @@ def test_joins_agree_with_nested_loops(
     assert run.context.counters.records_late == sum(map(len, late))
     assert run.marks[-1] == Watermark(END_OF_TIME)
     assert held(run.operator) == (0, 0)
+    assert run.operator.state_rows() == 0
 
 
 def held(operator: Any) -> tuple[int, int]:
@@ -357,6 +358,7 @@ def test_many_steps_leave_nothing_behind(make: Make, convert: Make, monkeypatch:
         run.take(LEFT, Watermark(time + 9))
         run.take(RIGHT, Watermark(time + 9))
         most = max(most, sum(held(run.operator)))
+        assert run.operator.state_rows() == sum(held(run.operator)) > 0
         if isinstance(run.operator, JoinArrow):
             assert len(run.operator._index) <= 50 + 2 * 40
             assert sum(len(each) for side in run.operator._held for each in side.runs) <= 80

@@ -41,6 +41,7 @@ class Model:
         # A key whose first record was dropped has its place from then on if it was packed, else later.
         assert self.dropped or [key for key, _ in found] == list(self.expected)
         assert dict(found) == self.expected
+        assert len(self.state) == len(found) if not self.dropped else len(self.state) >= len(found)
         for key, value in found:
             self.same(value, self.expected[key])
 

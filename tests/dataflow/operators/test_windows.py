@@ -151,8 +151,11 @@ def test_rows_and_arrow_agree_with_a_loop_over_records(items: list[list[Row] | i
     out, late = reference(items)
     for operator, convert in ((on_rows("late"), keyed), (on_arrow("late"), arrow)):
         run = Run(operator)
-        for item in items:
+        for number, item in enumerate(items, 1):
             run.take(Watermark(item) if isinstance(item, int) else convert(item))
+            so_far = items[:number]
+            open_keys = len(reference([*so_far, END_OF_TIME])[0]) - len(reference(so_far)[0]) - 1
+            assert run.operator.state_rows() == open_keys
         run.operator.finish(run.emit)
         assert run.out == out
         assert run.late == late

@@ -1,0 +1,180 @@
+"""What a task counts that does not finish: the batch that it had in hand, and the state that goes with it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from minishuffle.dataflow.stream import Stream
+from minishuffle.worker.task import Task
+
+if TYPE_CHECKING:
+    from conftest import Site
+
+SECONDS_MAX = 20.0
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Batches:
+    """One split of batches of ten numbers, a hundred in all; then it is silent, or ends."""
+
+    def __init__(self, bounded: bool = True) -> None:
+        self.bounded = bounded
+
+    def splits(self) -> list[int]:
+        return [0]
+
+    def read(self, split: int, offset: int) -> Iterator[list[int]]:
+        for first in range(offset, 100, 10):
+            yield list(range(first, first + 10))
+        while not self.bounded:
+            yield []
+
+
+class Held:
+    let_go = threading.Event()
+
+
+@pytest.fixture(autouse=True)
+def _hold_anew() -> Iterator[None]:
+    Held.let_go = threading.Event()
+    yield
+    Held.let_go.set()
+
+
+def ill_at_55(row: Any) -> Any:
+    if row == 55:
+        raise ValueError(row)
+    return row
+
+
+def twice_but_ill_at_55(row: int) -> list[int]:
+    return [ill_at_55(row), row]
+
+
+def held_at_55(row: int) -> int:
+    if row == 55:
+        assert Held.let_go.wait(SECONDS_MAX)
+    return row
+
+
+def failed(task: Task) -> int:
+    return task.read_counters().rows_dropped.get("failed_batch", 0)
+
+
+async def test_a_batch_that_raises_is_lost_and_nothing_else(site: Site) -> None:
+    source, sink = site.deploy(Stream.source(Batches()).map(ill_at_55).rebalance().to_count())
+    await site.until(lambda: len(site.outcomes) >= 1)
+    counters = source.read_counters()
+    assert counters.records_out == 50
+    assert counters.rows_dropped == {"failed_batch": 10}
+    assert sink.read_counters().rows_dropped == {}
+
+
+async def test_a_consumer_counts_the_batch_that_it_took(site: Site) -> None:
+    _, sink = site.deploy(Stream.source(Batches()).rebalance().map(ill_at_55).collect())
+    await site.until(lambda: len(site.outcomes) >= 2)
+    assert sink.read_counters().records_in == len(site.rows) + failed(sink) == 60
+    assert len(site.rows) == 50
+
+
+async def test_rows_that_become_more_count_as_they_were_taken(site: Site) -> None:
+    stream = Stream.source(Batches()).flat_map(twice_but_ill_at_55).rebalance().to_count()
+    source, _ = site.deploy(stream)
+    await site.until(lambda: source.state == "failed")
+    assert (source.read_counters().records_out, failed(source)) == (100, 10)
+
+
+async def test_a_cancelled_batch_is_lost_too(site: Site) -> None:
+    (source, *_) = site.deploy(Stream.source(Batches()).map(held_at_55).rebalance().to_count())
+    await site.until(lambda: source.read_counters().records_out == 50)
+    source.paths.cancel()
+    Held.let_go.set()
+    await site.until(lambda: source.state == "canceled")
+    counters = source.read_counters()
+    assert counters.records_out + failed(source) == 60
+
+
+async def test_a_task_that_finishes_has_lost_nothing(site: Site) -> None:
+    tasks = site.deploy(Stream.source(Batches()).key_by(lambda row: row).count().to_count())
+    await site.finish()
+    assert [task.read_counters().rows_dropped for task in tasks] == [{}, {}]
+    assert [task.read_counters().state_rows for task in tasks] == [0, 0]
+
+
+def by_three(row: int) -> int:
+    return row % 3
+
+
+def added(value: int, row: int) -> int:
+    return value + row
+
+
+def noted(row: int, context: Any) -> None:
+    context.state["last"] = row
+
+
+def counted() -> Stream[Any]:
+    return Stream.source(Batches(bounded=False)).key_by(by_three).count(emit="batch").collect()
+
+
+def reduced() -> Stream[Any]:
+    return Stream.source(Batches(bounded=False)).key_by(by_three).reduce(added).collect()
+
+
+def processed() -> Stream[Any]:
+    return Stream.source(Batches(bounded=False)).key_by(by_three).process(noted).collect()
+
+
+def columns() -> Stream[Any]:
+    stream = Stream.source(Tables()).key_by("key").aggregate(total=("number", "sum"))
+    return stream.collect()
+
+
+class Tables:
+    """One batch with keys 0 to 2 and numbers 0 to 99, and then nothing."""
+
+    bounded = False
+    format = "arrow"
+
+    def splits(self) -> list[int]:
+        return [0]
+
+    def read(self, split: int, offset: int) -> Iterator[Any]:
+        if not offset:
+            numbers = list(range(100))
+            at = [START + timedelta(seconds=number) for number in numbers]
+            yield pa.RecordBatch.from_pydict(
+                {
+                    "key": pa.array([number % 3 for number in numbers]),
+                    "number": pa.array(numbers),
+                    "at": pa.array(at, pa.timestamp("us", "UTC")),
+                }
+            )
+        while True:
+            yield pa.RecordBatch.from_pydict({"key": [], "number": [], "at": []})
+
+
+def joined() -> Stream[Any]:
+    left, right = (Stream.source(Tables()).event_time("at") for _ in range(2))
+    pairs = left.key_by("number").join(right.key_by("number"), how="inner", within=timedelta(hours=1))
+    return pairs.collect()
+
+
+@pytest.mark.parametrize(
+    ("make", "rows"), [(counted, 3), (reduced, 3), (processed, 3), (columns, 3), (joined, 200)]
+)
+async def test_the_state_that_a_task_holds_is_counted(site_of: type[Site], make: Any, rows: int) -> None:
+    site = site_of(segment_bytes=32_768)
+    tasks = site.deploy(make())
+    await site.until(lambda: sum(task.read_counters().state_rows for task in tasks) == rows)
+    for task in tasks:
+        task.paths.cancel()
+    await site.finish()
+    assert sum(task.read_counters().state_rows for task in tasks) == rows, "lost with them"
+    await site.close()
