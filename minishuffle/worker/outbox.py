@@ -210,9 +210,13 @@ class OutboxSender:
         self._scheduled = False
         self.pump()
 
-    def end(self, outbox: Outbox) -> None:
-        """The attempt has ended: its last lines go out in front of its report. One that finished has waited
-        for its rows; those of another are of no use."""
+    def end(self, outbox: Outbox, *, rows: bool) -> None:
+        """The attempt has ended: its last lines go out in front of its report.
+
+        Args:
+            rows: what it has collected goes out too, at most TASK_UNSENT_BYTES_MAX: it failed, and the next
+                attempt goes on behind these rows. One that finished has waited for them.
+        """
         while (message := outbox.take(self._term())) is not None:
-            if isinstance(message, LogLines):
+            if rows or isinstance(message, LogLines):
                 self._send(message)

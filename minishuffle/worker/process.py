@@ -367,7 +367,7 @@ class Worker:
         if attempt is not None:  # else it was released meanwhile
             attempt.close()
             traffic = attempt.reported_traffic = attempt.traffic.table()
-        self._sender.end(task.outbox)
+        self._sender.end(task.outbox, rows=outcome.state == "failed")
         try:
             counters = task.read_counters()
             ended = self._state.task_ended(

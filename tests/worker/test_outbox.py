@@ -144,13 +144,27 @@ def test_the_last_lines_go_out_in_front_of_the_report(turns: Turns, paths_of: Pa
     outbox.collect(b"of no use")
     outbox.log("last words")
     turns.turn()
-    link.sender.end(outbox)
+    link.sender.end(outbox, rows=False)
     assert [message.lines for message in link.sent] == [["dead letter"], ["last words"]]
     link.writable = True
     link.sender.pump()
     assert len(link.sent) == 2
     assert not any(isinstance(message, Collected) for message in link.sent)
     assert all(isinstance(message, LogLines) for message in link.sent)
+
+
+def test_the_rows_of_a_failed_attempt_go_out_in_front_of_the_report(
+    turns: Turns, paths_of: PathsOf, link: Link
+) -> None:
+    link.writable = False
+    outbox = outbox_of(paths_of(), link.sender.notify)
+    for payload in (b"first", b"second"):
+        outbox.collect(payload)
+    outbox.log("last words")
+    turns.turn()
+    link.sender.end(outbox, rows=True)
+    assert [message.payload for message in link.sent[:2]] == [b"first", b"second"]
+    assert link.sent[2].lines == ["last words"]
 
 
 # --- reports that wait for an acknowledgement -----------------------------------------------------------
