@@ -211,6 +211,8 @@ def loss_text(info: JobInfo) -> str:
     counts = [f"{count:,} {reason}" for reason, count in info.rows_dropped.items()]
     if info.rows_in_flight:
         counts.append(f"up to {info.rows_in_flight:,} in flight through what died")
+    if info.state_rows_lost:
+        counts.append(f"{info.state_rows_lost:,} of the state of tasks")
     lost = ", ".join(counts) or "what a task held when it failed"
     restarts = sum(info.restarts.values())
     return (

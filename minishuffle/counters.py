@@ -198,6 +198,8 @@ class TaskCounters:
                 values[each.name] = {
                     name: min(COUNTED_MAX, ours.get(name, 0) + theirs.get(name, 0)) for name in names
                 }
+            elif each.name == "state_rows":
+                values[each.name] = theirs
             elif each.name == "watermark":
                 values[each.name] = ours if theirs is None else theirs
             elif each.name == "first_output_at":

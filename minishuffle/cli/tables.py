@@ -166,6 +166,8 @@ def show_job(job: JobInfo) -> None:
         out.print(f"rows dropped ({reason}): {count:,}")
     if job.rows_in_flight:
         out.print(f"rows in flight through what died: up to {job.rows_in_flight:,}")
+    if job.state_rows_lost:
+        out.print(f"rows of state lost with tasks: {job.state_rows_lost:,}")
     for number, cause in enumerate(job.causes):
         label = "first cause" if number == 0 else "then"
         out.print(f"{label}: {cause_text(cause)}")

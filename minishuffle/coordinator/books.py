@@ -7,7 +7,8 @@ flight through something that died. To what workers report the coordinator adds 
   counted with ``queue_discarded``. The number is exact, and only grows.
 - *in flight*: for what died with a worker, rows that survivors had sent to it, without those that survivors
   received from it and the drops that it had reported. It is a bound for tasks that write one row for each
-  that they read, by the last heartbeats, and settles when those after the loss have arrived.
+  that they read, by the last heartbeats, and settles when those after the loss have arrived. Rows that a
+  source which died may have emitted within its lease are among them.
 
 Traffic names a peer by edge, worker and attempt, so that subtasks of one operator that share both are one
 *group* here; a group is counted when all of it has ended.
@@ -49,6 +50,8 @@ class AttemptRecord:
     counters: TaskCounters = field(default_factory=TaskCounters)
     traffic: bytes = b""
     """Rows that it has exchanged, by edge and peer: see :func:`unpack_traffic`."""
+    leased: int = 0
+    """Rows that a source which died may have emitted beyond what it had reported."""
 
     @property
     def key(self) -> TaskKey:
@@ -76,6 +79,8 @@ class Losses(NamedTuple):
     certain: bool
     """Whether there are any at all, or an attempt that had taken rows in ended before its work was done:
     what it held of them is lost, and nobody knows how many."""
+    state_rows: int = 0
+    """Held as state by attempts that did not finish; counted by their last report."""
 
 
 class Books:
@@ -88,6 +93,7 @@ class Books:
         """Totals of attempts that are not kept any more."""
         self._undelivered_before = 0
         self._in_flight_before = 0
+        self._state_before = 0
         self._lossy = False
 
     def close(self, ended: AttemptRecord, current: Iterable[AttemptRecord]) -> None:
@@ -101,6 +107,8 @@ class Books:
                 self._undelivered_before += ledger.undelivered({oldest.place})
                 self._in_flight_before += ledger.in_flight({oldest.place})
             self._lossy |= self.losses(current).certain
+            self._in_flight_before += oldest.leased
+            self._state_before += _state_rows(oldest)
             self._before[ended.key] = _plus(self._before.get(ended.key), kept.popleft())
         kept.append(
             AttemptRecord(
@@ -111,6 +119,7 @@ class Books:
                 ended.end,
                 ended.counters,
                 ended.traffic,
+                ended.leased,
             )
         )
 
@@ -143,10 +152,11 @@ class Books:
         undelivered = self._undelivered_before + ledger.undelivered(places)
         if undelivered:
             dropped["queue_discarded"] += undelivered
-        in_flight = self._in_flight_before + ledger.in_flight(places)
+        in_flight = self._in_flight_before + ledger.in_flight(places) + sum(each.leased for each in records)
+        state_rows = self._state_before + sum(map(_state_rows, records))
         certain = self._lossy or bool(+dropped or in_flight) or any(map(ledger.held_rows, records))
         shown = {reason: min(COUNT_MAX, count) for reason, count in sorted(dropped.items()) if count}
-        return Losses(shown, min(COUNT_MAX, in_flight), certain)
+        return Losses(shown, min(COUNT_MAX, in_flight), certain, min(COUNT_MAX, state_rows))
 
     def _records(self, current: Iterable[AttemptRecord]) -> list[AttemptRecord]:
         return [*(record for kept in self._ended.values() for record in kept), *current]
@@ -208,6 +218,10 @@ class _Ledger:
             return bool(self._sent_to[record.place] or record.counters.records_out)
         taken = record.counters.records_in or self._received[record.place]
         return record.end == "early" and record.operator in self._reading and bool(taken)
+
+
+def _state_rows(record: AttemptRecord) -> int:
+    return record.counters.state_rows if record.end in ("early", "died") else 0
 
 
 def _plus(total: Totals | None, record: AttemptRecord) -> Totals:

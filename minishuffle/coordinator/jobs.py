@@ -34,7 +34,7 @@ from minishuffle import limits
 from minishuffle.coordinator.books import AttemptRecord, Books, Losses, TaskKey, Totals
 from minishuffle.coordinator.failover import DELAY_SECONDS_MIN, Failures
 from minishuffle.coordinator.history import History
-from minishuffle.coordinator.positions import SourceProgress
+from minishuffle.coordinator.positions import Resumption, SourceProgress
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import JobGraph, Placement
 from minishuffle.errors import ResourceExhausted, ShuffleError, TaskCancelled
@@ -97,6 +97,8 @@ class Subtask(AttemptRecord):
     state: str = "created"
     on_worker: bool = True
     """Its worker has not been lost since the attempt was deployed."""
+    resumption: Resumption = Resumption(b"", 0.0, 0)
+    """Where the attempt goes on, if it is a source's."""
     result: bytes = b""
 
     def __str__(self) -> str:
@@ -241,6 +243,7 @@ class Job:
             restarts=dict(self.restarts),
             rows_dropped=self.losses().dropped,
             rows_in_flight=self.losses().in_flight,
+            state_rows_lost=self.losses().state_rows,
         )
 
     def rows_after(self, number: int) -> JobRows:
@@ -546,12 +549,15 @@ class Job:
     def deployed(self, task: Subtask, at: float) -> int | None:
         """The next attempt takes the place of the last; gives the worker that still has the last, if any."""
         last = task.worker if task.on_worker else None
+        task.resumption = self.positions.resume(task.operator, task.index, at)
+        if task.end == "died" and not self.positions.repeats:
+            task.leased = task.resumption.lease_rows
         self._books.close(task, self._tasks.values())
         worker = self.placement[task.index]
         task.attempt += 1
         where = "in its slot" if last is not None else f"in place of worker {task.worker}"
         task.worker, task.on_worker = worker, True
-        task.counters, task.traffic, task.result = TaskCounters(), b"", b""
+        task.counters, task.traffic, task.result, task.leased = TaskCounters(), b"", b"", 0
         del self._times[task.key]
         self._note(task, "task rescheduled", at, f"{task} to worker {worker}, {where}")
         self._set(task, "created", at, str(task), kind="task deployed")

@@ -37,7 +37,7 @@ class SourceProgress:
     """
 
     def __init__(self, *, repeats: bool) -> None:
-        self._repeats = repeats
+        self.repeats = repeats
         self._subtasks: dict[tuple[int, int], _Subtask] = {}
         """By operator and index."""
 
@@ -59,7 +59,7 @@ class SourceProgress:
             return Resumption(b"", 0.0, 0)
         entries = list(subtask.splits.values())
         rows = sum(entry.lease for entry in entries)
-        if self._repeats:
+        if self.repeats:
             entries = [entry._replace(lease=0) for entry in entries]
         subtask.splits = {entry.split: entry._replace(position=entry.end, lease=0) for entry in entries}
         return Resumption(pack_positions(entries), max(0.0, at - subtask.reported_at), rows)

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from minishuffle.coordinator.books import TaskKey
 from minishuffle.coordinator.jobs import Job, Subtask
+from minishuffle.coordinator.positions import Resumption
 from minishuffle.coordinator.workers import Worker
 from minishuffle.dataflow.arguments import checked_job_name
 from minishuffle.dataflow.graph import JobGraph, Placement
@@ -267,6 +268,7 @@ def deployments(
     name: str,
     tasks: Iterable[TaskKey] | None = None,
     attempts: Mapping[TaskKey, int] = MappingProxyType({}),
+    resumptions: Mapping[TaskKey, Resumption] = MappingProxyType({}),
 ) -> dict[int, DeployTasks]:
     """What to send to each worker that takes part; ``addresses`` are of all of these.
 
@@ -277,12 +279,16 @@ def deployments(
             request waits until the slot has one again.
         tasks: those to deploy; by default all.
         attempts: of subtasks that are not at their first.
+        resumptions: where sources go on.
     """
     if tasks is None:
         tasks = [(o, index) for o, vertex in enumerate(graph.vertices) for index in range(vertex.parallelism)]
     specs: dict[int, list[TaskSpec]] = {}
     for operator, index in tasks:
         spec = _task(graph, operator, index, attempts.get((operator, index), FIRST_ATTEMPT))
+        if (resumption := resumptions.get((operator, index))) is not None and resumption.positions:
+            resumed = {"positions": resumption.positions, "positions_age": resumption.positions_age}
+            spec = spec.model_copy(update=resumed)
         specs.setdefault(placement[index], []).append(spec)
     return {
         worker: DeployTasks(
@@ -390,6 +396,7 @@ def redeployments(
         name=job.name,
         tasks=[task.key for task in tasks],
         attempts=job.attempts(),
+        resumptions={task.key: task.resumption for task in tasks},
         term=term,
         job=job.id,
     ).items()

@@ -578,6 +578,8 @@ class JobInfo(ControlMessage):
     """By reason, over all attempts."""
     rows_in_flight: int = 0
     """At most so many more were lost in what died, if its tasks write one row for each that they read."""
+    state_rows_lost: int = 0
+    """Rows that operators held (sides of joins, windows, groups), and that died with a task."""
 
 
 class JobList(ControlMessage):

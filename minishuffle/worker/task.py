@@ -422,11 +422,10 @@ class Task:
             idle_seconds=seconds.idle,
             backpressured_seconds=seconds.backpressured,
             cpu_seconds=self._read_cpu_seconds(),
-            rows_dropped={"failed_batch": self._failed_rows} if self._failed_rows else {},
         )
 
     def _rows_dropped(self) -> dict[str, int]:
-        dropped = dict(self.counters.rows_dropped)
+        dropped = {"failed_batch": self._failed_rows} if self._failed_rows else {}
         found = [gate.rows_dropped() for gate in self.gates]
         found += [partition.rows_dropped() for partition in self.partitions.values()]
         for place in found:

@@ -17,8 +17,10 @@ from minishuffle.wire.messages import (
     JobInfo,
     PlacedAttempt,
     ReleaseJob,
+    SourcePositions,
     TasksRestarted,
 )
+from minishuffle.wire.packed import SplitPosition, pack_positions, unpack_positions
 
 if TYPE_CHECKING:
     from conftest import FakeCluster, FakeWorker
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 MakeGraph = Callable[..., JobGraph]
 READ0, READ1, COUNT0, COUNT1 = ("j1", 0, 0), ("j1", 0, 1), ("j1", 1, 0), ("j1", 1, 1)
 SLOT_SECONDS = 60.0
+TERM = 7
 BOOM = ErrorInfo(code=TaskFailed.code, text="boom")
 
 
@@ -86,6 +89,26 @@ def test_the_tasks_of_a_lost_worker_restart_together_in_a_free_slot(
     assert three[0].got(ReleaseJob) == three[2].got(ReleaseJob) == []
     assert cluster.free_slots() == [1, 0, 1]
     assert kinds(cluster, 1, 1)[1:] == ["task lost", "task restarting", "task rescheduled", "task deployed"]
+
+
+@pytest.mark.parametrize(("lease", "position", "in_flight"), [(None, 140, 40), (0, 100, 0)])
+def test_the_source_of_a_lost_worker_goes_on_where_it_had_reported(
+    cluster: FakeCluster, three: Any, restarting: MakeGraph, lease: Any, position: int, in_flight: int
+) -> None:
+    """Behind its lease, whose rows may be lost; or at its position, so that some may be repeated."""
+    cluster.submit(restarting(source_lease=lease))
+    cluster.report_all("j1", "running")
+    table = pack_positions([SplitPosition(split=1, position=100, lease=40)])
+    cluster.send(
+        three[1],
+        SourcePositions(term=TERM, job="j1", operator=0, index=1, attempt=1, number=1, positions=table),
+    )
+    cluster.lose(three[1])
+    (deploy,) = three[2].got(DeployTasks)
+    read, count = deploy.tasks
+    assert [(entry.split, entry.end) for entry in unpack_positions(read.positions)] == [(1, position)]
+    assert count.positions == b""
+    assert cluster.show("j1").rows_in_flight == in_flight
 
 
 def test_lost_workers_count_as_no_failure_and_have_no_delay(
