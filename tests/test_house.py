@@ -44,6 +44,7 @@ NOT_A_MODULE = {
     "pipelines/test_interrupt.py": "signals to whole pipelines",
     "transport/test_conformance.py": "one suite for all transports",
     "transport/test_conformance_attachments.py": "the same, with attachments that come and go",
+    "transport/test_conformance_unavailable.py": "the same, with consumers that go away",
 }
 """Tests of a subject that is more than one module; those at the top and of e2e besides."""
 
