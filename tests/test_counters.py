@@ -117,7 +117,9 @@ def test_counts_of_two_attempts_add_up() -> None:
     first.rows_dropped, first.last_input_at, first.busy_seconds = {"failed_batch": 2}, 9.0, 0.5
     second = TaskCounters(records_in=4, user_errors={"skip": 1, "dead_letter": 2}, first_output_at=7.0)
     second.rows_dropped, second.busy_seconds = {"failed_batch": 1, "partial_element": 3}, 0.25
+    first.state_rows, second.state_rows = 8, 2
     both = first.plus(second)
+    assert both.state_rows == 2, "of the present attempt"
     assert (both.records_in, both.busy_seconds) == (7, 0.75)
     assert both.user_errors == {"skip": 2, "dead_letter": 2}
     assert both.rows_dropped == {"failed_batch": 3, "partial_element": 3}

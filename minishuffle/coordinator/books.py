@@ -50,8 +50,8 @@ class AttemptRecord:
     counters: TaskCounters = field(default_factory=TaskCounters)
     traffic: bytes = b""
     """Rows that it has exchanged, by edge and peer: see :func:`unpack_traffic`."""
-    leased: int = 0
-    """Rows that a source which died may have emitted beyond what it had reported."""
+    rows_made: int = 0
+    """Rows that a source which died may have emitted, its leases included, or skipped."""
 
     @property
     def key(self) -> TaskKey:
@@ -107,7 +107,6 @@ class Books:
                 self._undelivered_before += ledger.undelivered({oldest.place})
                 self._in_flight_before += ledger.in_flight({oldest.place})
             self._lossy |= self.losses(current).certain
-            self._in_flight_before += oldest.leased
             self._state_before += _state_rows(oldest)
             self._before[ended.key] = _plus(self._before.get(ended.key), kept.popleft())
         kept.append(
@@ -119,7 +118,7 @@ class Books:
                 ended.end,
                 ended.counters,
                 ended.traffic,
-                ended.leased,
+                ended.rows_made,
             )
         )
 
@@ -152,7 +151,7 @@ class Books:
         undelivered = self._undelivered_before + ledger.undelivered(places)
         if undelivered:
             dropped["queue_discarded"] += undelivered
-        in_flight = self._in_flight_before + ledger.in_flight(places) + sum(each.leased for each in records)
+        in_flight = self._in_flight_before + ledger.in_flight(places)
         state_rows = self._state_before + sum(map(_state_rows, records))
         certain = self._lossy or bool(+dropped or in_flight) or any(map(ledger.held_rows, records))
         shown = {reason: min(COUNT_MAX, count) for reason, count in sorted(dropped.items()) if count}
@@ -174,6 +173,8 @@ class _Ledger:
         self._received: Counter[Place] = Counter()
         self._received_by_survivors: Counter[Place] = Counter()
         """By the producer's place, rows received from there by others than what died with it."""
+        self._sent_inside: Counter[Place] = Counter()
+        """By the producer's place, rows sent to what died with it."""
         for record in records:
             self._members[record.place].append(record)
             died_on = record.worker if record.end == "died" else None
@@ -188,6 +189,8 @@ class _Ledger:
                     self._sent_by_survivors[consumer] += peer.sent
                 if peer.worker != died_on:
                     self._received_by_survivors[producer] += peer.received
+                else:
+                    self._sent_inside[record.place] += peer.sent
 
     def undelivered(self, places: Iterable[Place]) -> int:
         """Rows on their way to groups that have ended in order, and not all with their work done."""
@@ -198,12 +201,16 @@ class _Ledger:
         )
 
     def in_flight(self, places: Iterable[Place]) -> int:
-        """Rows in what died, by worker; a source that starts again loses none of those it has yet to send."""
+        """Rows in what died, by worker: what went in from survivors and from its sources, without what came
+        out. The next attempt of a source goes on behind its leases."""
         balance: Counter[int] = Counter()
         for place in places:
             members = [record for record in self._members[place] if record.end == "died"]
             operator, worker, _ = place
-            if not members or operator not in self._reading:
+            if not members:
+                continue
+            if operator not in self._reading:
+                balance[worker] += max(0, self._made_and_not_passed_on(place, members))
                 continue
             balance[worker] += self._sent_by_survivors[place] - self._received_by_survivors[place]
             for record in members:
@@ -211,6 +218,16 @@ class _Ledger:
                     balance[worker] -= record.counters.records_in
                 balance[worker] -= sum(record.counters.rows_dropped.values())
         return sum(max(0, rows) for rows in balance.values())
+
+    def _made_and_not_passed_on(self, place: Place, sources: Sequence[AttemptRecord]) -> int:
+        """Rows that sources may have emitted and that no survivor has, nor what died with them."""
+        rows = -self._received_by_survivors[place] - self._sent_inside[place]
+        for record in sources:
+            counters = record.counters
+            rows += record.rows_made - counters.rows_skipped - sum(counters.rows_dropped.values())
+            if record.operator not in self._writing:
+                rows -= counters.records_out
+        return rows
 
     def held_rows(self, record: AttemptRecord) -> bool:
         """Whether an attempt ended before its work was done and may have held rows then."""

@@ -97,7 +97,7 @@ class Subtask(AttemptRecord):
     state: str = "created"
     on_worker: bool = True
     """Its worker has not been lost since the attempt was deployed."""
-    resumption: Resumption = Resumption(b"", 0.0, 0)
+    resumption: Resumption = Resumption(b"", 0.0)
     """Where the attempt goes on, if it is a source's."""
     result: bytes = b""
 
@@ -387,6 +387,7 @@ class Job:
         if self._restarts and not self.stopping:
             lost += self._wanted_again(lost, here)
         for task in lost:
+            task.rows_made = self.positions.rows_made(*task.key)
             self._set(task, "lost", at, f"{task} was lost with worker {worker}: {cause.text}")
         if self.stopping or not self._may_restart(lost):
             self._fail_of_loss(lost, cause, at)
@@ -550,14 +551,12 @@ class Job:
         """The next attempt takes the place of the last; gives the worker that still has the last, if any."""
         last = task.worker if task.on_worker else None
         task.resumption = self.positions.resume(task.operator, task.index, at)
-        if task.end == "died" and not self.positions.repeats:
-            task.leased = task.resumption.lease_rows
         self._books.close(task, self._tasks.values())
         worker = self.placement[task.index]
         task.attempt += 1
         where = "in its slot" if last is not None else f"in place of worker {task.worker}"
         task.worker, task.on_worker = worker, True
-        task.counters, task.traffic, task.result, task.leased = TaskCounters(), b"", b"", 0
+        task.counters, task.traffic, task.result, task.rows_made = TaskCounters(), b"", b"", 0
         del self._times[task.key]
         self._note(task, "task rescheduled", at, f"{task} to worker {worker}, {where}")
         self._set(task, "created", at, str(task), kind="task deployed")

@@ -11,19 +11,18 @@ __all__ = ["Resumption", "SourceProgress"]
 
 
 class Resumption(NamedTuple):
-    """What the next attempt of a source's subtask gets (see ``TaskSpec``), and what it costs."""
+    """What the next attempt of a source's subtask gets, see ``TaskSpec``."""
 
     positions: bytes
     positions_age: float
-    lease_rows: int
-    """Rows that the attempt before may have emitted beyond the positions that it was at when it reported:
-    they are not emitted again, or with ``repeats`` all are."""
 
 
 @dataclass(slots=True)
 class _Subtask:
     reported_at: float
     splits: dict[int, SplitPosition] = field(default_factory=dict)
+    began: int = 0
+    """Where the current attempt began, summed over the splits."""
 
 
 class SourceProgress:
@@ -37,7 +36,7 @@ class SourceProgress:
     """
 
     def __init__(self, *, repeats: bool) -> None:
-        self.repeats = repeats
+        self._repeats = repeats
         self._subtasks: dict[tuple[int, int], _Subtask] = {}
         """By operator and index."""
 
@@ -52,14 +51,19 @@ class SourceProgress:
             subtask.reported_at = at
             subtask.splits.update((entry.split, entry) for entry in unpack_positions(positions))
 
+    def rows_made(self, operator: int, index: int) -> int:
+        """Rows that the current attempt may have emitted, its leases included, or skipped."""
+        subtask = self._subtasks.get((operator, index))
+        return 0 if subtask is None else sum(entry.end for entry in subtask.splits.values()) - subtask.began
+
     def resume(self, operator: int, index: int, at: float) -> Resumption:
         """Have the next attempt of a subtask go on, now: the leases of the one before are closed."""
         subtask = self._subtasks.get((operator, index))
         if subtask is None:
-            return Resumption(b"", 0.0, 0)
+            return Resumption(b"", 0.0)
         entries = list(subtask.splits.values())
-        rows = sum(entry.lease for entry in entries)
-        if self.repeats:
+        if self._repeats:
             entries = [entry._replace(lease=0) for entry in entries]
         subtask.splits = {entry.split: entry._replace(position=entry.end, lease=0) for entry in entries}
-        return Resumption(pack_positions(entries), max(0.0, at - subtask.reported_at), rows)
+        subtask.began = sum(entry.end for entry in entries)
+        return Resumption(pack_positions(entries), max(0.0, at - subtask.reported_at))

@@ -113,6 +113,41 @@ def test_a_sink_has_delivered_what_it_took_in() -> None:
     assert books(died, current=current).losses(current).in_flight == 10
 
 
+def test_what_a_source_may_have_emitted_and_nobody_has_is_in_flight() -> None:
+    died = record(0, 1, sent(0, 20, worker=5), worker=5, end="died", records_out=90, rows_skipped=7)
+    died.counters.rows_dropped = {"upstream_unavailable": 3}
+    died.rows_made = 107
+    middle = record(1, 1, received(0, 20, worker=5), sent(1, 15, worker=9), worker=5, end="died")
+    current = [
+        record(0, 2, worker=9),
+        record(1, 1, received(0, 60, worker=5), worker=9),
+        record(1, 2, worker=9),
+        record(2, 1, received(1, 15, worker=5), worker=9),
+    ]
+    losses = books(died, middle, current=current).losses(current)
+    assert losses.in_flight == (107 - 7 - 3 - 60 - 20) + (20 - 15)
+
+
+def test_a_source_that_ends_in_a_sink_has_delivered_what_it_made() -> None:
+    died = record(0, 1, worker=5, end="died", records_out=90)
+    died.rows_made = 100
+    made = Books([])
+    made.close(died, [record(0, 2, worker=9)])
+    assert made.losses([record(0, 2, worker=9)]).in_flight == 10
+
+
+def test_a_source_whose_positions_are_not_known_takes_nothing_from_what_died_beside_it() -> None:
+    source = record(0, 1, worker=5, end="died")
+    middle = record(1, 1, worker=5, end="died")
+    current = [
+        record(0, 1, sent(0, 10, worker=5), worker=9, index=1),
+        record(1, 1, received(0, 60, worker=5), worker=9, index=1),
+        record(0, 2, worker=9),
+        record(1, 2, worker=9),
+    ]
+    assert books(source, middle, current=current).losses(current).in_flight == 10
+
+
 def test_a_source_that_starts_again_has_nothing_in_flight_but_may_have_lost_rows() -> None:
     died = record(0, 1, sent(0, 10, worker=9), worker=5, end="died", records_out=10)
     current = [record(0, 2, worker=9), record(1, 1, received(0, 8, worker=5), worker=9)]
@@ -194,14 +229,6 @@ def test_dropped_and_in_flight_are_what_was_sent_and_did_not_come_out(
     assert losses.certain or not any((in_flight, undelivered, queued, dropped))
 
 
-def test_the_lease_of_a_source_that_died_is_in_flight() -> None:
-    died = record(0, 1, sent(0, 100), end="died", records_out=100)
-    died.leased = 40
-    current = [record(0, 2, sent(0, 50)), record(1, 1, received(0, 100), received(0, 50, attempt=2))]
-    lost = books(died, current=current).losses(current)
-    assert (lost.dropped, lost.in_flight, lost.certain) == ({}, 40, True)
-
-
 @pytest.mark.parametrize(("end", "rows"), [("early", 7), ("died", 7), ("finished", 0)])
 def test_state_is_lost_with_an_attempt_that_did_not_finish(end: END, rows: int) -> None:
     ended = record(1, 1, received(0, 100), end=end, records_in=100, state_rows=7)
@@ -210,11 +237,11 @@ def test_state_is_lost_with_an_attempt_that_did_not_finish(end: END, rows: int) 
 
 
 def test_what_attempts_that_are_not_kept_have_lost_stays_lost() -> None:
-    current = [record(0, 1), record(1, 1)]
+    current = [record(0, ATTEMPTS_KEPT + 4), record(1, 1)]
     made = Books(EDGES)
     for attempt in range(1, ATTEMPTS_KEPT + 4):
         source = record(0, attempt, end="died", state_rows=2)
-        source.leased = 5
+        source.rows_made = 5
         made.close(source, current)
     lost = made.losses(current)
     assert (lost.in_flight, lost.state_rows) == (5 * (ATTEMPTS_KEPT + 3), 2 * (ATTEMPTS_KEPT + 3))

@@ -26,24 +26,28 @@ def test_a_next_attempt_goes_on_behind_the_lease_and_closes_it() -> None:
     progress.report(0, 0, packed(SplitPosition(0, 10, 5), SplitPosition(2, 0, 5)), 100.0)
     progress.report(0, 0, packed(SplitPosition(0, 12, 6)), 101.0)
     progress.report(0, 0, b"", 102.0)
+    assert progress.rows_made(0, 0) == 18 + 5
     raw = packed(SplitPosition(0, 12, 6), SplitPosition(2, 0, 5))
-    assert progress.resume(0, 0, 101.5) == Resumption(raw, 0.5, 11)
+    assert progress.resume(0, 0, 101.5) == Resumption(raw, 0.5)
     closed = packed(SplitPosition(0, 18), SplitPosition(2, 5))
-    assert progress.resume(0, 0, 103.0) == Resumption(closed, 2.0, 0)
+    assert progress.resume(0, 0, 103.0) == Resumption(closed, 2.0)
+    assert progress.rows_made(0, 0) == 0
+    progress.report(0, 0, packed(SplitPosition(0, 20, 2)), 104.0)
+    assert progress.rows_made(0, 0) == 4
     progress.report(0, 0, packed(SplitPosition(0, 18, 4)), 104.0)
-    assert progress.resume(0, 0, 104.0).lease_rows == 4
+    assert unpack_positions(progress.resume(0, 0, 104.0).positions) == [SplitPosition(0, 18, 4)]
 
 
 def test_without_a_lease_it_goes_on_where_the_position_is() -> None:
     progress = SourceProgress(repeats=True)
     progress.report(0, 1, packed(SplitPosition(1, 12, 6), SplitPosition(3, 7, 0, True)), 100.0)
     expected = packed(SplitPosition(1, 12), SplitPosition(3, 7, 0, True))
-    assert progress.resume(0, 1, 100.0) == Resumption(expected, 0.0, 6)
-    assert progress.resume(0, 1, 100.0) == Resumption(expected, 0.0, 0)
+    assert progress.resume(0, 1, 100.0) == Resumption(expected, 0.0)
+    assert progress.resume(0, 1, 100.0) == Resumption(expected, 0.0)
 
 
 def test_what_never_reported_begins_at_the_beginning() -> None:
-    assert SourceProgress(repeats=False).resume(3, 1, 100.0) == Resumption(b"", 0.0, 0)
+    assert SourceProgress(repeats=False).resume(3, 1, 100.0) == Resumption(b"", 0.0)
 
 
 def test_a_clock_that_goes_back_makes_no_negative_age() -> None:
@@ -79,7 +83,7 @@ def test_a_job_keeps_what_current_attempts_report(make_graph: Callable[..., JobG
 def test_a_job_without_leases_repeats(make_graph: Callable[..., JobGraph]) -> None:
     job = Job("j1", "count", make_graph(source_lease=0), (1, 2), {1: 0, 2: 0}, at=100.0, random=lambda: 0.5)
     assert job.heard(1, moved(10), 101.0)
-    assert job.positions.resume(0, 0, 101.0) == Resumption(packed(SplitPosition(0, 10)), 0.0, 8)
+    assert job.positions.resume(0, 0, 101.0) == Resumption(packed(SplitPosition(0, 10)), 0.0)
 
 
 def test_positions_are_acknowledged_like_every_report(

@@ -1,0 +1,85 @@
+"""Sources that restart, in real processes: what is missing, and that nothing comes twice."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minishuffle import LocalCluster, Stream
+from minishuffle.dataflow.graph import JobSettings
+
+ROWS = 50_000
+RATE = 20_000
+SECONDS_MAX = 30.0
+
+
+class Numbers:
+    """Two splits of ROWS numbers, a hundred at a time."""
+
+    def splits(self) -> list[int]:
+        return [0, ROWS]
+
+    def read(self, split: int, offset: int) -> Iterator[list[int]]:
+        for first in range(split + offset, split + ROWS, 100):
+            yield list(range(first, min(first + 100, split + ROWS)))
+
+
+def until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + SECONDS_MAX
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("lease", [None, 0, 1_000])
+def test_a_source_that_raises_loses_the_batch_in_hand_and_nothing_else(
+    lease: int | None, tmp_path: Path
+) -> None:
+    raised = str(tmp_path / "raised")
+
+    def ill_once(row: int) -> int:
+        if row == 33_333 and not os.path.exists(raised):
+            Path(raised).touch()
+            raise ValueError(row)
+        return row
+
+    stream = Stream.source(Numbers()).map(ill_once).collect()
+    with LocalCluster(workers=1) as cluster:
+        job = cluster.submit(stream, parallelism=2, settings=JobSettings(source_lease=lease))
+        rows = list(job.rows(allow_loss=True))
+        assert job.info().rows_dropped == {"failed_batch": 100}
+        assert {task.attempt for task in job.info().tasks} == {1, 2}
+    assert len(rows) == len(set(rows))
+    assert set(range(2 * ROWS)) - set(rows) == set(range(33_300, 33_400))
+
+
+def test_a_source_whose_worker_is_killed_loses_its_lease_at_most_and_repeats_nothing() -> None:
+    with LocalCluster(workers=2, slots=2) as cluster:
+        job = cluster.submit(Stream.generate(rate=RATE).collect(), parallelism=2)
+
+        def made(attempt: int) -> list[int]:
+            tasks = job.info().tasks
+            return [task.counters.records_out for task in tasks if task.attempt == attempt]
+
+        until(lambda: min(made(1), default=0) > RATE / 2)
+        killed = job.info().tasks[0]
+        cluster.kill_worker(killed.worker)
+        until(lambda: sum(made(2)) > RATE / 2)
+        skipped = sum(task.counters.rows_skipped for task in job.info().tasks)
+        in_flight = job.info().rows_in_flight
+        job.cancel()
+        rows = list(job.rows(allow_loss=True))
+    assert len(rows) == len(set(rows))
+    missing = set(range(max(rows) - RATE // 2)) - set(rows)
+    unsent = RATE // 20
+    """Rows that the dead worker had counted, and not sent to the coordinator."""
+    assert len(missing) <= skipped + in_flight + unsent
+    assert in_flight <= 0.9 * RATE / 2, "half a second from heartbeat to heartbeat, and the lease"
+    block = RATE // 64 // 20
+    """Numbers in a row that are of one of 64 splits."""
+    assert {row // block % 64 % 2 for row in missing} <= {killed.index}
