@@ -190,9 +190,10 @@ def test_too_many_slots_and_buffers_come_with_the_arithmetic(
     needed, free, total = int(found[1]), int(found[2]), int(found[3])
     assert needed > free
     assert free < total == (1 << 20) // (4096 + limits.SEGMENT_HEADROOM_BYTES)
-    # The terms add up to what is said to be needed: two gates and two partitions on each worker.
+    # The terms add up to what is said to be needed on each worker: two gates and two partitions, and another
+    # gate for a restart.
     products = re.findall(r"= (\d+)(?:\)? = (\d+))?(?=;|$)", found[4])
-    assert sum(int(last or first) for first, last in products) == needed == 2 * (2 * 200 + 1) + 2 * (4 + 1)
+    assert sum(int(last or first) for first, last in products) == needed == 3 * (4 * 200 + 1) + 2 * (4 + 1)
     assert "--network-memory-bytes" in text
     goes_on()
 
