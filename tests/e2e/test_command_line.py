@@ -195,7 +195,7 @@ def test_a_detached_cluster_from_up_to_down(shell: Shell, tmp_path: Path) -> Non
     done = shell.json("submit", f"{tmp_path / 'own.py'}:fine", "--wait")
     assert done["state"] == "finished"
     assert sorted(map(tuple, done["rows"])) == [("a", 2), ("b", 1)]
-    limit = ("--set", "restart_failures_max=2")
+    limit = ("--set", "restart_failures_max=2", "--parallelism", "1")
     _, failed = shell.run("submit", f"{tmp_path / 'own.py'}:broken", "--wait", *limit, code=1)
     first, second = failed.splitlines()[1:3]
     assert "attempt 2 follows at once (failure 1 of 2): " in first and "ValueError: cannot take" in first
