@@ -173,6 +173,19 @@ def check_that_signals_cancel(shell: Shell) -> None:
         assert waiting.returncode == code
 
 
+def check_that_failures_are_shown(shell: Shell, jobs: Path) -> None:
+    """Each at once, and the last one with the user's traceback."""
+    limit = ("--set", "restart_failures_max=2", "--parallelism", "1")
+    _, failed = shell.run("submit", f"{jobs}:broken", "--wait", *limit, code=1)
+    first, second = failed.splitlines()[1:3]
+    assert "attempt 2 follows at once (failure 1 of 2): " in first and "ValueError: cannot take" in first
+    assert second.startswith("minishuffle: job j2 (broken) failed: ")
+    assert "ValueError: cannot take" in failed
+    assert "own.py" in failed
+    assert "minishuffle/worker" not in failed
+    assert "failed 2 times within 300 s (restart_failures_max)" in failed
+
+
 @pytest.mark.timeout(180)
 def test_a_detached_cluster_from_up_to_down(shell: Shell, tmp_path: Path) -> None:
     port, web_port = free_ports()
@@ -195,15 +208,7 @@ def test_a_detached_cluster_from_up_to_down(shell: Shell, tmp_path: Path) -> Non
     done = shell.json("submit", f"{tmp_path / 'own.py'}:fine", "--wait")
     assert done["state"] == "finished"
     assert sorted(map(tuple, done["rows"])) == [("a", 2), ("b", 1)]
-    limit = ("--set", "restart_failures_max=2", "--parallelism", "1")
-    _, failed = shell.run("submit", f"{tmp_path / 'own.py'}:broken", "--wait", *limit, code=1)
-    first, second = failed.splitlines()[1:3]
-    assert "attempt 2 follows at once (failure 1 of 2): " in first and "ValueError: cannot take" in first
-    assert second.startswith("minishuffle: job j2 (broken) failed: ")
-    assert "ValueError: cannot take" in failed
-    assert "own.py" in failed
-    assert "minishuffle/worker" not in failed
-    assert "failed 2 times within 300 s (restart_failures_max)" in failed
+    check_that_failures_are_shown(shell, tmp_path / "own.py")
 
     submitted = shell.json("submit", "keyby", "--name", "endless")
     running = until(

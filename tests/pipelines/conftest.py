@@ -7,14 +7,16 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partialmethod
 from pathlib import Path
 from typing import TextIO
 
 import pytest
 
-from minishuffle import LocalCluster
+from minishuffle import Client, LocalCluster
 from minishuffle.pipelines import DataDirectory, flights
 from minishuffle.pipelines.flights import packaged_file
+from support.settings import NO_RESTARTS
 from support.spark import spark  # noqa: F401  (a fixture)
 
 
@@ -98,3 +100,9 @@ def late_in_order(path: Path, out_of_order: timedelta) -> Counter[tuple[str, ...
 @pytest.fixture(scope="session")
 def late_flights() -> Callable[[Path, timedelta], Counter[tuple[str, ...]]]:
     return late_in_order
+
+
+@pytest.fixture
+def no_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first failure ends a pipeline's job."""
+    monkeypatch.setattr(Client, "submit", partialmethod(Client.submit, settings=NO_RESTARTS))

@@ -134,6 +134,7 @@ def test_a_result_that_is_not_what_spark_computes(run: Callable[[Pipeline], Outc
     assert (verdict.rows, verdict.only_minishuffle, verdict.only_spark) == (7, 1, 1)
 
 
+@pytest.mark.usefixtures("no_restarts")
 def test_a_function_of_the_job_that_raises(run: Callable[[Pipeline], Outcome], cluster: LocalCluster) -> None:
     with pytest.raises(TaskFailed, match="ValueError: a mistake of the user") as raised:
         run(Sums("job"))

@@ -177,6 +177,7 @@ def test_a_record_of_another_cluster_or_another_place_is_not_gone_on_with(make: 
         assert not other.record.exists()
 
 
+@pytest.mark.usefixtures("no_restarts")
 def test_a_job_that_fails_ends_the_run_with_its_reason(make: Make) -> None:
     run = make(Sums(fails=True))
     run.prepare(1)
