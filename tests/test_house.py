@@ -19,6 +19,7 @@ NO_TEST_OF_ITS_OWN = {
     "cli/bench.py": "each benchmark is run by the test of its module in bench",
     "cli/worker.py": "run by e2e/test_processes.py, as a process",
     "coordinator/instructions.py": "types only, used by every test of the coordinator",
+    "exchange/declining.py": "an end of a channel: exchange/test_channels.py",
     "worker/instructions.py": "types only, used by every test of the worker's state",
     "limits.py": "constants",
     "bench/peer.py": "a process, run by bench/test_wire.py",

@@ -17,6 +17,7 @@ from enum import Enum
 from typing import Protocol, TypeAlias
 
 from minishuffle.errors import RemoteProtocolError, ShuffleError
+from minishuffle.exchange.declining import ConsumerLink, DecliningAttachment
 from minishuffle.exchange.elements import Assembler
 from minishuffle.exchange.partition import Subpartition
 from minishuffle.exchange.segments import LocalPool, Segment
@@ -32,7 +33,6 @@ from minishuffle.protocol.channel import (
     Received,
     SubpartitionView,
 )
-from minishuffle.protocol.connection import Connection
 from minishuffle.wire.frames import (
     NO_SEQUENCE,
     WATERMARK_EVENT,
@@ -298,15 +298,6 @@ class Attachment(Protocol):
         ...
 
 
-class ConsumerLink(Protocol):
-    """A link to a producer, of whatever transport."""
-
-    @property
-    def connection(self) -> Connection: ...
-
-    def flush_soon(self) -> None: ...
-
-
 class RemoteAttachment:
     """A channel of a link to the process of the producer; the owner of its ``ConsumerChannel``."""
 
@@ -533,6 +524,8 @@ class InputChannel:
         self._detached = 0
         """The last generation whose end stands in the queue, or was read."""
         self._closed = False
+        self._done = False
+        """The task has read the end of the partition: whoever produces it again hears so."""
         self._buffers = buffers
         self._ready = ready
 
@@ -555,9 +548,14 @@ class InputChannel:
     def attach_remote(self, link: ConsumerLink, request: PartitionRequest) -> None:
         """Read from a producer behind ``link`` from now on; no effect once the channel is closed.
 
-        What the attachment before received is filled in.
+        What the attachment before received is filled in. A channel that has ended says so to the producer
+        instead, closed or not.
         """
-        if not self._closed:
+        if self._done:
+            declining = DecliningAttachment(self, link, request.generation, self._buffers.segment_bytes)
+            self.attachment = declining
+            declining.open(request)
+        elif not self._closed:
             received, last = self._replace()
             attachment = RemoteAttachment(self, self._buffers, link, request.generation)
             self.attachment = attachment
@@ -571,11 +569,16 @@ class InputChannel:
         *,
         attempt: int = FIRST_ATTEMPT,
     ) -> None:
-        """Read from a producer in this process from now on; no effect once the channel is closed.
+        """Read from a producer in this process from now on; no effect once the channel is closed. A channel
+        that has ended says so to the producer instead.
 
         Args: those of :class:`LocalAttachment`.
         """
-        if not self._closed:
+        if self._done:
+            view = subpartition.attach(generation, lambda: None, attempt=attempt)
+            view.release(CancelReason.ENDED)
+            self.on_event(generation, ChannelEvent.END)
+        elif not self._closed:
             self._replace()
             credit = self._buffers.local_credit
             attachment = LocalAttachment(self, subpartition, generation, credit, handed_over, attempt=attempt)
@@ -611,7 +614,10 @@ class InputChannel:
 
     def _deliver_detached(self, generation: int, error: ShuffleError | None) -> None:
         self._detached = generation
-        self.deliver(Detached(self, generation, error))
+        if self._done:  # the task has nothing left to read
+            self.on_event(generation, ChannelEvent.DRAIN)
+        else:
+            self.deliver(Detached(self, generation, error))
 
     def consumed(self, notice: GivenBack) -> None:
         """The task has read that an attachment is gone, and so all that it delivered."""
@@ -620,9 +626,15 @@ class InputChannel:
 
     def end(self, attachment: Attachment) -> None:
         """The task has read the end of the partition that ``attachment`` delivered."""
+        self._done = True
         self.on_event(attachment.generation, ChannelEvent.END)
         if self.attachment is attachment:
             self._let_go(CancelReason.ENDED)
+
+    def declined(self, attachment: Attachment) -> None:
+        """The producer has answered, and hears that nothing is wanted."""
+        self.on_event(attachment.generation, ChannelEvent.ATTACH)
+        self.end(attachment)
 
     def _let_go(self, reason: CancelReason) -> Attachment | None:
         attachment, self.attachment = self.attachment, None

@@ -41,21 +41,23 @@ __all__ = [
 #   the place of an older one (Flink: ``CachedChannelProvider`` of ByteDance's single task recovery);
 # - *down* when the task has read all that was delivered: it waits for the coordinator to name an attempt, or
 #   for the time to request the same one again;
-# - *ended* when the task has read the end of the partition, which may be after the link broke behind it.
-#   Nothing leaves that.
+# - *ended* when the task has read the end of the partition, which may be after the link broke behind it. If
+#   the producer is run again all the same (others may need what it writes), its next attempt is requested
+#   in order to say that nothing more is wanted: else it would wait for this consumer. That ends as soon as
+#   the producer answers, and the task sees nothing of it.
 #
 # A task of a job that does not restart fails instead of draining. In each cell, the phase that follows; none
-# where the event cannot happen to a generation in that phase. ``renew`` begins the next generation where it
-# leads to wanted, and so does ``drain`` of a cached channel::
+# where the event cannot happen to a generation in that phase. What leads to wanted begins the next
+# generation::
 #
 #                  request    attach    end     fail      drain    renew
 #     wanted       requested                    draining           wanted
 #     requested               attached          draining
 #     attached                          ended   draining
 #     draining                          ended   draining  down     cached
-#     cached                            ended   cached    wanted   cached
+#     cached                            wanted  cached    wanted   cached
 #     down                                                         wanted
-#     ended                                                        ended
+#     ended                                                        wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +91,12 @@ TRANSITIONS: Final[Mapping[tuple[ChannelPhase, ChannelEvent], ChannelPhase]] = {
     (ChannelPhase.DRAINING, ChannelEvent.FAIL): ChannelPhase.DRAINING,
     (ChannelPhase.DRAINING, ChannelEvent.DRAIN): ChannelPhase.DOWN,
     (ChannelPhase.DRAINING, ChannelEvent.RENEW): ChannelPhase.CACHED,
-    (ChannelPhase.CACHED, ChannelEvent.END): ChannelPhase.ENDED,
+    (ChannelPhase.CACHED, ChannelEvent.END): ChannelPhase.WANTED,
     (ChannelPhase.CACHED, ChannelEvent.FAIL): ChannelPhase.CACHED,
     (ChannelPhase.CACHED, ChannelEvent.DRAIN): ChannelPhase.WANTED,
     (ChannelPhase.CACHED, ChannelEvent.RENEW): ChannelPhase.CACHED,
     (ChannelPhase.DOWN, ChannelEvent.RENEW): ChannelPhase.WANTED,
-    (ChannelPhase.ENDED, ChannelEvent.RENEW): ChannelPhase.ENDED,
+    (ChannelPhase.ENDED, ChannelEvent.RENEW): ChannelPhase.WANTED,
 }
 """What is not here cannot happen to one generation of a channel."""
 LIVE_PHASES: Final = (ChannelPhase.WANTED, ChannelPhase.REQUESTED, ChannelPhase.ATTACHED)
@@ -132,7 +134,7 @@ class ChannelEntry:
 
 
 class InputRegistry:
-    """The input channels of all attempts that are not terminal."""
+    """The input channels of all attempts that are not terminal, or have finished."""
 
     def __init__(self) -> None:
         self._entries: dict[ChannelKey, ChannelEntry] = {}
@@ -175,16 +177,13 @@ class InputRegistry:
         """The next generation reads from ``upstream``; at once, or when the task has drained the channel,
         which it has to by ``drain_by`` (later ones do not put that off)."""
         entry = self._entries[key]
-        before = entry.phase
         self.move(key, entry.request.generation, ChannelEvent.RENEW)
         if entry.phase is ChannelPhase.CACHED:
             entry.cached = upstream
             entry.retry_at = None
             self._undrained.setdefault(key, drain_by)
-        elif entry.phase is ChannelPhase.WANTED:
-            self._begin(key, entry, upstream)
         else:
-            assert before is ChannelPhase.ENDED
+            self._begin(key, entry, upstream)
         return entry
 
     def _begin(self, key: ChannelKey, entry: ChannelEntry, upstream: Upstream) -> None:
@@ -237,7 +236,7 @@ class InputRegistry:
         return [key for key, deadline in self._undrained.items() if now >= deadline]
 
     def remove(self, attempt: AttemptId) -> list[ChannelKey]:
-        """The attempt is terminal; gives the channels that it had."""
+        """The attempt did not finish, or is released; gives the channels that it had."""
         removed = self._by_attempt.pop(attempt, [])
         for key in removed:
             entry = self._entries.pop(key)

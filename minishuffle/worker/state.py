@@ -84,13 +84,15 @@ class _TaskEntry:
     repairs: bool
     """Its channels are requested again when they fail; else it fails with them."""
     terminal: bool = False
+    finished: bool = False
+    """Then its channels stay, which have all ended: see the registry."""
 
 
 class WorkerState:
     """One registration of a worker.
 
-    Invariants: an attempt that is terminal has no cancel deadline and no channel in the registry; no
-    channel waits for a link to a peer that is up or lost.
+    Invariants: an attempt that is terminal has no cancel deadline, and no channel in the registry unless it
+    has finished; no channel waits for a link to a peer that is up or lost.
     """
 
     def __init__(self, settings: ClusterSettings, worker: int, epoch: int, term: int) -> None:
@@ -228,6 +230,7 @@ class WorkerState:
         released = list(dict.fromkeys(self._named(message)))
         for key in released:
             self._end(key)
+            self._forget_channels(key)
             self._partitions.remove(key, self._tasks.pop(key).spec.outputs)
         if message.attempts:
             return [Release(released)]
@@ -258,14 +261,19 @@ class WorkerState:
         entry = self._tasks.get(key)
         if entry is None or entry.terminal:
             return []
+        entry.finished = state == "finished"
         self._end(key)
         ended = self._state_message(key, state, error, result, counters)
         return [Send(ended.model_copy(update={"traffic": traffic, "positions": positions}))]
 
     def _end(self, key: AttemptId) -> None:
-        """The attempt is terminal, or is released: it reads nothing any more."""
+        """The attempt is terminal: it reads nothing any more."""
         self._tasks[key].terminal = True
         self._canceling.pop(key, None)
+        if not self._tasks[key].finished:
+            self._forget_channels(key)
+
+    def _forget_channels(self, key: AttemptId) -> None:
         for channel in self.inputs.remove(key):
             self._waiting.pop((self.worker, channel), None)
 
@@ -305,7 +313,7 @@ class WorkerState:
                 entry.failures = 0
             case ChannelEvent.FAIL if live:
                 self._repair_later(channel, entry, now)
-            case ChannelEvent.DRAIN if entry.phase is ChannelPhase.WANTED:
+            case ChannelEvent.DRAIN | ChannelEvent.END if entry.phase is ChannelPhase.WANTED:
                 return self._request(channel, entry, now)
             case ChannelEvent.DRAIN if entry.retry_at is not None and now >= entry.retry_at:
                 return self._renew(channel, entry.upstream, now)
@@ -573,10 +581,11 @@ class WorkerState:
         assert set(self._canceling) <= live
         assert list(self._canceling.values()) == sorted(self._canceling.values())
         assert all(key.attempt <= self._newest[key.subtask] for key in self._tasks)
+        finished = {key for key, entry in self._tasks.items() if entry.finished}
         local = {each.channel for each in self._waiting.values() if each.channel is not None}
         planned = {(channel, generation) for _, _, channel, generation in self._repairs}
         for key, entry in self.inputs.phases():
-            assert key.attempt in live
+            assert key.attempt in live | finished
             is_local = entry.worker == self.worker
             if entry.phase is ChannelPhase.WANTED:
                 assert not is_local

@@ -126,6 +126,8 @@ class Exchange:
         self._attached(number)
 
     def _attached(self, number: int) -> None:
+        if any((n, event) == (number, "end") for n, _, event in self.events):
+            return  # nothing is wanted of it
         attachment = self.channels[number].attachment
         assert attachment is not None and attachment.generation == self.generations[number]
         self.attachments.append(attachment)
@@ -574,6 +576,51 @@ def test_half_an_element_that_was_under_way_when_the_task_ends_is_counted() -> N
     exchange.poll_all()
     exchange.gate.close()
     assert exchange.gate.rows_dropped() == {"queue_discarded": 0, "partial_element": 1}
+    exchange.close()
+
+
+def ended(exchange: Exchange) -> None:
+    """The task has read the end of channel 0."""
+    exchange.attach_remote(0)
+    end(exchange, 0)
+    exchange.poll_all()
+    exchange.give_back(99)
+    exchange.settle()
+    assert exchange.gate.finished and exchange.events[-1] == (0, 1, "end")
+    exchange.partitions[0] = exchange._partition(0, exchange.output)
+    for _ in range(5):
+        exchange.write(0, SEGMENT_BYTES)
+
+
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("kind", ["local", "remote"])
+def test_a_channel_that_has_ended_lets_a_newer_attempt_know_that_nothing_is_wanted(
+    kind: str, closed: bool
+) -> None:
+    exchange = Exchange(tolerant=True)
+    ended(exchange)
+    if closed:
+        exchange.gate.close()
+    getattr(exchange, f"attach_{kind}")(0)
+    exchange.settle()
+    assert exchange.events[-1] == (0, 2, "end")
+    (subpartition,) = exchange.partitions[0].subpartitions
+    assert subpartition.view is None and not subpartition.available, "its writer waits for nobody"
+    assert exchange.partitions[0].skips(0, 1)
+    assert not exchange.poll() and exchange.gate.finished and exchange.read == [[]]
+    exchange.close()
+
+
+def test_a_link_that_breaks_before_the_producer_has_heard_that_nothing_is_wanted_is_a_failure() -> None:
+    exchange = Exchange(tolerant=True)
+    ended(exchange)
+    exchange.attach_remote(0)
+    exchange.cut()
+    assert exchange.events[-2:] == [(0, 2, "fail"), (0, 2, "drain")]
+    assert not exchange.channels[0].queue
+    exchange.attach_remote(0)
+    exchange.settle()
+    assert exchange.events[-1] == (0, 3, "end")
     exchange.close()
 
 

@@ -138,7 +138,7 @@ class Orders(RuleBasedStateMachine):
                     self.over(key)
                 case Release(attempts):
                     self.there.difference_update(attempts)
-                    for key in self.live.intersection(attempts):
+                    for key in attempts:
                         self.over(key)
                 case Send(message):
                     self.sent(message)
@@ -168,16 +168,19 @@ class Orders(RuleBasedStateMachine):
 
     def attach(self, key: ChannelKey, request: PartitionRequest, worker: int, link: int) -> None:
         """One generation after another, and none before the task has read all of the one before."""
-        assert key.attempt in self.live
+        assert key.attempt in self.live or self.shell[key].ended
         channel = self.shell[key]
-        assert channel.link is None and not channel.queue and not channel.ended
+        assert channel.link is None and not channel.queue
         assert request.generation > max(channel.generation, channel.detached)
         assert (request.producer_attempt, worker) == channel.reads, "the newest word counts"
         channel.generation, channel.link, channel.answered = request.generation, link, not link
+        if channel.ended and not link:  # nothing is wanted
+            channel.link = None
+            self.carry_out(self.report(key, ChannelEvent.END))
 
     def fail(self, key: ChannelKey, generation: int) -> None:
         """As ``InputChannel.fail``."""
-        assert key.attempt in self.live
+        assert key.attempt in self.live or self.shell[key].ended
         channel = self.shell[key]
         if generation > channel.detached:
             assert channel.link is None or channel.generation == generation
@@ -189,11 +192,16 @@ class Orders(RuleBasedStateMachine):
         if was_attached:
             self.carry_out(self.state.channel_event(key, generation, ChannelEvent.FAIL, self.now))
         channel.detached = generation
-        channel.queue.append(generation)
+        if channel.ended:
+            self.carry_out(self.state.channel_event(key, generation, ChannelEvent.DRAIN, self.now))
+        else:
+            channel.queue.append(generation)
 
-    def over(self, key: AttemptId) -> None:
+    def over(self, key: AttemptId, *, finished: bool = False) -> None:
+        """A task finishes when all of its channels have ended, which stay then."""
         self.live.discard(key)
-        self.shell = {at: channel for at, channel in self.shell.items() if at.attempt != key}
+        if not finished:
+            self.shell = {at: channel for at, channel in self.shell.items() if at.attempt != key}
 
     def request_of(self, channel: ChannelKey) -> PartitionRequest:
         return dict(self.state.inputs.phases())[channel].request
@@ -353,7 +361,9 @@ class Orders(RuleBasedStateMachine):
     def task_ends(self, data: st.DataObject, state: str) -> None:
         if self.live and state:
             key = data.draw(st.sampled_from(sorted(self.live)))
-            self.over(key)
+            if state == "finished" and not all(c.ended for at, c in self.shell.items() if at.attempt == key):
+                state = "failed"
+            self.over(key, finished=state == "finished")
             for _ in range(2):
                 self.carry_out(self.state.task_ended(key, state, None, b"", TaskCounters()))
 
@@ -428,10 +438,12 @@ class Orders(RuleBasedStateMachine):
             channel = self.shell[key]
             if fails:
                 self.detach(key, channel.generation)
-            elif not channel.answered:
+            elif not channel.answered and not channel.ended:
                 channel.answered = True
                 self.carry_out(self.report(key, ChannelEvent.ATTACH))
             else:
+                if not channel.answered:
+                    self.carry_out(self.report(key, ChannelEvent.ATTACH))
                 channel.ended, channel.link = True, None
                 self.carry_out(self.report(key, ChannelEvent.END))
 
@@ -484,7 +496,9 @@ class Orders(RuleBasedStateMachine):
         assert self.open == set()
         for key in sorted(self.live):
             self.over(key)
-            self.carry_out(self.state.task_ended(key, "finished", None, b"", TaskCounters()))
+            self.carry_out(self.state.task_ended(key, "failed", None, b"", TaskCounters()))
+        for job in ("j1", "j2"):
+            self.carry_out(self.state.handle(ReleaseJob(term=1, job=job), self.now))
         self.pass_time(60.0)
         assert self.state.next_deadline() is None
 

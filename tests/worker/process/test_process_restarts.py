@@ -70,6 +70,28 @@ class Numbers:
             number += 50
 
 
+class Bounded(Numbers):
+    """More for each sink than its subpartition holds."""
+
+    def read(self, split: int, offset: int) -> Iterator[list[Any]]:
+        for _ in range(100):
+            yield [(split, "x" * 1_000)] * 50
+
+
+class HeldAtTheEnd:
+    """The sink of index 1 reads nearly all, and holds."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+
+    def __call__(self, row: Any) -> Any:
+        self.rows += 1
+        if self.rows == 4_990 and threading.current_thread().name.endswith("[1]"):
+            Control.held.set()
+            Control.let_go.wait(SECONDS_MAX)
+        return row
+
+
 def fail_of_split_1(row: Any) -> Any:
     if row[0] == 1 and Control.fail.is_set():
         Control.fail.clear()
@@ -307,6 +329,22 @@ async def test_a_job_goes_on_without_a_worker_that_is_lost_until_its_tasks_are_e
     assert {(m.operator, m.index, m.attempt) for m in job.ended()} == {
         (operator, index, 1 + index) for operator in (SOURCE, SINK) for index in (0, 1)
     }
+
+
+async def test_a_finished_producer_that_runs_again_does_not_wait_for_consumers_that_have_read_it(
+    coordinator: Coordinator,
+) -> None:
+    workers = await two_workers(coordinator)
+    job = Job(coordinator, Stream.source(Bounded()).rebalance().map(HeldAtTheEnd()).to_count())
+    await coordinator.until(lambda: len(job.ended()) == 3 and Control.held.is_set())
+    assert {(m.operator, m.index) for m in job.ended()} == {(SOURCE, 0), (SOURCE, 1), (SINK, 0)}
+    job.restart((SOURCE, 1), 1)
+    Control.let_go.set()
+    await job.finish(5)
+    assert {(m.operator, m.index, m.attempt) for m in job.ended()} >= {(SOURCE, 1, 1), (SOURCE, 1, 2)}
+    assert {m.attempt for m in job.ended() if m.operator == SINK} == {1}
+    await coordinator.until(lambda: all(not worker.snapshot().tasks for worker in workers))
+    assert all(w.snapshot().segments_free == w.snapshot().segments_total for w in workers)
 
 
 async def test_a_task_that_is_stuck_while_a_producer_waits_to_be_read_is_abandoned(
