@@ -252,7 +252,8 @@ class Subpartition:
             else:
                 self._polled += 1
                 self._leave_out(item)
-                item.drain()
+                if not item.drained:
+                    item.drain()
         if builder is not None:
             self._leave_out(builder)
 
@@ -506,8 +507,10 @@ class PipelinedView:
         builder.holder = None
         subpartition = self._subpartition
         # A writer that could not be stopped may finish its segment after the subpartition was discarded.
-        if builder.drained or (subpartition._discarded and builder is not subpartition._open):
+        if builder.drained:
             builder.segment.recycle()
+        elif subpartition._discarded and builder is not subpartition._open:
+            builder.drain()
         elif subpartition.view is self:
             self.on_available()
 

@@ -371,6 +371,8 @@ def test_a_segment_that_its_writer_finished_after_it_was_written_off_may_come_ba
     bench.first.finish_open(ends=True)
     held.released()
     assert (bench.local.in_use, bench.pool.written_off) == (0, 0)
+    bench.first.discard()
+    assert bench.local.in_use == 0, "the release of an attempt that was abandoned discards once more"
 
 
 def test_a_written_off_segment_is_not_lent_again_when_the_transport_lets_go_of_it() -> None:
