@@ -26,8 +26,9 @@ from minishuffle.errors import ShuffleError
 from minishuffle.exchange.channels import GateBuffers, QueuedEvent
 from minishuffle.exchange.elements import AssemblyBudget
 from minishuffle.exchange.gate import InputGate
-from minishuffle.exchange.partition import ResultPartition, serve
+from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.segments import NetworkBufferPool
+from minishuffle.exchange.subpartition import serve
 from minishuffle.ids import Address, JobId, PartitionId
 from minishuffle.protocol.channel import NextType, Outgoing, Received
 from minishuffle.protocol.connection import ConnectionEvent, PartitionRequested

@@ -19,8 +19,8 @@ from typing import Protocol, TypeAlias
 from minishuffle.errors import RemoteProtocolError, ShuffleError
 from minishuffle.exchange.declining import ConsumerLink, DecliningAttachment
 from minishuffle.exchange.elements import Assembler
-from minishuffle.exchange.partition import Subpartition
 from minishuffle.exchange.segments import LocalPool, Segment
+from minishuffle.exchange.subpartition import Subpartition
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.limits import EVENTS_QUEUED_PER_CHANNEL_MAX
 from minishuffle.protocol.channel import (

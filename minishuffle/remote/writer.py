@@ -20,7 +20,8 @@ from minishuffle.errors import (
 )
 from minishuffle.exchange.buffers import Flush
 from minishuffle.exchange.elements import encode
-from minishuffle.exchange.partition import ResultPartition, serve
+from minishuffle.exchange.partition import ResultPartition
+from minishuffle.exchange.subpartition import serve
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.limits import BATCH_ROWS_MAX
 from minishuffle.protocol.connection import ConnectionEvent, PartitionRequested

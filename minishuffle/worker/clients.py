@@ -21,9 +21,10 @@ from minishuffle.errors import (
     clipped,
     described,
 )
-from minishuffle.exchange.partition import ResultPartition, serve
+from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.exchange.spool import Spool
+from minishuffle.exchange.subpartition import serve
 from minishuffle.ids import AttemptId, JobId, OperatorId, PartitionId, SubtaskId
 from minishuffle.transport.tcp import DataLink
 from minishuffle.wire.clients import (

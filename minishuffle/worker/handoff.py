@@ -22,8 +22,8 @@ from typing import Any, Final
 from minishuffle.counters import StateClock
 from minishuffle.errors import TaskCancelled
 from minishuffle.exchange.channels import GivenBack
-from minishuffle.exchange.partition import Subpartition
 from minishuffle.exchange.segments import LocalPool, Segment
+from minishuffle.exchange.subpartition import Subpartition
 
 __all__ = ["LoopInbox", "TaskBell", "TaskPaths"]
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from minishuffle import limits
 from minishuffle.errors import PeerLost, RemoteProtocolError, ShuffleError
 from minishuffle.exchange.channels import InputChannel
-from minishuffle.exchange.partition import PipelinedView, ResultPartition, serve
+from minishuffle.exchange.partition import ResultPartition
+from minishuffle.exchange.subpartition import PipelinedView, serve
 from minishuffle.ids import Address
 from minishuffle.protocol.connection import (
     ConnectionEvent,

@@ -29,9 +29,10 @@ from minishuffle.exchange.buffers import Flush
 from minishuffle.exchange.channels import Attachment, ChannelEvent, GateBuffers, InputChannel
 from minishuffle.exchange.elements import AssemblyBudget
 from minishuffle.exchange.gate import InputGate
-from minishuffle.exchange.partition import PipelinedView, ResultPartition
+from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.segments import LocalPool, NetworkBufferPool
 from minishuffle.exchange.spool import Spool
+from minishuffle.exchange.subpartition import PipelinedView
 from minishuffle.ids import AttemptId, PartitionId
 from minishuffle.protocol.channel import Outgoing
 from minishuffle.wire.frames import DataType

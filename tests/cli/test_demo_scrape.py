@@ -1,7 +1,7 @@
 import pytest
 
 from minishuffle.cli.demo import READINGS, Reading, total
-from minishuffle.observe.metrics import METRICS, RUNTIME_METRICS
+from minishuffle.observe.families import METRICS, RUNTIME_METRICS
 
 SAMPLES = [
     ("a_total", {"direction": "in", "task": "x"}, 3.0),

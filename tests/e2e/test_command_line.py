@@ -186,6 +186,14 @@ def check_that_failures_are_shown(shell: Shell, jobs: Path) -> None:
     assert "failed 2 times within 300 s (restart_failures_max)" in failed
 
 
+def check_that_a_pair_has_one_connection(shell: Shell) -> None:
+    running = until(
+        lambda: next((w for w in shell.json("cluster", "status")["workers"] if w["peers"]), None),
+        "a data connection",
+    )
+    assert [peer["connections"] for peer in running["peers"]] == [1]
+
+
 @pytest.mark.timeout(180)
 def test_a_detached_cluster_from_up_to_down(shell: Shell, tmp_path: Path) -> None:
     port, web_port = free_ports()
@@ -211,11 +219,7 @@ def test_a_detached_cluster_from_up_to_down(shell: Shell, tmp_path: Path) -> Non
     check_that_failures_are_shown(shell, tmp_path / "own.py")
 
     submitted = shell.json("submit", "keyby", "--name", "endless")
-    running = until(
-        lambda: next((w for w in shell.json("cluster", "status")["workers"] if w["peers"]), None),
-        "a data connection",
-    )
-    assert [peer["connections"] for peer in running["peers"]] == [1]
+    check_that_a_pair_has_one_connection(shell)
     check_that_signals_cancel(shell)
     cancelled = shell.json("jobs", "cancel", submitted["job"])
     assert cancelled["state"] == "canceled"

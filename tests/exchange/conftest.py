@@ -11,8 +11,9 @@ from minishuffle.counters import TaskCounters
 from minishuffle.exchange.channels import GateBuffers, InputChannel
 from minishuffle.exchange.elements import ELEMENT_HEADER, AssemblyBudget, Batch, decode, encode
 from minishuffle.exchange.gate import Element, InputGate
-from minishuffle.exchange.partition import ResultPartition, Subpartition, serve
+from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.segments import NetworkBufferPool, Segment
+from minishuffle.exchange.subpartition import Subpartition, serve
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.protocol.channel import Outgoing
 from minishuffle.protocol.connection import Connection, PartitionRequested

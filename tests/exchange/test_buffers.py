@@ -1,4 +1,4 @@
-"""A segment that is being filled, its slices, and events: see test_partition.py for what is made of them."""
+"""A segment that is being filled, its slices, and events; test_subpartition.py has what is made of them."""
 
 from __future__ import annotations
 

@@ -28,8 +28,9 @@ from minishuffle.exchange.channels import (
 )
 from minishuffle.exchange.elements import AssemblyBudget, decode, encode
 from minishuffle.exchange.gate import InputGate
-from minishuffle.exchange.partition import ResultPartition, Subpartition, serve
+from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.segments import LocalPool, NetworkBufferPool, Segment
+from minishuffle.exchange.subpartition import Subpartition, serve
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.protocol.connection import PartitionCancelled, PartitionRequested
 from minishuffle.wire.frames import (

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import LocalProtocolError
 from minishuffle.exchange.buffers import Flush, Slice
-from minishuffle.exchange.partition import ResultPartition, Subpartition
+from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.segments import NetworkBufferPool, Segment
+from minishuffle.exchange.subpartition import Subpartition
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.limits import EVENTS_QUEUED_PER_CHANNEL_MAX
 from minishuffle.protocol.channel import NextType

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import RemoteProtocolError
 from minishuffle.exchange.channels import QueuedWatermark
-from minishuffle.exchange.partition import ResultPartition, Subpartition
+from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.segments import NetworkBufferPool, Segment
+from minishuffle.exchange.subpartition import Subpartition
 from minishuffle.exchange.watermarks import BEGINNING_OF_TIME, END_OF_TIME, WatermarkValve
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.limits import EVENTS_QUEUED_PER_CHANNEL_MAX

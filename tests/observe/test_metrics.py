@@ -25,13 +25,8 @@ from minishuffle.counters import (
     WorkerEntry,
     WorkerSnapshot,
 )
-from minishuffle.observe.metrics import (
-    METRICS,
-    RUNTIME_METRICS,
-    coordinator_registry,
-    markdown_table,
-    worker_registry,
-)
+from minishuffle.observe.families import METRICS, RUNTIME_METRICS
+from minishuffle.observe.metrics import coordinator_registry, worker_registry
 
 MakeGate = Callable[..., GateSnapshot]
 MakeTask = Callable[..., TaskSnapshot]
@@ -80,24 +75,6 @@ def test_a_worker_serves_exactly_the_families_of_the_table(
 def test_a_coordinator_serves_exactly_the_families_of_the_table(make_coordinator: MakeCoordinator) -> None:
     registry = coordinator_registry(make_coordinator, "1.2.3")
     assert families(registry) == listed("coordinator")
-
-
-def test_the_table_of_the_document_is_the_table() -> None:
-    document = (ROOT / "minishuffle" / "observe" / "README.md").read_text(encoding="utf-8")
-    _, begin, rest = document.partition("<!-- metrics:begin -->\n")
-    table, end, _ = rest.partition("<!-- metrics:end -->")
-    assert begin and end, "observe/README.md has no markers around the table of metrics"
-    assert table.strip("\n") == markdown_table().strip("\n")
-
-
-def test_names_and_labels_keep_to_the_conventions() -> None:
-    for spec in (*METRICS, *RUNTIME_METRICS):
-        assert (spec.type == "counter") == spec.name.endswith("_total"), spec.name
-        assert not {"job", "instance", "attempt", "port", "le", "quantile"} & set(spec.labels), spec.name
-        assert spec.help, spec.name
-    names = [spec.name for spec in METRICS]
-    assert len(names) == len(set(names))
-    assert all(name.startswith("minishuffle_") for name in names)
 
 
 @pytest.mark.parametrize("process", ["worker", "coordinator"])

@@ -8,8 +8,9 @@ import pytest
 
 from minishuffle.counters import ConnectionCounters, TaskCounters
 from minishuffle.errors import ShuffleError
-from minishuffle.exchange.partition import ResultPartition, Subpartition
+from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.segments import LocalPool, NetworkBufferPool, Segment
+from minishuffle.exchange.subpartition import Subpartition
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.protocol.channel import ConsumerChannel, FreeBuffer, Received
 from minishuffle.protocol.connection import Connection, PartitionCancelled, PartitionRequested

@@ -22,7 +22,7 @@ from minishuffle.errors import (
     TaskFailed,
 )
 from minishuffle.exchange.buffers import Flush
-from minishuffle.exchange.partition import PipelinedView, Subpartition
+from minishuffle.exchange.subpartition import PipelinedView, Subpartition
 from minishuffle.protocol.connection import (
     Connection,
     PartitionCancelled,

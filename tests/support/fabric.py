@@ -15,8 +15,9 @@ import uvloop
 
 from minishuffle.counters import ConnectionCounters, TaskCounters
 from minishuffle.errors import PartitionNotFound, ShuffleError
-from minishuffle.exchange.partition import ProducerAttachment, ResultPartition, Subpartition, serve
+from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.segments import NetworkBufferPool, Segment
+from minishuffle.exchange.subpartition import ProducerAttachment, Subpartition, serve
 from minishuffle.ids import Address, JobId, PartitionId
 from minishuffle.protocol.channel import ConsumerChannel, FreeBuffer, Received
 from minishuffle.protocol.connection import ConnectionEvent, PartitionRequested

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from minishuffle.errors import PeerLost
-from minishuffle.exchange.partition import Subpartition
+from minishuffle.exchange.subpartition import Subpartition
 from minishuffle.wire.frames import CancelReason, PartitionRequest
 from support.fabric import SEGMENT_BYTES, Fabric, Node, Reader, Runner
 

@@ -16,8 +16,9 @@ from minishuffle.counters import TaskCounters
 from minishuffle.errors import PeerLost, RemoteProtocolError, ShuffleError, Superseded
 from minishuffle.exchange.channels import GateBuffers
 from minishuffle.exchange.elements import ELEMENT_HEADER, AssemblyBudget, decode, encode
-from minishuffle.exchange.partition import ResultPartition, Subpartition, serve
+from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.segments import NetworkBufferPool, Segment
+from minishuffle.exchange.subpartition import Subpartition, serve
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.protocol.connection import Connection, PartitionRequested
 from minishuffle.wire.frames import EventKind, PartitionRequest

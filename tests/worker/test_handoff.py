@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle.errors import TaskCancelled
-from minishuffle.exchange.partition import Subpartition
+from minishuffle.exchange.subpartition import Subpartition
 from minishuffle.worker.handoff import DRAIN_ITEMS_MAX, LoopInbox, TaskPaths
 from support.interleave import interleaved
 

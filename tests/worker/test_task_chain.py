@@ -21,8 +21,9 @@ from minishuffle.dataflow.operators.base import (
 )
 from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.exchange.elements import ELEMENT_HEADER, decode
-from minishuffle.exchange.partition import ResultPartition, Subpartition
+from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.segments import NetworkBufferPool, Segment
+from minishuffle.exchange.subpartition import Subpartition
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.wire.frames import WATERMARK_EVENT, EventKind
 from minishuffle.worker.task import Chain

@@ -12,8 +12,9 @@ import pytest
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.operators.base import Output, Program
 from minishuffle.errors import TaskCancelled, UnserializableRecord
-from minishuffle.exchange.partition import PipelinedView, ResultPartition
+from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.segments import NetworkBufferPool
+from minishuffle.exchange.subpartition import PipelinedView
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.wire.frames import CancelReason
 from minishuffle.worker.handoff import TaskBell, TaskPaths

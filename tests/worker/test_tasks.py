@@ -15,7 +15,7 @@ from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ResourceExhausted
 from minishuffle.exchange.channels import LocalAttachment
-from minishuffle.exchange.partition import PipelinedView
+from minishuffle.exchange.subpartition import PipelinedView
 from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.messages import WorkerAddress
 from minishuffle.wire.packed import PeerRows, pack_placement, unpack_traffic

@@ -169,7 +169,8 @@ class Job:
         self.coordinator.send(ReleaseJob(term=self.coordinator.term, job="j1"))
 
     async def lost(self, workers: list[Running]) -> int:
-        """Rows that were written and not counted at the end, by the books of the tasks."""
+        """Rows that were written and not counted at the end, by the books of the tasks. Those of a batch that
+        failed were never written."""
         await self.coordinator.until(lambda: all(not worker.snapshot().tasks for worker in workers))
         beats = len(self.coordinator.said(Heartbeat))
         ids = {worker.snapshot().worker for worker in workers}
@@ -182,7 +183,9 @@ class Job:
         for message in self.coordinator.said(TaskReleased):
             final[message.operator, message.index, message.attempt] = message.traffic
         rows = [entry for table in final.values() for entry in unpack_traffic(table)]
-        dropped = sum(sum(m.counters.rows_dropped.values()) for m in self.ended() + self.ended("failed"))
+        ended = self.ended() + self.ended("failed")
+        reasons = [each for m in ended for each in m.counters.rows_dropped.items()]
+        dropped = sum(count for reason, count in reasons if reason != "failed_batch")
         return dropped + sum(entry.sent for entry in rows) - sum(entry.received for entry in rows)
 
     def written(self) -> int:

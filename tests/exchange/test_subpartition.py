@@ -12,8 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from minishuffle.counters import ConnectionCounters, TaskCounters
 from minishuffle.errors import TaskFailed
 from minishuffle.exchange.buffers import Slice
-from minishuffle.exchange.partition import PipelinedView, ResultPartition, serve
+from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.segments import NetworkBufferPool, Segment
+from minishuffle.exchange.subpartition import PipelinedView, serve
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.protocol.channel import NextType
 from minishuffle.protocol.connection import Connection

@@ -14,8 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import ShuffleError, Superseded, TaskFailed
 from minishuffle.exchange.buffers import BufferBuilder, Flush, Slice
-from minishuffle.exchange.partition import PipelinedView, ResultPartition, Subpartition
+from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.segments import NetworkBufferPool, Segment
+from minishuffle.exchange.subpartition import PipelinedView, Subpartition
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.protocol.channel import NextType
 from minishuffle.wire.frames import WATERMARK_EVENT, CancelReason, DataType, EventKind

@@ -1,0 +1,558 @@
+"""The producing side of one channel: a subpartition, its views and their attachments.
+
+The writer (task thread) fills one *open* segment per subpartition and publishes what it wrote by
+storing one tuple; full segments go to the end of a queue. The reader (loop thread) takes finished
+segments from the front, and slices of the open one when a flush was asked for. Each field is written
+by one side only. (Flink: ``PipelinedSubpartition``, ``BufferBuilder``.)
+
+Consumers come and go: each reads through a view of one generation, and only the newest view of a
+subpartition polls it. An attachment joins a view to the channel of the link that carries it.
+
+A subpartition whose consumer has gone is *unavailable* until the next view is attached, if its partition
+drops what nobody reads: what is queued is freed, and the writer skips it, an element at a time. Each row
+that is written is counted in exactly one place::
+
+    written = sent (by all views) + skipped by the writer + discarded from the queue + still queued
+
+Rows count where their element begins: if that was sent or discarded, so were they, and the rest of the
+element is left out whenever it comes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from minishuffle.errors import LocalProtocolError, ShuffleError, Superseded
+from minishuffle.exchange.buffers import BufferBuilder, Event, EventState, Flush, Slice
+from minishuffle.ids import FIRST_ATTEMPT
+from minishuffle.limits import EVENTS_QUEUED_PER_CHANNEL_MAX, SEGMENT_HEADROOM_BYTES
+from minishuffle.protocol.channel import NextType
+from minishuffle.protocol.connection import Connection
+from minishuffle.wire.frames import (
+    NO_ELEMENT_START,
+    BufferFlags,
+    CancelReason,
+    DataType,
+    EventKind,
+    PartitionRequest,
+)
+
+__all__ = [
+    "PipelinedView",
+    "ProducerAttachment",
+    "ProducerLink",
+    "Subpartition",
+    "serve",
+]
+
+
+_STARTS, _CONTINUES, _ENDS = map(int, (BufferFlags.STARTS, BufferFlags.CONTINUES, BufferFlags.ENDS))
+"""As plain numbers: an operation on flags takes ten times as long."""
+_DATA = int(DataType.DATA)
+_NONE, _PARTIAL = NextType.NONE, NextType.PARTIAL
+_ON_REQUEST, _ADAPTIVE = Flush.ON_REQUEST, Flush.ADAPTIVE
+
+
+# --- subpartition ---------------------------------------------------------------------------------
+
+
+class Subpartition:
+    """Queue of one producer subtask towards one consumer subtask.
+
+    Invariants: ``polled ≤ written``; at most one builder is open, and it is not in the queue once its
+    successor is open; at most one view is current, and none while this is unavailable.
+
+    Args:
+        consumer: index of the consumer subtask.
+        drops: what is written while no consumer is attached is dropped, once there has been one.
+    """
+
+    __slots__ = (
+        "_discarded",
+        "_drops",
+        "_events_added",
+        "_mark",
+        "_notify",
+        "_open",
+        "_polled",
+        "_queue",
+        "_state",
+        "_unfinished_rows",
+        "_written",
+        "available",
+        "buffers_out",
+        "consumer",
+        "dirty",
+        "error",
+        "flushing",
+        "held",
+        "notified",
+        "rows_discarded",
+        "view",
+    )
+
+    def __init__(
+        self,
+        consumer: int,
+        notify: Callable[[Subpartition], None],
+        flushing: Flush = Flush.ON_REQUEST,
+        *,
+        drops: bool = False,
+    ) -> None:
+        self.consumer = consumer
+        self.flushing = flushing
+        self.available = True
+        """(Set by the loop.) False: nobody will read what is written until the next view is attached."""
+        self.held = False
+        """The loop does not want to know of what is published before it looks anyhow."""
+        self.dirty = False
+        """Noted by its partition as to be flushed; set by the writer, cleared by the loop."""
+        self.buffers_out = 0
+        """(Reader.) Buffers with data that were handed to the consumer."""
+        self.notified = False
+        """Set by whoever queues this for the loop's attention, cleared by the loop."""
+        self.view: PipelinedView | None = None
+        """The current one (loop thread); None while no consumer is attached."""
+        self.rows_discarded = 0
+        """(Reader.) Rows of elements that were freed before any of them was sent."""
+        self.error: ShuffleError | None = None
+        """(Reader.) Why the producer has failed, if it has."""
+        self._drops = drops
+        self._notify = notify
+        self._queue: deque[BufferBuilder | Event] = deque()
+        self._open: BufferBuilder | None = None
+        # The writer's.
+        self._written = 0
+        self._events_added = 0
+        """Like ``_written``, and unlike the queue, it may be read at any time."""
+        self._mark: Event | None = None
+        """The watermark that is the last thing queued, if any is."""
+        # The reader's.
+        self._discarded = False
+        self._polled = 0
+        self._unfinished_rows: int | None = None
+        """Rows of the element whose beginning was polled or discarded, and whose end was not; 0 once the
+        view that has sent the beginning has ended. None: there is no such element."""
+        self._state = EventState()
+
+    # --- writer (task thread) ----------------------------------------------------------------
+
+    @property
+    def open(self) -> BufferBuilder | None:
+        """The builder that is being written."""
+        return self._open
+
+    @open.setter
+    def open(self, builder: BufferBuilder) -> None:
+        self._open = builder
+        self._mark = None
+
+    def finish_open(self, ends: bool) -> None:
+        """The open segment is complete. The queue sees it before it stops being the open one."""
+        builder = self._open
+        assert builder is not None
+        builder.publish(ends)
+        self._queue.append(builder)
+        self._open = None
+        self._written += 1  # last, so that the reader's backlog never has it twice
+        self._notify(self)
+
+    def add_event(self, kind: EventKind) -> None:
+        """Queue an event behind everything written so far.
+
+        Raises:
+            LocalProtocolError: more events are queued than a channel may have.
+        """
+        queued = self._events_added - self._state.ends
+        if queued >= EVENTS_QUEUED_PER_CHANNEL_MAX:
+            raise LocalProtocolError(f"{queued} events are queued for one channel")
+        self._append(Event(kind))
+        self._events_added += 1
+
+    def add_watermark(self, time: int, idle: bool) -> None:
+        """Queue a watermark behind everything written so far. It takes the place of an unsent one that has
+        no data behind it, so no more of them can be queued than segments."""
+        mark = self._mark
+        if mark is not None and mark.overtake(time, idle):
+            return
+        self._append(mark := Event(EventKind.WATERMARK, time, idle))
+        self._mark = mark
+
+    def _append(self, event: Event) -> None:
+        if self._open is not None:
+            self.finish_open(ends=True)
+        self._mark = None
+        self._queue.append(event)
+        self._notify(self)
+
+    # --- reader (loop thread) ----------------------------------------------------------------
+
+    def attach(
+        self,
+        generation: int,
+        on_available: Callable[[], None],
+        on_failed: Callable[[ShuffleError], None] = lambda error: None,
+        *,
+        attempt: int = FIRST_ATTEMPT,
+    ) -> PipelinedView:
+        """The view of a consumer that reads from now on, instead of any other.
+
+        It begins with the state that earlier views have polled (watermark and ends), and at the
+        beginning of an element.
+        """
+        before = self.view
+        if before is not None:
+            before.end()
+        self.view = view = PipelinedView(self, generation, self._state.events(), on_available, on_failed)
+        view.attempt = attempt
+        self.available = not self._discarded
+        if before is not None:
+            was, now = (f"generation {each.generation} of attempt {each.attempt}" for each in (before, view))
+            text = f"subpartition {self.consumer} was requested again: {now} takes the place of {was}"
+            before.on_failed(Superseded(text))
+        return view
+
+    def lose(self, reason: CancelReason) -> None:
+        """Its consumer has gone. One that has read to the end wants nothing more, whatever there may be."""
+        if self._drops or reason is CancelReason.ENDED:
+            self.available = self.held = False
+            self._discard_queued()
+
+    def fail(self, error: ShuffleError) -> None:
+        """The producer has failed: tell the consumer, if there is one."""
+        self.error = error
+        if self.view is not None:
+            self.view.fail(error)
+
+    def attend(self) -> None:
+        """The writer has notified the loop. The flag is cleared before the look."""
+        self.notified = False
+        if self.view is not None:
+            self.view.on_available()
+        elif not self.available:
+            self._discard_queued()
+
+    def take_event(self, event: Event) -> None:
+        """``event`` has left the queue."""
+        self._unfinished_rows = None
+        self._state.take(event)
+
+    def _discard_queued(self) -> None:
+        """Free what is queued, and leave out what is published in the open segment; rows are counted."""
+        queue, builder = self._queue, self._open  # the open one first: see PipelinedView._head
+        while queue:  # one by one: the writer may append
+            item = queue.popleft()
+            if isinstance(item, Event):
+                self.take_event(item)
+            else:
+                self._polled += 1
+                self._leave_out(item)
+                if not item.drained:
+                    item.drain()
+        if builder is not None:
+            self._leave_out(builder)
+
+    def _leave_out(self, builder: BufferBuilder) -> None:
+        if builder.unsent():
+            rows, cut = builder.leave_out()
+            self.rows_discarded += rows
+            self._unfinished_rows = 0 if cut else None
+
+    def flush(self) -> bool:
+        """The buffer timeout has passed: True if there is something published to be sent."""
+        builder = self._open
+        if builder is None or not builder.unsent():
+            return False
+        builder.flush_requested = True
+        return True
+
+    def goes_out(self, builder: BufferBuilder | None) -> bool:
+        """Whether the open segment may be sent, as far as it is published."""
+        return (
+            builder is not None
+            and (self.flushing is not _ON_REQUEST or builder.flush_requested)
+            and builder.unsent()
+            and (builder.holder is None or builder.holder is not self.view)
+        )
+
+    def backlog(self) -> int:
+        """Finished segments that are not all sent, and the open one if it is to go out whatever the consumer
+        does: one that keeps no buffers for this channel grants credit for nothing else."""
+        queue, backlog = self._queue, self._written - self._polled
+        if queue and isinstance(head := queue[0], BufferBuilder) and not head.unsent():
+            backlog -= 1
+        if self._open is not None and self.flushing is not _ADAPTIVE and self.goes_out(self._open):
+            backlog += 1
+        return max(0, backlog)
+
+    def discard(self, written_off: bool = False) -> None:
+        """The partition is terminal: every segment that the transport does not hold goes back.
+
+        The open segment of a writer that could not be stopped is ``written_off``: it may still be
+        written to, so it is never lent again, and the pool promises it to nobody.
+        """
+        self._discarded, self.available = True, False
+        if self.view is not None:
+            self.view.end()
+        self._discard_queued()
+        builder = self._open
+        if builder is not None and not builder.drained:
+            if written_off:
+                builder.segment.write_off()
+            else:
+                builder.drain()
+                self._open = None
+        self._polled = self._written
+
+
+class PipelinedView:
+    """What one consumer reads of a subpartition, at one generation. Everything is the loop's.
+
+    Once released, or once there is a newer view, it polls nothing, and slices of it that the transport
+    still holds wake nobody when they come back.
+    """
+
+    __slots__ = (
+        "_next",
+        "_queue",
+        "_skipping",
+        "_state",
+        "_subpartition",
+        "attempt",
+        "generation",
+        "on_available",
+        "on_failed",
+        "rows_sent",
+        "rows_skipped",
+    )
+
+    def __init__(
+        self,
+        subpartition: Subpartition,
+        generation: int,
+        state: list[Event],
+        on_available: Callable[[], None],
+        on_failed: Callable[[ShuffleError], None],
+    ) -> None:
+        self.generation = generation
+        self.attempt = FIRST_ATTEMPT
+        """The consumer's."""
+        self.on_available = on_available
+        """Wakes the consumer's side: there is something to poll."""
+        self.on_failed = on_failed
+        """Tells the consumer's side why nothing more comes; the view has ended before."""
+        self.rows_sent = 0
+        """Rows of elements that began in what was polled."""
+        self.rows_skipped = 0
+        """Rows, of those, of an element whose end was not polled when this view ended: nobody gets it."""
+        self._skipping = subpartition._unfinished_rows is not None
+        self._subpartition = subpartition
+        self._queue = subpartition._queue
+        self._state = deque(state)
+        self._next: BufferBuilder | Event | None = None
+        """What the last look found at the head. None: look again."""
+
+    @property
+    def current(self) -> bool:
+        return self._subpartition.view is self
+
+    def release(self, reason: CancelReason) -> None:
+        """The consumer went away. What is queued stays for the next view, or is dropped; idempotent."""
+        if self.current:
+            self.end()
+            self._subpartition.lose(reason)
+
+    def fail(self, error: ShuffleError) -> None:
+        """Nothing more comes: end this view, and tell the consumer why; idempotent."""
+        if self.current:
+            self.release(CancelReason.FAILED)
+            self.on_failed(error)
+
+    def end(self) -> None:
+        """It polls no more. What is queued stays, but for the rest of an element."""
+        subpartition = self._subpartition
+        subpartition.view = self._next = None
+        if subpartition._unfinished_rows is not None:
+            self.rows_skipped += subpartition._unfinished_rows
+            subpartition._unfinished_rows = 0
+
+    def _head(self) -> BufferBuilder | Event | None:
+        """What a poll would take now; finished builders that were sent in slices leave the queue, whether or
+        not the transport has let go of the last slice."""
+        subpartition, queue = self._subpartition, self._queue
+        if subpartition.view is not self:
+            return None
+        subpartition.held = False  # before the look
+        if self._state:
+            return self._state[0]
+        while True:
+            # Read before the look at the queue: the writer queues a builder before it opens the next, so
+            # one that was open then cannot be overtaken.
+            builder = subpartition._open
+            if not queue:
+                break
+            head = queue[0]
+            if isinstance(head, Event):
+                return head
+            if self._skipping:
+                self._skip(head)
+            if head.unsent():
+                return head if head.holder is not self else None
+            queue.popleft()
+            subpartition._polled += 1
+            head.drain()
+        if self._skipping and builder is not None:
+            self._skip(builder)
+        return builder if subpartition.goes_out(builder) else None
+
+    def _skip(self, builder: BufferBuilder) -> None:
+        if builder.skip_rest():
+            subpartition = self._subpartition
+            self._skipping, subpartition._unfinished_rows = False, None
+
+    def next_type(self) -> NextType:
+        if self._next is None:
+            self._next = self._head()
+        return self._type(self._next)
+
+    def _type(self, head: BufferBuilder | Event | None) -> NextType:
+        if head is None:
+            return _NONE
+        subpartition = self._subpartition
+        if subpartition.flushing is _ADAPTIVE and head is subpartition._open:
+            return _PARTIAL
+        return head.next_type
+
+    def hold(self) -> None:
+        self._next = None
+        self._subpartition.held = True
+
+    def backlog(self) -> int:
+        return self._subpartition.backlog()
+
+    def poll(self, data: bool = True) -> Slice | None:
+        """The next piece; None if there is none, or if it is data and ``data`` is False."""
+        head = self._next
+        if head is None:
+            head = self._next = self._head()
+            if head is None:
+                return None
+        if isinstance(head, BufferBuilder):
+            if not data:
+                return None
+            piece = self._slice(head)
+        else:
+            self._take_event(head)
+            piece = head.slice()
+        self._next = self._head()
+        piece.next_type = self._type(self._next)
+        piece.backlog = self._subpartition.backlog()
+        return piece
+
+    def _take_event(self, event: Event) -> None:
+        if self._state:
+            self._state.popleft()
+            return
+        self._queue.popleft()
+        self._skipping = False
+        self._subpartition.take_event(event)
+
+    def _slice(self, builder: BufferBuilder) -> Slice:
+        subpartition = self._subpartition
+        final = bool(self._queue) and self._queue[0] is builder
+        if final:
+            self._queue.popleft()
+            subpartition._polled += 1
+            builder.drained = True
+        else:
+            # Reset before the look at what is published: a flush asked for from now on is kept.
+            builder.flush_requested = False
+        length, rows, starts, ends = builder.published
+        begin = builder.sent_bytes
+        flags = _ENDS if ends else 0
+        first_start = NO_ELEMENT_START
+        if builder.sent_starts < starts:
+            flags |= _STARTS
+            first_start = builder.starts[builder.sent_starts] - begin
+            if not ends:
+                subpartition._unfinished_rows = builder.last_rows
+        if ends:
+            subpartition._unfinished_rows = None
+        if first_start:
+            flags |= _CONTINUES
+        rows_begun = rows - builder.sent_rows
+        self.rows_sent += rows_begun
+        memory, start, size = builder.segment.memory, SEGMENT_HEADROOM_BYTES + begin, length - begin
+        holds: BufferBuilder | None = builder
+        if builder.holder is None:
+            builder.holder = self
+        else:  # The transport has a slice of an earlier view's, just before this one, where the header goes.
+            copied = bytearray(SEGMENT_HEADROOM_BYTES)
+            copied += memory[start : start + size]
+            memory, start, holds = memoryview(copied), SEGMENT_HEADROOM_BYTES, None
+        piece = Slice(memory, start, size, _DATA, rows_begun)
+        piece.flags, piece.first_start = flags, first_start
+        piece.view, piece.builder = self, holds
+        builder.sent_bytes, builder.sent_rows, builder.sent_starts = length, rows, starts
+        subpartition.buffers_out += 1
+        return piece
+
+    def slice_released(self, builder: BufferBuilder) -> None:
+        """The transport has let go of a slice of ``builder``."""
+        builder.holder = None
+        subpartition = self._subpartition
+        # A writer that could not be stopped may finish its segment after the subpartition was discarded.
+        if builder.drained:
+            builder.segment.recycle()
+        elif subpartition._discarded and builder is not subpartition._open:
+            builder.drain()
+        elif subpartition.view is self:
+            self.on_available()
+
+
+# --- attachments ----------------------------------------------------------------------------------
+
+
+class ProducerLink(Protocol):
+    """A link to a consumer, of whatever transport."""
+
+    @property
+    def connection(self) -> Connection: ...
+
+    def flush_soon(self) -> None: ...
+
+
+class ProducerAttachment:
+    """A view of a subpartition and the channel of a link that carries it."""
+
+    __slots__ = ("channel", "link", "view")
+
+    def __init__(self, link: ProducerLink, request: PartitionRequest, subpartition: Subpartition) -> None:
+        self.link = link
+        self.channel = request.channel
+        """The id that the consumer gave."""
+        self.view = subpartition.attach(
+            request.generation, self.available, self.fail, attempt=request.consumer_attempt
+        )
+
+    def available(self) -> None:
+        """There is something to poll."""
+        self.link.connection.available(self.channel)
+        self.link.flush_soon()
+
+    def fail(self, error: ShuffleError) -> None:
+        """Tell the consumer why nothing more comes."""
+        self.link.connection.fail_producer(self.channel, error)
+        self.link.flush_soon()
+
+
+def serve(link: ProducerLink, request: PartitionRequest, subpartition: Subpartition) -> ProducerAttachment:
+    """Answer a PartitionRequest: its consumer reads ``subpartition`` from now on, instead of any other."""
+    attachment = ProducerAttachment(link, request, subpartition)
+    link.connection.attach(request.channel, attachment.view)
+    if subpartition.error is not None:
+        attachment.view.fail(subpartition.error)
+    link.flush_soon()
+    return attachment
