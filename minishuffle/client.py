@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from minishuffle.dataflow.graph import JobSettings
     from minishuffle.dataflow.stream import Stream
 
-__all__ = ["Client", "JobHandle", "JobResult", "SinkResult", "new_submission"]
+__all__ = ["Client", "JobHandle", "JobResult", "SinkResult", "new_submission", "workers_at_work"]
 
 LONG_POLL_SECONDS = 5.0
 OVER = frozenset({"finished", "finished_with_loss", "failed", "canceled"})
@@ -221,6 +221,11 @@ def loss_text(info: JobInfo) -> str:
     )
 
 
+def workers_at_work(status: ClusterStatus) -> int:
+    """How many workers are alive and not on standby; 1 if there are none."""
+    return max(1, sum(worker.state == "alive" and not worker.standby for worker in status.workers))
+
+
 def new_submission() -> str:
     """An id for a submission that no other has."""
     return secrets.token_hex(16)
@@ -298,7 +303,7 @@ class Client:
         is cancelled here.
 
         ``parallelism`` is for the operators that do not say their own; by default the number of
-        workers alive, so that every worker takes part and their other slots stay free.
+        workers alive, without those on standby, so that each takes part and their other slots stay free.
 
         Raises:
             UsageError: the name does not fit, the dataflow does not make sense, or a function cannot be
@@ -310,7 +315,7 @@ class Client:
 
         name = checked_job_name(name)
         if parallelism is None:
-            parallelism = max(1, sum(worker.state == "alive" for worker in self.status().workers))
+            parallelism = workers_at_work(self.status())
         graph = compile_job(stream, parallelism=parallelism, settings=settings)
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
         submission = submission or new_submission()

@@ -336,7 +336,7 @@ class CoordinatorSnapshot:
     term: int
     workers: tuple[WorkerEntry, ...]
     slots: dict[str, int]
-    """used and free, of the workers that are alive."""
+    """used and free, of the workers that are alive, and standby: of those that admit no job so far."""
     jobs: dict[str, int]
     """By state."""
     tasks: dict[str, int]

@@ -32,6 +32,8 @@ HANDSHAKE_FRAME_BYTES_MAX: Final = 512
 NAME_BYTES_MAX: Final = 128
 """A job id or any other name inside a frame."""
 ERROR_TEXT_BYTES_MAX: Final = 64 * KIB
+PREPARED_PROGRAM_BYTES_MAX: Final = 32 * MIB
+"""Programs of running jobs that one standby worker keeps; further jobs send theirs with a takeover."""
 
 # --- connections ------------------------------------------------------------------------------
 RECEIVE_BUFFER_BYTES: Final = 512 * KIB
@@ -148,6 +150,7 @@ assert CONTROL_UNSENT_BYTES_MAX >= CONTROL_FRAME_BYTES_MAX
 assert RECEIVE_BUFFER_BYTES >= 4 * SEGMENT_BYTES_DEFAULT
 assert COLLECTED_ENDED_BYTES_MAX >= COLLECT_BYTES_MAX
 assert HANDSHAKE_FRAME_BYTES_MAX < SEGMENT_BYTES_DEFAULT
+assert 2 * PREPARED_PROGRAM_BYTES_MAX <= CONTROL_PAYLOAD_BYTES_MAX
 assert SPILL_ELEMENT_BYTES <= ASSEMBLY_BYTES_MAX <= ELEMENT_BYTES_MAX
 assert NETWORK_MEMORY_BYTES_DEFAULT >= 64 * SEGMENT_BYTES_DEFAULT
 assert max(BUFFERS_PER_CHANNEL_DEFAULT, FLOATING_BUFFERS_PER_GATE_DEFAULT) <= JOB_BUFFERS_MAX

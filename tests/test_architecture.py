@@ -46,6 +46,7 @@ MAY_BLOCK = frozenset(
         "transport/tcp.py",
         "transport/control.py",
         "worker/handoff.py",
+        "worker/preparation.py",
         "worker/task.py",
         "worker/process.py",
         "worker/clients.py",
@@ -56,7 +57,9 @@ CLOCKS_AND_SOCKETS = names(
     "asyncio _thread concurrent multiprocessing queue sched select selectors signal socket "
     "socketserver subprocess threading time uvloop"
 )
-MAY_CLOUDPICKLE = frozenset({"dataflow/pickling.py", "worker/task.py", "cli/loading.py"})
+MAY_CLOUDPICKLE = frozenset(
+    {"dataflow/pickling.py", "worker/task.py", "worker/preparation.py", "cli/loading.py"}
+)
 """Where the functions of a job are packed, opened, and found: never where its records go."""
 PICKLES = names("pickle _pickle dill marshal shelve")
 

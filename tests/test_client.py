@@ -10,6 +10,7 @@ import pytest
 from minishuffle import client as client_module
 from minishuffle.client import Client, JobHandle
 from minishuffle.counters import TaskCounters
+from minishuffle.dataflow.graph import JobGraph
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import (
     PeerLost,
@@ -26,6 +27,7 @@ from minishuffle.wire.messages import (
     Accepted,
     CancelJob,
     CancelSubmission,
+    ClusterStatus,
     ControlMessage,
     ErrorInfo,
     GetEvents,
@@ -39,6 +41,8 @@ from minishuffle.wire.messages import (
     SubmitJob,
     TaskInfo,
     WaitJob,
+    WorkerInfo,
+    WorkerReport,
 )
 
 Answer = Callable[[ControlMessage], ControlMessage]
@@ -285,6 +289,47 @@ def test_a_submission_whose_answer_does_not_come_is_cancelled_by_its_id(
     assert isinstance(submitted, SubmitJob) and len(submitted.submission) >= 16
     assert cancelled == CancelSubmission(submission=submitted.submission)
     assert (link.opened, link.closed) == (2, 1), "over a new connection: the old one may still answer"
+
+
+def test_the_default_parallelism_is_the_number_of_workers_that_admit_jobs(link: type[ScriptedLink]) -> None:
+    graphs: list[JobGraph] = []
+    workers = [(1, "alive", False), (2, "alive", True), (3, "lost", False), (4, "alive", False)]
+    status = ClusterStatus(
+        cluster="c",
+        version="0",
+        term=1,
+        pid=1,
+        web_port=0,
+        workers=[
+            WorkerInfo(
+                worker=number,
+                epoch=number,
+                state=state,
+                host="h",
+                pid=1,
+                data_port=1,
+                metrics_port=1,
+                slots=1,
+                slots_free=1,
+                standby=standby,
+                heartbeat_age_seconds=0.0,
+                report=WorkerReport(),
+                peers=[],
+            )
+            for number, state, standby in workers
+        ],
+        jobs=[],
+    )
+
+    def answer(message: ControlMessage) -> ControlMessage:
+        if isinstance(message, SubmitJob):
+            graphs.append(JobGraph.from_bytes(message.graph))
+            return Accepted(job="j1")
+        return status
+
+    link.answer = staticmethod(answer)  # type: ignore[assignment]
+    assert connect().submit(Stream.items([1]).rebalance().to_count()).parallelism == 2
+    assert graphs[0].slots_needed == 2
 
 
 def test_a_submission_that_is_refused_needs_no_cancel(link: type[ScriptedLink]) -> None:

@@ -105,7 +105,7 @@ def show_status(status: ClusterStatus) -> None:
         report = worker.report
         table.add_row(
             str(worker.worker),
-            worker.state,
+            "standby" if worker.standby and worker.state == "alive" else worker.state,
             f"{worker.host}:{worker.data_port}",
             str(worker.pid),
             f"{worker.slots_free}/{worker.slots}",

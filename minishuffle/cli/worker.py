@@ -74,6 +74,7 @@ def process_options(command: Any) -> Any:
     type=click.IntRange(0, PROCESSOR_MAX),
     help="Run on this processor alone, counted from 0. Default: on any.",
 )
+@click.option("--standby", is_flag=True, help="Wait, with everything loaded, for the slots of a lost worker.")
 @process_options
 @click.pass_context
 def start_worker(
@@ -81,6 +82,7 @@ def start_worker(
     /,
     number: int,
     processor: int | None,
+    standby: bool,
     host: str,
     exit_with_parent: bool,
     **values: Any,
@@ -102,6 +104,7 @@ def start_worker(
             cluster=session.cluster,
             host=host,
             requested_worker=number,
+            standby=standby,
             spool_directory=str(directory),
             web=serve_worker_web,
             ready=ready,

@@ -217,11 +217,13 @@ def segments_required(jobs: Iterable[Job]) -> Counter[int]:
 def admit(
     graph: JobGraph, workers: Sequence[Worker], jobs: Sequence[Job]
 ) -> tuple[Placement, dict[int, int]]:
-    """Where the job goes beside ``jobs``, and how many segments it requires on each worker.
+    """Where the job goes beside ``jobs``, and how many segments it requires on each worker; standby workers
+    admit none.
 
     Raises:
         ResourceExhausted: it does not fit; with the arithmetic.
     """
+    workers = [worker for worker in workers if not worker.standby]
     used, required = slots_used(jobs), segments_required(jobs)
     free = {worker.worker: max(0, worker.slots - used[worker.worker]) for worker in workers}
     placement = place(free, sum(worker.slots for worker in workers), graph)
@@ -231,16 +233,25 @@ def admit(
     return placement, {worker: need.segments for worker, need in needs.items()}
 
 
-def move_lost_slots(job: Job, slots: Iterable[int], workers: Sequence[Worker], jobs: Sequence[Job]) -> None:
+def move_lost_slots(
+    job: Job, slots: Iterable[int], workers: Sequence[Worker], jobs: Sequence[Job], called: set[int]
+) -> None:
     """Give lost slots of a job to workers with a free slot and the segments for it, if there are any.
 
-    The worker with the fewest slots of the job comes first; then the emptiest; then the lowest id.
+    Standby workers come first, and are regular workers from then on; before another one those in ``called``,
+    which have been called upon for the same loss, and to which others are added. Then comes the worker with
+    the fewest slots of the job; then the emptiest; then the lowest id.
     """
+
+    def order(worker: Worker) -> tuple[bool, bool, int, int, int]:
+        number = worker.worker
+        return number not in called, not worker.standby, held[number], -free[number], number
+
     used, required = slots_used(jobs), segments_required(jobs)
     held, segments = job.slots_held(), job.segments_held()
     for slot in slots:
         free = {worker.worker: worker.slots - used[worker.worker] for worker in workers}
-        for worker in sorted(workers, key=lambda w: (held[w.worker], -free[w.worker], w.worker)):
+        for worker in sorted(workers, key=order):
             number = worker.worker
             if free[number] <= 0:
                 continue
@@ -252,6 +263,9 @@ def move_lost_slots(job: Job, slots: Iterable[int], workers: Sequence[Worker], j
             used[number] += 1
             held[number] += 1
             job.move_slot(slot, number, need)
+            if worker.standby:
+                worker.standby = False
+                called.add(number)
             break
 
 

@@ -37,6 +37,7 @@ from minishuffle.coordinator.scheduling import (
     segments_required,
     slots_used,
 )
+from minishuffle.coordinator.standby import Preparations
 from minishuffle.coordinator.status import CoordinatorFacts, cluster_status, coordinator_snapshot
 from minishuffle.coordinator.streams import StreamRequest, Streams
 from minishuffle.coordinator.workers import Worker, WorkerRegistry
@@ -176,6 +177,7 @@ class CoordinatorState:
         """The last submissions that were cancelled before they had a job."""
         self._workers = WorkerRegistry(settings, facts.python)
         self._jobs = JobTable()
+        self._preparations = Preparations(facts.term)
         self._polls = LongPolls()
         tickets = itertools.count(1)
         self._streams = Streams(facts.term, self._send_to, self._address, tickets)
@@ -292,6 +294,9 @@ class CoordinatorState:
             heartbeat_interval=self._settings.heartbeat_interval,
         )
         self._out.append(SendToWorker(worker.worker, link, registered))
+        joined = self._preparations.worker_joined(worker, self._workers.alive(), self._jobs.active())
+        for number, ahead in joined:
+            self._send_to(number, ahead)
         self._touch_waiting()
 
     def _from_worker(self, worker: Worker, message: ControlMessage, now: float) -> None:
@@ -355,6 +360,7 @@ class CoordinatorState:
 
     def _end_worker(self, worker: Worker, state: Literal["lost", "gone"], why: str, now: float) -> None:
         self._workers.end(worker, state, now)
+        self._preparations.worker_ended(worker.worker)
         self._out += self._results.worker_ended(worker.worker)
         verdict = WorkerLost(term=self._facts.term, worker=worker.worker, epoch=worker.epoch)
         for other in self._workers.alive():
@@ -491,6 +497,8 @@ class CoordinatorState:
         self._streams.add(job, graph)
         self._results.add(job, graph)
         self._deploy(job, graph)
+        for number, ahead in self._preparations.job_started(job, self._workers.alive()):
+            self._send_to(number, ahead)
         self._touch(job)
         return Accepted(job=job.id)
 
@@ -523,6 +531,7 @@ class CoordinatorState:
 
     def _settle(self, now: float) -> list[Instruction]:
         """Do what follows from what just happened, and give all instructions out."""
+        called: set[int] = set()
         while self._touched:
             job = self._touched.pop(next(iter(self._touched)))
             if job.stopping and not job.stop_sent:
@@ -531,20 +540,23 @@ class CoordinatorState:
             if job.terminal:
                 self._release(job)
             else:
-                self._restart(job, self._wall(now))
+                self._restart(job, self._wall(now), called)
             self._out += self._polls.changed(job, now)
         self._advance_stop(now)
         out, self._out = self._out, []
         return out
 
-    def _restart(self, job: Job, at: float) -> None:
-        """Deploy the next attempts of tasks whose time has come, as far as there are slots for them."""
+    def _restart(self, job: Job, at: float, called: set[int]) -> None:
+        """Deploy the next attempts of tasks whose time has come, as far as there are slots for them.
+
+        ``called`` are standby workers that have been called upon for the same loss.
+        """
         due = job.due(at)
         if not due:
             return
         workers = self._workers.alive()
         lost = sorted({task.index for task in due if job.is_lost(task.index)})
-        move_lost_slots(job, lost, workers, self._jobs.active())
+        move_lost_slots(job, lost, workers, self._jobs.active(), called)
         for task in due:
             if job.is_lost(task.index):
                 job.wait_for_slot(task, at + self._settings.slot_timeout, at)
@@ -553,7 +565,7 @@ class CoordinatorState:
             addresses = {worker.worker: worker.address for worker in workers}
             messages = redeployments(job, ready, addresses, term=self._facts.term, at=at)
             for number, message in messages:
-                self._send_to(number, message)
+                self._send_to(number, self._preparations.shortened(number, message))
 
     def _tell(self, workers: list[int], message: ControlMessage) -> None:
         for number in workers:
@@ -565,7 +577,8 @@ class CoordinatorState:
         job.release()
         self._out += self._streams.remove(job)
         self._results.job_ended(job)
-        self._tell(sorted(job.slots_held()), ReleaseJob(term=self._facts.term, job=job.id))
+        holders = {*job.slots_held(), *self._preparations.job_ended(job.id)}
+        self._tell(sorted(holders), ReleaseJob(term=self._facts.term, job=job.id))
         for number, slots in job.abandoned_slots().items():
             worker = self._workers.get_alive(number)
             if worker is not None:
@@ -600,9 +613,11 @@ class CoordinatorState:
         self._results.validate()
         used, required = slots_used(self._jobs.active()), segments_required(self._jobs.active())
         alive = {worker.worker for worker in self._workers.alive()}
+        self._preparations.validate(alive, {job.id for job in self._jobs.active()})
         for worker in self._workers.alive():
             assert 0 <= used[worker.worker] <= worker.slots <= worker.about.slots
             assert 0 <= required[worker.worker] <= worker.about.segments
+            assert not (worker.standby and used[worker.worker])
         for job in self._jobs.values():
             job.validate()
             assert set(job.open_workers()) <= alive

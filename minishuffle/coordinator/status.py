@@ -51,7 +51,9 @@ def coordinator_snapshot(
     """Everything that ``/metrics`` is made from; ``refused`` counts connections by reason."""
     active = [job for job in jobs if not job.terminal]
     used = slots_used(active)
-    slots = {worker.worker: worker.slots for worker in workers if worker.state == "alive"}
+    alive = [worker for worker in workers if worker.state == "alive"]
+    slots = {worker.worker: worker.slots for worker in alive if not worker.standby}
+    standby = sum(worker.slots for worker in alive if worker.standby)
     taken = sum(used[worker] for worker in slots)
     tasks: Counter[str] = Counter()
     for job in active:
@@ -59,7 +61,7 @@ def coordinator_snapshot(
     return CoordinatorSnapshot(
         term=term,
         workers=tuple(worker.entry(now) for worker in workers),
-        slots={"used": taken, "free": sum(slots.values()) - taken},
+        slots={"used": taken, "free": sum(slots.values()) - taken, "standby": standby},
         jobs=dict(Counter(job.state for job in jobs)),
         tasks=dict(+tasks),
         recoveries=tuple(

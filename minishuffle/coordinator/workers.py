@@ -36,6 +36,8 @@ class Worker:
     """The highest number of a report of it that was applied."""
     slots_written_off: int = 0
     """Slots whose task was abandoned: its thread still runs there."""
+    standby: bool = False
+    """It has not taken over a slot so far."""
 
     def __str__(self) -> str:
         return f"worker {self.worker} (pid {self.about.pid} on {self.about.host})"
@@ -52,6 +54,7 @@ class Worker:
         )
 
     def info(self, slots_used: int, now: float) -> WorkerInfo:
+        admits = self.state == "alive" and not self.standby
         return WorkerInfo(
             worker=self.worker,
             epoch=self.epoch,
@@ -61,7 +64,8 @@ class Worker:
             data_port=self.about.data_port,
             metrics_port=self.about.metrics_port,
             slots=self.about.slots,
-            slots_free=max(0, self.slots - slots_used) if self.state == "alive" else 0,
+            slots_free=max(0, self.slots - slots_used) if admits else 0,
+            standby=self.standby,
             heartbeat_age_seconds=max(0.0, now - self.heard_at),
             report=self.report,
             peers=self.peers,
@@ -113,7 +117,7 @@ class WorkerRegistry:
         number = about.requested_worker or self._highest + 1
         self._highest = max(self._highest, number)
         self.epoch += 1
-        worker = Worker(number, self.epoch, link, about, now)
+        worker = Worker(number, self.epoch, link, about, now, standby=about.standby)
         self._workers[number] = self._by_link[link] = worker
         return worker
 

@@ -82,7 +82,7 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "minishuffle_slots",
         "gauge",
         ("state",),
-        "Slots of the workers that are alive, used or free.",
+        "Slots of the workers that are alive, used, free, or on standby.",
         "coordinator",
     ),
     MetricSpec(

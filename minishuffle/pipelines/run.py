@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from minishuffle.client import Client, JobHandle, JobResult
+from minishuffle.client import Client, JobHandle, JobResult, workers_at_work
 from minishuffle.dataflow.nodes import inputs_first
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import UsageError
@@ -280,7 +280,7 @@ def width(client: Client, parallelism: int | None) -> int:
     """The job's parallelism: as given, else the number of workers."""
     if parallelism is not None:
         return parallelism
-    return max(1, sum(worker.state == "alive" for worker in client.status().workers))
+    return workers_at_work(client.status())
 
 
 def run_once(

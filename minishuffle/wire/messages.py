@@ -224,6 +224,8 @@ class WorkerInfo(ControlMessage):
     metrics_port: Port
     slots: int
     slots_free: int
+    standby: bool = False
+    """It takes slots of lost workers, and no others until then."""
     heartbeat_age_seconds: float
     report: WorkerReport
     peers: list[PeerReport]
@@ -247,6 +249,8 @@ class Register(ControlMessage):
     segment_bytes: Annotated[int, Field(ge=1, le=limits.SEGMENT_BYTES_MAX)]
     requested_worker: WorkerNumber = 0
     """An id to be given back (0: any free one); refused while another process holds it."""
+    standby: bool = False
+    """It is to take over slots of lost workers, and no others before that."""
 
 
 class Heartbeat(ControlMessage):
@@ -360,7 +364,8 @@ class Acknowledge(ControlMessage):
 
 
 class DeployTasks(ControlMessage):
-    """Start these tasks of a job. ``programs`` maps operator id to its cloudpickled program."""
+    """Start these tasks of a job. ``programs`` maps operator id to its cloudpickled program; a standby worker
+    may have them already, see PrepareJob."""
 
     type: Literal["deploy"] = "deploy"
     term: int
@@ -404,6 +409,19 @@ class DeployTasks(ControlMessage):
         table = self.placement.get(spec.operator, b"")[begin:end]
         for producer, worker in enumerate(unpack_placement(table), spec.first):
             yield producer, attempts.get(producer, FIRST_ATTEMPT), worker
+
+
+class PrepareJob(ControlMessage):
+    """To a standby worker: what a takeover in that job would need. It keeps and loads the programs until
+    ReleaseJob; a DeployTasks that leaves programs out means these."""
+
+    type: Literal["prepare_job"] = "prepare_job"
+    term: int
+    job: str
+    programs: dict[int, bytes]
+    """By operator; none if they are too large to be kept."""
+    workers: list[WorkerAddress]
+    """All others: there are to be links to them."""
 
 
 class CancelTasks(ControlMessage):

@@ -40,6 +40,7 @@ __all__ = [
     "ForgetJob",
     "Instruction",
     "KeepResults",
+    "LoadPrograms",
     "Refuse",
     "Release",
     "RequestPartition",
@@ -61,6 +62,14 @@ class StartTask:
 
     message: DeployTasks
     spec: TaskSpec
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPrograms:
+    """Load what the programs of a job import: its tasks may come to run here."""
+
+    job: str
+    programs: list[bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +203,7 @@ class Exit:
 
 Instruction: TypeAlias = (
     StartTask
+    | LoadPrograms
     | CancelTask
     | AbandonTask
     | FailChannel

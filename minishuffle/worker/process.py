@@ -57,6 +57,7 @@ from minishuffle.worker.instructions import (
     ForgetJob,
     Instruction,
     KeepResults,
+    LoadPrograms,
     Refuse,
     Release,
     RequestPartition,
@@ -68,6 +69,7 @@ from minishuffle.worker.instructions import (
 from minishuffle.worker.interpreter import collect_garbage, tune_interpreter
 from minishuffle.worker.outbox import NumberedReport, OutboxSender, ReportLog
 from minishuffle.worker.peers import PeerLinks
+from minishuffle.worker.preparation import ProgramLoader
 from minishuffle.worker.registry import ChannelKey
 from minishuffle.worker.state import WorkerState
 from minishuffle.worker.task import Task, TaskOutcome, describe_failure
@@ -127,6 +129,7 @@ class Worker:
         self._deployed: Deployment | None = None
         self._outgoing: OutboxSender | None = None
         self._reports = ReportLog()
+        self._programs = ProgramLoader()
         self._registered: asyncio.Future[Registered] = self._loop.create_future()
 
     @property
@@ -227,7 +230,7 @@ class Worker:
             for attempt in attempts:
                 attempt.paths.cancel()
             threads = [attempt.task.thread for attempt in attempts if attempt.task.thread is not None]
-            threads += self._peers.external.readers.close()
+            threads += [*self._peers.external.readers.close(), *self._programs.threads]
             deadline = self._loop.time() + self.settings.task_cancel_timeout
             while any(thread.is_alive() for thread in threads) and self._loop.time() < deadline:
                 await asyncio.sleep(0.02)
@@ -276,6 +279,8 @@ class Worker:
                 self._send(message)
             case StartTask():
                 self._start(instruction)
+            case LoadPrograms(job, programs):
+                self._programs.load(job, programs)
             case ConnectLocal(key, producer, generation):
                 deployment.connect_local(key, producer, generation)
             case RequestPartition():
@@ -461,6 +466,7 @@ async def run_worker(
     cluster: str,
     host: str,
     requested_worker: int,
+    standby: bool = False,
     spool_directory: str | None = None,
     web: Callable[[Callable[[], WorkerSnapshot], str, int], Awaitable[_Closeable]],
     ready: Callable[[dict[str, Any]], None],
@@ -469,6 +475,7 @@ async def run_worker(
     """Run a worker until ``stop`` is set or the coordinator ends it.
 
     Args:
+        standby: it takes over slots of lost workers, and no others before that.
         spool_directory: where sinks keep what other programs read; None: the system's for temporary files.
         web: starts the metrics server (snapshot, host, port).
         ready: called with worker id, pid and ports once registered.
@@ -491,12 +498,12 @@ async def run_worker(
             data_port=data_port,
             metrics_port=server.port,
             requested_worker=requested_worker,
+            standby=standby,
         )
         registered = await worker.register(control, request)
-        ports = {"data_port": data_port, "metrics_port": server.port}
+        ports = {"data_port": request.data_port, "metrics_port": request.metrics_port}
         ready({"worker": registered.worker, "pid": os.getpid(), **ports})
-        reason = await worker.ended
-        if reason:
+        if reason := await worker.ended:
             raise PeerLost(reason)
 
     serving = asyncio.create_task(serve(), name="serve")

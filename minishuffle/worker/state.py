@@ -33,6 +33,7 @@ from minishuffle.wire.messages import (
     DeployTasks,
     Dial,
     ErrorInfo,
+    PrepareJob,
     ReleaseJob,
     Shutdown,
     TaskSpec,
@@ -56,6 +57,7 @@ from minishuffle.worker.instructions import (
     ForgetJob,
     Instruction,
     KeepResults,
+    LoadPrograms,
     Refuse,
     Release,
     RequestPartition,
@@ -107,6 +109,8 @@ class WorkerState:
         """The highest attempt of each subtask that was ever deployed here."""
         self._canceling: dict[AttemptId, float] = {}
         """When attempts that were cancelled are abandoned; the earliest first."""
+        self._prepared: dict[str, dict[int, bytes]] = {}
+        """By job and operator: programs that came ahead of need."""
         self._partitions = PartitionRegistry()
         self._waiting: dict[tuple[int, int | ChannelKey], Waiting] = {}
         """Requests that cannot be answered yet, by link and channel, in the order of their deadlines."""
@@ -126,6 +130,8 @@ class WorkerState:
         match message:
             case DeployTasks():
                 return self._deploy(message, now)
+            case PrepareJob():
+                return self._prepare(message, now)
             case CancelTasks():
                 return self._cancel(message, now)
             case ReleaseJob():
@@ -149,7 +155,19 @@ class WorkerState:
             case _:
                 return []
 
+    def _prepare(self, message: PrepareJob, now: float) -> list[Instruction]:
+        """Keep what a takeover would need, and make the links that it would use."""
+        instructions: list[Instruction] = []
+        for address in message.workers:
+            instructions += self._dial(address, now)
+        if message.programs:
+            self._prepared[message.job] = message.programs
+            instructions.append(LoadPrograms(message.job, list(message.programs.values())))
+        return instructions
+
     def _deploy(self, message: DeployTasks, now: float) -> list[Instruction]:
+        if not message.programs:
+            message = message.model_copy(update={"programs": self._prepared.get(message.job, {})})
         instructions: list[Instruction] = []
         for address in message.workers:
             instructions += self._announce(address, now)
@@ -234,6 +252,7 @@ class WorkerState:
             self._partitions.remove(key, self._tasks.pop(key).spec.outputs)
         if message.attempts:
             return [Release(released)]
+        self._prepared.pop(message.job, None)
         self._partitions.forget(message.job)
         self._newest = {key: value for key, value in self._newest.items() if key.job != message.job}
         return [Release(released), ForgetJob(message.job)]

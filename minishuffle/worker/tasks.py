@@ -549,6 +549,7 @@ def registration(
     data_port: int,
     metrics_port: int,
     requested_worker: int,
+    standby: bool,
 ) -> Register:
     """What this process says when it registers."""
     return Register(
@@ -561,6 +562,7 @@ def registration(
         segments=pool.total,
         segment_bytes=pool.segment_bytes,
         requested_worker=requested_worker,
+        standby=standby,
     )
 
 

@@ -98,6 +98,15 @@ def test_status_shows_workers_connections_and_jobs(capsys: pytest.CaptureFixture
     assert "[bold]words[/bold]" in out
 
 
+@pytest.mark.parametrize(("state", "shown"), [("alive", "standby"), ("lost", "lost")])
+def test_status_says_who_is_on_standby(capsys: pytest.CaptureFixture[str], state: str, shown: str) -> None:
+    spare = STATUS.workers[0].model_copy(update={"standby": True, "state": state, "slots_free": 0})
+    tables.show_status(STATUS.model_copy(update={"workers": [spare]}))
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("1 "))
+    assert row.split()[1] == shown
+    assert "0/2" in row
+
+
 def test_a_job_shows_its_first_cause_with_the_users_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     tables.show_job(JOB)
     out = capsys.readouterr().out

@@ -28,6 +28,7 @@ from minishuffle.wire.messages import (
     Heartbeat,
     JobInfo,
     LogLines,
+    PrepareJob,
     Register,
     Registered,
     ReleaseJob,
@@ -56,18 +57,25 @@ class FakeWorker:
     inbox: list[ControlMessage] = field(default_factory=list)
     tasks: dict[tuple[str, int, int], TaskSpec] = field(default_factory=dict)
     canceled: set[str] = field(default_factory=set)
+    prepared: dict[str, dict[int, bytes]] = field(default_factory=dict)
 
     def receive(self, message: ControlMessage) -> None:
         self.inbox.append(message)
         match message:
             case Registered():
                 self.worker, self.epoch = message.worker, message.epoch
+            case PrepareJob(job=job, programs=programs):
+                self.prepared |= {job: programs} if programs else {}
             case DeployTasks():
+                programs = message.programs or self.prepared.get(message.job, {})
                 for task in message.tasks:
+                    assert task.operator in programs, "a task without its program"
                     self.tasks[message.job, task.operator, task.index] = task
             case CancelTasks(job=job):
                 self.canceled.add(job)
             case ReleaseJob(job=job, attempts=attempts):
+                if not attempts:
+                    self.prepared.pop(job, None)
                 named = {(job, each.operator, each.index, each.attempt) for each in attempts}
                 self.tasks = {
                     key: task

@@ -205,7 +205,7 @@ def test_a_job_is_deployed_and_followed_to_its_end(
             status = await client.request(GetStatus(), ClusterStatus)
             assert (status.cluster, status.web_port, status.term) == ("blue", 4711, 1)
             assert [(w.state, w.pid, w.slots_free) for w in status.workers] == [("alive", 42, 2)]
-            assert running.web.snapshot().slots == {"used": 0, "free": 2}
+            assert running.web.snapshot().slots == {"used": 0, "free": 2, "standby": 0}
             worker.close()
 
     run(main())

@@ -71,7 +71,10 @@ class Simulation:
         if len(self.living()) < WORKERS_MAX:
             requested = self.random.choice([0, 0, self.random.randint(1, 8)])
             slots, segments = self.random.randint(1, 4), self.random.choice([20, 100, 2000])
-            worker = self.cluster.add(requested_worker=requested, slots=slots, segments=segments)
+            standby = self.random.random() < 0.1
+            worker = self.cluster.add(
+                requested_worker=requested, slots=slots, segments=segments, standby=standby
+            )
             self.everyone.append(worker)
             if not worker.worker:
                 del self.cluster.workers[worker.link]

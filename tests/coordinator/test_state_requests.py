@@ -134,7 +134,7 @@ def test_the_snapshot_counts(cluster: FakeCluster, pair: Any, make_graph: MakeGr
     cluster.lose(cluster.add())
     cluster.now += 1.5
     snapshot = cluster.state.snapshot(cluster.now, {"secret": 2})
-    assert (snapshot.term, snapshot.slots) == (7, {"used": 2, "free": 2})
+    assert (snapshot.term, snapshot.slots) == (7, {"used": 2, "free": 2, "standby": 0})
     assert snapshot.jobs == {"finished": 1, "created": 1}
     assert snapshot.tasks == {"created": 2, "running": 1}
     assert snapshot.connections_refused == {"secret": 2}

@@ -22,10 +22,12 @@ from minishuffle.wire.messages import (
     Accepted,
     CancelJob,
     DeployTasks,
+    Dial,
     ErrorInfo,
     GetStatus,
     JobInfo,
     ListJobs,
+    PrepareJob,
     Shutdown,
     SubmitJob,
     TasksRestarted,
@@ -44,7 +46,9 @@ Subtask = tuple[str, int, int]
 
 def three_stages(counts: tuple[int, int, int], partitioners: tuple[Any, Any]) -> JobGraph:
     vertices = [
-        Vertex(name=name, parallelism=count, operators=[name], is_source=name == "read", program=b"")
+        Vertex(
+            name=name, parallelism=count, operators=[name], is_source=name == "read", program=name.encode()
+        )
         for name, count in zip(("read", "join", "write"), counts, strict=True)
     ]
     edges = [Edge(source=i, target=i + 1, partitioner=each) for i, each in enumerate(partitioners)]
@@ -77,6 +81,8 @@ class Restarts(RuleBasedStateMachine):
         self.ends: dict[str, str] = {}
         self.everyone: dict[int, FakeWorker] = {}
         """By link, the dead too."""
+        self.standby: set[int] = set()
+        """Links of standby workers that have not taken over a slot."""
 
     def living(self) -> list[FakeWorker]:
         return [worker for worker in self.cluster.workers.values() if worker.worker]
@@ -93,16 +99,23 @@ class Restarts(RuleBasedStateMachine):
     # --- events ----------------------------------------------------------------------------------
 
     @precondition(lambda self: len(self.living()) < WORKERS_MAX)
-    @rule(slots=st.integers(1, 3), segments=st.sampled_from([60, 2000]), again=st.booleans())
-    def register(self, slots: int, segments: int, again: bool) -> None:
+    @rule(
+        slots=st.integers(1, 3),
+        segments=st.sampled_from([60, 2000]),
+        again=st.booleans(),
+        standby=st.sampled_from([False, False, True]),
+    )
+    def register(self, slots: int, segments: int, again: bool, standby: bool) -> None:
         """``again``: a process with the id of one that was lost, and a later epoch."""
         gone = {worker.worker for worker in self.everyone.values()} - {
             worker.worker for worker in self.living()
         }
         requested = min(gone, default=0) if again else 0
-        worker = self.cluster.add(slots=slots, segments=segments, requested_worker=requested)
+        worker = self.cluster.add(slots=slots, segments=segments, requested_worker=requested, standby=standby)
         if worker.worker:
             self.everyone[worker.link] = worker
+            if standby:
+                self.standby.add(worker.link)
         else:
             del self.cluster.workers[worker.link]
 
@@ -195,6 +208,8 @@ class Restarts(RuleBasedStateMachine):
                     self.attempts[key] = (task.attempt, link)
                     self.seen.add(task.attempt)
                     deployed.append((key, task.attempt))
+                    assert task.attempt > 1 or link not in self.standby, "a standby worker admits no job"
+                self.standby.discard(link)
             elif isinstance(message, TasksRestarted):
                 for each in message.tasks:
                     restarted.add((link, (message.job, each.operator, each.index), each.attempt))
@@ -223,6 +238,21 @@ class Restarts(RuleBasedStateMachine):
             found += [(job, graph.edges[edge].target, each) for each in graph.consumers_of(edge, index)]
         states = {(job, each.operator, each.index): each.state for each in self.show(job).tasks}
         return [each for each in found if states[each] in ("created", "running", "finished")]
+
+    @invariant()
+    def standby_workers_are_ready_for_every_job(self) -> None:
+        """They have the programs of what runs, and of nothing else, and were named everybody."""
+        active = {info.job for info in self.jobs() if info.state not in JOB_OVER}
+        running = {info.job for info in self.jobs() if info.state in ("created", "running")}
+        addresses = {worker.link: (worker.worker, worker.epoch) for worker in self.living()}
+        for worker in self.living():
+            assert set(worker.prepared) <= active
+            if worker.link in self.standby:
+                assert running <= set(worker.prepared)
+                named = {(each.worker, each.epoch) for m in worker.got(PrepareJob) for each in m.workers}
+                named |= {(m.peer.worker, m.peer.epoch) for m in worker.got(Dial)}
+                others = {where for link, where in addresses.items() if link != worker.link}
+                assert others <= named or not running
 
     def show(self, job: str) -> JobInfo:
         return next(info for info in self.jobs() if info.job == job)
@@ -259,6 +289,7 @@ class Restarts(RuleBasedStateMachine):
             self.jobs_run_wait_or_end_for_a_reason()
         assert all(info.state in JOB_OVER for info in self.jobs())
         assert all(worker.tasks == {} for worker in self.living()), "a worker keeps what was not released"
+        assert not any(worker.prepared for worker in self.living())
         assert self.cluster.state.snapshot(self.cluster.now, {}).slots["used"] == 0
 
 

@@ -20,6 +20,7 @@ from minishuffle.wire.messages import (
     InputSpec,
     OutputSpec,
     PlacedAttempt,
+    PrepareJob,
     ReleaseJob,
     Shutdown,
     TaskAttempt,
@@ -42,6 +43,7 @@ from minishuffle.worker.instructions import (
     Fence,
     ForgetJob,
     Instruction,
+    LoadPrograms,
     Refuse,
     Release,
     RequestPartition,
@@ -289,6 +291,44 @@ def test_a_peer_is_not_dialed_while_a_dial_is_under_way() -> None:
     assert machine.dial_failed(3, PeerLost("no answer"), 14.2) == []
     assert machine.tick(14.3) == [DialPeer(address(3))]
     assert [type(i) for i in machine.up(3)] == [RequestPartition]
+
+
+# --- ahead of need --------------------------------------------------------------------------------------
+
+
+def prepare(programs: dict[int, bytes], job: str = "j1") -> PrepareJob:
+    return PrepareJob(term=1, job=job, programs=programs, workers=[address(1), address(3)])
+
+
+def test_a_standby_worker_loads_programs_and_makes_links_ahead_of_need() -> None:
+    machine = Machine()
+    assert machine.tell(prepare({0: b"source", 1: b"sink"})) == [
+        Send(AskDial(term=1, worker=2, target=1)),
+        DialPeer(address(3)),
+        LoadPrograms("j1", [b"source", b"sink"]),
+    ]
+    machine.up(3)
+    machine.up(1)
+    short = deploy(sink()).model_copy(update={"programs": {}})
+    instructions = machine.tell(short)
+    assert [type(each) for each in instructions] == [StartTask, RequestPartition], "no dial"
+    assert isinstance(instructions[0], StartTask)
+    assert instructions[0].message.programs == {0: b"source", 1: b"sink"}
+
+
+def test_programs_are_kept_until_the_job_has_ended() -> None:
+    machine = Machine()
+    machine.tell(prepare({0: b"source", 1: b"sink"}))
+    machine.tell(prepare({}, job="j2"))
+    short = deploy(SOURCE).model_copy(update={"programs": {}})
+    machine.tell(short)
+    machine.tell(ReleaseJob(term=1, job="j1", attempts=[TaskAttempt(operator=0, index=0, attempt=1)]))
+    again = short.model_copy(update={"tasks": [second(SOURCE)]})
+    (start, *_) = machine.tell(again)
+    assert isinstance(start, StartTask) and start.message.programs[0] == b"source"
+    machine.tell(ReleaseJob(term=1, job="j1"))
+    (start, *_) = machine.tell(short)
+    assert isinstance(start, StartTask) and start.message.programs == {}
 
 
 # --- requests of peers --------------------------------------------------------------------------------

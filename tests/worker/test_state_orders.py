@@ -24,6 +24,7 @@ from minishuffle.wire.messages import (
     InputSpec,
     OutputSpec,
     PlacedAttempt,
+    PrepareJob,
     ReleaseJob,
     TaskAttempt,
     TaskSpec,
@@ -42,6 +43,7 @@ from minishuffle.worker.instructions import (
     FailChannel,
     Fence,
     Instruction,
+    LoadPrograms,
     Refuse,
     Release,
     RequestPartition,
@@ -110,6 +112,9 @@ class Orders(RuleBasedStateMachine):
         self.dials: set[tuple[int, int]] = set()
         """Under way: worker and epoch."""
         self.announced: dict[int, int] = {}
+        self.prepared: dict[str, dict[int, bytes]] = {}
+        """By job, the programs that came ahead of need."""
+        self.loaded: list[tuple[str, list[bytes]]] = []
         self.channels = 0
 
     @initialize()
@@ -130,8 +135,11 @@ class Orders(RuleBasedStateMachine):
                 case StartTask(message, spec):
                     key = attempt_id(message.job, spec)
                     assert key not in self.there
+                    assert message.programs == self.prepared.get(message.job, {})
                     self.live.add(key)
                     self.there.add(key)
+                case LoadPrograms(job, programs):
+                    self.loaded.append((job, programs))
                 case CancelTask(key):
                     assert key in self.live
                 case AbandonTask(key):
@@ -330,10 +338,22 @@ class Orders(RuleBasedStateMachine):
         self.carry_out(self.state.handle(message, self.now))
         if not named:
             assert not any(key.subtask.job == job for key in self.there)
+            self.prepared.pop(job, None)
             self.granted = {at: by for at, by in self.granted.items() if at[0].subtask.job != job}
             self.known = {subtask: n for subtask, n in self.known.items() if subtask.job != job}
             self.deployed = {subtask: n for subtask, n in self.deployed.items() if subtask.job != job}
             self.ended = Counter({key: n for key, n in self.ended.items() if key[0] != job})
+
+    @rule(job=JOBS, there=st.booleans())
+    def prepare(self, job: str, there: bool) -> None:
+        """What a takeover would need; its programs may be too large to be kept."""
+        programs = {0: f"{job} reads".encode(), 1: f"{job} writes".encode()} if there else {}
+        self.prepared |= {job: programs} if programs else {}
+        workers = [self.address(worker) for worker in (1, 3)]
+        message = PrepareJob(term=1, job=job, programs=programs, workers=workers)
+        self.loaded.clear()
+        self.carry_out(self.state.handle(message, self.now))
+        assert self.loaded == ([(job, list(programs.values()))] if programs else [])
 
     @rule(worker=PEERS, epoch=EPOCHS)
     def announce(self, worker: int, epoch: int) -> None:

@@ -139,7 +139,11 @@ class Coordinator:
     # --- workers --------------------------------------------------------------------------------------
 
     def begin(
-        self, worker: int = 1, settings: ClusterSettings = SETTINGS, address: Address | None = None
+        self,
+        worker: int = 1,
+        settings: ClusterSettings = SETTINGS,
+        address: Address | None = None,
+        standby: bool = False,
     ) -> Running:
         """Start a worker without waiting for anything."""
         running = Running(asyncio.Event())
@@ -156,6 +160,7 @@ class Coordinator:
                 cluster=CLUSTER,
                 host=HOST,
                 requested_worker=worker,
+                standby=standby,
                 web=web,
                 ready=running.told.update,
                 stop=running.stop,
@@ -164,8 +169,10 @@ class Coordinator:
         self.workers.append(running)
         return running
 
-    async def worker(self, worker: int = 1, settings: ClusterSettings = SETTINGS) -> Running:
-        running = self.begin(worker, settings)
+    async def worker(
+        self, worker: int = 1, settings: ClusterSettings = SETTINGS, standby: bool = False
+    ) -> Running:
+        running = self.begin(worker, settings, standby=standby)
         await self.until(lambda: running.told)
         return running
 
@@ -192,14 +199,19 @@ class Coordinator:
         placement: dict[int, int],
         job: str = "j1",
         settings: JobSettings | None = None,
+        prepared: int = 0,
     ) -> int:
-        """Deploy a job; ``placement`` is slot -> worker, as many as the parallelism. Returns its tasks."""
+        """Deploy a job; ``placement`` is slot -> worker, as many as the parallelism. Returns its tasks.
+
+        ``prepared`` is a worker that has the programs.
+        """
         graph = compile_job(stream, parallelism=len(placement), settings=settings)
         used = [self.addresses[worker] for worker in sorted(set(placement.values()))]
         slots = tuple(worker for _, worker in sorted(placement.items()))
         messages = deployments(graph, slots, used, term=self.term, job=job, name="a job")
         for worker, message in messages.items():
-            self.links[worker].send(message)
+            short = {"programs": {}} if worker == prepared else {}
+            self.links[worker].send(message.model_copy(update=short))
         return sum(len(message.tasks) for message in messages.values())
 
     def send(self, message: ControlMessage) -> None:

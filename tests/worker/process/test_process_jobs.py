@@ -16,6 +16,7 @@ import pytest
 
 from minishuffle import limits
 from minishuffle.counters import ConnectionCounters
+from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ResourceExhausted, ShuffleError
@@ -23,10 +24,12 @@ from minishuffle.exchange.channels import ChannelEvent
 from minishuffle.exchange.elements import unpack_rows
 from minishuffle.wire.messages import (
     Acknowledge,
+    AskDial,
     CancelTasks,
     Collected,
     Heartbeat,
     LogLines,
+    PrepareJob,
     ReleaseJob,
     TaskReleased,
     TaskStateChanged,
@@ -127,6 +130,22 @@ async def test_a_job_on_one_worker_from_deploy_to_release(coordinator: Coordinat
     await coordinator.until(lambda: running.snapshot().tasks == ())
     assert running.snapshot().segments_free == running.snapshot().segments_total
     assert running.snapshot().remote == ConnectionCounters(), "nothing of it went over a socket"
+
+
+async def test_a_standby_worker_has_links_and_programs_before_it_has_tasks(coordinator: Coordinator) -> None:
+    await coordinator.worker(1)
+    standby = await coordinator.worker(2, standby=True)
+    assert [request.standby for request in coordinator.requests] == [False, True]
+    stream = Stream.items(range(5000)).key_by(lambda number: number % 7).count()
+    graph = compile_job(stream.to_count(), parallelism=2)
+    programs = {number: vertex.program for number, vertex in enumerate(graph.vertices)}
+    workers = [coordinator.addresses[1]]
+    coordinator.links[2].send(PrepareJob(term=coordinator.term, job="j1", programs=programs, workers=workers))
+    await coordinator.until(lambda: standby.snapshot().connections == 1)
+    tasks = coordinator.deploy(stream.to_count(), {0: 1, 1: 2}, prepared=2)
+    await coordinator.until(lambda: coordinator.ended() == ["finished"] * tasks)
+    assert len(coordinator.said(AskDial)) == 1
+    assert [report.connections for report in coordinator.said(Heartbeat)[-1].peers] == [1]
 
 
 async def test_collected_rows_and_lines_reach_the_coordinator(coordinator: Coordinator) -> None:

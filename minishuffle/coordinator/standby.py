@@ -1,0 +1,76 @@
+"""What standby workers have ahead of need: programs of the jobs that run, and links to all workers. Pure.
+
+So a takeover is one DeployTasks, which only names tasks: functions and their imports are loaded, and links
+are authenticated. What a standby worker keeps, it keeps until the job ends, also when it has become a
+regular worker meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from minishuffle import limits
+from minishuffle.coordinator.jobs import Job
+from minishuffle.coordinator.workers import Worker
+from minishuffle.wire.messages import ControlMessage, DeployTasks, Dial, PrepareJob
+
+__all__ = ["Preparations"]
+
+
+class Preparations:
+    """Which worker keeps the programs of which jobs; at most ``PREPARED_PROGRAM_BYTES_MAX`` each."""
+
+    def __init__(self, term: int) -> None:
+        self._term = term
+        self._kept: dict[int, dict[str, int]] = {}
+        """By worker and job: bytes."""
+
+    def job_started(self, job: Job, workers: Sequence[Worker]) -> list[tuple[int, ControlMessage]]:
+        """What to send to whom when a job has been deployed; ``workers`` are all that are alive."""
+        return [(each.worker, self._prepare(each, job, workers)) for each in workers if each.standby]
+
+    def worker_joined(
+        self, worker: Worker, workers: Sequence[Worker], jobs: Iterable[Job]
+    ) -> list[tuple[int, ControlMessage]]:
+        """What to send to whom when a worker has registered: it is announced to standby workers if jobs run,
+        and is prepared for these if it is one itself."""
+        running = [job for job in jobs if not job.stopping]
+        messages: list[tuple[int, ControlMessage]] = []
+        if running:
+            dial = Dial(term=self._term, peer=worker.address)
+            messages += [(each.worker, dial) for each in workers if each.standby and each is not worker]
+        if worker.standby:
+            messages += [(worker.worker, self._prepare(worker, job, workers)) for job in running]
+        return messages
+
+    def _prepare(self, worker: Worker, job: Job, workers: Sequence[Worker]) -> PrepareJob:
+        programs = {number: vertex.program for number, vertex in enumerate(job.graph.vertices)}
+        kept = self._kept.setdefault(worker.worker, {})
+        size = sum(map(len, programs.values()))
+        if sum(kept.values()) + size > limits.PREPARED_PROGRAM_BYTES_MAX:
+            programs = {}
+        else:
+            kept[job.id] = size
+        addresses = [each.address for each in workers if each is not worker]
+        return PrepareJob(term=self._term, job=job.id, programs=programs, workers=addresses)
+
+    def shortened(self, worker: int, message: ControlMessage) -> ControlMessage:
+        """A DeployTasks without programs that the worker keeps; any other message as it is."""
+        if isinstance(message, DeployTasks) and message.job in self._kept.get(worker, ()):
+            return message.model_copy(update={"programs": {}})
+        return message
+
+    def job_ended(self, job: str) -> set[int]:
+        """The workers that keep its programs, and are to let go of them."""
+        return {worker for worker, kept in self._kept.items() if kept.pop(job, None) is not None}
+
+    def worker_ended(self, worker: int) -> None:
+        """It is not alive any more."""
+        self._kept.pop(worker, None)
+
+    def validate(self, workers: set[int], jobs: set[str]) -> None:
+        """Check the invariants against what is alive; for tests, after each step."""
+        assert set(self._kept) <= workers
+        for kept in self._kept.values():
+            assert set(kept) <= jobs
+            assert sum(kept.values()) <= limits.PREPARED_PROGRAM_BYTES_MAX

@@ -1,0 +1,81 @@
+"""Programs that are loaded ahead of need."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from pathlib import Path
+
+import cloudpickle
+import pytest
+
+from minishuffle.worker.preparation import ProgramLoader
+
+SECONDS_MAX = 20.0
+
+
+class Refuses:
+    """Raises when it is opened."""
+
+    def __reduce__(self) -> tuple[type[int], tuple[str]]:
+        return int, ("no number",)
+
+
+class Waits:
+    """Opening it waits."""
+
+    go = threading.Event()
+
+    def __reduce__(self) -> tuple[object, tuple[float]]:
+        return Waits.wait, (SECONDS_MAX,)
+
+    @staticmethod
+    def wait(seconds: float) -> None:
+        Waits.go.wait(seconds)
+
+
+def ended(loader: ProgramLoader) -> bool:
+    for thread in loader.threads:
+        thread.join(SECONDS_MAX)
+    return loader.threads == []
+
+
+def test_what_a_program_imports_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bought_in.py").write_text("def double(n):\n    return 2 * n\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import bought_in
+
+    program = cloudpickle.dumps(bought_in.double)
+    monkeypatch.delitem(sys.modules, "bought_in")
+    loader = ProgramLoader()
+    loader.load("j1", [program])
+    assert ended(loader)
+    assert sys.modules.pop("bought_in").double(4) == 8
+
+
+def test_a_program_that_cannot_be_loaded_is_logged_once_and_does_no_harm(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "this", raising=False)
+    loader = ProgramLoader()
+    refuses = cloudpickle.dumps(Refuses())
+    with caplog.at_level(logging.WARNING):
+        loader.load("j1", [refuses, b"no pickle at all", cloudpickle.dumps(Path)])
+        assert ended(loader)
+    assert [record.message for record in caplog.records] == [
+        "programs of job j1 cannot be loaded ahead of need"
+    ]
+    assert "no number" in caplog.text
+
+
+def test_a_program_that_is_slow_to_load_holds_nobody_up() -> None:
+    Waits.go.clear()
+    loader = ProgramLoader()
+    loader.load("j1", [cloudpickle.dumps(Waits())])
+    (slow,) = loader.threads
+    loader.load("j2", [cloudpickle.dumps(1)])
+    loader.threads[-1].join(SECONDS_MAX)
+    assert slow.is_alive() == (slow in loader.threads)
+    Waits.go.set()
+    assert ended(loader)
