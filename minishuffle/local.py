@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import shutil
 import signal
@@ -14,7 +15,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +29,7 @@ from minishuffle.client import Client, JobHandle
 from minishuffle.config import ClusterSettings, create_secret, load_settings
 from minishuffle.errors import ResourceExhausted, ShuffleError, UnknownName, UsageError
 from minishuffle.ids import Address
+from minishuffle.replacements import Replacements
 from minishuffle.wire.messages import ClusterStatus
 
 if TYPE_CHECKING:
@@ -38,6 +41,7 @@ __all__ = [
     "DETACH",
     "LocalCluster",
     "LocalProcesses",
+    "WorkerReplacer",
     "checked_settings",
     "remove_abandoned_state",
     "settings_flags",
@@ -60,6 +64,7 @@ __all__ = [
 # dies, unless the parent has written DETACH into it.
 
 
+_log = logging.getLogger("minishuffle.local")
 DETACH = b"detach\n"
 """What a parent tells its children by when they may outlive it."""
 POLL_SECONDS = 0.02
@@ -94,6 +99,38 @@ class Child:
 
 
 @dataclass(slots=True)
+class WorkerLaunch:
+    """How worker processes of one cluster are started."""
+
+    state_dir: Path
+    before: Sequence[str]
+    """Arguments in front of the command."""
+    after: Sequence[str]
+    """Arguments behind it."""
+    processors: Mapping[int, int]
+    """By worker, of those that stay on one."""
+    started: Counter[int] = field(default_factory=Counter)
+    """Processes so far, by worker; each has files of its own."""
+
+    def start(self, worker: int, standby: bool) -> Child:
+        """Start a process for that worker id.
+
+        Raises:
+            UsageError: its output cannot be kept in the state directory.
+            OSError: there cannot be another process.
+        """
+        arguments = [*self.before, "worker", "start", "--id", str(worker), *self.after]
+        if worker in self.processors:
+            arguments += ["--processor", str(self.processors[worker])]
+        if standby:
+            arguments.append("--standby")
+        self.started[worker] += 1
+        number = self.started[worker]
+        name = f"worker-{worker}" if number == 1 else f"worker-{worker}-{number}"
+        return spawn(name, arguments, self.state_dir)
+
+
+@dataclass(slots=True)
 class LocalProcesses:
     """A coordinator and its workers, all of them ready."""
 
@@ -101,7 +138,8 @@ class LocalProcesses:
     web_port: int
     coordinator: Child
     workers: dict[int, Child]
-    """By worker id, from 1."""
+    """By worker id, from 1; the last process of each."""
+    launch: WorkerLaunch
 
     @property
     def children(self) -> list[Child]:
@@ -263,13 +301,15 @@ def start_processes(
     state_dir: Path,
     secret_file: Path,
     workers: int,
+    standby: int = 0,
     settings: ClusterSettings,
     host: str = "127.0.0.1",
     port: int = 0,
     web_port: int = 0,
     timeout: float = 60.0,
 ) -> LocalProcesses:
-    """Start one coordinator and ``workers`` workers (ids 1, 2, …) and wait until all are registered.
+    """Start one coordinator, ``workers`` workers (ids 1, 2, …) and after them ``standby`` workers on standby,
+    and wait until all are registered.
 
     Port 0 takes a free one; ``pin_workers`` of the settings gives processors as :func:`_pins` says. When
     anything goes wrong, whatever was started is stopped before the error is raised.
@@ -287,21 +327,100 @@ def start_processes(
         where = wait_until_ready(coordinator, deadline)
         address = Address(host, int(where["port"]))
         by_id: dict[int, Child] = {}
-        processors = sorted(os.sched_getaffinity(0))
-        for worker, processor in enumerate(_pins(workers, processors), 1):
-            arguments = [*common, "--coordinator", str(address), "worker", "start", "--host", host]
-            arguments += ["--id", str(worker), *flags]
-            if settings.pin_workers and processor is not None:
-                arguments += ["--processor", str(processor)]
+        pins = _pins(workers, sorted(os.sched_getaffinity(0))) if settings.pin_workers else []
+        pinned = {worker: processor for worker, processor in enumerate(pins, 1) if processor is not None}
+        before = [*common, "--coordinator", str(address)]
+        launch = WorkerLaunch(state_dir, before, ["--host", host, *flags], pinned)
+        for worker in range(1, workers + standby + 1):
             with signals_later():
-                by_id[worker] = spawn(f"worker-{worker}", arguments, state_dir)
+                by_id[worker] = launch.start(worker, worker > workers)
                 started.append(by_id[worker])
         for child in by_id.values():
             wait_until_ready(child, deadline)
     except BaseException:
         stop_children(started, grace_seconds=2.0)
         raise
-    return LocalProcesses(address, int(where["web_port"]), coordinator, by_id)
+    return LocalProcesses(address, int(where["web_port"]), coordinator, by_id, launch)
+
+
+REPLACE_POLL_SECONDS = 0.1
+"""Between two looks at worker processes."""
+REPLACE_POLL_SECONDS_LOST = 0.02
+"""The same while a lost one has no replacement."""
+
+
+class WorkerReplacer:
+    """Starts a process in place of each worker process that is lost: see :class:`Replacements`.
+
+    One that ends in order, after SIGTERM for one, is not replaced. Either somebody calls :meth:`check` again
+    and again, or :meth:`start` has a thread do so.
+
+    Args:
+        standby: how many standby workers there are to be.
+        client: a connection that nobody else uses meanwhile; closed by :meth:`stop`.
+    """
+
+    def __init__(self, processes: LocalProcesses, standby: int, client: Client) -> None:
+        self._processes = processes
+        self._client = client
+        self._replacements = Replacements(list(processes.workers), standby)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="worker replacer", daemon=True)
+        self._ended: dict[int, Child] = {}
+        """By worker id, the last process that was seen to have ended."""
+
+    def start(self) -> None:
+        """Have a thread look until :meth:`stop`."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Start no more processes; those that were started run on."""
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._client.close()
+
+    def _run(self) -> None:
+        pending = False
+        while not self._stopping.wait(REPLACE_POLL_SECONDS_LOST if pending else REPLACE_POLL_SECONDS):
+            with contextlib.suppress(ShuffleError):  # It does not answer, and is asked again.
+                self.check()
+            pending = self._replacements.pending
+
+    def check(self) -> dict[int, Child]:
+        """Start what is due; gives the new processes by worker id.
+
+        Raises:
+            ShuffleError: the coordinator does not answer, or refuses.
+        """
+        now = time.monotonic()
+        for worker, child in self._processes.workers.items():
+            code = child.process.poll()
+            if code is None or self._ended.get(worker) is child:
+                continue
+            self._ended[worker] = child
+            if code:
+                self._replacements.lost(worker, now)
+        if not self._replacements.pending or self._processes.coordinator.process.poll() is not None:
+            return {}
+        new: dict[int, Child] = {}
+        for worker, standby in self._replacements.due(self._client.status(), now):
+            old = self._processes.workers[worker]
+            if self._stopping.is_set():
+                break
+            try:
+                with signals_later():
+                    new[worker] = self._processes.launch.start(worker, standby)
+                    self._processes.workers[worker] = new[worker]
+            except (OSError, UsageError) as error:
+                _log.warning(
+                    "no process can be started in place of %s (pid %d): %s", old.name, old.pid, error
+                )
+                self._replacements.lost(worker, now)
+                continue
+            if old.process.stdin is not None:
+                old.process.stdin.close()
+        return new
 
 
 # --- state ----------------------------------------------------------------------------------------
@@ -345,6 +464,10 @@ STOP_GRACE_SECONDS = 15.0
 class LocalCluster:
     """One coordinator and ``workers`` worker processes with ``slots`` slots each, on loopback.
 
+    ``standby`` more workers wait, with everything loaded, for the slots of a lost one. For each worker
+    process that is lost a new one is started, unless ``restart_workers`` is false: as a standby worker if
+    there are too few, and else as a regular one.
+
     Entering it starts them and waits until all are registered; leaving it stops them and removes
     their state directory. The processes end with this one even if it is killed, and the next cluster
     removes the directory then. Further keywords are fields of
@@ -357,10 +480,22 @@ class LocalCluster:
     """
 
     def __init__(
-        self, workers: int = 2, slots: int = 2, *, startup_timeout: float = 60.0, **settings: Any
+        self,
+        workers: int = 2,
+        slots: int = 2,
+        *,
+        standby: int = 0,
+        restart_workers: bool = True,
+        startup_timeout: float = 60.0,
+        **settings: Any,
     ) -> None:
         if workers < 1:
             raise UsageError(f"a cluster needs at least one worker, not {workers}")
+        if standby < 0:
+            raise UsageError(f"a cluster has no or some workers on standby, not {standby}")
+        self._standby = standby
+        self._restart_workers = restart_workers
+        self._replacer: WorkerReplacer | None = None
         self._count = workers
         self._settings = checked_settings(slots=slots, **settings)
         self._startup_timeout = startup_timeout
@@ -388,11 +523,16 @@ class LocalCluster:
                 state_dir=state_dir,
                 secret_file=secret_file,
                 workers=workers,
+                standby=self._standby,
                 settings=self._settings,
                 host=host,
                 timeout=self._startup_timeout,
             )
             self._client = Client(self._processes.address, self._secret, cluster="local")
+            if self._restart_workers:
+                own = Client(self._processes.address, self._secret, cluster="local")
+                self._replacer = WorkerReplacer(self._processes, self._standby, own)
+                self._replacer.start()
         except BaseException:
             self._stop(ask=False)
             raise
@@ -421,7 +561,7 @@ class LocalCluster:
 
     @property
     def workers(self) -> dict[int, int]:
-        """Worker id -> process id, of the workers that this object started."""
+        """Worker id -> process id, of the last process that this object started for each worker."""
         return {worker: child.pid for worker, child in self._running().workers.items()}
 
     @property
@@ -479,10 +619,10 @@ class LocalCluster:
         Raises:
             UnknownName: there is no such worker.
         """
-        workers = self.workers
+        workers = self._running().workers
         if worker not in workers:
             raise UnknownName(f"there is no worker {worker}; the workers are {sorted(workers)}")
-        os.kill(workers[worker], signal)
+        workers[worker].process.send_signal(signal)
 
     def _running(self) -> LocalProcesses:
         if self._processes is None:
@@ -491,10 +631,13 @@ class LocalCluster:
 
     def _stop(self, *, ask: bool) -> None:
         """Stop every process and remove the state directory; kills at once when interrupted."""
+        replacer, self._replacer = self._replacer, None
         processes, self._processes = self._processes, None
         client, self._client = self._client, None
         grace = STOP_GRACE_SECONDS
         try:
+            if replacer is not None:
+                replacer.stop()
             if client is not None and processes is not None:
                 if ask and all(child.process.poll() is None for child in processes.children):
                     try:

@@ -32,6 +32,7 @@ from minishuffle.ids import Address
 from minishuffle.local import (
     Child,
     LocalProcesses,
+    WorkerReplacer,
     remove_abandoned_state,
     settings_flags,
     start_processes,
@@ -59,6 +60,19 @@ def cluster() -> None:
 @click.option(
     "--workers", type=click.IntRange(1, 256), default=2, show_default=True, help="Worker processes."
 )
+@click.option(
+    "--standby",
+    type=click.IntRange(0, 256),
+    default=0,
+    show_default=True,
+    help="More worker processes, which wait with everything loaded for the slots of a lost worker.",
+)
+@click.option(
+    "--restart-workers/--no-restart-workers",
+    default=True,
+    show_default=True,
+    help="Start a new process for each that is lost; not with --detach.",
+)
 @click.option("--on-spark", metavar="MASTER", help="Run the workers on the executors of that Spark master.")
 @click.option("--spark-python", metavar="PATH", help="Python of Spark's executors; by default this one.")
 @click.option("--detach", is_flag=True, help="Return when the cluster is ready; 'cluster down' stops it.")
@@ -72,6 +86,8 @@ def up(
     context: click.Context,
     /,
     workers: int,
+    standby: int,
+    restart_workers: bool,
     on_spark: str | None,
     spark_python: str | None,
     detach: bool,
@@ -85,6 +101,8 @@ def up(
     settings = settings_from(values)
     if on_spark and detach:
         raise UsageError("Spark's driver runs in this command: leave out --detach, or end it with '&'")
+    if on_spark and standby:
+        raise UsageError("lost workers on Spark's executors are ordered anew: leave out --standby")
     _refuse_second(session)
     web_port = web_port if web_port is not None else (port + 1 if 0 < port < 65535 else 0)
     doctor.require_free_ports(host, port, web_port)
@@ -98,6 +116,7 @@ def up(
         state_dir=session.directory(),
         secret_file=session.secret_path(),
         workers=0 if on_spark else workers,
+        standby=standby,
         settings=settings,
         host=host,
         port=port,
@@ -112,11 +131,12 @@ def up(
                 if detach:  # Only now that a record says where they are.
                     for child in processes.children:
                         child.detach()
-                _tell(session, processes, settings, workers)
+                _tell(session, processes, settings, workers, standby)
                 keep = detach
                 if not detach:
                     click.echo("Ctrl-C stops the cluster.")
-                    _watch(processes, supplier)
+                    replacer = WorkerReplacer(processes, standby, client) if restart_workers else None
+                    _watch(session, processes, supplier, replacer, host)
         finally:
             if not keep:
                 _stop(client, processes)
@@ -166,27 +186,34 @@ def _refuse_second(session: Session) -> None:
 
 
 def _write_record(session: Session, processes: LocalProcesses, host: str) -> None:
-    def entry(child: Child) -> dict[str, Any]:
-        return {"pid": child.pid, "started": psutil.Process(child.pid).create_time()}
-
+    """Say where the cluster is and which processes it has, for other commands."""
+    entries: dict[str, dict[str, Any]] = {}
+    for child in processes.children:
+        with contextlib.suppress(psutil.NoSuchProcess):  # It has ended.
+            entries[child.name] = {"pid": child.pid, "started": psutil.Process(child.pid).create_time()}
     web = str(Address(host, processes.web_port))
     record = {
         "cluster": session.cluster,
         "coordinator": str(processes.address),
         "web": web,
-        "processes": {child.name: entry(child) for child in processes.children},
+        "processes": entries,
     }
     path = session.record_path()
-    path.write_text(json.dumps(record, indent=2) + "\n")
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(record, indent=2) + "\n")
+    new.replace(path)
     prometheus_config(web, path.parent)
 
 
-def _tell(session: Session, processes: LocalProcesses, settings: ClusterSettings, workers: int) -> None:
+def _tell(
+    session: Session, processes: LocalProcesses, settings: ClusterSettings, workers: int, standby: int
+) -> None:
     directory = session.directory()
     where = session.flags()
     web = f"http://{Address(processes.address.host, processes.web_port)}"
+    spare = f", {standby} more on standby" if standby else ""
     lines = [
-        f"cluster {session.cluster!r} is up: {workers} workers x {settings.slots} slots",
+        f"cluster {session.cluster!r} is up: {workers} workers x {settings.slots} slots{spare}",
         f"  coordinator  {processes.address} (pid {processes.coordinator.pid})",
         f"  metrics      {web}/metrics, targets at {web}/sd/prometheus",
         f"  state, logs  {directory}",
@@ -199,23 +226,43 @@ def _tell(session: Session, processes: LocalProcesses, settings: ClusterSettings
     click.echo("\n".join(lines))
 
 
-def _watch(processes: LocalProcesses, supplier: WorkerSupplier | None) -> None:
-    """Return when the coordinator has ended in order; tell of workers that end."""
+def _watch(
+    session: Session,
+    processes: LocalProcesses,
+    supplier: WorkerSupplier | None,
+    replacer: WorkerReplacer | None,
+    host: str,
+) -> None:
+    """Return when the coordinator has ended in order; show workers that end and, if there is a ``replacer``,
+    the processes that take their places."""
     gone: set[int] = set()
     while processes.coordinator.process.poll() is None:
         if supplier is not None:
             supplier.check()
         for number, child in processes.workers.items():
             code = child.process.poll()
-            if code and number not in gone:
-                gone.add(number)
+            if code and child.pid not in gone:
+                gone.add(child.pid)
                 click.echo(
                     f"worker {number} (pid {child.pid}) ended with code {code}; see {child.log}", err=True
                 )
+        if replacer is not None:
+            _replace(session, processes, replacer, host)
         time.sleep(POLL_SECONDS)
     code = processes.coordinator.process.returncode
     if code:
         raise PeerLost(f"the coordinator ended with code {code}\n{processes.coordinator.tail()}")
+
+
+def _replace(session: Session, processes: LocalProcesses, replacer: WorkerReplacer, host: str) -> None:
+    """Start processes for lost ones, and record them for ``cluster down``."""
+    new: dict[int, Child] = {}
+    with contextlib.suppress(ShuffleError):  # The coordinator does not answer, and is asked again.
+        new = replacer.check()
+    if new:
+        _write_record(session, processes, host)
+    for number, child in new.items():
+        click.echo(f"worker {number} is started again (pid {child.pid})", err=True)
 
 
 def _stop(client: Client, processes: LocalProcesses) -> None:

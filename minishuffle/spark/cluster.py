@@ -271,7 +271,9 @@ class SparkCluster(LocalCluster):
         startup_timeout: float = 120.0,
         **settings: Any,
     ) -> None:
-        super().__init__(workers, slots, startup_timeout=startup_timeout, **settings)
+        if local := {"standby", "restart_workers"} & settings.keys():
+            raise UsageError(f"lost workers on executors are ordered anew: leave out {min(local)}")
+        super().__init__(workers, slots, restart_workers=False, startup_timeout=startup_timeout, **settings)
         self._spark = spark
         self._host = host or str(spark.conf.get("spark.driver.host", "127.0.0.1"))
         self._supplier: WorkerSupplier | None = None

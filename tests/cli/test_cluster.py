@@ -53,6 +53,13 @@ def test_up_refuses_bad_settings(run: Run, own_state: Path) -> None:
     assert not own_state.exists()
 
 
+def test_standby_workers_are_not_for_executors(run: Run, own_state: Path) -> None:
+    result = run("cluster", "up", "--on-spark", "local[1]", "--standby", "1")
+    assert result.exit_code == 2
+    assert "lost workers on Spark's executors are ordered anew: leave out --standby" in result.stderr
+    assert not own_state.exists()
+
+
 def test_a_second_up_says_that_it_is_up(run: Run, own_state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_record(own_state, os.getpid())
     monkeypatch.setattr(cluster.doctor, "is_minishuffle", lambda pid, started: pid == os.getpid())

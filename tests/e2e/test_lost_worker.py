@@ -15,7 +15,8 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def test_a_worker_that_was_paused_too_long_says_why_it_ends(wait_until: Callable[..., Any]) -> None:
-    with LocalCluster(workers=1, heartbeat_interval=0.1, heartbeat_timeout=1.0) as cluster:
+    timing = {"heartbeat_interval": 0.1, "heartbeat_timeout": 1.0}
+    with LocalCluster(workers=1, restart_workers=False, **timing) as cluster:
         (worker,) = cluster.status().workers
         os.kill(worker.pid, signal.SIGSTOP)
         try:

@@ -24,7 +24,7 @@ Until = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(workers=3, slots=2) as started:
+    with LocalCluster(workers=3, slots=2, restart_workers=False) as started:
         yield started
 
 

@@ -224,7 +224,7 @@ def test_what_cannot_be_read_is_named(cluster: LocalCluster, access: Access) -> 
 
 @pytest.mark.slow
 def test_rows_go_with_the_worker_that_kept_them(wait_until: Until) -> None:
-    with LocalCluster(workers=2, slots=1) as cluster:
+    with LocalCluster(workers=2, slots=1, restart_workers=False) as cluster:
         access = access_to(cluster)
         info = wait_result(access, submit(cluster, Numbers(2, 400)), timeout=SECONDS_MAX)
         with reader(access, info, 1, 0, 400_000) as open_reader:

@@ -179,5 +179,5 @@ def is_cut() -> Callable[[StreamWriter], bool]:
 @pytest.fixture
 def field_of_one(tmp_path: Path) -> Iterator[Field]:
     """A cluster of one worker, to be killed."""
-    with LocalCluster(workers=1, slots=2) as cluster:
+    with LocalCluster(workers=1, slots=2, restart_workers=False) as cluster:
         yield Field(cluster, tmp_path)

@@ -125,6 +125,12 @@ def test_speculation_that_would_end_workers_is_refused(
     assert not below("minishuffle.cli")
 
 
+@pytest.mark.parametrize("extra", [{"standby": 1}, {"restart_workers": True}])
+def test_what_only_local_workers_have_is_refused(spark: SparkSession, extra: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"executors are ordered anew: leave out {min(extra)}"):
+        SparkCluster(spark, workers=1, **extra)
+
+
 def test_a_session_of_spark_connect_is_refused() -> None:
     class Connect:
         conf: dict[str, str] = {}

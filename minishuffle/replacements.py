@@ -1,0 +1,93 @@
+"""Which worker processes a launcher starts in place of lost ones, as what, and when. Pure.
+
+A start costs about a second of processor time, most of it for imports, which tasks on the same machine
+would miss while they recover. A lower priority is no way out: without privilege no process can raise its own
+again, and the worker would keep it. So the start waits until all tasks run again, unless one waits for a
+slot, which the new process brings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from minishuffle.wire.messages import ClusterStatus
+
+__all__ = ["Replacements"]
+
+RECOVERY_SECONDS_MAX: Final = 10.0
+"""A task that restarts for longer, since it fails again and again, holds no start up."""
+YOUNG_SECONDS: Final = 5.0
+"""A process that is lost sooner after its start may be lost each time."""
+BACKOFF_SECONDS: Final = 0.5
+BACKOFF_SECONDS_MAX: Final = 8.0
+_RECOVERING: Final = frozenset({"lost", "restarting", "created"})
+
+
+@dataclass(slots=True)
+class _Process:
+    """The last process with one worker id."""
+
+    started_at: float = float("-inf")
+    young_losses: int = 0
+    """In a row."""
+    lost_at: float | None = None
+    starts_as_standby: bool | None = None
+    """Until it is registered; None once it is."""
+
+
+class Replacements:
+    """The worker processes of one launcher, by worker id; a lost one's id goes to the next.
+
+    Args:
+        workers: the ids.
+        standby: how many standby workers there are to be; while there are fewer, new processes are some.
+    """
+
+    def __init__(self, workers: list[int], standby: int) -> None:
+        self._standby = standby
+        self._processes = {worker: _Process() for worker in workers}
+
+    @property
+    def pending(self) -> bool:
+        """Some process was lost and no other has been started so far."""
+        return any(process.lost_at is not None for process in self._processes.values())
+
+    def lost(self, worker: int, now: float) -> None:
+        """The process with that id has ended, and not in order."""
+        process = self._processes[worker]
+        young = now < process.started_at + YOUNG_SECONDS
+        process.young_losses = process.young_losses + 1 if young else 0
+        process.lost_at, process.starts_as_standby = now, None
+
+    def due(self, status: ClusterStatus, now: float) -> list[tuple[int, bool]]:
+        """The ids to start processes for now, each with whether it is on standby."""
+        alive = {info.worker: info for info in status.workers if info.state == "alive"}
+        states = {
+            task.state for job in status.jobs if job.state in ("created", "running") for task in job.tasks
+        }
+        urgent = "waiting for a slot" in states
+        recovering = bool(states & _RECOVERING) and not urgent
+        standby = sum(info.standby for info in alive.values())
+        for worker, process in self._processes.items():
+            if worker in alive:
+                process.starts_as_standby = None
+            standby += bool(process.starts_as_standby)
+        found = []
+        for worker, process in self._processes.items():
+            if process.lost_at is None or worker in alive or now < process.lost_at + _delay(process):
+                continue
+            if recovering and now < process.lost_at + RECOVERY_SECONDS_MAX:
+                continue
+            process.started_at, process.lost_at = now, None
+            process.starts_as_standby = standby < self._standby
+            standby += process.starts_as_standby
+            found.append((worker, process.starts_as_standby))
+        return found
+
+
+def _delay(process: _Process) -> float:
+    """Seconds between a loss and the next start: none for the first that is soon after a start."""
+    if process.young_losses <= 1:
+        return 0.0
+    return min(BACKOFF_SECONDS * 2.0 ** min(process.young_losses - 2, 10), BACKOFF_SECONDS_MAX)
