@@ -18,7 +18,7 @@ __all__ = ["bench"]
 @click.group()
 @late_global_options
 def bench() -> None:
-    """Measure: transport and exchange against the raw socket, latency, keyed sums, and Spark in and out."""
+    """Measure: transport and exchange against the raw socket, latency, recovery, keyed sums, Spark."""
 
 
 def _wire_options(command: Any) -> Any:
@@ -153,6 +153,47 @@ def latency(as_json: bool, rate: float, seconds: float, buffer_timeout: float | 
         console().print(table)
     if measured["lost"]:
         raise ShuffleError(f"{measured['lost']} records did not arrive")
+
+
+@bench.command()
+@click.option(
+    "--failure",
+    type=click.Choice(["process", "task"]),
+    default="process",
+    show_default=True,
+    help="A worker process is killed, or a function raises.",
+)
+@click.option(
+    "--standby",
+    default=1,
+    show_default=True,
+    type=click.IntRange(0, 16),
+    help="Standby workers; 0: free slots.",
+)
+@click.option("--kills", default=20, show_default=True, type=click.IntRange(1, 1000))
+@click.option("--rate", default=20_000.0, show_default=True, type=click.FloatRange(1), help="Records/s.")
+@json_option
+@late_global_options
+def recovery(as_json: bool, **options: Any) -> None:
+    """Failures in a running job: how long what was lost is missing, and what everybody else notices."""
+    from minishuffle.bench.recovery import measure_recovery
+
+    measured = measure_recovery(**options)
+    if as_json:
+        print_json(measured)
+        return
+    table = new_table(("what", "p50", "max"), right=("p50", "max"))
+    for name, text in (
+        ("outage_ms", "output of the lost subtasks is missing"),
+        ("others_gap_ms", "longest silence of each other subtask"),
+        ("others_gap_baseline_ms", "the same without a failure"),
+    ):
+        table.add_row(text, f"{measured[name]['p50']} ms", f"{measured[name]['max']} ms")
+    for phase, times in measured["phases_ms"].items():
+        table.add_row(f"from the failure to: {phase}", f"{times['p50']} ms", f"{times['max']} ms")
+    console().print(table)
+    for name in ("others_restarted", "dropped", "in_flight", "missing", "duplicated"):
+        click.echo(f"{name.replace('_', ' ')}: {measured[name]:,}")
 
 
 @bench.command()
