@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import cloudpickle
 
@@ -35,10 +37,19 @@ class ProgramLoader:
 
 def _load(job: str, programs: Sequence[bytes]) -> None:
     failed = False
-    for program in programs:
+    loads: list[Callable[[], object]] = [partial(cloudpickle.loads, program) for program in programs]
+    for load in (*loads, _load_arrow):
         try:
-            cloudpickle.loads(program)
+            load()
         except Exception as error:  # whatever user code raises; the task that needs it reports it
             if not failed:
                 _log.warning("programs of job %s cannot be loaded ahead of need", job, exc_info=error)
             failed = True
+
+
+def _load_arrow() -> None:
+    """Have pyarrow import pandas, if both are there: it does so for its first array, and that takes half a
+    second, which the first batch of a task would wait for."""
+    arrow = sys.modules.get("pyarrow")
+    if arrow is not None:
+        arrow.array([0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -52,6 +53,25 @@ def test_what_a_program_imports_is_loaded(tmp_path: Path, monkeypatch: pytest.Mo
     loader.load("j1", [program])
     assert ended(loader)
     assert sys.modules.pop("bought_in").double(4) == 8
+
+
+def test_pyarrow_loads_ahead_what_it_would_import_for_the_first_array() -> None:
+    program = """
+import sys, threading
+import cloudpickle, pyarrow
+from minishuffle.worker.preparation import ProgramLoader
+assert "pandas" not in sys.modules
+loader = ProgramLoader()
+loader.load("j1", [cloudpickle.dumps(pyarrow.RecordBatch)])
+for thread in loader.threads:
+    thread.join(60)
+before = set(sys.modules)
+pyarrow.array([0])
+print(set(sys.modules) - before)
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout == "set()\n"
 
 
 def test_a_program_that_cannot_be_loaded_is_logged_once_and_does_no_harm(
