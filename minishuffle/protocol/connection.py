@@ -12,7 +12,7 @@ the connection.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from minishuffle import limits
@@ -233,6 +233,7 @@ class Producers:
         """AddCredit; that of a closed channel is ignored, an absurd one ends its channel."""
         producer = self.channels.get(channel)
         if producer is None:
+            self._grant_ahead(channel, credit)
             return
         self._counters.credits_received += credit
         try:
@@ -242,6 +243,19 @@ class Producers:
             return
         if not producer.enqueued:
             self.available(channel)
+
+    def _grant_ahead(self, channel: int, credit: int) -> None:
+        """Credit for a request that was not answered yet is part of its initial credit."""
+        request = self._requested.get(channel)
+        if request is None:
+            return
+        total = request.initial_credit + credit
+        if total > limits.CREDIT_MAX:
+            text = f"AddCredit {credit} on top of {request.initial_credit}"
+            text += f": at most {limits.CREDIT_MAX} may be outstanding"
+            self.refuse(channel, RemoteProtocolError(text))
+        else:
+            self._requested[channel] = replace(request, initial_credit=total)
 
     def available(self, channel: int) -> None:
         """Data, an event or credit came: get in line, or say that there is backlog without credit."""

@@ -450,6 +450,35 @@ def test_control_for_a_closed_channel_is_ignored(peers_of: Callable[..., Peers])
     assert peers.counters[0].credits_received == 2
 
 
+def test_credit_that_comes_before_its_request_is_answered_counts(peers_of: Callable[..., Peers]) -> None:
+    """A gate that was short of exclusive buffers gets them back while the producer is not there yet."""
+    peers = peers_of(channels=1, exclusive=0, floating=1, attach=False)
+    peers.request_all()
+    peers.settle()
+    gate = peers.gates[0]
+    gate.channel.credit.on_exclusive(gate.pool.request())
+    peers.consumer.announce_credit(gate.channel)
+    peers.settle()
+    peers.answer(peers.requested[0])
+    peers.partition.write(0, 1, [BLOCK])
+    peers.settle()
+    assert len(gate.queue) == 1
+    assert peers.counters[0].credits_received == peers.counters[1].credits_granted == 1
+
+
+def test_an_absurd_grant_before_the_answer_refuses_its_request_alone(peers_of: Callable[..., Peers]) -> None:
+    peers = peers_of(channels=2, attach=False)
+    peers.request_all()
+    peers.settle()
+    peers.producer.receive(encode_frame(AddCredit(((peers.gates[0].channel.id, 1 << 20),))), 0.0)
+    for request in peers.requested:
+        peers.answer(request)
+    peers.settle()
+    assert isinstance(peers.gates[0].error, RemoteProtocolError)
+    assert peers.partition.subpartitions[0].view is None
+    assert peers.gates[1].error is None
+
+
 def test_an_absurd_grant_ends_its_channel_alone(peers_of: Callable[..., Peers]) -> None:
     peers = peers_of(channels=2)
     peers.request_all()
