@@ -314,7 +314,7 @@ def deployments(
             tasks=here,
             workers=_at_ends(here, at, addresses),
             placement=_tables(graph, here, at),
-            attempts=_read_attempts(here, attempts),
+            attempts=_attempts_beside(here, attempts),
         )
         for worker, here in sorted(specs.items())
         for at in [tuple(each or worker for each in placement)]
@@ -329,13 +329,14 @@ def _tables(graph: JobGraph, specs: Sequence[TaskSpec], placement: Placement) ->
     }
 
 
-def _read_attempts(specs: Sequence[TaskSpec], attempts: Mapping[TaskKey, int]) -> list[TaskAttempt]:
-    """Those of the producers of these tasks."""
+def _attempts_beside(specs: Sequence[TaskSpec], attempts: Mapping[TaskKey, int]) -> list[TaskAttempt]:
+    """Those of the producers and consumers of these tasks."""
     ranges = {(gate.operator, gate.first, gate.count) for spec in specs for gate in spec.inputs}
+    ranges |= {(output.operator, output.first, output.count) for spec in specs for output in spec.outputs}
     return [
         TaskAttempt(operator=operator, index=index, attempt=attempt)
         for (operator, index), attempt in attempts.items()
-        if any(operator == read and first <= index < first + count for read, first, count in ranges)
+        if any(operator == beside and first <= index < first + count for beside, first, count in ranges)
     ]
 
 

@@ -381,7 +381,8 @@ class DeployTasks(ControlMessage):
     placement: dict[int, bytes] = Field(default_factory=dict)
     """By operator that feeds one of these tasks: the worker of each subtask, see :func:`pack_placement`."""
     attempts: list[TaskAttempt] = Field(default_factory=list)
-    """Subtasks of those operators whose current attempt is not the first."""
+    """The subtasks at the other end of these tasks' channels, both ways, whose current attempt is not the
+    first."""
 
     @model_validator(mode="after")
     def _placed(self) -> DeployTasks:

@@ -92,6 +92,18 @@ def test_producers_learn_what_to_do_with_rows_for_a_consumer_that_restarts(
     assert resolved(graph.model_copy(update={"vertices": [endless, graph.vertices[1]]})) == {"drop"}
 
 
+def test_one_task_is_deployed_with_the_attempts_of_those_that_read_it(
+    make_graph: Callable[..., JobGraph],
+) -> None:
+    """Its worker may know nothing of the job so far, and lets nobody read whose attempt was not named."""
+    graph = make_graph(2, 2)
+    attempts = {(0, 0): 2, (0, 1): 4, (1, 0): 2}
+    (message,) = deployments(
+        graph, (1, 2), ADDRESSES, term=3, job="j5", name="words", tasks=[(0, 0)], attempts=attempts
+    ).values()
+    assert [(each.operator, each.index, each.attempt) for each in message.attempts] == [(1, 0, 2)]
+
+
 def test_one_task_is_deployed_with_the_attempts_of_those_that_it_reads(
     make_graph: Callable[..., JobGraph],
 ) -> None:
