@@ -128,6 +128,10 @@ class Inputs:
             self._read()
         return self._ready.popleft() if self._ready else None
 
+    def rows_left(self) -> int:
+        """Rows of batches that were read from a gate and not taken from here."""
+        return sum(len(item) for _, item in self._ready if not isinstance(item, Mark))
+
     def _read(self) -> None:
         """Give each gate its turn until one has something: that one is last from now on."""
         for each in self._readable():
@@ -397,6 +401,8 @@ class Task:
     thread: threading.Thread | None = None
     operators: tuple[OperatorCounters, ...] = ()
     """The chain's, a source first, once the program is open."""
+    _left_rows: int = field(default=0, init=False)
+    """Rows of batches that were read from a gate and not taken when the task ended."""
     _failed_rows: int = field(default=0, init=False)
     """Rows of the batch that the task had in hand when it ended, and neither passed on nor keeps as state."""
     _cpu_clock: int | None = field(default=None, init=False)
@@ -426,7 +432,8 @@ class Task:
 
     def _rows_dropped(self) -> dict[str, int]:
         dropped = {"failed_batch": self._failed_rows} if self._failed_rows else {}
-        found = [gate.rows_dropped() for gate in self.gates]
+        found = [{"queue_discarded": self._left_rows}]
+        found += [gate.rows_dropped() for gate in self.gates]
         found += [partition.rows_dropped() for partition in self.partitions.values()]
         for place in found:
             for reason, rows in place.items():
@@ -507,7 +514,11 @@ class Task:
                 emit(Watermark(END_OF_TIME))
             else:
                 first = program.operators[0].first_input if program.operators else None
-                self._run_gates(Inputs(self.gates, first), chain)
+                inputs = Inputs(self.gates, first)
+                try:
+                    self._run_gates(inputs, chain)
+                finally:
+                    self._left_rows = inputs.rows_left()
             chain.finish(self.paths.check)
             self.counters.state_rows = 0
             self._end_partitions()
