@@ -3,8 +3,9 @@
 Each row is taken in by a task, dropped by a live process, which counts it once and by reason, or was in
 flight through something that died. To what workers report the coordinator adds what only it can see:
 
-- *undelivered*: rows that were sent to an attempt which ended in order, and which it never received. They are
-  counted with ``queue_discarded``. The number is exact, and only grows.
+- *undelivered*: rows that were sent to an attempt which ended in order, and which it never received, because
+  it did not read to the end or a link broke under them. They are counted with ``queue_discarded``. The number
+  is exact, and only grows.
 - *in flight*: for what died with a worker, rows that survivors had sent to it, without those that survivors
   received from it and the drops that it had reported. It is a bound for tasks that write one row for each
   that they read, by the last heartbeats, and settles when those after the loss have arrived. Rows that a
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from minishuffle.counters import TaskCounters
@@ -122,11 +123,15 @@ class Books:
             )
         )
 
-    def report(self, worker: int, key: TaskKey, attempt: int, traffic: bytes) -> bool:
-        """What an attempt that was replaced has exchanged in all; False if nothing is known of it."""
+    def report(
+        self, worker: int, key: TaskKey, attempt: int, traffic: bytes, rows_dropped: dict[str, int]
+    ) -> bool:
+        """What an attempt that was replaced has exchanged and dropped in all; False if nothing is known of
+        it."""
         for record in self._ended.get(key, ()):
             if (record.worker, record.attempt) == (worker, attempt) and record.end != "died":
                 record.traffic = traffic
+                record.counters = replace(record.counters, rows_dropped=rows_dropped)
                 return True
         return False
 
@@ -154,6 +159,7 @@ class Books:
         in_flight = self._in_flight_before + ledger.in_flight(places)
         state_rows = self._state_before + sum(map(_state_rows, records))
         certain = self._lossy or bool(+dropped or in_flight) or any(map(ledger.held_rows, records))
+        certain = certain or ledger.some_were_not_taken()
         shown = {reason: min(COUNT_MAX, count) for reason, count in sorted(dropped.items()) if count}
         return Losses(shown, min(COUNT_MAX, in_flight), certain, min(COUNT_MAX, state_rows))
 
@@ -193,12 +199,21 @@ class _Ledger:
                     self._sent_inside[record.place] += peer.sent
 
     def undelivered(self, places: Iterable[Place]) -> int:
-        """Rows on their way to groups that have ended in order, and not all with their work done."""
+        """Rows on their way to groups that have ended in order. One that has finished has read to the ends of
+        its producers: what it did not receive was lost with a link."""
         return sum(
             max(0, self._sent_to[place] - self._received[place])
             for place in places
-            if {record.end for record in self._members[place]} in ({"early"}, {"early", "finished"})
+            if {record.end for record in self._members[place]} <= {"early", "finished"}
         )
+
+    def some_were_not_taken(self) -> bool:
+        """Whether tasks that have all finished wrote more rows than they took. What was sent may not be
+        known yet; what was written is."""
+        records = [record for members in self._members.values() for record in members]
+        written = sum(record.counters.records_out for record in records if record.operator in self._writing)
+        taken = sum(record.counters.records_in for record in records if record.operator in self._reading)
+        return all(record.end == "finished" for record in records) and written > taken
 
     def in_flight(self, places: Iterable[Place]) -> int:
         """Rows in what died, by worker: what went in from survivors and from its sources, without what came

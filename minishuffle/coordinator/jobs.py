@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from minishuffle import limits
@@ -295,8 +295,12 @@ class Job:
             return False
         error = message.error
         self._set(task, message.state, at, error.text if error is not None else str(task))
-        if message.state != "running":
+        if message.state not in (
+            "running",
+            "abandoned",
+        ):  # nobody asks a thread that goes on what it has done
             task.counters = message.counters
+        if message.state != "running":
             task.traffic = message.traffic or task.traffic
             self.positions.report(task.operator, task.index, message.positions, at)
         if message.state == "finished":
@@ -337,20 +341,23 @@ class Job:
         task = self._named(worker, report)
         if task is not None and task.state in ("created", "running"):
             task.counters = report.counters
-        return self._exchanged(worker, report)
+        return self._exchanged(worker, report, report.counters.rows_dropped)
 
     def task_released(self, worker: int, message: TaskReleased) -> bool:
-        """What an attempt has exchanged in all; False if nothing is known of it."""
-        return self._exchanged(worker, message)
+        """What an attempt has exchanged and dropped in all; False if nothing is known of it."""
+        return self._exchanged(worker, message, message.rows_dropped)
 
-    def _exchanged(self, worker: int, message: TaskReport | TaskReleased) -> bool:
-        """Traffic grows on after the end: what was written before may not be sent yet."""
+    def _exchanged(
+        self, worker: int, message: TaskReport | TaskReleased, rows_dropped: dict[str, int]
+    ) -> bool:
+        """Both grow on after the end: what was written before may not be sent yet, or never be."""
         self._losses = None
         task = self._named(worker, message)
         if task is None:
             key = (message.operator, message.index)
-            return self._books.report(worker, key, message.attempt, message.traffic)
+            return self._books.report(worker, key, message.attempt, message.traffic, rows_dropped)
         task.traffic = message.traffic
+        task.counters = replace(task.counters, rows_dropped=rows_dropped)
         return True
 
     def source_moved(self, worker: int, message: SourcePositions, at: float) -> bool:

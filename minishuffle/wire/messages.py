@@ -303,7 +303,7 @@ class SourcePositions(ControlMessage):
 
 
 class TaskReleased(ControlMessage):
-    """What an attempt that is released has exchanged in all, if that is more than at its end."""
+    """What an attempt that is released has exchanged and dropped in all, if that is more than at its end."""
 
     type: Literal["task_released"] = "task_released"
     term: int
@@ -313,6 +313,8 @@ class TaskReleased(ControlMessage):
     index: int
     attempt: int
     traffic: TrafficTable
+    rows_dropped: dict[str, int] = Field(default_factory=dict)
+    """By reason."""
 
 
 class Collected(ControlMessage):

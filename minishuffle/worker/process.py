@@ -340,16 +340,18 @@ class Worker:
         self._flush_in_time()
 
     def _release(self, attempts: list[AttemptId]) -> None:
-        for key, traffic in self._deployment.release(attempts):
-            subtask = key.subtask
+        for attempt in self._deployment.release(attempts):
+            traffic, rows_dropped = attempt.rows()
+            subtask = attempt.id.subtask
             self._send(
                 TaskReleased(
                     term=self._state.term,
                     job=subtask.job,
                     operator=subtask.operator,
                     index=subtask.index,
-                    attempt=key.attempt,
+                    attempt=attempt.id.attempt,
                     traffic=traffic,
+                    rows_dropped=rows_dropped,
                 )
             )
 
@@ -371,7 +373,8 @@ class Worker:
         traffic = b""
         if attempt is not None:  # else it was released meanwhile
             attempt.close()
-            traffic = attempt.reported_traffic = attempt.traffic.table()
+            attempt.reported = attempt.rows()
+            traffic = attempt.reported[0]
         self._sender.end(task.outbox, rows=outcome.state == "failed")
         try:
             counters = task.read_counters()

@@ -185,8 +185,8 @@ class Attempt:
         self.partitions: dict[int, ResultPartition] = {}
         """By edge."""
         self.traffic = Traffic()
-        self.reported_traffic = b""
-        """With the end of the task."""
+        self.reported: tuple[bytes, dict[str, int]] | None = None
+        """What :meth:`rows` said at the end of the task."""
         self._services = services
         self._spec = spec
         self._pools: dict[int, LocalPool] = {}
@@ -361,6 +361,10 @@ class Attempt:
             ),
         )
 
+    def rows(self) -> tuple[bytes, dict[str, int]]:
+        """What it has exchanged and dropped so far."""
+        return self.traffic.table(), self.task.read_counters().rows_dropped
+
     def report(self) -> TaskReport:
         """For the heartbeat."""
         subtask = self.id.subtask
@@ -482,19 +486,18 @@ class Deployment:
 
     # --- taking down -----------------------------------------------------------------------------
 
-    def release(self, attempts: list[AttemptId]) -> list[tuple[AttemptId, bytes]]:
+    def release(self, attempts: list[AttemptId]) -> list[Attempt]:
         """Free what these attempts have here. An attempt that could not be built has nothing.
 
-        Gives the traffic of those that have had more since their end was reported.
+        Gives those that have exchanged or dropped more rows since their end was reported.
         """
-        changed: list[tuple[AttemptId, bytes]] = []
+        changed: list[Attempt] = []
         for key in attempts:
             attempt = self.attempts.pop(key, None)
             if attempt is not None:
                 attempt.release()
-                traffic = attempt.traffic.table()
-                if traffic != attempt.reported_traffic:
-                    changed.append((key, traffic))
+                if attempt.rows() != attempt.reported:
+                    changed.append(attempt)
         return changed
 
     def free_rows(self, attempt_id: AttemptId, begin: int, read: int) -> None:

@@ -71,6 +71,27 @@ def test_rows_sent_to_an_attempt_that_ended_early_and_not_received_are_undeliver
     assert made.losses(current).dropped["queue_discarded"] == 5 + 15
 
 
+def test_rows_that_a_link_lost_between_tasks_that_finished_are_undelivered() -> None:
+    current = [
+        record(0, 1, sent(0, 27), end="finished", records_out=27),
+        record(1, 1, received(0, 25), end="finished", records_in=25),
+        record(2, 1, end="finished"),
+    ]
+    assert books(current=current).losses(current)[:3] == ({"queue_discarded": 2}, 0, True)
+
+
+def test_tasks_that_all_finished_and_took_less_than_was_written_have_lost_some() -> None:
+    """Even if it is not known yet that the producer has sent the rest."""
+    current = [
+        record(0, 1, sent(0, 25), end="finished", records_out=27),
+        record(1, 1, received(0, 25), end="finished", records_in=25),
+        record(2, 1, end="finished"),
+    ]
+    assert books(current=current).losses(current)[:3] == ({}, 0, True)
+    current[1].counters.records_in = 27
+    assert books(current=current).losses(current)[:3] == ({}, 0, False)
+
+
 def test_subtasks_that_are_one_peer_to_others_count_when_all_of_them_have_ended() -> None:
     first = record(1, 1, received(0, 40), end="early", records_in=1)
     sibling = record(1, 1, received(0, 50), index=1)
@@ -175,10 +196,11 @@ def test_late_reports_of_replaced_attempts_change_the_books() -> None:
     current = [record(0, 2), record(1)]
     made = books(ended, current=current)
     table = pack_traffic([sent(0, 12)])
-    assert made.report(1, (0, 0), 1, table)
+    assert made.report(1, (0, 0), 1, table, {"queue_discarded": 4})
     assert made.totals(current[0]).rows_sent == 12
+    assert made.losses(current).dropped == {"queue_discarded": 4}
     for worker, key, attempt in ((2, (0, 0), 1), (1, (0, 1), 1), (1, (0, 0), 2)):
-        assert not made.report(worker, key, attempt, table)
+        assert not made.report(worker, key, attempt, table, {})
 
 
 def test_totals_are_over_all_attempts_and_old_ones_do_not_leave_them() -> None:

@@ -254,7 +254,7 @@ def test_rows_sent_and_received_are_known_until_and_after_the_release(
     cluster.heartbeat(pair[0], [TaskReport(counters=TaskCounters(), traffic=sent(3, 2), **ids)])
     assert shown() == (5, 2), "it sends what it had written"
     cluster.report_all("j1", "finished")
-    assert cluster.show("j1").state == "finished"
+    assert cluster.show("j1").state == "finished_with_loss", "nobody has received them"
     cluster.send(pair[0], TaskReleased(term=7, number=2, traffic=sent(4, 2), **ids))
     assert shown() == (6, 2)
     cluster.send(pair[0], TaskReleased(term=7, number=2, traffic=sent(9, 9), **ids))
@@ -265,6 +265,36 @@ def test_rows_sent_and_received_are_known_until_and_after_the_release(
     huge = pack_traffic([PeerRows(0, 1, 1, 2**64 - 1)] * 2)
     cluster.send(pair[0], TaskReleased(term=7, number=3, traffic=huge, **ids))
     assert shown() == (2**63 - 1, 0)
+
+
+def test_rows_dropped_are_known_until_and_after_the_release(
+    cluster: FakeCluster, pair: Any, make_graph: MakeGraph
+) -> None:
+    def dropped(rows: int) -> dict[str, Any]:
+        return {"queue_discarded": rows}
+
+    ids = {"job": "j1", "operator": 0, "index": 0, "attempt": 1}
+    cluster.submit(make_graph())
+    cluster.report(pair[0], READ0, "finished", number=1)
+    assert cluster.show("j1").rows_dropped == {}
+    report = TaskReport(counters=TaskCounters(rows_dropped=dropped(3)), **ids)
+    cluster.heartbeat(pair[0], [report])
+    assert cluster.show("j1").rows_dropped == dropped(3), "its consumer went away"
+    cluster.report_all("j1", "finished")
+    cluster.send(pair[0], TaskReleased(term=7, number=2, traffic=b"", rows_dropped=dropped(5), **ids))
+    assert cluster.show("j1").rows_dropped == dropped(5)
+
+
+def test_an_abandoned_attempt_keeps_the_counters_of_its_last_heartbeat(
+    cluster: FakeCluster, pair: Any, make_graph: MakeGraph
+) -> None:
+    cluster.submit(make_graph())
+    report = TaskReport(
+        job="j1", operator=0, index=0, attempt=1, counters=TaskCounters(records_out=9), traffic=b""
+    )
+    cluster.heartbeat(pair[0], [report])
+    cluster.report(pair[0], READ0, "abandoned")
+    assert cluster.show("j1").tasks[0].counters.records_out == 9
 
 
 # --- refused at submission ---------------------------------------------------------------------------

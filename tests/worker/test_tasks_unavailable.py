@@ -142,6 +142,17 @@ async def test_a_task_that_has_finished_keeps_its_partitions(site: Site) -> None
     assert source.partitions[0].subpartitions[0].error is None
 
 
+async def test_what_is_dropped_after_the_end_of_a_task_is_reported_when_it_is_released(site: Site) -> None:
+    stream = Stream.items([1, 2, 3]).rebalance().to_count()
+    site.deploy(stream, connect=False, settings=JobSettings(on_unavailable="drop"))
+    await site.until(lambda: attempt(0) in site.outcomes)
+    source = site.deployment.attempts[attempt(0)]
+    source.reported = source.rows()
+    source.partitions[0].subpartitions[0].attach(1, lambda: None).release(CancelReason.FAILED)
+    assert site.deployment.release([attempt(0)]) == [source]
+    assert source.rows()[1] == {"queue_discarded": 3}
+
+
 async def test_without_restarts_a_task_that_fails_keeps_what_it_has_written(site: Site) -> None:
     source = deploy(site, connect=False, restart_strategy="none")
     await site.until(lambda: source.counters.records_out == 3)
