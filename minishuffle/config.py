@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 SECRET_BYTES = 32
 ENVIRONMENT_PREFIX = "MINISHUFFLE_"
-NO_SETTINGS = frozenset({"coordinator", "soak"})
+NO_SETTINGS = frozenset({"coordinator", "seed", "soak"})
 """Names in the environment that mean something else: to the command line, and to the tests."""
 
 

@@ -1,0 +1,61 @@
+"""The books of a simulated run: each row that an attempt wrote or received is in exactly one place."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from minishuffle.wire.packed import unpack_traffic
+from minishuffle.worker.tasks import Attempt
+from support.simulated_jobs import BATCH_ROWS_MAX
+
+__all__ = ["OF_THE_CHAIN", "Book"]
+
+OF_THE_CHAIN = frozenset({"failed_batch"})
+"""Rows that were taken before they were lost."""
+
+
+@dataclass(frozen=True)
+class Book:
+    """The rows of one attempt that has been released. Nothing of it is queued any more."""
+
+    name: str
+    finished: bool
+    written: int
+    sent: int
+    received: int
+    taken: int
+    """By the task, in batches."""
+    dropped_out: Mapping[str, int]
+    """Of those written, by reason."""
+    dropped_in: Mapping[str, int]
+    """Of those received, by reason."""
+
+    @classmethod
+    def of(cls, attempt: Attempt) -> Book:
+        counters = attempt.task.counters
+        peers = unpack_traffic(attempt.traffic.table())
+        dropped_out = Counter[str]()
+        for partition in attempt.partitions.values():
+            dropped_out.update(partition.rows_dropped())
+        dropped = Counter(attempt.task.read_counters().rows_dropped) - dropped_out
+        return cls(
+            name=str(attempt.id),
+            finished=attempt.task.state == "finished",
+            written=counters.records_out if attempt.partitions else 0,
+            sent=sum(peer.sent for peer in peers),
+            received=sum(peer.received for peer in peers),
+            taken=counters.records_in,
+            dropped_out=+dropped_out,
+            dropped_in={reason: rows for reason, rows in dropped.items() if reason not in OF_THE_CHAIN},
+        )
+
+    def check(self) -> None:
+        """A writer that was interrupted may have begun an element that does not count as written."""
+        out = self.sent + sum(self.dropped_out.values()) - self.written
+        assert 0 <= out <= (0 if self.finished else BATCH_ROWS_MAX), (
+            f"{out} rows too many are sent or dropped: {self}"
+        )
+        left = self.received - self.taken - sum(self.dropped_in.values())
+        assert left == 0, f"{left} rows that came were neither read nor counted as dropped: {self}"

@@ -1,0 +1,307 @@
+"""Jobs for simulated clusters: random graphs whose rows say where they come from, and the audit of them.
+
+Each row is ``[split, number in the split, operator, index, attempt, number, padding]``: where the source has
+it from, and which attempt of which subtask sent it last, with a number that this attempt counts. So the audit
+knows of every exchange what was sent, what came, and in which order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Literal, TypeAlias
+
+import cloudpickle
+
+from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
+from minishuffle.dataflow.operators.base import Emit, KeyedRows, Mark, Output, Program, TaskContext, Watermark
+from minishuffle.dataflow.operators.chained import ChainedOperator
+
+__all__ = ["Audit", "Injected", "Mischief", "Plan", "make_plan"]
+
+Sender: TypeAlias = tuple[int, int, int]
+"""Operator, index, attempt."""
+Mischief: TypeAlias = Literal["raise in open", "raise", "stick"]
+"""A task raises when it opens or at its next batch, or does not react for a while."""
+
+SPLITS_MAX = 5
+SPLIT_ROWS_MAX = 120
+BATCH_ROWS_MAX = 6
+PADDING_BYTES = (0, 20, 200, 900)
+SLOW_SECONDS = (0.0, 0.0, 0.0, 0.002, 0.02)
+"""What a batch costs at the most."""
+STICK_SECONDS = 3.0
+KINDS: tuple[Literal["hash", "rebalance", "rescale", "broadcast"], ...] = (
+    "hash",
+    "rebalance",
+    "rescale",
+    "broadcast",
+)
+
+
+class Injected(Exception):
+    """What a task raises because the seed wants it to."""
+
+
+# --- audit ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Audit:
+    """What every attempt has sent and received."""
+
+    now: Callable[[], float]
+    sleep: Callable[[float], None]
+    """Have the calling task thread do nothing for so many seconds."""
+    random: Random
+    rows: int = 0
+    """Received so far, by all."""
+    sent: Counter[Sender] = field(default_factory=Counter)
+    received: dict[Sender, dict[Sender, list[int]]] = field(default_factory=dict)
+    """By receiver and sender, the numbers of the rows in the order in which they came."""
+    passed: dict[int, set[tuple[int, int]]] = field(default_factory=dict)
+    """By operator, the rows of sources (split and number) that its subtasks have had."""
+    watermarks: dict[tuple[Sender, int], int] = field(default_factory=dict)
+    """The last one that an attempt had at an input."""
+    mischief: list[tuple[int, int, Mischief]] = field(default_factory=list)
+    """Operator and index of subtasks, and what they are to do."""
+
+    def do_mischief(self, operator: int, index: int, *kinds: Mischief) -> None:
+        """What this subtask is to do of these kinds.
+
+        Raises:
+            Injected: it is to raise.
+        """
+        for each in self.mischief:
+            if each[:2] == (operator, index) and each[2] in kinds:
+                self.mischief.remove(each)
+                if each[2] == "stick":
+                    self.sleep(STICK_SECONDS)
+                    return
+                raise Injected(f"operator {operator}[{index}]: {each[2]}")
+
+    def take(self, receiver: Sender, rows: list[Any]) -> None:
+        """An attempt receives rows."""
+        self.rows += len(rows)
+        self.passed.setdefault(receiver[0], set()).update((row[0], row[1]) for row in rows)
+        mine = self.received.setdefault(receiver, {})
+        for split, at, operator, index, attempt, number, padding in rows:
+            assert padding == padding_of(split, at), f"row {at} of split {split} has changed"
+            numbers = mine.setdefault((operator, index, attempt), [])
+            assert not numbers or numbers[-1] < number, (
+                f"{receiver} receives row {number} of {(operator, index, attempt)} behind {numbers[-1]}"
+            )
+            numbers.append(number)
+
+    def watermark(self, receiver: Sender, input: int, time: int) -> None:
+        last = self.watermarks.get((receiver, input))
+        assert last is None or last < time, f"{receiver} has watermark {time} behind {last}"
+        self.watermarks[receiver, input] = time
+
+    def rows_of(self, operator: int) -> int:
+        """Rows that its subtasks have received, or sent if they read no others."""
+        received = sum(
+            len(numbers)
+            for receiver, senders in self.received.items()
+            if receiver[0] == operator
+            for numbers in senders.values()
+        )
+        return received or sum(sent for sender, sent in self.sent.items() if sender[0] == operator)
+
+    def check_attempts(self) -> None:
+        """A producer serves one attempt of a subtask after the other: what each gets of it lies behind what
+        those before got."""
+        highest: dict[tuple[Sender, int, int], int] = {}
+        for receiver, senders in sorted(self.received.items()):
+            for sender, numbers in senders.items():
+                key = (sender, *receiver[:2])
+                last = highest.get(key, -1)
+                assert last < numbers[0], (
+                    f"{receiver} received row {numbers[0]} of {sender}, an earlier attempt row {last}"
+                )
+                highest[key] = numbers[-1]
+
+    def numbers(self, sender: Sender, operator: int) -> Counter[int]:
+        """How often each row of ``sender`` came to subtasks of ``operator``."""
+        came: Counter[int] = Counter()
+        for receiver, senders in self.received.items():
+            if receiver[0] == operator:
+                came.update(senders.get(sender, ()))
+        return came
+
+
+AUDITS: dict[int, Audit] = {}
+"""By run: programs are pickled and name theirs."""
+
+
+def padding_of(split: int, at: int) -> bytes:
+    """The padding of a row, which is a matter of where it comes from alone."""
+    size = PADDING_BYTES[(7 * split + 13 * at) // 3 % len(PADDING_BYTES)]
+    return bytes([(31 * split + at) % 251]) * size
+
+
+# --- programs -------------------------------------------------------------------------------------
+
+
+class Numbers:
+    """A source of rows that say which they are, at its own pace.
+
+    Args:
+        first: number of the first split; no two sources have one in common.
+        rows: of each split; None: it does not end.
+    """
+
+    def __init__(self, first: int, splits: int, rows: int | None, rate: float | None) -> None:
+        self._splits = range(first, first + splits)
+        self._rows = rows
+        self.bounded = rows is not None
+        self.rate = rate
+
+    def splits(self) -> list[int]:
+        return list(self._splits)
+
+    def read(self, split: int, offset: int) -> Iterator[list[Any]]:
+        at = offset
+        while self._rows is None or at < self._rows:
+            end = at + 1 + (3 * at + split) % BATCH_ROWS_MAX
+            if self._rows is not None:
+                end = min(end, self._rows)
+            yield [[split, each, 0, 0, 0, 0, padding_of(split, each)] for each in range(at, end)]
+            at = end
+
+
+class Stage(ChainedOperator):
+    """Checks and counts what it receives, and sends it on under its own name."""
+
+    def __init__(
+        self, run: int, operator: int, *, first: bool, keyed: bool, last: bool, seconds: float
+    ) -> None:
+        self.name = f"stage{operator}"
+        self._seconds = seconds
+        self._run = run
+        self._operator = operator
+        self._first = first
+        self._keyed = keyed
+        self._last = last
+
+    def open(self, context: TaskContext) -> None:
+        self._audit = AUDITS[self._run]
+        self._me = (self._operator, context.index, context.attempt)
+        self._audit.do_mischief(self._operator, context.index, "raise in open")
+        self._time = 0
+
+    def process(self, batch: Any, input: int, emit: Emit) -> None:
+        rows = batch.rows if isinstance(batch, KeyedRows) else batch
+        audit, me = self._audit, self._me
+        if not self._first:
+            audit.take(me, rows)
+        else:
+            audit.passed.setdefault(self._operator, set()).update((row[0], row[1]) for row in rows)
+        audit.do_mischief(self._operator, me[1], "raise", "stick")
+        if self._seconds:
+            audit.sleep(self._seconds * audit.random.random())
+        if self._last:
+            return
+        sent = audit.sent[me]
+        audit.sent[me] += len(rows)
+        stamped = [[row[0], row[1], *me, sent + number, row[6]] for number, row in enumerate(rows)]
+        emit(KeyedRows([(row[0], row[1]) for row in stamped], stamped) if self._keyed else stamped)
+        if self._first:
+            self._time += 1
+            emit(Watermark(self._time))
+
+    def on_mark(self, mark: Mark, input: int, emit: Emit) -> None:
+        if isinstance(mark, Watermark) and not self._first:
+            self._audit.watermark(self._me, input, mark.time)
+        emit(mark)
+
+
+# --- plans ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A job that was drawn."""
+
+    graph: JobGraph
+    bounded: bool
+    sources: int
+
+    @property
+    def subtasks(self) -> list[tuple[int, int]]:
+        return [
+            (operator, index)
+            for operator, vertex in enumerate(self.graph.vertices)
+            for index in range(vertex.parallelism)
+        ]
+
+
+def make_plan(
+    random: Random, run: int, strategy: Literal["individual", "none"], bounded_share: float
+) -> Plan:
+    """Draw a job: one or two sources, then one to three stages, each fed by the one before or by more.
+
+    Args:
+        run: whose audit the rows go to.
+        bounded_share: of the jobs, those that come to an end by themselves.
+    """
+    sources, stages = random.randint(1, 2), random.randint(1, 3)
+    parallelism = [random.randint(1, 4) for _ in range(sources + stages)]
+    bounded = random.random() < bounded_share
+    edges = _draw_edges(random, sources, parallelism)
+    vertices = []
+    for operator, subtasks in enumerate(parallelism):
+        outputs = [Output(n, edge.partitioner) for n, edge in enumerate(edges) if edge.source == operator]
+        stage = Stage(
+            run,
+            operator,
+            first=operator < sources,
+            keyed=any(output.partitioner == "hash" for output in outputs),
+            last=not outputs,
+            seconds=random.choice(SLOW_SECONDS),
+        )
+        source = _draw_source(random, operator, bounded) if operator < sources else None
+        vertices.append(
+            Vertex(
+                name=f"v{operator}",
+                parallelism=subtasks,
+                operators=[stage.name],
+                is_source=source is not None,
+                bounded=bounded,
+                program=cloudpickle.dumps(Program(source, [stage], outputs)),
+            )
+        )
+    settings = JobSettings(
+        buffers_per_channel=random.randint(1, 3),
+        floating_buffers_per_gate=random.randint(1, 6),
+        buffer_timeout=random.choice(["adaptive", "adaptive", 0, -1, 0.01]),
+        restart_strategy=strategy,
+        on_unavailable=random.choice([None, "drop", "wait"]),
+    )
+    return Plan(JobGraph(vertices=vertices, edges=edges, settings=settings), bounded, sources)
+
+
+def _draw_edges(random: Random, sources: int, parallelism: list[int]) -> list[Edge]:
+    edges: list[Edge] = []
+    for target in range(sources, len(parallelism)):
+        feeding = list(range(sources)) if target == sources else [target - 1]
+        if target > sources and random.random() < 0.2:
+            feeding.append(random.randrange(target - 1))
+        apart = random.random() < 0.5
+        for number, source in enumerate(feeding):
+            kind: Any = random.choice(KINDS)
+            if parallelism[source] == parallelism[target] and random.random() < 0.2:
+                kind = "forward"
+            edges.append(Edge(source=source, target=target, input=number if apart else 0, partitioner=kind))
+    return edges
+
+
+def _draw_source(random: Random, operator: int, bounded: bool) -> Numbers:
+    return Numbers(
+        operator * SPLITS_MAX,
+        random.randint(1, SPLITS_MAX),
+        random.randint(0, SPLIT_ROWS_MAX) if bounded else None,
+        random.choice([None, 100.0, 300.0]) if bounded else random.choice([100.0, 300.0]),
+    )

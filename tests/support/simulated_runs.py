@@ -1,0 +1,296 @@
+"""One simulated run: a cluster, a job, faults, and what has to hold at the end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import Literal
+
+from minishuffle.config import ClusterSettings
+from minishuffle.coordinator.scheduling import buffers_needed
+from minishuffle.wire.messages import (
+    Accepted,
+    CancelJob,
+    ControlMessage,
+    JobInfo,
+    ShowJob,
+    SubmitJob,
+)
+from support.simulated_books import OF_THE_CHAIN, Book
+from support.simulated_faults import Fault, draw_faults, inject
+from support.simulated_jobs import Plan, make_plan
+from support.simulation import Cluster, simulated
+
+__all__ = ["Run", "Scenario"]
+
+SEGMENT_BYTES = 512
+QUIET_SECONDS = 60.0
+"""Within which a job has recovered or ended once no more faults come."""
+PROGRESS_SECONDS = 2.0
+"""Within which a job that runs has more rows everywhere."""
+STEPS_MAX = 1_000_000
+ENDED = ("finished", "finished_with_loss", "failed", "canceled")
+SECONDS_TO_END = 10.0
+"""Within which a job that was cancelled has ended, and nothing of it is left."""
+BY_A_LIMIT = re.compile(r"failed \d+ times within|found no free slot in time|network buffers")
+"""Causes with which a job may fail that restarts its tasks."""
+OTHER_WORKER_SHARE = 0.7
+"""Of the workers that are lost, those that another one replaces."""
+STANDBY_SHARE = 0.3
+"""Of the workers that come later, those that only take the place of others."""
+OTHER_WORKER_SECONDS = (0.1, 3.0)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What runs are drawn from."""
+
+    faults: bool = False
+    strategy: Literal["individual", "none"] = "none"
+    bounded_share: float = 1.0
+    """Of the jobs, those that come to an end by themselves."""
+
+
+class Run:
+    """What the seed draws."""
+
+    def __init__(self, seed: int, scenario: Scenario) -> None:
+        self.seed = seed
+        self.scenario = scenario
+        self.steps = 0
+        """How much happened."""
+        self.trace: list[str] = []
+        """What happened last."""
+        self.end = ""
+        """The state in which the job ended."""
+        self.random = Random(f"plan {seed}")
+        self.plan: Plan = make_plan(self.random, seed, scenario.strategy, scenario.bounded_share)
+        slots = self.plan.graph.slots_needed
+        count = self.random.randint(1, min(4, slots))
+        self.slots = [1] * count
+        for _ in range(slots - count + self.random.choice([0, 1, 2, slots])):
+            self.slots[self.random.randrange(count)] += 1
+        self.segments = self._enough_segments()
+        self.faults: list[Fault] = draw_faults(self.random) if scenario.faults else []
+        self.cluster_settings = ClusterSettings(
+            segment_bytes=SEGMENT_BYTES,
+            heartbeat_interval=0.2,
+            heartbeat_timeout=1.5,
+            ping_interval=0.5,
+            task_cancel_timeout=1.0,
+            partition_request_timeout=2.0,
+            reconnect_timeout=2.0,
+            slot_timeout=5.0,
+        )
+
+    def _enough_segments(self) -> int:
+        """Of each worker: enough for the whole job wherever its tasks are, and hardly more."""
+        graph = self.plan.graph
+        apart = tuple(range(1, graph.slots_needed + 1))
+        least = sum(need.segments for need in buffers_needed(graph, apart).values())
+        return least + self.random.randint(0, 10)
+
+    def play(self) -> None:
+        """Run it.
+
+        Raises:
+            AssertionError: something did not hold; says the seed and what happened last.
+        """
+        with simulated(self.seed, self.cluster_settings) as cluster:
+            try:
+                Play(self, cluster).run()
+                self.steps, self.trace = cluster.world.steps, list(cluster.world.trace)
+            except Exception as error:
+                trace = "\n".join(cluster.world.trace)
+                raise AssertionError(
+                    f"seed {self.seed}: {error}\n{trace}\nreplay it with MINISHUFFLE_SEED={self.seed}"
+                ) from error
+
+
+class Play:
+    """A run on its cluster."""
+
+    def __init__(self, run: Run, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._run = run
+        self._plan = run.plan
+        self._world = cluster.world
+        self._job = ""
+        self._canceled = False
+
+    def run(self) -> None:
+        """From the first worker to the last check."""
+        run, cluster = self._run, self.cluster
+        for slots in run.slots:
+            cluster.add_worker(slots, run.segments)
+        self._until(lambda: len(cluster.living) == len(run.slots), 5.0, "the workers register")
+        accepted = self._ask(SubmitJob(name="simulated", python="3.11", graph=run.plan.graph.to_bytes()), 5.0)
+        assert isinstance(accepted, Accepted), accepted
+        self._job = accepted.job
+        for fault in run.faults:
+            self._world.at(self._world.now + fault.at, partial(self._inject, fault))
+        if not run.plan.bounded:
+            self._recover_and_cancel()
+        info = self._wait_for_end()
+        run.end = info.state
+        self._check_end(info)
+        cluster.audit.check_attempts()
+        self._check_home()
+        self._check_books()
+        if info.state == "finished":
+            self._check_rows()
+
+    def _inject(self, fault: Fault) -> None:
+        cluster, world = self.cluster, self._world
+        before = len(cluster.living)
+        slots, standby = world.random.randint(1, 4), world.random.random() < STANDBY_SHARE
+        start = partial(cluster.add_worker, slots, self._run.segments, standby=standby)
+        if fault.kind == "cancel":
+            world.note("fault: the user cancels the job")
+            cluster.client.ask(CancelJob(job=self._job))
+            self._canceled = True
+        elif fault.kind == "worker":
+            world.note("fault: a further worker starts")
+            start()
+        else:
+            inject(cluster, self._plan, fault)
+        if len(cluster.living) < before and world.random.random() < OTHER_WORKER_SHARE:
+            world.at(world.now + world.random.uniform(*OTHER_WORKER_SECONDS), start)
+
+    def _recover_and_cancel(self) -> None:
+        """The job does not end by itself: when the faults are over all of it runs, and is cancelled then.
+        Source subtasks without a split finish."""
+        last = max((fault.at for fault in self._run.faults), default=0.0)
+        self._pass(last + 0.2)
+        deadline = self._world.now + QUIET_SECONDS
+        while True:
+            info = self._show()
+            if info.state not in ("created", "running"):
+                return
+            there = all(task.state in ("running", "finished") for task in info.tasks)
+            if info.state == "running" and there and self._has_progress():
+                break
+            assert self._world.now < deadline, f"the job did not recover: {_states(info)}"
+            self._pass(0.2)
+        self._ask(CancelJob(job=self._job), 5.0)
+
+    def _has_progress(self) -> bool:
+        """Whether every operator receives rows, or sends them if it is a source."""
+        audit, operators = self.cluster.audit, range(len(self._plan.graph.vertices))
+        before = [audit.rows_of(operator) for operator in operators]
+        return self._world.run_until(
+            lambda: all(audit.rows_of(operator) > before[operator] for operator in operators),
+            PROGRESS_SECONDS,
+            STEPS_MAX,
+        )
+
+    def _wait_for_end(self) -> JobInfo:
+        """A job may take its time as long as it has progress; one that has none is stuck."""
+        rows, since = -1, self._world.now
+        while (info := self._show()).state not in ENDED:
+            if self.cluster.audit.rows != rows:
+                rows, since = self.cluster.audit.rows, self._world.now
+            assert self._world.now < since + QUIET_SECONDS, f"the job is stuck: {_states(info)}"
+            self._pass(1.0)
+        return info
+
+    def _pass(self, seconds: float) -> None:
+        self._world.run_until(lambda: False, seconds, STEPS_MAX)
+
+    def _show(self) -> JobInfo:
+        info = self._ask(ShowJob(job=self._job), 5.0)
+        assert isinstance(info, JobInfo), info
+        return info
+
+    def _ask(self, message: ControlMessage, seconds: float) -> ControlMessage:
+        number = self.cluster.client.ask(message)
+        replies = self.cluster.client.replies
+        self._until(lambda: number in replies, seconds, f"{type(message).__name__} is answered")
+        return replies[number]
+
+    def _until(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
+        assert self._world.run_until(condition, seconds, STEPS_MAX), f"not within {seconds:g} s: {what}"
+
+    # --- what has to hold ------------------------------------------------------------------------
+
+    def _check_end(self, info: JobInfo) -> None:
+        causes = [cause.text for cause in info.causes]
+        if not self._run.faults:
+            expected = {"finished"} if self._plan.bounded else {"canceled"}
+            assert info.state in expected, f"the job is {info.state}: {causes}"
+        elif self._run.scenario.strategy == "none":
+            assert info.state in ("finished", "failed", "canceled"), f"the job is {info.state}"
+        elif info.state == "failed":
+            assert any(map(BY_A_LIMIT.search, causes)), f"the job failed for no limit: {causes}"
+        else:
+            states = {"finished", "finished_with_loss"} if self._plan.bounded else {"canceled"}
+            assert info.state in states or (info.state == "canceled" and self._canceled), (
+                f"the job is {info.state}: {causes}"
+            )
+
+    def _check_rows(self) -> None:
+        """Every row of every exchange came once, or once to each where it is sent to all. Where a worker
+        died, another attempt may have sent it."""
+        audit, graph = self.cluster.audit, self._plan.graph
+        for edge in graph.edges:
+            missing = audit.passed.get(edge.source, set()) - audit.passed.get(edge.target, set())
+            assert not missing, f"{len(missing)} rows of operator {edge.source} never came to {edge.target}"
+        if any(worker.host.lost for worker in self.cluster.workers):
+            return
+        for edge in graph.edges:
+            for sender, sent in audit.sent.items():
+                if sender[0] != edge.source:
+                    continue
+                came = audit.numbers(sender, edge.target)
+                times = graph.vertices[edge.target].parallelism if edge.partitioner == "broadcast" else 1
+                missing = sum(times * sent - count for count in [sum(came.values())])
+                assert came == dict.fromkeys(range(sent), times), (
+                    f"{missing} of {times * sent} rows of {sender} to operator {edge.target} are missing"
+                )
+
+    def _check_books(self) -> None:
+        """Each row is in one place in every worker, and the coordinator's sums are the same."""
+        books = [Book.of(attempt) for worker, attempt in self.cluster.attempts if not worker.host.lost]
+        for book in books:
+            book.check()
+        abandoned = any(attempt.task.state == "abandoned" for _, attempt in self.cluster.attempts)
+        if (
+            self._run.scenario.strategy == "none"
+            or abandoned
+            or any(worker.host.lost for worker in self.cluster.workers)
+        ):
+            return  # what they lost is not known, or they lose more after the books are closed
+        self._pass(1.0)
+        info = self._show()
+        lost = sum(book.sent + sum(book.dropped_out.values()) - book.taken for book in books)
+        dropped = sum(rows for reason, rows in info.rows_dropped.items() if reason not in OF_THE_CHAIN)
+        assert (lost, 0) == (dropped, info.rows_in_flight), (
+            f"{lost} rows of the exchange were lost, the books have {info.rows_dropped} and "
+            f"{info.rows_in_flight} in flight"
+        )
+
+    def _check_home(self) -> None:
+        """The job has ended: nothing of it is left, but for what abandoned threads may write to."""
+
+        def home() -> bool:
+            return all(
+                each.segments_out == 0 and not each.worker._deployment.attempts
+                for each in self.cluster.living
+            )
+
+        self._world.run_until(home, SECONDS_TO_END, STEPS_MAX)
+        for each in self.cluster.living:
+            self.cluster.validate(each.host)
+            left = ", ".join(map(str, each.worker._deployment.attempts))
+            assert not left, f"worker {each.number} has {left} left"
+            assert each.segments_out == 0, f"{each.segments_out} segments of worker {each.number} are out"
+            assert each.worker._deployment.budget.used == 0
+        self.cluster.validate(self.cluster.coordinator_host)
+
+
+def _states(info: JobInfo) -> str:
+    tasks = ", ".join(f"{task.name}[{task.index}]#{task.attempt} {task.state}" for task in info.tasks)
+    return f"{info.state}, {tasks}"

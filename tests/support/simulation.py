@@ -1,0 +1,361 @@
+"""A whole cluster: the package's own processes on simulated loops, sockets and threads.
+
+The coordinator, the workers and a client are the real shells around the real machines; nothing of them is
+written anew. What a seed draws is the job, the cluster, every delay and order, and the faults.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+
+from minishuffle.config import ClusterSettings
+from minishuffle.coordinator import process as coordinator_process
+from minishuffle.coordinator.process import Coordinator
+from minishuffle.exchange.buffers import BufferBuilder
+from minishuffle.ids import FIRST_ATTEMPT, Address, OperatorId, SubtaskId
+from minishuffle.limits import SEGMENT_HEADROOM_BYTES
+from minishuffle.transport.control import ControlLink, connect_control
+from minishuffle.wire.frames import Role
+from minishuffle.wire.handshake import Identity
+from minishuffle.wire.messages import (
+    Acknowledge,
+    CancelTasks,
+    ControlMessage,
+    DeployTasks,
+    Heartbeat,
+    ReleaseJob,
+    TasksRestarted,
+    TaskStateChanged,
+    WorkerLost,
+)
+from minishuffle.worker import handoff, process, task, tasks
+from minishuffle.worker.process import Worker
+from minishuffle.worker.tasks import Attempt, registration
+from support.simulated_jobs import AUDITS, Audit
+from support.simulated_loop import Host, World
+from support.simulated_network import Network
+from support.simulated_threads import SimulatedTime, Threads, running_host
+
+__all__ = ["Client", "Cluster", "SimulatedWorker", "simulated"]
+
+CLUSTER = "simulated"
+SECRET = b"s" * 32
+COORDINATOR = Address("127.0.0.1", 1)
+CHECK_EVERY = 16
+"""Turns of loops between two checks of the invariants of a process."""
+LAG_PROBE_SECONDS = 5.0
+SMALL_TALK = (Heartbeat, Acknowledge)
+"""What is not worth a line of the trace."""
+
+
+class Journal:
+    """The coordinator's journal, in memory."""
+
+    term = 1
+    jobs_submitted = 0
+
+    def record_jobs(self, submitted: int) -> None:
+        self.jobs_submitted = submitted
+
+
+@dataclass
+class SimulatedWorker:
+    """A worker process."""
+
+    host: Host
+    worker: Worker
+    settings: ClusterSettings
+
+    @property
+    def number(self) -> int:
+        """The worker's id; 0 before it is registered."""
+        return self.worker.endpoint.identity.worker
+
+    @property
+    def segments_out(self) -> int:
+        """Segments that are not home and were not written off."""
+        pool = self.worker.pool
+        return pool.total - pool.free - pool.written_off
+
+    def validate(self) -> None:
+        """Check the invariants of everything in the process."""
+        self.worker.pool.validate()
+        if self.number:
+            self.worker._state.validate()
+            self._check_fences()
+        for link in self.worker.endpoint.links:
+            link.connection.validate()
+
+    def _check_fences(self) -> None:
+        """No attempt reads here whose successor the coordinator has named."""
+        known = self.worker._state._partitions._attempts
+        for attempt in self.worker._deployment.attempts.values():
+            for output in attempt._spec.outputs:
+                partition = attempt.partitions.get(output.edge)
+                for part in partition.subpartitions if partition is not None else ():
+                    consumer = SubtaskId(attempt.id.subtask.job, OperatorId(output.operator), part.consumer)
+                    newest = known.get(consumer, FIRST_ATTEMPT)
+                    assert part.view is None or part.view.attempt >= newest, (
+                        f"attempt {part.view.attempt} of {consumer} reads from {attempt.id} after {newest}"
+                    )
+
+
+class Client:
+    """A program that talks to the coordinator."""
+
+    def __init__(self, host: Host) -> None:
+        self.replies: dict[int, ControlMessage] = {}
+        self._host = host
+        self._link: Any = None
+        self._requests = 0
+
+    async def connect(self) -> None:
+        link = await connect_control(COORDINATOR, Identity(Role.CLIENT, CLUSTER, 0, 0), SECRET, timeout=10.0)
+        link.start(self._on_message, lambda error: None)
+        self._link = link
+
+    def _on_message(self, message: ControlMessage, request: int) -> None:
+        self.replies[request] = message
+
+    @property
+    def connected(self) -> bool:
+        return self._link is not None
+
+    def ask(self, message: ControlMessage) -> int:
+        """Send a request; gives its number."""
+        self._requests += 1
+        self._host.loop.call_soon(self._link.send, message, self._requests)
+        return self._requests
+
+
+class Cluster:
+    """A coordinator, workers and a client.
+
+    Args:
+        seed: of everything.
+    """
+
+    def __init__(self, seed: int, settings: ClusterSettings) -> None:
+        self.world = world = World(seed)
+        self.threads = Threads(world)
+        self.seed = seed
+        self.settings = settings
+        self.network = Network(world)
+        self.audit = AUDITS[seed] = Audit(lambda: world.now, self.threads.sleep, world.random)
+        self.workers: list[SimulatedWorker] = []
+        self.attempts: list[tuple[SimulatedWorker, Attempt]] = []
+        """Every attempt that was ever built."""
+        self.checked = True
+        """Whether invariants are looked at now and then."""
+        self.forgotten: list[str] = []
+        """Threads that nobody woke."""
+        self._turns = self._started = 0
+        self._by_host: dict[Host, SimulatedWorker] = {}
+        world.after_turn = self._after_turn
+        self.coordinator_host = Host(world, self.network, "coordinator")
+        self.coordinator: Coordinator
+        self._client_host = Host(world, self.network, "client")
+        self.client = Client(self._client_host)
+
+    def start(self) -> None:
+        """Start the coordinator, and connect the client to it."""
+        world = self.world
+        self.coordinator_host.run(self._start_coordinator(), "coordinator")
+        assert world.run_until(lambda: 1 in self.network.listeners, 1.0, 1_000)
+        self._client_host.run(self.client.connect(), "client")
+        assert world.run_until(lambda: self.client.connected, 1.0, 1_000)
+
+    async def _start_coordinator(self) -> None:
+        journal: Any = Journal()
+        self.coordinator = Coordinator(self.settings, CLUSTER, journal)
+        await self.coordinator.listen(COORDINATOR.host, COORDINATOR.port, SECRET)
+
+    def add_worker(self, slots: int, segments: int, *, standby: bool = False) -> None:
+        """Start a worker process; it registers when it can."""
+        self._started += 1
+        host = Host(self.world, self.network, f"worker process {self._started}")
+        memory = segments * (self.settings.segment_bytes + SEGMENT_HEADROOM_BYTES)
+        settings = self.settings.model_copy(update={"slots": slots, "network_memory_bytes": memory})
+        host.run(self._start_worker(host, settings, standby), "worker")
+
+    async def _start_worker(self, host: Host, settings: ClusterSettings, standby: bool) -> None:
+        """What ``run_worker`` does, without a server for metrics and signals."""
+        worker = Worker(settings, CLUSTER, SECRET)
+        simulated = SimulatedWorker(host, worker, settings)
+        self.workers.append(simulated)
+        self._by_host[host] = simulated
+        port = await worker.endpoint.listen("127.0.0.1")
+        control = await connect_control(
+            COORDINATOR, Identity(Role.WORKER, CLUSTER, 0, 0), SECRET, timeout=10.0
+        )
+        request = registration(
+            settings,
+            worker.pool,
+            host="127.0.0.1",
+            data_port=port,
+            metrics_port=0,
+            requested_worker=0,
+            standby=standby,
+        )
+        registered = await worker.register(control, request)
+        self.world.note(f"{host.name} is worker {registered.worker}")
+        reason = await worker.ended
+        self.world.note(f"worker {registered.worker} ends: {reason}")
+        self.world.at(self.world.now, host.kill)
+
+    def has_input(self, paths: handoff.TaskPaths) -> bool:
+        """Whether the task with those paths has something to read."""
+        attempt = next((each for _, each in self.attempts if each.paths is paths), None)
+        return attempt is not None and any(gate.ready.line for gate in attempt.gates)
+
+    def built(self, attempt: Attempt) -> None:
+        """A process has built an attempt."""
+        self.attempts.append((self._by_host[running_host()], attempt))
+
+    # --- checks ----------------------------------------------------------------------------------
+
+    def _after_turn(self, host: Host) -> None:
+        assert not host.loop.errors, f"{host.name}: {host.loop.errors}"
+        assert not self.forgotten, self.forgotten
+        self._turns += 1
+        if self.checked and self._turns % CHECK_EVERY == 0:
+            self.validate(host)
+
+    def validate(self, host: Host) -> None:
+        """Check the invariants of a process."""
+        worker = self._by_host.get(host)
+        if worker is not None:
+            worker.validate()
+        elif host is self.coordinator_host:
+            self.coordinator._state.validate()
+
+    @property
+    def living(self) -> list[SimulatedWorker]:
+        return [each for each in self.workers if not each.host.lost and each.number]
+
+
+def brief(message: ControlMessage) -> str:
+    """A message on one line of the trace."""
+    match message:
+        case TaskStateChanged(operator=operator, index=index, attempt=attempt, state=state, error=error):
+            why = f": {error.text[:120]}" if error is not None else ""
+            return f"{operator}[{index}]#{attempt} {state}{why}"
+        case DeployTasks(tasks=found) | TasksRestarted(tasks=found) | CancelTasks(attempts=found):
+            names = [f"{each.operator}[{each.index}]#{each.attempt}" for each in found]
+        case ReleaseJob(attempts=found):
+            names = [f"{each.operator}[{each.index}]#{each.attempt}" for each in found] or ["everything"]
+        case WorkerLost(worker=worker):
+            names = [f"worker {worker}"]
+        case _:
+            names = []
+    return " ".join([type(message).__name__, *names])
+
+
+@contextmanager
+def simulated(seed: int, settings: ClusterSettings) -> Iterator[Cluster]:
+    """A cluster of which only the coordinator runs so far; everything of it is ended behind the block."""
+    cluster = Cluster(seed, settings)
+    with pytest.MonkeyPatch.context() as patch:
+        _simulate_threads_and_clocks(patch, cluster)
+        _watch(patch, cluster)
+        try:
+            cluster.start()
+            yield cluster
+        finally:
+            cluster.world.close()
+            del AUDITS[seed]
+
+
+def _simulate_threads_and_clocks(patch: pytest.MonkeyPatch, cluster: Cluster) -> None:
+    time = SimulatedTime(cluster.world)
+    for module in (task, handoff):
+        patch.setattr(module, "threading", cluster.threads)
+        patch.setattr(module, "time", time)
+    patch.setattr(coordinator_process, "time", time)
+    patch.setattr(random, "random", cluster.world.random.random)
+    patch.setattr(process, "collect_garbage", lambda: None)
+    patch.setattr(process, "LAG_PROBE_SECONDS", LAG_PROBE_SECONDS)
+    patch.setattr(tasks, "TaskPaths", _pausing_paths(cluster))
+    publish = BufferBuilder.publish
+
+    def publish_and_pause(self: BufferBuilder, ends: bool = True) -> None:
+        publish(self, ends)
+        cluster.threads.pause()
+
+    patch.setattr(BufferBuilder, "publish", publish_and_pause)
+
+
+def _pausing_paths(cluster: Cluster) -> type[handoff.TaskPaths]:
+    """Task threads may be interrupted wherever they meet the loop, and are not to be forgotten there."""
+    threads = cluster.threads
+
+    class WatchedBell(handoff.TaskBell):
+        __slots__ = ("_overdue",)
+
+        def __init__(self, loop: Any, overdue: Callable[[], bool]) -> None:
+            super().__init__(loop)
+            self._overdue = overdue
+
+        def wait(self, seconds: float) -> None:
+            super().wait(seconds)
+            if not (self._ringing or self._event.is_set()) and self._overdue():
+                cluster.forgotten.append(f"a thread waits for what is there, at {cluster.world.now:.6f}")
+
+    class PausingPaths(handoff.TaskPaths):
+        def __init__(self, inbox: handoff.LoopInbox) -> None:
+            super().__init__(inbox)
+            self.overdue: Callable[[], bool] = lambda: False
+            """Whether there is what the thread waits for."""
+            self.bell = WatchedBell(inbox.loop, lambda: self.overdue())
+
+        def notify(self, subpartition: Any) -> None:
+            threads.pause()
+            super().notify(subpartition)
+            threads.pause()
+
+        def give_back(self, buffer: Any) -> None:
+            threads.pause()
+            super().give_back(buffer)
+            threads.pause()
+
+        def acquire(self, pool: Any) -> Any:
+            threads.pause()
+            self.overdue = lambda: pool.available
+            try:
+                return super().acquire(pool)
+            finally:
+                self.overdue = lambda: False
+
+        def wait(self, seconds: float) -> None:
+            self.overdue = partial(cluster.has_input, self)
+            try:
+                super().wait(seconds)
+            finally:
+                self.overdue = lambda: False
+
+    return PausingPaths
+
+
+def _watch(patch: pytest.MonkeyPatch, cluster: Cluster) -> None:
+    """Keep every attempt that is built, and note every message between processes."""
+    send = ControlLink.send
+
+    class RecordedAttempt(Attempt):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            cluster.built(self)
+
+    def note_and_send(self: ControlLink, message: ControlMessage, request: int = 0) -> None:
+        if not isinstance(message, SMALL_TALK):
+            cluster.world.note(f"{running_host().name} sends {brief(message)}")
+        send(self, message, request)
+
+    patch.setattr(tasks, "Attempt", RecordedAttempt)
+    patch.setattr(ControlLink, "send", note_and_send)
