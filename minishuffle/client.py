@@ -6,7 +6,7 @@ import contextlib
 import secrets
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -128,7 +128,7 @@ class JobHandle:
         if info.state == "canceled":
             raise TaskCancelled(f"job {info.job} ({info.name}) was cancelled")
         if info.state == "finished_with_loss" and not allow_loss:
-            raise RowsLost(loss_text(info))
+            raise RowsLost(loss_text(info, self.events()))
         return JobResult(
             job=info.job,
             name=info.name,
@@ -178,7 +178,7 @@ class JobHandle:
                 break
             after = reply.next
         if not allow_loss and (info := self.info()).state == "finished_with_loss":
-            raise RowsLost(loss_text(info))
+            raise RowsLost(loss_text(info, self.events()))
 
     __iter__ = rows
 
@@ -206,24 +206,25 @@ def failure_text(info: JobInfo) -> str:
     return "\n".join([text, *(cause_text(other) for other in limits_reached)])
 
 
-def loss_text(info: JobInfo) -> str:
-    """What a job that ended with loss has lost, as far as that is known."""
+def workers_at_work(status: ClusterStatus) -> int:
+    """How many workers are alive and not on standby; 1 if there are none."""
+    return max(1, sum(worker.state == "alive" and not worker.standby for worker in status.workers))
+
+
+def loss_text(info: JobInfo, events: Iterable[JobEvent]) -> str:
+    """What a job that ended with loss has lost as far as that is known, and its first failure."""
     counts = [f"{count:,} {reason}" for reason, count in info.rows_dropped.items()]
     if info.rows_in_flight:
         counts.append(f"up to {info.rows_in_flight:,} in flight through what died")
     if info.state_rows_lost:
         counts.append(f"{info.state_rows_lost:,} of the state of tasks")
     lost = ", ".join(counts) or "what a task held when it failed"
-    restarts = sum(info.restarts.values())
+    failures = (event.text for event in events if event.kind in ("task failed", "task lost"))
     return (
-        f"job {info.job} ({info.name}) finished, but rows were lost ({lost}) in {restarts:,} restarts: see "
-        f"'minishuffle jobs events {info.job}'; its results are given out with allow_loss=True (--allow-loss)"
+        f"job {info.job} ({info.name}) finished, but rows were lost ({lost}) in "
+        f"{sum(info.restarts.values()):,} restarts, the first after: {next(failures, 'unknown')}; see "
+        f"'minishuffle jobs events {info.job}'. Its results are given out with allow_loss=True (--allow-loss)"
     )
-
-
-def workers_at_work(status: ClusterStatus) -> int:
-    """How many workers are alive and not on standby; 1 if there are none."""
-    return max(1, sum(worker.state == "alive" and not worker.standby for worker in status.workers))
 
 
 def new_submission() -> str:

@@ -194,6 +194,9 @@ def test_a_job_that_failed_at_a_limit_names_it_under_the_first_cause(link: type[
 
 def lossy(message: ControlMessage) -> ControlMessage:
     """The answers about a job that lost rows."""
+    if isinstance(message, GetEvents):
+        failed = JobEvent(number=1, at=0.0, kind="task failed", text="map[1]: ValueError: no")
+        return JobEvents(events=[failed], terminal=True)
     if isinstance(message, GetRows):
         batches = [pack_rows([1, 2])] if message.after == 0 else []
         return JobRows(batches=batches, next=1, terminal=True)
@@ -206,8 +209,9 @@ def test_a_job_that_lost_rows_raises_unless_that_is_allowed(link: type[ScriptedL
     with pytest.raises(RowsLost) as caught:
         handle.wait()
     assert str(caught.value) == (
-        "job j1 (words) finished, but rows were lost (3 failed_batch, 1 late) in 2 restarts: see "
-        "'minishuffle jobs events j1'; its results are given out with allow_loss=True (--allow-loss)"
+        "job j1 (words) finished, but rows were lost (3 failed_batch, 1 late) in 2 restarts, the first "
+        "after: map[1]: ValueError: no; see 'minishuffle jobs events j1'. Its results are given out with "
+        "allow_loss=True (--allow-loss)"
     )
     result = handle.wait(allow_loss=True)
     assert (result.state, result.rows) == ("finished_with_loss", [1, 2])

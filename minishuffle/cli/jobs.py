@@ -150,7 +150,7 @@ def _run_and_wait(client: Client, start: Callable[[str], JobHandle], as_json: bo
         raise
     _show_result(result, as_json)
     if result.state == "finished_with_loss":
-        click.echo(f"minishuffle: {loss_text(handle.info())}", err=True)
+        click.echo(f"minishuffle: {loss_text(handle.info(), handle.events(follow=True))}", err=True)
     return result
 
 
