@@ -70,7 +70,8 @@ class GateBuffers:
     the attachments which wait for one.
 
     Args:
-        pool: ``remote channels × exclusive + 1 … + floating`` segments.
+        pool: ``channels × exclusive + 1 … + floating`` segments; those of local channels are there in case
+            they become remote.
         segment_bytes: payload bytes of each.
         exclusive, floating: buffers per remote channel, and for all of them together. A local channel may
             hold as many of its producer's segments as a remote one has of both.
@@ -84,6 +85,7 @@ class GateBuffers:
         self.short: deque[RemoteAttachment] = deque()
         """Attachments with fewer exclusive buffers than they should have: they are served first."""
         self.exclusive = exclusive
+        self.floating = floating
         self.exclusive_held = 0
         """Exclusive buffers of all attachments that are open."""
         self.local_credit = exclusive + floating
@@ -104,6 +106,14 @@ class GateBuffers:
     def _lends_exclusive(self) -> bool:
         """Exclusive buffers are those that the pool is sure of, but for one, which always goes round."""
         return self.exclusive_held < self.pool.minimum - 1
+
+    @property
+    def _lends_floating(self) -> bool:
+        return self.pool.in_use - self.exclusive_held < self.floating
+
+    def request_floating(self) -> Segment | None:
+        """A floating buffer; None if there is none now."""
+        return self.pool.request() if self._lends_floating else None
 
     def release_floating(self, segment: FreeBuffer) -> None:
         """A floating buffer comes free: whoever is short of an exclusive one gets it, or the next in line,
@@ -138,7 +148,7 @@ class GateBuffers:
 
     def serve(self) -> None:
         """The pool may have segments again."""
-        while self.line or (self.short and self._lends_exclusive):
+        while (self.line and self._lends_floating) or (self.short and self._lends_exclusive):
             segment = self.pool.request()
             if segment is None:
                 return
@@ -368,7 +378,7 @@ class RemoteAttachment:
     def request_floating(self) -> FreeBuffer | None:
         if not self._answered:  # the producer has announced its backlog
             self._answer()
-        return self._buffers.pool.request()
+        return self._buffers.request_floating()
 
     def wait_in_line(self, channel: ConsumerChannel) -> None:
         self._buffers.line.append(self)

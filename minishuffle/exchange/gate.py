@@ -126,7 +126,7 @@ class InputGate:
             exclusive_used=exclusive - idle_exclusive,
             exclusive_capacity=exclusive,
             floating_used=max(0, pool.in_use - exclusive - idle_floating),
-            floating_capacity=max(0, pool.size - exclusive),
+            floating_capacity=max(0, min(self.buffers.floating, pool.size - exclusive)),
             channels=len(self.channels),
             channels_starved=len(self.buffers.line),
             credits_announced=sum(credit.granted - credit.received for credit in remote),

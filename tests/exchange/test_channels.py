@@ -788,3 +788,15 @@ class AnyOrder(RuleBasedStateMachine):
 
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+
+
+def test_what_local_channels_may_need_one_day_is_not_lent_as_floating() -> None:
+    pool = NetworkBufferPool(20, 256).create_pool("gate", 9, 11)
+    buffers = GateBuffers(pool, 256, exclusive=2, floating=3)
+    exclusive = buffers.take_exclusive()
+    floating = [buffers.request_floating() for _ in range(4)]
+    assert (len(exclusive), [each is None for each in floating]) == (2, [False, False, False, True])
+    for segment in (*exclusive, *floating[:3]):
+        assert isinstance(segment, Segment)
+        segment.recycle()
+    buffers.close()
