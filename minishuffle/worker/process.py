@@ -80,7 +80,7 @@ from minishuffle.worker.tasks import (
     worker_report,
     worker_snapshot,
 )
-from minishuffle.worker.timers import Timers
+from minishuffle.worker.timers import Alarm, Timers
 
 __all__ = ["Worker", "run_worker"]
 
@@ -120,8 +120,8 @@ class Worker:
         )
         self._dials: set[asyncio.Task[None]] = set()
         self._timers = Timers(self._loop, self.loop_lag)
-        self._timer: asyncio.TimerHandle | None = None
-        """Fires at the machine's next deadline."""
+        self._alarm = Alarm(self._loop, self._on_alarm)
+        """For the machine's next deadline."""
         self._flushing: set[float] = set()
         """Buffer timeouts that have a timer, in seconds."""
         self._control: ControlLink | None = None
@@ -238,8 +238,7 @@ class Worker:
             dial.cancel()
         await self.endpoint.close()
         self._inbox.close()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarm.cancel()
         if self._control is not None:
             self._control.close()
 
@@ -270,7 +269,7 @@ class Worker:
     def _carry_out(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
             self._carry_out_one(instruction)
-        self._schedule()
+        self._alarm.set(self._state.next_deadline())
 
     def _carry_out_one(self, instruction: Instruction) -> None:
         deployment = self._deployment
@@ -419,17 +418,7 @@ class Worker:
             self._timers.every(f"flush {interval}", every, partial(self._deployment.flush, interval))
         self._flushing = intervals
 
-    def _schedule(self) -> None:
-        """Have the machine called at its next deadline; early is harmless."""
-        deadline = self._state.next_deadline()
-        if deadline is None or (self._timer is not None and self._timer.when() <= deadline):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_at(deadline, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
+    def _on_alarm(self) -> None:
         self._carry_out(self._state.handle_timer(self._loop.time()))
 
     def _heartbeat(self) -> None:

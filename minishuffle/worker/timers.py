@@ -1,4 +1,4 @@
-"""A worker's repeated calls on its loop, which also tell how late the loop is."""
+"""A worker's calls at times: repeated ones, which also tell how late the loop is, and its next deadline."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 from minishuffle.counters import Histogram
 
-__all__ = ["Timers"]
+__all__ = ["Alarm", "Timers"]
 
 
 class _Handle(Protocol):
@@ -18,6 +18,34 @@ class _Loop(Protocol):
     def time(self) -> float: ...
 
     def call_at(self, when: float, callback: Callable[[], None], /) -> _Handle: ...
+
+
+class Alarm:
+    """One call at the next deadline of a machine; early is harmless to it.
+
+    It remembers the time itself: for one that is past uvloop gives a handle that does not say when.
+    """
+
+    def __init__(self, loop: _Loop, call: Callable[[], None]) -> None:
+        self._loop = loop
+        self._call = call
+        self._set: tuple[float, _Handle] | None = None
+
+    def set(self, deadline: float | None) -> None:
+        """Call then, unless a call before that is set already; None: nothing is due."""
+        if deadline is None or (self._set is not None and self._set[0] <= deadline):
+            return
+        self.cancel()
+        self._set = deadline, self._loop.call_at(deadline, self._fire)
+
+    def _fire(self) -> None:
+        self._set = None
+        self._call()
+
+    def cancel(self) -> None:
+        if self._set is not None:
+            self._set[1].cancel()
+        self._set = None
 
 
 class Timers:

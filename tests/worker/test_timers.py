@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
+import uvloop
 
 from minishuffle.counters import LAG_SECONDS_BOUNDS, Histogram
-from minishuffle.worker.timers import Timers
+from minishuffle.worker.timers import Alarm, Timers
 
 
 class Handle:
@@ -98,3 +100,37 @@ def test_the_lag_is_how_late_calls_come(stand: Stand) -> None:
     stand.loop.run_until(105.5)
     assert stand.called == [2.5, 5.0]
     assert (stand.lag.count, stand.lag.total) == (2, 1.0)
+
+
+# --- the next deadline -----------------------------------------------------------------------------
+
+
+def test_an_alarm_comes_at_the_earliest_deadline_and_once() -> None:
+    loop, calls = Loop(), []
+    alarm = Alarm(loop, lambda: calls.append(loop.now))
+    for deadline in (105.0, 103.0, None, 104.0):
+        alarm.set(deadline)
+    loop.run_until(110.0)
+    assert calls == [103.0]
+    alarm.set(112.0)
+    alarm.cancel()
+    loop.run_until(120.0)
+    assert calls == [103.0]
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_deadline_that_is_past_may_be_set_again(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """The handle of uvloop does not say when it is due then."""
+
+    async def set_twice() -> list[str]:
+        loop, calls = asyncio.get_running_loop(), list[str]()
+        alarm = Alarm(loop, lambda: calls.append("called"))
+        for early in (0.0, 1.0, 2.0):
+            alarm.set(loop.time() - early)
+        await asyncio.sleep(0.01)
+        return calls
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        assert runner.run(set_twice()) == ["called"]
