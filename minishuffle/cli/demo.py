@@ -1,8 +1,9 @@
-"""``minishuffle demo``: a cluster, a checked word count, a keyBy job with its metrics, and Spark's data
-through a join and back."""
+"""``minishuffle demo``: a cluster, a checked word count, a keyBy job with its metrics, a worker killed under
+a join that goes on, and Spark's data through a join and back."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 import urllib.request
 from collections import Counter
@@ -21,16 +22,19 @@ from minishuffle.cli.loading import load_pipeline
 from minishuffle.cli.pipeline import data_options, show_outcome, started_spark
 from minishuffle.cli.session import late_global_options
 from minishuffle.cli.tables import byte_text, rate_text
+from minishuffle.client import JobHandle
 from minishuffle.errors import (
     ShuffleError,
     text_of,
 )
+from minishuffle.examples.ads import ads
 from minishuffle.examples.keyby import keyby
 from minishuffle.examples.wordcount import SHIPPED_TEXT, wordcount, words
 from minishuffle.ids import Address
 from minishuffle.local import LocalCluster
 from minishuffle.pipelines import DataDirectory
 from minishuffle.pipelines.run import run_once
+from minishuffle.wire.messages import JobInfo
 
 __all__ = ["READINGS", "Reading", "Samples", "demo", "scrape", "total"]
 
@@ -125,6 +129,13 @@ WORKERS, SLOTS = 3, 2
 WORDCOUNT_SECONDS = 25.0
 KEYBY_SECONDS = 6.0
 FLIGHTS_PARALLELISM = 3
+JOIN_PARALLELISM = 4
+JOINED = "join -> training"
+WITHIN_SECONDS = 0.5
+BEFORE_SECONDS, AFTER_SECONDS = 3.0, 4.0
+"""How long the join is watched before and after its worker is killed."""
+SAMPLE_SECONDS = 0.2
+BARS = " ▁▂▃▄▅▆▇█"
 CANCEL_SECONDS = 15.0
 REFRESH_SECONDS = 1.0
 NEXT_COMMANDS = (
@@ -200,6 +211,76 @@ def _readings(before: Samples, now: Samples, seconds: float) -> Table:
     return table
 
 
+def run_recovery(cluster: LocalCluster, out: Console) -> Verdict:
+    """Kill a worker under a running join, and show what the lost subtasks and the others take in."""
+    handle = cluster.submit(ads(within=WITHIN_SECONDS), name="ads", parallelism=JOIN_PARALLELISM)
+    try:
+        before = _until_all_run(handle)
+        victim = max(task.worker for task in before.tasks)
+        rates = _watched(cluster, BEFORE_SECONDS)
+        killed = time.time()
+        cluster.kill_worker(victim)
+        rates += _watched(cluster, AFTER_SECONDS)
+        after = _until_all_run(handle)
+    finally:
+        handle.cancel()
+        handle.wait_until_over(CANCEL_SECONDS)
+    lost = {task.index for task in before.tasks if task.worker == victim}
+    _show_rates(out, rates, lost)
+    again = 0.0
+    for event in handle.events():
+        if event.at >= killed and event.kind in ("task lost", "task deployed", "task running"):
+            again = 1000 * (event.at - killed)
+            out.print(f"{again:7.0f} ms  {event.kind}: {event.text}", highlight=False)
+    attempts = {(task.operator, task.index): task.attempt for task in before.tasks}
+    changed = [task for task in after.tasks if task.attempt > attempts[task.operator, task.index]]
+    text = (
+        f"worker {victim} killed: its {len(changed)} tasks ran again after {again:.0f} ms, the other "
+        f"{len(after.tasks) - len(changed)} ran on; {sum(after.rows_dropped.values()):,} rows dropped, up to "
+        f"{after.rows_in_flight:,} more lost in flight"
+    )
+    return Verdict({task.index for task in changed} == lost, text)
+
+
+def _until_all_run(handle: JobHandle) -> JobInfo:
+    deadline = time.monotonic() + CANCEL_SECONDS
+    while True:
+        info = handle.info()
+        if all(task.state == "running" for task in info.tasks):
+            return info
+        if time.monotonic() > deadline or info.state not in ("created", "running"):
+            raise ShuffleError(f"job {info.job} ({info.name}) is {info.state} and not all of its tasks run")
+        time.sleep(SAMPLE_SECONDS / 4)
+
+
+def _watched(cluster: LocalCluster, seconds: float) -> list[dict[int, float]]:
+    """Records that each subtask of the join has taken in so far, looked up again and again."""
+    found: list[dict[int, float]] = []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        taken: dict[int, float] = {}
+        for worker in cluster.status().workers:
+            with contextlib.suppress(OSError):  # The one that was killed does not answer.
+                for name, labels, value in scrape([Address(worker.host, worker.metrics_port)]):
+                    if (name, labels.get("vertex"), labels.get("direction")) == (_RECORDS, JOINED, "in"):
+                        taken[int(labels["subtask"])] = value
+        found.append(taken)
+        time.sleep(SAMPLE_SECONDS)
+    return found
+
+
+def _show_rates(out: Console, taken: list[dict[int, float]], lost: set[int]) -> None:
+    """Bars over time for the subtasks that were lost and for the others; a counter that fell began anew."""
+    for name, subtasks in (("lost", lost), ("the others", set(range(JOIN_PARALLELISM)) - lost)):
+        grown = [
+            sum(max(0.0, now.get(index, 0.0) - before.get(index, 0.0)) for index in subtasks)
+            for before, now in zip(taken, taken[1:], strict=False)
+        ]
+        most = max(grown) or 1.0
+        bars = "".join(BARS[round(each / most * (len(BARS) - 1))] for each in grown)
+        out.print(f"records taken in by {name:<11} {bars}", highlight=False)
+
+
 def run_flights(cluster: LocalCluster, out: Console) -> Verdict:
     """Flights and weather from Spark through the join and back, held against Spark's own answer."""
     found = load_pipeline("flights").build(())
@@ -221,6 +302,7 @@ def run_flights(cluster: LocalCluster, out: Console) -> Verdict:
 STAGES: dict[str, tuple[str, Callable[[LocalCluster, Console], Verdict]]] = {
     "wordcount": ("counting the words of Alice's Adventures in Wonderland", run_wordcount),
     "keyby": ("20,000 records a second by key, until cancelled", run_keyby),
+    "recovery": ("a worker killed under a join of two endless streams", run_recovery),
     "flights": ("New York's flights of 2013 joined with the weather, from Spark and back", run_flights),
 }
 
@@ -230,8 +312,8 @@ STAGES: dict[str, tuple[str, Callable[[LocalCluster, Console], Verdict]]] = {
 @late_global_options
 @click.pass_context
 def demo(context: click.Context, only: str | None) -> None:
-    """See it work: a cluster of 3 workers, a checked word count, a keyBy job with its metrics, and flights
-    from Spark joined with the weather and held against Spark's own answer."""
+    """See it work: a cluster of 3 workers, a checked word count, a keyBy job with its metrics, a worker
+    killed under a join, and flights from Spark joined with the weather and held against Spark's answer."""
     out = tables.console()
     results: list[tuple[str, Verdict, float]] = []
     began = time.monotonic()

@@ -316,6 +316,7 @@ def test_the_demo_passes_and_leaves_nothing(
     assert "equal to plain Python's count" in out
     assert "EQUAL: 60,142 rows of minishuffle and of Spark" in out  # A whole year, the only one in the tests.
     assert "\n362,891 rows in at " in out and ", 0 late; " in out
-    assert out.count(" ok ") == 5
+    assert "ran again after" in out and " ran on; " in out
+    assert out.count(" ok ") == 6
     assert "minishuffle cluster up" in out.splitlines()[-3]
     assert list((tmp_path / "tmp").iterdir()) == []
