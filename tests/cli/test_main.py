@@ -52,7 +52,7 @@ def test_help_lists_exactly_the_commands_that_work(run: Run) -> None:
         (["sumbit"], "there is no command 'sumbit'; did you mean 'submit'?"),
         (["top"], "there is no command 'top'; there are demo, cluster,"),
         (["cluster", "upp"], "upp"),
-        (["cluster", "up", "--standby", "1"], "--standby"),
+        (["cluster", "up", "--standby", "-1"], "--standby"),
         (["jobs", "show"], "JOB"),
         (["submit", "keyby", "--parallelism", "0"], "--parallelism"),
         (["--coordinator", "nowhere", "--secret-file", __file__, "jobs", "list"], "write HOST:PORT"),
