@@ -17,6 +17,7 @@ import psutil
 
 from minishuffle.bench.records import BLOCK, Checker, Numbers, blocks_of, expected_sums
 from minishuffle.client import JobResult
+from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ShuffleError
 from minishuffle.local import LocalCluster
@@ -83,6 +84,7 @@ def measure_keyby(
     workers: int,
     records: int | None,
     seconds: float | None,
+    buffer_timeout: float | str,
 ) -> dict[str, Any]:
     """Run it once; see the module for what is measured.
 
@@ -92,11 +94,14 @@ def measure_keyby(
     if (records is None) == (seconds is None):
         raise ShuffleError("give either --records or --seconds")
     source = Numbers(record, format, workers, records, seconds)
+    settings = JobSettings.model_validate({"buffer_timeout": buffer_timeout})
     with LocalCluster(workers=workers, slots=1) as cluster:
         sampler = _Sampler(cluster.workers)
         cpu = sampler.cpu_seconds()
         sampler.start()
-        handle = cluster.submit(keyby_stream(source, emit), name="bench-keyby", parallelism=workers)
+        handle = cluster.submit(
+            keyby_stream(source, emit), name="bench-keyby", parallelism=workers, settings=settings
+        )
         try:
             result = handle.wait((seconds or 0) + 600)
         finally:
@@ -107,6 +112,7 @@ def measure_keyby(
         status = _settled_status(cluster, total)
     elapsed = _elapsed(result.tasks)
     return {
+        "flush": settings.buffer_timeout,
         "records_per_second": round(total / elapsed),
         "records": total,
         "seconds": round(elapsed, 3),

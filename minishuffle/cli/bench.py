@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import click
 from pydantic import ValidationError
@@ -34,6 +34,23 @@ def _wire_options(command: Any) -> Any:
     ):
         command = option(command)
     return command
+
+
+def _buffer_timeout(context: click.Context, option: click.Parameter, value: str) -> float | str:
+    try:
+        return JobSettings.model_validate({"buffer_timeout": value}).buffer_timeout
+    except ValidationError:
+        raise click.BadParameter(f"{value!r} is neither 'adaptive' nor seconds from 0 on nor -1") from None
+
+
+_buffer_timeout_option: Final = click.option(
+    "--buffer-timeout",
+    default="adaptive",
+    show_default=True,
+    metavar="adaptive|SECONDS",
+    callback=_buffer_timeout,
+    help="When a buffer that is not full is sent: adaptive, or after so many seconds; 0: at once, -1: never.",
+)
 
 
 @bench.command()
@@ -81,6 +98,7 @@ def _wire(kind: Any, as_json: bool, options: dict[str, Any]) -> None:
 @click.option("--workers", default=2, show_default=True, type=click.IntRange(1, 64))
 @click.option("--records", type=click.IntRange(1), help="How many in all.")
 @click.option("--seconds", type=click.FloatRange(min=0.1), help="Or for how long.")
+@_buffer_timeout_option
 @json_option
 @late_global_options
 def keyby(as_json: bool, records: int | None, seconds: float | None, **options: Any) -> None:
@@ -115,24 +133,10 @@ def _show_keyby(measured: dict[str, Any]) -> None:
     console().print(table)
 
 
-def _buffer_timeout(context: click.Context, option: click.Parameter, value: str) -> float | str:
-    try:
-        return JobSettings.model_validate({"buffer_timeout": value}).buffer_timeout
-    except ValidationError:
-        raise click.BadParameter(f"{value!r} is neither 'adaptive' nor seconds from 0 on nor -1") from None
-
-
 @bench.command()
 @click.option("--rate", default=20_000.0, show_default=True, type=click.FloatRange(1), help="Records/s.")
 @click.option("--seconds", default=10.0, show_default=True, type=click.FloatRange(min=0.1))
-@click.option(
-    "--buffer-timeout",
-    default="adaptive",
-    show_default=True,
-    metavar="adaptive|SECONDS",
-    callback=_buffer_timeout,
-    help="When a buffer that is not full is sent: adaptive, or after so many seconds; 0: at once, -1: never.",
-)
+@_buffer_timeout_option
 @json_option
 @late_global_options
 def latency(as_json: bool, rate: float, seconds: float, buffer_timeout: float | str) -> None:

@@ -12,6 +12,7 @@ from minishuffle.bench import keyby
 from minishuffle.bench.records import TS_BEGIN, Checker
 from minishuffle.cli.main import cli
 from minishuffle.dataflow.stream import Stream
+from minishuffle.local import LocalCluster
 
 pytestmark = pytest.mark.slow
 RECORDS = 50_000
@@ -42,6 +43,19 @@ def test_a_run_is_verified(format: str, record: str, emit: str) -> None:
     assert 0 < figures["network_bytes"]["peak"] <= figures["network_bytes"]["cap"]
     assert figures["cpu_seconds"] > 0
     assert {sample["worker"] for sample in figures["rss_bytes"]} <= {1, 2}
+
+
+def test_buffers_leave_as_the_option_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    submitted = []
+    submit = LocalCluster.submit
+
+    def remember(cluster: LocalCluster, stream: Stream, **options: Any) -> Any:
+        submitted.append(options["settings"].buffer_timeout)
+        return submit(cluster, stream, **options)
+
+    monkeypatch.setattr(LocalCluster, "submit", remember)
+    assert json.loads(run("--buffer-timeout", "0.1", "--json").stdout)["flush"] == 0.1
+    assert submitted == [0.1]
 
 
 def _spoilt(source: Any, spoil: Any) -> Stream:
