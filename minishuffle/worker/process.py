@@ -437,16 +437,18 @@ class Worker:
         )
 
     def snapshot(self) -> WorkerSnapshot:
-        """Everything that ``/metrics`` is made from."""
+        """Everything that ``/metrics`` is made from. It may be asked for before the registration, which says
+        where it is served."""
         return worker_snapshot(
             self.endpoint.identity,
-            self._deployment,
+            self.pool,
+            self._deployed,
             slots=self.settings.slots,
             remote=self.remote,
             connections=len(self.endpoint.links),
             refused=self.refusals,
             loop_lag=self.loop_lag,
-            abandoned=self._state.abandoned,
+            abandoned=self._machine.abandoned if self._machine is not None else 0,
         )
 
 

@@ -594,7 +594,8 @@ def worker_report(
 
 def worker_snapshot(
     identity: Identity,
-    deployment: Deployment,
+    pool: NetworkBufferPool,
+    deployment: Deployment | None,
     *,
     slots: int,
     remote: ConnectionCounters,
@@ -603,22 +604,22 @@ def worker_snapshot(
     loop_lag: Histogram,
     abandoned: int,
 ) -> WorkerSnapshot:
-    """For ``/metrics``."""
-    tasks, pool = deployment.snapshots(), deployment.pool
+    """For ``/metrics``; there is no deployment before the worker is registered."""
+    tasks = deployment.snapshots() if deployment is not None else ()
     return WorkerSnapshot(
         worker=identity.worker,
         epoch=identity.epoch,
         slots=slots,
         slots_used=len({(task.job, task.index) for task in tasks}),
         remote=remote,
-        local_bytes=deployment.local_bytes,
-        local_buffers=deployment.local_buffers,
+        local_bytes=deployment.local_bytes if deployment is not None else 0,
+        local_buffers=deployment.local_buffers if deployment is not None else 0,
         connections=connections,
         segments_total=pool.total,
         segments_free=pool.free,
         segments_peak=pool.peak_used,
         segment_bytes=pool.segment_bytes,
-        assembly_bytes=deployment.budget.used,
+        assembly_bytes=deployment.budget.used if deployment is not None else 0,
         loop_lag=loop_lag,
         abandoned_tasks=abandoned,
         connections_refused=refused,

@@ -115,6 +115,17 @@ async def test_a_registration_that_is_never_answered_ends_the_worker(
         await coordinator.begin().ended()
 
 
+async def test_metrics_are_served_before_the_registration_is_answered(coordinator: Coordinator) -> None:
+    coordinator.silent = True
+    worker = coordinator.begin()
+    await coordinator.until(lambda: coordinator.requests)
+    snapshot = worker.snapshot()
+    assert (snapshot.worker, snapshot.tasks, snapshot.local_bytes) == (0, (), 0)
+    assert snapshot.segments_free == snapshot.segments_total > 0
+    worker.stop.set()
+    await worker.ended()
+
+
 async def test_stop_ends_a_worker_that_waits_for_its_registration(coordinator: Coordinator) -> None:
     coordinator.silent = True
     running = coordinator.begin()
