@@ -296,6 +296,7 @@ class WorkerSnapshot:
     segments_total: int
     segments_free: int
     segments_peak: int
+    segments_extra: int
     segment_bytes: int
     assembly_bytes: int
     loop_lag: Histogram

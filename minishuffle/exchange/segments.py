@@ -2,7 +2,13 @@
 
 The global pool (Flink's ``NetworkBufferPool``) is the hard cap of a worker. A *local pool* has a
 minimum that is guaranteed and a maximum; what no minimum claims is divided anew whenever a pool comes
-or goes. Surplus above a shrunken size comes back as its segments are recycled.
+or goes. Surplus above a shrunken size comes back as its segments are recycled, and that may wait for the
+very pool that is new: the surplus stands in queues for a consumer that restarts here. So the minimum does
+not wait for it: what it lacks is added as *extra* segments, each of which is freed when it is recycled::
+
+    in use < minimum  implies  that a request succeeds
+    extra segments of a pool ≤ its minimum
+    extra segments when one is added ≤ what others hold above their sizes
 
 Threads: a writer's task thread may call :meth:`LocalPool.request` on its own pool; everything else
 happens on the loop thread. Each counter has one writer, so no lock is needed.
@@ -23,11 +29,13 @@ __all__ = ["LocalPool", "NetworkBufferPool", "Segment"]
 class Segment:
     """One network buffer: ``SEGMENT_HEADROOM_BYTES`` of headroom, then the payload area."""
 
-    __slots__ = ("index", "memory", "owner", "written_off")
+    __slots__ = ("extra", "index", "memory", "owner", "written_off")
 
-    def __init__(self, index: int, memory: memoryview) -> None:
+    def __init__(self, index: int, memory: memoryview, *, extra: bool = False) -> None:
         self.index = index
         self.memory = memory
+        self.extra = extra
+        """It is no part of the network memory, and is freed once it is recycled."""
         self.owner: LocalPool | None = None
         """The pool that lent it; None while it is free."""
         self.written_off = False
@@ -52,7 +60,7 @@ class Segment:
 class NetworkBufferPool:
     """All segments of a worker.
 
-    Invariants: ``free + Σ in_use = total``; ``Σ minimum ≤ total - written off``; ``Σ size ≤ total``;
+    Invariants: ``free + Σ in_use = total + extra``; ``Σ minimum ≤ total - written off``; ``Σ size ≤ total``;
     ``minimum ≤ size ≤ maximum`` for each local pool.
 
     Args:
@@ -67,6 +75,8 @@ class NetworkBufferPool:
         self._memory = mmap.mmap(-1, max(1, segments * stride))
         view = memoryview(self._memory)
         self._free = deque(Segment(i, view[i * stride : (i + 1) * stride]) for i in range(segments))
+        self._extra: set[Segment] = set()
+        """Those that are in use. Any thread adds one, each at once."""
         self._pools: list[LocalPool] = []
         self._starving: deque[LocalPool] = deque()
         """Pools that found nothing free, longest wait first; each at most once (``LocalPool.starving``)."""
@@ -77,6 +87,11 @@ class NetworkBufferPool:
     @property
     def free(self) -> int:
         return len(self._free)
+
+    @property
+    def extra(self) -> int:
+        """Segments in use beside the network memory: see :meth:`lend`."""
+        return len(self._extra)
 
     @property
     def required(self) -> int:
@@ -125,10 +140,15 @@ class NetworkBufferPool:
             pool.resize(pool.minimum + share)
 
     def lend(self, pool: LocalPool) -> Segment | None:
-        """One free segment for ``pool``, or None; the pool is notified when one comes back."""
+        """One free segment for ``pool``, or None; the pool is notified when one comes back.
+
+        Within its minimum a pool gets an extra one if nothing is free: others hold more than their share.
+        """
         try:
             segment = self._free.popleft()
         except IndexError:
+            if pool.in_use < pool.minimum:
+                return self._lend_extra(pool)
             if not pool.starving:
                 pool.starving = True
                 self._starving.append(pool)
@@ -142,8 +162,18 @@ class NetworkBufferPool:
             self.peak_used = used
         return segment
 
+    def _lend_extra(self, pool: LocalPool) -> Segment:
+        memory = memoryview(bytearray(SEGMENT_HEADROOM_BYTES + self.segment_bytes))
+        segment = Segment(self.total, memory, extra=True)
+        segment.owner = pool
+        self._extra.add(segment)
+        return segment
+
     def take_back(self, segment: Segment) -> None:
         segment.owner = None
+        if segment.extra:
+            self._extra.remove(segment)
+            return
         if segment.written_off:
             segment.written_off = False
             self.written_off -= 1
@@ -159,7 +189,7 @@ class NetworkBufferPool:
         assert all(pool.minimum <= pool.size <= pool.maximum for pool in self._pools)
         assert 0 <= len(self._free) <= self.total
         assert len({segment.index for segment in self._free}) == len(self._free)
-        assert all(segment.owner is None for segment in self._free)
+        assert all(segment.owner is None and not segment.extra for segment in self._free)
 
 
 class LocalPool:
@@ -202,10 +232,12 @@ class LocalPool:
     @property
     def available(self) -> bool:
         """True if a request now would probably succeed."""
-        return self._taken - self._returned < self.size and self._global.free > 0
+        in_use = self.in_use
+        return in_use < self.size and (in_use < self.minimum or self._global.free > 0)
 
     def request(self) -> Segment | None:
-        """One segment, or None when the pool is used up or the global pool is empty."""
+        """One segment, always within the minimum; else None when the pool is used up or the global pool is
+        empty."""
         if self._taken - self._returned >= self.size:
             return None
         segment = self._global.lend(self)
@@ -219,7 +251,7 @@ class LocalPool:
         self.notify()
 
     def write_off(self, segment: Segment) -> None:
-        if not segment.written_off:
+        if not segment.written_off and not segment.extra:
             segment.written_off = True
             self._global.written_off += 1
 

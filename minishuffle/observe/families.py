@@ -178,6 +178,13 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "worker",
     ),
     MetricSpec(
+        "minishuffle_network_segments_extra",
+        "gauge",
+        (),
+        "Segments in use beside the network memory, for a task that came when others held its share.",
+        "worker",
+    ),
+    MetricSpec(
         "minishuffle_network_memory_bytes",
         "gauge",
         (),

@@ -178,6 +178,7 @@ def _add_network(scrape: _Scrape, snapshot: WorkerSnapshot) -> None:
     free = snapshot.segments_free
     scrape.by_label("minishuffle_network_segments", {"used": snapshot.segments_total - free, "free": free})
     scrape.value("minishuffle_network_segments_peak", snapshot.segments_peak)
+    scrape.value("minishuffle_network_segments_extra", snapshot.segments_extra)
     scrape.value("minishuffle_network_memory_bytes", snapshot.segments_total * snapshot.segment_bytes)
     scrape.value("minishuffle_assembly_bytes", snapshot.assembly_bytes)
 

@@ -618,6 +618,7 @@ def worker_snapshot(
         segments_total=pool.total,
         segments_free=pool.free,
         segments_peak=pool.peak_used,
+        segments_extra=pool.extra,
         segment_bytes=pool.segment_bytes,
         assembly_bytes=deployment.budget.used if deployment is not None else 0,
         loop_lag=loop_lag,

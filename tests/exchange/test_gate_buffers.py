@@ -187,27 +187,20 @@ def test_close_tells_the_producer_and_what_comes_later_takes_no_segment(make_set
     assert partition.subpartitions[0].view is None
 
 
-def test_exclusive_buffers_that_were_short_are_made_up_when_memory_comes_free(
-    make_setup: type[Setup],
-) -> None:
-    setup = make_setup(remote=2, exclusive=2, floating=1, segments=6, borrowed=4)
+def test_the_minimum_of_a_gate_is_there_while_others_hold_all_memory(make_setup: type[Setup]) -> None:
+    setup = make_setup(remote=2, exclusive=2, floating=2, segments=8, borrowed=8)
     first, second = (consumer_of(channel).credit for channel in setup.remotes)
-    assert [(credit.granted, credit.exclusive_total) for credit in (first, second)] == [(2, 2), (0, 0)]
-    consumer_of(setup.remotes[0]).on_backlog(1)
-    assert first.waiting
-    for number in range(1, 3):
-        setup.borrowed.pop().recycle()
-        assert (second.exclusive_total, second.idle, second.unannounced) == (number, number, number)
-        second.validate()
-    assert first.waiting, "exclusive buffers come first"
-    setup.borrowed.pop().recycle()
-    assert (len(first.floating), second.exclusive_total) == (1, 2)
-    assert setup.gate.snapshot().exclusive_capacity == 4
+    assert [(credit.granted, credit.exclusive_total) for credit in (first, second)] == [(2, 2), (2, 2)]
+    consumer_of(setup.remotes[0]).on_backlog(2)
+    assert (len(first.floating), first.waiting, setup.network.extra) == (1, True, 5), "1 is its minimum"
     setup.arrive(setup.remotes[1], setup.element(["made up"]))
     assert setup.rows() == ["made up"]
     setup.borrowed.pop().recycle()
+    assert (len(first.floating), first.waiting) == (2, False)
+    for segment in setup.borrowed:
+        segment.recycle()
     setup.gate.close()
-    assert setup.network.free == setup.network.total
+    assert (setup.network.free, setup.network.extra) == (setup.network.total, 0)
 
 
 def test_a_new_attachment_gets_the_exclusive_buffers_of_the_old_one_as_they_come_home(

@@ -93,6 +93,7 @@ def make_worker() -> Callable[..., WorkerSnapshot]:
             segments_total=64,
             segments_free=60,
             segments_peak=9,
+            segments_extra=3,
             segment_bytes=32768,
             assembly_bytes=0,
             loop_lag=Histogram(LAG_SECONDS_BOUNDS),

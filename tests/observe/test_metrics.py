@@ -155,6 +155,7 @@ def test_memory_and_slots_of_a_worker(make_worker: MakeWorker) -> None:
     assert value("minishuffle_network_segments", {"state": "used"}) == 4
     assert value("minishuffle_network_segments", {"state": "free"}) == 60
     assert value("minishuffle_network_segments_peak") == 9
+    assert value("minishuffle_network_segments_extra") == 3
     assert value("minishuffle_network_memory_bytes") == 64 * 32768
     assert value("minishuffle_assembly_bytes") == 77
     assert value("minishuffle_worker_slots", {"state": "used"}) == 1

@@ -82,7 +82,7 @@ class SimulatedWorker:
     def segments_out(self) -> int:
         """Segments that are not home and were not written off."""
         pool = self.worker.pool
-        return pool.total - pool.free - pool.written_off
+        return pool.total + pool.extra - pool.free - pool.written_off
 
     def validate(self) -> None:
         """Check the invariants of everything in the process."""

@@ -48,6 +48,7 @@ WORKER = WorkerSnapshot(
     segments_total=64,
     segments_free=64,
     segments_peak=0,
+    segments_extra=0,
     segment_bytes=32768,
     assembly_bytes=0,
     loop_lag=Histogram(LAG_SECONDS_BOUNDS),
