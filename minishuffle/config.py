@@ -61,8 +61,9 @@ class ClusterSettings(BaseSettings):
     """The interpreter's thread switch interval in a worker."""
     partition_request_timeout: float = Field(10.0, gt=0)
     reconnect_timeout: float = Field(10.0, gt=0)
-    """A task that has not read an input channel to its end this long after the producer's next attempt could
-    be attached to it is stuck, and is restarted itself."""
+    """A task that stays this long in one call of its function, while the next attempt of a producer waits for
+    it to read what is left of a channel, is stuck and is restarted itself. It is looked at that often: this
+    takes up to twice as long. Time in which it waits for its consumers does not count."""
     slot_timeout: float = Field(60.0, gt=0)
     """How long tasks of a lost worker wait for a free slot before their job fails."""
     spool_bytes_max: int = Field(limits.SPOOL_BYTES_MAX, ge=64 * 1024)

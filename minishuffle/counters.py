@@ -129,6 +129,11 @@ class StateClock:
         if before == "backpressured":
             self.blocks.observe(max(0.0, now - since))
 
+    def present(self) -> tuple[ThreadState | None, float]:
+        """(Any thread.) The present state, and since when."""
+        state, since, _ = self._now
+        return state, since
+
     def read(self, now: float) -> StateSeconds:
         """(Any thread.) The totals up to ``now``."""
         state, since, totals = self._now

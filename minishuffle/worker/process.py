@@ -70,7 +70,7 @@ from minishuffle.worker.interpreter import collect_garbage, tune_interpreter
 from minishuffle.worker.outbox import NumberedReport, OutboxSender, ReportLog
 from minishuffle.worker.peers import PeerLinks
 from minishuffle.worker.preparation import ProgramLoader
-from minishuffle.worker.registry import ChannelKey
+from minishuffle.worker.registry import ChannelKey, Progress
 from minishuffle.worker.state import WorkerState
 from minishuffle.worker.task import Task, TaskOutcome, describe_failure
 from minishuffle.worker.tasks import (
@@ -178,7 +178,9 @@ class Worker:
             # Before anything else is handled: peers may dial, and be dialed, from now on.
             cluster = self.endpoint.identity.cluster
             self.endpoint.identity = Identity(Role.WORKER, cluster, message.worker, message.epoch)
-            state = self._machine = WorkerState(self.settings, message.worker, message.epoch, message.term)
+            state = self._machine = WorkerState(
+                self.settings, message.worker, message.epoch, message.term, self._progress
+            )
             self._outgoing = OutboxSender(
                 lambda: state.term,
                 self._send,
@@ -407,6 +409,9 @@ class Worker:
                 positions=positions,
             )
         )
+
+    def _progress(self, key: AttemptId) -> Progress:
+        return self._deployment.progress(key)
 
     # --- timers and stats ----------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from minishuffle.errors import LocalProtocolError, PartitionNotFound, ShuffleError, Superseded
 from minishuffle.exchange.channels import ChannelEvent
@@ -23,6 +23,7 @@ __all__ = [
     "ChannelPhase",
     "InputRegistry",
     "PartitionRegistry",
+    "Progress",
     "TRANSITIONS",
     "Upstream",
     "Waiting",
@@ -103,6 +104,10 @@ LIVE_PHASES: Final = (ChannelPhase.WANTED, ChannelPhase.REQUESTED, ChannelPhase.
 """Nothing was lost of the generation yet, and its end was not read."""
 
 
+Progress: TypeAlias = "tuple[float, int, int] | None"
+"""What a task has done so far, to be compared with what it has done later. None: it waits."""
+
+
 class Upstream(NamedTuple):
     """An attempt of a producer, and the worker that runs it."""
 
@@ -124,6 +129,8 @@ class ChannelEntry:
     """Where the next generation reads from, as long as the task has not drained this one."""
     retry_at: float | None = None
     """When the same attempt may be requested again."""
+    progress: Progress = None
+    """What the task had done when it was looked at last; while the channel is cached."""
     failures: int = 0
     """Generations in a row that failed before their producer answered."""
 
@@ -142,7 +149,7 @@ class InputRegistry:
         self._by_worker: dict[int, dict[ChannelKey, None]] = {}
         self._by_producer: dict[SubtaskId, dict[ChannelKey, None]] = {}
         self._undrained: dict[ChannelKey, float] = {}
-        """When channels that are cached have to be drained; the earliest first."""
+        """When to look at the tasks of channels that are cached; the earliest first."""
 
     def want(self, key: ChannelKey, entry: ChannelEntry) -> None:
         self._entries[key] = entry
@@ -175,7 +182,7 @@ class InputRegistry:
 
     def renew(self, key: ChannelKey, upstream: Upstream, drain_by: float) -> ChannelEntry:
         """The next generation reads from ``upstream``; at once, or when the task has drained the channel,
-        which it has to by ``drain_by`` (later ones do not put that off)."""
+        which is looked at at ``drain_by`` (later ones do not put that off)."""
         entry = self._entries[key]
         self.move(key, entry.request.generation, ChannelEvent.RENEW)
         if entry.phase is ChannelPhase.CACHED:
@@ -228,12 +235,18 @@ class InputRegistry:
         return list(self._by_worker.get(worker, ()))
 
     def drain_by(self) -> float | None:
-        """When the first channel that is cached has to be drained."""
+        """When to look whether the task of a channel that is cached is stuck."""
         return next(iter(self._undrained.values()), None)
 
     def undrained(self, now: float) -> list[ChannelKey]:
-        """Those that should have been drained by now."""
+        """Channels that are cached and whose task is to be looked at."""
         return [key for key, deadline in self._undrained.items() if now >= deadline]
+
+    def put_off(self, key: ChannelKey, progress: Progress, drain_by: float) -> None:
+        """The task is not stuck: look at it again then, which is no sooner than at any other."""
+        self._entries[key].progress = progress
+        del self._undrained[key]
+        self._undrained[key] = drain_by
 
     def remove(self, attempt: AttemptId) -> list[ChannelKey]:
         """The attempt did not finish, or is released; gives the channels that it had."""

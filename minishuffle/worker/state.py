@@ -73,6 +73,7 @@ from minishuffle.worker.registry import (
     ChannelPhase,
     InputRegistry,
     PartitionRegistry,
+    Progress,
     Upstream,
     Waiting,
 )
@@ -95,15 +96,26 @@ class WorkerState:
 
     Invariants: an attempt that is terminal has no cancel deadline, and no channel in the registry unless it
     has finished; no channel waits for a link to a peer that is up or lost.
+
+    Args:
+        progress: see :meth:`Attempt.progress`, of an attempt that runs here.
     """
 
-    def __init__(self, settings: ClusterSettings, worker: int, epoch: int, term: int) -> None:
+    def __init__(
+        self,
+        settings: ClusterSettings,
+        worker: int,
+        epoch: int,
+        term: int,
+        progress: Callable[[AttemptId], Progress],
+    ) -> None:
         self.worker = worker
         self.epoch = epoch
         self.term = term
         self.abandoned = 0
         self.inputs = InputRegistry()
         self._settings = settings
+        self._progress = progress
         self._tasks: dict[AttemptId, _TaskEntry] = {}
         self._newest: dict[SubtaskId, int] = {}
         """The highest attempt of each subtask that was ever deployed here."""
@@ -354,6 +366,7 @@ class WorkerState:
     def _renew(self, channel: ChannelKey, upstream: Upstream, now: float) -> list[Instruction]:
         """The next generation reads from ``upstream``, now or when the channel is drained."""
         entry = self.inputs.renew(channel, upstream, now + self._settings.reconnect_timeout)
+        entry.progress = self._progress(channel.attempt)
         return self._request(channel, entry, now) if entry.phase is ChannelPhase.WANTED else []
 
     def _reattach(self, channel: ChannelKey, upstream: Upstream, now: float) -> list[Instruction]:
@@ -401,17 +414,28 @@ class WorkerState:
         return instructions
 
     def _fence_stuck(self, now: float) -> list[Instruction]:
-        """Give up tasks that do not read on although the next attempt of a producer waits for them."""
+        """Give up tasks that are stuck although the next attempt of a producer waits for them.
+
+        Only time in one and the same call of the user's code counts. A task that waits for its consumers does
+        what it should: to fence it would lose what it has read, and its next attempt would wait for the same
+        consumers. One that is slow but moves gets there, and one that waits for another input will.
+        """
         instructions: list[Instruction] = []
         for channel in self.inputs.undrained(now):
             key = channel.attempt
             if self._tasks[key].terminal:  # another channel of it was looked at before
                 continue
-            producer, seconds = self.inputs[channel].producer, self._settings.reconnect_timeout
+            progress, seconds = self._progress(key), self._settings.reconnect_timeout
+            if progress is None or progress != self.inputs[channel].progress:
+                self.inputs.put_off(channel, progress, now + seconds)
+                continue
+            producer = self.inputs[channel].producer
             spec, attempt = self._tasks[key].spec, self.inputs[channel].upstream.attempt
             task = f"{spec.name}[{spec.index}]"
-            text = f"{task} is stuck: in {seconds:g} s it has not read what is left of edge {channel.edge} "
-            text += f"from subtask {producer}, whose attempt {attempt} waits for that"
+            text = (
+                f"{task} is stuck: for {seconds:g} s its function has not returned. It has yet to read what "
+            )
+            text += f"is left of edge {channel.edge} from subtask {producer}, whose attempt {attempt} waits"
             instructions += self._abandon(key, ErrorInfo(code=TaskFailed.code, text=text, task=task))
         return instructions
 

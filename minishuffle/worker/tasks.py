@@ -54,7 +54,7 @@ from minishuffle.worker.handoff import LoopInbox, TaskPaths
 from minishuffle.worker.instructions import Attach, Fence, RequestPartition, StartTask, attempt_id
 from minishuffle.worker.leases import SourceLeases
 from minishuffle.worker.outbox import Outbox
-from minishuffle.worker.registry import ChannelKey
+from minishuffle.worker.registry import ChannelKey, Progress
 from minishuffle.worker.task import Task, TaskOutcome
 
 __all__ = [
@@ -361,6 +361,12 @@ class Attempt:
             ),
         )
 
+    def progress(self) -> Progress:
+        """What its thread has done so far: a different one later means that it is not stuck in between. None
+        while it waits for input, for room in its output, or for the coordinator to take what it says."""
+        state, since = self.paths.clock.present()
+        return (since, self.counters.records_in, self.counters.records_out) if state == "busy" else None
+
     def rows(self) -> tuple[bytes, dict[str, int]]:
         """What it has exchanged and dropped so far."""
         return self.traffic.table(), self.task.read_counters().rows_dropped
@@ -444,6 +450,11 @@ class Deployment:
         """The input channel of that key; None if its attempt is gone."""
         attempt = self.attempts.get(key.attempt)
         return attempt.channel(key.edge, key.producer) if attempt is not None else None
+
+    def progress(self, key: AttemptId) -> Progress:
+        """See :meth:`Attempt.progress`; None if the attempt is gone."""
+        attempt = self.attempts.get(key)
+        return attempt.progress() if attempt is not None else None
 
     def partition(self, producer: AttemptId, edge: int) -> ResultPartition | None:
         """What that attempt writes for that edge; None if it is gone."""

@@ -50,7 +50,7 @@ from minishuffle.worker.instructions import (
     Send,
     StartTask,
 )
-from minishuffle.worker.registry import ChannelKey
+from minishuffle.worker.registry import ChannelKey, Progress
 from minishuffle.worker.state import WorkerState
 from support.attempts import attempt as attempt_of
 
@@ -108,7 +108,9 @@ class Machine:
     """Worker 2 of three, validated after each step."""
 
     def __init__(self, worker: int = 2) -> None:
-        self.state = WorkerState(SETTINGS, worker, epoch=4, term=1)
+        self.progress: Progress = (0.0, 0, 0)
+        """Of every task."""
+        self.state = WorkerState(SETTINGS, worker, epoch=4, term=1, progress=lambda key: self.progress)
 
     def tell(self, message: ControlMessage, now: float = 0.0) -> list[Instruction]:
         return self._checked(self.state.handle(message, now))
@@ -720,11 +722,34 @@ def test_a_task_that_does_not_drain_a_channel_is_abandoned_and_the_error_says_wh
     assert isinstance(instructions[1], Send) and isinstance(instructions[1].message, TaskStateChanged)
     error = instructions[1].message.error
     assert error is not None and error.text == (
-        "sink[0] is stuck: in 4 s it has not read what is left of edge 0 from subtask "
-        "j1/0.1, whose attempt 3 waits for that"
+        "sink[0] is stuck: for 4 s its function has not returned. It has yet to read what is left of edge 0 "
+        "from subtask j1/0.1, whose attempt 3 waits"
     )
     assert machine.state.next_deadline() is None
     assert machine.ended(operator=1) == []
+
+
+@pytest.mark.parametrize("later", [None, (0.0, 0, 1), (0.0, 1, 0), (3.0, 0, 0)])
+def test_a_task_that_waits_or_moves_is_not_stuck_however_long_it_takes(later: Progress) -> None:
+    machine = reading()
+    machine.tell(restarted((0, 1, 2, 3)), 1.0)
+    for now in (5.0, 9.0):
+        before, machine.progress = machine.progress, later if machine.progress != later else (9.0, 9, 9)
+        assert before != machine.progress
+        assert AbandonTask(attempt_of(1)) not in machine.tick(now)
+        assert machine.state.next_deadline() == now + 4.0
+    assert AbandonTask(attempt_of(1)) in machine.tick(13.0), "now it has been in one call for 4 s"
+
+
+def test_a_task_that_waits_for_its_consumers_is_not_stuck() -> None:
+    machine = reading()
+    machine.progress = None
+    machine.tell(restarted((0, 1, 2, 3)), 1.0)
+    for now in (5.0, 9.0, 13.0):
+        assert machine.tick(now) == []
+    machine.up(3, 13.0)
+    assert requests(machine.happens(REMOTE, ChannelEvent.DRAIN, 14.0)) == [(3, 2, 2)]
+    assert machine.state.inputs.drain_by() is None
 
 
 def test_a_channel_that_is_down_has_no_timer() -> None:

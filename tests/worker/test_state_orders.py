@@ -88,7 +88,7 @@ class Orders(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.state = WorkerState(SETTINGS, ME, epoch=1, term=1)
+        self.state = WorkerState(SETTINGS, ME, epoch=1, term=1, progress=lambda key: (0.0, 0, 0))
         self.now = 0.0
         self.live: set[AttemptId] = set()
         """Attempts that run."""
