@@ -1,4 +1,4 @@
-"""When the next attempt of a subtask that failed starts, and when it has failed too often. Pure.
+"""When a subtask that failed starts again, what restarts with it, and when it has failed too often. Pure.
 
 The first restart is at once; then the delay is 100 ms and doubles up to 10 s, each with some jitter so that
 subtasks that fail together do not come back together. Without a failure for a minute it begins anew. So many
@@ -9,14 +9,18 @@ strategies (FLIP-364), for each subtask by itself. Lost workers are no failures 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from minishuffle import limits
+from minishuffle.coordinator.books import TaskKey
+from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import ResourceExhausted
 from minishuffle.wire.messages import ErrorInfo
 
-__all__ = ["DELAY_SECONDS_MAX", "DELAY_SECONDS_MIN", "JITTER", "QUIET_SECONDS", "Failures"]
+__all__ = ["DELAY_SECONDS_MAX", "DELAY_SECONDS_MIN", "JITTER", "QUIET_SECONDS", "Failures", "Regions"]
+
+# --- delays and limits ----------------------------------------------------------------------------
 
 DELAY_SECONDS_MIN: Final = 0.1
 DELAY_SECONDS_MAX: Final = 10.0
@@ -73,3 +77,104 @@ class Failures:
             "cause, or allow more with --set restart_failures_max=N"
         )
         return ErrorInfo(code=ResourceExhausted.code, text=text, task=task)
+
+
+# --- regions --------------------------------------------------------------------------------------
+
+
+class Regions:
+    """Which subtasks of a job restart together, and which of these have yet to end for that.
+
+    A region is one subtask with the strategy ``individual``, the whole job with ``full``, and with ``region``
+    the subtasks that are connected by exchanges (Flink: a pipelined region, FLIP-1; every exchange here is
+    pipelined). A region that restarts is *ending* until none of its attempts runs; then all of it is deployed
+    at one time.
+    """
+
+    def __init__(self, graph: JobGraph) -> None:
+        strategy = graph.settings.restart_strategy
+        self.joint = strategy in ("region", "full")
+        """Whether other subtasks than the one that failed restart."""
+        self._members: list[list[TaskKey]] = []
+        self._number: dict[TaskKey, int] = {}
+        """The region of each subtask, by its place in ``_members``."""
+        self._ending: dict[int, set[TaskKey]] = {}
+        """The attempts that still run, by region, of those that are ending."""
+        if self.joint:
+            self._members = [_subtasks(graph)] if strategy == "full" else _connected(graph)
+            self._number = {key: n for n, members in enumerate(self._members) for key in members}
+
+    def of(self, keys: Iterable[TaskKey]) -> list[TaskKey]:
+        """All that restart together with any of these, which are among them."""
+        if not self.joint:
+            return list(keys)
+        numbers = dict.fromkeys(self._number[key] for key in keys)
+        return [key for number in numbers for key in self._members[number]]
+
+    def restart(self, keys: Sequence[TaskKey], running: Callable[[TaskKey], bool]) -> list[TaskKey]:
+        """The regions of these restart; gives the subtasks that are to be cancelled for it.
+
+        Args:
+            running: whether the current attempt of a subtask has yet to end.
+        """
+        canceled = []
+        for number in dict.fromkeys(self._number[key] for key in keys) if self.joint else ():
+            ending = self._ending.setdefault(number, set())
+            fresh = [key for key in self._members[number] if key not in ending and running(key)]
+            ending.update(fresh)
+            canceled += fresh
+        return canceled
+
+    def asked(self, key: TaskKey) -> bool:
+        """Whether the subtask was cancelled for the restart of its region and has yet to end."""
+        return self.joint and key in self._ending.get(self._number[key], ())
+
+    def ended(self, key: TaskKey) -> None:
+        """The current attempt of a subtask has ended, however."""
+        if self.joint:
+            self._ending.get(self._number[key], set()).discard(key)
+
+    def is_ending(self, key: TaskKey) -> bool:
+        """Whether the region of a subtask waits for attempts that have yet to end."""
+        return self.joint and self._number[key] in self._ending
+
+    def take_ended(self) -> list[list[TaskKey]]:
+        """The regions whose attempts have all ended by now: they are not ending any more."""
+        numbers = [number for number, running in self._ending.items() if not running]
+        for number in numbers:
+            del self._ending[number]
+        return [self._members[number] for number in numbers]
+
+    def give_up(self) -> None:
+        """Nothing restarts any more."""
+        self._ending.clear()
+
+
+def _subtasks(graph: JobGraph) -> list[TaskKey]:
+    return [
+        (number, index) for number, each in enumerate(graph.vertices) for index in range(each.parallelism)
+    ]
+
+
+def _connected(graph: JobGraph) -> list[list[TaskKey]]:
+    """The connected components of the subtasks, by union-find."""
+    above = {key: key for key in _subtasks(graph)}
+
+    def root(key: TaskKey) -> TaskKey:
+        while above[key] != key:
+            above[key] = key = above[above[key]]
+        return key
+
+    for number, edge in enumerate(graph.edges):
+        targets = range(graph.vertices[edge.target].parallelism)
+        if edge.pointwise:
+            pairs = [(producer, each) for each in targets for producer in graph.producers_of(number, each)]
+        else:
+            pairs = [(0, each) for each in targets]
+            pairs += [(producer, 0) for producer in range(graph.vertices[edge.source].parallelism)]
+        for producer, consumer in pairs:
+            above[root((edge.source, producer))] = root((edge.target, consumer))
+    components: dict[TaskKey, list[TaskKey]] = {}
+    for key in above:
+        components.setdefault(root(key), []).append(key)
+    return list(components.values())

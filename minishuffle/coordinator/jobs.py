@@ -14,9 +14,13 @@ its worker is lost, which it may have to wait for::
     created --> running --> finished | failed | canceled | abandoned | lost
        ^                       |          |         |           |        |
        |                       +--lost---(its worker, while consumers need what it wrote)
+       |                       +----------+---------+-----------+--------+
        |                                            v
        +--deployed------------- restarting <--------+
        +--deployed-- waiting for a slot <---+
+
+With the strategies ``region`` and ``full`` others are cancelled then and restart with it, once all of them
+have ended. Of those that have finished, the ones restart that a consumer which restarts reads from.
 
 A job with the restart strategy ``none`` fails with its first task, and so does any with a task that external
 clients write to or read from: their tickets name a worker and an attempt. A job on its way to ``failed`` or
@@ -32,7 +36,7 @@ from typing import Final
 
 from minishuffle import limits
 from minishuffle.coordinator.books import AttemptRecord, Books, Losses, TaskKey, Totals
-from minishuffle.coordinator.failover import DELAY_SECONDS_MIN, Failures
+from minishuffle.coordinator.failover import DELAY_SECONDS_MIN, Failures, Regions
 from minishuffle.coordinator.history import History
 from minishuffle.coordinator.positions import Resumption, SourceProgress
 from minishuffle.counters import TaskCounters
@@ -64,7 +68,7 @@ PENDING: Final = frozenset({"restarting", "waiting for a slot"})
 TASK_MOVES: Final[Mapping[str, frozenset[str]]] = {
     "created": ENDED | {"running"},
     "running": ENDED,
-    "finished": frozenset({"lost"}),
+    "finished": frozenset({"lost", "restarting"}),
     "failed": frozenset({"restarting"}),
     "canceled": frozenset({"restarting"}),
     "abandoned": frozenset({"restarting"}),
@@ -179,6 +183,9 @@ class Job:
         self._times: dict[TaskKey, float] = {}
         """When a pending task is deployed, or gives the wait for a slot up."""
         self._failures: dict[TaskKey, Failures] = {}
+        self._regions = Regions(graph)
+        self._to_cancel: list[TaskKey] = []
+        """Those that restart because others do, until CancelTasks is sent."""
         self._abandoned: set[tuple[int, int]] = set()
         """Worker and slot of attempts that were abandoned."""
         self._result_bytes = 0
@@ -198,6 +205,9 @@ class Job:
     def task_states(self) -> Counter[str]:
         """Number of tasks by state; states without any may be there with 0."""
         return self._states
+
+    def tasks(self) -> Iterable[Subtask]:
+        return self._tasks.values()
 
     def open_workers(self) -> list[int]:
         """Workers with a task that has not ended."""
@@ -293,7 +303,7 @@ class Job:
         task = self._named(worker, message)
         if task is None or task.state not in ("created", "running") or task.state == message.state:
             return False
-        error = message.error
+        error, asked = message.error, self._regions.asked(task.key)
         self._set(task, message.state, at, error.text if error is not None else str(task))
         if message.state not in (
             "running",
@@ -306,7 +316,7 @@ class Job:
         if message.state == "finished":
             self._keep_result(task, message.result, at)
         elif message.state != "running":
-            self._ended_early(task, error, at)
+            self._ended_early(task, error, asked, at)
         self._advance(at)
         return True
 
@@ -321,12 +331,15 @@ class Job:
         )
         self.fail(ErrorInfo(code=ResourceExhausted.code, text=text, task=str(task)), at)
 
-    def _ended_early(self, task: Subtask, error: ErrorInfo | None, at: float) -> None:
-        """A task ended, and not because its work was done."""
+    def _ended_early(self, task: Subtask, error: ErrorInfo | None, asked: bool, at: float) -> None:
+        """A task ended, and not because its work was done; ``asked``: its region restarts."""
         if task.state == "abandoned":
             self._abandoned.add((task.worker, task.index))
-        asked = self.stopping and task.state in ("canceled", "abandoned")
-        if self.state == "canceling" or asked:
+        gave_way = task.state in ("canceled", "abandoned")
+        if self.state == "canceling" or (self.stopping and gave_way):
+            return
+        if asked and gave_way and not self.stopping:
+            self._restart_at(task, at, at, f"attempt {task.attempt + 1} follows with those beside it")
             return
         if error is None:
             text = f"{task}: the task was {task.state} although nobody asked for it"
@@ -401,6 +414,7 @@ class Job:
         else:
             for task in lost:
                 self._restart_at(task, at, at, f"attempt {task.attempt + 1} follows on another worker")
+            self._cancel_beside(lost)
         self._advance(at)
 
     def _fail_of_loss(self, lost: list[Subtask], cause: ErrorInfo, at: float) -> None:
@@ -448,7 +462,8 @@ class Job:
         return self.graph.settings.restart_strategy != "none"
 
     def _may_restart(self, tasks: Iterable[Subtask]) -> bool:
-        return self._restarts and not any(self._serves_clients(task) for task in tasks)
+        together = self._regions.of(task.key for task in tasks)
+        return self._restarts and not any(self._serves_clients(self._tasks[key]) for key in together)
 
     def _serves_clients(self, task: Subtask) -> bool:
         """Whether external clients write to it or read from it."""
@@ -472,6 +487,37 @@ class Job:
         count = f"failure {failures.count} of {settings.restart_failures_max}"
         text = f"attempt {task.attempt + 1} follows {when} ({count}): {error.text}"
         self._restart_at(task, at + delay, at, text)
+        self._cancel_beside([task])
+
+    def _cancel_beside(self, tasks: list[Subtask]) -> None:
+        """What restarts together with these has to end first."""
+
+        def running(key: TaskKey) -> bool:
+            return self._tasks[key].state in ("created", "running")
+
+        self._to_cancel += self._regions.restart([task.key for task in tasks], running)
+
+    def take_to_cancel(self) -> list[Subtask]:
+        """Tasks that are to be cancelled since others restart, and were not given before."""
+        found = [self._tasks[key] for key in self._to_cancel if self._regions.asked(key)]
+        self._to_cancel.clear()
+        return found
+
+    def _restart_together(self, keys: list[TaskKey], at: float) -> None:
+        """A region has ended: it is deployed at the latest of its times. What has finished restarts too if a
+        consumer does, which has to read the ends of all."""
+        tasks = [self._tasks[key] for key in keys]
+
+        def needed(task: Subtask) -> bool:
+            consumers = (self._tasks[key] for key in self.graph.consumers(*task.key))
+            return task.state == "finished" and any(consumer.state in PENDING for consumer in consumers)
+
+        while found := [task for task in tasks if needed(task)]:
+            for task in found:
+                self._restart_at(task, at, at, f"attempt {task.attempt + 1} follows with those that it feeds")
+        pending = [task.key for task in tasks if task.state == "restarting"]
+        due = max((self._times[key] for key in pending), default=at)
+        self._times.update(dict.fromkeys(pending, due))
 
     def _restart_at(self, task: Subtask, due: float, at: float, text: str) -> None:
         self.restarts[task.state] += 1
@@ -483,39 +529,22 @@ class Job:
         yet to finish, or starts again for this very reason."""
         found: dict[TaskKey, Subtask] = {}
         for task in here:
-            consumers = (self._tasks[key] for key in self.consumers_of(task.key))
+            consumers = (self._tasks[key] for key in self.graph.consumers(*task.key))
             if task.state == "finished" and any(consumer.state != "finished" for consumer in consumers):
                 found[task.key] = task
         fresh = [*(task.key for task in lost), *found]
         while fresh:
-            for key in self.producers_of(fresh.pop()):
+            for key in self.graph.producers(*fresh.pop()):
                 task = self._tasks[key]
                 if task.state == "finished" and not task.on_worker and key not in found:
                     found[key] = task
                     fresh.append(key)
         return list(found.values())
 
-    def producers_of(self, key: TaskKey) -> list[TaskKey]:
-        """Subtasks that write what this one reads."""
-        operator, index = key
-        return [
-            (self.graph.edges[edge].source, producer)
-            for edge in self.graph.inputs_of(operator)
-            for producer in self.graph.producers_of(edge, index)
-        ]
-
-    def consumers_of(self, key: TaskKey) -> list[TaskKey]:
-        """Subtasks that read what this one writes."""
-        operator, index = key
-        return [
-            (self.graph.edges[edge].target, consumer)
-            for edge in self.graph.outputs_of(operator)
-            for consumer in self.graph.consumers_of(edge, index)
-        ]
-
     def next_time(self) -> float | None:
         """When a pending task is due, or has waited long enough for a slot."""
-        return min(self._times.values(), default=None)
+        times = self._times.items()
+        return min((time for key, time in times if not self._regions.is_ending(key)), default=None)
 
     @property
     def waits_for_slot(self) -> bool:
@@ -523,7 +552,7 @@ class Job:
 
     def due(self, at: float) -> list[Subtask]:
         """Pending tasks that may be deployed now, if there is a slot for them."""
-        tasks = (self._tasks[key] for key in self._times)
+        tasks = (self._tasks[key] for key in self._times if not self._regions.is_ending(key))
         return [task for task in tasks if task.state != "restarting" or self._times[task.key] <= at]
 
     def is_lost(self, slot: int) -> bool:
@@ -563,6 +592,7 @@ class Job:
         task.attempt += 1
         where = "in its slot" if last is not None else f"in place of worker {task.worker}"
         task.worker, task.on_worker = worker, True
+        self._result_bytes -= len(task.result)
         task.counters, task.traffic, task.result, task.rows_made = TaskCounters(), b"", b"", 0
         del self._times[task.key]
         self._note(task, "task rescheduled", at, f"{task} to worker {worker}, {where}")
@@ -578,15 +608,6 @@ class Job:
                 found[key] = attempt
         return found
 
-    def workers_beside(self, task: Subtask) -> set[int]:
-        """Those with an attempt that exchanges rows with the task, or may be asked for some; its own too."""
-        found = {task.worker}
-        for key in (*self.producers_of(task.key), *self.consumers_of(task.key)):
-            other = self._tasks[key]
-            if other.on_worker and other.state in ("created", "running", "finished"):
-                found.add(other.worker)
-        return found
-
     # --- states ----------------------------------------------------------------------------------
 
     def _set(self, task: Subtask, state: str, at: float, text: str, *, kind: str = "") -> None:
@@ -595,6 +616,7 @@ class Job:
         self._states[state] += 1
         task.state = state
         if state in ENDED:
+            self._regions.ended(task.key)
             task.end = "died" if state == "lost" else "finished" if state == "finished" else "early"
         elif state == "created":
             task.end = ""
@@ -625,10 +647,13 @@ class Job:
         for key in self._times:
             self._set(self._tasks[key], "canceled", at, "the job ends")
         self._times.clear()
+        self._regions.give_up()
         self._advance(at)
 
     def _advance(self, at: float) -> None:
-        """Follow from the states of the tasks to that of the job."""
+        """Follow from the states of the tasks to those of regions and of the job."""
+        for keys in self._regions.take_ended():
+            self._restart_together(keys, at)
         states = self._states
         if self.state == "created" and not states["created"] and not self._times:
             self._move("running", at, "all tasks run")
@@ -660,7 +685,7 @@ class Job:
             if task.on_worker and not self.released:
                 assert task.index not in self._lost_slots and task.worker == self.placement[task.index]
             if not task.on_worker and task.state == "finished" and self.state in ("created", "running"):
-                consumers = [self._tasks[key].state for key in self.consumers_of(task.key)]
+                consumers = [self._tasks[key].state for key in self.graph.consumers(*task.key)]
                 assert not self._restarts or set(consumers) <= {"finished"}
         assert set(self._segments) == set(self.slots_held())
         self.history.validate()

@@ -16,6 +16,7 @@ from minishuffle.dataflow.graph import JobGraph, Placement
 from minishuffle.errors import InvalidGraph, ResourceExhausted, UsageError
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.wire.messages import (
+    CancelTasks,
     ControlMessage,
     DeployTasks,
     InputSpec,
@@ -34,6 +35,7 @@ __all__ = [
     "BufferNeed",
     "admit",
     "buffers_needed",
+    "cancellations",
     "check_buffers",
     "checked_graph",
     "deployments",
@@ -189,12 +191,6 @@ def checked_graph(message: SubmitJob, python: str) -> JobGraph:
     graph = JobGraph.from_bytes(message.graph)
     if not graph.vertices:
         raise InvalidGraph("the job has no operators: give it a source and a sink")
-    strategy = graph.settings.restart_strategy
-    if strategy in ("region", "full"):
-        raise UsageError(
-            f"restart_strategy {strategy!r} is not there yet: use 'individual' (what fails restarts "
-            "alone) or 'none' (the job fails)"
-        )
     return graph
 
 
@@ -391,7 +387,8 @@ def redeployments(
     """Deploy the next attempts of pending tasks, whose slots have workers: what to send to whom, in order.
 
     A worker gets one message of each kind, however many tasks restart: ReleaseJob for the last attempts that
-    it still has, DeployTasks, and TasksRestarted, which goes to whoever exchanges rows with one of the tasks.
+    it still has, DeployTasks, and TasksRestarted, which goes to whoever exchanges rows with one of the tasks
+    and goes on.
     """
     released: dict[int, list[TaskAttempt]] = {}
     for task in tasks:
@@ -416,14 +413,44 @@ def redeployments(
         job=job.id,
     ).items()
     restarted: dict[int, dict[TaskKey, PlacedAttempt]] = {}
-    for task in tasks:
+    for task, workers_beside in zip(tasks, _workers_beside(job, tasks), strict=True):
         placed = PlacedAttempt(
             operator=task.operator, index=task.index, attempt=task.attempt, worker=task.worker
         )
-        for worker in job.workers_beside(task):
+        for worker in workers_beside:
             restarted.setdefault(worker, {})[task.key] = placed
     for worker, attempts in sorted(restarted.items()):
         workers = [addresses[number] for number in sorted({each.worker for each in attempts.values()})]
         message = TasksRestarted(term=term, job=job.id, tasks=list(attempts.values()), workers=workers)
         messages.append((worker, message))
     return messages
+
+
+def _workers_beside(job: Job, tasks: Sequence[Subtask]) -> list[set[int]]:
+    """For each of these tasks, which are deployed together, its own worker and those of attempts that
+    exchange rows with it, or may be asked for some. What is deployed with it knows of it by that."""
+    together = {task.key for task in tasks}
+    others: dict[int, list[Subtask]] = {}
+    for task in job.tasks():
+        live = task.on_worker and task.state in ("created", "running", "finished")
+        if live and task.key not in together:
+            others.setdefault(task.operator, []).append(task)
+    found = []
+    for task in tasks:
+        workers = {task.worker}
+        for operator, indices in job.graph.beside(*task.key):
+            workers.update(other.worker for other in others.get(operator, ()) if other.index in indices)
+        found.append(workers)
+    return found
+
+
+def cancellations(job: Job, *, term: int) -> list[tuple[int, ControlMessage]]:
+    """Cancel what has to end before the region of a task that failed restarts: what to send to whom."""
+    named: dict[int, list[TaskAttempt]] = {}
+    for task in job.take_to_cancel():
+        attempt = TaskAttempt(operator=task.operator, index=task.index, attempt=task.attempt)
+        named.setdefault(task.worker, []).append(attempt)
+    return [
+        (worker, CancelTasks(term=term, job=job.id, attempts=attempts))
+        for worker, attempts in sorted(named.items())
+    ]

@@ -30,6 +30,7 @@ from minishuffle.coordinator.polls import LongPolls
 from minishuffle.coordinator.results import ResultRequest, Results
 from minishuffle.coordinator.scheduling import (
     admit,
+    cancellations,
     checked_graph,
     deployments,
     move_lost_slots,
@@ -551,6 +552,8 @@ class CoordinatorState:
 
         ``called`` are standby workers that have been called upon for the same loss.
         """
+        for number, message in cancellations(job, term=self._facts.term):
+            self._send_to(number, message)
         due = job.due(at)
         if not due:
             return

@@ -43,7 +43,8 @@ class JobSettings(BaseModel):
     is idle, so that elements gather while it is not; 0: after every element; -1: never; else so many seconds
     after the first element in it."""
     restart_strategy: Literal["individual", "region", "full", "none"] = "individual"
-    """What restarts when a task is lost: it alone, its region, everything; with ``none`` the job fails."""
+    """What restarts when a task fails or is lost: it alone, all that exchanges connect with it, or all of the
+    job; with ``none`` the job fails."""
     restart_failures_max: int = Field(
         limits.RESTART_FAILURES_MAX_DEFAULT, ge=1, le=limits.RESTART_FAILURES_MAX
     )
@@ -143,6 +144,24 @@ class JobGraph(BaseModel):
         if m >= n:
             return range(producer * n // m, producer * n // m + 1)
         return range(_ceil_div(producer * n, m), _ceil_div((producer + 1) * n, m))
+
+    def beside(self, vertex: int, index: int) -> list[tuple[int, range]]:
+        """The subtasks that exchange rows with that one: vertices, and indices of each."""
+        return [*self._feeding(vertex, index), *self._fed(vertex, index)]
+
+    def producers(self, vertex: int, index: int) -> list[tuple[int, int]]:
+        """Vertex and index of the subtasks that write what that one reads."""
+        return [(source, each) for source, indices in self._feeding(vertex, index) for each in indices]
+
+    def consumers(self, vertex: int, index: int) -> list[tuple[int, int]]:
+        """Vertex and index of the subtasks that read what that one writes."""
+        return [(target, each) for target, indices in self._fed(vertex, index) for each in indices]
+
+    def _feeding(self, vertex: int, index: int) -> list[tuple[int, range]]:
+        return [(self.edges[e].source, self.producers_of(e, index)) for e in self.inputs_of(vertex)]
+
+    def _fed(self, vertex: int, index: int) -> list[tuple[int, range]]:
+        return [(self.edges[e].target, self.consumers_of(e, index)) for e in self.outputs_of(vertex)]
 
     def inputs_of(self, vertex: int) -> list[int]:
         """Indices of the edges that end in ``vertex``."""

@@ -57,6 +57,7 @@ class FakeWorker:
     inbox: list[ControlMessage] = field(default_factory=list)
     tasks: dict[tuple[str, int, int], TaskSpec] = field(default_factory=dict)
     canceled: set[str] = field(default_factory=set)
+    canceled_attempts: set[tuple[str, int, int, int]] = field(default_factory=set)
     prepared: dict[str, dict[int, bytes]] = field(default_factory=dict)
 
     def receive(self, message: ControlMessage) -> None:
@@ -71,8 +72,13 @@ class FakeWorker:
                 for task in message.tasks:
                     assert task.operator in programs, "a task without its program"
                     self.tasks[message.job, task.operator, task.index] = task
-            case CancelTasks(job=job):
+            case CancelTasks(job=job, attempts=[]):
                 self.canceled.add(job)
+            case CancelTasks(job=job, attempts=attempts):
+                named = {(job, each.operator, each.index, each.attempt) for each in attempts}
+                known = {(*key, task.attempt) for key, task in self.tasks.items()}
+                assert named <= known, "an attempt is cancelled that was not deployed"
+                self.canceled_attempts |= named
             case ReleaseJob(job=job, attempts=attempts):
                 if not attempts:
                     self.prepared.pop(job, None)
@@ -82,6 +88,9 @@ class FakeWorker:
                     for key, task in self.tasks.items()
                     if key[0] != job or (named and (*key, task.attempt) not in named)
                 }
+
+    def is_canceled(self, key: tuple[str, int, int], attempt: int) -> bool:
+        return key[0] in self.canceled or (*key, attempt) in self.canceled_attempts
 
     def got(self, kind: type[ControlMessage]) -> list[Any]:
         return [message for message in self.inbox if isinstance(message, kind)]
@@ -99,6 +108,9 @@ class FakeCluster:
         """By link; one that is taken out hears and says nothing any more."""
         self.sent: list[tuple[int, ControlMessage]] = []
         """Everything that was sent to a worker, by link, whether somebody reads it or not."""
+        self.sent_by: list[int] = []
+        """The number of the decision that each of these belongs to."""
+        self.decisions = 0
         self.replies: dict[tuple[int, int], ControlMessage] = {}
         self.closed: dict[int, str] = {}
         self.journal: list[int] = []
@@ -110,10 +122,13 @@ class FakeCluster:
         self._numbers = 0
 
     def do(self, instructions: list[Instruction]) -> None:
+        self.decisions += 1
+        decision = self.decisions
         for instruction in instructions:
             match instruction:
                 case SendToWorker(_, link, message):
                     self.sent.append((link, message))
+                    self.sent_by.append(decision)
                     if link in self.workers:
                         self.workers[link].receive(message)
                         if isinstance(message, BeginWrite) and self.writes_begin:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,9 @@ from minishuffle.coordinator.failover import (
     JITTER,
     QUIET_SECONDS,
     Failures,
+    Regions,
 )
+from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.errors import ResourceExhausted
 from minishuffle.wire.messages import ErrorInfo
 
@@ -99,3 +102,75 @@ def test_delays_are_bounded_and_the_limit_holds_whenever_failures_come(
         if delay is None:
             return
         assert 0 <= delay <= DELAY_SECONDS_MAX * (1 + JITTER)
+
+
+# --- regions --------------------------------------------------------------------------------------
+
+
+def graph_of(counts: list[int], edges: list[Edge], strategy: Any) -> JobGraph:
+    vertices = [
+        Vertex(name=f"v{n}", parallelism=count, operators=["x"], is_source=True, program=b"")
+        for n, count in enumerate(counts)
+    ]
+    settings = JobSettings(restart_strategy=strategy)
+    return JobGraph(vertices=vertices, edges=edges, settings=settings)
+
+
+@st.composite
+def graphs(draw: st.DrawFn, strategy: Any) -> JobGraph:
+    counts = draw(st.lists(st.integers(1, 5), min_size=1, max_size=5))
+    edges = []
+    for target in range(1, len(counts)):
+        for source in draw(st.sets(st.integers(0, target - 1), max_size=2)):
+            kind: Any = draw(st.sampled_from(["hash", "broadcast", "rescale"]))
+            edges.append(Edge(source=source, target=target, partitioner=kind))
+    return graph_of(counts, edges, strategy)
+
+
+@given(graphs("region"))
+def test_a_region_is_what_exchanges_connect(graph: JobGraph) -> None:
+    regions = Regions(graph)
+    keys = [
+        (vertex, index) for vertex, each in enumerate(graph.vertices) for index in range(each.parallelism)
+    ]
+    for key in keys:
+        found, fresh = {key}, [key]
+        while fresh:
+            beside = [(v, i) for v, indices in graph.beside(*fresh.pop()) for i in indices]
+            fresh += list(set(beside) - found)
+            found.update(beside)
+        assert sorted(regions.of([key])) == sorted(found)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "together"),
+    [("individual", [(1, 0)]), ("none", [(1, 0)]), ("full", [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)])],
+)
+def test_a_region_is_one_subtask_or_all(strategy: str, together: list[tuple[int, int]]) -> None:
+    graph = graph_of([2, 2, 1], [Edge(source=0, target=1, partitioner="forward")], strategy)
+    assert sorted(Regions(graph).of([(1, 0)])) == together
+
+
+def test_a_region_is_ending_until_none_of_its_attempts_runs() -> None:
+    regions = Regions(graph_of([2, 2], [Edge(source=0, target=1, partitioner="forward")], "region"))
+    running = {(0, 0), (0, 1), (1, 1)}
+    assert regions.restart([(1, 0)], running.__contains__) == [(0, 0)]
+    assert regions.asked((0, 0)) and not regions.asked((1, 0)) and not regions.asked((0, 1))
+    assert regions.is_ending((1, 0)) and not regions.is_ending((1, 1))
+    assert regions.restart([(1, 0)], running.__contains__) == [], "it is cancelled once"
+    assert regions.take_ended() == []
+    regions.ended((0, 0))
+    assert regions.take_ended() == [[(0, 0), (1, 0)]]
+    assert not regions.is_ending((1, 0)) and regions.take_ended() == []
+
+
+def test_a_region_in_which_nothing_runs_has_ended_at_once() -> None:
+    regions = Regions(graph_of([1], [], "full"))
+    assert regions.restart([(0, 0)], lambda key: False) == []
+    assert regions.take_ended() == [[(0, 0)]]
+
+
+def test_the_regions_of_a_large_job_are_found_without_looking_at_every_pair() -> None:
+    edges = [Edge(source=0, target=2, partitioner="hash"), Edge(source=1, target=2, partitioner="hash")]
+    regions = Regions(graph_of([limits.PARALLELISM_MAX] * 3, edges, "region"))
+    assert len(regions.of([(0, 0)])) == 3 * limits.PARALLELISM_MAX

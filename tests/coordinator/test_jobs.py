@@ -10,7 +10,7 @@ import pytest
 
 from minishuffle.coordinator.jobs import JOB_MOVES, JOB_OVER, TASK_MOVES
 from minishuffle.dataflow.graph import JobGraph
-from minishuffle.errors import ResourceExhausted, TaskFailed, UsageError
+from minishuffle.errors import ResourceExhausted, TaskFailed
 from minishuffle.wire.messages import (
     CancelJob,
     CancelTasks,
@@ -21,7 +21,6 @@ from minishuffle.wire.messages import (
     JobInfo,
     PlacedAttempt,
     ReleaseJob,
-    SubmitJob,
     TaskAttempt,
     TasksRestarted,
 )
@@ -198,19 +197,6 @@ def test_reports_of_an_attempt_that_was_replaced_change_nothing(
         cluster.report(pair[0], COUNT1, state, attempt=2)
         cluster.report(pair[1], COUNT1, state, attempt=3)
     assert cluster.show("j1") == before
-
-
-@pytest.mark.parametrize("strategy", ["region", "full"])
-def test_strategies_that_are_not_there_yet_are_refused(
-    cluster: FakeCluster, pair: Any, restarting: MakeGraph, strategy: str
-) -> None:
-    graph = restarting(restart_strategy=strategy)
-    code, text = cluster.refusal(SubmitJob(name="x", python="3.11", graph=graph.to_bytes()))
-    assert code == UsageError.code
-    assert text == (
-        f"restart_strategy '{strategy}' is not there yet: use 'individual' (what fails restarts alone) or "
-        "'none' (the job fails)"
-    )
 
 
 def test_a_cancelled_job_restarts_nothing(cluster: FakeCluster, pair: Any, restarting: MakeGraph) -> None:

@@ -44,7 +44,9 @@ EARLY_ENDS = ["failed", "canceled", "abandoned"]
 Subtask = tuple[str, int, int]
 
 
-def three_stages(counts: tuple[int, int, int], partitioners: tuple[Any, Any]) -> JobGraph:
+def three_stages(
+    counts: tuple[int, int, int], partitioners: tuple[Any, Any], strategy: Any = "individual"
+) -> JobGraph:
     vertices = [
         Vertex(
             name=name, parallelism=count, operators=[name], is_source=name == "read", program=name.encode()
@@ -52,7 +54,7 @@ def three_stages(counts: tuple[int, int, int], partitioners: tuple[Any, Any]) ->
         for name, count in zip(("read", "join", "write"), counts, strict=True)
     ]
     edges = [Edge(source=i, target=i + 1, partitioner=each) for i, each in enumerate(partitioners)]
-    settings = JobSettings(restart_failures_max=FAILURES_MAX)
+    settings = JobSettings(restart_failures_max=FAILURES_MAX, restart_strategy=strategy)
     return JobGraph(vertices=vertices, edges=edges, settings=settings)
 
 
@@ -133,9 +135,10 @@ class Restarts(RuleBasedStateMachine):
     @rule(
         counts=st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4)),
         partitioners=st.tuples(*[st.sampled_from(["hash", "rescale", "broadcast"])] * 2),
+        strategy=st.sampled_from(["individual", "individual", "region", "full"]),
     )
-    def submit(self, counts: tuple[int, int, int], partitioners: tuple[Any, Any]) -> None:
-        graph = three_stages(counts, partitioners)
+    def submit(self, counts: tuple[int, int, int], partitioners: tuple[Any, Any], strategy: str) -> None:
+        graph = three_stages(counts, partitioners, strategy)
         reply = self.cluster.request(SubmitJob(name="s", python="3.11", graph=graph.to_bytes()))
         if isinstance(reply, Accepted):
             self.graphs[reply.job] = graph
@@ -199,24 +202,25 @@ class Restarts(RuleBasedStateMachine):
         valid = self.valid()
         new, self.read = self.cluster.sent[self.read :], len(self.cluster.sent)
         restarted: set[tuple[int, Subtask, int]] = set()
-        deployed: list[tuple[Subtask, int]] = []
-        for link, message in new:
+        decisions = self.cluster.sent_by[self.read - len(new) :]
+        deployed: list[tuple[Subtask, int, int]] = []
+        for decision, (link, message) in zip(decisions, new, strict=True):
             if isinstance(message, DeployTasks):
                 for task in message.tasks:
                     key = (message.job, task.operator, task.index)
                     self.check_order(key, task.attempt, valid)
                     self.attempts[key] = (task.attempt, link)
                     self.seen.add(task.attempt)
-                    deployed.append((key, task.attempt))
+                    deployed.append((key, task.attempt, decision))
                     assert task.attempt > 1 or link not in self.standby, "a standby worker admits no job"
                 self.standby.discard(link)
             elif isinstance(message, TasksRestarted):
                 for each in message.tasks:
                     restarted.add((link, (message.job, each.operator, each.index), each.attempt))
-        for number, (key, attempt) in enumerate(deployed):
+        for key, attempt, decision in deployed:
             if attempt > 1 and self.attempts[key][0] == attempt:
-                # Those deployed later were sent the attempts of what they read with that.
-                later = {other for other, _ in deployed[number + 1 :]}
+                # Those deployed with it or later were sent the attempts of what they read with that.
+                later = {other for other, _, at in deployed if at >= decision} - {key}
                 beside = {self.attempts[other][1] for other in self.beside(key) if other not in later}
                 missing = {link for link in beside & valid if (link, key, attempt) not in restarted}
                 assert not missing, f"workers at links {missing} know nothing of attempt {attempt} of {key}"
@@ -225,8 +229,9 @@ class Restarts(RuleBasedStateMachine):
         last, link = self.attempts.get(key, (0, 0))
         assert attempt == last + 1, f"{key} went from attempt {last} to {attempt}"
         if link in valid:
-            ended = self.accepted.get((key, last)) in EARLY_ENDS
-            assert ended, f"{key}: attempt {last} may still be accepted"
+            joint = self.graphs[key[0]].settings.restart_strategy != "individual"
+            ends = [*EARLY_ENDS, "finished"] if joint else EARLY_ENDS
+            assert self.accepted.get((key, last)) in ends, f"{key}: attempt {last} may still be accepted"
 
     def beside(self, key: Subtask) -> list[Subtask]:
         """Itself, and the live subtasks that it exchanges rows with."""
@@ -281,7 +286,7 @@ class Restarts(RuleBasedStateMachine):
         for _ in range(40):
             for worker in self.living():
                 for key, task in list(worker.tasks.items()):
-                    state = "canceled" if key[0] in worker.canceled else "finished"
+                    state = "canceled" if worker.is_canceled(key, task.attempt) else "finished"
                     self.say(worker, key, task.attempt, state)
                     self.one_attempt_at_a_time()
             self.cluster.advance(1.0)

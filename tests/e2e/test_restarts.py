@@ -63,6 +63,38 @@ def test_a_task_that_raises_once_restarts_alone_and_the_rest_arrives(
     assert kinds[:3] == ["task rescheduled", "task deployed", "task running"]
 
 
+@pytest.mark.parametrize(("strategy", "second"), [("region", [0, 1]), ("full", [0, 1, 2, 3])])
+def test_what_restarts_together_goes_on_where_its_sources_were(
+    cluster: LocalCluster, tmp_path: Path, strategy: Any, second: list[int]
+) -> None:
+    """Two parts that no exchange connects, in one job: what the books count as lost is what is missing."""
+    raised = tmp_path / "raised"
+
+    def raise_once(number: int) -> int:
+        if number == ROWS // 2 and not raised.exists():
+            raised.touch()
+            raise ValueError("just once")
+        return number
+
+    def part(start: int) -> Stream[Any]:
+        def count(at: int, rows: int) -> list[int]:
+            return numbers(start + at, rows)
+
+        return Stream.generate(count, rate=2_000, records=ROWS).rebalance()
+
+    stream = Stream.together(part(0).map(raise_once).collect(), part(ROWS).collect())
+    settings = JobSettings(restart_strategy=strategy)
+    handle = cluster.submit(stream, parallelism=2, settings=settings)
+    result = handle.wait(SECONDS_MAX, allow_loss=True)
+    info = handle.info()
+    assert set(attempts(info).values()) <= {1, 2}
+    assert sorted({task.operator for task in info.tasks if task.attempt == 2}) == second, attempts(info)
+    assert len(set(result.rows)) == len(result.rows), "no row came twice"
+    missing = 2 * ROWS - len(result.rows)
+    assert sum(info.rows_dropped.values()) == missing
+    assert info.rows_in_flight == 0
+
+
 def test_tasks_of_a_killed_worker_restart_on_another_and_the_rest_runs_on(
     cluster: LocalCluster, wait_until: Until
 ) -> None:

@@ -17,6 +17,7 @@ MANY: Final = 10_000 if os.environ.get("MINISHUFFLE_SOAK") == "1" else 150
 FAULTLESS = Scenario(bounded_share=0.9)
 ENDING = Scenario(faults=True, bounded_share=0.8)
 RECOVERING = Scenario(faults=True, bounded_share=0.6, strategy="individual")
+TOGETHER = [Scenario(faults=True, bounded_share=0.6, strategy=strategy) for strategy in ("region", "full")]
 
 
 def batches(share: float) -> list[range]:
@@ -46,6 +47,12 @@ def test_a_job_that_does_not_restart_ends_whatever_happens(batch: range) -> None
 def test_a_job_recovers_and_each_row_is_in_one_place(batch: range) -> None:
     for seed in batch:
         Run(seed, RECOVERING).play()
+
+
+@pytest.mark.parametrize("batch", batches(0.2), ids=name)
+def test_regions_recover_and_each_row_is_in_one_place(batch: range) -> None:
+    for seed in batch:
+        Run(seed, TOGETHER[seed % 2]).play()
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,11 @@ from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.dataflow.operators.base import Emit, KeyedRows, Mark, Output, Program, TaskContext, Watermark
 from minishuffle.dataflow.operators.chained import ChainedOperator
 
-__all__ = ["Audit", "Injected", "Mischief", "Plan", "make_plan"]
+__all__ = ["Audit", "Injected", "Mischief", "Plan", "Strategy", "make_plan"]
 
 Sender: TypeAlias = tuple[int, int, int]
 """Operator, index, attempt."""
+Strategy: TypeAlias = Literal["individual", "region", "full", "none"]
 Mischief: TypeAlias = Literal["raise in open", "raise", "stick"]
 """A task raises when it opens or at its next batch, or does not react for a while."""
 
@@ -238,9 +239,7 @@ class Plan:
         ]
 
 
-def make_plan(
-    random: Random, run: int, strategy: Literal["individual", "none"], bounded_share: float
-) -> Plan:
+def make_plan(random: Random, run: int, strategy: Strategy, bounded_share: float) -> Plan:
     """Draw a job: one or two sources, then one to three stages, each fed by the one before or by more.
 
     Args:

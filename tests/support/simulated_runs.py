@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import Literal
 
 from minishuffle.config import ClusterSettings
 from minishuffle.coordinator.scheduling import buffers_needed
@@ -21,7 +20,7 @@ from minishuffle.wire.messages import (
 )
 from support.simulated_books import OF_THE_CHAIN, Book
 from support.simulated_faults import Fault, draw_faults, inject
-from support.simulated_jobs import Plan, make_plan
+from support.simulated_jobs import Plan, Strategy, make_plan
 from support.simulation import Cluster, simulated
 
 __all__ = ["Run", "Scenario"]
@@ -49,7 +48,7 @@ class Scenario:
     """What runs are drawn from."""
 
     faults: bool = False
-    strategy: Literal["individual", "none"] = "none"
+    strategy: Strategy = "none"
     bounded_share: float = 1.0
     """Of the jobs, those that come to an end by themselves."""
 

@@ -1,0 +1,279 @@
+"""Tasks that restart together: the strategies ``region`` and ``full``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
+from minishuffle.errors import TaskFailed
+from minishuffle.wire.messages import (
+    CancelJob,
+    CancelTasks,
+    DeployTasks,
+    ErrorInfo,
+    GetEvents,
+    JobInfo,
+    ReleaseJob,
+    SourcePositions,
+    TaskAttempt,
+    TaskSpec,
+    TasksRestarted,
+)
+from minishuffle.wire.packed import SplitPosition, pack_positions, unpack_positions
+
+if TYPE_CHECKING:
+    from conftest import FakeCluster, FakeWorker
+
+MakeGraph = Callable[..., JobGraph]
+READ0, READ1, COUNT0, COUNT1 = ("j1", 0, 0), ("j1", 0, 1), ("j1", 1, 0), ("j1", 1, 1)
+BOOM = ErrorInfo(code=TaskFailed.code, text="count[1]: ZeroDivisionError: division by zero", traceback="here")
+TOGETHER = pytest.mark.parametrize("strategy", ["region", "full"])
+
+
+def two_jobs_in_one(strategy: Any, **settings: Any) -> JobGraph:
+    """Two parts that no exchange connects: read (0) to count (1), and pull (2) to sum (3)."""
+    names = ["read", "count", "pull", "sum"]
+    vertices = [
+        Vertex(name=name, parallelism=1, operators=[name], is_source=n % 2 == 0, program=name.encode())
+        for n, name in enumerate(names)
+    ]
+    edges = [Edge(source=0, target=1, partitioner="hash"), Edge(source=2, target=3, partitioner="hash")]
+    values = JobSettings(restart_strategy=strategy, **settings)
+    return JobGraph(vertices=vertices, edges=edges, settings=values)
+
+
+def states(info: JobInfo) -> dict[str, str]:
+    return {f"{task.name}[{task.index}]#{task.attempt}": task.state for task in info.tasks}
+
+
+def since(worker: FakeWorker, count: int) -> list[Any]:
+    """What a worker was sent after its first so many messages."""
+    return [message for message in worker.inbox[count:] if message.type != "acknowledge"]
+
+
+def named(*keys: tuple[str, int, int], attempt: int = 1) -> list[TaskAttempt]:
+    return [TaskAttempt(operator=operator, index=index, attempt=attempt) for _, operator, index in keys]
+
+
+@TOGETHER
+def test_what_is_connected_with_a_task_that_fails_is_cancelled_and_restarts_with_it(
+    cluster: FakeCluster, pair: Any, make_graph: MakeGraph, strategy: str
+) -> None:
+    first, second = pair
+    cluster.submit(make_graph(restart_strategy=strategy))
+    cluster.report_all("j1", "running")
+    before = [len(worker.inbox) for worker in pair]
+    cluster.report(second, COUNT1, "failed", error=BOOM)
+    assert since(first, before[0]) == [CancelTasks(term=7, job="j1", attempts=named(READ0, COUNT0))]
+    assert since(second, before[1]) == [CancelTasks(term=7, job="j1", attempts=named(READ1))]
+    cluster.report(first, READ0, "canceled")
+    cluster.report(second, READ1, "canceled")
+    cluster.advance(5.0)
+    assert not any(worker.got(ReleaseJob) for worker in pair), "something restarts before all has ended"
+    before = [len(worker.inbox) for worker in pair]
+    cluster.report(first, COUNT0, "canceled")
+    for worker, number, keys in ((first, 0, (READ0, COUNT0)), (second, 1, (READ1, COUNT1))):
+        release, deploy, restarted = since(worker, before[number])
+        assert sorted(release.attempts, key=lambda each: each.operator) == named(*keys)
+        assert {("j1", task.operator, task.index, task.attempt) for task in deploy.tasks} == {
+            (*key, 2) for key in keys
+        }
+        assert isinstance(restarted, TasksRestarted)
+        assert {("j1", each.operator, each.index) for each in restarted.tasks} == set(keys), (
+            "what is deployed at the same time is named with the deployment"
+        )
+    info = cluster.show("j1")
+    assert (info.state, info.causes) == ("running", [])
+    assert info.restarts == {"failed": 1, "canceled": 3}
+    assert set(states(info)) == {"read[0]#2", "read[1]#2", "count[0]#2", "count[1]#2"}
+    texts = [event.text for event in cluster.request(GetEvents(job="j1")).events]
+    assert "attempt 2 follows with those beside it" in texts
+
+
+@pytest.mark.parametrize(("strategy", "restarted"), [("region", {1: 0, 3: 1}), ("full", {1: 0, 3: 0})])
+def test_a_region_ends_where_no_exchange_leads(
+    cluster: FakeCluster, strategy: str, restarted: dict[int, int]
+) -> None:
+    worker = cluster.add()
+    cluster.submit(two_jobs_in_one(strategy))
+    cluster.report_all("j1", "running")
+    cluster.report(worker, ("j1", 1, 0), "failed", error=BOOM)
+    for key in list(worker.tasks):
+        if worker.is_canceled(key, 1):
+            cluster.report(worker, key, "canceled")
+    attempts = [task.attempt for task in cluster.show("j1").tasks]
+    assert attempts == ([2, 2, 1, 1] if strategy == "region" else [2, 2, 2, 2])
+
+
+def test_subtasks_that_forward_to_one_other_are_a_region(
+    cluster: FakeCluster, pair: Any, make_graph: MakeGraph
+) -> None:
+    cluster.submit(make_graph(2, 2, "forward", restart_strategy="region"))
+    cluster.report_all("j1", "running")
+    cluster.report(pair[1], COUNT1, "failed", error=BOOM)
+    cluster.report(pair[1], READ1, "canceled")
+    assert not pair[0].got(CancelTasks)
+    assert set(states(cluster.show("j1"))) == {"read[0]#1", "read[1]#2", "count[0]#1", "count[1]#2"}
+
+
+@TOGETHER
+def test_sources_go_on_where_they_ended(
+    cluster: FakeCluster, pair: Any, make_graph: MakeGraph, strategy: str
+) -> None:
+    """Exactly: a source that was cancelled says what it has emitted, and no lease is open."""
+    cluster.submit(make_graph(restart_strategy=strategy))
+    cluster.report_all("j1", "running")
+    reported = pack_positions([SplitPosition(split=0, position=10, lease=50)])
+    report = SourcePositions(term=7, job="j1", operator=0, index=0, attempt=1, positions=reported)
+    cluster.send(pair[0], report)
+    cluster.report(pair[1], COUNT1, "failed", error=BOOM)
+    ended = pack_positions([SplitPosition(split=0, position=37, lease=0)])
+    cluster.report(pair[0], READ0, "canceled", positions=ended)
+    cluster.report(pair[0], COUNT0, "canceled")
+    cluster.report(pair[1], READ1, "canceled")
+    again: TaskSpec = next(task for task in pair[0].got(DeployTasks)[-1].tasks if task.operator == 0)
+    assert unpack_positions(again.positions) == [SplitPosition(split=0, position=37, lease=0)]
+
+
+@TOGETHER
+def test_the_delay_of_the_task_that_failed_is_that_of_all(
+    cluster: FakeCluster, pair: Any, make_graph: MakeGraph, strategy: str
+) -> None:
+    cluster.submit(make_graph(restart_strategy=strategy))
+    for attempt in (1, 2):
+        cluster.report(pair[1], COUNT1, "failed", error=BOOM, attempt=attempt)
+        for worker, key in ((pair[0], READ0), (pair[0], COUNT0), (pair[1], READ1)):
+            cluster.report(worker, key, "canceled", attempt=attempt)
+    assert set(states(cluster.show("j1")).values()) == {"restarting"}
+    cluster.advance(0.05)
+    assert [len(worker.got(DeployTasks)) for worker in pair] == [2, 2]
+    cluster.advance(0.1)
+    assert [len(worker.got(DeployTasks)) for worker in pair] == [3, 3]
+
+
+@TOGETHER
+def test_what_has_finished_restarts_if_a_consumer_of_it_does(
+    cluster: FakeCluster, pair: Any, make_graph: MakeGraph, strategy: str
+) -> None:
+    """A sink that has finished has read all that was written for it."""
+    cluster.submit(make_graph(restart_strategy=strategy))
+    cluster.report_all("j1", "running")
+    for worker, key in ((pair[0], READ0), (pair[1], READ1), (pair[0], COUNT0)):
+        cluster.report(worker, key, "finished")
+    cluster.report(pair[1], COUNT1, "failed", error=BOOM)
+    info = cluster.show("j1")
+    assert set(states(info)) == {"read[0]#2", "read[1]#2", "count[0]#1", "count[1]#2"}
+    assert info.restarts == {"failed": 1, "finished": 2}
+    (restarted,) = pair[0].got(TasksRestarted)
+    assert {(each.operator, each.index) for each in restarted.tasks} == {(0, 0), (0, 1)}
+
+
+@TOGETHER
+def test_a_task_may_finish_before_it_is_cancelled(
+    cluster: FakeCluster, pair: Any, make_graph: MakeGraph, strategy: str
+) -> None:
+    cluster.submit(make_graph(restart_strategy=strategy))
+    cluster.report_all("j1", "running")
+    cluster.report(pair[1], COUNT1, "failed", error=BOOM)
+    cluster.report(pair[0], READ0, "finished")
+    cluster.report(pair[1], READ1, "canceled")
+    cluster.report(pair[0], COUNT0, "finished")
+    assert set(states(cluster.show("j1"))) == {"read[0]#2", "read[1]#2", "count[0]#1", "count[1]#2"}
+    for worker, key in ((pair[0], READ0), (pair[1], READ1), (pair[1], COUNT1)):
+        cluster.report(worker, key, "finished", attempt=2)
+    assert cluster.show("j1").state == "finished"
+
+
+@TOGETHER
+def test_the_tasks_of_a_lost_worker_restart_with_all_others(
+    cluster: FakeCluster, pair: Any, make_graph: MakeGraph, strategy: str
+) -> None:
+    third = cluster.add(slots=1)
+    cluster.submit(make_graph(restart_strategy=strategy))
+    cluster.report_all("j1", "running")
+    del cluster.workers[pair[1].link]
+    cluster.lose(pair[1])
+    assert pair[0].got(CancelTasks) == [CancelTasks(term=7, job="j1", attempts=named(READ0, COUNT0))]
+    assert not third.got(DeployTasks)
+    cluster.report(pair[0], COUNT0, "canceled")
+    cluster.report(pair[0], READ0, "abandoned")
+    assert {("j1", task.operator, task.index) for task in third.got(DeployTasks)[0].tasks} == {READ1, COUNT1}
+    info = cluster.show("j1")
+    assert {task.attempt for task in info.tasks} == {2}
+    assert info.restarts == {"lost": 2, "canceled": 1, "abandoned": 1}
+
+
+@TOGETHER
+def test_a_worker_that_is_lost_while_a_region_ends_has_ended(
+    cluster: FakeCluster, pair: Any, make_graph: MakeGraph, strategy: str
+) -> None:
+    cluster.add()
+    cluster.submit(make_graph(restart_strategy=strategy))
+    cluster.report_all("j1", "running")
+    cluster.report(pair[1], COUNT1, "failed", error=BOOM)
+    cluster.report(pair[1], READ1, "canceled")
+    del cluster.workers[pair[0].link]
+    cluster.lose(pair[0])
+    assert {(task.attempt, task.state) for task in cluster.show("j1").tasks} == {(2, "created")}
+
+
+@TOGETHER
+def test_tasks_that_fail_while_their_region_ends_count_their_failures(
+    cluster: FakeCluster, pair: Any, make_graph: MakeGraph, strategy: str
+) -> None:
+    cluster.submit(make_graph(restart_strategy=strategy, restart_failures_max=2))
+    cluster.report_all("j1", "running")
+    for attempt in (1, 2):
+        cluster.report(pair[1], COUNT1, "failed", error=BOOM, attempt=attempt)
+        for key in (READ0, COUNT0):
+            cluster.report(pair[0], key, "failed", error=BOOM, attempt=attempt)
+        cluster.report(pair[1], READ1, "canceled", attempt=attempt)
+        cluster.advance(1.0)
+    info = cluster.show("j1")
+    assert info.state == "failed" and "count[1] failed 2 times" in info.causes[1].text
+    assert info.restarts == {"failed": 3, "canceled": 1}
+
+
+@TOGETHER
+def test_a_slot_that_is_not_there_holds_up_no_other(
+    cluster: FakeCluster, pair: Any, make_graph: MakeGraph, strategy: str
+) -> None:
+    cluster.submit(make_graph(3, 3, restart_strategy=strategy))
+    cluster.report_all("j1", "running")
+    del cluster.workers[pair[1].link]
+    cluster.lose(pair[1])
+    for key in list(pair[0].tasks):
+        cluster.report(pair[0], key, "canceled")
+    waiting = [task for task in cluster.show("j1").tasks if task.state == "waiting for a slot"]
+    assert {(task.index, task.attempt) for task in waiting} == {(1, 1)}
+    cluster.add()
+    assert {(task.attempt, task.state) for task in cluster.show("j1").tasks} == {(2, "created")}
+
+
+@TOGETHER
+def test_a_job_that_is_cancelled_while_a_region_ends_restarts_nothing(
+    cluster: FakeCluster, pair: Any, make_graph: MakeGraph, strategy: str
+) -> None:
+    cluster.submit(make_graph(restart_strategy=strategy))
+    cluster.report_all("j1", "running")
+    cluster.report(pair[1], COUNT1, "failed", error=BOOM)
+    cluster.request(CancelJob(job="j1"))
+    for worker, key in ((pair[0], READ0), (pair[0], COUNT0), (pair[1], READ1)):
+        cluster.report(worker, key, "canceled")
+    assert cluster.show("j1").state == "canceled"
+    assert [len(worker.got(DeployTasks)) for worker in pair] == [1, 1]
+
+
+@TOGETHER
+def test_a_job_fails_if_external_clients_would_have_to_restart_too(
+    cluster: FakeCluster, pair: Any, make_graph: MakeGraph, strategy: str
+) -> None:
+    graph = make_graph(restart_strategy=strategy)
+    kept = graph.vertices[1].model_copy(update={"sink": "kept", "parallelism": 1})
+    cluster.submit(graph.model_copy(update={"vertices": [graph.vertices[0], kept]}))
+    cluster.report_all("j1", "running")
+    cluster.report(pair[1], READ1, "failed", error=BOOM)
+    assert cluster.show("j1").state == "failing"
