@@ -333,6 +333,8 @@ class JobRecoveries:
     """Attempts that took the place of another, by how that one ended."""
     rows_dropped: dict[str, int]
     """By reason."""
+    state_rows_lost: int = 0
+    """Held as state by attempts that did not finish."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -29,6 +29,8 @@ __all__ = [
 ]
 
 MIN_WIDTH = 120
+TASKS_SHOWN = 5
+"""Tasks that a line names at most."""
 """Columns of output that is not a terminal, so that a table in a file is not folded to 80."""
 
 
@@ -167,7 +169,10 @@ def show_job(job: JobInfo) -> None:
     if job.rows_in_flight:
         out.print(f"rows in flight through what died: up to {job.rows_in_flight:,}")
     if job.state_rows_lost:
-        out.print(f"rows of state lost with tasks: {job.state_rows_lost:,}")
+        losers = [task for task in job.tasks if task.state_rows_lost]
+        shown = [f"{task.name}[{task.index}] {task.state_rows_lost:,}" for task in losers[:TASKS_SHOWN]]
+        shown += ["..."] if len(losers) > TASKS_SHOWN else []
+        out.print(f"rows of state lost with tasks: {job.state_rows_lost:,} ({', '.join(shown)})")
     for number, cause in enumerate(job.causes):
         label = "first cause" if number == 0 else "then"
         out.print(f"{label}: {cause_text(cause)}")

@@ -69,6 +69,8 @@ class Totals(NamedTuple):
     counters: TaskCounters
     rows_sent: int
     rows_received: int
+    state_rows_lost: int
+    """Held as state by attempts that did not finish; counted by their last report."""
 
 
 class Losses(NamedTuple):
@@ -81,7 +83,7 @@ class Losses(NamedTuple):
     """Whether there are any at all, or an attempt that had taken rows in ended before its work was done:
     what it held of them is lost, and nobody knows how many."""
     state_rows: int = 0
-    """Held as state by attempts that did not finish; counted by their last report."""
+    """See :class:`Totals`."""
 
 
 class Books:
@@ -94,7 +96,6 @@ class Books:
         """Totals of attempts that are not kept any more."""
         self._undelivered_before = 0
         self._in_flight_before = 0
-        self._state_before = 0
         self._lossy = False
 
     def close(self, ended: AttemptRecord, current: Iterable[AttemptRecord]) -> None:
@@ -108,7 +109,6 @@ class Books:
                 self._undelivered_before += ledger.undelivered({oldest.place})
                 self._in_flight_before += ledger.in_flight({oldest.place})
             self._lossy |= self.losses(current).certain
-            self._state_before += _state_rows(oldest)
             self._before[ended.key] = _plus(self._before.get(ended.key), kept.popleft())
         kept.append(
             AttemptRecord(
@@ -157,7 +157,8 @@ class Books:
         if undelivered:
             dropped["queue_discarded"] += undelivered
         in_flight = self._in_flight_before + ledger.in_flight(places)
-        state_rows = self._state_before + sum(map(_state_rows, records))
+        state_rows = sum(map(_state_rows, records))
+        state_rows += sum(before.state_rows_lost for before in self._before.values())
         certain = self._lossy or bool(+dropped or in_flight) or any(map(ledger.held_rows, records))
         certain = certain or ledger.some_were_not_taken()
         shown = {reason: min(COUNT_MAX, count) for reason, count in sorted(dropped.items()) if count}
@@ -259,10 +260,12 @@ def _state_rows(record: AttemptRecord) -> int:
 def _plus(total: Totals | None, record: AttemptRecord) -> Totals:
     peers = unpack_traffic(record.traffic)
     sent, received = sum(peer.sent for peer in peers), sum(peer.received for peer in peers)
+    lost = min(COUNT_MAX, _state_rows(record))
     if total is None:
-        return Totals(record.counters, min(COUNT_MAX, sent), min(COUNT_MAX, received))
+        return Totals(record.counters, min(COUNT_MAX, sent), min(COUNT_MAX, received), lost)
     return Totals(
         total.counters.plus(record.counters),
         min(COUNT_MAX, total.rows_sent + sent),
         min(COUNT_MAX, total.rows_received + received),
+        min(COUNT_MAX, total.state_rows_lost + lost),
     )

@@ -121,6 +121,7 @@ class Subtask(AttemptRecord):
             rows_sent=totals.rows_sent,
             rows_received=totals.rows_received,
             result=self.result if results else b"",
+            state_rows_lost=totals.state_rows_lost,
         )
 
 

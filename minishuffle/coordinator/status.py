@@ -65,7 +65,8 @@ def coordinator_snapshot(
         jobs=dict(Counter(job.state for job in jobs)),
         tasks=dict(+tasks),
         recoveries=tuple(
-            JobRecoveries(job.id, job.name, dict(job.restarts), job.losses().dropped) for job in jobs
+            JobRecoveries(job.id, job.name, dict(job.restarts), job.losses().dropped, job.losses().state_rows)
+            for job in jobs
         ),
         connections_refused=dict(refused),
     )

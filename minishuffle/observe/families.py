@@ -113,6 +113,13 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "Records of a job that were dropped because something failed, over all attempts.",
         "coordinator",
     ),
+    MetricSpec(
+        "minishuffle_state_rows_lost_total",
+        "counter",
+        ("pipeline", "pipeline_id"),
+        "Rows that operators of a job held as state when their attempt ended and was not finished.",
+        "coordinator",
+    ),
     # --- worker -----------------------------------------------------------------------------------
     MetricSpec(
         "minishuffle_worker_slots",

@@ -50,7 +50,7 @@ _JOB_ENDS = ("finished_with_loss", "failing", "failed", "canceling", "canceled")
 _JOB_STATES = ("created", "running", "finished", *_JOB_ENDS)
 _PENDING = ("restarting", "waiting for a slot")
 _TASK_STATES = ("created", "running", "finished", "failed", "canceled", "abandoned", "lost", *_PENDING)
-_RESTART_REASONS = ("failed", "canceled", "abandoned", "lost")
+_RESTART_REASONS = ("failed", "canceled", "abandoned", "lost", "finished")
 _DROP_REASONS = ("upstream_unavailable", "queue_discarded", "partial_element", "failed_batch")
 
 
@@ -271,4 +271,5 @@ class _CoordinatorCollector:
             scrape.by_label("minishuffle_task_restarts_total", restarts, labels)
             dropped = _from_zero(_DROP_REASONS, job.rows_dropped)
             scrape.by_label("minishuffle_records_dropped_total", dropped, labels)
+            scrape.value("minishuffle_state_rows_lost_total", job.state_rows_lost, *labels)
         return scrape.families()

@@ -201,6 +201,8 @@ class TaskInfo(ControlMessage):
     rows_sent: int = 0
     rows_received: int = 0
     result: bytes = b""
+    state_rows_lost: int = 0
+    """Rows that its operators held, and that were lost with attempts that did not finish."""
 
 
 class JobEvent(ControlMessage):
@@ -594,7 +596,8 @@ class JobInfo(ControlMessage):
     """First cause first."""
     collected_batches: int = 0
     restarts: dict[str, int] = Field(default_factory=dict)
-    """Attempts that took the place of another, by how that one ended: failed, abandoned, canceled, lost."""
+    """Attempts that took the place of another, by how that one ended: failed, abandoned, canceled, lost,
+    finished."""
     rows_dropped: dict[str, int] = Field(default_factory=dict)
     """By reason, over all attempts."""
     rows_in_flight: int = 0

@@ -608,12 +608,12 @@ class Task:
         finally:
             counters.state_rows = chain.state_rows()
 
-    @staticmethod
-    def _look_at_clock(chain: Chain, now: float) -> float:
+    def _look_at_clock(self, chain: Chain, now: float) -> float:
         """Call operators whose time has come; returns when the next one's does (inf: never)."""
         due = chain.deadline()
         if due is not None and due <= now:
             chain.on_clock(now)
+            self.counters.state_rows = chain.state_rows()
             due = chain.deadline()
         return math.inf if due is None else due
 

@@ -136,6 +136,13 @@ def test_a_job_shows_its_restarts_and_what_they_cost(capsys: pytest.CaptureFixtu
     ) in capsys.readouterr().out
 
 
+def test_a_job_shows_the_state_that_was_lost_with_its_tasks(capsys: pytest.CaptureFixture[str]) -> None:
+    tasks = [TASK.model_copy(update={"index": index, "state_rows_lost": index}) for index in range(8)]
+    tables.show_job(JOB.model_copy(update={"tasks": tasks, "state_rows_lost": 28}))
+    shown = "count[1] 1, count[2] 2, count[3] 3, count[4] 4, count[5] 5, ..."
+    assert f"rows of state lost with tasks: 28 ({shown})\n" in capsys.readouterr().out
+
+
 def test_no_jobs_names_the_next_command(capsys: pytest.CaptureFixture[str]) -> None:
     tables.show_jobs([])
     assert "minishuffle submit keyby" in capsys.readouterr().out

@@ -258,6 +258,16 @@ def test_state_is_lost_with_an_attempt_that_did_not_finish(end: END, rows: int) 
     assert books(ended, current=current).losses(current).state_rows == rows
 
 
+def test_each_task_has_its_own_share_of_the_state_that_was_lost() -> None:
+    current = [record(0, 1), record(1, ATTEMPTS_KEPT + 3)]
+    made = Books(EDGES)
+    for attempt in range(1, ATTEMPTS_KEPT + 3):
+        made.close(record(1, attempt, end="early", state_rows=2), current)
+    lost = [made.totals(each).state_rows_lost for each in current]
+    assert lost == [0, 2 * (ATTEMPTS_KEPT + 2)]
+    assert sum(lost) == made.losses(current).state_rows
+
+
 def test_what_attempts_that_are_not_kept_have_lost_stays_lost() -> None:
     current = [record(0, ATTEMPTS_KEPT + 4), record(1, 1)]
     made = Books(EDGES)

@@ -117,7 +117,7 @@ def make_coordinator() -> Callable[..., CoordinatorSnapshot]:
             slots={"used": 1, "free": 3},
             jobs={"running": 1},
             tasks={"running": 2},
-            recoveries=(JobRecoveries("j1", "words", {"lost": 2}, {"queue_discarded": 7}),),
+            recoveries=(JobRecoveries("j1", "words", {"lost": 2}, {"queue_discarded": 7}, 11),),
             connections_refused={},
         )
         return replace(coordinator, **fields)

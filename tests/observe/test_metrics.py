@@ -360,3 +360,4 @@ def test_a_coordinator_counts_by_state(make_coordinator: MakeCoordinator) -> Non
     assert value("minishuffle_task_restarts_total", {**job, "reason": "failed"}) == 0
     assert value("minishuffle_records_dropped_total", {**job, "reason": "queue_discarded"}) == 7
     assert value("minishuffle_records_dropped_total", {**job, "reason": "failed_batch"}) == 0
+    assert value("minishuffle_state_rows_lost_total", job) == 11
