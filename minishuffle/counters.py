@@ -191,7 +191,7 @@ class TaskCounters:
     cpu_seconds: float = 0.0
     """Processor time of the task's thread."""
     rows_dropped: dict[str, int] = field(default_factory=dict)
-    """By reason: upstream_unavailable, queue_discarded, partial_element, failed_batch."""
+    """By reason: upstream_unavailable, suspected, queue_discarded, partial_element, failed_batch."""
 
     def plus(self, later: TaskCounters) -> TaskCounters:
         """The totals of two attempts; ``later`` is the newer one. Counts stop at ``COUNTED_MAX``."""
@@ -309,6 +309,8 @@ class WorkerSnapshot:
     connections_refused: dict[str, int]
     """By reason: secret, version, cluster, timeout, limit, malformed, closed, peer."""
     tasks: tuple[TaskSnapshot, ...]
+    suspicions: int = 0
+    """How often another worker has answered no Ping of this one."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -321,6 +323,8 @@ class WorkerEntry:
     host: str
     metrics_port: int
     heartbeat_age_seconds: float
+    suspicions: int = 0
+    """How often other workers have suspected it."""
 
 
 @dataclass(slots=True, frozen=True)

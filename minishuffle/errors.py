@@ -12,6 +12,7 @@
     |   +-- RemoteProtocolError     the peer sent something that it must not
     +-- AuthenticationError         wrong or missing secret, another cluster, another version
     +-- PeerLost                    a connection or a process went away
+    |   +-- PeerSuspected           or it may have: it answers no Ping
     +-- PartitionNotFound           the requested partition is not (or no longer) registered
     +-- ResourceExhausted           slots, buffers, disk or a limit ran out
     +-- TaskFailed                  the user's function raised, or its process died
@@ -33,6 +34,7 @@ __all__ = [
     "LocalProtocolError",
     "PartitionNotFound",
     "PeerLost",
+    "PeerSuspected",
     "ProtocolError",
     "RemoteProtocolError",
     "ResourceExhausted",
@@ -116,6 +118,12 @@ class PeerLost(ShuffleError):
 
     code = 40
     retriable = True
+
+
+class PeerSuspected(PeerLost):
+    """A worker answers no Ping on a data connection. Only the coordinator can say that it is lost."""
+
+    code = 43
 
 
 class Superseded(ShuffleError):

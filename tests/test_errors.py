@@ -38,7 +38,8 @@ def test_subclass_without_a_code_of_its_own_arrives_as_its_base() -> None:
 
 
 def test_only_what_may_pass_by_itself_is_worth_another_try() -> None:
-    assert {cls for cls in CLASSES if cls.retriable} == {errors.PeerLost, errors.PartitionNotFound}
+    passing = {errors.PeerLost, errors.PeerSuspected, errors.PartitionNotFound}
+    assert {cls for cls in CLASSES if cls.retriable} == passing
 
 
 def test_the_callers_mistakes_are_usage_errors() -> None:

@@ -66,6 +66,7 @@ from minishuffle.wire.messages import (
     JobList,
     ListJobs,
     LogLines,
+    PeerSuspicion,
     Register,
     Registered,
     ReleaseJob,
@@ -318,6 +319,8 @@ class CoordinatorState:
                 dialer = self._workers.get_alive(target)
                 if dialer is not None and dialer is not worker:
                     self._send(dialer, Dial(term=self._facts.term, peer=worker.address))
+            case PeerSuspicion():
+                self._suspected(worker, message, at)
             case Shutdown(reason=reason):
                 link = worker.link
                 why = f"it was stopped ({reason})" if reason else "it was stopped"
@@ -326,6 +329,22 @@ class CoordinatorState:
             case _:
                 why = f"it sent {message.type}, which no worker may"  # type: ignore[attr-defined]
                 self._cut_off(worker, why, now, "malformed")
+
+    def _suspected(self, by: Worker, message: PeerSuspicion, at: float) -> None:
+        """Nothing follows but a line for those who wonder where their rows are: a suspicion is no verdict."""
+        worker = self._workers.get_alive(message.worker)
+        if worker is None or worker.epoch != message.epoch:
+            self.ignored += 1
+            return
+        worker.suspicions += message.suspected
+        kind = "worker suspected" if message.suspected else "worker trusted"
+        text = (
+            f"worker {by.worker} {'gets no answer from' if message.suspected else 'is connected again to'} "
+        )
+        for job in self._jobs.active():
+            if {by.worker, worker.worker} <= job.slots_held().keys():
+                job.history.note(at, kind, f"{text}worker {worker.worker}", worker=worker.worker)
+                self._touch(job)
 
     def _is_new(self, worker: Worker, number: int) -> bool:
         """Acknowledge a report; False if it was applied before. Number 0 is of a report that is sent once."""

@@ -36,6 +36,8 @@ class Worker:
     """The highest number of a report of it that was applied."""
     slots_written_off: int = 0
     """Slots whose task was abandoned: its thread still runs there."""
+    suspicions: int = 0
+    """How often others have suspected it."""
     standby: bool = False
     """It has not taken over a slot so far."""
 
@@ -73,7 +75,8 @@ class Worker:
 
     def entry(self, now: float) -> WorkerEntry:
         age = max(0.0, now - self.heard_at)
-        return WorkerEntry(self.worker, self.state, self.about.host, self.about.metrics_port, age)
+        about = self.about
+        return WorkerEntry(self.worker, self.state, about.host, about.metrics_port, age, self.suspicions)
 
 
 class WorkerRegistry:

@@ -54,6 +54,8 @@ class ResultPartition:
         """Those with something published since the last flush; each at most once."""
         self._rows_skipped = 0
         """(Writer.) Rows that were not written because their consumer had gone."""
+        self._rows_suspected = 0
+        """(Writer.) Rows that were not written because their consumer's worker answered no Ping."""
 
     def subpartition(self, consumer: int) -> Subpartition | None:
         """The one for that consumer subtask; None if this producer does not feed it."""
@@ -68,7 +70,10 @@ class ResultPartition:
             return False
         if subpartition.open is not None:  # its segment goes home
             subpartition.finish_open(ends=True)
-        self._rows_skipped += rows
+        if subpartition.suspected:
+            self._rows_suspected += rows
+        else:
+            self._rows_skipped += rows
         self._counters.records_out += rows
         return True
 
@@ -127,7 +132,9 @@ class ResultPartition:
     def fence(self, consumer: int, attempt: int) -> None:
         """(Loop.) That attempt of the consumer takes the place of earlier ones: these read no more."""
         subpartition = self.subpartition(consumer)
-        view = subpartition.view if subpartition is not None else None
+        if subpartition is None:
+            return
+        subpartition.suspected, view = False, subpartition.view
         if view is not None and view.attempt < attempt:
             view.fail(Superseded(f"attempt {view.attempt} of consumer {consumer} was replaced by {attempt}"))
 
@@ -151,7 +158,9 @@ class ResultPartition:
     def rows_dropped(self) -> dict[str, int]:
         """Rows that no consumer gets, by reason."""
         discarded = sum(subpartition.rows_discarded for subpartition in self.subpartitions)
-        return {"upstream_unavailable": self._rows_skipped, "queue_discarded": discarded}
+        suspected = self._rows_suspected + sum(each.rows_suspected for each in self.subpartitions)
+        dropped = {"upstream_unavailable": self._rows_skipped, "queue_discarded": discarded}
+        return {**dropped, "suspected": suspected} if suspected else dropped
 
     def buffers_out(self) -> int:
         """Buffers with data that were handed to consumers."""

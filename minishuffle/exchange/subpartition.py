@@ -14,6 +14,9 @@ that is written is counted in exactly one place::
 
     written = sent (by all views) + skipped by the writer + discarded from the queue + still queued
 
+What is dropped because the consumer's worker answers no Ping is counted apart, as *suspected*, until another
+view is attached or the coordinator names the consumer's next attempt.
+
 Rows count where their element begins: if that was sent or discarded, so were they, and the rest of the
 element is left out whenever it comes.
 """
@@ -90,6 +93,8 @@ class Subpartition:
         "held",
         "notified",
         "rows_discarded",
+        "rows_suspected",
+        "suspected",
         "view",
     )
 
@@ -105,6 +110,8 @@ class Subpartition:
         self.flushing = flushing
         self.available = True
         """(Set by the loop.) False: nobody will read what is written until the next view is attached."""
+        self.suspected = False
+        """(Set by the loop.) It is unavailable since the consumer's worker answers no Ping."""
         self.held = False
         """The loop does not want to know of what is published before it looks anyhow."""
         self.dirty = False
@@ -117,6 +124,8 @@ class Subpartition:
         """The current one (loop thread); None while no consumer is attached."""
         self.rows_discarded = 0
         """(Reader.) Rows of elements that were freed before any of them was sent."""
+        self.rows_suspected = 0
+        """(Reader.) The same, while ``suspected``."""
         self.error: ShuffleError | None = None
         """(Reader.) Why the producer has failed, if it has."""
         self._drops = drops
@@ -217,6 +226,7 @@ class Subpartition:
     def lose(self, reason: CancelReason) -> None:
         """Its consumer has gone. One that has read to the end wants nothing more, whatever there may be."""
         if self._drops or reason is CancelReason.ENDED:
+            self.suspected = reason is CancelReason.SUSPECTED  # first: the writer looks at it second
             self.available = self.held = False
             self._discard_queued()
 
@@ -257,7 +267,10 @@ class Subpartition:
     def _leave_out(self, builder: BufferBuilder) -> None:
         if builder.unsent():
             rows, cut = builder.leave_out()
-            self.rows_discarded += rows
+            if self.suspected:
+                self.rows_suspected += rows
+            else:
+                self.rows_discarded += rows
             self._unfinished_rows = 0 if cut else None
 
     def flush(self) -> bool:

@@ -79,6 +79,13 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "coordinator",
     ),
     MetricSpec(
+        "minishuffle_worker_suspected_total",
+        "counter",
+        ("worker",),
+        "How often other workers have suspected each worker that is alive, as it answered no Ping.",
+        "coordinator",
+    ),
+    MetricSpec(
         "minishuffle_slots",
         "gauge",
         ("state",),
@@ -133,6 +140,13 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "counter",
         (),
         "Tasks whose thread did not stop after a cancel, so that their slot was written off.",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_suspicions_total",
+        "counter",
+        (),
+        "How often this worker has suspected another one, as it answered no Ping.",
         "worker",
     ),
     MetricSpec(

@@ -51,7 +51,7 @@ _JOB_STATES = ("created", "running", "finished", *_JOB_ENDS)
 _PENDING = ("restarting", "waiting for a slot")
 _TASK_STATES = ("created", "running", "finished", "failed", "canceled", "abandoned", "lost", *_PENDING)
 _RESTART_REASONS = ("failed", "canceled", "abandoned", "lost", "finished")
-_DROP_REASONS = ("upstream_unavailable", "queue_discarded", "partial_element", "failed_batch")
+_DROP_REASONS = ("upstream_unavailable", "suspected", "queue_discarded", "partial_element", "failed_batch")
 
 
 def worker_registry(snapshot: Callable[[], WorkerSnapshot], version: str) -> CollectorRegistry:
@@ -151,6 +151,7 @@ def _add_worker(scrape: _Scrape, snapshot: WorkerSnapshot) -> None:
     used = snapshot.slots_used
     scrape.by_label("minishuffle_worker_slots", {"used": used, "free": snapshot.slots - used})
     scrape.value("minishuffle_abandoned_tasks_total", snapshot.abandoned_tasks)
+    scrape.value("minishuffle_suspicions_total", snapshot.suspicions)
     scrape.histogram("minishuffle_event_loop_lag_seconds", snapshot.loop_lag)
     refused = _from_zero(_REFUSALS, snapshot.connections_refused)
     scrape.by_label("minishuffle_connections_refused_total", refused)
@@ -260,6 +261,7 @@ class _CoordinatorCollector:
             if worker.state == "alive":
                 age = worker.heartbeat_age_seconds
                 scrape.value("minishuffle_worker_heartbeat_age_seconds", age, str(worker.worker))
+                scrape.value("minishuffle_worker_suspected_total", worker.suspicions, str(worker.worker))
         scrape.by_label("minishuffle_slots", _from_zero(_SLOT_STATES, snapshot.slots))
         scrape.by_label("minishuffle_jobs", _from_zero(_JOB_STATES, snapshot.jobs))
         scrape.by_label("minishuffle_tasks", _from_zero(_TASK_STATES, snapshot.tasks))

@@ -20,6 +20,7 @@ from minishuffle.counters import ConnectionCounters
 from minishuffle.errors import (
     LocalProtocolError,
     PeerLost,
+    PeerSuspected,
     RemoteProtocolError,
     ResourceExhausted,
     ShuffleError,
@@ -57,11 +58,13 @@ __all__ = [
     "Connection",
     "ConnectionEvent",
     "KeepAlive",
+    "LAST_LOOK_SECONDS",
     "PartitionCancelled",
     "PartitionRequested",
     "PeerClosed",
     "PeerSilent",
     "Producers",
+    "SILENT_AFTER_INTERVALS",
 ]
 
 
@@ -109,15 +112,18 @@ ConnectionEvent: TypeAlias = PartitionRequested | PartitionCancelled | PeerClose
 # Ping into silence, and report when even that stays unanswered.
 
 
-SILENT_AFTER_INTERVALS: Final = 3
+SILENT_AFTER_INTERVALS: Final = 4
+LAST_LOOK_SECONDS: Final = 0.01
+"""Long enough for an event loop to look at its sockets: uvloop calls timers before them, and counts in ms."""
 
 
 class KeepAlive:
     """Any byte heard is a sign of life, not only a Pong.
 
     Silence is counted in intervals that this process was there to listen to: a timer that comes late by
-    more than an interval says that it did not run (it was stopped, or its machine slept), and that there
-    may be an answer in the socket that nobody has read yet.
+    more than an interval says that it did not run (it was stopped, its machine slept, or its threads kept the
+    interpreter), and that there may be an answer in the socket that nobody has read yet. For the same reason
+    nobody is called silent before the sockets were looked at once more.
 
     Args:
         interval: seconds of silence before a Ping; three of them after it, and the peer is called silent.
@@ -146,12 +152,13 @@ class KeepAlive:
         late = now - self._due
         if late < 0:
             return None
-        self._due = now + self._interval
         if self._silent_intervals and late <= self._interval:
             self._silent_intervals += 1
-            return (
-                PeerSilent(now - self._heard_at) if self._silent_intervals > SILENT_AFTER_INTERVALS else None
-            )
+            last = self._silent_intervals == SILENT_AFTER_INTERVALS
+            self._due = now + (LAST_LOOK_SECONDS if last else self._interval)
+            silent = self._silent_intervals > SILENT_AFTER_INTERVALS
+            return PeerSilent(now - self._heard_at) if silent else None
+        self._due = now + self._interval
         self._silent_intervals = max(1, self._silent_intervals)
         self._token += 1
         return Ping(self._token)
@@ -308,10 +315,10 @@ class Producers:
             payload_bytes = sum([piece.size for piece in pieces])
         counters.bytes_out += BUFFER_HEADER_BYTES * len(pieces) + payload_bytes
 
-    def lost(self) -> None:
+    def lost(self, reason: CancelReason) -> None:
         """The connection is gone."""
         for producer in self.channels.values():
-            producer.close(CancelReason.FAILED)
+            producer.close(reason)
         self.channels.clear()
         self._requested.clear()
         self.ready.clear()
@@ -618,7 +625,8 @@ class Connection:
         self._closed = True
         self._decoder.discard_payload()
         self._arriving = None
-        self._producers.lost()
+        suspected = isinstance(error, PeerSuspected)
+        self._producers.lost(CancelReason.SUSPECTED if suspected else CancelReason.FAILED)
         reason = error or PeerLost("the peer closed the connection")
         consumers = list(self._consumers.values())
         self._consumers.clear()

@@ -28,9 +28,15 @@ from minishuffle.errors import (
 )
 from minishuffle.ids import Address
 from minishuffle.protocol.channel import Outgoing
-from minishuffle.protocol.connection import Connection, ConnectionEvent, PeerClosed
+from minishuffle.protocol.connection import (
+    SILENT_AFTER_INTERVALS,
+    Connection,
+    ConnectionEvent,
+    PeerClosed,
+)
 from minishuffle.transport.addresses import cannot_listen, host_port, unreachable
 from minishuffle.transport.admission import UnprovenConnections
+from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Handshake, HandshakeRefused, Identity
 
 __all__ = ["DataEndpoint", "DataLink", "EndpointHandler"]
@@ -211,10 +217,11 @@ class DataLink(asyncio.BufferedProtocol):
             self._send_handshake(refusal.final_frame)
             self._refuse(refusal.reason, str(refusal), refusal.with_traceback(None))
             return
-        if self._handshake.peer is None:
+        peer = self._handshake.peer
+        if peer is None:
             return
         self._cancel_timer()
-        self._connection = self._endpoint.new_connection(dialer=self._dialer)
+        self._connection = self._endpoint.new_connection(peer, dialer=self._dialer)
         self.established = True
         leftover = self._handshake.leftover()
         self._endpoint.settled(self)
@@ -326,6 +333,8 @@ class DataEndpoint:
         secret: the cluster's.
         counters: shared by all connections.
         ping_interval: seconds of silence before a Ping.
+        suspect_after: seconds of silence after which a worker is reported; three quarters of it are for the
+            answer to a Ping. Everybody else has four intervals.
     """
 
     def __init__(
@@ -336,6 +345,7 @@ class DataEndpoint:
         counters: ConnectionCounters,
         ping_interval: float,
         *,
+        suspect_after: float | None = None,
         handshake_seconds: float = limits.HANDSHAKE_SECONDS_MAX,
     ) -> None:
         self.handler = handler
@@ -345,6 +355,7 @@ class DataEndpoint:
         self.links: set[DataLink] = set()
         self._secret = secret
         self._ping_interval = ping_interval
+        self._suspect_after = suspect_after
         self.scratch = memoryview(bytearray(limits.RECEIVE_BUFFER_BYTES))
         """What one read takes, of whichever connection the loop reads: it is decoded before the next read."""
         self.unproven = UnprovenConnections[DataLink](limits.UNAUTHENTICATED_CONNECTIONS_MAX)
@@ -409,9 +420,11 @@ class DataEndpoint:
         )
         return DataLink(self, handshake, dialer=dialer)
 
-    def new_connection(self, *, dialer: bool) -> Connection:
-        now = asyncio.get_running_loop().time()
-        return Connection(dialer=dialer, counters=self.counters, ping_interval=self._ping_interval, now=now)
+    def new_connection(self, peer: Identity, *, dialer: bool) -> Connection:
+        interval, now = self._ping_interval, asyncio.get_running_loop().time()
+        if peer.role == Role.WORKER and self._suspect_after is not None:
+            interval = self._suspect_after / SILENT_AFTER_INTERVALS
+        return Connection(dialer=dialer, counters=self.counters, ping_interval=interval, now=now)
 
     def opened(self, link: DataLink, *, dialer: bool) -> None:
         """A socket is connected."""

@@ -216,6 +216,8 @@ class CancelReason(IntEnum):
     """The consuming task, or the channel, failed."""
     MOVED = 3
     """The channel was attached elsewhere."""
+    SUSPECTED = 4
+    """Its worker answers no Ping. A producer's worker says that to itself."""
 
 
 class BufferFlags(IntFlag):

@@ -348,6 +348,16 @@ class AskDial(ControlMessage):
     target: WorkerNumber
 
 
+class PeerSuspicion(ControlMessage):
+    """The sender suspects ``worker``, which answers no Ping, or is connected to it again."""
+
+    type: Literal["peer_suspicion"] = "peer_suspicion"
+    term: int
+    worker: WorkerNumber
+    epoch: int
+    suspected: bool
+
+
 # --- coordinator -> worker ------------------------------------------------------------------------
 
 

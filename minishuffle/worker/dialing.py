@@ -36,6 +36,8 @@ class _Peer:
     """There is a link to the process of that epoch."""
     lost: bool = False
     """The coordinator has declared the process of that epoch lost."""
+    suspected: bool = False
+    """It has answered no Ping, and there has been no link to it since."""
     dialing: bool = False
     """A dial of this process is under way; another's link would take the place of this one's."""
     try_at: float | None = None
@@ -84,7 +86,7 @@ class Dialing:
         if peer is None or peer.lost or peer.address.epoch > epoch:
             return False
         self._stop(worker)
-        peer.lost = True
+        peer.lost, peer.suspected = True, False
         return True
 
     def is_lost(self, worker: int) -> bool:
@@ -107,6 +109,14 @@ class Dialing:
 
     def link_down(self, worker: int) -> None:
         self._peers[worker].up = False
+
+    def suspect(self, worker: int, suspected: bool) -> bool:
+        """A link ends because the peer answers no Ping, or there is one again; False if that is not new."""
+        peer = self._peers[worker]
+        if peer.suspected == suspected or peer.lost:
+            return False
+        peer.suspected = suspected
+        return True
 
     def want(self, worker: int, now: float) -> bool:
         """A link is wanted to a peer that has none; True: dial it, or have it asked to dial, at once."""
@@ -177,4 +187,5 @@ class Dialing:
             assert peer.try_at is None or (peer.give_up_at is not None and not peer.dialing)
             assert not ((peer.up or peer.lost) and worker in self._trying)
             assert not (peer.up and peer.dialing)
+            assert not (peer.suspected and (peer.up or peer.lost))
         assert set(self._trying) <= set(self._peers)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from minishuffle import limits
-from minishuffle.errors import PeerLost, RemoteProtocolError, ShuffleError
+from minishuffle.errors import PeerLost, PeerSuspected, RemoteProtocolError, ShuffleError
 from minishuffle.exchange.channels import InputChannel
 from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.subpartition import PipelinedView, serve
@@ -178,7 +178,18 @@ class PeerLinks:
             elif isinstance(event, PartitionCancelled):
                 self._cancelled(link, event.channel)
             elif isinstance(event, PeerSilent):
-                link.abort(PeerLost(f"{link.peer} was silent for {event.seconds:.1f} s"))
+                self._silent(link, event.seconds)
+
+    def _silent(self, link: DataLink, seconds: float) -> None:
+        """What a worker that is stopped or cut off holds of this one's segments comes home."""
+        if link.peer.role == Role.WORKER:
+            error: PeerLost = PeerSuspected(
+                f"worker {link.peer.worker} has answered no Ping for {seconds:.2f} s"
+            )
+            _log.warning("%s: it is suspected", error)
+        else:
+            error = PeerLost(f"{link.peer} was silent for {seconds:.1f} s")
+        link.abort(error)
 
     def _requested(self, link: DataLink, request: PartitionRequest) -> None:
         worker = link.peer.worker

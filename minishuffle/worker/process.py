@@ -116,7 +116,12 @@ class Worker:
         self._peers = PeerLinks(self._carry_out, self._loop.time, self._loop.call_at)
         self.refusals = self._peers.refusals.counts
         self.endpoint = DataEndpoint(
-            self._peers, Identity(Role.WORKER, cluster, 0, 0), secret, self.remote, settings.ping_interval
+            self._peers,
+            Identity(Role.WORKER, cluster, 0, 0),
+            secret,
+            self.remote,
+            settings.ping_interval,
+            suspect_after=settings.suspect_after,
         )
         self._dials: set[asyncio.Task[None]] = set()
         self._timers = Timers(self._loop, self.loop_lag)
@@ -454,6 +459,7 @@ class Worker:
             refused=self.refusals,
             loop_lag=self.loop_lag,
             abandoned=self._machine.abandoned if self._machine is not None else 0,
+            suspicions=self._machine.suspicions if self._machine is not None else 0,
         )
 
 

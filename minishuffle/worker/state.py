@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from minishuffle.config import ClusterSettings
 from minishuffle.counters import TaskCounters
-from minishuffle.errors import PeerLost, ShuffleError, Superseded, TaskFailed
+from minishuffle.errors import PeerLost, PeerSuspected, ShuffleError, Superseded, TaskFailed
 from minishuffle.exchange.channels import ChannelEvent
 from minishuffle.ids import AttemptId, OperatorId, SubtaskId
 from minishuffle.wire.clients import (
@@ -33,6 +33,7 @@ from minishuffle.wire.messages import (
     DeployTasks,
     Dial,
     ErrorInfo,
+    PeerSuspicion,
     PrepareJob,
     ReleaseJob,
     Shutdown,
@@ -113,6 +114,8 @@ class WorkerState:
         self.epoch = epoch
         self.term = term
         self.abandoned = 0
+        self.suspicions = 0
+        """How often a peer has answered no Ping."""
         self.inputs = InputRegistry()
         self._settings = settings
         self._progress = progress
@@ -492,15 +495,26 @@ class WorkerState:
     def peer_up(self, worker: int, now: float) -> list[Instruction]:
         """A link to that worker, of the epoch that the coordinator announced, replaces any before."""
         instructions = self._link_gone(worker, PeerLost(f"worker {worker} connected anew"), now)
+        instructions += self._suspect(worker, False)
         self._peers.link_up(worker)
         for channel in self.inputs.wanting(worker):
             instructions += self._request(channel, self.inputs[channel], now)
         return instructions
 
     def peer_down(self, worker: int, error: ShuffleError, now: float) -> list[Instruction]:
-        """The link of that worker that was up last is gone."""
+        """The link of that worker that was up last is gone. Until the coordinator's verdict the channels of a
+        peer that is suspected are repaired like any others."""
         self._peers.link_down(worker)
-        return self._link_gone(worker, error, now)
+        suspicion = self._suspect(worker, True) if isinstance(error, PeerSuspected) else []
+        return suspicion + self._link_gone(worker, error, now)
+
+    def _suspect(self, worker: int, suspected: bool) -> list[Instruction]:
+        """Tell the coordinator what is new."""
+        if not self._peers.suspect(worker, suspected):
+            return []
+        self.suspicions += suspected
+        epoch = self._peers.announced(worker)
+        return [Send(PeerSuspicion(term=self.term, worker=worker, epoch=epoch, suspected=suspected))]
 
     def _link_gone(self, worker: int, error: ShuffleError, now: float) -> list[Instruction]:
         """What was asked over the link, either way, names channels that no other link knows."""

@@ -614,6 +614,7 @@ def worker_snapshot(
     refused: dict[str, int],
     loop_lag: Histogram,
     abandoned: int,
+    suspicions: int,
 ) -> WorkerSnapshot:
     """For ``/metrics``; there is no deployment before the worker is registered."""
     tasks = deployment.snapshots() if deployment is not None else ()
@@ -636,6 +637,7 @@ def worker_snapshot(
         abandoned_tasks=abandoned,
         connections_refused=refused,
         tasks=tasks,
+        suspicions=suspicions,
     )
 
 

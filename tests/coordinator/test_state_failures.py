@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import PeerLost, ResourceExhausted, TaskCancelled, TaskFailed
-from minishuffle.wire.messages import CancelTasks, DeployTasks, JobInfo, ReleaseJob, Shutdown
+from minishuffle.wire.messages import (
+    CancelTasks,
+    DeployTasks,
+    GetEvents,
+    JobInfo,
+    PeerSuspicion,
+    ReleaseJob,
+    Shutdown,
+)
 
 if TYPE_CHECKING:
     from conftest import FakeCluster
@@ -152,3 +160,31 @@ def test_a_deployment_that_cannot_be_sent_fails_the_job(
     info = cluster.show("j1")
     assert (info.state, causes(info)) == ("failed", ["deployment on worker 1: too large"])
     assert cluster.free_slots() == [2, 2]
+
+
+def test_a_suspicion_is_an_event_of_the_jobs_that_both_workers_run_and_changes_nothing_else(
+    cluster: FakeCluster, pair: Any, make_graph: MakeGraph
+) -> None:
+    third = cluster.add(slots=2)
+    cluster.submit(make_graph())
+    cluster.report_all("j1", "running")
+    before = cluster.show("j1")
+
+    def say(worker: Any, about: Any, suspected: bool, epoch: int = 0) -> None:
+        epoch = epoch or about.epoch
+        cluster.send(worker, PeerSuspicion(term=7, worker=about.worker, epoch=epoch, suspected=suspected))
+
+    say(pair[0], pair[1], True)
+    say(third, pair[1], True)
+    say(pair[0], pair[1], False)
+    ignored = cluster.state.ignored
+    say(pair[0], pair[1], True, epoch=pair[1].epoch + 1)
+    assert cluster.state.ignored == ignored + 1
+    events = cluster.request(GetEvents(job="j1")).events
+    assert [(event.kind, event.text, event.worker) for event in events[-2:]] == [
+        ("worker suspected", "worker 1 gets no answer from worker 2", 2),
+        ("worker trusted", "worker 1 is connected again to worker 2", 2),
+    ]
+    assert cluster.show("j1") == before
+    snapshot = cluster.state.snapshot(cluster.now, {})
+    assert [(entry.worker, entry.suspicions) for entry in snapshot.workers] == [(1, 0), (2, 2), (3, 0)]

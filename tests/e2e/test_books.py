@@ -51,7 +51,7 @@ from minishuffle.wire.messages import (
 CLUSTER = "books"
 HOST = "127.0.0.1"
 SECONDS_MAX = 40.0
-SETTINGS = ClusterSettings(segment_bytes=4096, ping_interval=1.0)
+SETTINGS = ClusterSettings(segment_bytes=4096, suspect_after=4.0)
 
 pytestmark = pytest.mark.timeout(120)
 

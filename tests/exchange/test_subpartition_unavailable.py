@@ -24,6 +24,7 @@ from support.interleave import Stepped, nested
 
 CAPACITY = 16
 ENDED, FAILED, MOVED = CancelReason.ENDED, CancelReason.FAILED, CancelReason.MOVED
+SUSPECTED = CancelReason.SUSPECTED
 
 
 class Producer:
@@ -92,8 +93,13 @@ class Producer:
     def dropped(self) -> tuple[int, int]:
         """Rows discarded from the queue, and rows that the writer has skipped."""
         dropped = self.partition.rows_dropped()
-        assert set(dropped) == {"queue_discarded", "upstream_unavailable"}
+        assert set(dropped) - {"suspected"} == {"queue_discarded", "upstream_unavailable"}
         return dropped["queue_discarded"], dropped["upstream_unavailable"]
+
+    @property
+    def suspected(self) -> int:
+        """Rows dropped under suspicion, from the queue or by the writer."""
+        return self.partition.rows_dropped().get("suspected", 0)
 
     @property
     def queued(self) -> int:
@@ -115,7 +121,7 @@ class Producer:
         return sum(view.rows_skipped for views in self.views for view in views)
 
     def check_books(self, written: int) -> None:
-        assert written == self.sent + sum(self.dropped) + self.queued
+        assert written == self.sent + sum(self.dropped) + self.suspected + self.queued
 
     def check_all_home(self) -> None:
         self.partition.discard(False)
@@ -192,6 +198,33 @@ def test_the_writer_skips_an_unavailable_consumer_and_gives_its_open_segment_bac
     producer.attend()
     assert (producer.dropped, producer.pool.in_use) == ((7, 13), 2)
     producer.check_books(23)
+
+
+def test_what_is_dropped_for_a_suspected_consumer_is_counted_apart_until_it_is_back() -> None:
+    producer = Producer()
+    view = producer.attach()
+    producer.write(1, 20, rows=2)
+    view.release(SUSPECTED)
+    producer.write(2, 20, rows=3)
+    producer.attend()
+    assert (producer.suspected, producer.dropped, producer.pool.in_use) == (5, (0, 0), 0)
+    second = producer.attach()
+    producer.write(3, 16, rows=7)
+    assert read(second) == [bytes([3]) * 16]
+    second.release(FAILED)
+    producer.write(4, 16, rows=11)
+    assert (producer.suspected, producer.dropped) == (5, (0, 11))
+    producer.check_books(23)
+
+
+def test_a_consumer_whose_next_attempt_is_named_is_not_merely_suspected() -> None:
+    producer = Producer()
+    producer.attach().release(SUSPECTED)
+    producer.write(1, 20, rows=2)
+    producer.partition.fence(0, 2)
+    producer.write(2, 20, rows=3)
+    assert (producer.suspected, producer.dropped) == (2, (0, 3))
+    producer.check_books(5)
 
 
 def test_a_consumer_that_was_never_there_is_waited_for() -> None:
@@ -295,7 +328,7 @@ def test_a_slice_that_the_transport_holds_keeps_its_segment_until_it_is_let_go()
 # --- wait -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reason", [FAILED, MOVED])
+@pytest.mark.parametrize("reason", [FAILED, MOVED, SUSPECTED])
 def test_with_wait_everything_stays_for_the_next_consumer(reason: CancelReason) -> None:
     producer = Producer(drops=False)
     producer.attach().release(reason)
@@ -614,7 +647,7 @@ class TheBooksBalance(RuleBasedStateMachine):
         self.times[position].append([])
         self.ends[position].append(0)
 
-    @rule(position=st.integers(0, 1), reason=st.sampled_from([FAILED, MOVED, ENDED, None]))
+    @rule(position=st.integers(0, 1), reason=st.sampled_from([FAILED, SUSPECTED, MOVED, ENDED, None]))
     def lose(self, position: int, reason: CancelReason | None) -> None:
         """None: a newer attempt of the consumer is named."""
         view = self.subpartitions[position].view
@@ -673,7 +706,7 @@ class TheBooksBalance(RuleBasedStateMachine):
     @invariant()
     def every_row_is_in_one_place(self) -> None:
         producer = self.producer
-        found = producer.sent + sum(producer.dropped) + producer.queued
+        found = producer.sent + sum(producer.dropped) + producer.suspected + producer.queued
         assert self.written <= found <= self.written + self.writing
         if self.call is None:
             assert found == self.written

@@ -341,7 +341,7 @@ def test_a_coordinator_counts_by_state(make_coordinator: MakeCoordinator) -> Non
     workers = (
         WorkerEntry(1, "alive", "127.0.0.1", 9000, 0.25),
         WorkerEntry(2, "lost", "127.0.0.1", 9001, 30.0),
-        WorkerEntry(3, "alive", "127.0.0.1", 9002, 0.5),
+        WorkerEntry(3, "alive", "127.0.0.1", 9002, 0.5, suspicions=2),
     )
     snapshot = make_coordinator(workers=workers, connections_refused={"secret": 4})
     value = coordinator_registry(lambda: snapshot, "1.2.3").get_sample_value
@@ -350,6 +350,7 @@ def test_a_coordinator_counts_by_state(make_coordinator: MakeCoordinator) -> Non
         assert value("minishuffle_workers", {"state": state}) == count
     assert value("minishuffle_worker_heartbeat_age_seconds", {"worker": "3"}) == 0.5
     assert value("minishuffle_worker_heartbeat_age_seconds", {"worker": "2"}) is None
+    assert value("minishuffle_worker_suspected_total", {"worker": "3"}) == 2
     assert value("minishuffle_slots", {"state": "free"}) == 3
     assert value("minishuffle_jobs", {"state": "running"}) == 1
     assert value("minishuffle_jobs", {"state": "failed"}) == 0

@@ -18,12 +18,14 @@ from minishuffle.errors import (
     LocalProtocolError,
     PartitionNotFound,
     PeerLost,
+    PeerSuspected,
     RemoteProtocolError,
     TaskFailed,
 )
 from minishuffle.exchange.buffers import Flush
 from minishuffle.exchange.subpartition import PipelinedView, Subpartition
 from minishuffle.protocol.connection import (
+    LAST_LOOK_SECONDS,
     Connection,
     PartitionCancelled,
     PartitionRequested,
@@ -624,7 +626,41 @@ def test_silence_is_answered_with_a_ping_and_then_reported() -> None:
     run_timers(ours, 125.2)
     (event,) = ours.events()
     assert isinstance(event, PeerSilent)
-    assert event.seconds == pytest.approx(20.0)
+    assert event.seconds == pytest.approx(20.0 + LAST_LOOK_SECONDS)
+
+
+def test_the_sockets_are_looked_at_once_more_before_a_peer_is_called_silent() -> None:
+    """What has come while this process was held up has not been read when the timer comes."""
+    ours = alone()
+    run_timers(ours, 119.0)
+    ours.handle_timer(124.0)  # late, but by less than an interval
+    assert ours.events() == []
+    ours.receive(encode_frame(Pong(1)), 124.0)
+    run_timers(ours, 139.0)
+    assert ours.events() == []
+    assert ours.next_deadline() == pytest.approx(144.0)
+
+
+def test_a_process_that_was_stopped_at_its_last_look_waits_for_another_answer() -> None:
+    ours = alone()
+    run_timers(ours, 120.0)
+    assert ours.data_to_send(1)[0] == [encode_frame(Ping(1))]
+    ours.handle_timer(200.0)
+    assert ours.events() == []
+    assert ours.data_to_send(1)[0] == [encode_frame(Ping(2))]
+    run_timers(ours, 206.0)
+    (event,) = ours.events()
+    assert isinstance(event, PeerSilent)
+
+
+@pytest.mark.parametrize("error", [PeerSuspected("worker 2 has answered no Ping"), PeerLost("it broke")])
+def test_the_producers_know_whether_a_link_ended_under_suspicion(error: PeerLost) -> None:
+    ours, subpartition = alone(), Subpartition(0, lambda subpartition: None, drops=True)
+    ours.receive(encode_frame(PartitionRequest(1, "j1", 0, 0, 0, 1, 1, 1, 2)), 100.0)
+    ours.attach(1, subpartition.attach(1, lambda: None))
+    ours.lost(error)
+    assert not subpartition.available
+    assert subpartition.suspected == isinstance(error, PeerSuspected)
 
 
 def test_of_pongs_that_nobody_reads_the_newest_is_kept() -> None:

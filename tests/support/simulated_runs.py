@@ -78,7 +78,7 @@ class Run:
             segment_bytes=SEGMENT_BYTES,
             heartbeat_interval=0.2,
             heartbeat_timeout=1.5,
-            ping_interval=0.5,
+            suspect_after=0.4,
             task_cancel_timeout=1.0,
             partition_request_timeout=2.0,
             reconnect_timeout=2.0,

@@ -134,7 +134,10 @@ class Site:
         return Address(HOST, self.port)
 
     async def listen(
-        self, handshake_seconds: float = SECONDS_MAX, ping_interval: float = 60.0
+        self,
+        handshake_seconds: float = SECONDS_MAX,
+        ping_interval: float = 60.0,
+        suspect_after: float | None = None,
     ) -> DataEndpoint:
         endpoint = self.endpoint(
             worker_identity(2),
@@ -142,6 +145,7 @@ class Site:
             self.counters,
             handshake_seconds,
             ping_interval=ping_interval,
+            suspect_after=suspect_after,
         )
         self.port = await endpoint.listen(HOST)
         return endpoint
@@ -154,10 +158,17 @@ class Site:
         handshake_seconds: float = SECONDS_MAX,
         secret: bytes = SECRET,
         ping_interval: float = 60.0,
+        suspect_after: float | None = None,
     ) -> DataEndpoint:
         counters = counters or ConnectionCounters()
         endpoint = DataEndpoint(
-            handler, identity, secret, counters, ping_interval, handshake_seconds=handshake_seconds
+            handler,
+            identity,
+            secret,
+            counters,
+            ping_interval,
+            suspect_after=suspect_after,
+            handshake_seconds=handshake_seconds,
         )
         self.endpoints.append(endpoint)
         return endpoint

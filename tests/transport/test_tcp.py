@@ -206,6 +206,19 @@ def test_a_peer_that_answers_its_pings_is_not_reported(run_site: RunSite) -> Non
     run_site(scenario, ping_interval=0.05)
 
 
+def test_only_a_worker_is_reported_after_so_short_a_silence(run_site: RunSite) -> None:
+    async def scenario(site: Site) -> None:
+        program, peer = await site.peer(), await site.peer()
+        await program.prove(Identity(Role.CLIENT, "test", 1, 1))
+        await peer.prove(worker(7))
+        await site.until(lambda: site.handler.events)
+        (event,) = site.handler.events
+        assert isinstance(event, PeerSilent) and event.seconds >= 0.2
+        assert site.counters.frames_out["ping"] == 1
+
+    run_site(scenario, ping_interval=60.0, suspect_after=0.2)
+
+
 # --- limits and ends ------------------------------------------------------------------------------------
 
 

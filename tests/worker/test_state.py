@@ -6,7 +6,7 @@ import pytest
 
 from minishuffle.config import ClusterSettings
 from minishuffle.counters import TaskCounters
-from minishuffle.errors import PartitionNotFound, PeerLost, ShuffleError, Superseded
+from minishuffle.errors import PartitionNotFound, PeerLost, PeerSuspected, ShuffleError, Superseded
 from minishuffle.exchange.channels import ChannelEvent
 from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.handshake import REASONS, HandshakeRefused
@@ -19,6 +19,7 @@ from minishuffle.wire.messages import (
     ErrorInfo,
     InputSpec,
     OutputSpec,
+    PeerSuspicion,
     PlacedAttempt,
     PrepareJob,
     ReleaseJob,
@@ -121,8 +122,8 @@ class Machine:
     def up(self, worker: int, now: float = 0.0) -> list[Instruction]:
         return self._checked(self.state.peer_up(worker, now))
 
-    def down(self, worker: int, now: float = 0.0) -> list[Instruction]:
-        error = PeerLost(f"the link to worker {worker} broke")
+    def down(self, worker: int, now: float = 0.0, error: PeerLost | None = None) -> list[Instruction]:
+        error = error or PeerLost(f"the link to worker {worker} broke")
         return self._checked(self.state.peer_down(worker, error, now))
 
     def asked(self, link: int, request: PartitionRequest, now: float = 0.0) -> list[Instruction]:
@@ -779,3 +780,36 @@ def test_a_link_that_replaces_another_fails_the_channels_of_that_one_first() -> 
     assert failures(told) == [(REMOTE, 1, "worker 3 connected anew")] and len(told) == 1
     machine.happens(REMOTE, ChannelEvent.DRAIN, 1.0)
     assert requests(machine.tick(1.1)) == [(3, 1, 2)]
+
+
+# --- suspicion ------------------------------------------------------------------------------------------
+
+
+def suspicion(worker: int, suspected: bool, epoch: int = 1) -> Send:
+    return Send(PeerSuspicion(term=1, worker=worker, epoch=epoch, suspected=suspected))
+
+
+def test_a_suspected_peer_is_reported_and_its_channels_are_repaired_without_a_new_attempt() -> None:
+    machine = reading()
+    silent = machine.down(3, 1.0, PeerSuspected("worker 3 has answered no Ping for 0.5 s"))
+    assert silent[0] == suspicion(3, True)
+    assert failures(silent[1:]) == [(REMOTE, 1, "worker 3 has answered no Ping for 0.5 s")]
+    assert machine.state.suspicions == 1
+    machine.happens(REMOTE, ChannelEvent.DRAIN, 1.0)
+    assert machine.tick(1.1) == [DialPeer(address(3))]
+    error = PeerLost("worker 3 cannot be reached")
+    assert machine.dial_failed(3, error, 6.1) == [], "it is tried again"
+    assert DialPeer(address(3)) in machine.tick(6.2)
+    back = machine.up(3, 7.0)
+    assert back[0] == suspicion(3, False)
+    assert requests(back[1:]) == [(3, 1, 2)]
+    assert machine.down(3, 8.0)[0] != suspicion(3, True), "that link only broke"
+
+
+def test_the_verdict_ends_a_suspicion() -> None:
+    machine = reading()
+    machine.down(3, 1.0, PeerSuspected("worker 3 has answered no Ping for 0.5 s"))
+    machine.tell(WorkerLost(term=1, worker=3, epoch=1), 3.0)
+    assert machine.tick(60.0) == []
+    machine.tell(restarted((0, 1, 2, 3), epoch=2), 61.0)
+    assert suspicion(3, False, epoch=2) not in machine.up(3, 61.0)
