@@ -46,13 +46,24 @@ RECOVERY_SECONDS_MAX: Final = 60.0
 POLL_SECONDS: Final = 0.02
 LOOK_EVERY: Final = 16
 """Records between two looks of a keyed subtask whether it is to fail."""
-PHASES: Final = ("detected", "rescheduled", "deployed", "running", "first record")
+PHASES: Final = (
+    "detected",
+    "rescheduled",
+    "deployed",
+    "running",
+    "reattached",
+    "first batch",
+    "first record",
+)
 _EVENTS: Final = {
     "task lost": "detected",
     "task failed": "detected",
     "task rescheduled": "rescheduled",
     "task deployed": "deployed",
     "task running": "running",
+    "inputs reattached": "reattached",
+    "outputs reattached": "reattached",
+    "first record": "first batch",
 }
 
 

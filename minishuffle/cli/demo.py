@@ -135,6 +135,8 @@ WITHIN_SECONDS = 0.5
 BEFORE_SECONDS, AFTER_SECONDS = 3.0, 4.0
 """How long the join is watched before and after its worker is killed."""
 SAMPLE_SECONDS = 0.2
+TIMELINE = ("task lost", "task deployed", "task running", "outputs reattached", "first record")
+"""Events of a recovery that are shown."""
 BARS = " ▁▂▃▄▅▆▇█"
 CANCEL_SECONDS = 15.0
 REFRESH_SECONDS = 1.0
@@ -229,9 +231,10 @@ def run_recovery(cluster: LocalCluster, out: Console) -> Verdict:
     _show_rates(out, rates, lost)
     again = 0.0
     for event in handle.events():
-        if event.at >= killed and event.kind in ("task lost", "task deployed", "task running"):
-            again = 1000 * (event.at - killed)
-            out.print(f"{again:7.0f} ms  {event.kind}: {event.text}", highlight=False)
+        if event.at >= killed and event.kind in TIMELINE:
+            passed = 1000 * (event.at - killed)
+            again = max(again, passed) if event.kind == "first record" else again
+            out.print(f"{passed:7.0f} ms  {event.kind}: {event.text}", highlight=False)
     attempts = {(task.operator, task.index): task.attempt for task in before.tasks}
     changed = [task for task in after.tasks if task.attempt > attempts[task.operator, task.index]]
     text = (

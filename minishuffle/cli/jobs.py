@@ -291,7 +291,11 @@ def cancel(context: click.Context, job: str, as_json: bool) -> None:
 @late_global_options
 @click.pass_context
 def events(context: click.Context, job: str, follow: bool, as_json: bool) -> None:
-    """Print what happened to a job, oldest first."""
+    """Print what happened to a job, oldest first.
+
+    A recovery is a timeline, with the milliseconds since the failure was detected: task failed (or lost),
+    rescheduled, deployed, running, inputs and outputs reattached, first record.
+    """
     with session_of(context).client() as client:
         for event in client.events(job, follow):
             if as_json:
@@ -304,7 +308,8 @@ def _event_line(event: JobEvent) -> str:
     at = datetime.fromtimestamp(event.at).astimezone().isoformat(timespec="milliseconds")
     where = f" {event.operator}.{event.index}#{event.attempt}" if event.operator >= 0 else ""
     on = f" on worker {event.worker}" if event.worker else ""
-    return f"{at} {event.kind}{where}{on}: {event.text}"
+    since = f" +{1000 * event.since:.1f} ms" if event.since else ""
+    return f"{at} {event.kind}{where}{on}{since}: {event.text}"
 
 
 @jobs.command()

@@ -58,6 +58,7 @@ class History:
         index: int = -1,
         attempt: int = 0,
         worker: int = 0,
+        since: float = 0.0,
     ) -> None:
         """Add an event; ``at`` is the wall clock."""
         self._event_number += 1
@@ -71,6 +72,7 @@ class History:
                 index=index,
                 attempt=attempt,
                 worker=worker,
+                since=since,
             )
         )
 

@@ -1,26 +1,4 @@
-"""The life cycle of one job, and of the attempts of its tasks.
-
-Both are tables of moves. A job::
-
-    created --all run--> running --all finished--> finished, or finished_with_loss
-       |                    |
-       +--a task failed for good, too many rows-----------> failing  --all ended-> failed
-       +--the user asks-----------------------------------> canceling --all ended-> canceled
-
-A task. Its attempt may end in five ways. If it did not finish, and the job goes on, the next attempt takes
-its place: in the same slot after the delay of :mod:`~minishuffle.coordinator.failover`, or in another slot if
-its worker is lost, which it may have to wait for::
-
-    created --> running --> finished | failed | canceled | abandoned | lost
-       ^                       |          |         |           |        |
-       |                       +--lost---(its worker, while consumers need what it wrote)
-       |                       +----------+---------+-----------+--------+
-       |                                            v
-       +--deployed------------- restarting <--------+
-       +--deployed-- waiting for a slot <---+
-
-With the strategies ``region`` and ``full`` others are cancelled then and restart with it, once all of them
-have ended. Of those that have finished, the ones restart that a consumer which restarts reads from.
+"""The life cycle of one job and of the attempts of its tasks, whose states are in ``moves``.
 
 A job with the restart strategy ``none`` fails with its first task, and so does any with a task that external
 clients write to or read from: their tickets name a worker and an attempt. A job on its way to ``failed`` or
@@ -38,7 +16,9 @@ from minishuffle import limits
 from minishuffle.coordinator.books import AttemptRecord, Books, Losses, TaskKey, Totals
 from minishuffle.coordinator.failover import DELAY_SECONDS_MIN, Failures, Regions
 from minishuffle.coordinator.history import History
+from minishuffle.coordinator.moves import ENDED, JOB_MOVES, JOB_OVER, PENDING, TASK_MOVES
 from minishuffle.coordinator.positions import Resumption, SourceProgress
+from minishuffle.coordinator.recoveries import Recoveries
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import JobGraph, Placement
 from minishuffle.errors import ResourceExhausted, ShuffleError, TaskCancelled
@@ -50,6 +30,7 @@ from minishuffle.wire.messages import (
     JobInfo,
     JobRows,
     LogLines,
+    RecoverySteps,
     SourcePositions,
     TaskInfo,
     TaskReleased,
@@ -57,33 +38,8 @@ from minishuffle.wire.messages import (
     TaskStateChanged,
 )
 
-__all__ = ["JOB_MOVES", "JOB_OVER", "Job", "Subtask", "TASK_MOVES"]
+__all__ = ["Job", "Subtask"]
 
-
-# --- moves ----------------------------------------------------------------------------------------
-
-ENDED: Final = frozenset({"finished", "failed", "canceled", "abandoned", "lost"})
-PENDING: Final = frozenset({"restarting", "waiting for a slot"})
-"""States of a task whose next attempt is not deployed yet."""
-TASK_MOVES: Final[Mapping[str, frozenset[str]]] = {
-    "created": ENDED | {"running"},
-    "running": ENDED,
-    "finished": frozenset({"lost", "restarting"}),
-    "failed": frozenset({"restarting"}),
-    "canceled": frozenset({"restarting"}),
-    "abandoned": frozenset({"restarting"}),
-    "lost": frozenset({"restarting"}),
-    "restarting": frozenset({"waiting for a slot", "created", "canceled"}),
-    "waiting for a slot": frozenset({"created", "canceled"}),
-}
-"""What is not here cannot happen to a task."""
-JOB_MOVES: Final[Mapping[str, frozenset[str]]] = {
-    "created": frozenset({"running", "failing", "canceling"}),
-    "running": frozenset({"finished", "finished_with_loss", "failing", "canceling"}),
-    "failing": frozenset({"failed"}),
-    "canceling": frozenset({"canceled"}),
-}
-JOB_OVER: Final = frozenset({"finished", "finished_with_loss", "failed", "canceled"})
 RESULT_BYTES_MAX: Final = 16 * limits.MIB
 """What all sinks of a job together may return at their close."""
 _STOPPING: Final = {"failing": "failed", "canceling": "canceled"}
@@ -190,6 +146,7 @@ class Job:
         self._abandoned: set[tuple[int, int]] = set()
         """Worker and slot of attempts that were abandoned."""
         self._result_bytes = 0
+        self._recoveries = Recoveries()
         where = ", ".join(map(str, sorted(set(placement))))
         self.history.note(at, "created", f"{name}: {len(self._tasks)} tasks on workers {where}")
 
@@ -273,7 +230,7 @@ class Job:
     def heard(
         self,
         worker: int,
-        message: TaskStateChanged | TaskReleased | Collected | LogLines | SourcePositions,
+        message: TaskStateChanged | TaskReleased | Collected | LogLines | SourcePositions | RecoverySteps,
         at: float,
     ) -> bool:
         """A worker says something of it; False if that is not (any more) so."""
@@ -286,6 +243,9 @@ class Job:
                 return self.collected(worker, message, at)
             case SourcePositions():
                 return self.source_moved(worker, message, at)
+            case RecoverySteps():
+                self.recovered(message, at)
+                return True
             case LogLines(lines=lines):
                 self.history.log(lines)
                 return True
@@ -596,9 +556,22 @@ class Job:
         self._result_bytes -= len(task.result)
         task.counters, task.traffic, task.result, task.rows_made = TaskCounters(), b"", b"", 0
         del self._times[task.key]
+        consumers = [self._tasks[key] for key in self.graph.consumers(*task.key)]
+        outputs = sum(each.on_worker or each.state != "finished" for each in consumers)
+        self._recoveries.deployed(task.key, len(self.graph.producers(*task.key)), outputs)
         self._note(task, "task rescheduled", at, f"{task} to worker {worker}, {where}")
         self._set(task, "created", at, str(task), kind="task deployed")
         return last
+
+    def recovered(self, message: RecoverySteps, at: float) -> None:
+        """Workers see attempts come back; what is of attempts that were replaced since changes nothing."""
+        for step in message.steps:
+            task = self._tasks.get((step.operator, step.index))
+            if task is None or task.attempt != step.attempt or task.state in PENDING:
+                continue
+            done = self._recoveries.reached(task.key, step, at)
+            if done is not None:
+                self._note(task, done.kind, done.at, f"{task} {done.text}")
 
     def attempts(self) -> dict[TaskKey, int]:
         """The current attempt, or the next while it is pending, of each subtask that is not at its first."""
@@ -622,6 +595,7 @@ class Job:
         elif state == "created":
             task.end = ""
         self._losses = None
+        self._recoveries.moved(task.key, state, at)
         self._note(task, kind or f"task {state}", at, text)
 
     def _note(self, task: Subtask, kind: str, at: float, text: str) -> None:
@@ -633,6 +607,7 @@ class Job:
             index=task.index,
             attempt=task.attempt,
             worker=task.worker,
+            since=self._recoveries.since(task.key, at),
         )
 
     def _move(self, state: str, at: float, text: str) -> None:

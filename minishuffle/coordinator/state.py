@@ -67,6 +67,7 @@ from minishuffle.wire.messages import (
     ListJobs,
     LogLines,
     PeerSuspicion,
+    RecoverySteps,
     Register,
     Registered,
     ReleaseJob,
@@ -309,7 +310,7 @@ class CoordinatorState:
             case TaskStateChanged() | TaskReleased() | Collected() | SourcePositions():
                 if self._is_new(worker, message.number):
                     self._about_job(worker, message, at)
-            case LogLines():
+            case LogLines() | RecoverySteps():
                 self._about_job(worker, message, at)
             case UpstreamExpected() | WriteBegun() | WriteEnded():
                 self._out += self._streams.answered(message)
@@ -359,7 +360,7 @@ class CoordinatorState:
     def _about_job(
         self,
         worker: Worker,
-        message: TaskStateChanged | TaskReleased | Collected | LogLines | SourcePositions,
+        message: TaskStateChanged | TaskReleased | Collected | LogLines | SourcePositions | RecoverySteps,
         at: float,
     ) -> None:
         job = self._jobs.get(message.job)

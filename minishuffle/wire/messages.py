@@ -214,6 +214,23 @@ class JobEvent(ControlMessage):
     index: OrNone = -1
     attempt: int = 0
     worker: int = 0
+    since: float = 0.0
+    """Seconds since the failure was detected of which the subtask recovers."""
+
+
+Step: TypeAlias = Literal["inputs", "outputs", "first record"]
+
+
+class RecoveryStep(ControlMessage):
+    """How far an attempt has come that took the place of another: so many more channels to its producers or
+    its consumers are attached, the last of them ``age`` seconds ago, or it has passed on its first batch."""
+
+    operator: int
+    index: int
+    attempt: int
+    step: Step
+    channels: int = 0
+    age: float = 0.0
 
 
 class WorkerInfo(ControlMessage):
@@ -337,6 +354,15 @@ class LogLines(ControlMessage):
     term: int
     job: str
     lines: list[str]
+
+
+class RecoverySteps(ControlMessage):
+    """What a worker has seen of the recoveries of a job since its last such message."""
+
+    type: Literal["recovery_steps"] = "recovery_steps"
+    term: int
+    job: str
+    steps: list[RecoveryStep]
 
 
 class AskDial(ControlMessage):

@@ -203,6 +203,7 @@ class Worker:
                 spool_bytes_max=self.settings.spool_bytes_max,
                 channel_event=self._on_channel_event,
                 moved=self._on_moved,
+                first_record=self._on_first_record,
             )
             readers = ResultReaders(lambda: state.term, self._deployment, self._inbox, self._send)
             external = ExternalClients(lambda: state.term, self._deployment, readers, self._send)
@@ -417,6 +418,10 @@ class Worker:
 
     def _progress(self, key: AttemptId) -> Progress:
         return self._deployment.progress(key)
+
+    def _on_first_record(self, key: AttemptId) -> None:
+        self._state.first_record(key, self._loop.time())
+        self._alarm.set(self._state.next_deadline())
 
     # --- timers and stats ----------------------------------------------------------------------------
 

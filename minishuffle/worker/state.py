@@ -67,6 +67,7 @@ from minishuffle.worker.instructions import (
     StartTask,
     attempt_id,
 )
+from minishuffle.worker.reattachments import Reattachments
 from minishuffle.worker.registry import (
     LIVE_PHASES,
     ChannelEntry,
@@ -132,6 +133,7 @@ class WorkerState:
         self._repairs: list[tuple[float, int, ChannelKey, int]] = []
         """A heap: when to request a channel again that failed, a running number, and the generation."""
         self._repairs_begun = 0
+        self._reattachments = Reattachments()
         self._peers = Dialing(worker)
 
     # --- control messages ------------------------------------------------------------------------
@@ -280,6 +282,10 @@ class WorkerState:
             return []
         return [Send(self._state_message(key, "running"))]
 
+    def first_record(self, key: AttemptId, now: float) -> None:
+        """The attempt has passed its first batch on."""
+        self._reattachments.first_record(key, now)
+
     def task_ended(
         self,
         key: AttemptId,
@@ -345,6 +351,7 @@ class WorkerState:
         match event:
             case ChannelEvent.ATTACH:
                 entry.failures = 0
+                self._attached(channel, entry, now)
             case ChannelEvent.FAIL if live:
                 self._repair_later(channel, entry, now)
             case ChannelEvent.DRAIN | ChannelEvent.END if entry.phase is ChannelPhase.WANTED:
@@ -352,6 +359,10 @@ class WorkerState:
             case ChannelEvent.DRAIN if entry.retry_at is not None and now >= entry.retry_at:
                 return self._renew(channel, entry.upstream, now)
         return []
+
+    def _attached(self, channel: ChannelKey, entry: ChannelEntry, now: float) -> None:
+        producer = AttemptId(entry.producer, entry.request.producer_attempt)
+        self._reattachments.attached(channel.attempt, producer, now)
 
     def _request(self, channel: ChannelKey, entry: ChannelEntry, now: float) -> list[Instruction]:
         """Ask for what a channel wants, as soon as that worker can be asked."""
@@ -564,7 +575,9 @@ class WorkerState:
             return None
         if channel is None:
             return Attach(waiting.link, request, producer)
-        self.inputs.move(channel, request.generation, ChannelEvent.ATTACH)
+        entry = self.inputs.move(channel, request.generation, ChannelEvent.ATTACH)
+        assert entry is not None
+        self._attached(channel, entry, now)
         return ConnectLocal(channel, producer, request.generation)
 
     def _refused(self, waiting: Waiting, error: ShuffleError, now: float) -> Instruction:
@@ -589,7 +602,7 @@ class WorkerState:
 
     def next_deadline(self) -> float | None:
         """When :meth:`handle_timer` wants to be called; None for not at all."""
-        times = [self._peers.next_deadline(), self.inputs.drain_by()]
+        times = [self._peers.next_deadline(), self.inputs.drain_by(), self._reattachments.next_deadline()]
         times.append(self._repairs[0][0] if self._repairs else None)
         times.append(next(iter(self._canceling.values()), None))
         times.append(next((waiting.deadline for waiting in self._waiting.values()), None))
@@ -603,6 +616,7 @@ class WorkerState:
             instructions.append(Exit(f"{self.abandoned} tasks were abandoned, at most {limit} may be"))
         instructions += self._refuse_expired(now)
         instructions += self._repair(now)
+        instructions += map(Send, self._reattachments.take(self.term, now))
         return instructions + self._chase_peers(now)
 
     def _abandon_uncancelled(self, now: float) -> list[Instruction]:

@@ -57,7 +57,7 @@ from minishuffle.exchange.partitioner import Partitioner
 from minishuffle.exchange.rows import pack_result
 from minishuffle.exchange.spool import Spool
 from minishuffle.exchange.watermarks import WatermarkValve
-from minishuffle.ids import AttemptId
+from minishuffle.ids import FIRST_ATTEMPT, AttemptId
 from minishuffle.wire.frames import EventKind
 from minishuffle.wire.messages import ErrorInfo
 from minishuffle.worker.handoff import TaskPaths
@@ -379,7 +379,8 @@ class TaskOutcome:
 class Task:
     """One attempt of a subtask on this worker.
 
-    ``report`` is called on the loop: with None when it runs, and with its outcome.
+    ``report`` is called on the loop: with None when it runs, and with its outcome; ``first_record`` once an
+    attempt that took the place of another has passed its first batch on.
     """
 
     attempt_id: AttemptId
@@ -393,6 +394,7 @@ class Task:
     paths: TaskPaths
     counters: TaskCounters
     report: Callable[[Task, TaskOutcome | None], None]
+    first_record: Callable[[AttemptId], None]
     outbox: Outbox
     leases: SourceLeases
     spool: Spool | None = None
@@ -401,6 +403,8 @@ class Task:
     thread: threading.Thread | None = None
     operators: tuple[OperatorCounters, ...] = ()
     """The chain's, a source first, once the program is open."""
+    _recovers: bool = field(default=False, init=False)
+    """No batch was passed on yet since it took the place of another attempt."""
     _left_rows: int = field(default=0, init=False)
     """Rows of batches that were read from a gate and not taken when the task ended."""
     _failed_rows: int = field(default=0, init=False)
@@ -485,6 +489,7 @@ class Task:
             return ErrorInfo(code=TaskFailed.code, text=text, task=task)
 
     def _execute(self) -> bytes:
+        self._recovers = self.attempt_id.attempt > FIRST_ATTEMPT
         program: Program = cloudpickle.loads(self.program)
         context = TaskContext(
             job=self.attempt_id.subtask.job,
@@ -607,6 +612,9 @@ class Task:
             raise
         finally:
             counters.state_rows = chain.state_rows()
+        if self._recovers:
+            self._recovers = False
+            self.paths.post(self.first_record, self.attempt_id)
 
     def _look_at_clock(self, chain: Chain, now: float) -> float:
         """Call operators whose time has come; returns when the next one's does (inf: never)."""

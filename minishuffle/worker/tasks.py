@@ -158,6 +158,8 @@ class WorkerServices:
     """Called on the loop when a task has something for the coordinator; see :class:`Outbox`."""
     moved: Callable[[AttemptId, bytes], None]
     """Called on the loop with a table of positions that a source reports; see :class:`SourceLeases`."""
+    first_record: Callable[[AttemptId], None]
+    """Called on the loop once a restarted attempt has passed its first batch on."""
     budget: AssemblyBudget
     spool_directory: str | None
     spool_bytes_max: int
@@ -204,6 +206,7 @@ class Attempt:
             self.paths,
             self.counters,
             services.report,
+            services.first_record,
             Outbox(self.id, self.paths, services.said),
             self._source_leases(),
         )
@@ -405,6 +408,7 @@ class Deployment:
         spool_bytes_max: int = limits.SPOOL_BYTES_MAX,
         channel_event: Callable[[ChannelKey, int, ChannelEvent], object],
         moved: Callable[[AttemptId, bytes], None],
+        first_record: Callable[[AttemptId], None],
     ) -> None:
         self.pool = pool
         self.attempts: dict[AttemptId, Attempt] = {}
@@ -421,6 +425,7 @@ class Deployment:
             report,
             said,
             moved,
+            first_record,
             self.budget,
             spool_directory,
             spool_bytes_max,

@@ -28,6 +28,17 @@ def cluster() -> Iterator[LocalCluster]:
         yield started
 
 
+TIMELINE = [
+    "task lost",
+    "task restarting",
+    "task rescheduled",
+    "task deployed",
+    "task running",
+    "inputs reattached",
+    "first record",
+]
+
+
 def attempts(info: JobInfo) -> dict[str, int]:
     return {f"{task.name}[{task.index}]": task.attempt for task in info.tasks}
 
@@ -112,6 +123,12 @@ def test_tasks_of_a_killed_worker_restart_on_another_and_the_rest_runs_on(
     cluster.kill_worker(victim, signal.SIGKILL)
     wait_until(lambda: attempts(handle.info()) == {**attempts(before), **lost(before)}, "the restart")
     wait_until(lambda: all(grown(index, counted[index] + 1_000) for index in (0, 1)), "more rows at both")
+    found = [event for event in handle.events() if (event.operator, event.index) == (1, 1)]
+    timeline = [event for event in found if event.since or event.kind == "task lost"]
+    assert [event.kind for event in timeline][:5] == TIMELINE[:5]
+    assert sorted(event.kind for event in timeline) == sorted(TIMELINE)
+    assert all(0 <= event.since < SECONDS_MAX for event in timeline)
+    assert "is read by" not in " ".join(event.text for event in timeline), "nobody reads from it"
     info = handle.info()
     assert (info.state, info.causes, info.restarts) == ("running", [], {"lost": 2})
     assert victim not in {task.worker for task in info.tasks}

@@ -36,6 +36,8 @@ class Site:
 
     def __init__(self, segments: int = 256, segment_bytes: int = 1024) -> None:
         self.inbox = LoopInbox(asyncio.get_running_loop())
+        self.recovered: list[AttemptId] = []
+        """Restarted attempts that have passed their first batch on."""
         self.pool = NetworkBufferPool(segments, segment_bytes)
         self.deployment = Deployment(
             WORKER,
@@ -45,6 +47,7 @@ class Site:
             self._on_said,
             channel_event=lambda *event: None,
             moved=self._on_moved,
+            first_record=self.recovered.append,
         )
         self.reports: list[tuple[AttemptId, TaskOutcome | None]] = []
         self.outcomes: dict[AttemptId, TaskOutcome] = {}

@@ -22,6 +22,7 @@ from minishuffle.wire.messages import (
     PeerSuspicion,
     PlacedAttempt,
     PrepareJob,
+    RecoverySteps,
     ReleaseJob,
     Shutdown,
     TaskAttempt,
@@ -51,6 +52,7 @@ from minishuffle.worker.instructions import (
     Send,
     StartTask,
 )
+from minishuffle.worker.reattachments import REPORT_SECONDS
 from minishuffle.worker.registry import ChannelKey, Progress
 from minishuffle.worker.state import WorkerState
 from support.attempts import attempt as attempt_of
@@ -709,6 +711,20 @@ def test_a_producer_may_move_here_and_away() -> None:
     moved = machine.happens(REMOTE, ChannelEvent.DRAIN, 2.0)
     assert moved == [ConnectLocal(REMOTE, attempt_of(0, 1, number=2), 2)]
     assert requests(machine.happens(LOCAL, ChannelEvent.DRAIN, 2.0)) == [(3, 2, 2)]
+
+
+def test_channels_of_restarted_attempts_are_reported_when_they_are_attached() -> None:
+    machine = reading()
+    machine.tell(restarted((0, 1, 2, 2), (0, 0, 2, 3)), 1.0)
+    machine.tell(deploy(second(SOURCE.model_copy(update={"index": 1}))), 1.0)
+    machine.happens(REMOTE, ChannelEvent.DRAIN, 2.0)
+    machine.happens(LOCAL, ChannelEvent.DRAIN, 2.0)
+    machine.happens(LOCAL, ChannelEvent.ATTACH, 2.0)
+    machine.state.first_record(attempt_of(0, 1, number=2), 2.0)
+    sent = [each.message for each in machine.tick(2.0 + REPORT_SECONDS) if isinstance(each, Send)]
+    (report,) = [message for message in sent if isinstance(message, RecoverySteps)]
+    found = [(step.index, step.attempt, step.step, step.channels) for step in report.steps]
+    assert found == [(1, 2, "outputs", 1), (0, 2, "outputs", 1), (1, 2, "first record", 1)]
 
 
 def test_a_task_that_does_not_drain_a_channel_is_abandoned_and_the_error_says_which() -> None:

@@ -1,0 +1,76 @@
+"""How far the recoveries of one job have come, subtask by subtask. Pure: times are passed in.
+
+A recovery is detected when an attempt fails or is lost. The one that takes its place is to be attached to all
+its producers and consumers, and to pass a first batch on. A subtask that fails again begins anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minishuffle.coordinator.books import TaskKey
+from minishuffle.coordinator.moves import ENDED
+from minishuffle.wire.messages import RecoveryStep
+
+__all__ = ["Milestone", "Recoveries"]
+
+
+@dataclass(frozen=True, slots=True)
+class Milestone:
+    """A step of a recovery that is complete, as an event: ``text`` follows the name of the subtask."""
+
+    kind: str
+    at: float
+    text: str
+
+
+@dataclass(slots=True)
+class _Recovery:
+    detected_at: float
+    missing: dict[str, int]
+    """Channels that are not attached yet, or first records, by step."""
+    expected: dict[str, int]
+
+
+class Recoveries:
+    """The last one of each subtask, until the subtask finishes."""
+
+    def __init__(self) -> None:
+        self._last: dict[TaskKey, _Recovery] = {}
+
+    def moved(self, key: TaskKey, state: str, at: float) -> None:
+        """The subtask has come to that state. One that has finished may restart with others."""
+        if state == "finished":
+            self._last.pop(key, None)
+        elif state in ENDED or (state == "restarting" and key not in self._last):
+            self._last[key] = _Recovery(at, {}, {})
+
+    def deployed(self, key: TaskKey, inputs: int, outputs: int) -> None:
+        """The next attempt was sent to its worker; it has so many channels."""
+        expected = {"inputs": inputs, "outputs": outputs, "first record": 1}
+        recovery = self._last[key]
+        recovery.expected = {step: count for step, count in expected.items() if count}
+        recovery.missing = dict(recovery.expected)
+
+    def since(self, key: TaskKey, at: float) -> float:
+        """Seconds since the failure was detected; 0 if the subtask does not recover."""
+        recovery = self._last.get(key)
+        return 0.0 if recovery is None else max(0.0, at - recovery.detected_at)
+
+    def reached(self, key: TaskKey, step: RecoveryStep, at: float) -> Milestone | None:
+        """A worker reports a step of the current attempt: the milestone, if that completes one."""
+        recovery = self._last.get(key)
+        if recovery is None or step.step not in recovery.missing:
+            return None
+        recovery.missing[step.step] -= step.channels
+        if recovery.missing[step.step] > 0:
+            return None
+        del recovery.missing[step.step]
+        count, at = recovery.expected[step.step], at - step.age
+        match step.step:
+            case "inputs":
+                return Milestone("inputs reattached", at, f"reads from all {count} producers")
+            case "outputs":
+                return Milestone("outputs reattached", at, f"is read by all {count} consumers")
+            case "first record":
+                return Milestone("first record", at, "has passed on its first batch")

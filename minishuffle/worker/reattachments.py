@@ -1,0 +1,67 @@
+"""What a worker sees of recoveries: channels that are attached again, and first records. Pure.
+
+The reports of some milliseconds go to the coordinator together: one message for each job, however many
+channels there are.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+from minishuffle.ids import FIRST_ATTEMPT, AttemptId
+from minishuffle.wire.messages import RecoveryStep, RecoverySteps, Step
+
+__all__ = ["REPORT_SECONDS", "Reattachments"]
+
+REPORT_SECONDS: Final = 0.02
+"""How long a report waits for others."""
+_Seen: TypeAlias = "tuple[int, float]"
+"""How many channels, and when the last was attached."""
+
+
+class Reattachments:
+    """What was seen of attempts that took the place of others, and is not reported yet."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Step, dict[AttemptId, _Seen]] = {"inputs": {}, "outputs": {}, "first record": {}}
+        self._due: float | None = None
+
+    def attached(self, consumer: AttemptId, producer: AttemptId, now: float) -> None:
+        """``consumer`` reads from ``producer`` from now on."""
+        self._add("inputs", consumer, now)
+        self._add("outputs", producer, now)
+
+    def first_record(self, attempt: AttemptId, now: float) -> None:
+        """An attempt has passed its first batch on."""
+        self._add("first record", attempt, now)
+
+    def _add(self, step: Step, attempt: AttemptId, now: float) -> None:
+        if attempt.attempt > FIRST_ATTEMPT:
+            seen = self._seen[step]
+            seen[attempt] = (seen.get(attempt, (0, now))[0] + 1, now)
+            self._due = now + REPORT_SECONDS if self._due is None else self._due
+
+    def next_deadline(self) -> float | None:
+        """When :meth:`take` has something."""
+        return self._due
+
+    def take(self, term: int, now: float) -> list[RecoverySteps]:
+        """What is due: a message for each job."""
+        if self._due is None or now < self._due:
+            return []
+        steps: dict[str, list[RecoveryStep]] = {}
+        for step, seen in self._seen.items():
+            for attempt, (channels, at) in seen.items():
+                subtask = attempt.subtask
+                found = RecoveryStep(
+                    operator=subtask.operator,
+                    index=subtask.index,
+                    attempt=attempt.attempt,
+                    step=step,
+                    channels=channels,
+                    age=max(0.0, now - at),
+                )
+                steps.setdefault(subtask.job, []).append(found)
+            seen.clear()
+        self._due = None
+        return [RecoverySteps(term=term, job=job, steps=each) for job, each in steps.items()]

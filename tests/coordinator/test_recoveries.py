@@ -1,0 +1,63 @@
+"""Timelines of recoveries: milestones from what workers report in any number of parts."""
+
+from __future__ import annotations
+
+from minishuffle.coordinator.recoveries import Milestone, Recoveries
+from minishuffle.wire.messages import RecoveryStep, Step
+
+KEY = (1, 0)
+
+
+def step(kind: Step, channels: int = 1, age: float = 0.0) -> RecoveryStep:
+    return RecoveryStep(operator=1, index=0, attempt=2, step=kind, channels=channels, age=age)
+
+
+def test_a_side_is_reattached_with_its_last_channel() -> None:
+    recoveries = Recoveries()
+    recoveries.moved(KEY, "failed", 10.0)
+    recoveries.deployed(KEY, inputs=3, outputs=2)
+    assert recoveries.reached(KEY, step("inputs", 2), 11.0) is None
+    found = recoveries.reached(KEY, step("inputs", 1, age=0.25), 11.5)
+    assert found == Milestone("inputs reattached", 11.25, "reads from all 3 producers")
+    assert recoveries.since(KEY, 11.25) == 1.25
+    assert recoveries.reached(KEY, step("first record"), 12.0) == Milestone(
+        "first record", 12.0, "has passed on its first batch"
+    )
+    found = recoveries.reached(KEY, step("outputs", 2), 12.0)
+    assert found == Milestone("outputs reattached", 12.0, "is read by all 2 consumers")
+    for kind in ("inputs", "outputs", "first record"):
+        assert recoveries.reached(KEY, step(kind), 13.0) is None, "a link that breaks later is no recovery"
+
+
+def test_a_source_has_no_inputs_and_a_sink_no_outputs() -> None:
+    recoveries = Recoveries()
+    recoveries.moved(KEY, "failed", 10.0)
+    recoveries.deployed(KEY, inputs=0, outputs=0)
+    assert recoveries.reached(KEY, step("inputs"), 11.0) is None
+    assert recoveries.reached(KEY, step("first record"), 11.0) is not None
+
+
+def test_a_failure_meanwhile_begins_anew() -> None:
+    recoveries = Recoveries()
+    recoveries.moved(KEY, "failed", 10.0)
+    recoveries.deployed(KEY, inputs=2, outputs=0)
+    assert recoveries.reached(KEY, step("inputs"), 11.0) is None
+    recoveries.moved(KEY, "lost", 20.0)
+    assert recoveries.since(KEY, 20.0) == 0.0
+    assert recoveries.reached(KEY, step("inputs"), 20.5) is None, "not deployed again yet"
+    recoveries.deployed(KEY, inputs=2, outputs=0)
+    assert recoveries.reached(KEY, step("inputs"), 21.0) is None
+    assert recoveries.reached(KEY, step("inputs"), 21.5) is not None
+    assert recoveries.since(KEY, 21.5) == 1.5
+
+
+def test_what_happens_to_a_subtask_that_does_not_recover_has_no_time() -> None:
+    recoveries = Recoveries()
+    assert recoveries.since(KEY, 10.0) == 0.0
+    assert recoveries.reached(KEY, step("first record"), 10.0) is None
+    recoveries.moved(KEY, "failed", 10.0)
+    recoveries.moved(KEY, "finished", 10.5)
+    assert recoveries.since(KEY, 11.0) == 0.0
+    recoveries.moved(KEY, "restarting", 12.0)
+    recoveries.moved(KEY, "waiting for a slot", 13.0)
+    assert recoveries.since(KEY, 13.5) == 1.5, "it restarts for want of what it has written"
