@@ -108,7 +108,7 @@ class Books:
                 ledger = _Ledger(self._edges, records)
                 self._undelivered_before += ledger.undelivered({oldest.place})
                 self._in_flight_before += ledger.in_flight({oldest.place})
-            self._lossy |= self.losses(current).certain
+            self._lossy = self._lossy or self.losses(current).certain
             self._before[ended.key] = _plus(self._before.get(ended.key), kept.popleft())
         kept.append(
             AttemptRecord(
