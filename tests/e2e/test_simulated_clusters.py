@@ -10,6 +10,8 @@ from typing import Final
 
 import pytest
 
+from support.simulated_faults import DURING_RECOVERY
+from support.simulated_jobs import Strategy
 from support.simulated_runs import Run, Scenario
 
 BATCH: Final = 10
@@ -18,6 +20,11 @@ FAULTLESS = Scenario(bounded_share=0.9)
 ENDING = Scenario(faults=True, bounded_share=0.8)
 RECOVERING = Scenario(faults=True, bounded_share=0.6, strategy="individual")
 TOGETHER = [Scenario(faults=True, bounded_share=0.6, strategy=strategy) for strategy in ("region", "full")]
+STRATEGIES: tuple[Strategy, ...] = ("individual", "individual", "region", "full")
+SHAKEN = [
+    Scenario(faults=True, bounded_share=0.6, strategy=strategy, kinds=DURING_RECOVERY)
+    for strategy in STRATEGIES
+]
 
 
 def batches(share: float) -> list[range]:
@@ -49,10 +56,16 @@ def test_a_job_recovers_and_each_row_is_in_one_place(batch: range) -> None:
         Run(seed, RECOVERING).play()
 
 
-@pytest.mark.parametrize("batch", batches(0.2), ids=name)
+@pytest.mark.parametrize("batch", batches(0.1), ids=name)
 def test_regions_recover_and_each_row_is_in_one_place(batch: range) -> None:
     for seed in batch:
         Run(seed, TOGETHER[seed % 2]).play()
+
+
+@pytest.mark.parametrize("batch", batches(0.2), ids=name)
+def test_a_failure_during_a_recovery_ends_in_a_running_job_or_at_a_limit(batch: range) -> None:
+    for seed in batch:
+        Run(seed, SHAKEN[seed % len(SHAKEN)]).play()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 from support.simulated_jobs import Plan
 from support.simulation import Cluster, SimulatedWorker
 
-__all__ = ["Fault", "FaultKind", "draw_faults", "inject"]
+__all__ = ["DURING_RECOVERY", "KINDS", "Fault", "FaultKind", "draw_faults", "inject"]
 
 FaultKind: TypeAlias = Literal[
     "raise",
@@ -26,11 +26,17 @@ FaultKind: TypeAlias = Literal[
     "stop for long",
     "worker",
     "cancel",
+    "raise again",
+    "raise on both sides",
+    "kill twice",
+    "stop coordinator",
 ]
 """A task raises, or does not react; a worker is killed, its machine is gone, or it is cut off from the
 coordinator alone; a link between two workers breaks, loses all that is sent from now on, or is slow for a
 while; a worker is stopped for less or more than its heartbeats may be late; a further worker comes; the user
-cancels the job."""
+cancels the job. What fails while something recovers: a task raises and its next attempt raises when it opens;
+a producer and a consumer raise at one time; a worker is killed, and then the one that gets the next attempt
+of anything; the coordinator does nothing for a while."""
 KINDS: tuple[FaultKind, ...] = (
     "raise",
     "raise",
@@ -49,6 +55,21 @@ KINDS: tuple[FaultKind, ...] = (
     "stop for long",
     "worker",
 )
+DURING_RECOVERY: tuple[FaultKind, ...] = (
+    "raise again",
+    "raise again",
+    "raise on both sides",
+    "raise on both sides",
+    "kill twice",
+    "kill twice",
+    "stop coordinator",
+    "stop coordinator",
+    "kill",
+    "raise",
+    "stop for long",
+    "worker",
+)
+"""What hits a recovery, and what begins one."""
 CANCEL_SHARE = 0.1
 """Of the runs, those with a cancel somewhere."""
 FAULT_SECONDS_MAX = 1.5
@@ -58,6 +79,7 @@ SOON_SECONDS = 0.01
 STOP_SECONDS = (0.05, 1.0)
 LONG_STOP_SECONDS = (2.0, 4.0)
 DELAY_SECONDS = (0.05, 2.0)
+COORDINATOR_STOP_SECONDS = (0.05, 4.0)
 
 
 @dataclass(frozen=True)
@@ -89,16 +111,36 @@ def inject(cluster: Cluster, plan: Plan, fault: Fault) -> None:
         operator, index = random.choice(plan.subtasks)
         world.note(f"fault: {operator}[{index}]: {fault.kind}")
         cluster.audit.mischief.append((operator, index, fault.kind))
+    elif fault.kind in ("raise again", "raise on both sides"):
+        _raise_twice(cluster, plan, fault.kind)
+    elif fault.kind == "stop coordinator":
+        cluster.coordinator_host.stop()
+        world.at(world.now + random.uniform(*COORDINATOR_STOP_SECONDS), cluster.coordinator_host.go_on)
     elif fault.kind in ("cut", "swallow", "delay"):
         _harm_link(cluster, fault.kind)
     elif living:
         _harm_worker(cluster, random.choice(living), fault.kind)
 
 
+def _raise_twice(cluster: Cluster, plan: Plan, kind: FaultKind) -> None:
+    world, random, mischief = cluster.world, cluster.world.random, cluster.audit.mischief
+    if kind == "raise again" or not plan.graph.edges:
+        operator, index = random.choice(plan.subtasks)
+        mischief += [(operator, index, "raise"), (operator, index, "raise in open")]
+    else:
+        number = random.randrange(len(plan.graph.edges))
+        edge = plan.graph.edges[number]
+        consumer = random.randrange(plan.graph.vertices[edge.target].parallelism)
+        producer = random.choice(plan.graph.producers_of(number, consumer))
+        mischief += [(edge.source, producer, "raise"), (edge.target, consumer, "raise")]
+    world.note(f"fault: {kind}: {mischief[-2:]}")
+
+
 def _harm_worker(cluster: Cluster, worker: SimulatedWorker, kind: FaultKind) -> None:
     world = cluster.world
     world.note(f"fault: {kind} worker {worker.number}")
-    if kind in ("kill", "lose"):
+    if kind in ("kill", "lose", "kill twice"):
+        cluster.kills_next += kind == "kill twice"
         worker.host.kill(silent=kind == "lose")
         return
     if kind == "isolate":

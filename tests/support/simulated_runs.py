@@ -19,7 +19,7 @@ from minishuffle.wire.messages import (
     SubmitJob,
 )
 from support.simulated_books import OF_THE_CHAIN, Book
-from support.simulated_faults import Fault, draw_faults, inject
+from support.simulated_faults import KINDS, Fault, FaultKind, draw_faults, inject
 from support.simulated_jobs import Plan, Strategy, make_plan
 from support.simulation import Cluster, simulated
 
@@ -51,6 +51,8 @@ class Scenario:
     strategy: Strategy = "none"
     bounded_share: float = 1.0
     """Of the jobs, those that come to an end by themselves."""
+    kinds: tuple[FaultKind, ...] = KINDS
+    """What faults are drawn from."""
 
 
 class Run:
@@ -73,7 +75,7 @@ class Run:
         for _ in range(slots - count + self.random.choice([0, 1, 2, slots])):
             self.slots[self.random.randrange(count)] += 1
         self.segments = self._enough_segments()
-        self.faults: list[Fault] = draw_faults(self.random) if scenario.faults else []
+        self.faults: list[Fault] = draw_faults(self.random, scenario.kinds) if scenario.faults else []
         self.cluster_settings = ClusterSettings(
             segment_bytes=SEGMENT_BYTES,
             heartbeat_interval=0.2,

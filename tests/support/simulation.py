@@ -65,6 +65,10 @@ class Journal:
         self.jobs_submitted = submitted
 
 
+TAKEOVER_SECONDS = 0.05
+"""Within which a worker dies that has begun to take over."""
+
+
 @dataclass
 class SimulatedWorker:
     """A worker process."""
@@ -152,6 +156,8 @@ class Cluster:
         self.workers: list[SimulatedWorker] = []
         self.attempts: list[tuple[SimulatedWorker, Attempt]] = []
         """Every attempt that was ever built."""
+        self.kills_next = 0
+        """So many workers are killed as soon as they have built the next attempt of something."""
         self.checked = True
         """Whether invariants are looked at now and then."""
         self.forgotten: list[str] = []
@@ -217,7 +223,11 @@ class Cluster:
 
     def built(self, attempt: Attempt) -> None:
         """A process has built an attempt."""
-        self.attempts.append((self._by_host[running_host()], attempt))
+        host = running_host()
+        self.attempts.append((self._by_host[host], attempt))
+        if self.kills_next and attempt.id.attempt > FIRST_ATTEMPT:
+            self.kills_next -= 1
+            self.world.within(TAKEOVER_SECONDS, host.kill)
 
     # --- checks ----------------------------------------------------------------------------------
 
