@@ -33,15 +33,18 @@ from minishuffle.wire.messages import (
     ControlMessage,
     ErrorInfo,
     GetEvents,
+    GetFiles,
     GetLogs,
     GetRows,
     GetStatus,
     JobEvent,
     JobEvents,
+    JobFiles,
     JobInfo,
     JobList,
     JobLogs,
     JobRows,
+    ListedFile,
     ListJobs,
     ShowJob,
     StopCluster,
@@ -185,6 +188,11 @@ class JobHandle:
     def events(self, follow: bool = False) -> Iterator[JobEvent]:
         """What happened to the job; with ``follow`` until it ends."""
         return self._client.events(self.id, follow)
+
+    def files(self) -> Iterator[ListedFile]:
+        """The files that its sinks have completed so far, oldest first: these are its output, and stay. Of
+        very many the last ones."""
+        return self._client.files(self.id)
 
     def logs(self, follow: bool = False) -> Iterator[str]:
         """What its ``print`` sinks and its functions logged; with ``follow`` until it ends."""
@@ -380,6 +388,16 @@ class Client:
             if not reply.events and (reply.terminal or not follow):
                 return
             after = reply.events[-1].number if reply.events else after
+
+    def files(self, job: str) -> Iterator[ListedFile]:
+        """Files that the sinks of a job have completed, oldest first."""
+        after = 0
+        while True:
+            reply = self.request(GetFiles(job=job, after=after), JobFiles)
+            yield from reply.files
+            if not reply.files:
+                return
+            after = reply.next
 
     def logs(self, job: str, follow: bool = False) -> Iterator[str]:
         """Log lines of a job, oldest first; with ``follow`` waits for more until the job ends."""

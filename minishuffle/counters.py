@@ -172,6 +172,8 @@ class TaskCounters:
     """Records that came behind the watermark that closed what they belong to."""
     rows_kept: int = 0
     """Rows that a sink has kept for other programs to read, those that were read and given up included."""
+    rows_filed: int = 0
+    """Rows that a file sink has taken, those in files that are not complete included."""
     rows_skipped: int = 0
     """Rows of an endless source with a pace that fell due while no attempt ran: they are never made."""
     state_rows: int = 0
@@ -191,7 +193,8 @@ class TaskCounters:
     cpu_seconds: float = 0.0
     """Processor time of the task's thread."""
     rows_dropped: dict[str, int] = field(default_factory=dict)
-    """By reason: upstream_unavailable, suspected, queue_discarded, partial_element, failed_batch."""
+    """By reason: upstream_unavailable, suspected, queue_discarded, partial_element, failed_batch; the
+    coordinator adds sink_unfinished."""
 
     def plus(self, later: TaskCounters) -> TaskCounters:
         """The totals of two attempts; ``later`` is the newer one. Counts stop at ``COUNTED_MAX``."""

@@ -138,6 +138,14 @@ SPOOL_FILE_BYTES: Final = 1 << 30
 """One file of kept results; those of an endless job are shorter."""
 SPOOL_BYTES_MAX: Final = 256 * MIB
 """Rows that a sink subtask of an endless job keeps and nobody has read."""
+FILE_SECONDS_DEFAULT: Final = 60.0
+"""A file sink's part is complete so long after its first row, unless its job says otherwise."""
+FILE_ROWS_DEFAULT: Final = 10_000_000
+FILE_BYTES_DEFAULT: Final = 128 * MIB
+FILE_LINGER_SECONDS_MAX: Final = 1.0
+"""How long a task that was cancelled waits for its last complete file to be listed."""
+JOB_FILES_KEPT: Final = 10_000
+"""The last files of a job that the coordinator can name; it counts all of them."""
 JOB_RESULTS_KEPT: Final = 16
 """Ended jobs whose results can still be read."""
 RESULT_READERS_MAX: Final = 64

@@ -326,3 +326,18 @@ def logs(context: click.Context, job: str, follow: bool, as_json: bool) -> None:
                 print_json({"line": line})
             else:
                 click.echo(line)
+
+
+@jobs.command()
+@click.argument("job")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@late_global_options
+@click.pass_context
+def files(context: click.Context, job: str, as_json: bool) -> None:
+    """Print the files that a job's to_files sinks have completed, oldest first."""
+    with session_of(context).client() as client:
+        for file in client.files(job):
+            if as_json:
+                print_json(file.model_dump())
+            else:
+                click.echo(f"{file.path}: {file.rows:,} rows, {file.bytes:,} bytes, sha256 {file.checksum}")

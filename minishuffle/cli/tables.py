@@ -173,6 +173,8 @@ def show_job(job: JobInfo) -> None:
         shown = [f"{task.name}[{task.index}] {task.state_rows_lost:,}" for task in losers[:TASKS_SHOWN]]
         shown += ["..."] if len(losers) > TASKS_SHOWN else []
         out.print(f"rows of state lost with tasks: {job.state_rows_lost:,} ({', '.join(shown)})")
+    if job.files_listed:
+        out.print(f"files completed: {job.files_listed:,} with {job.file_rows:,} rows")
     for number, cause in enumerate(job.causes):
         label = "first cause" if number == 0 else "then"
         out.print(f"{label}: {cause_text(cause)}")

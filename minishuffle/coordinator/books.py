@@ -10,6 +10,8 @@ flight through something that died. To what workers report the coordinator adds 
   received from it and the drops that it had reported. It is a bound for tasks that write one row for each
   that they read, by the last heartbeats, and settles when those after the loss have arrived. Rows that a
   source which died may have emitted within its lease are among them.
+- *sink unfinished*: rows that a file sink had taken when its attempt ended early or died, without those in
+  files that were listed.
 
 Traffic names a peer by edge, worker and attempt, so that subtasks of one operator that share both are one
 *group* here; a group is counted when all of it has ended.
@@ -51,6 +53,8 @@ class AttemptRecord:
     counters: TaskCounters = field(default_factory=TaskCounters)
     traffic: bytes = b""
     """Rows that it has exchanged, by edge and peer: see :func:`unpack_traffic`."""
+    rows_listed: int = 0
+    """Rows in files that were listed."""
     rows_made: int = 0
     """Rows that a source which died may have emitted, its leases included, or skipped."""
 
@@ -96,6 +100,7 @@ class Books:
         """Totals of attempts that are not kept any more."""
         self._undelivered_before = 0
         self._in_flight_before = 0
+        self._unfinished_before = 0
         self._lossy = False
 
     def close(self, ended: AttemptRecord, current: Iterable[AttemptRecord]) -> None:
@@ -109,6 +114,7 @@ class Books:
                 self._undelivered_before += ledger.undelivered({oldest.place})
                 self._in_flight_before += ledger.in_flight({oldest.place})
             self._lossy = self._lossy or self.losses(current).certain
+            self._unfinished_before += _rows_unfinished(oldest)
             self._before[ended.key] = _plus(self._before.get(ended.key), kept.popleft())
         kept.append(
             AttemptRecord(
@@ -119,6 +125,7 @@ class Books:
                 ended.end,
                 ended.counters,
                 ended.traffic,
+                ended.rows_listed,
                 ended.rows_made,
             )
         )
@@ -156,6 +163,8 @@ class Books:
         undelivered = self._undelivered_before + ledger.undelivered(places)
         if undelivered:
             dropped["queue_discarded"] += undelivered
+        if unfinished := self._unfinished_before + sum(map(_rows_unfinished, records)):
+            dropped["sink_unfinished"] += unfinished
         in_flight = self._in_flight_before + ledger.in_flight(places)
         state_rows = sum(map(_state_rows, records))
         state_rows += sum(before.state_rows_lost for before in self._before.values())
@@ -231,7 +240,7 @@ class _Ledger:
             balance[worker] += self._sent_by_survivors[place] - self._received_by_survivors[place]
             for record in members:
                 if operator not in self._writing:
-                    balance[worker] -= record.counters.records_in
+                    balance[worker] -= _rows_out(record, record.counters.records_in)
                 balance[worker] -= sum(record.counters.rows_dropped.values())
         return sum(max(0, rows) for rows in balance.values())
 
@@ -242,7 +251,7 @@ class _Ledger:
             counters = record.counters
             rows += record.rows_made - counters.rows_skipped - sum(counters.rows_dropped.values())
             if record.operator not in self._writing:
-                rows -= counters.records_out
+                rows -= _rows_out(record, counters.records_out)
         return rows
 
     def held_rows(self, record: AttemptRecord) -> bool:
@@ -255,6 +264,17 @@ class _Ledger:
 
 def _state_rows(record: AttemptRecord) -> int:
     return record.counters.state_rows if record.end in ("early", "died") else 0
+
+
+def _rows_out(record: AttemptRecord, taken: int) -> int:
+    """Rows that have come to the end of a chain which ends in a sink, and had ``taken`` so many: a file sink
+    has them when it has filed them."""
+    return max(record.counters.rows_filed or taken, record.rows_listed)
+
+
+def _rows_unfinished(record: AttemptRecord) -> int:
+    """Rows that a file sink had taken, in files that were never listed."""
+    return max(0, record.counters.rows_filed - record.rows_listed) if record.end in ("early", "died") else 0
 
 
 def _plus(total: Totals | None, record: AttemptRecord) -> Totals:

@@ -154,7 +154,7 @@ class History:
         if number < self._dropped:
             raise ResourceExhausted(
                 f"at most {limits.COLLECTED_ENDED_BYTES_MAX:,} bytes of rows of all jobs that have ended are "
-                "kept; run the job again and read its rows when it ends, or write them with to_parquet"
+                "kept; run the job again and read its rows when it ends, or write them with to_files"
             )
         self._fetched = max(self._fetched, number)
         first = end = number - self._dropped

@@ -1,23 +1,22 @@
-"""The life cycle of one job and of the attempts of its tasks, whose states are in ``moves``.
+"""One job in the coordinator: what happens to it and to its tasks, as their life cycle allows.
 
-A job with the restart strategy ``none`` fails with its first task, and so does any with a task that external
-clients write to or read from: their tickets name a worker and an attempt. A job on its way to ``failed`` or
-``canceled`` ends there whatever its tasks report meanwhile.
+The moves stand as tables in :mod:`~minishuffle.coordinator.lifecycle`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import replace
+from typing import Final, TypeAlias
 
 from minishuffle import limits
-from minishuffle.coordinator.books import AttemptRecord, Books, Losses, TaskKey, Totals
+from minishuffle.coordinator.books import Books, Losses, TaskKey
 from minishuffle.coordinator.failover import DELAY_SECONDS_MIN, Failures, Regions
 from minishuffle.coordinator.history import History
-from minishuffle.coordinator.moves import ENDED, JOB_MOVES, JOB_OVER, PENDING, TASK_MOVES
-from minishuffle.coordinator.positions import Resumption, SourceProgress
+from minishuffle.coordinator.lifecycle import ENDED, JOB_MOVES, JOB_OVER, PENDING, TASK_MOVES, Subtask
+from minishuffle.coordinator.manifest import Manifest
+from minishuffle.coordinator.positions import SourceProgress
 from minishuffle.coordinator.recoveries import Recoveries
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import JobGraph, Placement
@@ -27,58 +26,29 @@ from minishuffle.wire.messages import (
     Collected,
     DeployTasks,
     ErrorInfo,
+    FileCompleted,
     JobInfo,
     JobRows,
     LogLines,
     RecoverySteps,
     SourcePositions,
-    TaskInfo,
     TaskReleased,
     TaskReport,
     TaskStateChanged,
 )
 
-__all__ = ["Job", "Subtask"]
+__all__ = ["Job", "JobReport"]
+
+JobReport: TypeAlias = (
+    TaskStateChanged | TaskReleased | Collected | SourcePositions | FileCompleted | LogLines | RecoverySteps
+)
+"""What workers say of a job."""
 
 RESULT_BYTES_MAX: Final = 16 * limits.MIB
 """What all sinks of a job together may return at their close."""
 _STOPPING: Final = {"failing": "failed", "canceling": "canceled"}
 NAMES_SHOWN: Final = 5
 """Tasks that a text names at most."""
-
-# --- jobs -----------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Subtask(AttemptRecord):
-    """One subtask and its current attempt; while it is pending, the attempt that ended."""
-
-    name: str = ""
-    state: str = "created"
-    on_worker: bool = True
-    """Its worker has not been lost since the attempt was deployed."""
-    resumption: Resumption = Resumption(b"", 0.0)
-    """Where the attempt goes on, if it is a source's."""
-    result: bytes = b""
-
-    def __str__(self) -> str:
-        return f"{self.name}[{self.index}]"
-
-    def info(self, totals: Totals, results: bool) -> TaskInfo:
-        """As clients see it, with the totals of all its attempts."""
-        return TaskInfo(
-            operator=self.operator,
-            name=self.name,
-            index=self.index,
-            attempt=self.attempt,
-            state=self.state,
-            worker=self.worker,
-            counters=totals.counters,
-            rows_sent=totals.rows_sent,
-            rows_received=totals.rows_received,
-            result=self.result if results else b"",
-            state_rows_lost=totals.state_rows_lost,
-        )
 
 
 class Job:
@@ -130,6 +100,8 @@ class Job:
         self._lost_slots: set[int] = set()
         self.positions = SourceProgress(repeats=graph.settings.source_lease == 0)
         """Where its sources are. The next attempt of one gets what :meth:`SourceProgress.resume` says."""
+        self.manifest = Manifest()
+        """The files that its sinks have completed."""
         self._segments = dict(segments)
         self._tasks = {
             (operator, index): Subtask(operator, index, placement[index], FIRST_ATTEMPT, name=vertex.name)
@@ -212,6 +184,8 @@ class Job:
             rows_dropped=self.losses().dropped,
             rows_in_flight=self.losses().in_flight,
             state_rows_lost=self.losses().state_rows,
+            files_listed=self.manifest.files,
+            file_rows=self.manifest.rows,
         )
 
     def rows_after(self, number: int) -> JobRows:
@@ -230,7 +204,7 @@ class Job:
     def heard(
         self,
         worker: int,
-        message: TaskStateChanged | TaskReleased | Collected | LogLines | SourcePositions | RecoverySteps,
+        message: JobReport,
         at: float,
     ) -> bool:
         """A worker says something of it; False if that is not (any more) so."""
@@ -246,12 +220,16 @@ class Job:
             case RecoverySteps():
                 self.recovered(message, at)
                 return True
+            case FileCompleted():
+                return self.file_completed(worker, message)
             case LogLines(lines=lines):
                 self.history.log(lines)
                 return True
 
     def _named(
-        self, worker: int, message: TaskStateChanged | TaskReleased | Collected | TaskReport | SourcePositions
+        self,
+        worker: int,
+        message: TaskStateChanged | TaskReleased | Collected | TaskReport | SourcePositions | FileCompleted,
     ) -> Subtask | None:
         """The subtask of a message, if it is about the current attempt and of the worker that runs it."""
         task = self._tasks.get((message.operator, message.index))
@@ -288,7 +266,7 @@ class Job:
             return
         text = (
             f"the sinks of this job returned more than {RESULT_BYTES_MAX} bytes at their close: "
-            "write large results with to_parquet"
+            "write large results with to_files"
         )
         self.fail(ErrorInfo(code=ResourceExhausted.code, text=text, task=str(task)), at)
 
@@ -342,6 +320,16 @@ class Job:
         self.positions.report(task.operator, task.index, message.positions, at)
         return True
 
+    def file_completed(self, worker: int, message: FileCompleted) -> bool:
+        """List a file of a sink, also while the job stops; False if it is not of a current attempt that
+        runs, or listed already."""
+        task = self._named(worker, message)
+        if task is None or task.state not in ("created", "running") or not self.manifest.add(message):
+            return False
+        task.rows_listed += message.rows
+        self._losses = None
+        return True
+
     def collected(self, worker: int, message: Collected, at: float) -> bool:
         """A batch of rows for the client; False if it is not of a current attempt that runs."""
         task = self._named(worker, message)
@@ -350,7 +338,7 @@ class Job:
         if not self.history.collect(message.payload):
             text = (
                 f"job collected more than {limits.COLLECT_BYTES_MAX} bytes of rows: write large results "
-                "with to_parquet instead of collect"
+                "with to_files instead of collect"
             )
             self.fail(ErrorInfo(code=ResourceExhausted.code, text=text, task=str(task)), at)
         return True
@@ -547,7 +535,8 @@ class Job:
     def deployed(self, task: Subtask, at: float) -> int | None:
         """The next attempt takes the place of the last; gives the worker that still has the last, if any."""
         last = task.worker if task.on_worker else None
-        task.resumption = self.positions.resume(task.operator, task.index, at)
+        files = self.manifest.counts(*task.key)
+        task.resumption = self.positions.resume(task.operator, task.index, at)._replace(files=files)
         self._books.close(task, self._tasks.values())
         worker = self.placement[task.index]
         task.attempt += 1
@@ -555,6 +544,7 @@ class Job:
         task.worker, task.on_worker = worker, True
         self._result_bytes -= len(task.result)
         task.counters, task.traffic, task.result, task.rows_made = TaskCounters(), b"", b"", 0
+        task.rows_listed = 0
         del self._times[task.key]
         consumers = [self._tasks[key] for key in self.graph.consumers(*task.key)]
         outputs = sum(each.on_worker or each.state != "finished" for each in consumers)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from minishuffle.wire.packed import SplitPosition, pack_positions, unpack_positions
@@ -11,10 +13,11 @@ __all__ = ["Resumption", "SourceProgress"]
 
 
 class Resumption(NamedTuple):
-    """What the next attempt of a source's subtask gets, see ``TaskSpec``."""
+    """What the next attempt of a subtask gets, see ``TaskSpec``."""
 
     positions: bytes
     positions_age: float
+    files: Mapping[int, int] = MappingProxyType({})
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from minishuffle.coordinator.books import TaskKey
-from minishuffle.coordinator.moves import ENDED
+from minishuffle.coordinator.lifecycle import ENDED
 from minishuffle.wire.messages import RecoveryStep
 
 __all__ = ["Milestone", "Recoveries"]

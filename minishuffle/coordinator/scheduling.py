@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from minishuffle.coordinator.books import TaskKey
-from minishuffle.coordinator.jobs import Job, Subtask
+from minishuffle.coordinator.jobs import Job
+from minishuffle.coordinator.lifecycle import Subtask
 from minishuffle.coordinator.positions import Resumption
 from minishuffle.coordinator.workers import Worker
 from minishuffle.dataflow.arguments import checked_job_name
@@ -296,9 +297,8 @@ def deployments(
     specs: dict[int, list[TaskSpec]] = {}
     for operator, index in tasks:
         spec = _task(graph, operator, index, attempts.get((operator, index), FIRST_ATTEMPT))
-        if (resumption := resumptions.get((operator, index))) is not None and resumption.positions:
-            resumed = {"positions": resumption.positions, "positions_age": resumption.positions_age}
-            spec = spec.model_copy(update=resumed)
+        if (resumption := resumptions.get((operator, index))) is not None:
+            spec = spec.model_copy(update=resumption._asdict() | {"files": dict(resumption.files)})
         specs.setdefault(placement[index], []).append(spec)
     return {
         worker: DeployTasks(

@@ -24,7 +24,7 @@ from minishuffle.coordinator.instructions import (
     Stopped,
     refusal,
 )
-from minishuffle.coordinator.jobs import Job
+from minishuffle.coordinator.jobs import Job, JobReport
 from minishuffle.coordinator.jobtable import JobTable
 from minishuffle.coordinator.polls import LongPolls
 from minishuffle.coordinator.results import ResultRequest, Results
@@ -58,7 +58,9 @@ from minishuffle.wire.messages import (
     DeployTasks,
     Dial,
     ErrorInfo,
+    FileCompleted,
     GetEvents,
+    GetFiles,
     GetLogs,
     GetRows,
     GetStatus,
@@ -307,7 +309,7 @@ class CoordinatorState:
         match message:
             case Heartbeat():
                 self._heartbeat(worker, message)
-            case TaskStateChanged() | TaskReleased() | Collected() | SourcePositions():
+            case TaskStateChanged() | TaskReleased() | Collected() | SourcePositions() | FileCompleted():
                 if self._is_new(worker, message.number):
                     self._about_job(worker, message, at)
             case LogLines() | RecoverySteps():
@@ -360,7 +362,7 @@ class CoordinatorState:
     def _about_job(
         self,
         worker: Worker,
-        message: TaskStateChanged | TaskReleased | Collected | LogLines | SourcePositions | RecoverySteps,
+        message: JobReport,
         at: float,
     ) -> None:
         job = self._jobs.get(message.job)
@@ -435,6 +437,8 @@ class CoordinatorState:
                 reply: ControlMessage = JobList(jobs=[job.info(results=False) for job in self._jobs.values()])
             case ShowJob(job=name):
                 reply = self._jobs.named(name).info(results=True)
+            case GetFiles(job=name, after=after):
+                reply = self._jobs.named(name).manifest.after(after)
             case CancelJob(job=name):
                 reply = self._cancel(self._jobs.named(name), now)
             case CancelSubmission(submission=submission):

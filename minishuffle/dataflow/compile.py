@@ -64,7 +64,7 @@ def compile_job(
         if not end.is_sink:
             raise InvalidGraph(
                 f"the stream ends with {end.label!r} and goes nowhere: end it with collect(), to_count(), "
-                "print(), to_parquet(path) or to(sink)"
+                "print(), to_files(path) or to(sink)"
             )
     nodes = list(inputs_first(ends))
     check_waits(nodes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minishuffle import limits
 from minishuffle.dataflow.arguments import checked_name, schema_message, spark_schema
 from minishuffle.dataflow.nodes import Boundary
 from minishuffle.dataflow.stream_base import StreamBase
@@ -22,19 +23,33 @@ class StreamSinks(StreamBase):
 
     __slots__ = ()
 
-    def to_parquet(self, path: str | Path) -> Stream[Any]:
+    def to_files(
+        self,
+        path: str | Path,
+        *,
+        seconds: float = limits.FILE_SECONDS_DEFAULT,
+        rows: int = limits.FILE_ROWS_DEFAULT,
+        bytes: int = limits.FILE_BYTES_DEFAULT,
+    ) -> Stream[Any]:
         """Write Parquet files into the directory ``path``, which must not hold any.
 
-        Each subtask's file has the types that its own rows need, null for None alone. If the rows have no
+        Each subtask writes one after the other. A file is complete so many seconds after its first row, or
+        when it has so many rows or bytes, and at the end of the stream. It appears when the coordinator has
+        listed it, and stays whatever becomes of the job.
+
+        Each has the types that its rows and those before it need, null for None alone. If the rows have no
         one type in a column, declare it with :meth:`Stream.schema`, and all files have that.
 
         Raises:
-            UsageError: it holds some, or is a file.
+            UsageError: the directory holds some, or is a file, or a limit is not above 0.
         """
-        from minishuffle.dataflow.operators.sinks import ParquetSink
+        from minishuffle.dataflow.operators.filesink import FileSink, Roll
 
+        for name, limit in (("seconds", seconds), ("rows", rows), ("bytes", bytes)):
+            if not limit > 0:
+                raise UsageError(f"to_files: {name} is {limit!r}: give a number above 0")
         convert = () if self._schema is None else self._to_arrow()
-        return self._sink("to_parquet", ParquetSink(path), *convert)
+        return self._sink("to_files", FileSink(path, Roll(seconds, rows, bytes)), *convert)
 
     def collect(self) -> Stream[Any]:
         """Send every row to the program that submitted the job; Arrow as dicts."""

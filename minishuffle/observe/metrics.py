@@ -51,7 +51,14 @@ _JOB_STATES = ("created", "running", "finished", *_JOB_ENDS)
 _PENDING = ("restarting", "waiting for a slot")
 _TASK_STATES = ("created", "running", "finished", "failed", "canceled", "abandoned", "lost", *_PENDING)
 _RESTART_REASONS = ("failed", "canceled", "abandoned", "lost", "finished")
-_DROP_REASONS = ("upstream_unavailable", "suspected", "queue_discarded", "partial_element", "failed_batch")
+_DROP_REASONS = (
+    "upstream_unavailable",
+    "suspected",
+    "queue_discarded",
+    "partial_element",
+    "failed_batch",
+    "sink_unfinished",
+)
 
 
 def worker_registry(snapshot: Callable[[], WorkerSnapshot], version: str) -> CollectorRegistry:

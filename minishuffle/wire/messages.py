@@ -186,6 +186,8 @@ class TaskSpec(ControlMessage):
     """What an earlier attempt of a source has reported: each split goes on at its ``end``."""
     positions_age: float = 0.0
     """Seconds since it has."""
+    files: dict[int, int] = Field(default_factory=dict)
+    """By earlier attempt of a file sink, how many of its files are in the manifest."""
 
 
 class TaskInfo(ControlMessage):
@@ -203,6 +205,18 @@ class TaskInfo(ControlMessage):
     result: bytes = b""
     state_rows_lost: int = 0
     """Rows that its operators held, and that were lost with attempts that did not finish."""
+
+
+class ListedFile(ControlMessage):
+    """A file of a sink that is in the manifest."""
+
+    operator: int
+    index: int
+    attempt: int
+    path: str
+    rows: int
+    bytes: int
+    checksum: Name
 
 
 class JobEvent(ControlMessage):
@@ -288,8 +302,8 @@ class TaskStateChanged(ControlMessage):
     type: Literal["task_state"] = "task_state"
     term: int
     number: int = 0
-    """Counts the reports of a worker (these, Collected, SourcePositions, TaskReleased) from 1; see
-    Acknowledge."""
+    """Counts the reports of a worker (these, Collected, FileCompleted, SourcePositions, TaskReleased) from 1;
+    see Acknowledge."""
     job: str
     operator: int
     index: int
@@ -334,6 +348,24 @@ class TaskReleased(ControlMessage):
     traffic: TrafficTable
     rows_dropped: dict[str, int] = Field(default_factory=dict)
     """By reason."""
+
+
+class FileCompleted(ControlMessage):
+    """A file of a sink that is to be listed; ``file`` counts those of the attempt from 0."""
+
+    type: Literal["file_completed"] = "file_completed"
+    term: int
+    number: int = 0
+    job: str
+    operator: int
+    index: int
+    attempt: int
+    file: int
+    path: str
+    rows: int
+    bytes: int
+    checksum: Name
+    """SHA-256 of its bytes, in hexadecimal."""
 
 
 class Collected(ControlMessage):
@@ -584,6 +616,15 @@ class GetRows(ControlMessage):
     wait_seconds: float = 0.0
 
 
+class GetFiles(ControlMessage):
+    """Files that the sinks of a job have completed, from number ``after`` on: the client has those before
+    it."""
+
+    type: Literal["get_files"] = "get_files"
+    job: str
+    after: int = 0
+
+
 class WaitJob(ControlMessage):
     """Answered with ``JobInfo`` when the job has ended, or when ``wait_seconds`` have passed."""
 
@@ -640,6 +681,10 @@ class JobInfo(ControlMessage):
     """At most so many more were lost in what died, if its tasks write one row for each that they read."""
     state_rows_lost: int = 0
     """Rows that operators held (sides of joins, windows, groups), and that died with a task."""
+    files_listed: int = 0
+    """Files that its sinks have completed."""
+    file_rows: int = 0
+    """Rows in them."""
 
 
 class JobList(ControlMessage):
@@ -665,6 +710,14 @@ class JobRows(ControlMessage):
     batches: list[bytes]
     next: int
     terminal: bool
+
+
+class JobFiles(ControlMessage):
+    """``next`` is the number behind that of the last file."""
+
+    type: Literal["job_files"] = "job_files"
+    files: list[ListedFile]
+    next: int
 
 
 class ClusterStatus(ControlMessage):

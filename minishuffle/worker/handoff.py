@@ -197,6 +197,16 @@ class TaskPaths:
         # The bell may have rung for input as well: let the task look again.
         self.bell.ring_now()
 
+    def linger(self, ready: Callable[[], bool], seconds: float) -> None:
+        """Wait until ``ready`` says so, cancelled or not; not longer, and only while the paths are open."""
+        deadline = time.monotonic() + seconds
+        while True:
+            self.bell.clear()
+            left = deadline - time.monotonic()
+            if ready() or self._closed or left <= 0:
+                return
+            self.bell.wait(left)
+
     def wait(self, seconds: float) -> None:
         """Wait for input (idle time, measured)."""
         self.clock.enter("idle", time.monotonic())

@@ -19,6 +19,7 @@ from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.messages import (
     ControlMessage,
     DeployTasks,
+    FileCompleted,
     SourcePositions,
     TaskAttempt,
     TaskSpec,
@@ -51,7 +52,7 @@ __all__ = [
 ]
 
 
-def attempt_id(job: str, spec: TaskSpec | TaskAttempt | SourcePositions) -> AttemptId:
+def attempt_id(job: str, spec: TaskSpec | TaskAttempt | SourcePositions | FileCompleted) -> AttemptId:
     """The attempt that a message about ``job`` names."""
     return AttemptId(SubtaskId(JobId(job), OperatorId(spec.operator), spec.index), spec.attempt)
 

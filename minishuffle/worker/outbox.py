@@ -14,12 +14,19 @@ from typing import Final, TypeAlias
 from minishuffle import limits
 from minishuffle.errors import clipped
 from minishuffle.ids import AttemptId
-from minishuffle.wire.messages import Collected, LogLines, SourcePositions, TaskReleased, TaskStateChanged
+from minishuffle.wire.messages import (
+    Collected,
+    FileCompleted,
+    LogLines,
+    SourcePositions,
+    TaskReleased,
+    TaskStateChanged,
+)
 from minishuffle.worker.handoff import TaskPaths
 
 __all__ = ["NumberedReport", "Outbox", "OutboxSender", "ReportLog"]
 
-NumberedReport: TypeAlias = Collected | SourcePositions | TaskStateChanged | TaskReleased
+NumberedReport: TypeAlias = Collected | FileCompleted | SourcePositions | TaskStateChanged | TaskReleased
 
 LINE_BYTES: Final = 64
 """What a line takes besides its characters."""
@@ -139,7 +146,7 @@ class ReportLog:
                 size = len(payload)
             case TaskStateChanged(result=result):
                 size = len(result)
-            case SourcePositions() | TaskReleased():
+            case FileCompleted() | SourcePositions() | TaskReleased():
                 size = 0
         self._kept.append((report, size))
         self._bytes += size

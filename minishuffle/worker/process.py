@@ -22,6 +22,7 @@ from minishuffle.counters import (
     TaskCounters,
     WorkerSnapshot,
 )
+from minishuffle.dataflow.operators.base import CompleteFile
 from minishuffle.errors import PeerLost, RemoteProtocolError, error_from_code
 from minishuffle.exchange.channels import ChannelEvent
 from minishuffle.exchange.segments import NetworkBufferPool
@@ -33,6 +34,7 @@ from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import (
     ControlMessage,
     Failure,
+    FileCompleted,
     Heartbeat,
     Register,
     Registered,
@@ -204,6 +206,7 @@ class Worker:
                 channel_event=self._on_channel_event,
                 moved=self._on_moved,
                 first_record=self._on_first_record,
+                filed=self._on_filed,
             )
             readers = ResultReaders(lambda: state.term, self._deployment, self._inbox, self._send)
             external = ExternalClients(lambda: state.term, self._deployment, readers, self._send)
@@ -266,9 +269,13 @@ class Worker:
     def _acknowledged(self, number: int) -> None:
         """The coordinator has applied reports: rows that wait behind them may follow."""
         for report in self._reports.acknowledge(number):
-            if isinstance(report, SourcePositions):
+            if isinstance(report, SourcePositions | FileCompleted):
                 attempt = self._deployment.attempts.get(attempt_id(report.job, report))
-                if attempt is not None:
+                if attempt is None:
+                    continue
+                if isinstance(report, FileCompleted):
+                    attempt.task.files.acknowledge()
+                else:
                     attempt.task.leases.acknowledge()
         self._sender.pump()
 
@@ -422,6 +429,24 @@ class Worker:
     def _on_first_record(self, key: AttemptId) -> None:
         self._state.first_record(key, self._loop.time())
         self._alarm.set(self._state.next_deadline())
+
+    def _on_filed(self, key: AttemptId, file: CompleteFile) -> None:
+        """A sink has completed a file."""
+        subtask = key.subtask
+        self._send(
+            FileCompleted(
+                term=self._state.term,
+                job=subtask.job,
+                operator=subtask.operator,
+                index=subtask.index,
+                attempt=key.attempt,
+                file=file.number,
+                path=file.path,
+                rows=file.rows,
+                bytes=file.bytes,
+                checksum=file.checksum,
+            )
+        )
 
     # --- timers and stats ----------------------------------------------------------------------------
 

@@ -60,6 +60,7 @@ from minishuffle.exchange.watermarks import WatermarkValve
 from minishuffle.ids import FIRST_ATTEMPT, AttemptId
 from minishuffle.wire.frames import EventKind
 from minishuffle.wire.messages import ErrorInfo
+from minishuffle.worker.filereports import FileReports
 from minishuffle.worker.handoff import TaskPaths
 from minishuffle.worker.leases import SourceLeases
 from minishuffle.worker.outbox import Outbox
@@ -397,6 +398,7 @@ class Task:
     first_record: Callable[[AttemptId], None]
     outbox: Outbox
     leases: SourceLeases
+    files: FileReports
     spool: Spool | None = None
     """Where a sink whose records other programs read keeps them."""
     state: str = "deploying"
@@ -503,6 +505,7 @@ class Task:
             log=self.outbox.log,
             wait_until=self.paths.wait_until,
             spool=self.spool,
+            files=self.files,
         )
         opened: list[Operator] = []
         try:
@@ -603,11 +606,12 @@ class Task:
     def _pass(self, batch: Batch, entrance: Emit, chain: Chain) -> None:
         """Have the chain take a batch; if that raises, count the rows of it that are lost."""
         counters = self.counters
-        written, kept = counters.records_out, chain.rows_kept()
+        written, kept = counters.records_out + counters.rows_filed, chain.rows_kept()
         try:
             entrance(batch)
         except BaseException:
-            passed = counters.records_out - written + max(0, chain.rows_kept() - kept)
+            passed = counters.records_out + counters.rows_filed - written
+            passed += max(0, chain.rows_kept() - kept)
             self._failed_rows = max(0, len(batch) - passed)
             raise
         finally:
@@ -642,7 +646,7 @@ class Task:
         else:
             raise ResourceExhausted(
                 f"a row of {len(payload)} bytes cannot be collected, at most {MESSAGE_BYTES_MAX} fit: "
-                "write such rows with to_parquet or a sink of your own"
+                "write such rows with to_files or a sink of your own"
             )
 
 

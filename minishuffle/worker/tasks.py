@@ -24,6 +24,7 @@ from minishuffle.counters import (
     WorkerSnapshot,
 )
 from minishuffle.dataflow.graph import JobSettings
+from minishuffle.dataflow.operators.base import CompleteFile
 from minishuffle.errors import ResourceExhausted, TaskFailed, clipped, text_of
 from minishuffle.exchange.buffers import Flush
 from minishuffle.exchange.channels import Attachment, ChannelEvent, GateBuffers, InputChannel
@@ -50,6 +51,7 @@ from minishuffle.wire.messages import (
 )
 from minishuffle.wire.packed import PeerRows, pack_traffic
 from minishuffle.worker.client_gate import UpstreamGate
+from minishuffle.worker.filereports import FileReports
 from minishuffle.worker.handoff import LoopInbox, TaskPaths
 from minishuffle.worker.instructions import Attach, Fence, RequestPartition, StartTask, attempt_id
 from minishuffle.worker.leases import SourceLeases
@@ -160,6 +162,8 @@ class WorkerServices:
     """Called on the loop with a table of positions that a source reports; see :class:`SourceLeases`."""
     first_record: Callable[[AttemptId], None]
     """Called on the loop once a restarted attempt has passed its first batch on."""
+    filed: Callable[[AttemptId, CompleteFile], None]
+    """Called on the loop with a file that a sink has completed."""
     budget: AssemblyBudget
     spool_directory: str | None
     spool_bytes_max: int
@@ -209,6 +213,7 @@ class Attempt:
             services.first_record,
             Outbox(self.id, self.paths, services.said),
             self._source_leases(),
+            FileReports(self.paths, partial(services.filed, self.id), spec.files),
         )
         try:
             for input_spec in spec.inputs:
@@ -409,6 +414,7 @@ class Deployment:
         channel_event: Callable[[ChannelKey, int, ChannelEvent], object],
         moved: Callable[[AttemptId, bytes], None],
         first_record: Callable[[AttemptId], None],
+        filed: Callable[[AttemptId, CompleteFile], None],
     ) -> None:
         self.pool = pool
         self.attempts: dict[AttemptId, Attempt] = {}
@@ -426,6 +432,7 @@ class Deployment:
             said,
             moved,
             first_record,
+            filed,
             self.budget,
             spool_directory,
             spool_bytes_max,

@@ -277,3 +277,23 @@ def test_what_attempts_that_are_not_kept_have_lost_stays_lost() -> None:
         made.close(source, current)
     lost = made.losses(current)
     assert (lost.in_flight, lost.state_rows) == (5 * (ATTEMPTS_KEPT + 3), 2 * (ATTEMPTS_KEPT + 3))
+
+
+def test_rows_of_a_sink_that_died_are_unfinished_in_flight_or_listed() -> None:
+    """It had taken 60 rows, the last 5 of them were not filed yet, and 30 were in files that are listed."""
+    died = record(2, 1, received(1, 70), worker=2, end="died", records_in=60, rows_filed=55)
+    died.rows_listed = 30
+    current = [record(1, 1, sent(1, 100, worker=2)), record(2, 2, worker=1)]
+    found = books(died, current=current).losses(current)
+    assert (found.dropped, found.in_flight) == ({"sink_unfinished": 25}, 45)
+    died.rows_listed = 58
+    found = books(died, current=current).losses(current)
+    assert (found.dropped, found.in_flight) == ({}, 42)
+
+
+def test_unfinished_rows_of_attempts_that_are_not_kept_stay_counted() -> None:
+    kept = Books(EDGES)
+    for attempt in range(1, ATTEMPTS_KEPT + 4):
+        kept.close(record(2, attempt, end="early", records_in=3, rows_filed=3), [])
+    current = [record(2, ATTEMPTS_KEPT + 4, end="finished", rows_filed=9)]
+    assert kept.losses(current).dropped == {"sink_unfinished": 3 * (ATTEMPTS_KEPT + 3)}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from minishuffle.coordinator.moves import TASK_MOVES
+from minishuffle.coordinator.lifecycle import TASK_MOVES
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import ResourceExhausted, TaskFailed
 from minishuffle.wire.messages import (

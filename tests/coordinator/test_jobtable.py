@@ -47,7 +47,7 @@ def test_rows_of_ended_jobs_are_bounded_in_sum_and_the_oldest_jobs_go_first(
     assert code == ResourceExhausted.code
     assert text == (
         "the rows of job j1 (count words) are gone: at most 20 bytes of rows of all jobs that have ended are "
-        "kept; run the job again and read its rows when it ends, or write them with to_parquet"
+        "kept; run the job again and read its rows when it ends, or write them with to_files"
     )
     assert cluster.refusal(GetRows(job="j1", after=1)) == (code, text), "not the end of a shorter result"
     assert cluster.show("j1").collected_batches == 2, "the job itself stays listed as it ended"

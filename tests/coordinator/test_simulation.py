@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from minishuffle.coordinator.moves import JOB_OVER
+from minishuffle.coordinator.lifecycle import JOB_OVER
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import PeerLost, TaskFailed
 from minishuffle.wire.messages import (

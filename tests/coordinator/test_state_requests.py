@@ -58,7 +58,7 @@ def test_too_many_collected_rows_fail_the_job(
     info = cluster.show("j1")
     assert (info.state, info.collected_batches, info.causes[0].code) == ("failing", 1, ResourceExhausted.code)
     assert [cause.text for cause in info.causes] == [
-        "job collected more than 10 bytes of rows: write large results with to_parquet instead of collect"
+        "job collected more than 10 bytes of rows: write large results with to_files instead of collect"
     ]
     assert info.causes[0].task == "count[1]"
 

@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from minishuffle.coordinator.moves import JOB_OVER
+from minishuffle.coordinator.lifecycle import JOB_OVER
 from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.errors import ResourceExhausted, TaskFailed
 from minishuffle.wire.messages import (

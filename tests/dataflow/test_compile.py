@@ -189,7 +189,7 @@ def test_a_broadcast_join_runs_where_its_big_side_does() -> None:
 
 
 def test_a_directory_that_has_filled_since_is_refused_at_submission(tmp_path: Path) -> None:
-    stream = Stream.items([1]).to_parquet(tmp_path)
+    stream = Stream.items([1]).to_files(tmp_path)
     compile_job(stream)
     (tmp_path / "part-0-1.parquet").touch()
     with pytest.raises(UsageError, match="already holds Parquet parts"):
@@ -198,7 +198,7 @@ def test_a_directory_that_has_filled_since_is_refused_at_submission(tmp_path: Pa
 
 def test_two_sinks_of_a_job_write_to_two_directories(tmp_path: Path) -> None:
     rows = Stream.items([1])
-    both = Stream.together(rows.to_parquet(tmp_path / "a"), rows.to_parquet(tmp_path / "x" / ".." / "a"))
-    compile_job(Stream.together(rows.to_parquet(tmp_path / "a"), rows.to_parquet(tmp_path / "b")))
+    both = Stream.together(rows.to_files(tmp_path / "a"), rows.to_files(tmp_path / "x" / ".." / "a"))
+    compile_job(Stream.together(rows.to_files(tmp_path / "a"), rows.to_files(tmp_path / "b")))
     with pytest.raises(UsageError, match="two sinks of the job write to"):
         compile_job(both)

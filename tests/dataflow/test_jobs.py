@@ -22,6 +22,7 @@ from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import UsageError
 from minishuffle.exchange.elements import ELEMENT_HEADER, decode, encode
 from minishuffle.exchange.partitioner import Partitioner
+from support.listing import Listing
 
 WORDS = ["to be or not to be", "that is the question", "", "to die to sleep"]
 RANDOM = random.Random(7)
@@ -63,6 +64,7 @@ class Execution:
         context = TaskContext(
             "j1", vertex.name, index, vertex.parallelism, 1, collect=self.rows.extend, log=self.log.append
         )
+        context.files = Listing()
         stages: list[Emit] = [self._writer(program.outputs, index)]
         for operator in reversed(program.operators):
             operator.open(context)
@@ -302,8 +304,8 @@ def test_parquet_in_and_out(tmp_path: Path) -> None:
     kept = Stream.parquet(tmp_path / "in.parquet", columns=["user", "amount"]).filter(
         lambda r: r["amount"] < 50
     )
-    done = execute(kept.to_parquet(out), 2)
-    assert sum(result["rows"] for result in done.results["parquet -> filter -> to_parquet"]) == 50
+    done = execute(kept.to_files(out), 2)
+    assert sum(result["rows"] for result in done.results["parquet -> filter -> to_files"]) == 50
     table = pq.read_table(out)
     assert table.schema.equals(pa.schema([("user", pa.string()), ("amount", pa.int64())]))
     assert sorted(table.to_pylist(), key=lambda row: row["amount"]) == [

@@ -280,9 +280,9 @@ def test_conversions_stand_where_formats_change(
 
 def test_rows_go_to_parquet_by_their_declared_schema(tmp_path: Path) -> None:
     path = tmp_path / "out"
-    assert operators(rows().to_parquet(path)) == ["to_parquet"]
-    assert operators(rows().schema({"a": int}).to_parquet(path)) == ["to_arrow", "to_parquet"]
-    assert operators(arrow().to_parquet(path)) == ["to_parquet"]
+    assert operators(rows().to_files(path)) == ["to_files"]
+    assert operators(rows().schema({"a": int}).to_files(path)) == ["to_arrow", "to_files"]
+    assert operators(arrow().to_files(path)) == ["to_files"]
 
 
 # --- sinks ----------------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ def test_a_sink_needs_its_methods() -> None:
 def test_a_directory_that_holds_output_is_refused_before_the_job(tmp_path: Path) -> None:
     pq.write_table(TABLE, tmp_path / "part-0-1.parquet")
     with pytest.raises(UsageError, match="already holds Parquet parts"):
-        rows().to_parquet(tmp_path)
+        rows().to_files(tmp_path)
 
 
 def test_together_takes_streams_with_sinks() -> None:

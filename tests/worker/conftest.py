@@ -13,6 +13,7 @@ import pytest
 from minishuffle.coordinator.scheduling import deployments
 from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.graph import JobGraph, JobSettings
+from minishuffle.dataflow.operators.base import CompleteFile
 from minishuffle.dataflow.stream import Stream
 from minishuffle.exchange.elements import unpack_rows
 from minishuffle.exchange.segments import NetworkBufferPool
@@ -48,6 +49,7 @@ class Site:
             channel_event=lambda *event: None,
             moved=self._on_moved,
             first_record=self.recovered.append,
+            filed=self._on_filed,
         )
         self.reports: list[tuple[AttemptId, TaskOutcome | None]] = []
         self.outcomes: dict[AttemptId, TaskOutcome] = {}
@@ -56,8 +58,10 @@ class Site:
         self.lines: list[str] = []
         self.positions: dict[AttemptId, list[bytes]] = {}
         """Tables that sources have reported."""
+        self.files: dict[AttemptId, list[CompleteFile]] = {}
+        """What sinks have completed."""
         self.acknowledges = True
-        """Every report of a source at once."""
+        """Every report of a source or of a file at once."""
 
     def _on_report(self, task: Task, outcome: TaskOutcome | None) -> None:
         key = task.attempt_id
@@ -73,6 +77,11 @@ class Site:
         self.positions.setdefault(key, []).append(positions)
         if self.acknowledges:
             self.deployment.attempts[key].task.leases.acknowledge()
+
+    def _on_filed(self, key: AttemptId, file: CompleteFile) -> None:
+        self.files.setdefault(key, []).append(file)
+        if self.acknowledges:
+            self.deployment.attempts[key].task.files.acknowledge()
 
     def _on_said(self, outbox: Outbox) -> None:
         outbox.notified = False

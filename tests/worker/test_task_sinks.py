@@ -122,7 +122,7 @@ async def test_results_and_rows_that_no_message_takes_are_refused(
     monkeypatch.setattr(task_module, "MESSAGE_BYTES_MAX", 10)
     (outcome,) = await site.run(Stream.items(["a row of 23 characters"]).collect(), "j1")
     assert error_of(outcome).code == ResourceExhausted.code
-    assert "write such rows with to_parquet" in error_of(outcome).text
+    assert "write such rows with to_files" in error_of(outcome).text
     (outcome,) = await site.run(Stream.items([1]).to(RecordingSink("a long name")), "j2")
     assert error_of(outcome).code == ResourceExhausted.code
     assert "write large results to a file" in error_of(outcome).text

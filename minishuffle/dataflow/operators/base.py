@@ -9,7 +9,7 @@ Event times are int, microseconds since 1970 in UTC.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -26,12 +26,14 @@ __all__ = [
     "END_OF_TIME",
     "Active",
     "Batch",
+    "CompleteFile",
     "Emit",
     "Idle",
     "KeyedRows",
     "Mark",
     "Operator",
     "Output",
+    "OutputFiles",
     "Program",
     "Side",
     "Source",
@@ -102,6 +104,36 @@ class SplitMark(Mark):
 Emit: TypeAlias = Callable[["Batch | Mark"], None]
 
 
+@dataclass(frozen=True, slots=True)
+class CompleteFile:
+    """A file of a sink that has all its rows. ``number`` counts those of the attempt from 0; ``checksum`` is
+    the SHA-256 of its bytes, in hexadecimal."""
+
+    number: int
+    path: str
+    rows: int
+    bytes: int
+    checksum: str
+
+
+class OutputFiles(Protocol):
+    """The coordinator's manifest, as a file sink sees it."""
+
+    listed: Mapping[int, int]
+    """By earlier attempt of the subtask, how many of its files are in the manifest: the first ones."""
+    acknowledged: int
+    """How many files of this attempt are: the first ones."""
+
+    def complete(self, file: CompleteFile) -> None:
+        """Have a file listed; files are reported in the order of their numbers."""
+
+    def wait(self) -> None:
+        """Wait until all that were reported are listed; raises TaskCancelled."""
+
+    def linger(self) -> None:
+        """Wait for that even though the task was cancelled, for a moment at the most."""
+
+
 @dataclass(slots=True)
 class TaskContext:
     """What an operator may know of its surroundings."""
@@ -122,6 +154,7 @@ class TaskContext:
     """Wait, as for a consumer that takes nothing, until ``ready`` says so; raises TaskCancelled."""
     spool: Spool | None = None
     """Where a sink whose records other programs read keeps them."""
+    files: OutputFiles | None = None
 
 
 class Operator(Protocol):

@@ -124,5 +124,5 @@ def test_of_a_time_with_and_one_without_a_zone_the_latter_is_in_utc() -> None:
 def test_no_value_changes_on_its_way_through_rows(tmp_path: Path) -> None:
     (files := tmp_path / "in").mkdir()
     written(files, column([1.5], pa.float32()), column([0.1], pa.float64()))
-    execute(Stream.parquet(files).filter(lambda row: True).to_parquet(tmp_path / "out"))
+    execute(Stream.parquet(files).filter(lambda row: True).to_files(tmp_path / "out"))
     assert sorted(pq.read_table(tmp_path / "out").column("a").to_pylist()) == [0.1, 1.5]

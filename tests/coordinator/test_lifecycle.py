@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minishuffle.coordinator.moves import ENDED, JOB_MOVES, JOB_OVER, PENDING, TASK_MOVES
+from minishuffle.coordinator.lifecycle import ENDED, JOB_MOVES, JOB_OVER, PENDING, TASK_MOVES
 
 
 def test_the_tables_of_moves_are_closed() -> None:

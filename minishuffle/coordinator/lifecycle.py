@@ -1,6 +1,6 @@
-"""How a job and its tasks may change: two tables of moves.
+"""The life cycle of a job and of the attempts of its tasks: which move follows which.
 
-A job::
+Both are tables of moves. A job::
 
     created --all run--> running --all finished--> finished, or finished_with_loss
        |                    |
@@ -21,14 +21,23 @@ its worker is lost, which it may have to wait for::
 
 With the strategies ``region`` and ``full`` others are cancelled then and restart with it, once all of them
 have ended. Of those that have finished, the ones restart that a consumer which restarts reads from.
+
+A job with the restart strategy ``none`` fails with its first task, and so does any with a task that external
+clients write to or read from: their tickets name a worker and an attempt. A job on its way to ``failed`` or
+``canceled`` ends there whatever its tasks report meanwhile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["ENDED", "JOB_MOVES", "JOB_OVER", "PENDING", "TASK_MOVES"]
+from minishuffle.coordinator.books import AttemptRecord, Totals
+from minishuffle.coordinator.positions import Resumption
+from minishuffle.wire.messages import TaskInfo
+
+__all__ = ["ENDED", "JOB_MOVES", "JOB_OVER", "PENDING", "TASK_MOVES", "Subtask"]
 
 ENDED: Final = frozenset({"finished", "failed", "canceled", "abandoned", "lost"})
 PENDING: Final = frozenset({"restarting", "waiting for a slot"})
@@ -52,3 +61,35 @@ JOB_MOVES: Final[Mapping[str, frozenset[str]]] = {
     "canceling": frozenset({"canceled"}),
 }
 JOB_OVER: Final = frozenset({"finished", "finished_with_loss", "failed", "canceled"})
+
+
+@dataclass(slots=True)
+class Subtask(AttemptRecord):
+    """One subtask and its current attempt; while it is pending, the attempt that ended."""
+
+    name: str = ""
+    state: str = "created"
+    on_worker: bool = True
+    """Its worker has not been lost since the attempt was deployed."""
+    resumption: Resumption = Resumption(b"", 0.0)
+    """Where the attempt goes on, if it is a source's, and which files of earlier ones are listed."""
+    result: bytes = b""
+
+    def __str__(self) -> str:
+        return f"{self.name}[{self.index}]"
+
+    def info(self, totals: Totals, results: bool) -> TaskInfo:
+        """As clients see it, with the totals of all its attempts."""
+        return TaskInfo(
+            operator=self.operator,
+            name=self.name,
+            index=self.index,
+            attempt=self.attempt,
+            state=self.state,
+            worker=self.worker,
+            counters=totals.counters,
+            rows_sent=totals.rows_sent,
+            rows_received=totals.rows_received,
+            result=self.result if results else b"",
+            state_rows_lost=totals.state_rows_lost,
+        )

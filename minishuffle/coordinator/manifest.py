@@ -1,0 +1,66 @@
+"""The files that the sinks of a job have completed: what is listed here is output, and nothing else. Pure.
+
+A file is listed when the coordinator hears of it from the current attempt of its subtask. Whatever becomes of
+the attempt after that, the file stays output; a file of an attempt that was fenced before is never listed,
+and the next attempt removes it. An attempt's files are listed in the order of their numbers, so that their
+count says which they are.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from minishuffle import limits
+from minishuffle.wire.messages import FileCompleted, JobFiles, ListedFile
+
+__all__ = ["Manifest"]
+
+REPLY_FILES_MAX: Final = 1_000
+"""In one reply; the client asks for the next ones."""
+
+
+class Manifest:
+    """The files of one job: it counts all of them, and can name the last JOB_FILES_KEPT.
+
+    Invariants: ``files`` and ``rows`` are the sums of the counts by attempt, and never fall.
+    """
+
+    def __init__(self) -> None:
+        self.files = 0
+        self.rows = 0
+        self._kept: deque[ListedFile] = deque(maxlen=limits.JOB_FILES_KEPT)
+        self._counts: dict[tuple[int, int], dict[int, int]] = {}
+        """By operator and index of the subtask, and by attempt."""
+
+    def add(self, file: FileCompleted) -> bool:
+        """List a file; False, and nothing changes, if it is not the next one of its attempt."""
+        counts = self._counts.setdefault((file.operator, file.index), {})
+        if file.file != counts.get(file.attempt, 0):
+            return False
+        counts[file.attempt] = file.file + 1
+        self.files += 1
+        self.rows += file.rows
+        self._kept.append(
+            ListedFile(
+                operator=file.operator,
+                index=file.index,
+                attempt=file.attempt,
+                path=file.path,
+                rows=file.rows,
+                bytes=file.bytes,
+                checksum=file.checksum,
+            )
+        )
+        return True
+
+    def counts(self, operator: int, index: int) -> dict[int, int]:
+        """By attempt of a subtask, how many of its files are listed."""
+        return dict(self._counts.get((operator, index), {}))
+
+    def after(self, number: int) -> JobFiles:
+        """Files from that number on; those that are not kept any more are left out."""
+        dropped = self.files - len(self._kept)
+        first = min(max(number - dropped, 0), len(self._kept))
+        found = [self._kept[at] for at in range(first, min(first + REPLY_FILES_MAX, len(self._kept)))]
+        return JobFiles(files=found, next=dropped + first + len(found))

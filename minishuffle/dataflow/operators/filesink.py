@@ -1,0 +1,398 @@
+"""The sink that writes files, one after the other, which count once the coordinator has listed them.
+
+A subtask's part is hidden (its name begins with a dot) while it is written. When it is complete, the sink
+reports its rows and checksum to the coordinator, which acknowledges once it is in the manifest; only then
+the part gets its name. Spark, pyarrow and pandas leave out names with a dot, so whoever reads the directory
+sees listed parts only, and each row once. An attempt that died in between leaves hidden parts: the next
+one names those that are listed, and removes the others, whose rows were lost with it. (Flink: ``FileSink``,
+whose parts are in progress, pending and finished.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from minishuffle.dataflow.operators.base import Batch, CompleteFile, Emit, OutputFiles, TaskContext
+from minishuffle.dataflow.operators.chained import ChainedOperator
+from minishuffle.dataflow.operators.convert import RowsToArrow, rows_of
+from minishuffle.dataflow.operators.widertype import wider_schema
+from minishuffle.errors import LocalProtocolError, UsageError
+from minishuffle.limits import BATCH_ROWS_MAX, MIB
+
+__all__ = ["FileSink", "Roll"]
+
+ROW_GROUP_BYTES: Final = 64 * MIB
+"""Columns in memory that make a row group, if BATCH_ROWS_MAX rows have fewer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roll:
+    """When a part is complete: so long after its first row, or with so many rows or bytes.
+
+    A part may be longer than ``bytes`` by a row group.
+    """
+
+    seconds: float
+    rows: int
+    bytes: int
+
+
+class _CheckedFile(io.RawIOBase):
+    """A new file that knows the checksum of what was written to it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.size = 0
+        self._checksum = hashlib.sha256()
+        self._file = path.open("xb", buffering=0)
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        at = 0
+        while at < len(view):
+            at += self._file.write(view[at:])
+        self._checksum.update(view)
+        self.size += at
+        return at
+
+    def tell(self) -> int:
+        return self.size
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
+
+    def sync(self) -> str:
+        """Have it outlive this machine; gives the checksum."""
+        os.fsync(self._file.fileno())
+        return self._checksum.hexdigest()
+
+
+class _Part:
+    """A Parquet file that is being written."""
+
+    def __init__(self, hidden: Path, visible: Path, opened_at: float) -> None:
+        self.hidden = hidden
+        self.visible = visible
+        self.opened_at = opened_at
+        self.rows = 0
+        """Those that are kept for the next row group included."""
+        self.kept_bytes = 0
+        self._kept: list[pa.RecordBatch] = []
+        self._kept_rows = 0
+        self._file: _CheckedFile | None = None
+        self._writer: pq.ParquetWriter | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes written so far."""
+        return 0 if self._file is None else self._file.size
+
+    def keep(self, batch: pa.RecordBatch) -> None:
+        self._kept.append(batch)
+        self._kept_rows += batch.num_rows
+        self.kept_bytes += batch.nbytes
+        self.rows += batch.num_rows
+
+    def write_row_group(self, schema: pa.Schema | None) -> pa.Schema:
+        """Small batches are put together, so that a row group is worth reading. ``schema`` is that of the
+        part before, if there is one; gives what this one has."""
+        if self._writer is not None:
+            schema = self._writer.schema
+        for given in dict.fromkeys(batch.schema for batch in self._kept):
+            schema = given if schema is None else _common(schema, given)
+        assert schema is not None
+        if self._writer is None:
+            self._begin(schema)
+        elif not schema.equals(self._writer.schema):
+            self._widen(schema)
+        if self._kept:
+            assert self._writer is not None
+            self._writer.write_table(pa.concat_tables(_cast(batch, schema) for batch in self._kept))
+        self._kept, self._kept_rows, self.kept_bytes = [], 0, 0
+        return schema
+
+    @property
+    def has_row_group(self) -> bool:
+        """Whether it has kept enough for one."""
+        return self._kept_rows >= BATCH_ROWS_MAX or self.kept_bytes >= ROW_GROUP_BYTES
+
+    def _begin(self, schema: pa.Schema) -> None:
+        self._file = _CheckedFile(self.hidden)
+        self._writer = pq.ParquetWriter(self._file, schema)
+
+    def _widen(self, schema: pa.Schema) -> None:
+        """Write what is written already once more, with wider types."""
+        self._close()
+        narrow = self.hidden.with_suffix(".narrow")
+        self.hidden.replace(narrow)
+        try:
+            self._begin(schema)
+            assert self._writer is not None
+            with pq.ParquetFile(narrow) as file:
+                for number in range(file.num_row_groups):
+                    self._writer.write_table(_cast(file.read_row_group(number), schema))
+        finally:
+            narrow.unlink()
+
+    def complete(self) -> str:
+        """Nothing more is written to it; gives its checksum."""
+        assert self._writer is not None and self._file is not None
+        self._writer.close()
+        checksum = self._file.sync()
+        self._file.close()
+        return checksum
+
+    def _close(self) -> None:
+        if self._writer is not None and self._file is not None:
+            self._writer.close()
+            self._file.close()
+
+    def discard(self) -> None:
+        """It will not be complete."""
+        try:
+            self._close()
+        finally:
+            self.hidden.unlink(missing_ok=True)
+
+
+class FileSink(ChainedOperator):
+    """Writes ``path/part-<subtask>-<attempt>-<number>.parquet``; the result is {"files", "rows"}.
+
+    Dict rows become columns by name, pairs the columns ``key`` and ``value``, longer tuples ``c0``, ``c1``,
+    …, anything else the column ``value``. The types of a part hold all its rows and those of the parts before
+    it, in whatever order they came: what is written already is written anew if later rows need wider ones. A
+    subtask without rows writes nothing; one that fails keeps the parts that were complete.
+
+    Raises:
+        UsageError: ``path`` already holds parts or is no directory, rows have other columns than the
+            first ones, or values of types that have none in common.
+    """
+
+    name = "to_files"
+
+    def __init__(self, path: str | Path, roll: Roll) -> None:
+        self.path = str(Path(path).expanduser().resolve())
+        self.roll = roll
+        self._token = uuid4().hex[:12]
+        """In the names of its hidden parts, beside the job's id, which another cluster's may have too."""
+        self._opened = False
+        self.claim()
+
+    def claim(self) -> str:
+        """
+        Raises:
+            UsageError: there are parts already, or there is a file.
+        """
+        directory = Path(self.path)
+        if directory.exists() and not directory.is_dir():
+            raise UsageError(f"{directory} is a file: give the path of a directory for the Parquet parts")
+        if next(directory.glob("part-*.parquet"), None) is not None:
+            raise UsageError(f"{directory} already holds Parquet parts: remove them or give another path")
+        return self.path
+
+    def open(self, context: TaskContext) -> None:
+        super().open(context)
+        if context.files is None:
+            raise LocalProtocolError(f"{self.name}: this task was given nobody to report its files to")
+        self._files: OutputFiles = context.files
+        self._directory = Path(self.path)
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"cannot write into {self._directory}: {error.strerror}") from error
+        self._converter = RowsToArrow(None)
+        self._schema: pa.Schema | None = None
+        self._part: _Part | None = None
+        self._pending: deque[_Part] = deque()
+        """Complete parts that are not listed yet, as far as is known here."""
+        self._named = 0
+        """Parts that have got their name."""
+        self._rows = 0
+        """Rows of complete parts."""
+        self._finished = False
+        self._opened = True
+        self._settle_earlier()
+
+    # --- parts of earlier attempts ---------------------------------------------------------------
+
+    def _hidden_prefix(self) -> str:
+        return f".{self.context.job}.{self._token}."
+
+    def _hidden_parts(self) -> Iterator[tuple[Path, int, int]]:
+        """The hidden files of this subtask, with attempt and number."""
+        pattern = re.compile(rf"part-{self.context.index:05}-(\d+)-(\d+)\.(parquet|narrow)")
+        for hidden in self._directory.glob(f"{self._hidden_prefix()}*"):
+            found = pattern.fullmatch(hidden.name.removeprefix(self._hidden_prefix()))
+            if found is not None:
+                yield hidden, int(found[1]), int(found[2])
+
+    def _settle_earlier(self) -> None:
+        """Name what is listed of the parts that earlier attempts have left hidden, and remove the others."""
+        for hidden, attempt, number in list(self._hidden_parts()):
+            if attempt >= self.context.attempt:
+                continue
+            if number < self._files.listed.get(attempt, 0):
+                _publish(hidden, self._directory / hidden.name.removeprefix(self._hidden_prefix()))
+            else:
+                hidden.unlink(missing_ok=True)
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    def process(self, batch: Batch, input: int, emit: Emit) -> None:
+        if not isinstance(batch, pa.RecordBatch):
+            rows = rows_of(batch)
+            if not rows:
+                return
+            batch = self._converter.convert(_named(rows))
+        at = 0
+        while at < batch.num_rows:
+            part = self._part
+            if part is None:
+                part = self._part = self._begin()
+            piece = batch.slice(at, self.roll.rows - part.rows)
+            part.keep(piece)
+            self.context.counters.rows_filed += piece.num_rows
+            at += piece.num_rows
+            if part.has_row_group or part.kept_bytes >= self.roll.bytes:
+                self._schema = part.write_row_group(self._schema)
+            if part.rows >= self.roll.rows or part.size >= self.roll.bytes:
+                self._complete()
+
+    def _begin(self) -> _Part:
+        number = self._named + len(self._pending)
+        name = f"part-{self.context.index:05}-{self.context.attempt}-{number:05}.parquet"
+        hidden = self._directory / f"{self._hidden_prefix()}{name}"
+        return _Part(hidden, self._directory / name, self.context.now())
+
+    def _complete(self) -> None:
+        """The part has all its rows: report it."""
+        part, self._part = self._part, None
+        assert part is not None
+        try:
+            self._schema = part.write_row_group(self._schema)
+            checksum = part.complete()
+        except BaseException:
+            part.discard()
+            raise
+        number = self._named + len(self._pending)
+        self._pending.append(part)
+        self._rows += part.rows
+        self._files.complete(CompleteFile(number, str(part.visible), part.rows, part.size, checksum))
+        self._name_listed()
+
+    def _name_listed(self) -> None:
+        while self._pending and self._named < self._files.acknowledged:
+            part = self._pending[0]
+            _publish(part.hidden, part.visible)
+            self._pending.popleft()
+            self._named += 1
+
+    # --- clocks and ends -------------------------------------------------------------------------
+
+    def deadline(self) -> float | None:
+        if self._pending and self._named < self._files.acknowledged:
+            return 0.0
+        return None if self._part is None else self._part.opened_at + self.roll.seconds
+
+    def on_clock(self, now: float, emit: Emit) -> None:
+        self._name_listed()
+        if self._part is not None and now >= self._part.opened_at + self.roll.seconds:
+            self._complete()
+
+    def finish(self, emit: Emit) -> None:
+        if self._part is not None:
+            self._complete()
+        self._files.wait()
+        self._name_listed()
+        self._settle_earlier()
+        self._finished = True
+
+    def close(self) -> dict[str, Any] | None:
+        """After a failure or a cancel, what was complete still gets its name."""
+        if not self._opened:
+            return None
+        if self._finished:
+            return {"files": self._named, "rows": self._rows}
+        try:
+            if self._part is not None:
+                self._part.discard()
+        finally:
+            if self._pending:
+                self._files.linger()
+            self._name_listed()
+        return None
+
+
+def _publish(hidden: Path, visible: Path) -> None:
+    """Give a complete part its name: a link replaces nothing. It may have it already: by the attempt that
+    wrote it, and that somebody takes for dead."""
+    try:
+        if not (visible.exists() and hidden.samefile(visible)):
+            visible.hardlink_to(hidden)
+    except FileNotFoundError:
+        if not visible.exists():
+            raise
+    except FileExistsError:
+        raise UsageError(
+            f"{visible} is there already: another job has written into that directory; give each its own"
+        ) from None
+    hidden.unlink(missing_ok=True)
+
+
+def _named(rows: list[Any]) -> list[Any]:
+    """Rows as dicts, for a stream that declared no names."""
+    first = rows[0]
+    if isinstance(first, dict):
+        return rows
+    if not isinstance(first, tuple | list):
+        return [{"value": row} for row in rows]
+    names = ("key", "value") if len(first) == 2 else tuple(f"c{i}" for i in range(len(first)))
+    odd = next((row for row in rows if not isinstance(row, tuple | list) or len(row) != len(names)), None)
+    if odd is not None:
+        raise UsageError(f"the file sink cannot write {first!r:.80} and {odd!r:.80} into the same columns")
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def _common(some: pa.Schema, other: pa.Schema) -> pa.Schema:
+    if some.equals(other):
+        return some
+    schema = wider_schema(some, other)
+    if schema is None:
+        raise UsageError(
+            f"the columns of the file sink changed from ({_described(some)}) to ({_described(other)}): "
+            "make them alike with map_batches, or declare Stream.schema(...)"
+        )
+    return schema
+
+
+def _cast(batch: pa.RecordBatch | pa.Table, schema: pa.Schema) -> pa.Table:
+    table = batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch])
+    try:
+        return table if table.schema.equals(schema) else table.cast(schema)
+    except pa.ArrowException as error:
+        raise UsageError(
+            f"the columns of the file sink came as ({_described(table.schema)}) and have to be "
+            f"({_described(schema)}) for others, but a value does not fit ({error}): make them alike with "
+            "map_batches, or declare Stream.schema(...)"
+        ) from error
+
+
+def _described(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)

@@ -1,0 +1,147 @@
+"""The manifest: which files are output, and what a next attempt hears of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from minishuffle import limits
+from minishuffle.coordinator import manifest as manifest_module
+from minishuffle.coordinator.manifest import Manifest
+from minishuffle.counters import TaskCounters
+from minishuffle.dataflow.graph import JobGraph
+from minishuffle.wire.messages import (
+    Acknowledge,
+    CancelJob,
+    FileCompleted,
+    GetFiles,
+    JobFiles,
+    TaskReport,
+)
+
+if TYPE_CHECKING:
+    from conftest import FakeCluster, FakeWorker
+
+TERM = 7
+
+
+def completed(
+    file: int, rows: int = 10, *, attempt: int = 1, index: int = 0, number: int = 0
+) -> FileCompleted:
+    return FileCompleted(
+        term=TERM,
+        number=number,
+        job="j1",
+        operator=1,
+        index=index,
+        attempt=attempt,
+        file=file,
+        path=f"/out/part-{index}-{attempt}-{file}.parquet",
+        rows=rows,
+        bytes=100 * rows,
+        checksum="ab",
+    )
+
+
+def test_files_of_an_attempt_are_listed_once_and_in_order() -> None:
+    manifest = Manifest()
+    assert manifest.add(completed(0)) and manifest.add(completed(1, 5))
+    assert not manifest.add(completed(1, 5)), "it is listed already"
+    assert not manifest.add(completed(3)), "one in front of it is missing"
+    assert manifest.add(completed(0, 7, attempt=2)) and manifest.add(completed(0, 1, index=1))
+    assert (manifest.files, manifest.rows) == (4, 23)
+    assert manifest.counts(1, 0) == {1: 2, 2: 1} and manifest.counts(1, 1) == {1: 1}
+    assert manifest.counts(0, 0) == {}
+    assert [file.rows for file in manifest.after(1).files] == [5, 7, 1]
+
+
+def test_the_last_files_are_kept_and_given_out_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "JOB_FILES_KEPT", 5)
+    monkeypatch.setattr(manifest_module, "REPLY_FILES_MAX", 3)
+    manifest = Manifest()
+    for number in range(8):
+        manifest.add(completed(number))
+    first = manifest.after(0)
+    assert ([file.path[-9] for file in first.files], first.next) == (["3", "4", "5"], 6)
+    assert [file.path[-9] for file in manifest.after(6).files] == ["6", "7"]
+    assert manifest.after(8) == manifest.after(99) == JobFiles(files=[], next=8)
+    assert (manifest.files, manifest.rows) == (8, 80)
+
+
+# --- in the coordinator ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def job(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], make_graph: Callable[..., JobGraph]
+) -> str:
+    job = cluster.submit(make_graph(restart_strategy="individual"))
+    cluster.report_all(job, "running")
+    return job
+
+
+def files(cluster: FakeCluster, job: str) -> list[str]:
+    reply: Any = cluster.request(GetFiles(job=job))
+    return [file.path for file in reply.files]
+
+
+def filed(cluster: FakeCluster, worker: FakeWorker, rows: int, attempt: int = 1) -> None:
+    """The sink's heartbeat says that it has taken so many rows."""
+    counters = TaskCounters(records_in=rows, rows_filed=rows)
+    report = TaskReport(job="j1", operator=1, index=0, attempt=attempt, counters=counters)
+    cluster.heartbeat(worker, [report])
+
+
+def test_a_file_is_listed_before_it_is_acknowledged(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], job: str
+) -> None:
+    cluster.send(pair[0], completed(0, number=1))
+    assert pair[0].inbox[-1] == Acknowledge(term=TERM, number=1)
+    cluster.send(pair[0], completed(0, number=1))
+    assert files(cluster, job) == ["/out/part-0-1-0.parquet"]
+    info = cluster.show(job)
+    assert (info.files_listed, info.file_rows) == (1, 10)
+
+
+def test_files_of_a_fenced_attempt_are_not_listed_and_the_next_one_knows_which_are(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], job: str
+) -> None:
+    heir = cluster.add(slots=1)
+    cluster.send(pair[0], completed(0))
+    filed(cluster, pair[0], 25)
+    cluster.lose(pair[0])
+    (spec,) = [task for key, task in heir.tasks.items() if key[1] == 1]
+    assert (spec.attempt, spec.files) == (2, {1: 1})
+    cluster.send(pair[0], completed(1))
+    cluster.send(heir, completed(0, attempt=2))
+    assert files(cluster, job) == ["/out/part-0-1-0.parquet", "/out/part-0-2-0.parquet"]
+    info = cluster.show(job)
+    assert info.rows_dropped == {"sink_unfinished": 15}
+    assert info.rows_in_flight == 0
+
+
+def test_rows_in_files_that_were_listed_after_the_last_heartbeat_are_not_lost(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], job: str
+) -> None:
+    cluster.add(slots=1)
+    filed(cluster, pair[0], 25)
+    cluster.send(pair[0], completed(0, 40))
+    cluster.lose(pair[0])
+    assert cluster.show(job).rows_dropped == {}
+
+
+def test_what_was_complete_survives_a_cancel_and_the_rest_is_counted(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], job: str
+) -> None:
+    cluster.send(pair[0], completed(0))
+    cluster.request(CancelJob(job=job))
+    cluster.send(pair[0], completed(1))
+    counters = TaskCounters(records_in=27, rows_filed=27)
+    cluster.report(pair[0], (job, 1, 0), "canceled", counters=counters)
+    cluster.report_all(job, "canceled")
+    info = cluster.show(job)
+    assert (info.state, info.files_listed, info.rows_dropped) == ("canceled", 2, {"sink_unfinished": 7})
+    cluster.send(pair[0], completed(2))
+    assert len(files(cluster, job)) == 2

@@ -1,0 +1,287 @@
+"""The file sink: what its parts hold, when they appear, and what an attempt that died has left behind."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+
+from minishuffle.dataflow.operators.base import Batch, TaskContext
+from minishuffle.dataflow.operators.filesink import FileSink, Roll
+from minishuffle.errors import LocalProtocolError, UsageError
+from minishuffle.limits import BATCH_ROWS_MAX, MIB
+from support.listing import Listing
+
+ARROW = pa.record_batch({"a": [1, 2], "b": ["x", None]})
+NEVER = Roll(seconds=1e9, rows=1 << 60, bytes=1 << 60)
+
+
+class Clock:
+    now = 1000.0
+
+
+def nothing(batch: Any) -> None:
+    raise AssertionError(f"a sink emits nothing, and not {batch!r}")
+
+
+def opened(
+    path: Path, listing: Listing, roll: Roll = NEVER, *, attempt: int = 2, sink: FileSink | None = None
+) -> FileSink:
+    """A sink of subtask 3, at that attempt."""
+    made: FileSink = cloudpickle.loads(cloudpickle.dumps(sink or FileSink(path, roll)))
+    made.open(TaskContext("j1", "task", 3, 4, attempt, now=lambda: Clock.now, files=listing))
+    return made
+
+
+def run(path: Path, *batches: Batch, finish: bool = True, roll: Roll = NEVER) -> Any:
+    sink = opened(path, Listing(), roll)
+    for batch in batches:
+        sink.process(batch, 0, nothing)
+    if finish:
+        sink.finish(nothing)
+    return sink.close()
+
+
+def visible(path: Path) -> list[str]:
+    """The files that readers take for data."""
+    return sorted(each.name for each in path.iterdir() if not each.name.startswith((".", "_")))
+
+
+def rows_of(path: Path) -> list[Any]:
+    """As Spark, pyarrow and pandas read a directory."""
+    return ds.dataset(path, format="parquet").to_table().to_pylist() if visible(path) else []
+
+
+@pytest.mark.parametrize(
+    ("batches", "expected"),
+    [
+        ([ARROW, ARROW], ARROW.to_pylist() * 2),
+        ([[{"a": 1}, {"a": None}]], [{"a": 1}, {"a": None}]),
+        ([[("w", 2)], [["v", 3]]], [{"key": "w", "value": 2}, {"key": "v", "value": 3}]),
+        ([[(1, 2.0, "x")]], [{"c0": 1, "c1": 2.0, "c2": "x"}]),
+        ([["word"]], [{"value": "word"}]),
+        ([[{"a": None}], [{"a": 2.5}], [{"a": 1}]], [{"a": None}, {"a": 2.5}, {"a": 1.0}]),
+        ([[{"a": 1}], [{"a": 2.5}], [{"a": None}]], [{"a": 1.0}, {"a": 2.5}, {"a": None}]),
+    ],
+)
+def test_columns(batches: list[Batch], expected: list[Any], tmp_path: Path) -> None:
+    path = tmp_path / "new" / "out"
+    assert run(path, *batches) == {"files": 1, "rows": len(expected)}
+    assert [each.name for each in path.iterdir()] == ["part-00003-2-00000.parquet"]
+    assert rows_of(path) == expected
+
+
+def test_small_batches_make_one_row_group(tmp_path: Path) -> None:
+    batch = pa.record_batch({"n": range(BATCH_ROWS_MAX // 4)})
+    run(tmp_path, *[batch] * 6)
+    with pq.ParquetFile(tmp_path / "part-00003-2-00000.parquet") as file:
+        assert [file.metadata.row_group(i).num_rows for i in range(2)] == [
+            BATCH_ROWS_MAX,
+            BATCH_ROWS_MAX // 2,
+        ]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_what_needs_wider_types_is_written_anew(turned: bool, tmp_path: Path) -> None:
+    batches = [
+        pa.record_batch({"a": pa.nulls(BATCH_ROWS_MAX)}),
+        pa.record_batch({"a": range(BATCH_ROWS_MAX)}),
+        pa.record_batch({"a": [0.5] * BATCH_ROWS_MAX}),
+        pa.record_batch({"a": [7]}),
+    ]
+    batches = batches[::-1] if turned else batches
+    assert run(tmp_path, *batches)["rows"] == 3 * BATCH_ROWS_MAX + 1
+    assert [path.name for path in tmp_path.iterdir()] == ["part-00003-2-00000.parquet"]
+    table = pq.read_table(tmp_path / "part-00003-2-00000.parquet")
+    assert table.schema == pa.schema({"a": pa.float64()})
+    assert table["a"].to_pylist() == [value for batch in batches for value in batch["a"].to_pylist()]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_values_that_would_change_are_refused(turned: bool, tmp_path: Path) -> None:
+    large = pa.record_batch({"a": [2**53 + 1] * BATCH_ROWS_MAX})
+    batches = [large, pa.record_batch({"a": [0.5]})]
+    with pytest.raises(UsageError, match="a value does not fit .* declare Stream.schema"):
+        run(tmp_path, *(batches[::-1] if turned else batches))
+
+
+def test_without_rows_there_is_no_file(tmp_path: Path) -> None:
+    assert run(tmp_path, []) == {"files": 0, "rows": 0}
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("rows", [1, BATCH_ROWS_MAX])
+def test_a_failed_attempt_leaves_no_part_that_was_not_complete(rows: int, tmp_path: Path) -> None:
+    assert run(tmp_path, pa.record_batch({"n": range(rows)}), finish=False) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_columns_that_change_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"changed from \(a: int64, b: string\) to \(a: bool, b: string\)"):
+        run(tmp_path, ARROW, pa.record_batch({"a": [True], "b": ["x"]}))
+    with pytest.raises(UsageError, match=r"changed from \(a: int64, b: string\) to \(a: double\)"):
+        run(tmp_path, ARROW, pa.record_batch({"a": [1.0]}))
+    with pytest.raises(UsageError, match="into the same columns"):
+        run(tmp_path, [(1, 2), (1, 2, 3)])
+
+
+def test_places_that_cannot_be_written_to_are_refused(tmp_path: Path) -> None:
+    run(tmp_path / "out", [1])
+    with pytest.raises(UsageError, match="already holds Parquet parts"):
+        FileSink(tmp_path / "out", NEVER)
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="is a file: give the path of a directory"):
+        FileSink(tmp_path / "file", NEVER)
+    with pytest.raises(UsageError, match="cannot write into"):
+        run(tmp_path / "file" / "below", [1])
+    assert FileSink(tmp_path / "unopened", NEVER).close() is None
+    with pytest.raises(LocalProtocolError, match="nobody to report its files to"):
+        FileSink(tmp_path / "new", NEVER).open(TaskContext("j1", "task", 0, 1, 1))
+
+
+# --- rolling --------------------------------------------------------------------------------------
+
+
+def test_a_part_is_complete_with_so_many_rows_whatever_the_batches(tmp_path: Path) -> None:
+    sink = opened(tmp_path, listing := Listing(), Roll(1e9, 40, 1 << 60))
+    for first in range(0, 100, 10):
+        sink.process([{"n": n} for n in range(first, first + 10)], 0, nothing)
+    sink.process([{"n": n} for n in range(100, 185)], 0, nothing)
+    assert [file.rows for file in listing.heard] == [40, 40, 40, 40]
+    sink.finish(nothing)
+    assert sink.close() == {"files": 5, "rows": 185}
+    assert sink.context.counters.rows_filed == 185
+    assert sorted(row["n"] for row in rows_of(tmp_path)) == list(range(185))
+
+
+def test_a_part_is_complete_with_so_many_bytes(tmp_path: Path) -> None:
+    sink = opened(tmp_path, listing := Listing(), Roll(1e9, 1 << 60, 100_000))
+    noise = hashlib.shake_256(b"x").digest(3 * MIB)
+    for at in range(0, len(noise), 10_000):
+        sink.process(pa.record_batch({"b": [noise[at : at + 10_000]]}), 0, nothing)
+    sink.finish(nothing)
+    sizes = [file.bytes for file in listing.heard]
+    assert len(sizes) > 20
+    assert all(100_000 <= size < 130_000 for size in sizes[:-1])
+
+
+def test_a_part_is_complete_so_long_after_its_first_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = opened(tmp_path, listing := Listing(), Roll(5.0, 1 << 60, 1 << 60))
+    assert sink.deadline() is None
+    sink.process([1], 0, nothing)
+    assert sink.deadline() == 1005.0
+    monkeypatch.setattr(Clock, "now", 1004.0)
+    sink.process([2], 0, nothing)
+    sink.on_clock(1004.0, nothing)
+    assert listing.heard == []
+    sink.on_clock(1005.0, nothing)
+    assert [file.rows for file in listing.heard] == [2]
+    assert sink.deadline() is None, "no row waits"
+    assert rows_of(tmp_path) == [{"value": 1}, {"value": 2}]
+
+
+def test_types_once_given_are_kept_for_the_parts_behind(tmp_path: Path) -> None:
+    run(tmp_path, [{"a": 2.5}, {"a": 1}, {"a": None}], roll=Roll(1e9, 1, 1 << 60))
+    schemas = [pq.read_schema(tmp_path / name) for name in visible(tmp_path)]
+    assert len(schemas) == 3 and set(schemas) == {pa.schema({"a": pa.float64()})}
+
+
+# --- listed, and only then there -----------------------------------------------------------------------
+
+
+def test_a_part_is_hidden_until_it_is_listed(tmp_path: Path) -> None:
+    listing = Listing(at_once=False)
+    sink = opened(tmp_path, listing, Roll(1e9, 2, 1 << 60))
+    sink.process([1, 2, 3, 4, 5], 0, nothing)
+    assert len(listing.heard) == 2 and rows_of(tmp_path) == []
+    listing.acknowledged = 1
+    assert sink.deadline() == 0.0
+    sink.on_clock(1000.0, nothing)
+    assert visible(tmp_path) == ["part-00003-2-00000.parquet"]
+    sink.finish(nothing)
+    assert len(listing.heard) == 3
+    assert [row["value"] for row in rows_of(tmp_path)] == [1, 2, 3, 4, 5]
+    assert len(list(tmp_path.iterdir())) == 3, "nothing hidden is left"
+
+
+def test_what_is_reported_of_a_part_is_what_is_in_the_file(tmp_path: Path) -> None:
+    sink = opened(tmp_path, listing := Listing(), Roll(1e9, 2, 1 << 60))
+    sink.process([1, 2], 0, nothing)
+    (file,) = listing.heard
+    content = Path(file.path).read_bytes()
+    assert (file.rows, file.bytes, file.checksum) == (2, len(content), hashlib.sha256(content).hexdigest())
+
+
+def test_what_was_complete_survives_a_cancel(tmp_path: Path) -> None:
+    listing = Listing(at_once=False)
+    sink = opened(tmp_path, listing, Roll(1e9, 2, 1 << 60))
+    sink.process([1, 2, 3, 4, 5], 0, nothing)
+
+    def list_one_more() -> None:
+        listing.acknowledged = 1
+
+    listing.linger = list_one_more  # type: ignore[method-assign]
+    assert sink.close() is None
+    assert rows_of(tmp_path) == [{"value": 1}, {"value": 2}]
+    hidden = [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
+    assert len(hidden) == 1 and hidden[0].endswith("part-00003-2-00001.parquet"), (
+        "the second may be listed all the same: the next attempt knows"
+    )
+
+
+def died(path: Path, sink: FileSink) -> None:
+    """Attempt 2 has left two parts that were reported and one that was not complete."""
+    listing = Listing(at_once=False)
+    first = opened(path, listing, sink=sink)
+    first.process(list(range(4)), 0, nothing)
+    assert len(listing.heard) == 2 and visible(path) == []
+    for unwritten in ("00002.parquet", "00002.narrow"):
+        last = next(each for each in path.iterdir() if each.name.endswith("00001.parquet"))
+        last.with_name(last.name.replace("00001.parquet", unwritten)).touch()
+
+
+@pytest.mark.parametrize(("listed", "rows"), [({}, 0), ({2: 1}, 2), ({2: 2, 1: 7}, 4)])
+def test_the_next_attempt_names_what_is_listed_and_removes_the_rest(
+    listed: dict[int, int], rows: int, tmp_path: Path
+) -> None:
+    sink = FileSink(tmp_path, Roll(1e9, 2, 1 << 60))
+    died(tmp_path, sink)
+    others = tmp_path / ".j2.abcdef012345.part-00003-1-00000.parquet"
+    others.touch()
+    opened(tmp_path, Listing(listed=listed), sink=sink, attempt=4)
+    assert [row["value"] for row in rows_of(tmp_path)] == list(range(rows))
+    assert {path.name for path in tmp_path.iterdir()} - set(visible(tmp_path)) == {others.name}
+
+
+def test_a_fenced_attempt_that_goes_on_gets_nothing_listed_and_leaves_nothing(tmp_path: Path) -> None:
+    sink = FileSink(tmp_path, Roll(1e9, 2, 1 << 60))
+    late, listing = opened(tmp_path, unheard := Listing(at_once=False), sink=sink), Listing(listed={2: 1})
+    late.process([1, 2], 0, nothing)
+    following = opened(tmp_path, listing, sink=sink, attempt=3)
+    assert visible(tmp_path) == ["part-00003-2-00000.parquet"]
+    unheard.acknowledged = 1  # its acknowledgement was under way when it was fenced
+    late.on_clock(0.0, nothing)
+    late.process([3, 4], 0, nothing)
+    following.process([5], 0, nothing)
+    following.finish(nothing)
+    assert [row["value"] for row in rows_of(tmp_path)] == [1, 2, 5]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_part_of_another_job_is_never_replaced(tmp_path: Path) -> None:
+    first, second = (opened(tmp_path, Listing()) for _ in range(2))
+    first.process([1], 0, nothing)
+    second.process([2], 0, nothing)
+    first.finish(nothing)
+    with pytest.raises(UsageError, match="is there already: another job has written into that directory"):
+        second.finish(nothing)
+    assert first.close() == {"files": 1, "rows": 1}
+    assert rows_of(tmp_path) == [{"value": 1}]

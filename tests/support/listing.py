@@ -1,0 +1,29 @@
+"""A coordinator's manifest, as file sinks in tests see it."""
+
+from __future__ import annotations
+
+from minishuffle.dataflow.operators.base import CompleteFile
+
+__all__ = ["Listing"]
+
+
+class Listing:
+    """A coordinator that lists what it hears of, at once or when the test says so."""
+
+    def __init__(self, *, at_once: bool = True, listed: dict[int, int] | None = None) -> None:
+        self.listed = listed or {}
+        self.acknowledged = 0
+        self.heard: list[CompleteFile] = []
+        self.lingered = 0
+        self._at_once = at_once
+
+    def complete(self, file: CompleteFile) -> None:
+        assert file.number == len(self.heard)
+        self.heard.append(file)
+        self.acknowledged += self._at_once
+
+    def wait(self) -> None:
+        self.acknowledged = len(self.heard)
+
+    def linger(self) -> None:
+        self.lingered += 1
