@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from pydantic import ValidationError
 
@@ -98,6 +98,19 @@ class Child:
         return "\n".join(text.splitlines()[-LOG_TAIL_LINES:])
 
 
+class Machines(Protocol):
+    """Where the processes of a cluster run, if not all on this machine: worker n on number n, and the
+    coordinator on number 0."""
+
+    def address(self, number: int) -> str:
+        """Where processes there listen."""
+        ...
+
+    def command(self, number: int) -> list[str]:
+        """What stands in front of a command that is to run there."""
+        ...
+
+
 @dataclass(slots=True)
 class WorkerLaunch:
     """How worker processes of one cluster are started."""
@@ -107,6 +120,9 @@ class WorkerLaunch:
     """Arguments in front of the command."""
     after: Sequence[str]
     """Arguments behind it."""
+    host: str
+    machines: Machines | None
+    """Each worker is on ``host``, or on a machine of its own."""
     processors: Mapping[int, int]
     """By worker, of those that stay on one."""
     started: Counter[int] = field(default_factory=Counter)
@@ -119,7 +135,8 @@ class WorkerLaunch:
             UsageError: its output cannot be kept in the state directory.
             OSError: there cannot be another process.
         """
-        arguments = [*self.before, "worker", "start", "--id", str(worker), *self.after]
+        host = self.machines.address(worker) if self.machines else self.host
+        arguments = [*self.before, "worker", "start", "--id", str(worker), "--host", host, *self.after]
         if worker in self.processors:
             arguments += ["--processor", str(self.processors[worker])]
         if standby:
@@ -127,7 +144,7 @@ class WorkerLaunch:
         self.started[worker] += 1
         number = self.started[worker]
         name = f"worker-{worker}" if number == 1 else f"worker-{worker}-{number}"
-        return spawn(name, arguments, self.state_dir)
+        return spawn(name, arguments, self.state_dir, self.machines.command(worker) if self.machines else [])
 
 
 @dataclass(slots=True)
@@ -204,8 +221,8 @@ def signals_later() -> Iterator[None]:
             signal.raise_signal(late)
 
 
-def spawn(name: str, arguments: Sequence[str], state_dir: Path) -> Child:
-    """Start ``python -m minishuffle.cli`` with ``arguments``, in a session of its own.
+def spawn(name: str, arguments: Sequence[str], state_dir: Path, front: Sequence[str] = ()) -> Child:
+    """Start ``python -m minishuffle.cli`` with ``arguments``, behind ``front``, in a session of its own.
 
     Of its own so that Ctrl-C in the terminal reaches the parent alone, which then stops its children
     in order.
@@ -214,7 +231,7 @@ def spawn(name: str, arguments: Sequence[str], state_dir: Path) -> Child:
         UsageError: its output cannot be kept in ``state_dir``.
     """
     out, log = state_dir / f"{name}.out", state_dir / f"{name}.log"
-    command = [sys.executable, "-m", "minishuffle.cli", *arguments, "--exit-with-parent"]
+    command = [*front, sys.executable, "-m", "minishuffle.cli", *arguments, "--exit-with-parent"]
     with _output(out) as stdout, _output(log) as stderr:
         process = subprocess.Popen(
             command,
@@ -304,6 +321,7 @@ def start_processes(
     standby: int = 0,
     settings: ClusterSettings,
     host: str = "127.0.0.1",
+    machines: Machines | None = None,
     port: int = 0,
     web_port: int = 0,
     timeout: float = 60.0,
@@ -322,7 +340,7 @@ def start_processes(
     try:
         arguments = [*common, "coordinator", "start", *listen, *flags]
         with signals_later():
-            coordinator = spawn("coordinator", arguments, state_dir)
+            coordinator = spawn("coordinator", arguments, state_dir, machines.command(0) if machines else [])
             started.append(coordinator)
         where = wait_until_ready(coordinator, deadline)
         address = Address(host, int(where["port"]))
@@ -330,7 +348,7 @@ def start_processes(
         pins = _pins(workers, sorted(os.sched_getaffinity(0))) if settings.pin_workers else []
         pinned = {worker: processor for worker, processor in enumerate(pins, 1) if processor is not None}
         before = [*common, "--coordinator", str(address)]
-        launch = WorkerLaunch(state_dir, before, ["--host", host, *flags], pinned)
+        launch = WorkerLaunch(state_dir, before, flags, host, machines, pinned)
         for worker in range(1, workers + standby + 1):
             with signals_later():
                 by_id[worker] = launch.start(worker, worker > workers)
@@ -509,7 +527,7 @@ class LocalCluster:
         self._start(self._count, "127.0.0.1")
         return self
 
-    def _start(self, workers: int, host: str) -> None:
+    def _start(self, workers: int, host: str, machines: Machines | None = None) -> None:
         if self._processes is not None:
             raise UsageError("this cluster is running already")
         remove_abandoned_state()
@@ -526,6 +544,7 @@ class LocalCluster:
                 standby=self._standby,
                 settings=self._settings,
                 host=host,
+                machines=machines,
                 timeout=self._startup_timeout,
             )
             self._client = Client(self._processes.address, self._secret, cluster="local")

@@ -9,6 +9,7 @@ came twice. What the runtime counts is reported beside it; the two share no code
 from __future__ import annotations
 
 import os
+import signal
 import statistics
 import tempfile
 import time
@@ -20,6 +21,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import psutil
 
+from minishuffle.bench.hosts import HostCluster
 from minishuffle.client import JobHandle
 from minishuffle.dataflow.operators.base import Batch, TaskContext
 from minishuffle.dataflow.stream import Stream
@@ -31,7 +33,9 @@ from minishuffle.wire.messages import JobInfo, TaskInfo
 
 __all__ = ["Failure", "measure_recovery"]
 
-Failure = Literal["process", "task"]
+Failure = Literal["process", "task", "stop", "host"]
+"""A worker is killed, a function raises, a worker is stopped until it has been replaced, or its host has no
+network until then."""
 Vector = np.ndarray[Any, np.dtype[np.int64]]
 
 WORKERS: Final = 4
@@ -197,18 +201,19 @@ class _Drill:
         keyed = [task for task in before.tasks if task.name == KEYED]
         home = next(task.worker for task in before.tasks if task.name != KEYED)
         events = _last_event(self._handle)
-        if failure == "process":
-            workers = sorted({task.worker for task in keyed} - {home})
-            victim = workers[self._next % len(workers)]
-            victims = frozenset(task.index for task in keyed if task.worker == victim)
-            at, wall = time.monotonic_ns(), time.time()
-            self._cluster.kill_worker(victim)
-        else:
+        victim = 0
+        if failure == "task":
             index = self._next % PARALLELISM
             victims = frozenset([index])
             at, wall = self._fail_task(index)
+        else:
+            workers = sorted({task.worker for task in keyed} - {home})
+            victim = workers[self._next % len(workers)]
+            victims = frozenset(task.index for task in keyed if task.worker == victim)
+            at, wall = self._fail_worker(failure, victim)
         self._next += 1
         self._wait_for_attempts(keyed, victims)
+        self._end(failure, victim)
         after = self.wait_until_whole()
         time.sleep(max(0.0, WINDOW_SECONDS - (time.monotonic_ns() - at) / 1e9))
         found = _Round(at, victims, _restarted(before, after, victims))
@@ -217,6 +222,25 @@ class _Drill:
                 phase, passed = _EVENTS[event.kind], (event.at - wall) * 1000
                 found.phases[phase] = max(found.phases.get(phase, 0.0), passed)
         return found
+
+    def _fail_worker(self, failure: Failure, victim: int) -> tuple[int, float]:
+        """Gives when: before the signal, or after the cut, which takes some milliseconds to be made."""
+        if failure == "host":
+            assert isinstance(self._cluster, HostCluster)
+            self._cluster.hosts.cut(victim)
+            return time.monotonic_ns(), time.time()
+        at, wall = time.monotonic_ns(), time.time()
+        self._cluster.kill_worker(victim, signal.SIGSTOP if failure == "stop" else signal.SIGKILL)
+        return at, wall
+
+    def _end(self, failure: Failure, victim: int) -> None:
+        """What failed has been replaced: it comes back, and another process takes its place."""
+        if failure == "stop":
+            self._cluster.kill_worker(victim, signal.SIGCONT)
+        elif failure == "host":
+            assert isinstance(self._cluster, HostCluster)
+            self._cluster.kill_worker(victim)
+            self._cluster.hosts.restore(victim)
 
     def _fail_task(self, index: int) -> tuple[int, float]:
         wanted = Path(self._directory, f"fail-{index}")
@@ -297,11 +321,13 @@ def measure_recovery(*, failure: Failure, standby: int, kills: int, rate: float)
     Without standby workers each worker has one slot to spare.
 
     Raises:
+        UsageError: hosts, which are network namespaces, cannot be made here.
         ShuffleError: the job did not recover, or did not end as it should.
     """
     with tempfile.TemporaryDirectory(prefix="minishuffle-bench-") as directory:
         slots = PARALLELISM // WORKERS + (0 if standby else 1)
-        with LocalCluster(workers=WORKERS, slots=slots, standby=standby) as cluster:
+        kind = HostCluster if failure == "host" else LocalCluster
+        with kind(workers=WORKERS, slots=slots, standby=standby) as cluster:
             handle = cluster.submit(_job(rate, directory), name="bench-recovery", parallelism=PARALLELISM)
             drill = _Drill(cluster, handle, directory, standby)
             drill.wait_until_whole()

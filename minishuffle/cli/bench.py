@@ -162,10 +162,11 @@ def latency(as_json: bool, rate: float, seconds: float, buffer_timeout: float | 
 @bench.command()
 @click.option(
     "--failure",
-    type=click.Choice(["process", "task"]),
+    type=click.Choice(["process", "task", "stop", "host"]),
     default="process",
     show_default=True,
-    help="A worker process is killed, or a function raises.",
+    help="A worker process is killed, a function raises, a process is stopped, or its host has no network "
+    "(hosts are network namespaces: as root).",
 )
 @click.option(
     "--standby",

@@ -1,0 +1,141 @@
+"""Workers on hosts of their own, which are network namespaces: links that are cut and come back.
+
+Only root can make these: collected as root, and where CI says that it is true.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from minishuffle.bench import recovery
+from minishuffle.bench.hosts import HostCluster, Hosts
+from minishuffle.cli.main import cli
+from minishuffle.client import JobHandle
+from minishuffle.config import ClusterSettings
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+SECONDS_MAX = 60.0
+SETTINGS = ClusterSettings()
+RATE = 2_000.0
+Until = Callable[..., Any]
+
+
+def kinds(handle: JobHandle) -> Counter[str]:
+    return Counter(event.kind for event in handle.events())
+
+
+def passed_on(handle: JobHandle) -> dict[int, int]:
+    """Records that each keyed subtask that runs has written."""
+    tasks = [task for task in handle.info().tasks if task.name == recovery.KEYED]
+    return {task.index: task.counters.records_out for task in tasks if task.state == "running"}
+
+
+def goes_on(handle: JobHandle, wait_until: Until, *subtasks: int) -> None:
+    before = passed_on(handle)
+    wait_until(
+        lambda: all(passed_on(handle).get(each, 0) > before.get(each, 0) + 200 for each in subtasks),
+        f"more records of {subtasks}",
+        SECONDS_MAX,
+    )
+
+
+def attempts(handle: JobHandle) -> dict[tuple[str, int], tuple[int, int]]:
+    return {(task.name, task.index): (task.attempt, task.worker) for task in handle.info().tasks}
+
+
+def said(command: list[str]) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout
+
+
+def route(hosts: Hosts, what: str, one: int, other: int) -> None:
+    """Have nothing arrive that one of two hosts sends to the other, or have it arrive again."""
+    for here, there in ((one, other), (other, one)):
+        command = [*hosts.command(here), "ip", "route", what, "blackhole", hosts.address(there)]
+        subprocess.run(command, check=True, timeout=10)
+
+
+def test_links_flap_and_a_host_is_lost_and_comes_back_too_late(
+    tmp_path: Path, wait_until: Until, is_running: Callable[[int], bool]
+) -> None:
+    """Source and collector are on worker 1. Its link to worker 3 is cut for a while; then host 3 is off the
+    network for so long that its subtask has moved when it is back."""
+    with HostCluster(workers=3, slots=2) as cluster:
+        hosts = cluster.hosts
+        assert {worker.host for worker in cluster.status().workers} == {hosts.address(n) for n in (1, 2, 3)}
+        handle = cluster.submit(recovery._job(RATE, str(tmp_path)), name="hosts", parallelism=3)
+        goes_on(handle, wait_until, 0, 1, 2)
+        before = attempts(handle)
+        (remote,) = (index for (name, index), (_, at) in before.items() if (name, at) == (recovery.KEYED, 3))
+        others = sorted({0, 1, 2} - {remote})
+
+        route(hosts, "add", 1, 3)
+        wait_until(lambda: kinds(handle)["worker suspected"] == 2, "the two suspect each other")
+        goes_on(handle, wait_until, *others)
+        route(hosts, "delete", 1, 3)
+        wait_until(lambda: kinds(handle)["worker trusted"] == 2, "the two trust each other again")
+        goes_on(handle, wait_until, 0, 1, 2)
+        assert attempts(handle) == before
+
+        zombie = cluster.workers[3]
+        hosts.cut(3)
+        wait_until(lambda: attempts(handle) != before, "the verdict")
+        goes_on(handle, wait_until, 0, 1, 2)
+        after = attempts(handle)
+        (moved,) = (key for key in before if before[key] != after[key])
+        assert (moved, after[moved][0]) == ((recovery.KEYED, remote), 2)
+        assert is_running(zombie), "it does not know"
+        hosts.restore(3)
+        wait_until(lambda: not is_running(zombie), "the end of the worker that came back", SECONDS_MAX)
+        wait_until(lambda: sum(w.state == "alive" for w in cluster.status().workers) == 3, "another one")
+        goes_on(handle, wait_until, 0, 1, 2)
+        assert attempts(handle) == after
+
+        (tmp_path / "stop").touch()
+        info = handle.wait_until_over(SECONDS_MAX)
+    assert info.state == "finished_with_loss"
+    with np.load(tmp_path / "log.npz") as log:
+        numbers = log["numbers"]
+    made = sum(task.counters.records_out for task in info.tasks if task.name == "Numbered")
+    missing, dropped = made - len(np.unique(numbers)), sum(info.rows_dropped.values())
+    assert len(numbers) == len(np.unique(numbers)), "what the worker sent late was taken"
+    assert info.rows_dropped["suspected"] > 0
+    assert dropped <= missing <= dropped + info.rows_in_flight
+
+
+def test_a_host_that_is_lost_is_missed_for_the_heartbeat_timeout_and_nobody_else_is() -> None:
+    options = ["--failure", "host", "--kills", "1", "--rate", "2000", "--json"]
+    result = CliRunner().invoke(cli, ["bench", "recovery", *options])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert (found["failure"], found["others_restarted"], found["duplicated"]) == ("host", 0, 0)
+    assert found["dropped"] <= found["missing"] <= found["dropped"] + found["in_flight"]
+    assert found["others_gap_ms"]["p50"] < found["outage_ms"]["p50"]
+    assert found["outage_ms"]["p50"] > 1000 * (SETTINGS.heartbeat_timeout - SETTINGS.heartbeat_interval)
+
+
+def test_hosts_leave_nothing_behind_and_those_of_a_dead_process_go_with_the_next() -> None:
+    def there() -> str:
+        listed = [["ip", "netns", "list"], ["ip", "-o", "link", "show"]]
+        return "".join(map(said, listed))
+
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    left = Hosts(1)
+    left._pid = dead.pid
+    left.__enter__()
+    assert f"minishuffle-{dead.pid}-0" in there()
+    with pytest.raises(KeyError), Hosts(2) as hosts:
+        assert f"minishuffle-{dead.pid}-0" not in there()
+        assert "dev eth0" in said([*hosts.command(0), "ip", "route", "get", hosts.address(1)])
+        raise KeyError
+    assert hosts._name(0) not in there() and hosts._plug(0) not in there()
