@@ -171,7 +171,8 @@ class TaskCounters:
     records_late: int = 0
     """Records that came behind the watermark that closed what they belong to."""
     rows_kept: int = 0
-    """Rows that a sink has kept for other programs to read, those that were read and given up included."""
+    """Rows that a sink has kept for other programs to read, those that were read and given up, and those of
+    earlier attempts included."""
     rows_filed: int = 0
     """Rows that a file sink has taken, those in files that are not complete included."""
     rows_skipped: int = 0
@@ -212,7 +213,7 @@ class TaskCounters:
                 values[each.name] = ours if theirs is None else theirs
             elif each.name == "first_output_at":
                 values[each.name] = ours or theirs
-            elif each.name == "last_input_at":
+            elif each.name in ("last_input_at", "rows_kept"):
                 values[each.name] = max(ours, theirs)
             else:
                 values[each.name] = min(type(ours)(COUNTED_MAX), ours + theirs)

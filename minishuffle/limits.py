@@ -148,6 +148,12 @@ JOB_FILES_KEPT: Final = 10_000
 """The last files of a job that the coordinator can name; it counts all of them."""
 JOB_RESULTS_KEPT: Final = 16
 """Ended jobs whose results can still be read."""
+WRITES_KEPT: Final = 8
+"""Writes into one stream that have ended and whose partitions are remembered: a streaming query may repeat
+its last ones."""
+WRITER_KEPT_BYTES_MAX: Final = 32 * MIB
+"""Rows that an external writer keeps, to send them again when the task that takes them restarts. It must be
+more than can be on the way: see ``remote.writer``."""
 RESULT_READERS_MAX: Final = 64
 """External clients that read results from one worker at once."""
 RESULT_SEGMENTS: Final = 2 * RESULT_READERS_MAX

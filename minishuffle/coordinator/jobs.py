@@ -16,7 +16,7 @@ from minishuffle.coordinator.failover import DELAY_SECONDS_MIN, Failures, Region
 from minishuffle.coordinator.history import History
 from minishuffle.coordinator.lifecycle import ENDED, JOB_MOVES, JOB_OVER, PENDING, TASK_MOVES, Subtask
 from minishuffle.coordinator.manifest import Manifest
-from minishuffle.coordinator.positions import SourceProgress
+from minishuffle.coordinator.positions import SourceProgress, WriteProgress
 from minishuffle.coordinator.recoveries import Recoveries
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import JobGraph, Placement
@@ -100,6 +100,8 @@ class Job:
         self._lost_slots: set[int] = set()
         self.positions = SourceProgress(repeats=graph.settings.source_lease == 0)
         """Where its sources are. The next attempt of one gets what :meth:`SourceProgress.resume` says."""
+        self.writes = WriteProgress(repeats=graph.settings.source_lease == 0)
+        """The same of those that external clients write to."""
         self.manifest = Manifest()
         """The files that its sinks have completed."""
         self._segments = dict(segments)
@@ -152,12 +154,22 @@ class Job:
         return self._segments
 
     def rows_kept(self, operator: int) -> list[int]:
-        """Rows that each subtask of a sink has kept for other programs so far."""
-        return [task.counters.rows_kept for task in self._tasks.values() if task.operator == operator]
+        """Where the rows end that each subtask of a sink has kept for other programs so far: a next attempt
+        numbers its rows on from there."""
+        return [task.rows_kept for task in self._tasks.values() if task.operator == operator]
 
     def attempt_of(self, operator: int, index: int) -> int:
         """The current attempt of a subtask."""
         return self._tasks[operator, index].attempt
+
+    def hears(self, operator: int, index: int) -> bool:
+        """Whether a message to the current attempt of a subtask can be answered: it has a worker."""
+        task = self._tasks[operator, index]
+        return task.on_worker and task.state in ("created", "running", "finished")
+
+    def is_done(self, operator: int, index: int) -> bool:
+        """Whether a subtask has finished, wherever."""
+        return self._tasks[operator, index].state == "finished"
 
     def abandoned_slots(self) -> Counter[int]:
         """By worker, the slots held in which a task was abandoned."""
@@ -251,7 +263,7 @@ class Job:
             task.counters = message.counters
         if message.state != "running":
             task.traffic = message.traffic or task.traffic
-            self.positions.report(task.operator, task.index, message.positions, at)
+            self._moved(message, at)
         if message.state == "finished":
             self._keep_result(task, message.result, at)
         elif message.state != "running":
@@ -283,7 +295,7 @@ class Job:
         if error is None:
             text = f"{task}: the task was {task.state} although nobody asked for it"
             error = ErrorInfo(code=TaskCancelled.code, text=text, task=str(task))
-        if self.stopping or not self._may_restart([task]):
+        if self.stopping or not self._restarts:
             self.fail(error, at)
         else:
             self._retry(task, error, at)
@@ -317,8 +329,12 @@ class Job:
         task = self._named(worker, message)
         if task is None or task.state not in ("created", "running"):
             return False
-        self.positions.report(task.operator, task.index, message.positions, at)
+        self._moved(message, at)
         return True
+
+    def _moved(self, message: TaskStateChanged | SourcePositions, at: float) -> None:
+        self.positions.report(message.operator, message.index, message.positions, at)
+        self.writes.report(message.operator, message.index, message.writes)
 
     def file_completed(self, worker: int, message: FileCompleted) -> bool:
         """List a file of a sink, also while the job stops; False if it is not of a current attempt that
@@ -356,9 +372,9 @@ class Job:
         if self._restarts and not self.stopping:
             lost += self._wanted_again(lost, here)
         for task in lost:
-            task.rows_made = self.positions.rows_made(*task.key)
+            task.rows_made = self.positions.rows_made(*task.key) + self.writes.rows_made(*task.key)
             self._set(task, "lost", at, f"{task} was lost with worker {worker}: {cause.text}")
-        if self.stopping or not self._may_restart(lost):
+        if self.stopping or not self._restarts:
             self._fail_of_loss(lost, cause, at)
         else:
             for task in lost:
@@ -372,8 +388,6 @@ class Job:
         if (not lost and not explains) or self.state == "canceling":
             return
         text = f"{cause.text}; {_names(lost)} ran there" if lost else cause.text
-        if outside := [task for task in lost if self._serves_clients(task)]:
-            text += f"; external clients write to or read from {_names(outside)}, which is not restarted"
         self.fail(cause.model_copy(update={"text": text}), at, verdict=True)
 
     def undeployed(self, worker: int, message: DeployTasks, error: ShuffleError, at: float) -> None:
@@ -409,15 +423,6 @@ class Job:
     @property
     def _restarts(self) -> bool:
         return self.graph.settings.restart_strategy != "none"
-
-    def _may_restart(self, tasks: Iterable[Subtask]) -> bool:
-        together = self._regions.of(task.key for task in tasks)
-        return self._restarts and not any(self._serves_clients(self._tasks[key]) for key in together)
-
-    def _serves_clients(self, task: Subtask) -> bool:
-        """Whether external clients write to it or read from it."""
-        vertex = self.graph.vertices[task.operator]
-        return bool(vertex.stream or vertex.sink)
 
     def _retry(self, task: Subtask, error: ErrorInfo, at: float) -> None:
         """Restart a task that failed in its slot, unless it has failed too often."""
@@ -535,8 +540,10 @@ class Job:
     def deployed(self, task: Subtask, at: float) -> int | None:
         """The next attempt takes the place of the last; gives the worker that still has the last, if any."""
         last = task.worker if task.on_worker else None
-        files = self.manifest.counts(*task.key)
-        task.resumption = self.positions.resume(task.operator, task.index, at)._replace(files=files)
+        files, kept, writes = self.manifest.counts(*task.key), task.rows_kept, self.writes.resume(*task.key)
+        task.resumption = self.positions.resume(*task.key, at)._replace(
+            files=files, writes=writes, first_row=kept
+        )
         self._books.close(task, self._tasks.values())
         worker = self.placement[task.index]
         task.attempt += 1

@@ -22,8 +22,7 @@ its worker is lost, which it may have to wait for::
 With the strategies ``region`` and ``full`` others are cancelled then and restart with it, once all of them
 have ended. Of those that have finished, the ones restart that a consumer which restarts reads from.
 
-A job with the restart strategy ``none`` fails with its first task, and so does any with a task that external
-clients write to or read from: their tickets name a worker and an attempt. A job on its way to ``failed`` or
+A job with the restart strategy ``none`` fails with its first task. A job on its way to ``failed`` or
 ``canceled`` ends there whatever its tasks report meanwhile.
 """
 
@@ -71,12 +70,17 @@ class Subtask(AttemptRecord):
     state: str = "created"
     on_worker: bool = True
     """Its worker has not been lost since the attempt was deployed."""
-    resumption: Resumption = Resumption(b"", 0.0)
+    resumption: Resumption = Resumption()
     """Where the attempt goes on, if it is a source's, and which files of earlier ones are listed."""
     result: bytes = b""
 
     def __str__(self) -> str:
         return f"{self.name}[{self.index}]"
+
+    @property
+    def rows_kept(self) -> int:
+        """See :meth:`Job.rows_kept`."""
+        return max(self.resumption.first_row, self.counters.rows_kept)
 
     def info(self, totals: Totals, results: bool) -> TaskInfo:
         """As clients see it, with the totals of all its attempts."""

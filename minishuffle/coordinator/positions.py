@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
+from minishuffle.wire.messages import WritePosition
 from minishuffle.wire.packed import SplitPosition, pack_positions, unpack_positions
 
-__all__ = ["Resumption", "SourceProgress"]
+__all__ = ["Resumption", "SourceProgress", "WriteProgress"]
 
 
 class Resumption(NamedTuple):
     """What the next attempt of a subtask gets, see ``TaskSpec``."""
 
-    positions: bytes
-    positions_age: float
+    positions: bytes = b""
+    positions_age: float = 0.0
     files: Mapping[int, int] = MappingProxyType({})
+    writes: tuple[WritePosition, ...] = ()
+    first_row: int = 0
 
 
 @dataclass(slots=True)
@@ -63,10 +66,68 @@ class SourceProgress:
         """Have the next attempt of a subtask go on, now: the leases of the one before are closed."""
         subtask = self._subtasks.get((operator, index))
         if subtask is None:
-            return Resumption(b"", 0.0)
+            return Resumption()
         entries = list(subtask.splits.values())
         if self._repeats:
             entries = [entry._replace(lease=0) for entry in entries]
         subtask.splits = {entry.split: entry._replace(position=entry.end, lease=0) for entry in entries}
         subtask.began = sum(entry.end for entry in entries)
         return Resumption(pack_positions(entries), max(0.0, at - subtask.reported_at))
+
+
+@dataclass(slots=True)
+class _Writes:
+    partitions: dict[tuple[str, int], WritePosition] = field(default_factory=dict)
+    """By write and partition."""
+    began: int = 0
+    """Where the current attempt began, summed over what is still known of it."""
+
+
+class WriteProgress:
+    """What the subtasks that external clients write to have reported of each partition of each write.
+
+    A partition belongs to one subtask. Reports come in order, as those of sources do.
+
+    Args:
+        repeats: the next attempt takes everything behind the position again, not only what is behind the
+            lease (``source_lease`` 0).
+    """
+
+    def __init__(self, *, repeats: bool) -> None:
+        self._repeats = repeats
+        self._subtasks: dict[tuple[int, int], _Writes] = {}
+        """By operator and index."""
+
+    def report(self, operator: int, index: int, entries: Iterable[WritePosition]) -> None:
+        """The current attempt is there."""
+        for entry in entries:
+            known = self._subtasks.setdefault((operator, index), _Writes())
+            known.partitions[entry.write, entry.partition] = entry
+
+    def rows_made(self, operator: int, index: int) -> int:
+        """Rows that the current attempt may have taken, its leases included."""
+        known = self._subtasks.get((operator, index))
+        return 0 if known is None else sum(entry.end for entry in known.partitions.values()) - known.began
+
+    def resume(self, operator: int, index: int) -> tuple[WritePosition, ...]:
+        """Have the next attempt of a subtask go on, now: the leases of the one before are closed.
+
+        What lies in a lease may have been taken or not: if it is not sent again, nothing is known of the rows
+        below its end any more, and ``base`` is there.
+        """
+        known = self._subtasks.get((operator, index))
+        if known is None:
+            return ()
+        for key, entry in known.partitions.items():
+            change: dict[str, int] = {"lease": 0}
+            if entry.lease and not self._repeats:
+                change |= {"position": entry.end, "base": entry.end, "checksum": 0}
+            known.partitions[key] = entry.model_copy(update=change)
+        known.began = sum(entry.end for entry in known.partitions.values())
+        return tuple(known.partitions.values())
+
+    def forget(self, write: str) -> None:
+        """Nobody will ask for a write again."""
+        for known in self._subtasks.values():
+            for key in [key for key in known.partitions if key[0] == write]:
+                known.began -= known.partitions.pop(key).end

@@ -290,7 +290,7 @@ def deployments(
             request waits until the slot has one again.
         tasks: those to deploy; by default all.
         attempts: of subtasks that are not at their first.
-        resumptions: where sources go on.
+        resumptions: where tasks go on.
     """
     if tasks is None:
         tasks = [(o, index) for o, vertex in enumerate(graph.vertices) for index in range(vertex.parallelism)]
@@ -298,7 +298,8 @@ def deployments(
     for operator, index in tasks:
         spec = _task(graph, operator, index, attempts.get((operator, index), FIRST_ATTEMPT))
         if (resumption := resumptions.get((operator, index))) is not None:
-            spec = spec.model_copy(update=resumption._asdict() | {"files": dict(resumption.files)})
+            update = {"files": dict(resumption.files), "writes": list(resumption.writes)}
+            spec = spec.model_copy(update=resumption._asdict() | update)
         specs.setdefault(placement[index], []).append(spec)
     return {
         worker: DeployTasks(

@@ -393,6 +393,7 @@ class CoordinatorState:
             if worker.worker in job.slots_held():
                 job.worker_lost(worker.worker, cause, self._wall(now))
                 self._touch(job)
+        self._out += self._streams.worker_ended()
 
     def _cut_off(self, worker: Worker, why: str, now: float, refusal: str = "") -> None:
         """Declare a worker lost whose link is open, and say so to it: it may be alive."""
@@ -593,6 +594,8 @@ class CoordinatorState:
             messages = redeployments(job, ready, addresses, term=self._facts.term, at=at)
             for number, message in messages:
                 self._send_to(number, self._preparations.shortened(number, message))
+            for task in ready:
+                self._streams.redeployed(job, *task.key)
 
     def _tell(self, workers: list[int], message: ControlMessage) -> None:
         for number in workers:

@@ -4,20 +4,25 @@ A writer asks where a partition of its write goes. With the first of them the co
 write to all subtasks, so that event time waits for it everywhere; then it announces the partition to its
 subtask's worker, which answers how much of it is there, and sends the writer there with a ticket. A commit
 asks every subtask whether its partitions are complete, and ends the write, and a bounded stream with it.
+
+A subtask that restarts gets from its job how far each partition is (``WriteProgress``), and from here which
+writes have begun and ended. What its last attempt did not answer is asked of the next one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from minishuffle import limits
 from minishuffle.coordinator.instructions import Instruction, Reply, refusal
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.polls import require_room
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import InvalidGraph, PeerLost, UnknownName, UsageError, error_from_code
 from minishuffle.wire.clients import (
+    ROWS_FORGOTTEN,
     AbortWrite,
     BeginWrite,
     CommitWrite,
@@ -31,6 +36,7 @@ from minishuffle.wire.clients import (
     UpstreamOpened,
     WriteBegun,
     WriteEnded,
+    query_and_batch,
 )
 from minishuffle.wire.messages import Accepted, ControlMessage, ErrorInfo, WorkerAddress
 
@@ -50,11 +56,14 @@ class _Opening(NamedTuple):
 
 @dataclass(slots=True)
 class _Write:
-    """A write that has begun and not ended."""
+    """A write that has begun; the last ones that have ended are known, too."""
 
+    partitions: int
+    """How many it has; 0: not known."""
     open_answers: int
     """Subtasks that have yet to say that their event time waits for it."""
     waiting: list[_Opening] = field(default_factory=list)
+    ended: bool = False
 
 
 @dataclass(slots=True)
@@ -72,6 +81,8 @@ class _Stream:
     ended_by: str = ""
     """The write whose commit ended it."""
     writes: dict[str, _Write] = field(default_factory=dict)
+    forgotten: dict[str, int] = field(default_factory=dict)
+    """By streaming query, the last batch that has ended and is not in ``writes`` any more."""
 
 
 @dataclass(slots=True)
@@ -81,12 +92,19 @@ class _PendingWrite:
     link: int
     request: int
     stream: _Stream
-    worker: WorkerAddress | None = None
     open_answers: int = 1
     missing: list[int] = field(default_factory=list)
     second: EndWrite | None = None
     write: str = ""
     """Which a commit or an abort ends."""
+
+
+class _Question(NamedTuple):
+    """What a subtask has yet to answer; ``by`` waits for it."""
+
+    stream: _Stream
+    message: BeginWrite | ExpectUpstream | EndWrite
+    by: _PendingWrite | _Write
 
 
 class Streams:
@@ -107,8 +125,9 @@ class Streams:
         self._send = send
         self._address = address
         self._streams: dict[str, _Stream] = {}
-        self._pending: dict[int, _PendingWrite] = {}
-        self._beginning: dict[int, tuple[_Stream, _Write]] = {}
+        self._questions: dict[int, _Question] = {}
+        """By ticket. A question that is asked again has another ticket: what the last attempt answers is
+        ignored."""
         self._over: dict[str, tuple[str, str]] = {}
         """Streams whose job ended, the last ones: how, which a task that tries again must hear; and the id
         of a job that finished and took any number of writes, whose last may yet be committed."""
@@ -142,7 +161,6 @@ class Streams:
 
     def remove(self, job: Job) -> list[Instruction]:
         """The job has ended: requests that still wait fail."""
-        gone = [ticket for ticket, pending in self._pending.items() if pending.stream.job is job]
         causes = job.history.causes
         why = f": {causes[0].text}" if causes else ""
         text = f"job {job.id} ({job.name}) ended as {job.state} while its stream was written{why}"
@@ -156,29 +174,32 @@ class Streams:
             self._over[name] = (end if finished else text, endless)
         while len(self._over) > OVER_KEPT:
             del self._over[next(iter(self._over))]
-        out: list[Instruction] = [
-            refusal(pending.link, pending.request, error) for pending in map(self._pending.pop, gone)
-        ]
-        beginning = [ticket for ticket, (stream, _) in self._beginning.items() if stream.job is job]
-        for ticket in beginning:
-            _, write = self._beginning.pop(ticket)
-            out += [refusal(opening.link, opening.request, error) for opening in write.waiting]
-        return out
+        gone = [ticket for ticket, question in self._questions.items() if question.stream.job is job]
+        waiting = self._waiting([self._questions.pop(ticket) for ticket in gone])
+        return [refusal(each.link, each.request, error) for each in waiting]
+
+    @staticmethod
+    def _waiting(questions: Iterable[_Question]) -> list[_Opening | _PendingWrite]:
+        """The requests that wait for these answers, each once."""
+        found: dict[int, _Opening | _PendingWrite] = {}
+        for question in questions:
+            by = question.by
+            for each in by.waiting if isinstance(by, _Write) else [by]:
+                found[id(each)] = each
+        return list(found.values())
 
     def forget(self, link: int) -> None:
-        for ticket in [ticket for ticket, pending in self._pending.items() if pending.link == link]:
-            del self._pending[ticket]
-        for _, write in self._beginning.values():
-            write.waiting = [opening for opening in write.waiting if opening.link != link]
+        for ticket, question in list(self._questions.items()):
+            if isinstance(question.by, _Write):
+                question.by.waiting = [each for each in question.by.waiting if each.link != link]
+            elif question.by.link == link:
+                del self._questions[ticket]
 
     # --- clients ---------------------------------------------------------------------------------
 
     def request(self, link: int, request: int, message: StreamRequest, at: float) -> list[Instruction]:
         """Raises ShuffleError: the request cannot be granted."""
-        waiting = [pending.link for pending in self._pending.values()]
-        for _, write in self._beginning.values():
-            waiting += [opening.link for opening in write.waiting]
-        require_room(link, waiting)
+        require_room(link, (each.link for each in self._waiting(self._questions.values())))
         if isinstance(message, CommitWrite) and (job := self._over.get(message.stream, ("", ""))[1]):
             return [Reply(link, request, Accepted(job=job))]
         stream = self._stream(message.stream)
@@ -219,6 +240,9 @@ class Streams:
         if message.schema_message != stream.schema_message:
             raise UsageError(f"what is written to stream {stream.name!r} does not have its schema")
         self._claim(stream, message.write)
+        query, batch = query_and_batch(message.write)
+        if message.write not in stream.writes and batch <= stream.forgotten.get(query, -1):
+            return [Reply(opening.link, opening.request, self._forgotten(stream))]
         write = stream.writes.get(message.write) or self._begin(stream, message)
         if write.open_answers:
             write.waiting.append(opening)
@@ -231,26 +255,49 @@ class Streams:
         Else one whose partitions begin later, or that had none so far and holds nobody back, would let
         event time pass by what it is about to bring.
         """
-        write = stream.writes[message.write] = _Write(stream.parallelism)
-        ticket = next(self._tickets)
-        self._beginning[ticket] = (stream, write)
+        self._forget_writes(stream)
+        write = stream.writes[message.write] = _Write(message.partitions, stream.parallelism)
         for index in range(stream.parallelism):
-            fields = self._about(stream, index, ticket, message.write)
-            self._send(stream.job.placement[index], BeginWrite(partitions=message.partitions, **fields))
+            begin = BeginWrite(partitions=message.partitions, **self._about(stream, index, message.write))
+            self._ask(stream, begin, write)
         return write
+
+    def _forgotten(self, stream: _Stream) -> UpstreamOpened:
+        """To a writer of a batch that has ended long ago: there is nothing left to do, anywhere."""
+        return UpstreamOpened(
+            term=self._term,
+            ticket=0,
+            job=stream.job.id,
+            worker=WorkerAddress(worker=0, epoch=0, host="", data_port=0),
+            rows=ROWS_FORGOTTEN,
+            checksum=0,
+            complete=True,
+            segment_bytes=0,
+        )
+
+    @staticmethod
+    def _forget_writes(stream: _Stream) -> None:
+        """Workers forget them too, and know of streaming queries which batches were before."""
+        ended = [name for name, write in stream.writes.items() if write.ended]
+        for name in ended[: max(0, len(ended) + 1 - limits.WRITES_KEPT)]:
+            del stream.writes[name]
+            stream.job.writes.forget(name)
+            query, batch = query_and_batch(name)
+            if query:
+                stream.forgotten[query] = max(batch, stream.forgotten.get(query, 0))
 
     def _expect(self, opening: _Opening, stream: _Stream) -> list[Instruction]:
         message = opening.message
-        index = message.partition % stream.parallelism
-        worker = stream.job.placement[index]
-        pending = _PendingWrite(opening.link, opening.request, stream, self._address(worker))
-        fields = self._about(stream, index, self._ticket(pending), message.write)
-        expect = ExpectUpstream(partition=message.partition, attempt=message.attempt, **fields)
-        if self._send(worker, expect):
-            return []
-        del self._pending[expect.ticket]
-        error = PeerLost(f"worker {worker}, which reads stream {stream.name!r}, is gone")
-        return [refusal(opening.link, opening.request, error)]
+        about = self._about(stream, message.partition % stream.parallelism, message.write)
+        expect = ExpectUpstream(
+            partition=message.partition,
+            attempt=message.attempt,
+            connection=message.connection,
+            sent=message.sent,
+            **about,
+        )
+        self._ask(stream, expect, _PendingWrite(opening.link, opening.request, stream))
+        return []
 
     @staticmethod
     def _claim(stream: _Stream, write: str) -> None:
@@ -273,8 +320,7 @@ class Streams:
         pending = _PendingWrite(link, request, stream, write=message.write)
         end = self._end_write(pending, message.partitions)
         pending.second = end if stream.bounded and not stream.ended else None
-        self._ask_all(pending, end)
-        return []
+        return self._ask_all(pending, end)
 
     def _abort(
         self, link: int, request: int, stream: _Stream, message: AbortWrite, at: float
@@ -282,8 +328,7 @@ class Streams:
         """A bounded stream's job fails; from an endless one the write goes, and event time goes on."""
         if not stream.bounded:
             pending = _PendingWrite(link, request, stream, write=message.write)
-            self._ask_all(pending, self._end_write(pending, []))
-            return []
+            return self._ask_all(pending, self._end_write(pending, []))
         # One that was refused because another save has the stream does that one no harm.
         if stream.writer in ("", message.write):
             text = f"the write of stream {stream.name!r} was aborted: {message.reason}"
@@ -295,95 +340,141 @@ class Streams:
             return [Reply(link, request, Accepted(job=stream.job.id))]
         pending = _PendingWrite(link, request, stream)
         stream.ended = True
-        self._ask_all(pending, self._end_write(pending, []).model_copy(update={"last": True}))
-        return []
+        return self._ask_all(pending, self._end_write(pending, []).model_copy(update={"last": True}))
 
     def _end_write(self, pending: _PendingWrite, partitions: list[int]) -> EndWrite:
-        fields = self._about(pending.stream, 0, self._ticket(pending), pending.write)
-        return EndWrite(partitions=partitions, last=False, **fields)
+        about = self._about(pending.stream, 0, pending.write)
+        return EndWrite(partitions=partitions, last=False, **about)
 
-    def _about(self, stream: _Stream, index: int, ticket: int, write: str) -> dict[str, Any]:
+    def _about(self, stream: _Stream, index: int, write: str) -> dict[str, Any]:
         """What all messages to subtask ``index`` of a stream have."""
         attempt = stream.job.attempt_of(stream.operator, index)
         where = {"job": stream.job.id, "operator": stream.operator, "index": index, "task_attempt": attempt}
-        return where | {"term": self._term, "ticket": ticket, "write": write}
+        return where | {"term": self._term, "ticket": 0, "write": write}
 
-    def _ask_all(self, pending: _PendingWrite, end: EndWrite) -> None:
+    def _ask_all(self, pending: _PendingWrite, end: EndWrite) -> list[Instruction]:
         stream = pending.stream
         pending.open_answers = stream.parallelism
         for index in range(stream.parallelism):
             mine = [number for number in end.partitions if number % stream.parallelism == index]
-            attempt = stream.job.attempt_of(stream.operator, index)
-            message = end.model_copy(update={"index": index, "task_attempt": attempt, "partitions": mine})
-            self._send(stream.job.placement[index], message)
+            self._ask(stream, end.model_copy(update={"index": index, "partitions": mine}), pending)
+        return self.worker_ended()
 
-    def _ticket(self, pending: _PendingWrite) -> int:
+    def _ask(
+        self, stream: _Stream, message: BeginWrite | ExpectUpstream | EndWrite, by: _PendingWrite | _Write
+    ) -> None:
+        """Ask the current attempt of a subtask, or the next one once it is deployed."""
+        job, index = stream.job, message.index
+        attempt = job.attempt_of(stream.operator, index)
         ticket = next(self._tickets)
-        self._pending[ticket] = pending
-        return ticket
+        message = message.model_copy(update={"task_attempt": attempt, "ticket": ticket})
+        self._questions[ticket] = _Question(stream, message, by)
+        if job.hears(stream.operator, index):
+            self._send(job.placement[index], message)
+
+    # --- restarts --------------------------------------------------------------------------------
+
+    def redeployed(self, job: Job, operator: int, index: int) -> None:
+        """The next attempt of a subtask was deployed: it hears of every write, and of what was asked."""
+        for stream in self._streams.values():
+            if stream.job is job and stream.operator == operator:
+                self._repeat(stream, index)
+
+    def _repeat(self, stream: _Stream, index: int) -> None:
+        worker = stream.job.placement[index]
+        for name, write in stream.writes.items():
+            about = self._about(stream, index, name)
+            self._send(worker, BeginWrite(partitions=write.partitions, **about))
+            if write.ended:
+                self._send(worker, EndWrite(partitions=[], last=False, **about))
+        open_questions = [
+            self._questions.pop(ticket)
+            for ticket, question in list(self._questions.items())
+            if question.stream is stream and question.message.index == index
+        ]
+        for question in open_questions:
+            self._ask(*question)
+        if stream.ended and not any(
+            isinstance(each.message, EndWrite) and each.message.last for each in open_questions
+        ):
+            about = self._about(stream, index, stream.ended_by)
+            self._send(worker, EndWrite(partitions=[], last=True, **about))
+
+    def worker_ended(self) -> list[Instruction]:
+        """A worker is lost: subtasks that had finished there answer nothing any more. Such a one has taken
+        all that there was."""
+        out: list[Instruction] = []
+        for ticket, (stream, message, _) in list(self._questions.items()):
+            job, index = stream.job, message.index
+            if job.hears(stream.operator, index) or not job.is_done(stream.operator, index):
+                continue
+            if isinstance(message, EndWrite):
+                out += self.answered(WriteEnded(term=self._term, ticket=ticket, missing=[]))
+        return out
 
     # --- workers ---------------------------------------------------------------------------------
 
     def answered(self, message: UpstreamExpected | WriteBegun | WriteEnded) -> list[Instruction]:
         """What a worker answers to a ticket that nobody waits for any more is ignored."""
-        if isinstance(message, WriteBegun):
-            return self._begun(message.ticket)
-        pending = self._pending.get(message.ticket)
-        if pending is None:
+        question = self._questions.pop(message.ticket, None)
+        if question is None:
             return []
+        if isinstance(question.by, _Write):
+            return self._begun(question.stream, question.by)
         if isinstance(message, UpstreamExpected):
-            if message.error is not None and pending.stream.job.stopping:
+            if message.error is not None and question.stream.job.stopping:
+                self._questions[message.ticket] = question
                 return []  # :meth:`remove` will say why, which the worker does not know
-            del self._pending[message.ticket]
-            return [self._opened(pending, message)]
+            return [self._opened(question, question.by, message)]
+        if isinstance(message, WriteEnded):
+            return self._ended(question.by, message)
+        return []
+
+    def _ended(self, pending: _PendingWrite, message: WriteEnded) -> list[Instruction]:
         pending.open_answers -= 1
         pending.missing += message.missing
         if pending.open_answers:
             return []
-        if not pending.missing:
-            pending.stream.writes.pop(pending.write, None)
-        if not pending.missing and pending.second is not None:
-            end, pending.second = pending.second.model_copy(update={"last": True}), None
-            pending.stream.ended, pending.stream.ended_by = True, end.write
-            self._ask_all(pending, end)
-            return []
-        del self._pending[message.ticket]
+        stream = pending.stream
         if pending.missing:
             numbers = ", ".join(map(str, sorted(pending.missing)[:10]))
-            return [
-                refusal(
-                    pending.link,
-                    pending.request,
-                    UsageError(f"partitions {numbers} of the write are not complete"),
-                )
-            ]
-        return [Reply(pending.link, pending.request, Accepted(job=pending.stream.job.id))]
+            error = UsageError(f"partitions {numbers} of the write are not complete")
+            return [refusal(pending.link, pending.request, error)]
+        if pending.write in stream.writes:
+            stream.writes[pending.write].ended = True
+        if pending.second is not None:
+            end, pending.second = pending.second.model_copy(update={"last": True}), None
+            stream.ended, stream.ended_by = True, end.write
+            return self._ask_all(pending, end)
+        return [Reply(pending.link, pending.request, Accepted(job=stream.job.id))]
 
-    def _opened(self, pending: _PendingWrite, message: UpstreamExpected) -> Reply:
+    def _opened(self, question: _Question, pending: _PendingWrite, message: UpstreamExpected) -> Reply:
         if message.error is not None:
             return refusal(
                 pending.link, pending.request, error_from_code(message.error.code, message.error.text)
             )
-        assert pending.worker is not None
+        job = question.stream.job
+        worker = job.placement[question.message.index]
+        address = self._address(worker)
+        if address is None:  # it is lost, and its task has finished
+            error = PeerLost(f"worker {worker}, which reads stream {question.stream.name!r}, is gone")
+            return refusal(pending.link, pending.request, error)
         opened = UpstreamOpened(
             term=self._term,
             ticket=message.ticket,
-            job=pending.stream.job.id,
-            worker=pending.worker,
+            job=job.id,
+            worker=address,
             rows=message.rows,
             checksum=message.checksum,
             complete=message.complete,
             segment_bytes=message.segment_bytes,
+            base=message.base,
         )
         return Reply(pending.link, pending.request, opened)
 
-    def _begun(self, ticket: int) -> list[Instruction]:
-        if ticket not in self._beginning:
-            return []
-        stream, write = self._beginning[ticket]
+    def _begun(self, stream: _Stream, write: _Write) -> list[Instruction]:
         write.open_answers -= 1
         if write.open_answers:
             return []
-        del self._beginning[ticket]
         waiting, write.waiting = write.waiting, []
         return [instruction for opening in waiting for instruction in self._expect(opening, stream)]

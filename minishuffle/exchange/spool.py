@@ -76,7 +76,7 @@ class _Entry:
 
 
 class Spool:
-    """The rows that one sink subtask keeps, numbered from 0.
+    """The rows that one attempt of a sink's subtask keeps, numbered from ``first`` on.
 
     Invariants: the entries join on to each other and end at ``rows``; everything below ``freed`` may be
     gone, nothing at or above it is.
@@ -84,14 +84,15 @@ class Spool:
     Args:
         directory: where its files are made; None for the system's temporary directory.
         bytes_max: of what nobody has read yet, for a job that does not end; None: as the disk allows.
+        first: rows that earlier attempts have kept, as far as readers know.
     """
 
-    def __init__(self, directory: str | None, bytes_max: int | None) -> None:
-        self.rows = 0
-        """Rows written so far; written by the task."""
-        self.freed = 0
+    def __init__(self, directory: str | None, bytes_max: int | None, first: int = 0) -> None:
+        self.rows = first
+        """The number of the next row; written by the task."""
+        self.freed = first
         """Rows below may be gone; written by the loop."""
-        self._read_rows = 0
+        self._read_rows = first
         """Rows below were read and dealt with: they do not count against ``bytes_max``."""
         self._bytes_written = 0
         """The task's."""

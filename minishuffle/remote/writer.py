@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 import zlib
+from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from minishuffle.errors import (
     AuthenticationError,
@@ -23,7 +24,7 @@ from minishuffle.exchange.elements import encode
 from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.subpartition import serve
 from minishuffle.ids import JobId, PartitionId
-from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.limits import BATCH_ROWS_MAX, WRITER_KEPT_BYTES_MAX
 from minishuffle.protocol.connection import ConnectionEvent, PartitionRequested
 from minishuffle.remote.access import Access
 from minishuffle.remote.connection import ExternalConnection
@@ -47,14 +48,37 @@ if TYPE_CHECKING:
 __all__ = ["StreamWriter", "abort_write", "commit_write", "describe_stream", "end_stream"]
 
 OPEN_SECONDS_MAX = 600.0
-"""How long an attempt waits for the job to read what an older one had sent."""
+"""How long an attempt waits for the job to read what an older one had sent, or for a task that restarts."""
 ACKNOWLEDGE_LOOK_SECONDS = 0.02
 SUPERSEDED_SECONDS_MAX = 600.0
 SUPERSEDED_LOOK_SECONDS = 1.0
+RECONNECTS_MAX = 60
+"""Connections in a row by which nothing came in."""
+RECONNECT_SECONDS = 0.05
+"""Before another one is tried; doubles up to RECONNECT_SECONDS_MAX."""
+RECONNECT_SECONDS_MAX = 1.0
+
+
+class _Kept(NamedTuple):
+    """Rows from number ``begin`` on that were handed to the connection."""
+
+    begin: int
+    batch: pa.RecordBatch
+
+    @property
+    def end(self) -> int:
+        rows: int = self.batch.num_rows
+        return self.begin + rows
 
 
 class StreamWriter:
     """One attempt at one partition of a write. Rows that an earlier attempt brought in are passed over.
+
+    If its worker is lost, or the task there restarts, the writer connects to the one that takes the place,
+    and sends again what the job does not have. It keeps the rows that it wrote last for that
+    (``WRITER_KEPT_BYTES_MAX``): more than can be on the way, which is the network buffers of both ends, an
+    element, and what the task has taken since the position that the coordinator knows. If rows before them
+    are wanted, the attempt fails, and another one brings them.
 
     Args:
         write: names the write; the same for all its partitions, and when it is repeated.
@@ -90,6 +114,13 @@ class StreamWriter:
         )
         self._schema = schema
         self._skipped_checksum = 0
+        self._kept: deque[_Kept] = deque()
+        self._kept_bytes = 0
+        self._ended = False
+        """The program has written everything."""
+        self._verifies = True
+        """Whether what is passed over is compared with what is there."""
+        self._reconnects_left = RECONNECTS_MAX
         self._stack = ExitStack()
         self._reply: UpstreamOpened | None = None
         self._connection: ExternalConnection | None = None
@@ -97,34 +128,12 @@ class StreamWriter:
         self._attached = False
 
     def __enter__(self) -> StreamWriter:
-        with self._access.control() as control:
-            reply = control.request(self._request, OPEN_SECONDS_MAX)
-        if not isinstance(reply, UpstreamOpened):
-            raise RemoteProtocolError(f"the coordinator answered with {type(reply).__name__}")
-        self._reply = reply
-        if not reply.complete:
-            connection = ExternalConnection(
-                self._access,
-                reply.worker,
-                self._on_events,
-                ticket=reply.ticket,
-                term=reply.term,
-                segment_bytes=reply.segment_bytes,
-            )
-            pool = connection.pool.create_pool("output", 2, connection.pool.total)
-            self._written = ResultPartition(
-                PartitionId(JobId(reply.job), 0, self._request.partition),
-                range(1),
-                lambda: connection.paths.acquire(pool),
-                lambda subpartition: connection.paths.notify(subpartition),
-                connection.counters,
-                flushing=Flush.ADAPTIVE,  # The next write may be long in coming.
-            )
-            pool.on_available(lambda: connection.paths.bell.ring())
+        self._reply = self._ask()
+        if not self._reply.complete:
             try:
-                self._connection = self._stack.enter_context(connection)
+                self._connect()
             except (PeerLost, AuthenticationError) as error:
-                raise self._explained(error) from error
+                self._reconnect(error)
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -140,6 +149,41 @@ class StreamWriter:
         assert self._written is not None, "a complete partition is not written"
         return self._written
 
+    # --- connections -----------------------------------------------------------------------------
+
+    def _ask(self) -> UpstreamOpened:
+        """Where to write, and what is there; waits while the task restarts."""
+        with self._access.control() as control:
+            reply = control.request(self._request, OPEN_SECONDS_MAX)
+        if not isinstance(reply, UpstreamOpened):
+            raise RemoteProtocolError(f"the coordinator answered with {type(reply).__name__}")
+        return reply
+
+    def _connect(self) -> None:
+        """Raises PeerLost or AuthenticationError: the worker is gone, or does not expect this ticket."""
+        reply = self._opened
+        self._stack.close()
+        self._attached = False
+        connection = ExternalConnection(
+            self._access,
+            reply.worker,
+            self._on_events,
+            ticket=reply.ticket,
+            term=reply.term,
+            segment_bytes=reply.segment_bytes,
+        )
+        pool = connection.pool.create_pool("output", 2, connection.pool.total)
+        self._written = ResultPartition(
+            PartitionId(JobId(reply.job), 0, self._request.partition),
+            range(1),
+            lambda: connection.paths.acquire(pool),
+            lambda subpartition: connection.paths.notify(subpartition),
+            connection.counters,
+            flushing=Flush.ADAPTIVE,  # The next write may be long in coming.
+        )
+        pool.on_available(lambda: connection.paths.bell.ring())
+        self._connection = self._stack.enter_context(connection)
+
     def _on_events(self, link: DataLink, events: list[ConnectionEvent]) -> None:
         """(Loop.) The worker asks for the partition."""
         for event in events:
@@ -147,41 +191,142 @@ class StreamWriter:
                 serve(link, event.request, self._partition.subpartitions[0])
                 self._attached = True
 
+    def _reconnect(self, error: ShuffleError) -> None:
+        """Go on over another connection, behind what the job has. ``error`` ended the last one.
+
+        Raises:
+            TaskFailed: the job has ended.
+            Superseded: another attempt has written the partition.
+            PeerLost: rows are wanted that are not kept, or no connection lasts.
+            ShuffleError: the coordinator refuses the attempt.
+        """
+        pause = RECONNECT_SECONDS
+        while self._reconnects_left:
+            self._reconnects_left -= 1
+            try:
+                self._ask_again()
+                if self._opened.complete:
+                    self._connection = None
+                    if self._ended:
+                        return
+                    raise Superseded("another attempt has written the partition")
+                self._check_kept(error)
+                self._connect()
+                self._send_again()
+                return
+            except (PeerLost, AuthenticationError, TaskCancelled) as again:
+                error = error if isinstance(again, TaskCancelled) else again
+                time.sleep(pause)
+                pause = min(2 * pause, RECONNECT_SECONDS_MAX)
+        raise error
+
+    def _ask_again(self) -> None:
+        """Where to write now. While a newer attempt writes this one waits: Spark starts a third for an
+        attempt that fails while another copy of it runs, and ends a copy that is late."""
+        before = self._opened.rows
+        change = {"connection": self._request.connection + 1, "sent": max(before, self.rows)}
+        self._request = self._request.model_copy(update=change)
+        deadline = time.monotonic() + SUPERSEDED_SECONDS_MAX
+        while True:
+            self._check_job()
+            try:
+                self._reply = self._ask()
+                break
+            except Superseded:
+                if time.monotonic() > deadline:
+                    raise
+                self._request = self._request.model_copy(update={"sent": -1})
+                time.sleep(SUPERSEDED_LOOK_SECONDS)
+            except UsageError:
+                self._check_job()  # its end may be the reason, and knows the cause
+                raise
+        if self._opened.rows > before:
+            self._reconnects_left = RECONNECTS_MAX
+        self._verifies = False
+
+    def _check_job(self) -> None:
+        """Raises TaskFailed: the job has ended, or is about to."""
+        with self._access.control() as control:
+            job = control.request(ShowJob(job=self._opened.job))
+        if isinstance(job, JobInfo) and job.state not in ("created", "running"):
+            cause = f": {job.causes[0].text}" if job.causes else ""
+            raise TaskFailed(
+                f"job {job.job} ({job.name}) is {job.state}, and its stream {self._request.stream!r} is "
+                f"still being written{cause}"
+            )
+
+    def _check_kept(self, error: ShuffleError) -> None:
+        """Raises ``error``: rows that are wanted again are not kept."""
+        begin = self._kept[0].begin if self._kept else self.rows
+        if self._opened.rows < begin:
+            self._reconnects_left = 0
+            raise error
+
+    def _send_again(self) -> None:
+        """Raises TaskCancelled: the connection has ended."""
+        at = self._opened.rows
+        while self._kept and self._kept[0].end <= at:
+            self._kept_bytes -= self._kept.popleft().batch.nbytes
+        for begin, batch in list(self._kept):
+            self._partition.write(0, *encode(batch.slice(max(0, at - begin))))
+        if self._ended:
+            self._send_end()
+
+    def _send_end(self) -> None:
+        self._partition.broadcast_event(EventKind.END_OF_DATA)
+        self._partition.broadcast_event(EventKind.END_OF_PARTITION)
+
     # --- the program's thread --------------------------------------------------------------------
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Write a batch; waits while the job takes nothing.
+        """Write a batch; waits while the job takes nothing, or the task that takes it restarts.
 
         Raises:
             UsageError: its schema is not the stream's, or a retry brings other rows than were there.
-            PeerLost: the connection is gone; the attempt can be repeated.
+            TaskFailed: the job has ended.
+            PeerLost: the connection is gone for good; the attempt can be repeated.
         """
         if not batch.schema.equals(self._schema):
             raise UsageError(f"the batch has the columns {batch.schema}, the stream {self._schema}")
         for start in range(0, batch.num_rows, BATCH_ROWS_MAX):
-            self._write_piece(batch.slice(start, BATCH_ROWS_MAX))
+            piece = batch.slice(start, BATCH_ROWS_MAX)
+            unsure = self._opened.base - self.rows
+            if 0 < unsure < piece.num_rows:  # what was taken begins in the middle of it
+                self._write_piece(piece.slice(0, unsure))
+                piece = piece.slice(unsure)
+            self._write_piece(piece)
 
     def _write_piece(self, piece: pa.RecordBatch) -> None:
-        rows, parts = encode(piece)
         begin = self.rows
-        self.rows += rows
+        self.rows += piece.num_rows
         if begin < self._opened.rows:
-            for part in parts[1:]:
-                self._skipped_checksum = zlib.crc32(part, self._skipped_checksum)
-            if self.rows >= self._opened.rows:
-                self._check_skipped()
+            self._pass_over(piece, begin)
             return
         connection = self._connection
         if connection is None:
             return
+        self._keep(_Kept(begin, piece))
         try:
-            self._partition.write(0, rows, parts)
+            self._partition.write(0, *encode(piece))
         except TaskCancelled:
-            raise self._explained(connection.error or PeerLost("the connection is gone")) from None
+            self._reconnect(connection.error or PeerLost("the connection is gone"))
+
+    def _pass_over(self, piece: pa.RecordBatch, begin: int) -> None:
+        if begin >= self._opened.base:
+            for part in encode(piece)[1][1:]:
+                self._skipped_checksum = zlib.crc32(part, self._skipped_checksum)
+        if self.rows >= self._opened.rows:
+            self._check_skipped()
+
+    def _keep(self, kept: _Kept) -> None:
+        self._kept.append(kept)
+        self._kept_bytes += kept.batch.nbytes
+        while self._kept_bytes > WRITER_KEPT_BYTES_MAX and len(self._kept) > 1:
+            self._kept_bytes -= self._kept.popleft().batch.nbytes
 
     def _check_skipped(self) -> None:
         opened = self._opened
-        if opened.complete:
+        if opened.complete or not self._verifies:
             return
         if (self.rows, self._skipped_checksum) != (opened.rows, opened.checksum):
             raise UsageError(
@@ -194,11 +339,12 @@ class StreamWriter:
         """At the end: an attempt that had fewer rows, or as many as a complete partition has.
 
         Only the number is compared where nothing is left to deliver: a partition may come in another order.
+        Rows below ``base`` need not have existed: the lease that was lost with a worker ended there.
         """
         opened = self._opened
-        if not opened.complete and self.rows < opened.rows:
+        if not opened.complete and (opened.base < self.rows or not opened.base) and self.rows < opened.rows:
             self._check_skipped()
-        if opened.complete and opened.rows not in (ROWS_FORGOTTEN, self.rows):
+        if opened.complete and not opened.base and opened.rows not in (ROWS_FORGOTTEN, self.rows):
             raise UsageError(
                 f"partition {self._request.partition} has {self.rows} rows, and {opened.rows} were delivered "
                 f"before in the write {self._request.write}: repeat it with the same "
@@ -211,49 +357,21 @@ class StreamWriter:
         Raises: as :meth:`write`.
         """
         self._check_complete()
-        connection = self._connection
-        if connection is not None:
-            self._partition.broadcast_event(EventKind.END_OF_DATA)
-            self._partition.broadcast_event(EventKind.END_OF_PARTITION)
-            while not self._released() and connection.error is None:
-                connection.paths.bell.clear()
-                connection.paths.bell.wait(ACKNOWLEDGE_LOOK_SECONDS)
-            connection.settle()  # a link that broke has said so by then
+        if self._connection is not None:
+            self._ended = True
+            self._send_end()
+        while (connection := self._connection) is not None:
             if connection.error is not None:
-                why = self._explained(connection.error)
-                if not self._opened.complete:
-                    raise why
+                self._reconnect(connection.error)
+                continue
+            if self._released():
+                connection.settle()  # a link that broke has said so by then
+                if connection.error is None:
+                    break
+                continue
+            connection.paths.bell.clear()
+            connection.paths.bell.wait(ACKNOWLEDGE_LOOK_SECONDS)
         return self.rows
-
-    def _explained(self, error: ShuffleError) -> ShuffleError:
-        """Why the connection is gone: the job may be over, or a newer attempt have taken over.
-
-        In that case this one waits until that one is done: Spark starts a third for an attempt that fails
-        while another copy of it runs, and ends a copy that is late.
-        """
-        deadline = time.monotonic() + SUPERSEDED_SECONDS_MAX
-        while True:
-            try:
-                with self._access.control() as control:
-                    job = control.request(ShowJob(job=self._opened.job))
-                    if isinstance(job, JobInfo) and job.state not in ("created", "running"):
-                        cause = f": {job.causes[0].text}" if job.causes else ""
-                        return TaskFailed(
-                            f"job {job.job} ({job.name}) is {job.state}, and its stream "
-                            f"{self._request.stream!r} is still being written{cause}"
-                        )
-                    reply = control.request(self._request, OPEN_SECONDS_MAX)
-            except Superseded as superseded:
-                if time.monotonic() > deadline:
-                    return superseded
-                time.sleep(SUPERSEDED_LOOK_SECONDS)
-            except ShuffleError as other:
-                return other if not isinstance(other, PeerLost) else error
-            else:
-                if isinstance(reply, UpstreamOpened) and reply.complete:
-                    self._reply = reply
-                    return Superseded("another attempt has written the partition")
-                return error
 
     def _released(self) -> bool:
         """The job has read to the end and closed the channel, or the connection is gone."""

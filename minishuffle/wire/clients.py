@@ -33,6 +33,7 @@ __all__ = [
     "UpstreamOpened",
     "WriteBegun",
     "WriteEnded",
+    "query_and_batch",
 ]
 
 
@@ -160,6 +161,12 @@ ROWS_FORGOTTEN = -1
 """The rows of a partition that was complete so long ago that nobody knows them."""
 
 
+def query_and_batch(write: str) -> tuple[str, int]:
+    """The parts of ``<query>/<batch>``, as streaming queries name their writes; ("", 0) of any other name."""
+    query, _, batch = write.rpartition("/")
+    return (query, int(batch)) if query and batch.isascii() and batch.isdigit() else ("", 0)
+
+
 class DescribeStream(ControlMessage):
     """(Client.) Answered with :class:`StreamInfo`."""
 
@@ -187,6 +194,10 @@ class OpenUpstream(ControlMessage):
     """How many partitions the write has; 0: not known."""
     attempt: int
     schema_message: bytes
+    connection: int = 0
+    """How often this attempt has lost its connection."""
+    sent: OrNone = -1
+    """Rows that it has handed to its connections so far, at most; -1: to none, or others may have."""
 
 
 class UpstreamOpened(ControlMessage):
@@ -200,11 +211,13 @@ class UpstreamOpened(ControlMessage):
     rows: OrNone
     """Or ``ROWS_FORGOTTEN``."""
     checksum: int
-    """CRC-32 of the elements that these rows came in."""
+    """CRC-32 of the elements that these rows came in, from row ``base`` on."""
     complete: bool
     """All rows are there: nothing is left to do."""
     segment_bytes: int
     """Size of the worker's network buffers: no buffer that is sent may be larger."""
+    base: int = 0
+    """Rows below are not sent again, whatever became of them: see ``WritePosition``."""
 
 
 class BeginWrite(ControlMessage):
@@ -244,6 +257,9 @@ class ExpectUpstream(ControlMessage):
     write: str
     partition: int
     attempt: int
+    connection: int = 0
+    sent: OrNone = -1
+    """As in OpenUpstream."""
 
 
 class UpstreamExpected(ControlMessage):
@@ -258,6 +274,7 @@ class UpstreamExpected(ControlMessage):
     complete: bool = False
     segment_bytes: int = 0
     error: ErrorInfo | None = None
+    base: int = 0
 
 
 class CommitWrite(ControlMessage):

@@ -169,6 +169,30 @@ class OutputSpec(ControlMessage):
     count: int
 
 
+class WritePosition(ControlMessage):
+    """How far the task that takes a partition of a write is in it: see ``SplitPosition``.
+
+    Rows below ``base`` are not sent again, whatever became of them.
+    """
+
+    write: Name
+    partition: int
+    position: int
+    """Rows taken, those below ``base`` included."""
+    lease: int = 0
+    """Rows behind them that may be taken before the next report."""
+    base: int = 0
+    checksum: int = 0
+    """CRC-32 of the elements that the rows from ``base`` to ``position`` came in."""
+    done: bool = False
+    """The partition is complete."""
+
+    @property
+    def end(self) -> int:
+        """Nothing from here on was taken."""
+        return self.position + self.lease
+
+
 class TaskSpec(ControlMessage):
     operator: int
     name: str
@@ -188,6 +212,10 @@ class TaskSpec(ControlMessage):
     """Seconds since it has."""
     files: dict[int, int] = Field(default_factory=dict)
     """By earlier attempt of a file sink, how many of its files are in the manifest."""
+    writes: list[WritePosition] = Field(default_factory=list)
+    """What is there of partitions that external clients write, if the task reads a stream."""
+    first_row: int = 0
+    """The number of the first row that it keeps, if it is a sink whose records external clients read."""
 
 
 class TaskInfo(ControlMessage):
@@ -316,13 +344,15 @@ class TaskStateChanged(ControlMessage):
     traffic: TrafficTable = b""
     positions: PositionTable = b""
     """Where a source that has ended stands, without any lease."""
+    writes: list[WritePosition] = Field(default_factory=list)
+    """The same of one that external clients write to."""
 
 
 class SourcePositions(ControlMessage):
     """How far a source's subtask is, and how far it may go before its next report.
 
     It emits nothing behind the ``end`` of a split before this is acknowledged. An entry replaces the one of
-    its split that was reported before.
+    its split, or of its partition of a write, that was reported before.
     """
 
     type: Literal["source_positions"] = "source_positions"
@@ -332,7 +362,8 @@ class SourcePositions(ControlMessage):
     operator: int
     index: int
     attempt: int
-    positions: PositionTable
+    positions: PositionTable = b""
+    writes: list[WritePosition] = Field(default_factory=list)
 
 
 class TaskReleased(ControlMessage):

@@ -4,6 +4,10 @@ Each (write, partition) is one unit that may be tried several times, and comes i
 link breaks, or that a newer one supersedes, ends behind what arrived of it; what the task has taken out of
 the gate by then counts, a half element does not, and the next attempt goes on there.
 
+So does the next attempt of the task itself, where tasks restart: a partition is a split of a source to it,
+and takes nothing that the coordinator does not know of (:class:`~minishuffle.worker.leases.WriteLeases`). A
+partition is complete, and its program hears so, once the coordinator knows.
+
 Event time waits for what a write has yet to bring: its partitions are splits from its beginning on, where
 their number is known; where it is not, one split stands for the rest of them until the write ends. A subtask
 that none of the partitions come to has no split, and says so.
@@ -13,24 +17,26 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from minishuffle.errors import PeerLost, ShuffleError, Superseded, UsageError
-from minishuffle.exchange.channels import Detached, GateBuffers, InputChannel
+from minishuffle.exchange.channels import Attachment, Detached, GateBuffers, InputChannel
 from minishuffle.exchange.elements import Assembler
 from minishuffle.exchange.gate import Element, InputGate
 from minishuffle.exchange.watermarks import WatermarkValve
-from minishuffle.wire.clients import ROWS_FORGOTTEN
+from minishuffle.limits import WRITES_KEPT
+from minishuffle.wire.clients import ROWS_FORGOTTEN, query_and_batch
+from minishuffle.wire.messages import WritePosition
+from minishuffle.wire.packed import SplitPosition
+from minishuffle.worker.leases import WriteLeases
 
 __all__ = ["UPSTREAM_EDGE", "Progress", "UpstreamChannel", "UpstreamGate"]
 
 UPSTREAM_EDGE = 0xFFFF_FFFF
 """The edge in a PartitionRequest to a program that writes: no edge of the graph."""
 NO_SPLIT = -1
-WRITES_KEPT = 8
-"""Writes whose partitions are remembered: a streaming query may repeat its last ones."""
 
 
 @dataclass(slots=True)
@@ -41,9 +47,16 @@ class Progress:
     """Its number among all that this gate ever had: several writes may be under way."""
     rows: int = 0
     checksum: int = 0
-    """CRC-32 of the payloads of the elements that these rows came in."""
+    """CRC-32 of the payloads of the elements that these rows came in, from row ``base`` on."""
+    base: int = 0
+    """Rows below are not taken again, whatever became of them in an earlier attempt of the task."""
     attempt: int = -1
+    connection: int = 0
+    """How often the program of that attempt has lost its connection."""
+    ended: bool = False
+    """Its end was read."""
     complete: bool = False
+    """The coordinator knows that, if it is to."""
     expected: bool = False
     """The attempt was let in, and its program has yet to come."""
     channel: UpstreamChannel | None = None
@@ -59,6 +72,8 @@ class _Write:
     rest: int = NO_SPLIT
     """The split that stands for partitions that have not begun, where the number of all is not known."""
     ended: bool = False
+    begun: bool = False
+    """It is known how many partitions come here, or that nobody knows."""
 
 
 class _NoValve(WatermarkValve):
@@ -90,6 +105,9 @@ class UpstreamChannel(InputChannel):
         if error is not None:
             self.disconnect(error)
 
+    def end(self, attachment: Attachment) -> None:
+        """The gate closes the channel, which is the receipt, once the end counts."""
+
     def cut(self) -> None:
         """(Loop.) Take nothing more from this attempt; what is queued is still read."""
         self.disconnect(PeerLost("a newer attempt took the partition over"))
@@ -100,10 +118,24 @@ class UpstreamGate(InputGate):
 
     Args: those of :class:`InputGate`, and
         post: has a call run on the loop.
+        leases: None: no attempt will ever take the place of this one.
+        moved: called on the loop with positions that the coordinator is to have.
+        resumed: what an earlier attempt of the task has reported.
     """
 
-    def __init__(self, buffers: GateBuffers, *, post: Callable[..., None], **arguments: Any) -> None:
+    def __init__(
+        self,
+        buffers: GateBuffers,
+        *,
+        post: Callable[..., None],
+        leases: WriteLeases | None = None,
+        moved: Callable[[list[WritePosition]], None] = lambda positions: None,
+        resumed: Iterable[WritePosition] = (),
+        **arguments: Any,
+    ) -> None:
         super().__init__(UPSTREAM_EDGE, 0, buffers, **arguments)
+        self._leases = leases
+        self._moved = moved
         self.valve = _NoValve()
         self._split_changes: deque[tuple[int, Literal["open", "done", "none"]]] = deque()
         self.split_changes = self._split_changes
@@ -114,6 +146,22 @@ class UpstreamGate(InputGate):
         self._writes: dict[str, _Write] = {}
         self._forgotten: dict[str, int] = {}
         """By streaming query, the last complete batch that is not in ``_writes`` any more."""
+        self._by_split: dict[int, tuple[str, int, Progress]] = {}
+        """Write, partition and progress of each split that is reported."""
+        self._ending: dict[int, UpstreamChannel] = {}
+        """By split, channels whose end was read and is not reported yet; the task's."""
+        self._receipts: deque[tuple[int, UpstreamChannel]] = deque()
+        """Channels whose end was, and the number of the report that the coordinator must have first."""
+        for entry in resumed:
+            self._resume(entry)
+
+    def _resume(self, entry: WritePosition) -> None:
+        known = self._writes.setdefault(entry.write, _Write())
+        progress = Progress(rows=entry.position, checksum=entry.checksum, base=entry.base)
+        progress.ended = progress.complete = entry.done
+        known.partitions[entry.partition] = progress
+        if not entry.done:
+            self._open_partition(entry.write, entry.partition, progress)
 
     # --- task ------------------------------------------------------------------------------------
 
@@ -122,21 +170,68 @@ class UpstreamGate(InputGate):
         return self._ended and not self.channels
 
     def poll(self) -> Element | None:
+        """As that of other gates; waits until the coordinator knows that the element may be taken.
+
+        Raises:
+            TaskCancelled: while it waits.
+        """
         element = super().poll()
         if element is not None:
             channel = element.channel
             assert isinstance(channel, UpstreamChannel)
             progress = channel.progress
+            if self._leases is not None:
+                self._leases.wait(progress.split, element.rows, self._send)
             progress.checksum = zlib.crc32(element.payload, progress.checksum)
             progress.rows += element.rows
+            if self._leases is not None:
+                self._leases.emit(progress.split, element.rows)
+        self._look()
         return element
 
+    def _look(self) -> None:
+        """Report what is to be reported by now."""
+        if self._leases is not None:
+            self._send(self._leases.look(self._read_splits(), next(iter(self._ending), None)))
+
+    def _read_splits(self) -> list[int]:
+        progresses = [channel.progress for channel in self.channels if isinstance(channel, UpstreamChannel)]
+        return [progress.split for progress in progresses if not progress.ended]
+
+    def _send(self, positions: list[SplitPosition]) -> None:
+        if positions and self._leases is not None:
+            ended = [self._ending.pop(each.split) for each in positions if each.done]
+            self._receipts.extend((self._leases.reports, channel) for channel in ended)
+            self._post(self._moved, [self._position(each) for each in positions])
+
+    def _position(self, at: SplitPosition) -> WritePosition:
+        """As the coordinator knows it."""
+        write, partition, progress = self._by_split[at.split]
+        return WritePosition(
+            write=write,
+            partition=partition,
+            position=at.position,
+            lease=at.lease,
+            base=progress.base,
+            checksum=progress.checksum,
+            done=at.done,
+        )
+
     def _on_end(self, channel: InputChannel) -> None:
-        self._post(self._close_channel, channel)
+        assert isinstance(channel, UpstreamChannel)
+        if self._leases is None or not channel.ended:
+            self._post(self._close_channel, channel)
+            return
+        progress = channel.progress
+        progress.ended = True
+        self._ending[progress.split] = channel
+        self._leases.end(progress.split)
+        self._look()
 
     def _on_detached(self, channel: InputChannel, notice: Detached) -> None:
         channel.rows_incomplete += channel.assembler.clear()
-        self._on_end(channel)
+        if not channel.ended:
+            self._on_end(channel)
 
     # --- loop ------------------------------------------------------------------------------------
 
@@ -149,19 +244,46 @@ class UpstreamGate(InputGate):
 
         ``mine``: their numbers; None: not known. May be called again.
         """
-        if write in self._writes or self._was_forgotten(write):
+        if self._was_forgotten(write):
             return
-        self._forget_writes()
-        known = self._writes[write] = _Write()
+        if write not in self._writes:
+            self._forget_writes()
+        known = self._writes.setdefault(write, _Write())
+        if known.begun:
+            return
+        known.begun = True
         if mine is None:
             known.rest = self._open_split()
         else:
-            known.partitions = {number: Progress(self._open_split()) for number in mine}
+            for number in mine:
+                self._add_partition(write, known, number)
             self._say_if_none(known)
         self.wake()
 
-    def expect(self, write: str, partition: int, attempt: int, ready: Callable[[Progress], None]) -> None:
+    def _add_partition(self, write: str, known: _Write, number: int) -> None:
+        if number not in known.partitions:
+            progress = known.partitions[number] = Progress()
+            self._open_partition(write, number, progress)
+
+    def _open_partition(self, write: str, number: int, progress: Progress) -> None:
+        split = progress.split = self._open_split()
+        self._by_split[split] = write, number, progress
+        if self._leases is not None:
+            self._leases.starts[split] = progress.rows
+
+    def expect(
+        self,
+        write: str,
+        partition: int,
+        attempt: int,
+        ready: Callable[[Progress], None],
+        *,
+        connection: int = 0,
+        sent: int = -1,
+    ) -> None:
         """A new attempt at a partition; ``ready`` is called once nothing more comes of older ones.
+
+        ``connection`` and ``sent``: see ``OpenUpstream``.
 
         Raises:
             Superseded: a newer attempt writes now.
@@ -173,16 +295,23 @@ class UpstreamGate(InputGate):
             return
         self.begin(write, None)
         known = self._writes[write]
-        if partition not in known.partitions and not known.ended:
-            known.partitions[partition] = Progress(self._open_split())
+        if not known.ended:
+            self._add_partition(write, known, partition)
         progress = known.partitions.get(partition)
         if progress is not None and progress.complete:
             ready(progress)
             return
         if progress is None or known.ended:
             raise UsageError(f"write {write} has ended without partition {partition}: save again")
-        self._check_newer(progress, attempt, f"attempt {attempt} of partition {partition} of write {write}")
-        progress.attempt, progress.expected = attempt, True
+        name = f"attempt {attempt} of partition {partition} of write {write}"
+        self._check_newer(progress, (attempt, connection), name)
+        is_first = progress.attempt < 0
+        progress.attempt, progress.connection, progress.expected = attempt, connection, True
+        if is_first and 0 <= sent < progress.rows == progress.base:
+            # The lease of an earlier attempt of the task ended further on, and there were no such rows.
+            progress.rows = progress.base = sent
+            if self._leases is not None:
+                self._leases.starts[progress.split] = sent
         if progress.channel is None:
             ready(progress)
         else:
@@ -190,11 +319,12 @@ class UpstreamGate(InputGate):
             progress.channel.cut()
 
     @staticmethod
-    def _check_newer(progress: Progress, attempt: int, name: str) -> None:
+    def _check_newer(progress: Progress, number: tuple[int, int], name: str) -> None:
+        """``number``: the attempt, and how often it has lost its connection."""
         if progress.expected or progress.channel is not None:
-            if attempt < progress.attempt:
+            if number[0] < progress.attempt:
                 raise Superseded(f"{name} comes too late: attempt {progress.attempt} writes it now")
-            if attempt == progress.attempt and progress.channel is not None:
+            if number <= (progress.attempt, progress.connection) and progress.channel is not None:
                 raise PeerLost(f"{name} comes twice: number each attempt higher than those before it")
 
     def _open_split(self) -> int:
@@ -236,7 +366,7 @@ class UpstreamGate(InputGate):
         if channel not in self.channels:
             return
         if channel.ended:
-            progress.complete = True
+            progress.ended = progress.complete = True
         if progress.complete or channel.write.ended:
             self._close_split(progress.split)
         channel.close()
@@ -247,6 +377,18 @@ class UpstreamGate(InputGate):
         for ready in waiting:
             ready(progress)
         self.wake()
+
+    def acknowledge(self) -> None:
+        """The coordinator has applied the report that was under way."""
+        if self._leases is None:
+            return
+        applied = self._leases.acknowledge()
+        while self._receipts and self._receipts[0][0] <= applied:
+            self._close_channel(self._receipts.popleft()[1])
+
+    def exact(self) -> list[WritePosition]:
+        """Where every partition is whose last report is not exact: the attempt takes nothing more."""
+        return [] if self._leases is None else [self._position(each) for each in self._leases.exact()]
 
     def close(self) -> None:
         for channel in list(self.channels):
@@ -288,17 +430,11 @@ class UpstreamGate(InputGate):
         ]
         for write in done[: max(0, len(self._writes) + 1 - WRITES_KEPT)]:
             del self._writes[write]
-            query, batch = _query_and_batch(write)
+            query, batch = query_and_batch(write)
             if query:
                 self._forgotten[query] = max(batch, self._forgotten.get(query, 0))
 
     def _was_forgotten(self, write: str) -> bool:
         """Whether that is a batch of a streaming query which was complete long ago."""
-        query, batch = _query_and_batch(write)
+        query, batch = query_and_batch(write)
         return write not in self._writes and batch <= self._forgotten.get(query, -1)
-
-
-def _query_and_batch(write: str) -> tuple[str, int]:
-    """The parts of ``<query>/<batch>``; ("", 0) of any other name."""
-    query, _, batch = write.rpartition("/")
-    return (query, int(batch)) if query and batch.isascii() and batch.isdigit() else ("", 0)

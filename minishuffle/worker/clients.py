@@ -43,7 +43,7 @@ from minishuffle.wire.frames import EventKind, PartitionRequest
 from minishuffle.wire.messages import ControlMessage, ErrorInfo
 from minishuffle.worker.client_gate import UPSTREAM_EDGE, Progress, UpstreamGate
 from minishuffle.worker.handoff import LoopInbox, TaskPaths
-from minishuffle.worker.tasks import Attempt, Deployment
+from minishuffle.worker.tasks import Deployment
 
 __all__ = ["ResultReaders", "ExternalClients"]
 
@@ -292,9 +292,9 @@ class ExternalClients:
 
     def _begin(self, message: BeginWrite) -> None:
         attempt = self._deployment.attempts.get(_attempt_id(message))
-        gate = _gate_of(attempt)
+        gate = attempt.upstreams if attempt is not None else None
         if attempt is None or gate is None or attempt.paths.cancelled:
-            return  # The job is about to end, and the coordinator tells whoever asked.
+            return  # The coordinator asks the next attempt, or tells whoever asked that the job has ended.
         here = range(message.index, message.partitions, attempt.task.parallelism)
         gate.begin(message.write, here if message.partitions else None)
         self._send(WriteBegun(term=self._term(), ticket=message.ticket))
@@ -314,20 +314,30 @@ class ExternalClients:
                     checksum=progress.checksum,
                     complete=progress.complete,
                     segment_bytes=self._deployment.pool.segment_bytes,
+                    base=progress.base,
                 )
             )
 
+        attempt = self._deployment.attempts.get(_attempt_id(message))
+        if attempt is None or (attempt.paths.cancelled and attempt.task.state != "finished"):
+            return  # As when a write begins.
         try:
-            self._gate(message).expect(message.write, message.partition, message.attempt, ready)
+            self._gate(message).expect(
+                message.write,
+                message.partition,
+                message.attempt,
+                ready,
+                connection=message.connection,
+                sent=message.sent,
+            )
         except ShuffleError as error:
             info = ErrorInfo(code=error.code, text=str(error))
             self._send(UpstreamExpected(term=self._term(), ticket=ticket, error=info))
 
     def _end(self, message: EndWrite) -> None:
         attempt = self._deployment.attempts.get(_attempt_id(message))
-        gate = _gate_of(attempt)
-        # The gate of a task that finished still knows what it read. Of one that ended otherwise the job is
-        # about to end, and the coordinator tells whoever asked.
+        gate = attempt.upstreams if attempt is not None else None
+        # The gate of a task that finished still knows what it read; else as when a write begins.
         if attempt is None or gate is None:
             return
         if attempt.paths.cancelled and attempt.task.state != "finished":
@@ -339,7 +349,7 @@ class ExternalClients:
 
     def _gate(self, message: ExpectUpstream) -> UpstreamGate:
         attempt = self._deployment.attempts.get(_attempt_id(message))
-        gate = _gate_of(attempt)
+        gate = attempt.upstreams if attempt is not None else None
         if attempt is None or gate is None or attempt.paths.cancelled:
             raise PeerLost(
                 f"task {message.operator}[{message.index}] of job {message.job} does not run here any more"
@@ -387,12 +397,6 @@ class ExternalClients:
         """The job has ended: its tickets are void."""
         for number in [number for number, message in self._tickets.items() if message.job == job]:
             del self._tickets[number]
-
-
-def _gate_of(attempt: Attempt | None) -> UpstreamGate | None:
-    """Where programs write into the task, if they do."""
-    gate = attempt.gates[0] if attempt is not None and attempt.gates else None
-    return gate if isinstance(gate, UpstreamGate) else None
 
 
 def _attempt_id(message: ServeResult | FreeRows | BeginWrite | ExpectUpstream | EndWrite) -> AttemptId:

@@ -3,15 +3,15 @@ loop."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from minishuffle.dataflow.operators.base import Source
 from minishuffle.dataflow.operators.leaseledger import LeaseLedger
 from minishuffle.dataflow.operators.reader import SourceReader
-from minishuffle.wire.packed import unpack_positions
+from minishuffle.wire.packed import SplitPosition, unpack_positions
 from minishuffle.worker.handoff import TaskPaths
 
-__all__ = ["SourceLeases"]
+__all__ = ["SourceLeases", "WriteLeases"]
 
 
 class SourceLeases:
@@ -108,3 +108,71 @@ class SourceLeases:
         if self._ledger is not None:
             self._ledger.acknowledged += 1
             self._paths.bell.ring()
+
+
+class WriteLeases:
+    """The leases of one attempt that external clients write to: each partition is a split.
+
+    Args:
+        rows: of each lease, see ``JobSettings.source_lease``.
+        clock: seconds, of any origin.
+    """
+
+    def __init__(self, paths: TaskPaths, *, rows: int | None, clock: Callable[[], float]) -> None:
+        self.starts: dict[int, int] = {}
+        """Where this attempt begins in each split; set before anything of it is read."""
+        self.reports = 0
+        """Reports that were given out so far."""
+        self._paths = paths
+        self._clock = clock
+        self._ledger = LeaseLedger(self.starts, rows or None, None, clock())
+
+    # --- task ------------------------------------------------------------------------------------
+
+    def wait(self, split: int, rows: int, send: Callable[[list[SplitPosition]], None]) -> None:
+        """Wait until so many more rows of the split may be taken; reports that it takes go to ``send``.
+
+        Raises:
+            TaskCancelled: they must not be taken.
+        """
+
+        def ready() -> bool:
+            if self._ledger.covers(split, rows):
+                return True
+            send(self._given(self._ledger.report(self._clock(), (), (split, rows))))
+            return False
+
+        if not ready():
+            self._paths.wait_until(ready)
+
+    def emit(self, split: int, rows: int) -> None:
+        """So many rows, which a lease covers, are taken."""
+        self._ledger.emit(split, rows, self._clock())
+
+    def end(self, split: int) -> None:
+        """There are no more rows in the split."""
+        self._ledger.end(split)
+
+    def look(self, splits: Iterable[int], ending: int | None) -> list[SplitPosition]:
+        """What is to be reported by now; may be nothing.
+
+        ``splits`` are read at present; the end of ``ending`` is not reported yet.
+        """
+        need = None if ending is None else (ending, 0)
+        return self._given(self._ledger.report(self._clock(), splits, need))
+
+    def exact(self) -> list[SplitPosition]:
+        """Where the attempt has ended, for its last report; it takes nothing more."""
+        return unpack_positions(self._ledger.exact())
+
+    def _given(self, table: bytes) -> list[SplitPosition]:
+        self.reports += bool(table)
+        return unpack_positions(table)
+
+    # --- loop ------------------------------------------------------------------------------------
+
+    def acknowledge(self) -> int:
+        """The coordinator has applied the report that was under way; gives how many it has applied."""
+        self._ledger.acknowledged += 1
+        self._paths.bell.ring()
+        return self._ledger.acknowledged

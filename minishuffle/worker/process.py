@@ -42,6 +42,7 @@ from minishuffle.wire.messages import (
     SourcePositions,
     TaskReleased,
     WorkerAddress,
+    WritePosition,
 )
 from minishuffle.worker.clients import ExternalClients, ResultReaders
 from minishuffle.worker.handoff import LoopInbox
@@ -207,6 +208,7 @@ class Worker:
                 moved=self._on_moved,
                 first_record=self._on_first_record,
                 filed=self._on_filed,
+                clock=self._loop.time,
             )
             readers = ResultReaders(lambda: state.term, self._deployment, self._inbox, self._send)
             external = ExternalClients(lambda: state.term, self._deployment, readers, self._send)
@@ -276,7 +278,7 @@ class Worker:
                 if isinstance(report, FileCompleted):
                     attempt.task.files.acknowledge()
                 else:
-                    attempt.task.leases.acknowledge()
+                    attempt.acknowledge()
         self._sender.pump()
 
     # --- instructions ------------------------------------------------------------------------------
@@ -384,8 +386,9 @@ class Worker:
             return
         task.state = outcome.state
         attempt = self._deployment.attempts.get(key)
-        traffic = b""
+        traffic, writes = b"", list[WritePosition]()
         if attempt is not None:  # else it was released meanwhile
+            writes = attempt.upstreams.exact() if attempt.upstreams is not None else []
             attempt.close()
             attempt.reported = attempt.rows()
             traffic = attempt.reported[0]
@@ -400,6 +403,7 @@ class Worker:
                 counters,
                 traffic=traffic,
                 positions=outcome.positions,
+                writes=writes,
             )
             self._carry_out(ended)
         except Exception as error:  # without a report of its end the job would never end
@@ -409,17 +413,18 @@ class Worker:
     def _on_channel_event(self, key: ChannelKey, generation: int, event: ChannelEvent) -> None:
         self._carry_out(self._state.channel_event(key, generation, event, self._loop.time()))
 
-    def _on_moved(self, key: AttemptId, positions: bytes) -> None:
+    def _on_moved(self, attempt: AttemptId, positions: bytes, writes: list[WritePosition]) -> None:
         """A source reports how far it is."""
-        subtask = key.subtask
+        subtask = attempt.subtask
         self._send(
             SourcePositions(
                 term=self._state.term,
                 job=subtask.job,
                 operator=subtask.operator,
                 index=subtask.index,
-                attempt=key.attempt,
+                attempt=attempt.attempt,
                 positions=positions,
+                writes=writes,
             )
         )
 

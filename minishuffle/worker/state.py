@@ -8,7 +8,7 @@ what came of them.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from minishuffle.config import ClusterSettings
@@ -42,6 +42,7 @@ from minishuffle.wire.messages import (
     TaskStateChanged,
     WorkerAddress,
     WorkerLost,
+    WritePosition,
 )
 from minishuffle.worker.dialing import Dialing, backoff_seconds
 from minishuffle.worker.instructions import (
@@ -296,6 +297,7 @@ class WorkerState:
         *,
         traffic: bytes = b"",
         positions: bytes = b"",
+        writes: Sequence[WritePosition] = (),
     ) -> list[Instruction]:
         """The attempt's thread came to its end; a second report changes nothing."""
         entry = self._tasks.get(key)
@@ -304,7 +306,8 @@ class WorkerState:
         entry.finished = state == "finished"
         self._end(key)
         ended = self._state_message(key, state, error, result, counters)
-        return [Send(ended.model_copy(update={"traffic": traffic, "positions": positions}))]
+        found = {"traffic": traffic, "positions": positions, "writes": list(writes)}
+        return [Send(ended.model_copy(update=found))]
 
     def _end(self, key: AttemptId) -> None:
         """The attempt is terminal: it reads nothing any more."""

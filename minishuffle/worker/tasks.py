@@ -10,7 +10,7 @@ import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from minishuffle import limits
 from minishuffle.config import ClusterSettings
@@ -48,13 +48,14 @@ from minishuffle.wire.messages import (
     TaskSpec,
     TaskStateChanged,
     WorkerReport,
+    WritePosition,
 )
 from minishuffle.wire.packed import PeerRows, pack_traffic
 from minishuffle.worker.client_gate import UpstreamGate
 from minishuffle.worker.filereports import FileReports
 from minishuffle.worker.handoff import LoopInbox, TaskPaths
 from minishuffle.worker.instructions import Attach, Fence, RequestPartition, StartTask, attempt_id
-from minishuffle.worker.leases import SourceLeases
+from minishuffle.worker.leases import SourceLeases, WriteLeases
 from minishuffle.worker.outbox import Outbox
 from minishuffle.worker.registry import ChannelKey, Progress
 from minishuffle.worker.task import Task, TaskOutcome
@@ -147,6 +148,12 @@ def _add(
 # --- attempts -------------------------------------------------------------------------------------
 
 
+class SourceMoved(Protocol):
+    """Takes a report of an attempt: a table of positions, or how far it is in what external clients write."""
+
+    def __call__(self, attempt: AttemptId, positions: bytes, writes: list[WritePosition]) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerServices:
     """What all attempts on a worker share. (Flink: ``TaskManagerServices``.)"""
@@ -158,8 +165,8 @@ class WorkerServices:
     """Called on the loop; see :class:`Task`."""
     said: Callable[[Outbox], None]
     """Called on the loop when a task has something for the coordinator; see :class:`Outbox`."""
-    moved: Callable[[AttemptId, bytes], None]
-    """Called on the loop with a table of positions that a source reports; see :class:`SourceLeases`."""
+    moved: SourceMoved
+    """Called on the loop with what a source reports; see :class:`SourceLeases` and :class:`WriteLeases`."""
     first_record: Callable[[AttemptId], None]
     """Called on the loop once a restarted attempt has passed its first batch on."""
     filed: Callable[[AttemptId, CompleteFile], None]
@@ -170,6 +177,8 @@ class WorkerServices:
     """What sinks that keep records may write, see :class:`Spool`."""
     channel_event: Callable[[ChannelKey, int, ChannelEvent], object]
     """Called on the loop with the generation; see :class:`InputChannel`."""
+    clock: Callable[[], float]
+    """Seconds, of any origin; called on all threads."""
 
 
 class Attempt:
@@ -224,7 +233,7 @@ class Attempt:
                 self._build_partition(output)
             if spec.sink:
                 bytes_max = None if spec.bounded else services.spool_bytes_max
-                self.task.spool = Spool(services.spool_directory, bytes_max)
+                self.task.spool = Spool(services.spool_directory, bytes_max, spec.first_row)
             self.task.start()
         except BaseException:
             self.release()
@@ -234,7 +243,7 @@ class Attempt:
         restarts = self.settings.restart_strategy != "none"
         return SourceLeases(
             self.paths,
-            partial(self._services.moved, self.id) if restarts else None,
+            partial(self._services.moved, self.id, writes=[]) if restarts else None,
             rows=self.settings.source_lease,
             resumed=self._spec.positions,
             age=self._spec.positions_age,
@@ -294,6 +303,9 @@ class Attempt:
             1 + exclusive,
             2 * (1 + exclusive) + floating,
         )
+        leases: WriteLeases | None = None
+        if settings.restart_strategy != "none":
+            leases = WriteLeases(self.paths, rows=settings.source_lease, clock=services.clock)
         return UpstreamGate(
             GateBuffers(pool, services.pool.segment_bytes, exclusive, floating),
             wake=self.paths.bell.ring,
@@ -301,7 +313,23 @@ class Attempt:
             budget=services.budget,
             counters=self.counters,
             post=self.paths.post,
+            leases=leases,
+            moved=partial(services.moved, self.id, b""),
+            resumed=self._spec.writes,
         )
+
+    @property
+    def upstreams(self) -> UpstreamGate | None:
+        """Where external clients write into the task, if they do."""
+        gate = self.gates[0] if self.gates else None
+        return gate if isinstance(gate, UpstreamGate) else None
+
+    def acknowledge(self) -> None:
+        """The coordinator has applied the report of positions that was under way."""
+        if self.upstreams is not None:
+            self.upstreams.acknowledge()
+        else:
+            self.task.leases.acknowledge()
 
     def channel(self, edge: int, producer: int) -> InputChannel | None:
         return self._channels.get((edge, producer))
@@ -412,9 +440,10 @@ class Deployment:
         spool_directory: str | None = None,
         spool_bytes_max: int = limits.SPOOL_BYTES_MAX,
         channel_event: Callable[[ChannelKey, int, ChannelEvent], object],
-        moved: Callable[[AttemptId, bytes], None],
+        moved: SourceMoved,
         first_record: Callable[[AttemptId], None],
         filed: Callable[[AttemptId, CompleteFile], None],
+        clock: Callable[[], float],
     ) -> None:
         self.pool = pool
         self.attempts: dict[AttemptId, Attempt] = {}
@@ -437,6 +466,7 @@ class Deployment:
             spool_directory,
             spool_bytes_max,
             channel_event,
+            clock,
         )
 
     def start(self, instruction: StartTask) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle.dataflow.graph import Edge, JobGraph, Vertex
-from minishuffle.errors import PeerLost, ResourceExhausted, TaskFailed
+from minishuffle.errors import ResourceExhausted, TaskFailed
 from minishuffle.wire.messages import (
     CancelJob,
     DeployTasks,
@@ -338,34 +338,19 @@ def test_what_a_lost_finished_task_read_runs_again_with_it(
 
 
 @pytest.mark.parametrize("side", ["stream", "sink"])
-def test_a_lost_task_that_serves_external_clients_fails_the_job_and_says_why(
+def test_a_task_that_serves_external_clients_restarts_as_any_other(
     cluster: FakeCluster, three: Any, restarting: MakeGraph, side: str
 ) -> None:
     graph = restarting()
-    operator, name = (0, "read[1]") if side == "stream" else (1, "count[1]")
+    operator = 0 if side == "stream" else 1
     vertices = list(graph.vertices)
     vertices[operator] = vertices[operator].model_copy(update={side: "orders"})
     cluster.submit(graph.model_copy(update={"vertices": vertices}))
-    cluster.lose(three[1])
-    info = cluster.show("j1")
-    assert info.state == "failing"
-    assert info.causes[0].code == PeerLost.code
-    assert info.causes[0].text == (
-        f"worker 2 (pid {three[1].about.pid} on 10.0.0.1) was lost: its control link closed; read[1], "
-        f"count[1] ran there; external clients write to or read from {name}, which is not restarted"
-    )
-
-
-def test_a_task_beside_one_that_serves_external_clients_restarts(
-    cluster: FakeCluster, three: Any, restarting: MakeGraph
-) -> None:
-    graph = restarting()
-    vertices = [graph.vertices[0].model_copy(update={"stream": "orders"}), graph.vertices[1]]
-    cluster.submit(graph.model_copy(update={"vertices": vertices}))
-    cluster.report(three[1], COUNT1, "failed", error=BOOM)
-    assert where(cluster.show("j1"))["count[1]#2"] == ("created", 2)
     cluster.report(three[1], READ1, "failed", error=BOOM)
-    assert (cluster.show("j1").state, cluster.show("j1").causes) == ("failing", [BOOM])
+    assert where(cluster.show("j1"))["read[1]#2"] == ("created", 2)
+    cluster.lose(three[1])
+    found = where(cluster.show("j1"))
+    assert (found["read[1]#3"], found["count[1]#2"]) == (("created", 3), ("created", 3))
 
 
 def test_slots_of_abandoned_attempts_are_written_off_when_the_job_ends(

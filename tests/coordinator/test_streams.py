@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle.coordinator.scheduling import buffers_needed
-from minishuffle.dataflow.graph import Edge, JobGraph, Vertex
+from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.errors import InvalidGraph, PeerLost, UnknownName, UsageError
 from minishuffle.wire.clients import (
     AbortWrite,
@@ -193,9 +193,9 @@ def test_each_write_into_a_stream_without_end_begins_and_ends(cluster: FakeClust
         asked = answer_ends(cluster, pair)
         assert [(end.write, end.partitions) for end in asked] == [(batch, [0]), (batch, [])]
         assert cluster.reply(request) == Accepted(job="j1")
-    cluster.ask(opening(0, write="query/1"))  # a batch that is repeated begins again
+    cluster.ask(opening(0, write="query/1"))  # a batch that is repeated is known
     writes = [begin.write for begin in pair[1].got(BeginWrite)]
-    assert writes == ["query/0", "query/1", "query/1"]
+    assert writes == ["query/0", "query/1"]
 
 
 def test_whoever_waits_for_a_write_to_begin_is_told_when_the_job_ends(
@@ -379,14 +379,18 @@ def test_whoever_comes_after_the_end_of_the_job_hears_that_it_finished(
     )
 
 
-def test_a_worker_that_is_lost_is_no_place_to_write_to(cluster: FakeCluster, pair: Any) -> None:
-    cluster.submit(graph("orders"))
-    waiting = cluster.ask(opening())
+def test_who_writes_to_a_job_that_fails_with_its_worker_is_answered_at_its_end(
+    cluster: FakeCluster, pair: Any
+) -> None:
+    fails = graph("orders").model_copy(update={"settings": JobSettings(restart_strategy="none")})
+    cluster.submit(fails)
+    before = cluster.ask(opening())
     cluster.lose(pair[0])
-    code, text = cluster.refusal(opening())
-    assert code == PeerLost.code and "worker 1, which reads stream 'orders', is gone" in text
+    after = cluster.ask(opening())
     cluster.report_all("j1", "canceled")
-    assert isinstance(cluster.reply(waiting), Failure)
+    for waiting in (before, after):
+        reply = cluster.reply(waiting)
+        assert isinstance(reply, Failure) and "worker 1" in reply.text
 
 
 def test_a_client_that_is_gone_is_not_answered(cluster: FakeCluster, pair: Any) -> None:

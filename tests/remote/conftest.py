@@ -13,6 +13,7 @@ import pytest
 from minishuffle.cli.demo import scrape, total
 from minishuffle.client import JobHandle
 from minishuffle.config import read_secret
+from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import PeerLost
 from minishuffle.ids import Address
@@ -43,7 +44,12 @@ class Field:
         self.folder = folder
 
     def submit(
-        self, hold: bool = False, bounded: bool = True, parallelism: int = 2, stream: str = "orders"
+        self,
+        hold: bool = False,
+        bounded: bool = True,
+        parallelism: int = 2,
+        stream: str = "orders",
+        restarts: bool = True,
     ) -> JobHandle:
         """A job that gives the numbers back; with ``hold`` it takes no row before :meth:`go`."""
         path = self.folder / f"{stream}-go"
@@ -56,7 +62,8 @@ class Field:
             return batch.select(["n"])
 
         read = Stream.from_spark(stream, SCHEMA, bounded=bounded).map_batches(taken)
-        return self.cluster.submit(read.collect(), parallelism=parallelism)
+        settings = JobSettings() if restarts else JobSettings(restart_strategy="none")
+        return self.cluster.submit(read.collect(), parallelism=parallelism, settings=settings)
 
     def go(self, stream: str = "orders") -> None:
         (self.folder / f"{stream}-go").touch()
@@ -145,10 +152,11 @@ def stray() -> Callable[[Field, int], None]:
 
 @pytest.fixture
 def cut() -> Callable[[StreamWriter], None]:
-    """Breaks the connection of a writer, as the end of its process would."""
+    """Breaks the connection of a writer for good, as the end of its process would."""
 
     def broken(writer: StreamWriter) -> None:
         connection = writer._connection
+        writer._reconnects_left = 0
         assert connection is not None
         connection._loop.call_soon_threadsafe(connection.link.abort, PeerLost("cut by the test"))
         connection.settle()

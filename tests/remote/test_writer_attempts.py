@@ -205,9 +205,11 @@ def test_a_writer_that_is_closed_twice_or_unused_leaves_nothing(field: Any, rows
     assert "minishuffle connection" not in names
 
 
-def test_a_worker_that_is_lost_ends_the_write(field_of_one: Any, rows: Rows) -> None:
+def test_a_worker_that_is_lost_ends_the_write_if_its_job_does_not_restart(
+    field_of_one: Any, rows: Rows
+) -> None:
     field = field_of_one
-    handle = field.submit(hold=True, parallelism=1)
+    handle = field.submit(hold=True, parallelism=1, restarts=False)
     with field.writer() as writer:
         writer.write(rows(0, 1000))
         (worker,) = field.cluster.workers

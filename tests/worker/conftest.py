@@ -18,7 +18,7 @@ from minishuffle.dataflow.stream import Stream
 from minishuffle.exchange.elements import unpack_rows
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import AttemptId
-from minishuffle.wire.messages import DeployTasks, LogLines, WorkerAddress
+from minishuffle.wire.messages import DeployTasks, LogLines, WorkerAddress, WritePosition
 from minishuffle.worker import handoff
 from minishuffle.worker.handoff import LoopInbox, TaskPaths
 from minishuffle.worker.instructions import StartTask, attempt_id
@@ -50,6 +50,7 @@ class Site:
             moved=self._on_moved,
             first_record=self.recovered.append,
             filed=self._on_filed,
+            clock=asyncio.get_running_loop().time,
         )
         self.reports: list[tuple[AttemptId, TaskOutcome | None]] = []
         self.outcomes: dict[AttemptId, TaskOutcome] = {}
@@ -73,10 +74,11 @@ class Site:
             self.outcomes[key] = outcome
             self.deployment.attempts[key].close()
 
-    def _on_moved(self, key: AttemptId, positions: bytes) -> None:
-        self.positions.setdefault(key, []).append(positions)
+    def _on_moved(self, attempt: AttemptId, positions: bytes, writes: list[WritePosition]) -> None:
+        if positions:
+            self.positions.setdefault(attempt, []).append(positions)
         if self.acknowledges:
-            self.deployment.attempts[key].task.leases.acknowledge()
+            self.deployment.attempts[attempt].acknowledge()
 
     def _on_filed(self, key: AttemptId, file: CompleteFile) -> None:
         self.files.setdefault(key, []).append(file)
