@@ -195,7 +195,7 @@ class TaskCounters:
     """Processor time of the task's thread."""
     rows_dropped: dict[str, int] = field(default_factory=dict)
     """By reason: upstream_unavailable, suspected, queue_discarded, partial_element, failed_batch; the
-    coordinator adds sink_unfinished."""
+    coordinator adds sink_unfinished and, for a job, result_lost."""
 
     def plus(self, later: TaskCounters) -> TaskCounters:
         """The totals of two attempts; ``later`` is the newer one. Counts stop at ``COUNTED_MAX``."""

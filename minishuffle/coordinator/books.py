@@ -102,6 +102,12 @@ class Books:
         self._in_flight_before = 0
         self._unfinished_before = 0
         self._lossy = False
+        self._lost: Counter[str] = Counter()
+        """By reason, rows that had left their task."""
+
+    def lose(self, reason: str, rows: int) -> None:
+        """Rows that a task had dealt with are lost all the same."""
+        self._lost[reason] += rows
 
     def close(self, ended: AttemptRecord, current: Iterable[AttemptRecord]) -> None:
         """The next attempt takes the place of this one; ``current`` are those of all subtasks."""
@@ -154,7 +160,7 @@ class Books:
         """What is lost in the job so far."""
         records = self._records(current)
         ledger = _Ledger(self._edges, records)
-        dropped: Counter[str] = Counter()
+        dropped: Counter[str] = Counter(self._lost)
         for before in self._before.values():
             dropped.update(before.counters.rows_dropped)
         for record in records:
@@ -251,7 +257,7 @@ class _Ledger:
             counters = record.counters
             rows += record.rows_made - counters.rows_skipped - sum(counters.rows_dropped.values())
             if record.operator not in self._writing:
-                rows -= _rows_out(record, counters.records_out)
+                rows -= _rows_out(record, counters.records_out + counters.records_in)
         return rows
 
     def held_rows(self, record: AttemptRecord) -> bool:

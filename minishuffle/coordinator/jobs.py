@@ -359,6 +359,13 @@ class Job:
             self.fail(ErrorInfo(code=ResourceExhausted.code, text=text, task=str(task)), at)
         return True
 
+    def lose_results(self, subtask: str, rows: range, worker: int, at: float) -> None:
+        """Rows that a sink's subtask kept, and that no reader had dealt with, are lost with a worker."""
+        self._books.lose("result_lost", len(rows))
+        self._losses = None
+        text = f"rows {rows.start} to {rows.stop} of {subtask}, which no reader had committed"
+        self.history.note(at, "results lost", text, worker=worker)
+
     def worker_lost(self, worker: int, cause: ErrorInfo, at: float) -> None:
         """Its tasks there that have not ended are lost, and what was held there is free."""
         slots = {slot for slot, holder in enumerate(self.placement) if holder == worker} - self._lost_slots

@@ -3,6 +3,10 @@
 The rows stay on the workers whose sinks wrote them, also after the job has ended. A reader is sent there
 with a ticket once the worker expects it. Rows of its last :data:`BATCHES_REPLAYABLE` committed batches are
 kept, so that it can read them again.
+
+Each attempt of a sink's subtask keeps a *part* of the rows. The next one numbers on from the greatest end
+that readers may have heard of. What a lost worker kept is lost, and counted unless a reader had dealt with
+it.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from minishuffle.coordinator.jobtable import JobTable
 from minishuffle.coordinator.polls import require_room
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import InvalidGraph, PeerLost, UnknownName, UsageError, error_from_code
+from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.wire.clients import (
     CommitResult,
     DescribeResult,
@@ -40,6 +45,15 @@ BATCHES_REPLAYABLE: Final = 2
 ResultRequest = DescribeResult | OpenResult | CommitResult
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one attempt of a subtask keeps: rows from ``begin`` to where the next part begins."""
+
+    begin: int
+    attempt: int
+    at: WorkerAddress | None
+
+
 @dataclass(slots=True)
 class _Result:
     """The rows of one sink. ``commits`` has, by subtask, where the last batches ended."""
@@ -49,9 +63,17 @@ class _Result:
     operator: int
     bounded: bool
     schema_message: bytes
-    workers: list[WorkerAddress | None]
+    parts: list[list[_Part]]
+    """By subtask, in order; the last one grows."""
     commits: list[list[int]]
     dropped: bool = False
+
+    def ranges(self, subtask: int) -> list[tuple[_Part, int]]:
+        """The parts of a subtask that can be read, and where each ends."""
+        parts = self.parts[subtask]
+        end = max(parts[-1].begin, self.job.rows_kept(self.operator)[subtask])
+        ends = [*(part.begin for part in parts[1:]), end]
+        return [(part, last) for part, last in zip(parts, ends, strict=True)]
 
     def begin(self, subtask: int) -> int:
         """The first row that can be read."""
@@ -76,6 +98,7 @@ class _PendingRead:
     request: int
     job: str
     worker: WorkerAddress
+    end: int
 
 
 @dataclass(slots=True)
@@ -118,7 +141,10 @@ class Results:
                 operator,
                 vertex.bounded,
                 vertex.sink_schema,
-                [self.address(job.placement[index]) for index in range(vertex.parallelism)],
+                [
+                    [_Part(0, FIRST_ATTEMPT, self.address(job.placement[index]))]
+                    for index in range(vertex.parallelism)
+                ],
                 [[] for _ in range(vertex.parallelism)],
             )
             for operator, vertex in enumerate(graph.vertices)
@@ -142,13 +168,24 @@ class Results:
         for name in [name for name in self._results if name not in self.jobs and name not in self._over]:
             del self._results[name]
 
+    def redeployed(self, job: Job, operator: int, index: int) -> None:
+        """The next attempt of a subtask was deployed: it keeps the rows from now on."""
+        for result in self._results.get(job.id, {}).values():
+            if result.operator == operator:
+                parts = result.parts[index]
+                begin = job.rows_kept(operator)[index]
+                at = self.address(job.placement[index])
+                parts[:] = [part for part in parts if part.begin < begin]
+                parts.append(_Part(begin, job.attempt_of(operator, index), at))
+
     def _held(self, result: _Result) -> set[int]:
         """Workers that still keep rows of it."""
-        return {at.worker for at in result.workers if at is not None and self._is_there(at)}
+        found = {part.at for parts in result.parts for part in parts}
+        return {at.worker for at in found if at is not None and self._is_there(at)}
 
-    def _is_there(self, at: WorkerAddress) -> bool:
-        now = self.address(at.worker)
-        return now is not None and now.epoch <= at.epoch
+    def _is_there(self, at: WorkerAddress | None) -> bool:
+        now = self.address(at.worker) if at is not None else None
+        return at is not None and now is not None and now.epoch <= at.epoch
 
     # --- clients ---------------------------------------------------------------------------------
 
@@ -159,8 +196,7 @@ class Results:
             case DescribeResult():
                 return [Reply(link, request, self._described(result))]
             case OpenResult():
-                self._open(link, request, result, message)
-                return []
+                return self._open(link, request, result, message)
             case CommitResult(offsets=offsets):
                 self._commit(result, offsets)
                 return [Reply(link, request, Accepted(job=result.job.id))]
@@ -195,9 +231,6 @@ class Results:
 
     def _described(self, result: _Result) -> ResultDescribed:
         job = result.job
-        if job.state in ("created", "running", "finished", "finished_with_loss"):
-            for subtask in range(len(result.workers)):
-                self._worker(result, subtask)
         return ResultDescribed(
             job=job.id,
             name=job.name,
@@ -208,46 +241,60 @@ class Results:
             terminal=job.terminal,
             submitted_at=job.submitted_at,
             causes=job.history.causes,
-            subtasks=[
-                KeptRows(subtask=subtask, begin=result.begin(subtask), end=rows)
-                for subtask, rows in enumerate(job.rows_kept(result.operator))
-            ],
+            subtasks=[self._kept(result, subtask) for subtask in range(len(result.parts))],
         )
 
-    def _worker(self, result: _Result, subtask: int) -> WorkerAddress:
-        """Raises PeerLost: the worker that keeps the rows is gone."""
-        at = result.workers[subtask]
-        if at is None or not self._is_there(at):
-            number = result.job.placement[subtask]
-            raise PeerLost(
+    def _kept(self, result: _Result, subtask: int) -> KeptRows:
+        begin, ranges = result.begin(subtask), result.ranges(subtask)
+        lost = sum(
+            max(0, end - max(begin, part.begin)) for part, end in ranges if not self._is_there(part.at)
+        )
+        return KeptRows(subtask=subtask, begin=begin, end=ranges[-1][1], lost=lost)
+
+    def _open(self, link: int, request: int, result: _Result, message: OpenResult) -> list[Instruction]:
+        """Send the reader to the part in which its first row is."""
+        require_room(link, (pending.link for pending in self._pending.values()))
+        self._check_subtask(result, message.subtask)
+        ranges = result.ranges(message.subtask)
+        part, last = next(((part, end) for part, end in ranges if message.begin < end), ranges[-1])
+        end = message.end if part is ranges[-1][0] else min(message.end, last)
+        if part.at is None or not self._is_there(part.at):
+            number = part.at.worker if part.at is not None else 0
+            why = (
                 f"worker {number}, which kept rows of job {result.job.id} ({result.job.name}), is gone and "
                 "they with it: run the job again"
             )
-        return at
-
-    def _open(self, link: int, request: int, result: _Result, message: OpenResult) -> None:
-        require_room(link, (pending.link for pending in self._pending.values()))
-        self._check_subtask(result, message.subtask)
-        worker = self._worker(result, message.subtask)
+            nowhere = WorkerAddress(worker=0, epoch=0, host="", data_port=0)
+            lost = ResultOpened(
+                term=self.term,
+                ticket=0,
+                job=result.job.id,
+                worker=nowhere,
+                segment_bytes=0,
+                end=end,
+                lost=why,
+            )
+            return [Reply(link, request, lost)]
         ticket = next(self.tickets)
-        self._pending[ticket] = _PendingRead(link, request, result.job.id, worker)
+        self._pending[ticket] = _PendingRead(link, request, result.job.id, part.at, end)
         serve = ServeResult(
             term=self.term,
             job=result.job.id,
             operator=result.operator,
             index=message.subtask,
-            task_attempt=result.job.attempt_of(result.operator, message.subtask),
+            task_attempt=part.attempt,
             ticket=ticket,
             begin=message.begin,
-            end=message.end,
+            end=end,
         )
-        self.send(worker.worker, serve)
+        self.send(part.at.worker, serve)
+        return []
 
     @staticmethod
     def _check_subtask(result: _Result, subtask: int) -> None:
-        if not 0 <= subtask < len(result.workers):
+        if not 0 <= subtask < len(result.parts):
             raise UsageError(
-                f"sink {result.sink!r} of job {result.job.id} has {len(result.workers)} subtasks, and "
+                f"sink {result.sink!r} of job {result.job.id} has {len(result.parts)} subtasks, and "
                 f"subtask {subtask} was asked for: count from 0"
             )
 
@@ -262,16 +309,23 @@ class Results:
                 )
         for subtask, offset in offsets.items():
             if result.commit(subtask, offset):
+                self._free(result, subtask, offset)
+
+    def _free(self, result: _Result, subtask: int, read: int) -> None:
+        begin, ranges = result.begin(subtask), result.ranges(subtask)
+        for part, _ in ranges:
+            if part.at is not None and self._is_there(part.at):
                 free = FreeRows(
                     term=self.term,
                     job=result.job.id,
                     operator=result.operator,
                     index=subtask,
-                    task_attempt=result.job.attempt_of(result.operator, subtask),
-                    begin=result.begin(subtask),
-                    read=offset,
+                    task_attempt=part.attempt,
+                    begin=begin,
+                    read=read,
                 )
-                self.send(self._worker(result, subtask).worker, free)
+                self.send(part.at.worker, free)
+        result.parts[subtask] = [part for part, end in ranges[:-1] if end > begin] + [ranges[-1][0]]
 
     # --- workers and links -----------------------------------------------------------------------
 
@@ -292,14 +346,27 @@ class Results:
             job=pending.job,
             worker=pending.worker,
             segment_bytes=message.segment_bytes,
+            end=pending.end,
         )
         return [Reply(pending.link, pending.request, opened)]
 
-    def worker_ended(self, worker: int) -> list[Instruction]:
-        """It will not answer any more."""
+    def worker_ended(self, worker: int, at: float) -> list[Instruction]:
+        """It will not answer any more, and what it kept is lost."""
+        for found in self._results.values():
+            for result in found.values():
+                if not result.job.terminal:
+                    self._lose(result, worker, at)
         gone = [ticket for ticket, pending in self._pending.items() if pending.worker.worker == worker]
         error = PeerLost(f"worker {worker}, which kept the rows, is gone: run the job again")
         return [refusal(pending.link, pending.request, error) for pending in map(self._pending.pop, gone)]
+
+    def _lose(self, result: _Result, worker: int, at: float) -> None:
+        for subtask, commits in enumerate(result.commits):
+            read = commits[-1] if commits else 0
+            for part, end in result.ranges(subtask):
+                begin = max(read, part.begin)
+                if part.at is not None and part.at.worker == worker and begin < end:
+                    result.job.lose_results(f"{result.sink}[{subtask}]", range(begin, end), worker, at)
 
     def forget(self, link: int) -> None:
         """A client is gone."""
@@ -313,3 +380,6 @@ class Results:
             for result in found.values():
                 assert all(len(ends) <= BATCHES_REPLAYABLE + 1 for ends in result.commits)
                 assert result.dropped == (result.job.terminal and result.job.id not in self._over)
+                for parts in result.parts:
+                    begins = [part.begin for part in parts]
+                    assert parts and begins == sorted(set(begins))

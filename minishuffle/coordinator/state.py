@@ -384,7 +384,7 @@ class CoordinatorState:
     def _end_worker(self, worker: Worker, state: Literal["lost", "gone"], why: str, now: float) -> None:
         self._workers.end(worker, state, now)
         self._preparations.worker_ended(worker.worker)
-        self._out += self._results.worker_ended(worker.worker)
+        self._out += self._results.worker_ended(worker.worker, self._wall(now))
         verdict = WorkerLost(term=self._facts.term, worker=worker.worker, epoch=worker.epoch)
         for other in self._workers.alive():
             self._send(other, verdict)
@@ -596,6 +596,7 @@ class CoordinatorState:
                 self._send_to(number, self._preparations.shortened(number, message))
             for task in ready:
                 self._streams.redeployed(job, *task.key)
+                self._results.redeployed(job, *task.key)
 
     def _tell(self, workers: list[int], message: ControlMessage) -> None:
         for number in workers:

@@ -278,7 +278,7 @@ class _CoordinatorCollector:
             labels = (job.job_name, job.job)
             restarts = _from_zero(_RESTART_REASONS, job.restarts)
             scrape.by_label("minishuffle_task_restarts_total", restarts, labels)
-            dropped = _from_zero(_DROP_REASONS, job.rows_dropped)
+            dropped = _from_zero((*_DROP_REASONS, "result_lost"), job.rows_dropped)
             scrape.by_label("minishuffle_records_dropped_total", dropped, labels)
             scrape.value("minishuffle_state_rows_lost_total", job.state_rows_lost, *labels)
         return scrape.families()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from minishuffle import limits
-from minishuffle.errors import RemoteProtocolError, TaskCancelled, TaskFailed
+from minishuffle.errors import PeerLost, RemoteProtocolError, RowsLost, TaskCancelled, TaskFailed
 from minishuffle.exchange.channels import GateBuffers
 from minishuffle.exchange.elements import AssemblyBudget, decode
 from minishuffle.exchange.gate import InputGate
@@ -36,7 +37,7 @@ LONG_POLL_SECONDS: Final = 5.0
 
 
 class SubtaskRows(NamedTuple):
-    """Rows ``begin`` to ``end`` of a sink's subtask can be read."""
+    """Rows ``begin`` to ``end`` of a sink's subtask can be read, but for those that are lost."""
 
     subtask: int
     begin: int
@@ -64,11 +65,13 @@ class ResultInfo:
     """Why the job failed; empty for any other job."""
     subtasks: list[SubtaskRows]
     """While the job runs: what there was at the last heartbeats."""
+    rows_lost: int = 0
+    """Of these, with workers that kept them."""
 
     @property
     def rows(self) -> int:
         """That can be read."""
-        return sum(rows.end - rows.begin for rows in self.subtasks)
+        return sum(rows.end - rows.begin for rows in self.subtasks) - self.rows_lost
 
 
 def describe_result(access: Access, job: str, sink: str | None = None) -> ResultInfo:
@@ -81,7 +84,7 @@ def describe_result(access: Access, job: str, sink: str | None = None) -> Result
     Raises:
         UnknownName: there is no such job or sink, or the job keeps nothing for other programs.
         UsageError: the results were given up in favour of newer jobs'.
-        PeerLost: a worker that kept some is gone, or the coordinator cannot be reached.
+        PeerLost: the coordinator cannot be reached.
     """
     import pyarrow as pa
 
@@ -100,15 +103,25 @@ def describe_result(access: Access, job: str, sink: str | None = None) -> Result
         submitted_at=reply.submitted_at,
         cause=reply.causes[0].text if reply.causes else "",
         subtasks=[SubtaskRows(rows.subtask, rows.begin, rows.end) for rows in reply.subtasks],
+        rows_lost=sum(rows.lost for rows in reply.subtasks),
     )
 
 
 def wait_result(
-    access: Access, job: str, sink: str | None = None, timeout: float | None = None
+    access: Access,
+    job: str,
+    sink: str | None = None,
+    timeout: float | None = None,
+    *,
+    allow_loss: bool = False,
 ) -> ResultInfo:
     """Wait until a job has ended, and say what there is to read. ``timeout`` in seconds; None: for ever.
 
+    Args:
+        allow_loss: also if rows were lost, in the job or with a worker that kept them.
+
     Raises:
+        RowsLost: some were, and that is not allowed.
         TaskFailed: the job failed; the text has its first cause.
         TaskCancelled: it was cancelled.
         TimeoutError: ``timeout`` seconds passed; the job runs on.
@@ -128,6 +141,16 @@ def wait_result(
         raise TaskFailed(f"job {info.job} ({info.name}) failed: {info.cause}")
     if info.state == "canceled":
         raise TaskCancelled(f"job {info.job} ({info.name}) was cancelled")
+    if not allow_loss and info.rows_lost:
+        raise RowsLost(
+            f"{info.rows_lost:,} rows that job {info.job} ({info.name}) kept are lost with their workers: "
+            "run the job again, or read what there is with option('allow-loss', True)"
+        )
+    if not allow_loss and info.state == "finished_with_loss":
+        raise RowsLost(
+            f"job {info.job} ({info.name}) lost rows: see 'minishuffle jobs show {info.job}'; read what "
+            "there is with option('allow-loss', True)"
+        )
     return info
 
 
@@ -151,14 +174,22 @@ def commit_result(access: Access, job: str, sink: str, offsets: Mapping[int, int
 
 EXCLUSIVE_BUFFERS: Final = 2
 WAIT_SECONDS: Final = 1.0
+RECONNECTS_MAX: Final = 60
+"""Connections in a row that brought nothing."""
+RECONNECT_SECONDS: Final = 0.1
+_log = logging.getLogger("minishuffle.remote")
 
 
 class ResultReader:
     """Rows ``rows.start`` to ``rows.stop`` of one subtask of a sink. Use it in a ``with`` statement, or close
     it.
 
+    They may be on several workers, if the subtask restarted. A worker that is lost meanwhile takes its rows
+    with it: they are passed over, or the reader fails.
+
     Args:
         job, sink, subtask: as :func:`~minishuffle.remote.reader.describe_result` tells them.
+        allow_loss: pass rows that are lost over, and say which in ``lost``.
 
     Raises (from :meth:`batches`):
         UnknownName: there is no such job or sink.
@@ -167,8 +198,13 @@ class ResultReader:
         PeerLost, AuthenticationError: coordinator or worker cannot be reached, or refuses the secret.
     """
 
-    def __init__(self, access: Access, job: str, sink: str, subtask: int, rows: range) -> None:
+    def __init__(
+        self, access: Access, job: str, sink: str, subtask: int, rows: range, *, allow_loss: bool = False
+    ) -> None:
+        self.lost: list[range] = []
+        """Rows that nobody has any more."""
         self._access = access
+        self._allow_loss = allow_loss
         self._request = OpenResult(job=job, sink=sink, subtask=subtask, begin=rows.start, end=rows.stop)
         self._stack = ExitStack()
 
@@ -184,32 +220,58 @@ class ResultReader:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows, in order, each time from the first on. A batch stays whole after the end."""
-        self.close()
-        if self._request.begin == self._request.end:
-            return
-        try:
-            yield from self._read(*self._open())
-        finally:
+        self.lost.clear()
+        at, end = self._request.begin, self._request.end
+        tries = 0
+        while at < end:
             self.close()
+            try:
+                opened = self._open(at)
+                if not opened.lost:
+                    for batch in self._part(opened, at):
+                        at, tries = at + batch.num_rows, 0
+                        yield batch
+                    continue
+            except PeerLost:
+                tries += 1
+                if tries == RECONNECTS_MAX:
+                    raise
+                time.sleep(RECONNECT_SECONDS)
+                continue
+            finally:
+                self.close()
+            if not self._allow_loss:
+                raise PeerLost(opened.lost)
+            self._pass_over(range(at, opened.end), opened.lost)
+            at = opened.end
 
-    def _open(self) -> tuple[ExternalConnection, InputGate]:
+    def _pass_over(self, rows: range, why: str) -> None:
+        self.lost.append(rows)
+        name = f"{self._request.sink}[{self._request.subtask}]"
+        _log.warning("rows %d to %d of %s are lost: %s", rows.start, rows.stop, name, why)
+
+    def _open(self, begin: int) -> ResultOpened:
+        """Where the rows from ``begin`` on are."""
         with self._access.control() as control:
-            reply = control.request(self._request)
-        if not isinstance(reply, ResultOpened):
+            reply = control.request(self._request.model_copy(update={"begin": begin}))
+        if not isinstance(reply, ResultOpened) or not begin < reply.end <= self._request.end:
             raise RemoteProtocolError(f"the coordinator answered with {type(reply).__name__}")
+        return reply
+
+    def _part(self, opened: ResultOpened, begin: int) -> Iterator[pa.RecordBatch]:
         connection = self._stack.enter_context(
             ExternalConnection(
                 self._access,
-                reply.worker,
+                opened.worker,
                 _nothing,
-                ticket=reply.ticket,
-                term=reply.term,
-                segment_bytes=reply.segment_bytes,
+                ticket=opened.ticket,
+                term=opened.term,
+                segment_bytes=opened.segment_bytes,
             )
         )
-        gate = connection.run(lambda: self._gate(connection, reply.job))
+        gate = connection.run(lambda: self._gate(connection, opened.job))
         self._stack.callback(connection.run, gate.close)
-        return connection, gate
+        yield from self._read(connection, gate, opened.end - begin)
 
     def _gate(self, connection: ExternalConnection, job: str) -> InputGate:
         """(Loop.) A gate with one channel, which is requested."""
@@ -228,7 +290,7 @@ class ResultReader:
         gate.add_channel(subtask).attach_remote(connection.link, request)
         return gate
 
-    def _read(self, connection: ExternalConnection, gate: InputGate) -> Iterator[pa.RecordBatch]:
+    def _read(self, connection: ExternalConnection, gate: InputGate, wanted: int) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
         bell, rows = connection.paths.bell, 0
@@ -244,7 +306,6 @@ class ResultReader:
                 raise RemoteProtocolError("kept results are not Arrow columns")
             rows += batch.num_rows
             yield batch
-        wanted = self._request.end - self._request.begin
         if rows != wanted:
             raise RemoteProtocolError(f"the worker sent {rows} rows where {wanted} were asked for")
 

@@ -70,6 +70,7 @@ __all__ = [
     "number",
     "settle_memory",
     "shares",
+    "switch",
 ]
 
 
@@ -105,6 +106,7 @@ OWN: Final = (
     "secret-file",
     "partitions",
     "timeout",
+    "allow-loss",
     "max-rows-per-batch",
 )
 SPARKS: Final = frozenset({"path", "paths", "checkpointlocation", "queryname", "outputmode"})
@@ -143,6 +145,18 @@ def number(options: Mapping[str, str], name: str, default: Number, least: int) -
     raise UsageError(f"option {name!r} takes a {what} from {least}, not {text!r:.80}")
 
 
+def switch(options: Mapping[str, str], name: str) -> bool:
+    """Whether an option is on; it is off unless it is said.
+
+    Raises:
+        UsageError: it says neither.
+    """
+    text = options.get(name, "false").lower()
+    if text not in ("true", "false"):
+        raise UsageError(f"option {name!r} takes true or false, not {text!r:.80}")
+    return text == "true"
+
+
 # --- reads ----------------------------------------------------------------------------------------
 #
 # Results of jobs as DataFrames: all of a finished job's, or what comes as micro-batches.
@@ -166,10 +180,11 @@ class Rows(InputPartition):
     end: int
 
 
-def _read(access: Access, rows: Rows, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _read(access: Access, rows: Rows, schema: pa.Schema, allow_loss: bool) -> Iterator[pa.RecordBatch]:
     """(In an executor.) Spark takes exactly its own Arrow types."""
     settle_memory()
-    with ResultReader(access, rows.job, rows.sink, rows.subtask, range(rows.begin, rows.end)) as reader:
+    wanted = range(rows.begin, rows.end)
+    with ResultReader(access, rows.job, rows.sink, rows.subtask, wanted, allow_loss=allow_loss) as reader:
         for batch in reader.batches():
             yield fitted(batch, schema)
 
@@ -177,15 +192,18 @@ def _read(access: Access, rows: Rows, schema: pa.Schema) -> Iterator[pa.RecordBa
 class ResultBatchReader(DataSourceReader):
     """Reader of ``spark.read``: waits until the job has ended, for at most ``timeout`` seconds."""
 
-    def __init__(self, access: Access, schema: pa.Schema, job: str, sink: str, timeout: float) -> None:
+    def __init__(
+        self, access: Access, schema: pa.Schema, job: str, sink: str, *, timeout: float, allow_loss: bool
+    ) -> None:
         self._access = access
         self._schema = schema
         self._job = job
         self._sink = sink
         self._timeout = timeout
+        self._allow_loss = allow_loss
 
     def partitions(self) -> Sequence[InputPartition]:
-        info = wait_result(self._access, self._job, self._sink, self._timeout)
+        info = wait_result(self._access, self._job, self._sink, self._timeout, allow_loss=self._allow_loss)
         found: list[tuple[int, Rows]] = []
         for subtask, begin, end in info.subtasks:
             count = -(-(end - begin) // PARTITION_ROWS)
@@ -199,7 +217,7 @@ class ResultBatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, Rows):  # Spark's own, where there are no rows and so no partitions.
             return iter(())
-        return _read(self._access, partition, self._schema)
+        return _read(self._access, partition, self._schema, self._allow_loss)
 
 
 class ResultStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -207,7 +225,8 @@ class ResultStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     A query stays with the job that it began with, also if a newer one has its name: rows are numbered
     within a job. The last two batches that Spark committed can be read again; see
-    ``external.results.commit_result``.
+    ``remote.reader.commit_result``. Rows that are lost with their worker are passed over: the job counts
+    them, and the log of the executor names them.
     """
 
     def __init__(self, access: Access, schema: pa.Schema, job: str, sink: str, rows_max: int) -> None:
@@ -276,7 +295,7 @@ class ResultStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, Rows)
-        return _read(self._access, partition, self._schema)
+        return _read(self._access, partition, self._schema, True)
 
     def commit(self, end: Offset) -> None:
         rows = {int(subtask): _row(end, subtask) for subtask in end if subtask != JOB}
@@ -449,7 +468,14 @@ class MinishuffleDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         timeout = number(self.options, "timeout", 600.0, 0)
         job, sink = self._option("job"), self.options.get("sink", "")
-        return ResultBatchReader(self._access(), arrow_schema_of(schema), job, sink, timeout)
+        return ResultBatchReader(
+            self._access(),
+            arrow_schema_of(schema),
+            job,
+            sink,
+            timeout=timeout,
+            allow_loss=switch(self.options, "allow-loss"),
+        )
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         job, sink = self._option("job"), self.options.get("sink", "")

@@ -48,6 +48,8 @@ class KeptRows(ControlMessage):
     subtask: int
     begin: int
     end: int
+    lost: int = 0
+    """So many of these rows are lost with the workers that kept them."""
 
 
 class DescribeResult(ControlMessage):
@@ -90,7 +92,8 @@ class OpenResult(ControlMessage):
 
 
 class ResultOpened(ControlMessage):
-    """Dial that worker as client number ``ticket`` and request the partition of that subtask."""
+    """Dial that worker as client number ``ticket`` and request the partition of that subtask. It has the rows
+    up to ``end``, or they are lost."""
 
     type: Literal["result_opened"] = "result_opened"
     term: int
@@ -99,6 +102,9 @@ class ResultOpened(ControlMessage):
     worker: WorkerAddress
     segment_bytes: int
     """Size of the worker's network buffers: the reader's must not be smaller."""
+    end: int
+    lost: str = ""
+    """Why nobody has these rows."""
 
 
 class ServeResult(ControlMessage):

@@ -9,7 +9,7 @@ import pytest
 from minishuffle import limits
 from minishuffle.coordinator.jobtable import JOBS_KEPT
 from minishuffle.counters import TaskCounters
-from minishuffle.dataflow.graph import Edge, JobGraph, Vertex
+from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.errors import InvalidGraph, PeerLost, ResourceExhausted, UnknownName, UsageError
 from minishuffle.wire.clients import (
     CommitResult,
@@ -129,7 +129,8 @@ def test_two_sinks_of_one_name_are_refused(cluster: FakeCluster, pair: Any) -> N
 
 
 def test_a_job_that_failed_says_why(cluster: FakeCluster, pair: Any) -> None:
-    cluster.submit(graph("result"))
+    fails = JobSettings(restart_strategy="none")
+    cluster.submit(graph("result").model_copy(update={"settings": fails}))
     cluster.fail(pair[0], ("j1", 1, 0), 60, "result[0]: boom")
     cluster.report_all("j1", "canceled")
     found = describe(cluster, "j1")
@@ -189,14 +190,14 @@ def test_a_client_that_is_gone_is_not_answered(cluster: FakeCluster, pair: Any) 
 
 def test_a_worker_that_is_lost_takes_its_rows(cluster: FakeCluster, pair: Any) -> None:
     cluster.submit(graph("result"))
-    cluster.report_all("j1", "finished")
+    cluster.report_all("j1", "finished", counters=TaskCounters(rows_kept=9))
     request = cluster.ask(open_rows(1))
     cluster.lose(pair[1])
     assert cluster.reply(request).code == PeerLost.code
     replacement = cluster.add(requested_worker=pair[1].worker)
-    for message in (open_rows(1), DescribeResult(job="j1")):
-        code, text = cluster.refusal(message)
-        assert code == PeerLost.code and "worker 2, which kept rows of job j1 (count words), is gone" in text
+    lost = cluster.request(open_rows(1))
+    assert lost.end == 5 and "worker 2, which kept rows of job j1 (count words), is gone" in lost.lost
+    assert [rows.lost for rows in describe(cluster, "j1").subtasks] == [0, 9]
     assert not replacement.got(ServeResult)
     cluster.ask(open_rows(0))
     assert len(pair[0].got(ServeResult)) == 1

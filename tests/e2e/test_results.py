@@ -14,6 +14,7 @@ from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import (
     AuthenticationError,
     PeerLost,
+    RowsLost,
     TaskCancelled,
     TaskFailed,
     UnknownName,
@@ -234,10 +235,15 @@ def test_rows_go_with_the_worker_that_kept_them(wait_until: Until) -> None:
             with pytest.raises(PeerLost, match="worker 2"):
                 list(batches)
         wait_until(lambda: cluster.status().workers[1].state == "lost", "the worker's loss")
+        assert describe_result(access, info.job).rows_lost == 400_000
+        with pytest.raises(RowsLost, match="400,000 rows that job j1 .* run the job again"):
+            wait_result(access, info.job)
         with pytest.raises(PeerLost, match="worker 2, which kept rows of job j1"):
-            describe_result(access, info.job)
-        with pytest.raises(PeerLost, match="run the job again"):
             table(access, info, 1, 0, 1)
+        there = wait_result(access, info.job, allow_loss=True)
+        assert there.rows == 400_000
+        with ResultReader(access, info.job, info.sink, 1, range(5, 9), allow_loss=True) as lossy:
+            assert list(lossy.batches()) == [] and lossy.lost == [range(5, 9)]
         assert table(access, info, 0, 0, 2_000).num_rows == 2_000
 
 

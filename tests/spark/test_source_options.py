@@ -13,7 +13,7 @@ from minishuffle.errors import UsageError
 from minishuffle.remote.access import Access
 from minishuffle.spark import source as source_module
 from minishuffle.spark.schemas import arrow_schema_of
-from minishuffle.spark.source import BatchWriter, MinishuffleDataSource, StreamingWriter, number
+from minishuffle.spark.source import BatchWriter, MinishuffleDataSource, StreamingWriter, number, switch
 from minishuffle.wire.clients import StreamInfo
 
 SCHEMA = StructType([StructField("id", LongType())])
@@ -131,3 +131,12 @@ def test_a_partition_beyond_those_that_were_said_is_refused(monkeypatch: pytest.
     given = source(stream="orders", partitions="3").writer(SCHEMA, False)
     with pytest.raises(UsageError, match="says that the DataFrame has 3, and this is number 4: say how many"):
         given.write(iter(()))
+
+
+def test_a_switch_is_off_unless_it_is_said() -> None:
+    assert [switch(CaseInsensitiveDict(given), "allow-loss") for given in ({}, {"allow-loss": "True"})] == [
+        False,
+        True,
+    ]
+    with pytest.raises(UsageError, match="option 'allow-loss' takes true or false, not 'maybe'"):
+        switch({"allow-loss": "maybe"}, "allow-loss")

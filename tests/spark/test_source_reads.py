@@ -38,7 +38,9 @@ class Results:
         self.asked.append(job)
         return self.info
 
-    def wait(self, access: Access, job: str, sink: str | None, timeout: float | None) -> ResultInfo:
+    def wait(
+        self, access: Access, job: str, sink: str | None, timeout: float | None, *, allow_loss: bool
+    ) -> ResultInfo:
         return self.info
 
     def commit(self, access: Access, job: str, sink: str, offsets: dict[int, int]) -> None:
@@ -67,7 +69,7 @@ def rows_of(offset: dict[str, int | str]) -> list[int]:
 
 def test_a_batch_read_takes_every_row_once_in_tasks_of_a_bounded_size(results: Results) -> None:
     results.grow(5_000_001, 0, 3)
-    partitions = ResultBatchReader(ACCESS, SCHEMA, "flights", "", 1.0).partitions()
+    partitions = ResultBatchReader(ACCESS, SCHEMA, "flights", "", timeout=1.0, allow_loss=False).partitions()
     assert all(isinstance(rows, Rows) and rows.job == "j7" for rows in partitions)
     taken = [(rows.subtask, rows.begin, rows.end) for rows in partitions if isinstance(rows, Rows)]
     # The subtasks in turn.

@@ -33,6 +33,8 @@ class SpoolSink(ChainedOperator):
         ResourceExhausted: the disk is full.
     """
 
+    keeps_rows = True
+
     def __init__(self, name: str, schema: pa.Schema) -> None:
         self.name = f"to_spark {name}"
         self.schema = schema
@@ -104,6 +106,9 @@ class SpoolSink(ChainedOperator):
             self.context.wait_until(lambda: spool.has_room)
         spool.append(batch)
         self.context.counters.rows_kept = spool.rows
+
+    def state_rows(self) -> int:
+        return self._kept_rows
 
     def deadline(self) -> float | None:
         return self._due

@@ -1,0 +1,69 @@
+"""Kept results of an endless job whose workers are killed in turn, as a streaming query reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from minishuffle.config import read_secret
+from minishuffle.dataflow.stream import Stream
+from minishuffle.local import LocalCluster
+from minishuffle.remote.access import Access
+from minishuffle.remote.reader import ResultReader, commit_result, describe_result
+
+SCHEMA = pa.schema([("n", pa.int64())])
+RATE = 4_000
+
+
+def numbers(start: int, count: int) -> pa.RecordBatch:
+    return pa.record_batch([pa.array(range(start, start + count), pa.int64())], SCHEMA)
+
+
+@pytest.mark.slow
+def test_a_reader_goes_on_when_both_workers_are_killed_in_turn(wait_until: Callable[..., Any]) -> None:
+    """No row comes twice, offsets never go back, and each range is read or known to be lost."""
+    with LocalCluster(workers=2, slots=1) as cluster:
+        address = cluster.client.address
+        access = Access(address.host, address.port, "local", read_secret(cluster.state_dir / "secret"))
+        stream = Stream.generate(numbers, rate=RATE, format="arrow").schema(SCHEMA).rebalance().to_spark()
+        handle = cluster.submit(stream, parallelism=2)
+        at = {0: 0, 1: 0}
+        found: list[int] = []
+        lost = 0
+
+        def read_batch() -> bool:
+            """One micro-batch; True if there was anything in it."""
+            nonlocal lost
+            info = describe_result(access, handle.id)
+            ends = {rows.subtask: rows.end for rows in info.subtasks}
+            assert all(ends[subtask] >= at[subtask] for subtask in at)
+            for subtask, end in ends.items():
+                rows = range(at[subtask], end)
+                with ResultReader(access, info.job, info.sink, subtask, rows, allow_loss=True) as reader:
+                    taken = [n for batch in reader.batches() for n in batch.column("n").to_pylist()]
+                found.extend(taken)
+                missing = sum(map(len, reader.lost))
+                assert len(taken) + missing == len(rows)
+                lost += missing
+            progress = any(ends[subtask] > at[subtask] for subtask in at)
+            at.update(ends)
+            commit_result(access, info.job, info.sink, at)
+            return progress
+
+        for index in (0, 1):
+            for _ in range(3):
+                wait_until(read_batch, "rows")
+            before = handle.info().restarts.get("lost", 0)
+            cluster.kill_worker(handle.info().tasks[-2 + index].worker)
+            wait_until(lambda before=before: handle.info().restarts.get("lost", 0) > before, "the restart")
+            wait_until(lambda: handle.info().state == "running", "the job")
+        counted = at.copy()
+        wait_until(lambda: read_batch() and all(at[i] > counted[i] + RATE // 4 for i in at), "new rows")
+        assert len(found) == len(set(found))
+        info = handle.info()
+        assert info.rows_dropped.get("result_lost", 0) == lost
+        handle.cancel()
+        handle.wait_until_over(30)
