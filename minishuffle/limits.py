@@ -120,6 +120,8 @@ CSV_BLOCK_BYTES: Final = 8 * MIB
 """Read at once of a CSV file; a line that is longer may be refused, one of twice that always is."""
 COLLECT_BYTES_MAX: Final = 256 * MIB
 """Rows that one job collects."""
+COLLECTED_RUNNING_BYTES_MAX: Final = 512 * MIB
+"""Collected rows of all jobs that run, without what their clients have fetched if that is too much."""
 COLLECTED_ENDED_BYTES_MAX: Final = 512 * MIB
 """Collected rows of all jobs that have ended, which the coordinator keeps for their clients."""
 BROADCAST_BYTES_MAX: Final = 256 * MIB
@@ -154,6 +156,9 @@ its last ones."""
 WRITER_KEPT_BYTES_MAX: Final = 32 * MIB
 """Rows that an external writer keeps, to send them again when the task that takes them restarts. It must be
 more than can be on the way: see ``remote.writer``."""
+EXTERNAL_TICKETS_MAX: Final = 1_024
+"""External clients that a worker expects, for each direction; the oldest has given up long before, or asks
+again."""
 RESULT_READERS_MAX: Final = 64
 """External clients that read results from one worker at once."""
 RESULT_SEGMENTS: Final = 2 * RESULT_READERS_MAX
@@ -162,7 +167,7 @@ RESULT_SEGMENTS: Final = 2 * RESULT_READERS_MAX
 assert SEGMENT_BYTES_MIN <= SEGMENT_BYTES_DEFAULT <= SEGMENT_BYTES_MAX
 assert CONTROL_UNSENT_BYTES_MAX >= CONTROL_FRAME_BYTES_MAX
 assert RECEIVE_BUFFER_BYTES >= 4 * SEGMENT_BYTES_DEFAULT
-assert COLLECTED_ENDED_BYTES_MAX >= COLLECT_BYTES_MAX
+assert min(COLLECTED_RUNNING_BYTES_MAX, COLLECTED_ENDED_BYTES_MAX) >= COLLECT_BYTES_MAX
 assert HANDSHAKE_FRAME_BYTES_MAX < SEGMENT_BYTES_DEFAULT
 assert 2 * PREPARED_PROGRAM_BYTES_MAX <= CONTROL_PAYLOAD_BYTES_MAX
 assert SPILL_ELEMENT_BYTES <= ASSEMBLY_BYTES_MAX <= ELEMENT_BYTES_MAX

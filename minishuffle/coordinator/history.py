@@ -152,8 +152,11 @@ class History:
         """
         number = min(number, self.batches)
         if number < self._dropped:
+            which, most = "have ended", limits.COLLECTED_ENDED_BYTES_MAX
+            if not terminal:
+                which, most = "run", limits.COLLECTED_RUNNING_BYTES_MAX
             raise ResourceExhausted(
-                f"at most {limits.COLLECTED_ENDED_BYTES_MAX:,} bytes of rows of all jobs that have ended are "
+                f"at most {most:,} bytes of rows of all jobs that {which} are "
                 "kept; run the job again and read its rows when it ends, or write them with to_files"
             )
         self._fetched = max(self._fetched, number)

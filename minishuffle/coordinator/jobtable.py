@@ -7,7 +7,8 @@ from typing import Final
 from minishuffle import limits
 from minishuffle.coordinator.history import History
 from minishuffle.coordinator.jobs import Job
-from minishuffle.errors import UnknownName
+from minishuffle.errors import ResourceExhausted, UnknownName
+from minishuffle.wire.messages import ErrorInfo
 
 __all__ = ["JOBS_KEPT", "JobTable"]
 
@@ -21,7 +22,8 @@ class JobTable(dict[str, Job]):
     """In the order of submission.
 
     Invariants, once :meth:`forget` was called: at most JOBS_KEPT have ended, and these keep
-    COLLECTED_ENDED_BYTES_MAX of collected rows at most.
+    COLLECTED_ENDED_BYTES_MAX of collected rows at most. Once :meth:`make_room` was called, those that run
+    keep COLLECTED_RUNNING_BYTES_MAX and the last message at most.
     """
 
     def named(self, name: str) -> Job:
@@ -51,6 +53,22 @@ class JobTable(dict[str, Job]):
             for job in ended:
                 if excess > 0:
                     excess -= drop(job.history)
+
+    def make_room(self, job: Job, at: float) -> None:
+        """That job has collected rows: if those that run keep too many, drop what clients have fetched; if
+        that is not enough, fail the job."""
+        active = self.active()
+        excess = sum(each.history.collected_bytes for each in active) - limits.COLLECTED_RUNNING_BYTES_MAX
+        for each in active:
+            if excess > 0:
+                excess -= each.history.drop_fetched_rows()
+        if excess > 0:
+            text = (
+                f"jobs that run collected more than {limits.COLLECTED_RUNNING_BYTES_MAX:,} bytes of rows "
+                "that no client has fetched, and this one was the last: read them while the jobs run, or "
+                "write them with to_parquet instead of collect"
+            )
+            job.fail(ErrorInfo(code=ResourceExhausted.code, text=text), at)
 
     def validate(self) -> None:
         """Check the invariants; for tests, after each step."""

@@ -368,8 +368,10 @@ class CoordinatorState:
         job = self._jobs.get(message.job)
         if job is None or not job.heard(worker.worker, message, at):
             self.ignored += 1
-        else:
-            self._touch(job)
+            return
+        if isinstance(message, Collected):
+            self._jobs.make_room(job, at)
+        self._touch(job)
 
     def _heartbeat(self, worker: Worker, message: Heartbeat) -> None:
         if message.worker != worker.worker or message.epoch < worker.epoch:

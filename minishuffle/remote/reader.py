@@ -66,7 +66,7 @@ class ResultInfo:
     subtasks: list[SubtaskRows]
     """While the job runs: what there was at the last heartbeats."""
     rows_lost: int = 0
-    """Of these, with workers that kept them."""
+    """Rows among these that are lost with the workers that kept them."""
 
     @property
     def rows(self) -> int:

@@ -58,8 +58,6 @@ __all__ = ["ResultReaders", "ExternalClients"]
 # reader that waited for what jobs leave might wait for ever, if the job waits for its readers.
 
 
-TICKETS_MAX: Final = 1_024
-"""Readers that are expected; the oldest has given up long before."""
 BUFFERS_MAX: Final = 64
 """Segments that one reader's rows may wait in."""
 RESULT_EDGE: Final = 0xFFFF_FFFE
@@ -195,7 +193,7 @@ class ResultReaders:
             self._send(ResultExpected(term=self._term(), ticket=message.ticket, error=info))
             return
         self._tickets[message.ticket] = message
-        if len(self._tickets) > TICKETS_MAX:
+        if len(self._tickets) > limits.EXTERNAL_TICKETS_MAX:
             del self._tickets[next(iter(self._tickets))]
         segment_bytes = self.pool.segment_bytes
         self._send(ResultExpected(term=self._term(), ticket=message.ticket, segment_bytes=segment_bytes))
@@ -306,6 +304,8 @@ class ExternalClients:
         def ready(progress: Progress) -> None:
             if not progress.complete:
                 self._tickets[ticket] = message
+                if len(self._tickets) > limits.EXTERNAL_TICKETS_MAX:
+                    del self._tickets[next(iter(self._tickets))]
             self._send(
                 UpstreamExpected(
                     term=self._term(),

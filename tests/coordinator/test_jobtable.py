@@ -76,3 +76,29 @@ def test_the_last_hundred_jobs_that_are_over_are_kept(cluster: FakeCluster, make
         cluster.report_all(cluster.submit(make_graph(1, 1)), "finished")
     jobs = [job.job for job in cluster.request(ListJobs()).jobs]
     assert (len(jobs), jobs[0], jobs[1]) == (JOBS_KEPT + 1, running, "j5")
+
+
+def test_rows_of_jobs_that_run_are_bounded_in_sum(
+    cluster: FakeCluster, pair: Any, make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What clients have fetched makes room; else the job that goes beyond the limit fails, and it alone."""
+    monkeypatch.setattr(limits, "COLLECTED_RUNNING_BYTES_MAX", 20)
+    for job in ("j1", "j2"):
+        cluster.submit(make_graph())
+        for _ in range(2):
+            cluster.collect(pair[0], (job, 1, 0), bytes(5))
+    assert len(cluster.request(GetRows(job="j1", after=1)).batches) == 1, "the client has the first batch"
+    cluster.collect(pair[0], ("j2", 1, 0), bytes(5))
+    assert cluster.show("j2").state == "created"
+    text = cluster.refusal(GetRows(job="j1"))[1]
+    assert "the rows of job j1 (count words) are gone: at most 20 bytes of rows of all jobs that run" in text
+    assert len(cluster.request(GetRows(job="j1", after=1)).batches) == 1
+    cluster.collect(pair[0], ("j2", 1, 0), bytes(5))
+    info = cluster.show("j2")
+    assert (info.state, info.causes[0].code) == ("failing", ResourceExhausted.code)
+    assert (
+        "jobs that run collected more than 20 bytes of rows that no client has fetched" in info.causes[0].text
+    )
+    assert cluster.show("j1").state == "created"
+    cluster.collect(pair[0], ("j2", 1, 0), bytes(500))
+    assert cluster.show("j2").collected_batches == 4, "it takes no more"

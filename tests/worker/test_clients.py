@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pytest
 
+from minishuffle import limits
 from minishuffle.dataflow.stream import Stream
 from minishuffle.wire.clients import (
     BeginWrite,
@@ -115,4 +117,20 @@ async def test_a_ticket_is_good_for_a_client_of_the_same_term_alone(site: Site) 
     assert door.external.refusal(2, 2) is None
     assert "client 2 is not expected" in (door.external.refusal(2, 1) or "")
     door.end(3, last=True)
+    await site.finish()
+
+
+async def test_tickets_of_writers_that_never_come_are_bounded(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "EXTERNAL_TICKETS_MAX", 2)
+    door = Door(site)
+    for ticket in (1, 2, 3):
+        fields: dict[str, Any] = {"write": "w", "partition": ticket, "attempt": 1}
+        door.external.serve(
+            ExpectUpstream(term=1, job="j1", operator=0, index=0, task_attempt=1, ticket=ticket, **fields)
+        )
+    expected = [door.external.refusal(ticket, 1) is None for ticket in (1, 2, 3)]
+    assert expected == [False, True, True]
+    door.end(4, last=True)
     await site.finish()

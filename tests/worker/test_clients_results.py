@@ -264,7 +264,7 @@ async def test_a_result_that_is_dropped_is_there_for_nobody_new(door: Door) -> N
 async def test_readers_that_never_come_are_forgotten(
     door: Door, monkeypatch: pytest.MonkeyPatch, site: Site
 ) -> None:
-    monkeypatch.setattr("minishuffle.worker.clients.TICKETS_MAX", 2)
+    monkeypatch.setattr(limits, "EXTERNAL_TICKETS_MAX", 2)
     for ticket in (1, 2, 3):
         door.expect(ticket)
     assert [door.readers.ticket(ticket) is not None for ticket in (1, 2, 3)] == [False, True, True]
