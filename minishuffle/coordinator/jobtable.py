@@ -66,7 +66,7 @@ class JobTable(dict[str, Job]):
             text = (
                 f"jobs that run collected more than {limits.COLLECTED_RUNNING_BYTES_MAX:,} bytes of rows "
                 "that no client has fetched, and this one was the last: read them while the jobs run, or "
-                "write them with to_parquet instead of collect"
+                "write them with to_files instead of collect"
             )
             job.fail(ErrorInfo(code=ResourceExhausted.code, text=text), at)
 
