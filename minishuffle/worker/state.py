@@ -519,8 +519,12 @@ class WorkerState:
         """The link of that worker that was up last is gone. Until the coordinator's verdict the channels of a
         peer that is suspected are repaired like any others."""
         self._peers.link_down(worker)
-        suspicion = self._suspect(worker, True) if isinstance(error, PeerSuspected) else []
-        return suspicion + self._link_gone(worker, error, now)
+        if not isinstance(error, PeerSuspected):
+            return self._link_gone(worker, error, now)
+        suspicion = self._suspect(worker, True) + self._link_gone(worker, error, now)
+        # At once, also where no channel needs the link so far: a process that was stopped finds the
+        # connection in its socket when it goes on.
+        return suspicion + self._want_link(worker, now)
 
     def _suspect(self, worker: int, suspected: bool) -> list[Instruction]:
         """Tell the coordinator what is new."""

@@ -808,11 +808,11 @@ def suspicion(worker: int, suspected: bool, epoch: int = 1) -> Send:
 def test_a_suspected_peer_is_reported_and_its_channels_are_repaired_without_a_new_attempt() -> None:
     machine = reading()
     silent = machine.down(3, 1.0, PeerSuspected("worker 3 has answered no Ping for 0.5 s"))
-    assert silent[0] == suspicion(3, True)
-    assert failures(silent[1:]) == [(REMOTE, 1, "worker 3 has answered no Ping for 0.5 s")]
+    assert (silent[0], silent[-1]) == (suspicion(3, True), DialPeer(address(3)))
+    assert failures(silent[1:-1]) == [(REMOTE, 1, "worker 3 has answered no Ping for 0.5 s")]
     assert machine.state.suspicions == 1
     machine.happens(REMOTE, ChannelEvent.DRAIN, 1.0)
-    assert machine.tick(1.1) == [DialPeer(address(3))]
+    assert machine.tick(1.1) == [], "the dial is under way"
     error = PeerLost("worker 3 cannot be reached")
     assert machine.dial_failed(3, error, 6.1) == [], "it is tried again"
     assert DialPeer(address(3)) in machine.tick(6.2)
@@ -825,6 +825,7 @@ def test_a_suspected_peer_is_reported_and_its_channels_are_repaired_without_a_ne
 def test_the_verdict_ends_a_suspicion() -> None:
     machine = reading()
     machine.down(3, 1.0, PeerSuspected("worker 3 has answered no Ping for 0.5 s"))
+    assert machine.state.next_deadline() is not None
     machine.tell(WorkerLost(term=1, worker=3, epoch=1), 3.0)
     assert machine.tick(60.0) == []
     machine.tell(restarted((0, 1, 2, 3), epoch=2), 61.0)
