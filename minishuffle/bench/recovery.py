@@ -178,7 +178,7 @@ class _Drill:
         self._next = 0
 
     def wait_until_whole(self) -> JobInfo:
-        """Until every task runs and there are as many standby workers as there were.
+        """Until every task runs and there are as many standby workers as there were, with the job loaded.
 
         Raises:
             ShuffleError: the job has ended, or that took too long.
@@ -189,7 +189,10 @@ class _Drill:
             if info.state not in ("created", "running"):
                 raise ShuffleError(f"the job is {info.state} instead of running")
             workers = self._cluster.status().workers
-            spare = sum(worker.standby and worker.state == "alive" for worker in workers)
+            spare = sum(
+                worker.standby and worker.state == "alive" and worker.report.jobs_loaded > 0
+                for worker in workers
+            )
             if all(task.state == "running" for task in info.tasks) and spare >= self._standby:
                 return info
             time.sleep(POLL_SECONDS)

@@ -103,11 +103,13 @@ def show_status(status: ClusterStatus) -> None:
     )
     numbers = ("pid", "slots free", "heartbeat", "network memory")
     table = new_table(["worker", "state", "address", *numbers, "connections"], numbers)
+    running = sum(job.state in ("created", "running") for job in status.jobs)
     for worker in status.workers:
         report = worker.report
+        standby = "standby" if report.jobs_loaded >= running else "standby, loading"
         table.add_row(
             str(worker.worker),
-            "standby" if worker.standby and worker.state == "alive" else worker.state,
+            standby if worker.standby and worker.state == "alive" else worker.state,
             f"{worker.host}:{worker.data_port}",
             str(worker.pid),
             f"{worker.slots_free}/{worker.slots}",

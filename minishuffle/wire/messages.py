@@ -134,6 +134,8 @@ class WorkerReport(ControlMessage):
     remote_records_discarded: int = 0
     local_records_out: int = 0
     loop_lag_p99_seconds: float = 0.0
+    jobs_loaded: int = 0
+    """Jobs whose programs, sent ahead of need, are loaded with all that they import."""
 
 
 class TaskAttempt(ControlMessage):

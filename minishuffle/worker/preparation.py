@@ -21,6 +21,12 @@ class ProgramLoader:
 
     def __init__(self) -> None:
         self._threads: list[threading.Thread] = []
+        self._loaded: set[str] = set()
+
+    @property
+    def loaded(self) -> int:
+        """Jobs whose programs have been opened, as far as that went."""
+        return len(self._loaded)
 
     @property
     def threads(self) -> list[threading.Thread]:
@@ -30,9 +36,17 @@ class ProgramLoader:
 
     def load(self, job: str, programs: Sequence[bytes]) -> None:
         """Begin to load the programs of a job; returns at once."""
-        thread = threading.Thread(target=_load, args=(job, programs), name=f"{job}:load", daemon=True)
+        thread = threading.Thread(target=self._load, args=(job, programs), name=f"{job}:load", daemon=True)
         thread.start()
         self._threads = [*self.threads, thread]
+
+    def forget(self, job: str) -> None:
+        """The job has ended."""
+        self._loaded.discard(job)
+
+    def _load(self, job: str, programs: Sequence[bytes]) -> None:
+        _load(job, programs)
+        self._loaded.add(job)
 
 
 def _load(job: str, programs: Sequence[bytes]) -> None:

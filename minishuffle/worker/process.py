@@ -328,6 +328,7 @@ class Worker:
                     collect_garbage()
                 self._flush_in_time()
             case ForgetJob(job):
+                self._programs.forget(job)
                 self._peers.external.forget(job)
             case DialPeer(peer):
                 self._dial(peer)
@@ -474,7 +475,12 @@ class Worker:
                 worker=state.worker,
                 epoch=state.epoch,
                 report=worker_report(
-                    self.pool, self.remote, self._deployment, self.loop_lag, state.abandoned
+                    self.pool,
+                    self.remote,
+                    self._deployment,
+                    self.loop_lag,
+                    abandoned=state.abandoned,
+                    jobs_loaded=self._programs.loaded,
                 ),
                 tasks=self._deployment.reports(),
                 peers=self._peers.reports(),

@@ -627,7 +627,9 @@ def worker_report(
     remote: ConnectionCounters,
     deployment: Deployment,
     loop_lag: Histogram,
+    *,
     abandoned: int,
+    jobs_loaded: int,
 ) -> WorkerReport:
     """For the heartbeat."""
     stride = pool.segment_bytes + limits.SEGMENT_HEADROOM_BYTES
@@ -642,6 +644,7 @@ def worker_report(
         remote_records_discarded=remote.rows_discarded,
         local_records_out=deployment.local_rows,
         loop_lag_p99_seconds=loop_lag.quantile(0.99),
+        jobs_loaded=jobs_loaded,
     )
 
 

@@ -107,6 +107,16 @@ def test_status_says_who_is_on_standby(capsys: pytest.CaptureFixture[str], state
     assert "0/2" in row
 
 
+def test_status_says_which_standby_worker_is_still_loading(capsys: pytest.CaptureFixture[str]) -> None:
+    spare = STATUS.workers[0].model_copy(update={"standby": True, "state": "alive"})
+    running = JOB.model_copy(update={"state": "running"})
+    for loaded, shown in ((0, True), (1, False)):
+        report = spare.report.model_copy(update={"jobs_loaded": loaded})
+        workers = [spare.model_copy(update={"report": report})]
+        tables.show_status(STATUS.model_copy(update={"workers": workers, "jobs": [running]}))
+        assert ("standby, loading" in capsys.readouterr().out) == shown
+
+
 def test_a_job_shows_its_first_cause_with_the_users_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     tables.show_job(JOB)
     out = capsys.readouterr().out

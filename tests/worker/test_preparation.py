@@ -55,6 +55,21 @@ def test_what_a_program_imports_is_loaded(tmp_path: Path, monkeypatch: pytest.Mo
     assert sys.modules.pop("bought_in").double(4) == 8
 
 
+def test_a_job_counts_as_loaded_when_all_of_its_programs_were_opened() -> None:
+    Waits.go.clear()
+    loader = ProgramLoader()
+    loader.load("j1", [cloudpickle.dumps(1), cloudpickle.dumps(Waits())])
+    loader.load("j2", [cloudpickle.dumps(Refuses())])
+    for thread in loader.threads:
+        if thread.name == "j2:load":
+            thread.join(SECONDS_MAX)
+    assert loader.loaded == 1, "what cannot be loaded is not waited for"
+    Waits.go.set()
+    assert ended(loader) and loader.loaded == 2
+    loader.forget("j1")
+    assert loader.loaded == 1
+
+
 def test_pyarrow_loads_ahead_what_it_would_import_for_the_first_array() -> None:
     program = """
 import sys, threading
