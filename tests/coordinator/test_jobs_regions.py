@@ -265,15 +265,3 @@ def test_a_job_that_is_cancelled_while_a_region_ends_restarts_nothing(
         cluster.report(worker, key, "canceled")
     assert cluster.show("j1").state == "canceled"
     assert [len(worker.got(DeployTasks)) for worker in pair] == [1, 1]
-
-
-@TOGETHER
-def test_a_job_fails_if_external_clients_would_have_to_restart_too(
-    cluster: FakeCluster, pair: Any, make_graph: MakeGraph, strategy: str
-) -> None:
-    graph = make_graph(restart_strategy=strategy)
-    kept = graph.vertices[1].model_copy(update={"sink": "kept", "parallelism": 1})
-    cluster.submit(graph.model_copy(update={"vertices": [graph.vertices[0], kept]}))
-    cluster.report_all("j1", "running")
-    cluster.report(pair[1], READ1, "failed", error=BOOM)
-    assert cluster.show("j1").state == "failing"
