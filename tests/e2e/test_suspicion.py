@@ -58,31 +58,32 @@ def goes_on(handle: JobHandle, wait_until: Until, *workers: int) -> None:
     )
 
 
-def kinds(handle: JobHandle) -> Counter[str]:
-    return Counter(event.kind for event in handle.events())
+def said(handle: JobHandle) -> set[str]:
+    """What the job's events say."""
+    return {event.text for event in handle.events()}
 
 
 def test_a_join_goes_on_while_a_worker_is_stopped_and_no_attempt_changes(wait_until: Until) -> None:
     with LocalCluster(
-        workers=3,
+        workers=2,
         slots=1,
         segment_bytes=SEGMENT_BYTES,
-        network_memory_bytes=least_memory(3),
+        network_memory_bytes=least_memory(2),
         heartbeat_timeout=60.0,
     ) as cluster:
-        handle = cluster.submit(join(), parallelism=3, settings=SETTINGS)
-        goes_on(handle, wait_until, 1, 2, 3)
-        cluster.kill_worker(3, signal.SIGSTOP)
-        wait_until(lambda: kinds(handle)["worker suspected"] == 2, "both others suspect it")
+        handle = cluster.submit(join(), parallelism=2, settings=SETTINGS)
         goes_on(handle, wait_until, 1, 2)
+        cluster.kill_worker(2, signal.SIGSTOP)
+        wait_until(lambda: "worker 1 gets no answer from worker 2" in said(handle), "the suspicion")
+        goes_on(handle, wait_until, 1)
+        goes_on(handle, wait_until, 1)
+        cluster.kill_worker(2, signal.SIGCONT)
+        wait_until(lambda: "worker 1 is connected again to worker 2" in said(handle), "its end")
         goes_on(handle, wait_until, 1, 2)
-        cluster.kill_worker(3, signal.SIGCONT)
-        wait_until(lambda: kinds(handle)["worker trusted"] == 2, "both others trust it again")
-        goes_on(handle, wait_until, 1, 2, 3)
         info = handle.info()
         assert (info.state, {task.attempt for task in info.tasks}) == ("running", {1})
         assert info.rows_dropped["suspected"] > 0
-        assert kinds(handle)["worker suspected"] == 2, "it has suspected nobody itself"
+        assert "worker 2 gets no answer from worker 1" not in said(handle), "it was stopped itself"
         handle.cancel()
         handle.wait_until_over(SECONDS_MAX)
 
@@ -100,7 +101,7 @@ def test_a_worker_that_is_stopped_for_too_long_is_replaced_and_ends_when_it_goes
         goes_on(handle, wait_until, 1, 3)
         attempts = {(task.operator, task.index): (task.attempt, task.worker) for task in handle.info().tasks}
         assert Counter(attempts.values()) == {(1, 1): len(attempts) // 2, (2, 3): len(attempts) // 2}
-        assert kinds(handle)["worker suspected"] >= 1
+        assert "worker 1 gets no answer from worker 2" in said(handle)
         cluster.kill_worker(2, signal.SIGCONT)
         wait_until(lambda: not is_running(zombie), "the end of the worker that came back")
 
@@ -164,6 +165,6 @@ def test_threads_that_compute_bring_no_suspicion_and_no_verdict(watch: Any, wait
         for handle in (quiet, spinners):
             info = handle.info()
             assert (info.state, {task.attempt for task in info.tasks}) == ("running", {1})
-            assert kinds(handle)["worker suspected"] == 0
+            assert not [event for event in handle.events() if event.kind == "worker suspected"]
             handle.cancel()
             handle.wait_until_over(SECONDS_MAX)
