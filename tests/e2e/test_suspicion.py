@@ -53,7 +53,7 @@ def trained(handle: JobHandle) -> dict[int, int]:
 def goes_on(handle: JobHandle, wait_until: Until, *workers: int) -> None:
     before = trained(handle)
     wait_until(
-        lambda: all(trained(handle).get(worker, 0) > before.get(worker, 0) + 500 for worker in workers),
+        lambda: all(trained(handle).get(worker, 0) > before.get(worker, 0) + 200 for worker in workers),
         f"more examples on workers {workers}",
     )
 
