@@ -256,12 +256,8 @@ class Job:
             return False
         error, asked = message.error, self._regions.asked(task.key)
         self._set(task, message.state, at, error.text if error is not None else str(task))
-        if message.state not in (
-            "running",
-            "abandoned",
-        ):  # nobody asks a thread that goes on what it has done
-            task.counters = message.counters
         if message.state != "running":
+            task.counters = message.counters
             task.traffic = message.traffic or task.traffic
             self._moved(message, at)
         if message.state == "finished":

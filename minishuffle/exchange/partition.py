@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from minishuffle.counters import TaskCounters
-from minishuffle.errors import ShuffleError, Superseded
+from minishuffle.errors import ShuffleError, Superseded, TaskCancelled
 from minishuffle.exchange.buffers import BufferBuilder, Flush
 from minishuffle.exchange.segments import Segment
 from minishuffle.exchange.subpartition import Subpartition
@@ -53,6 +53,7 @@ class ResultPartition:
         self._dirty: deque[Subpartition] = deque()
         """Those with something published since the last flush; each at most once."""
         self._rows_skipped = 0
+        self._written_off = False
         """(Writer.) Rows that were not written because their consumer had gone."""
         self._rows_suspected = 0
         """(Writer.) Rows that were not written because their consumer's worker answered no Ping."""
@@ -64,10 +65,16 @@ class ResultPartition:
 
     def skips(self, position: int, rows: int) -> bool:
         """Whether the next element for subpartition number ``position`` is left out, and its rows counted,
-        because the consumer has gone. Ask before it is serialised."""
+        because the consumer has gone. Ask before it is serialised.
+
+        Raises:
+            TaskCancelled: the task was abandoned, and what it had in hand is counted.
+        """
         subpartition = self.subpartitions[position]
         if subpartition.available:
             return False
+        if self._written_off:
+            raise TaskCancelled("the task was abandoned")
         if subpartition.open is not None:  # its segment goes home
             subpartition.finish_open(ends=True)
         if subpartition.suspected:
@@ -140,6 +147,7 @@ class ResultPartition:
 
     def discard(self, written_off: bool) -> None:
         """(Loop.) Nobody reads from it any more: see :meth:`Subpartition.discard`."""
+        self._written_off = written_off
         for subpartition in self.subpartitions:
             subpartition.discard(written_off)
 

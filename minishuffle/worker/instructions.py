@@ -23,6 +23,7 @@ from minishuffle.wire.messages import (
     SourcePositions,
     TaskAttempt,
     TaskSpec,
+    TaskStateChanged,
     WorkerAddress,
 )
 from minishuffle.worker.registry import ChannelKey
@@ -52,7 +53,9 @@ __all__ = [
 ]
 
 
-def attempt_id(job: str, spec: TaskSpec | TaskAttempt | SourcePositions | FileCompleted) -> AttemptId:
+def attempt_id(
+    job: str, spec: TaskSpec | TaskAttempt | TaskStateChanged | SourcePositions | FileCompleted
+) -> AttemptId:
     """The attempt that a message about ``job`` names."""
     return AttemptId(SubtaskId(JobId(job), OperatorId(spec.operator), spec.index), spec.attempt)
 

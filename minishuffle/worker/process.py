@@ -41,6 +41,7 @@ from minishuffle.wire.messages import (
     Shutdown,
     SourcePositions,
     TaskReleased,
+    TaskStateChanged,
     WorkerAddress,
     WritePosition,
 )
@@ -291,6 +292,8 @@ class Worker:
     def _carry_out_one(self, instruction: Instruction) -> None:
         deployment = self._deployment
         match instruction:
+            case Send(TaskStateChanged(state="abandoned") as message):
+                self._send(deployment.attempts[attempt_id(message.job, message)].completed(message))
             case Send(message):
                 self._send(message)
             case StartTask():
@@ -309,13 +312,11 @@ class Worker:
                     deployment.count_sent(instruction, view)
             case Refuse():
                 self._peers.refuse(instruction)
-            case CancelTask(attempt_id):
-                deployment.attempts[attempt_id].paths.cancel()
-            case AbandonTask(attempt_id):
-                attempt = deployment.attempts[attempt_id]
-                attempt.task.state = "abandoned"
-                attempt.close()
-                _log.error("task %s still runs after its cancel: abandoned", attempt_id)
+            case CancelTask(stopping):
+                deployment.attempts[stopping].paths.cancel()
+            case AbandonTask(stuck):
+                deployment.attempts[stuck].abandon()
+                _log.error("task %s still runs after its cancel: abandoned", stuck)
             case FailChannel(key, generation, error):
                 failed = deployment.channel(key)
                 if failed is not None:

@@ -411,6 +411,9 @@ class Task:
     """Rows of batches that were read from a gate and not taken when the task ended."""
     _failed_rows: int = field(default=0, init=False)
     """Rows of the batch that the task had in hand when it ended, and neither passed on nor keeps as state."""
+    _in_hand: tuple[int, int] = field(default=(0, 0), init=False)
+    """Rows of the batch that the chain takes, and what it had passed on before."""
+    _inputs: Inputs | None = field(default=None, init=False)
     _cpu_clock: int | None = field(default=None, init=False)
     """The thread's clock while it runs."""
     _cpu_seconds: float = field(default=0.0, init=False)
@@ -435,6 +438,16 @@ class Task:
             backpressured_seconds=seconds.backpressured,
             cpu_seconds=self._read_cpu_seconds(),
         )
+
+    def write_off(self) -> None:
+        """(Loop.) It was abandoned, and its paths are closed: the rows that it has in hand are lost."""
+        rows, written = self._in_hand
+        self._failed_rows = max(0, rows - (self._rows_passed_on() - written))
+        if self._inputs is not None:
+            self._left_rows = self._inputs.rows_left()
+
+    def _rows_passed_on(self) -> int:
+        return self.counters.records_out + self.counters.rows_filed
 
     def _rows_dropped(self) -> dict[str, int]:
         dropped = {"failed_batch": self._failed_rows} if self._failed_rows else {}
@@ -522,7 +535,7 @@ class Task:
                 emit(Watermark(END_OF_TIME))
             else:
                 first = program.operators[0].first_input if program.operators else None
-                inputs = Inputs(self.gates, first)
+                self._inputs = inputs = Inputs(self.gates, first)
                 try:
                     self._run_gates(inputs, chain)
                 finally:
@@ -606,14 +619,17 @@ class Task:
     def _pass(self, batch: Batch, entrance: Emit, chain: Chain) -> None:
         """Have the chain take a batch; if that raises, count the rows of it that are lost."""
         counters = self.counters
-        written, kept = counters.records_out + counters.rows_filed, chain.rows_kept()
+        written, kept = self._rows_passed_on(), chain.rows_kept()
+        self._in_hand = len(batch), written
         try:
             entrance(batch)
         except BaseException:
-            passed = counters.records_out + counters.rows_filed - written
-            passed += max(0, chain.rows_kept() - kept)
-            self._failed_rows = max(0, len(batch) - passed)
+            if self.state != "abandoned":
+                passed = self._rows_passed_on() - written + max(0, chain.rows_kept() - kept)
+                self._failed_rows = max(0, len(batch) - passed)
             raise
+        else:
+            self._in_hand = 0, 0
         finally:
             counters.state_rows = chain.state_rows()
         if self._recovers:

@@ -354,6 +354,12 @@ class Attempt:
                 partition.fail(error)
                 partition.discard(self._writes)
 
+    def abandon(self) -> None:
+        """Its thread does not stop: whatever it does from now on, nobody sees or counts it."""
+        self.task.state = "abandoned"
+        self.close()
+        self.task.write_off()
+
     def release(self) -> None:
         """Nobody reads from it any more: its partitions and pools go too."""
         self.close()
@@ -406,6 +412,13 @@ class Attempt:
     def rows(self) -> tuple[bytes, dict[str, int]]:
         """What it has exchanged and dropped so far."""
         return self.traffic.table(), self.task.read_counters().rows_dropped
+
+    def completed(self, message: TaskStateChanged) -> TaskStateChanged:
+        """The report that the attempt was abandoned, with what it had done by then, and where its source is:
+        what it has in hand is lost, and what it does from now on nobody sees."""
+        self.reported = self.rows()
+        counts = {"counters": self.task.read_counters(), "traffic": self.reported[0]}
+        return message.model_copy(update={**counts, "positions": self.task.leases.exact()})
 
     def report(self) -> TaskReport:
         """For the heartbeat."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle.coordinator.lifecycle import TASK_MOVES
+from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import ResourceExhausted, TaskFailed
 from minishuffle.wire.messages import (
@@ -230,6 +231,18 @@ def test_reports_of_an_attempt_that_was_replaced_change_nothing(
         cluster.report(pair[0], COUNT1, state, attempt=2)
         cluster.report(pair[1], COUNT1, state, attempt=3)
     assert cluster.show("j1") == before
+
+
+def test_an_attempt_that_was_abandoned_has_done_what_its_last_report_says(
+    cluster: FakeCluster, pair: Any, restarting: MakeGraph
+) -> None:
+    cluster.submit(restarting())
+    done = TaskCounters(records_in=70, state_rows=4, rows_dropped={"failed_batch": 10})
+    cluster.report(pair[1], COUNT1, "abandoned", error=BOOM, counters=done)
+    info = cluster.show("j1")
+    (task,) = [task for task in info.tasks if (task.operator, task.index) == (1, 1)]
+    assert (task.attempt, task.counters.records_in, task.state_rows_lost) == (2, 70, 4)
+    assert info.rows_dropped == {"failed_batch": 10}
 
 
 def test_a_cancelled_job_restarts_nothing(cluster: FakeCluster, pair: Any, restarting: MakeGraph) -> None:

@@ -257,12 +257,7 @@ class Play:
         books = [Book.of(attempt) for worker, attempt in self.cluster.attempts if not worker.host.lost]
         for book in books:
             book.check()
-        abandoned = any(attempt.task.state == "abandoned" for _, attempt in self.cluster.attempts)
-        if (
-            self._run.scenario.strategy == "none"
-            or abandoned
-            or any(worker.host.lost for worker in self.cluster.workers)
-        ):
+        if self._run.scenario.strategy == "none" or any(worker.host.lost for worker in self.cluster.workers):
             return  # what they lost is not known, or they lose more after the books are closed
         self._pass(1.0)
         info = self._show()

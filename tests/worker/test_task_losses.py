@@ -11,6 +11,8 @@ import pyarrow as pa
 import pytest
 
 from minishuffle.dataflow.stream import Stream
+from minishuffle.wire.messages import TaskStateChanged
+from minishuffle.wire.packed import unpack_positions
 from minishuffle.worker.task import Task
 
 if TYPE_CHECKING:
@@ -100,6 +102,37 @@ async def test_a_cancelled_batch_is_lost_too(site: Site) -> None:
     await site.until(lambda: source.state == "canceled")
     counters = source.read_counters()
     assert counters.records_out + failed(source) == 60
+
+
+@pytest.mark.parametrize("stuck", ["source", "consumer"])
+async def test_an_abandoned_task_has_lost_the_batch_in_hand_whatever_it_does_with_it(
+    site_of: type[Site], stuck: str
+) -> None:
+    site = site_of()
+    numbers = Stream.source(Batches())
+    stream = numbers if stuck == "source" else numbers.rebalance()
+    tasks = site.deploy(stream.map(held_at_55).rebalance().to_count())
+    task = tasks[0] if stuck == "source" else tasks[1]
+    await site.until(lambda: task.read_counters().records_out == 50)
+    attempt = site.deployment.attempts[task.attempt_id]
+    message = TaskStateChanged(term=1, job="j1", operator=0, index=0, attempt=1, state="abandoned")
+    attempt.abandon()
+    report = attempt.completed(message)
+    assert (report.counters.records_out, report.counters.rows_dropped["failed_batch"]) == (50, 10)
+    (position, *_) = unpack_positions(report.positions) or (None,)
+    assert position is None or (position.position, position.lease) == (60, 0), "where a source is, exactly"
+    Held.let_go.set()
+    assert task.thread is not None
+    task.thread.join(SECONDS_MAX)
+    after = task.read_counters()
+    assert (after.rows_dropped, after.records_in) == (
+        report.counters.rows_dropped,
+        report.counters.records_in,
+    )
+    for other in tasks:
+        other.paths.cancel()
+    await site.until(lambda: not any(each.thread and each.thread.is_alive() for each in tasks))
+    site.deployment.release(list(site.deployment.attempts))
 
 
 def counted_each() -> Stream[Any]:
