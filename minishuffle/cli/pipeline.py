@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from minishuffle.cli import tables
+from minishuffle.cli.jobs import EXIT_ROWS_LOST
 from minishuffle.cli.loading import load_pipeline
 from minishuffle.cli.session import Session, json_option, late_global_options, print_json, session_of
 from minishuffle.client import Client
@@ -23,6 +24,7 @@ from minishuffle.pipelines import DataDirectory, Pipeline
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from minishuffle.pipelines.audit import Audit, Completeness
     from minishuffle.pipelines.run import Outcome
 
 __all__ = ["pipeline", "show_outcome"]
@@ -50,6 +52,13 @@ def pipeline() -> None:
     help="Subtasks of each operator; by default the number of workers.",
 )
 @click.option("--streaming", is_flag=True, help="As a query of Structured Streaming that can be resumed.")
+@click.option(
+    "--kill-after",
+    type=click.FloatRange(0, min_open=True),
+    metavar="SECONDS",
+    help="Kill a worker so long after the first row, and audit the result row by row.",
+)
+@click.option("--allow-loss", is_flag=True, help="End with code 0 also if rows were lost.")
 @click.option("--output", metavar="DIR", help="Where both answers go; by default in the state directory.")
 @json_option
 @late_global_options
@@ -66,6 +75,8 @@ def run(
     slots: int,
     parallelism: int | None,
     streaming: bool,
+    kill_after: float | None,
+    allow_loss: bool,
     output: str | None,
     as_json: bool,
 ) -> None:
@@ -73,13 +84,15 @@ def run(
 
     The attribute is a Pipeline, or a function that returns one, whose annotated parameters are the
     --set keys. The job runs on the cluster at --coordinator, or else on one of its own with --workers.
-    Ends with code 1 when the result is not what Spark computes.
+    Ends with code 1 when the result is not what Spark computes, and with 3 when the job lost rows.
     """
     from minishuffle.pipelines.pipeline import check_name
-    from minishuffle.pipelines.run import run_once
+    from minishuffle.pipelines.run import Fault, run_once
     from minishuffle.pipelines.streaming import run_streaming
 
     session = session_of(context)
+    if kill_after is not None and (streaming or session.coordinator is not None):
+        raise UsageError("--kill-after needs a cluster of its own: leave out --streaming and --coordinator")
     with users_output(as_json):
         found = load_pipeline(name).build(settings)
     check_name(found)
@@ -89,14 +102,28 @@ def run(
     answers = output or (f"{data_uri.rstrip('/')}/answers" if data_uri else str(directory / "answers"))
     with (
         started_spark(found.name, master, spark_ui, spark_python, session.debug) as spark,
-        cluster_for(session, workers, slots) as (client, options),
+        cluster_for(session, workers, slots) as (client, options, cluster),
     ):
+        given: dict[str, Any] = {"output": answers, "parallelism": parallelism}
+        if kill_after is not None and cluster is not None:
+            given["fault"] = Fault(kill_after, lambda: kill_last(cluster))
         run_one = run_streaming if streaming else run_once
         with users_output(as_json):
-            outcome = run_one(found, spark, client, options, data, output=answers, parallelism=parallelism)
+            outcome = run_one(found, spark, client, options, data, **given)
         show_outcome(found, outcome, answers, as_json)
+    if kill_after is not None and not outcome.killed:
+        raise UsageError("no worker was killed: the job had ended; give --kill-after fewer seconds")
+    if outcome.audit is not None and outcome.audit.lost:
+        context.exit(0 if allow_loss else EXIT_ROWS_LOST)
     if outcome.verdict is not None and not outcome.verdict.equal:
         context.exit(EXIT_NOT_EQUAL)
+
+
+def kill_last(cluster: LocalCluster) -> int:
+    """Kill the worker with the highest number, and give it."""
+    worker = max(cluster.workers)
+    cluster.kill_worker(worker)
+    return worker
 
 
 def users_output(as_json: bool) -> contextlib.AbstractContextManager[Any]:
@@ -133,14 +160,17 @@ def started_spark(
 
 
 @contextlib.contextmanager
-def cluster_for(session: Session, workers: int, slots: int) -> Iterator[tuple[Client, dict[str, str]]]:
-    """The cluster that the user named, or one for this run; with the options by which Spark finds it."""
+def cluster_for(
+    session: Session, workers: int, slots: int
+) -> Iterator[tuple[Client, dict[str, str], LocalCluster | None]]:
+    """The cluster that the user named, or one for this run, which is given too; with the options by which
+    Spark finds it."""
     if session.coordinator is not None:
         with session.client() as client:
-            yield client, data_options(client, session.secret_path())
+            yield client, data_options(client, session.secret_path()), None
         return
     with LocalCluster(workers=workers, slots=slots) as cluster:
-        yield cluster.client, data_options(cluster.client, cluster.state_dir / "secret")
+        yield cluster.client, data_options(cluster.client, cluster.state_dir / "secret"), cluster
 
 
 def data_options(client: Client, secret_file: Path) -> dict[str, str]:
@@ -165,8 +195,24 @@ def show_outcome(found: Pipeline, outcome: Outcome, answers: str, as_json: bool)
             f"{outcome.late:,} late; answers in {answers}"
         )
         out.print(str(outcome.verdict or "nothing to compare with: the pipeline has no expected()"))
+        if outcome.audit is not None:
+            show_audit(outcome.audit, found.audit_by, outcome.killed)
     for difference in outcome.verdict.differences if outcome.verdict is not None else ():
         click.echo(difference, err=True)
+
+
+def show_audit(audit: Audit, by: str, killed: int) -> None:
+    """How complete the result is, and what the job says of what is not there."""
+    out = tables.console()
+    shown = tables.new_table(
+        [by, "equal", "wrong", "missing", "complete"], right=["equal", "wrong", "missing", "complete"]
+    )
+    for group in (*audit.groups, audit.total):
+        counts = (f"{count:,}" for count in (group.equal, group.wrong, group.missing))
+        shown.add_row(group.name, *counts, f"{group.percent:.2f} %")
+    out.print(f"\nworker {killed} was killed; rows of the result against Spark's:")
+    out.print(shown)
+    out.print(audit.lost or "the job lost nothing")
 
 
 def outcome_map(found: Pipeline, outcome: Outcome) -> dict[str, Any]:
@@ -181,7 +227,21 @@ def outcome_map(found: Pipeline, outcome: Outcome) -> dict[str, Any]:
         **stats_of(found, outcome),
         "late": outcome.late,
         "rows_per_second": round(outcome.rows_per_second),
+        **({} if outcome.audit is None else {"audit": audit_map(outcome.audit, outcome.killed)}),
     }
+
+
+def audit_map(audit: Audit, killed: int) -> dict[str, Any]:
+    def counts(group: Completeness) -> dict[str, Any]:
+        return {
+            "equal": group.equal,
+            "wrong": group.wrong,
+            "missing": group.missing,
+            "percent": round(group.percent, 3),
+        }
+
+    by = {group.name: counts(group) for group in audit.groups}
+    return {"killed": killed, **counts(audit.total), "by": by, "lost": audit.lost}
 
 
 def reported(found: Pipeline, outcome: Outcome) -> DataFrame:

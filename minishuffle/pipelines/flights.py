@@ -195,6 +195,8 @@ class Flights(Pipeline):
 
     name = "flights"
     report_title = "the ten carriers and hours with the most minutes of delay"
+    audit_key = ("carrier", "time_hour")
+    audit_by = "carrier"
 
     def __init__(
         self,

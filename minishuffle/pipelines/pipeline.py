@@ -106,6 +106,10 @@ class Pipeline(ABC):
     name: str = "pipeline"
     """Names the job and the directory of the answers."""
     report_title: str = "rows of the result"
+    audit_key: tuple[str, ...] = ()
+    """Columns that identify a row of the result: see ``minishuffle pipeline run --kill-after``."""
+    audit_by: str = ""
+    """The column by whose values an audit shows how complete the result is."""
 
     @abstractmethod
     def inputs(self, spark: SparkSession, data: DataDirectory) -> Mapping[str, Input]:

@@ -6,14 +6,16 @@ import contextlib
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from minishuffle.client import Client, JobHandle, JobResult, workers_at_work
+from minishuffle.client import Client, JobHandle, JobResult, loss_text, workers_at_work
 from minishuffle.dataflow.nodes import inputs_first
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import UsageError
+from minishuffle.pipelines.audit import Audit, Completeness, WorkerKill, audited, check_audit, worker_killed
 from minishuffle.pipelines.pipeline import DataDirectory, Input, Pipeline, asked, check_name, is_frame
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from minishuffle.wire.messages import JobInfo
 
 __all__ = [
+    "Fault",
     "Outcome",
     "Verdict",
     "checked_inputs",
@@ -208,6 +211,19 @@ class Outcome:
     """Rows of input per second, from the first row written to the end of the job."""
     rows_out_per_second: float
     """Rows of the result per second, read by Spark and written as Parquet."""
+    audit: Audit | None = None
+    """Row by row, if a worker was to be killed."""
+    killed: int = 0
+    """The worker that was; 0: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A worker dies so many seconds after the first row is written."""
+
+    after: float
+    kill: Callable[[], int]
+    """Kills one, and gives its number."""
 
 
 def checked_inputs(pipeline: Pipeline, spark: SparkSession, data: DataDirectory) -> dict[str, Input]:
@@ -292,8 +308,11 @@ def run_once(
     *,
     output: str,
     parallelism: int | None = None,
+    fault: Fault | None = None,
 ) -> Outcome:
     """Write every input into a new job, read its result, and compare it with Spark's own.
+
+    With a ``fault`` the job may lose rows: the result is what there is, and is audited.
 
     ``options`` are those of ``format("minishuffle")`` that find the cluster; both answers go into the
     directories ``minishuffle`` and ``spark`` of ``output``, as Parquet.
@@ -302,31 +321,68 @@ def run_once(
         ShuffleError: the pipeline, Spark or the job failed; the job is cancelled if it still runs.
     """
     inputs = checked_inputs(pipeline, spark, data)
+    if fault is not None:
+        check_audit(pipeline)
     parallelism = width(client, parallelism)
     stream = job_of(pipeline, inputs, parallelism)
     handle = client.submit(stream, name=pipeline.name, parallelism=parallelism)
     with cancelled_on_error(handle):
         began = time.monotonic()
-        write_all(spark, inputs, options, handle)
-        ended = handle.wait()
+        with worker_killed(fault.after, fault.kill) if fault else nullcontext(WorkerKill()) as killed:
+            write_all(spark, inputs, options, handle)
+            ended = handle.wait(allow_loss=fault is not None)
         seconds = time.monotonic() - began
     began = time.monotonic()
     reader = spark.read.format("minishuffle").options(**options).option("job", handle.id)
+    reader = reader.option("allow-loss", "true" if fault is not None else "false")
     reader.option("sink", SINK).load().write.mode("overwrite").parquet(f"{output}/minishuffle")
     read_seconds = time.monotonic() - began
     result = spark.read.parquet(f"{output}/minishuffle")
-    verdict = judged(pipeline, spark, data, result, output)
+    audit = None
+    if fault is None:
+        verdict = judged(pipeline, spark, data, result, output)
+    elif (expected := spark_answer(pipeline, spark, data, output)) is None:
+        raise UsageError(f"pipeline {pipeline.name} has no expected(): there is nothing to audit by")
+    else:
+        info = handle.info()
+        lost = loss_text(info, client.events(handle.id)) if info.state == "finished_with_loss" else ""
+        audit = audited(pipeline, result, expected, lost)
+        verdict = verdict_of(audit.total)
     rows_in = rows_taken(ended)
     rows_out = verdict.rows if verdict is not None else result.count()
     return Outcome(
-        result, verdict, late_rows(ended), rows_in, rows_in / seconds, rows_out / max(read_seconds, 1e-9)
+        result,
+        verdict,
+        late_rows(ended),
+        rows_in,
+        rows_in / seconds,
+        rows_out / max(read_seconds, 1e-9),
+        audit,
+        killed.worker,
     )
 
 
 def judged(
     pipeline: Pipeline, spark: SparkSession, data: DataDirectory, result: DataFrame, output: str
 ) -> Verdict | None:
-    """Compare a result with what Spark computes, which is written beside it.
+    """Compare a result with what Spark computes.
+
+    Raises: as :func:`spark_answer`.
+    """
+    expected = spark_answer(pipeline, spark, data, output)
+    return None if expected is None else compare(result, expected)
+
+
+def verdict_of(total: Completeness) -> Verdict:
+    """What an audit says of all rows: one that is wrong is on both sides."""
+    rows, rows_spark = total.equal + total.wrong, total.equal + total.wrong + total.missing
+    return Verdict(rows, rows_spark, total.wrong, total.wrong + total.missing)
+
+
+def spark_answer(
+    pipeline: Pipeline, spark: SparkSession, data: DataDirectory, output: str
+) -> DataFrame | None:
+    """What Spark computes, written beside the result; None if the pipeline does not say.
 
     Raises:
         UsageError: ``expected`` returned something else than a DataFrame or None.
@@ -339,7 +395,7 @@ def judged(
         kind = type(expected).__name__
         raise UsageError(f"pipeline {pipeline.name}: expected must return a DataFrame or None, not {kind}")
     expected.write.mode("overwrite").parquet(f"{output}/spark")
-    return compare(result, spark.read.parquet(f"{output}/spark"))
+    return spark.read.parquet(f"{output}/spark")
 
 
 def rows_taken(ended: JobInfo | JobResult) -> int:

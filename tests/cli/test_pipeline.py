@@ -110,7 +110,7 @@ def test_standard_output_is_for_json_alone_if_it_is_asked_for(
 
     monkeypatch.setattr("minishuffle.pipelines.run.run_once", pretended)
     monkeypatch.setattr(command, "started_spark", lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr(command, "cluster_for", lambda *_: contextlib.nullcontext((None, {})))
+    monkeypatch.setattr(command, "cluster_for", lambda *_: contextlib.nullcontext((None, {}, None)))
     result = run("pipeline", "run", f"{own}:own", *(["--json"] if as_json else []))
     if as_json:
         assert json.loads(result.stdout)["dep_delay_min"] == 8
@@ -134,7 +134,7 @@ def run_with(
 
         monkeypatch.setattr("minishuffle.pipelines.run.run_once", pretended)
         monkeypatch.setattr(command, "started_spark", lambda *_: contextlib.nullcontext(spark))
-        monkeypatch.setattr(command, "cluster_for", lambda *_: contextlib.nullcontext((None, {})))
+        monkeypatch.setattr(command, "cluster_for", lambda *_: contextlib.nullcontext((None, {}, None)))
         return run("pipeline", "run", f"{own}:pipeline", *arguments)
 
     return with_result
