@@ -33,18 +33,15 @@ from minishuffle.wire.messages import (
     ControlMessage,
     ErrorInfo,
     GetEvents,
-    GetFiles,
     GetLogs,
     GetRows,
     GetStatus,
     JobEvent,
     JobEvents,
-    JobFiles,
     JobInfo,
     JobList,
     JobLogs,
     JobRows,
-    ListedFile,
     ListJobs,
     ShowJob,
     StopCluster,
@@ -52,6 +49,7 @@ from minishuffle.wire.messages import (
     TaskInfo,
     WaitJob,
 )
+from minishuffle.wire.outputs import GetFiles, JobFiles, ListedFile
 
 if TYPE_CHECKING:
     from minishuffle.dataflow.graph import JobSettings

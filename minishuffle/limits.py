@@ -126,6 +126,11 @@ COLLECTED_ENDED_BYTES_MAX: Final = 512 * MIB
 """Collected rows of all jobs that have ended, which the coordinator keeps for their clients."""
 BROADCAST_BYTES_MAX: Final = 256 * MIB
 """The small side of a broadcast join, in each subtask."""
+KEPT_MEMORY_BYTES: Final = 16 * MIB
+"""What a task holds in memory of a kept partition, or of those that one of its gates reads; the rest goes
+into a file."""
+KEPT_BYTES_MAX: Final = 16 * 1024 * MIB
+"""The size of a kept partition."""
 JOB_EVENTS_KEPT: Final = 10_000
 JOB_LOG_LINES_KEPT: Final = 1_000
 LOG_LINE_CHARS_MAX: Final = 10_000

@@ -10,6 +10,8 @@ flight through something that died. To what workers report the coordinator adds 
   received from it and the drops that it had reported. It is a bound for tasks that write one row for each
   that they read, by the last heartbeats, and settles when those after the loss have arrived. Rows that a
   source which died may have emitted within its lease are among them.
+- Of partitions that are kept nothing is lost: whatever becomes of one of their ends, all of them is sent
+  again. What is counted of them, and of the tasks that write them, is left out.
 - *sink unfinished*: rows that a file sink had taken when its attempt ended early or died, without those in
   files that were listed.
 
@@ -93,8 +95,9 @@ class Losses(NamedTuple):
 class Books:
     """The attempts of a job that have ended and were replaced; those that have not are handed in."""
 
-    def __init__(self, edges: Sequence[Edge]) -> None:
+    def __init__(self, edges: Sequence[Edge], kept: frozenset[int] = frozenset()) -> None:
         self._edges = edges
+        self._kept = kept
         self._ended: defaultdict[TaskKey, deque[AttemptRecord]] = defaultdict(deque)
         self._before: dict[TaskKey, Totals] = {}
         """Totals of attempts that are not kept any more."""
@@ -116,7 +119,7 @@ class Books:
             records = self._records(current)
             oldest = kept[0]
             if sum(record.place == oldest.place for record in records) == 1:
-                ledger = _Ledger(self._edges, records)
+                ledger = _Ledger(self._edges, self._kept, records)
                 self._undelivered_before += ledger.undelivered({oldest.place})
                 self._in_flight_before += ledger.in_flight({oldest.place})
             self._lossy = self._lossy or self.losses(current).certain
@@ -159,12 +162,15 @@ class Books:
     def losses(self, current: Iterable[AttemptRecord]) -> Losses:
         """What is lost in the job so far."""
         records = self._records(current)
-        ledger = _Ledger(self._edges, records)
+        ledger = _Ledger(self._edges, self._kept, records)
         dropped: Counter[str] = Counter(self._lost)
-        for before in self._before.values():
-            dropped.update(before.counters.rows_dropped)
+        repeatable = {self._edges[edge].source for edge in self._kept}
+        for (operator, _), before in self._before.items():
+            if operator not in repeatable:
+                dropped.update(before.counters.rows_dropped)
         for record in records:
-            dropped.update(record.counters.rows_dropped)
+            if record.operator not in repeatable:
+                dropped.update(record.counters.rows_dropped)
         places = {record.place for record in records}
         undelivered = self._undelivered_before + ledger.undelivered(places)
         if undelivered:
@@ -186,7 +192,10 @@ class Books:
 class _Ledger:
     """Who sent how much to whom, from the traffic of these attempts."""
 
-    def __init__(self, edges: Sequence[Edge], records: Sequence[AttemptRecord]) -> None:
+    def __init__(self, edges: Sequence[Edge], kept: frozenset[int], records: Sequence[AttemptRecord]) -> None:
+        self._repeatable = {edges[edge].source for edge in kept}
+        self._sides: Counter[tuple[TaskKey, int]] = Counter()
+        """By subtask and attempt, rows received of kept partitions: the next attempt gets them again."""
         self._reading = {edge.target for edge in edges}
         self._writing = {edge.source for edge in edges}
         self._members: defaultdict[Place, list[AttemptRecord]] = defaultdict(list)
@@ -202,6 +211,9 @@ class _Ledger:
             died_on = record.worker if record.end == "died" else None
             for peer in unpack_traffic(record.traffic):
                 if not peer.worker or peer.edge >= len(edges):
+                    continue
+                if peer.edge in kept:
+                    self._sides[record.key, record.attempt] += peer.received
                     continue
                 consumer = (edges[peer.edge].target, peer.worker, peer.attempt)
                 producer = (edges[peer.edge].source, peer.worker, peer.attempt)
@@ -238,7 +250,7 @@ class _Ledger:
         for place in places:
             members = [record for record in self._members[place] if record.end == "died"]
             operator, worker, _ = place
-            if not members:
+            if not members or operator in self._repeatable:
                 continue
             if operator not in self._reading:
                 balance[worker] += max(0, self._made_and_not_passed_on(place, members))
@@ -246,7 +258,7 @@ class _Ledger:
             balance[worker] += self._sent_by_survivors[place] - self._received_by_survivors[place]
             for record in members:
                 if operator not in self._writing:
-                    balance[worker] -= _rows_out(record, record.counters.records_in)
+                    balance[worker] -= _rows_out(record, self._taken(record))
                 balance[worker] -= sum(record.counters.rows_dropped.values())
         return sum(max(0, rows) for rows in balance.values())
 
@@ -260,11 +272,17 @@ class _Ledger:
                 rows -= _rows_out(record, counters.records_out + counters.records_in)
         return rows
 
+    def _taken(self, record: AttemptRecord) -> int:
+        """Rows that it has taken in, at least, without those that the next attempt gets again."""
+        return max(0, record.counters.records_in - self._sides[record.key, record.attempt])
+
     def held_rows(self, record: AttemptRecord) -> bool:
         """Whether an attempt ended before its work was done and may have held rows then."""
+        if record.operator in self._repeatable:
+            return False
         if record.end == "died":
             return bool(self._sent_to[record.place] or record.counters.records_out)
-        taken = record.counters.records_in or self._received[record.place]
+        taken = self._taken(record) or self._received[record.place]
         return record.end == "early" and record.operator in self._reading and bool(taken)
 
 

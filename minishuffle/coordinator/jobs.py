@@ -26,7 +26,6 @@ from minishuffle.wire.messages import (
     Collected,
     DeployTasks,
     ErrorInfo,
-    FileCompleted,
     JobInfo,
     JobRows,
     LogLines,
@@ -36,6 +35,7 @@ from minishuffle.wire.messages import (
     TaskReport,
     TaskStateChanged,
 )
+from minishuffle.wire.outputs import FileCompleted
 
 __all__ = ["Job", "JobReport"]
 
@@ -93,7 +93,10 @@ class Job:
         self.history = History()
         self.restarts: Counter[str] = Counter()
         """Attempts that took the place of another, by how that one ended."""
-        self._books = Books(graph.edges)
+        kept = graph.kept_edges()
+        self._repeatable = frozenset(graph.edges[edge].source for edge in kept)
+        """Operators whose partitions are kept: their next attempts write everything once more."""
+        self._books = Books(graph.edges, kept)
         self._losses: Losses | None = None
         """What they are, until something changes."""
         self._random = random
@@ -543,6 +546,8 @@ class Job:
     def deployed(self, task: Subtask, at: float) -> int | None:
         """The next attempt takes the place of the last; gives the worker that still has the last, if any."""
         last = task.worker if task.on_worker else None
+        if task.operator in self._repeatable:
+            self.positions.begin_anew(*task.key)
         files, kept, writes = self.manifest.counts(*task.key), task.rows_kept, self.writes.resume(*task.key)
         task.resumption = self.positions.resume(*task.key, at)._replace(
             files=files, writes=writes, first_row=kept

@@ -12,7 +12,7 @@ from collections import deque
 from typing import Final
 
 from minishuffle import limits
-from minishuffle.wire.messages import FileCompleted, JobFiles, ListedFile
+from minishuffle.wire.outputs import FileCompleted, JobFiles, ListedFile
 
 __all__ = ["Manifest"]
 

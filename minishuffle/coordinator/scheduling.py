@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -295,8 +295,9 @@ def deployments(
     if tasks is None:
         tasks = [(o, index) for o, vertex in enumerate(graph.vertices) for index in range(vertex.parallelism)]
     specs: dict[int, list[TaskSpec]] = {}
+    kept = graph.kept_edges()
     for operator, index in tasks:
-        spec = _task(graph, operator, index, attempts.get((operator, index), FIRST_ATTEMPT))
+        spec = _task(graph, (operator, index), attempts.get((operator, index), FIRST_ATTEMPT), kept)
         if (resumption := resumptions.get((operator, index))) is not None:
             update = {"files": dict(resumption.files), "writes": list(resumption.writes)}
             spec = spec.model_copy(update=resumption._asdict() | update)
@@ -347,7 +348,8 @@ def _at_ends(
     return [address for address in addresses if address.worker in ends]
 
 
-def _task(graph: JobGraph, operator: int, index: int, attempt: int) -> TaskSpec:
+def _task(graph: JobGraph, key: TaskKey, attempt: int, kept: Container[int]) -> TaskSpec:
+    operator, index = key
     vertex = graph.vertices[operator]
     inputs, outputs = [], []
     for number in graph.inputs_of(operator):
@@ -359,13 +361,19 @@ def _task(graph: JobGraph, operator: int, index: int, attempt: int) -> TaskSpec:
                 operator=edge.source,
                 first=producers.start,
                 count=len(producers),
+                kept=number in kept,
             )
         )
     for number in graph.outputs_of(operator):
         consumers = graph.consumers_of(number, index)
         outputs.append(
             OutputSpec(
-                edge=number, operator=graph.edges[number].target, first=consumers.start, count=len(consumers)
+                edge=number,
+                operator=graph.edges[number].target,
+                first=consumers.start,
+                count=len(consumers),
+                kept=number in kept,
+                shared=graph.edges[number].partitioner == "broadcast",
             )
         )
     return TaskSpec(

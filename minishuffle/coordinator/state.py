@@ -58,9 +58,7 @@ from minishuffle.wire.messages import (
     DeployTasks,
     Dial,
     ErrorInfo,
-    FileCompleted,
     GetEvents,
-    GetFiles,
     GetLogs,
     GetRows,
     GetStatus,
@@ -84,6 +82,7 @@ from minishuffle.wire.messages import (
     WorkerAddress,
     WorkerLost,
 )
+from minishuffle.wire.outputs import FileCompleted, GetFiles
 
 __all__ = ["CoordinatorState", "OrderlyStop"]
 

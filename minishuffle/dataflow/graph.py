@@ -120,6 +120,33 @@ class JobGraph(BaseModel):
         endless = any(vertex.is_source and not vertex.bounded for vertex in self.vertices)
         return self.settings.on_unavailable or ("drop" if endless else "wait")
 
+    def kept_edges(self) -> frozenset[int]:
+        """Edges whose partitions are kept, so that a consumer which starts anew gets all of them again.
+
+        These are bounded sides that are broadcast (an input other than 0: nothing is emitted for them alone),
+        and what leads to them, if it leads nowhere else and comes out the same when it runs again.
+        """
+        if self.settings.restart_strategy == "none":
+            return frozenset()
+        kept = {n for n, vertex in enumerate(self.vertices) if vertex.bounded and self.outputs_of(n)}
+        sides = {n for n, edge in enumerate(self.edges) if edge.partitioner == "broadcast" and edge.input}
+
+        def repeatable(vertex: int) -> bool:
+            inputs = self.inputs_of(vertex)
+            return all(
+                each in sides or self.edges[each].target in kept for each in self.outputs_of(vertex)
+            ) and all(self.edges[each].source in kept and self._parts_alike(each) for each in inputs)
+
+        while others := {vertex for vertex in kept if not repeatable(vertex)}:
+            kept -= others
+        return frozenset(number for number, edge in enumerate(self.edges) if edge.source in kept)
+
+    def _parts_alike(self, edge: int) -> bool:
+        """Whether the same rows go to the same consumers when a producer runs again."""
+        producers = range(self.vertices[self.edges[edge].source].parallelism)
+        alone = all(len(self.consumers_of(edge, producer)) == 1 for producer in producers)
+        return alone or self.edges[edge].partitioner in ("hash", "broadcast")
+
     @property
     def slots_needed(self) -> int:
         """With slot sharing: the greatest parallelism."""

@@ -28,7 +28,8 @@ from minishuffle.exchange.channels import (
     ReadyLine,
     RemoteAttachment,
 )
-from minishuffle.exchange.elements import Assembler, AssemblyBudget
+from minishuffle.exchange.elements import ELEMENT_HEADER, Assembler, AssemblyBudget
+from minishuffle.exchange.kept import ElementLog
 from minishuffle.exchange.watermarks import BEGINNING_OF_TIME, END_OF_TIME, WatermarkValve
 from minishuffle.wire.frames import EventKind
 
@@ -54,6 +55,8 @@ class InputGate:
             of its attachment.
         budget: for elements that are being put together.
         tolerant: a channel that fails is left out until it is attached again; else the task fails.
+        kept: gives the log in which a channel's elements wait for the end of its partition, see
+            :mod:`~minishuffle.exchange.kept`; None: they do not wait.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class InputGate:
         budget: AssemblyBudget,
         counters: TaskCounters,
         tolerant: bool = False,
+        kept: Callable[[], ElementLog] | None = None,
     ) -> None:
         self.edge = edge
         self.input = input_number
@@ -85,6 +89,11 @@ class InputGate:
         self._counters = counters
         self._tolerant = tolerant
         self._unfinished = 0
+        self._make_log = kept
+        self._logs: dict[InputChannel, ElementLog] = {}
+        """(Task.) What there is of partitions that are not whole yet."""
+        self._whole: deque[tuple[InputChannel, ElementLog, int]] = deque()
+        """(Task.) Partitions that are whole, and how many of their elements were given out."""
 
     def add_channel(
         self,
@@ -134,8 +143,16 @@ class InputGate:
             watermark=watermark if BEGINNING_OF_TIME < watermark < END_OF_TIME else None,
         )
 
+    @property
+    def kept(self) -> bool:
+        """Its producers keep what they have sent."""
+        return self._make_log is not None
+
     def rows_dropped(self) -> dict[str, int]:
-        """Rows that were received and will not be read, by reason."""
+        """Rows that were received and will not be read, by reason. The next attempt gets all of a kept
+        partition again."""
+        if self.kept:
+            return {}
         return {
             "queue_discarded": sum(channel.rows_discarded for channel in self.channels),
             "partial_element": sum(channel.rows_incomplete for channel in self.channels),
@@ -157,17 +174,47 @@ class InputGate:
             ShuffleError: a channel of a gate that is not tolerant failed; what it had delivered before was
                 given out first.
         """
+        while True:
+            element = self._next_kept() if self._whole else self._next_read()
+            if element is not None or not self._whole:
+                return element
+
+    def _next_read(self) -> Element | None:
+        """The next element that may be given out as it comes; None too if a partition is whole."""
         line = self.ready.line
-        while line:
+        while line and not self._whole:
             channel = line[0]
             if channel.current is None and not self._take_buffer(channel):
                 continue
             element = channel.assembler.next()
             if channel.assembler.exhausted:
                 self._end_turn(channel)
-            if element is not None:
+            if element is not None and self._make_log is not None:
+                self._keep(channel, *element)
+            elif element is not None:
                 return Element(channel, *element)
         return None
+
+    def _keep(self, channel: InputChannel, kind: int, rows: int, payload: Any) -> None:
+        """Put an element aside until its partition is whole; one that was whole before is not read again."""
+        assert self._make_log is not None
+        if channel.ended:
+            return
+        log = self._logs.get(channel)
+        if log is None:
+            log = self._logs[channel] = self._make_log()
+        log.append(rows, [ELEMENT_HEADER.pack(len(payload), rows, kind), payload])
+
+    def _next_kept(self) -> Element | None:
+        """The next element of a partition that is whole; behind the last its channel ends."""
+        channel, log, at = self._whole.popleft()
+        if at == len(log):
+            self._on_end(channel)
+            return self._next_read() if not self._whole else None
+        self._whole.appendleft((channel, log, at + 1))
+        _, data = log.read(at)
+        _, rows, kind = ELEMENT_HEADER.unpack_from(data)
+        return Element(channel, kind, rows, memoryview(data)[ELEMENT_HEADER.size :])
 
     def _take_buffer(self, channel: InputChannel) -> bool:
         """Make the next data buffer of the channel at the head of the line its current one."""
@@ -213,7 +260,7 @@ class InputGate:
         if kind == EventKind.END_OF_DATA:
             self.marked |= self.valve.end(channel.number)
         elif kind == EventKind.END_OF_PARTITION:
-            if channel.ended:
+            if channel.ended and not self.kept:
                 raise RemoteProtocolError(f"the partition of producer {channel.producer} ended twice")
             if channel.assembler.partial:
                 lost = channel.assembler.clear()
@@ -221,9 +268,13 @@ class InputGate:
                     f"the partition of producer {channel.producer} ended in the middle of an element: "
                     f"{lost} rows are lost"
                 )
-            channel.ended = True
+            ended_before, channel.ended = channel.ended, True
             self._give_back(event)
-            self._on_end(channel)
+            if self._make_log is None:
+                self._on_end(channel)
+            elif not ended_before:
+                log = self._logs.pop(channel) if channel in self._logs else self._make_log()
+                self._whole.append((channel, log, 0))
         else:
             raise RemoteProtocolError(f"event of unknown kind {kind} and {len(payload)} bytes")
 
@@ -242,13 +293,17 @@ class InputGate:
         if channel.ended:
             return
         channel.rows_incomplete += channel.assembler.clear()
+        self._logs.pop(channel, None)
         if notice.error is not None and not self._tolerant:
             raise notice.error
-        self.marked |= self.valve.suspend(channel.number)
+        if not self.kept:  # else event time waits: all of the partition is yet to come
+            self.marked |= self.valve.suspend(channel.number)
         self._give_back(notice)
 
     def _on_attached(self, channel: InputChannel) -> None:
         """The producer says anew how far it is."""
+        if self.kept:
+            return
         if channel.ended:
             channel.ended = False
             self._unfinished += 1

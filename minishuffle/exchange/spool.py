@@ -22,14 +22,14 @@ from minishuffle.exchange.elements import ELEMENT_HEADER, Part, decode, encode
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Spool"]
+__all__ = ["Spool", "UnnamedFile"]
 
 FILES_PER_BOUND: Final = 4
 """Room comes free a file at a time, so several of them make up what an unbounded job may keep."""
 
 
-class _File:
-    """An unnamed file; closed when nobody holds it any more."""
+class UnnamedFile:
+    """A file without a name; closed when nobody holds it any more."""
 
     __slots__ = ("number", "size")
 
@@ -70,7 +70,7 @@ class _Entry:
 
     begin: int
     end: int
-    file: _File = field(repr=False)
+    file: UnnamedFile = field(repr=False)
     at: int
     size: int
 
@@ -104,7 +104,7 @@ class Spool:
             limits.SPOOL_FILE_BYTES if bytes_max is None else max(1, bytes_max // FILES_PER_BOUND)
         )
         self._entries: deque[_Entry] = deque()
-        self._open: _File | None = None
+        self._open: UnnamedFile | None = None
 
     # --- task ------------------------------------------------------------------------------------
 
@@ -124,7 +124,7 @@ class Spool:
             return
         try:
             if self._open is None or self._open.size >= self._file_bytes:
-                self._open = _File(self._directory)
+                self._open = UnnamedFile(self._directory)
             at = self._open.append(parts)
         except OSError as error:
             raise ResourceExhausted(

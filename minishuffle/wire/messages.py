@@ -160,6 +160,8 @@ class InputSpec(ControlMessage):
     operator: int
     first: int = Field(ge=0)
     count: int = Field(ge=0)
+    kept: bool = False
+    """The producers keep what they have written, and send all of it to each attempt."""
 
 
 class OutputSpec(ControlMessage):
@@ -169,6 +171,10 @@ class OutputSpec(ControlMessage):
     operator: int
     first: int
     count: int
+    kept: bool = False
+    """It keeps what it has written for the next attempts of its consumers."""
+    shared: bool = False
+    """All consumers get the same."""
 
 
 class WritePosition(ControlMessage):
@@ -235,18 +241,6 @@ class TaskInfo(ControlMessage):
     result: bytes = b""
     state_rows_lost: int = 0
     """Rows that its operators held, and that were lost with attempts that did not finish."""
-
-
-class ListedFile(ControlMessage):
-    """A file of a sink that is in the manifest."""
-
-    operator: int
-    index: int
-    attempt: int
-    path: str
-    rows: int
-    bytes: int
-    checksum: Name
 
 
 class JobEvent(ControlMessage):
@@ -381,24 +375,6 @@ class TaskReleased(ControlMessage):
     traffic: TrafficTable
     rows_dropped: dict[str, int] = Field(default_factory=dict)
     """By reason."""
-
-
-class FileCompleted(ControlMessage):
-    """A file of a sink that is to be listed; ``file`` counts those of the attempt from 0."""
-
-    type: Literal["file_completed"] = "file_completed"
-    term: int
-    number: int = 0
-    job: str
-    operator: int
-    index: int
-    attempt: int
-    file: int
-    path: str
-    rows: int
-    bytes: int
-    checksum: Name
-    """SHA-256 of its bytes, in hexadecimal."""
 
 
 class Collected(ControlMessage):
@@ -649,15 +625,6 @@ class GetRows(ControlMessage):
     wait_seconds: float = 0.0
 
 
-class GetFiles(ControlMessage):
-    """Files that the sinks of a job have completed, from number ``after`` on: the client has those before
-    it."""
-
-    type: Literal["get_files"] = "get_files"
-    job: str
-    after: int = 0
-
-
 class WaitJob(ControlMessage):
     """Answered with ``JobInfo`` when the job has ended, or when ``wait_seconds`` have passed."""
 
@@ -743,14 +710,6 @@ class JobRows(ControlMessage):
     batches: list[bytes]
     next: int
     terminal: bool
-
-
-class JobFiles(ControlMessage):
-    """``next`` is the number behind that of the last file."""
-
-    type: Literal["job_files"] = "job_files"
-    files: list[ListedFile]
-    next: int
 
 
 class ClusterStatus(ControlMessage):

@@ -19,13 +19,13 @@ from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.messages import (
     ControlMessage,
     DeployTasks,
-    FileCompleted,
     SourcePositions,
     TaskAttempt,
     TaskSpec,
     TaskStateChanged,
     WorkerAddress,
 )
+from minishuffle.wire.outputs import FileCompleted
 from minishuffle.worker.registry import ChannelKey
 
 __all__ = [

@@ -16,12 +16,12 @@ from minishuffle.errors import clipped
 from minishuffle.ids import AttemptId
 from minishuffle.wire.messages import (
     Collected,
-    FileCompleted,
     LogLines,
     SourcePositions,
     TaskReleased,
     TaskStateChanged,
 )
+from minishuffle.wire.outputs import FileCompleted
 from minishuffle.worker.handoff import TaskPaths
 
 __all__ = ["NumberedReport", "Outbox", "OutboxSender", "ReportLog"]

@@ -34,7 +34,6 @@ from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import (
     ControlMessage,
     Failure,
-    FileCompleted,
     Heartbeat,
     Register,
     Registered,
@@ -45,6 +44,7 @@ from minishuffle.wire.messages import (
     WorkerAddress,
     WritePosition,
 )
+from minishuffle.wire.outputs import FileCompleted
 from minishuffle.worker.clients import ExternalClients, ResultReaders
 from minishuffle.worker.handoff import LoopInbox
 from minishuffle.worker.instructions import (

@@ -112,6 +112,8 @@ class Inputs:
             each = inputs.setdefault(gate.input, _Input(gate.input, valve, (valve.watermark, valve.idle)))
             self._gates.append(_Gate(gate, each, each.valve.add()))
         self._first_input = first_input
+        self.repeated = {gate.input for gate in gates if gate.kept}
+        """Numbers of inputs that the next attempt gets all of again."""
         self._ready: deque[tuple[int, Item]] = deque()
 
     @property
@@ -130,8 +132,12 @@ class Inputs:
         return self._ready.popleft() if self._ready else None
 
     def rows_left(self) -> int:
-        """Rows of batches that were read from a gate and not taken from here."""
-        return sum(len(item) for _, item in self._ready if not isinstance(item, Mark))
+        """Rows of batches that were read from a gate and not taken from here, and nobody gets again."""
+        return sum(
+            len(item)
+            for number, item in self._ready
+            if not isinstance(item, Mark) and number not in self.repeated
+        )
 
     def _read(self) -> None:
         """Give each gate its turn until one has something: that one is last from now on."""
@@ -613,18 +619,19 @@ class Task:
                 counters.state_rows = chain.state_rows()
             else:
                 counters.records_in += len(item)
-                self._pass(item, entrances[number], chain)
+                self._pass(item, entrances[number], chain, repeated=number in inputs.repeated)
                 counters.last_input_at = time.time()
 
-    def _pass(self, batch: Batch, entrance: Emit, chain: Chain) -> None:
-        """Have the chain take a batch; if that raises, count the rows of it that are lost."""
+    def _pass(self, batch: Batch, entrance: Emit, chain: Chain, *, repeated: bool = False) -> None:
+        """Have the chain take a batch; if that raises, count the rows of it that are lost. The next attempt
+        gets all of an input that is ``repeated`` again."""
         counters = self.counters
         written, kept = self._rows_passed_on(), chain.rows_kept()
         self._in_hand = len(batch), written
         try:
             entrance(batch)
         except BaseException:
-            if self.state != "abandoned":
+            if self.state != "abandoned" and not repeated:
                 passed = self._rows_passed_on() - written + max(0, chain.rows_kept() - kept)
                 self._failed_rows = max(0, len(batch) - passed)
             raise

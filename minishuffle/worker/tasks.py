@@ -30,6 +30,7 @@ from minishuffle.exchange.buffers import Flush
 from minishuffle.exchange.channels import Attachment, ChannelEvent, GateBuffers, InputChannel
 from minishuffle.exchange.elements import AssemblyBudget
 from minishuffle.exchange.gate import InputGate
+from minishuffle.exchange.kept import ElementLog, KeptPartition
 from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.segments import LocalPool, NetworkBufferPool
 from minishuffle.exchange.spool import Spool
@@ -250,9 +251,21 @@ class Attempt:
         )
 
     def _build_partition(self, output: OutputSpec) -> None:
-        """Its pool has at least n + 1 segments, as in Flink, and at most what its channels can use."""
+        """Its pool has at least n + 1 segments, as in Flink, and at most what its channels can use. One that
+        is kept has none."""
         subtask = self.id.subtask
         partition_id = PartitionId(subtask.job, output.edge, subtask.index)
+        if output.kept:
+            self.partitions[output.edge] = KeptPartition(
+                partition_id,
+                range(output.first, output.first + output.count),
+                self.paths.notify,
+                self.counters,
+                shared=output.shared,
+                capacity=self._services.pool.segment_bytes,
+                directory=self._services.spool_directory,
+            )
+            return
         pool = self._services.pool.create_pool(
             f"output {partition_id}",
             output.count + 1,
@@ -279,6 +292,7 @@ class Attempt:
         reserved = exclusive * spec.count
         name = f"input {spec.input} of {self._spec.name}[{self._spec.index}]"
         pool = services.pool.create_pool(name, reserved + 1, reserved + floating)
+        memory = limits.KEPT_MEMORY_BYTES // max(1, spec.count)
         gate = InputGate(
             spec.edge,
             spec.input,
@@ -288,6 +302,7 @@ class Attempt:
             budget=services.budget,
             counters=self.counters,
             tolerant=settings.restart_strategy != "none",
+            kept=partial(ElementLog, services.spool_directory, memory) if spec.kept else None,
         )
         for producer in range(spec.first, spec.first + spec.count):
             on_event = partial(services.channel_event, ChannelKey(self.id, spec.edge, producer))
@@ -398,8 +413,8 @@ class Attempt:
             operators=task.operators,
             gates=tuple(gate.snapshot() for gate in self.gates),
             partitions=tuple(
-                PartitionSnapshot(partition.backlog(), PoolSnapshot(pool.in_use, pool.size))
-                for partition, pool in zip(self.partitions.values(), self._pools.values(), strict=True)
+                PartitionSnapshot(self.partitions[edge].backlog(), PoolSnapshot(pool.in_use, pool.size))
+                for edge, pool in self._pools.items()
             ),
         )
 

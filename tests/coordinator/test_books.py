@@ -297,3 +297,33 @@ def test_unfinished_rows_of_attempts_that_are_not_kept_stay_counted() -> None:
         kept.close(record(2, attempt, end="early", records_in=3, rows_filed=3), [])
     current = [record(2, ATTEMPTS_KEPT + 4, end="finished", rows_filed=9)]
     assert kept.losses(current).dropped == {"sink_unfinished": 3 * (ATTEMPTS_KEPT + 3)}
+
+
+SIDED = [
+    Edge(source=0, target=1, partitioner="hash"),
+    Edge(source=2, target=1, input=1, partitioner="broadcast"),
+]
+"""A source 0 and a side 2, both read by a sink 1."""
+
+
+def test_nothing_of_a_kept_side_is_lost() -> None:
+    """The sink had 40 rows of its side and 30 of the 50 that the source has sent."""
+    kept = Books(SIDED, frozenset({1}))
+    died = record(1, 1, received(1, 40), received(0, 35), worker=2, end="died", records_in=70)
+    side = record(2, 1, sent(1, 40, worker=2), end="finished", records_out=40)
+    source = record(0, 1, sent(0, 50, worker=2), records_out=50)
+    kept.close(died, [])
+    found = kept.losses([source, side, record(1, 2, worker=1)])
+    assert (found.dropped, found.in_flight) == ({}, 20)
+    only_side = Books(SIDED, frozenset({1}))
+    only_side.close(record(1, 1, received(1, 40), worker=2, end="early", records_in=40), [])
+    assert only_side.losses([side, record(1, 2, worker=1)])[:3] == ({}, 0, False)
+
+
+def test_what_writes_a_kept_side_loses_nothing() -> None:
+    kept = Books(SIDED, frozenset({1}))
+    died = record(2, 1, worker=2, end="died", records_out=40)
+    died.counters.rows_dropped = {"failed_batch": 3}
+    died.rows_made = 100
+    kept.close(died, [])
+    assert kept.losses([record(0), record(1), record(2, 2)])[:3] == ({}, 0, False)

@@ -15,11 +15,9 @@ from minishuffle.dataflow.graph import JobGraph
 from minishuffle.wire.messages import (
     Acknowledge,
     CancelJob,
-    FileCompleted,
-    GetFiles,
-    JobFiles,
     TaskReport,
 )
+from minishuffle.wire.outputs import FileCompleted, GetFiles, JobFiles
 
 if TYPE_CHECKING:
     from conftest import FakeCluster, FakeWorker

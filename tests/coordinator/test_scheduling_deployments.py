@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from minishuffle.coordinator.scheduling import deployments
-from minishuffle.dataflow.graph import JobGraph
+from minishuffle.dataflow.graph import Edge, JobGraph
 from minishuffle.wire.messages import WorkerAddress
 
 ADDRESSES = [WorkerAddress(worker=w, epoch=w, host="10.0.0.1", data_port=5000 + w) for w in (1, 2)]
@@ -133,3 +133,15 @@ def test_a_producer_without_a_worker_is_asked_for_at_the_consumers_own(
     ).values()
     assert list(message.channels(message.tasks[0].inputs[0])) == [(0, 1, 1), (1, 2, 1)]
     assert message.workers == ADDRESSES[:1]
+
+
+def test_both_ends_of_a_side_know_that_it_is_kept(make_graph: Callable[..., JobGraph]) -> None:
+    graph = make_graph(restart_strategy="individual")
+    side = graph.vertices[0].model_copy(update={"name": "side"})
+    endless = graph.vertices[0].model_copy(update={"bounded": False})
+    edges = [*graph.edges, Edge(source=2, target=1, input=1, partitioner="broadcast")]
+    graph = graph.model_copy(update={"vertices": [endless, graph.vertices[1], side], "edges": edges})
+    read, count, small = deploy(graph, (1, 2))[1].tasks
+    assert [gate.kept for gate in count.inputs] == [False, True]
+    assert [(output.kept, output.shared) for output in read.outputs] == [(False, False)]
+    assert [(output.kept, output.shared) for output in small.outputs] == [(True, True)]

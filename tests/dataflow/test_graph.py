@@ -148,3 +148,47 @@ def test_a_channel_never_has_more_buffers_than_credit_can_name(name: str) -> Non
     JobSettings.model_validate({name: limits.JOB_BUFFERS_MAX})
     with pytest.raises(ValidationError, match=f"{name}\n.*less than or equal to"):
         JobSettings.model_validate({name: limits.JOB_BUFFERS_MAX + 1})
+
+
+def kept(edges: list[Edge], *, endless: set[int], parallelism: int = 2, **settings: Any) -> frozenset[int]:
+    count = 1 + max(max(edge.source, edge.target) for edge in edges)
+    vertices = [
+        Vertex(
+            name=f"v{n}",
+            parallelism=parallelism,
+            operators=[],
+            is_source=False,
+            bounded=n not in endless,
+            program=b"",
+        )
+        for n in range(count)
+    ]
+    return JobGraph(vertices=vertices, edges=edges, settings=JobSettings(**settings)).kept_edges()
+
+
+MAIN = Edge(source=0, target=2, partitioner="hash")
+SIDE = Edge(source=1, target=2, input=1, partitioner="broadcast")
+
+
+def test_a_bounded_side_is_kept_if_tasks_restart() -> None:
+    assert kept([MAIN, SIDE], endless={0, 2}) == {1}
+    assert kept([MAIN, SIDE], endless={0, 1, 2}) == frozenset()
+    assert kept([MAIN, SIDE], endless={0, 2}, restart_strategy="none") == frozenset()
+    passed_on = SIDE.model_copy(update={"input": 0})
+    assert kept([MAIN, passed_on], endless={0, 2}) == frozenset(), "rows would go on twice"
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "parallelism", "expected"),
+    [("hash", 2, {1, 2}), ("forward", 2, {1, 2}), ("rebalance", 2, set()), ("rebalance", 1, {1, 2})],
+)
+def test_what_leads_to_a_side_is_kept_too_if_it_comes_out_the_same_again(
+    partitioner: Any, parallelism: int, expected: set[int]
+) -> None:
+    before = Edge(source=3, target=1, partitioner=partitioner)
+    assert kept([MAIN, SIDE, before], endless={0, 2}, parallelism=parallelism) == expected
+
+
+def test_a_side_whose_producer_feeds_others_too_is_not_kept() -> None:
+    other = Edge(source=1, target=3, partitioner="hash")
+    assert kept([MAIN, SIDE, other], endless={0, 2}) == frozenset()

@@ -19,6 +19,7 @@ MANY: Final = 10_000 if os.environ.get("MINISHUFFLE_SOAK") == "1" else 150
 FAULTLESS = Scenario(bounded_share=0.9)
 ENDING = Scenario(faults=True, bounded_share=0.8)
 RECOVERING = Scenario(faults=True, bounded_share=0.6, strategy="individual")
+SIDES = Scenario(faults=True, bounded_share=0.5, strategy="individual", side=True)
 TOGETHER = [Scenario(faults=True, bounded_share=0.6, strategy=strategy) for strategy in ("region", "full")]
 STRATEGIES: tuple[Strategy, ...] = ("individual", "individual", "region", "full")
 SHAKEN = [
@@ -66,6 +67,12 @@ def test_regions_recover_and_each_row_is_in_one_place(batch: range) -> None:
 def test_a_failure_during_a_recovery_ends_in_a_running_job_or_at_a_limit(batch: range) -> None:
     for seed in batch:
         Run(seed, SHAKEN[seed % len(SHAKEN)]).play()
+
+
+@pytest.mark.parametrize("batch", batches(0.3), ids=name)
+def test_each_attempt_of_a_join_gets_all_of_its_side(batch: range) -> None:
+    for seed in batch:
+        Run(seed, SIDES).play()
 
 
 @pytest.mark.parametrize(

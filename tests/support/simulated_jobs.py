@@ -19,7 +19,7 @@ from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.dataflow.operators.base import Emit, KeyedRows, Mark, Output, Program, TaskContext, Watermark
 from minishuffle.dataflow.operators.chained import ChainedOperator
 
-__all__ = ["Audit", "Injected", "Mischief", "Plan", "Strategy", "make_plan"]
+__all__ = ["Audit", "Injected", "Mischief", "Plan", "Strategy", "is_side", "make_plan"]
 
 Sender: TypeAlias = tuple[int, int, int]
 """Operator, index, attempt."""
@@ -62,6 +62,10 @@ class Audit:
     sent: Counter[Sender] = field(default_factory=Counter)
     received: dict[Sender, dict[Sender, list[int]]] = field(default_factory=dict)
     """By receiver and sender, the numbers of the rows in the order in which they came."""
+    sides: dict[Sender, Counter[tuple[int, int, int, int]]] = field(default_factory=dict)
+    """By receiver, rows of sides: split, number in the split, operator and index of who has sent it."""
+    twice: list[str] = field(default_factory=list)
+    """Rows of sides that came to an attempt once more."""
     passed: dict[int, set[tuple[int, int]]] = field(default_factory=dict)
     """By operator, the rows of sources (split and number) that its subtasks have had."""
     watermarks: dict[tuple[Sender, int], int] = field(default_factory=dict)
@@ -96,6 +100,16 @@ class Audit:
             )
             numbers.append(number)
 
+    def take_side(self, receiver: Sender, rows: list[Any]) -> None:
+        """An attempt receives rows that are kept for it, and sends none of them on."""
+        self.rows += len(rows)
+        counted = self.sides.setdefault(receiver, Counter())
+        for row in rows:
+            assert row[6] == padding_of(row[0], row[1]), f"row {row[1]} of split {row[0]} has changed"
+            counted[row[0], row[1], row[2], row[3]] += 1
+            if counted[row[0], row[1], row[2], row[3]] == 2:
+                self.twice.append(f"{receiver} has {row[:4]} of a side twice")
+
     def watermark(self, receiver: Sender, input: int, time: int) -> None:
         last = self.watermarks.get((receiver, input))
         assert last is None or last < time, f"{receiver} has watermark {time} behind {last}"
@@ -111,12 +125,14 @@ class Audit:
         )
         return received or sum(sent for sender, sent in self.sent.items() if sender[0] == operator)
 
-    def check_attempts(self) -> None:
+    def check_attempts(self, repeated: set[tuple[int, int]]) -> None:
         """A producer serves one attempt of a subtask after the other: what each gets of it lies behind what
-        those before got."""
+        those before got, but between the operators in ``repeated`` (producer and consumer)."""
         highest: dict[tuple[Sender, int, int], int] = {}
         for receiver, senders in sorted(self.received.items()):
             for sender, numbers in senders.items():
+                if (sender[0], receiver[0]) in repeated:
+                    continue
                 key = (sender, *receiver[:2])
                 last = highest.get(key, -1)
                 assert last < numbers[0], (
@@ -156,7 +172,7 @@ class Numbers:
 
     def __init__(self, first: int, splits: int, rows: int | None, rate: float | None) -> None:
         self._splits = range(first, first + splits)
-        self._rows = rows
+        self.rows = rows
         self.bounded = rows is not None
         self.rate = rate
 
@@ -165,21 +181,31 @@ class Numbers:
 
     def read(self, split: int, offset: int) -> Iterator[list[Any]]:
         at = offset
-        while self._rows is None or at < self._rows:
+        while self.rows is None or at < self.rows:
             end = at + 1 + (3 * at + split) % BATCH_ROWS_MAX
-            if self._rows is not None:
-                end = min(end, self._rows)
+            if self.rows is not None:
+                end = min(end, self.rows)
             yield [[split, each, 0, 0, 0, 0, padding_of(split, each)] for each in range(at, end)]
             at = end
 
 
 class Stage(ChainedOperator):
-    """Checks and counts what it receives, and sends it on under its own name."""
+    """Checks and counts what it receives, and sends it on under its own name, but for the inputs that are
+    ``sides``."""
 
     def __init__(
-        self, run: int, operator: int, *, first: bool, keyed: bool, last: bool, seconds: float
+        self,
+        run: int,
+        operator: int,
+        *,
+        first: bool,
+        keyed: bool,
+        last: bool,
+        seconds: float,
+        sides: frozenset[int],
     ) -> None:
         self.name = f"stage{operator}"
+        self._sides = sides
         self._seconds = seconds
         self._run = run
         self._operator = operator
@@ -196,11 +222,15 @@ class Stage(ChainedOperator):
     def process(self, batch: Any, input: int, emit: Emit) -> None:
         rows = batch.rows if isinstance(batch, KeyedRows) else batch
         audit, me = self._audit, self._me
-        if not self._first:
+        if input in self._sides:
+            audit.take_side(me, rows)
+        elif not self._first:
             audit.take(me, rows)
         else:
             audit.passed.setdefault(self._operator, set()).update((row[0], row[1]) for row in rows)
         audit.do_mischief(self._operator, me[1], "raise", "stick")
+        if input in self._sides:
+            return
         if self._seconds:
             audit.sleep(self._seconds * audit.random.random())
         if self._last:
@@ -228,7 +258,26 @@ class Plan:
 
     graph: JobGraph
     bounded: bool
-    sources: int
+    numbers: list[Numbers]
+    """The sources, which are the first operators."""
+
+    @property
+    def sources(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def repeated(self) -> set[tuple[int, int]]:
+        """Producers and consumers of the edges whose partitions are kept."""
+        edges = [self.graph.edges[number] for number in self.graph.kept_edges()]
+        return {(edge.source, edge.target) for edge in edges}
+
+    def rows_of(self, operator: int) -> set[tuple[int, int]]:
+        """The rows of sources that come to a bounded operator if nothing is lost."""
+        if operator < self.sources:
+            source = self.numbers[operator]
+            return {(split, at) for split in source.splits() for at in range(source.rows or 0)}
+        feeding = [edge for edge in self.graph.edges if edge.target == operator and not is_side(edge)]
+        return set().union(*(self.rows_of(edge.source) for edge in feeding))
 
     @property
     def subtasks(self) -> list[tuple[int, int]]:
@@ -239,19 +288,32 @@ class Plan:
         ]
 
 
-def make_plan(random: Random, run: int, strategy: Strategy, bounded_share: float) -> Plan:
+def is_side(edge: Edge) -> bool:
+    """Whether what it carries goes no further."""
+    return edge.partitioner == "broadcast" and edge.input > 0
+
+
+def make_plan(
+    random: Random, run: int, strategy: Strategy, bounded_share: float, *, side: bool = False
+) -> Plan:
     """Draw a job: one or two sources, then one to three stages, each fed by the one before or by more.
 
     Args:
         run: whose audit the rows go to.
         bounded_share: of the jobs, those that come to an end by themselves.
+        side: the second source is bounded, and goes to all subtasks of the stage that the first one feeds,
+            directly or by a stage in between.
     """
-    sources, stages = random.randint(1, 2), random.randint(1, 3)
+    sources, stages = 2 if side else random.randint(1, 2), random.randint(1, 3)
     parallelism = [random.randint(1, 4) for _ in range(sources + stages)]
     bounded = random.random() < bounded_share
-    edges = _draw_edges(random, sources, parallelism)
-    vertices = []
+    draw = _draw_edges_with_side if side else _draw_edges
+    edges = draw(random, sources, parallelism)
+    on_side = {edge.source for edge in edges if side and is_side(edge)}
+    on_side |= {edge.source for edge in edges if edge.target in on_side}
+    vertices, numbers = [], []
     for operator, subtasks in enumerate(parallelism):
+        ends = bounded or operator in on_side
         outputs = [Output(n, edge.partitioner) for n, edge in enumerate(edges) if edge.source == operator]
         stage = Stage(
             run,
@@ -260,15 +322,23 @@ def make_plan(random: Random, run: int, strategy: Strategy, bounded_share: float
             keyed=any(output.partitioner == "hash" for output in outputs),
             last=not outputs,
             seconds=random.choice(SLOW_SECONDS),
+            sides=frozenset(
+                edge.input
+                for edge in edges
+                if edge.target == operator and is_side(edge) and (bounded or edge.source in on_side)
+            ),
         )
-        source = _draw_source(random, operator, bounded) if operator < sources else None
+        source = _draw_source(random, operator, ends) if operator < sources else None
+        if source is not None and operator in on_side:
+            source.rate = random.choice([None, 50.0, 200.0])  # slow ones are cut off in the middle
+        numbers += [source] if source is not None else []
         vertices.append(
             Vertex(
                 name=f"v{operator}",
                 parallelism=subtasks,
                 operators=[stage.name],
                 is_source=source is not None,
-                bounded=bounded,
+                bounded=ends,
                 program=cloudpickle.dumps(Program(source, [stage], outputs)),
             )
         )
@@ -279,7 +349,7 @@ def make_plan(random: Random, run: int, strategy: Strategy, bounded_share: float
         restart_strategy=strategy,
         on_unavailable=random.choice([None, "drop", "wait"]),
     )
-    return Plan(JobGraph(vertices=vertices, edges=edges, settings=settings), bounded, sources)
+    return Plan(JobGraph(vertices=vertices, edges=edges, settings=settings), bounded, numbers)
 
 
 def _draw_edges(random: Random, sources: int, parallelism: list[int]) -> list[Edge]:
@@ -294,6 +364,20 @@ def _draw_edges(random: Random, sources: int, parallelism: list[int]) -> list[Ed
             if parallelism[source] == parallelism[target] and random.random() < 0.2:
                 kind = "forward"
             edges.append(Edge(source=source, target=target, input=number if apart else 0, partitioner=kind))
+    return edges
+
+
+def _draw_edges_with_side(random: Random, sources: int, parallelism: list[int]) -> list[Edge]:
+    """The first stage, if there are more, may stand between the side's source and the others."""
+    between = len(parallelism) > sources + 1 and random.random() < 0.5
+    side, join = (sources, sources + 1) if between else (sources - 1, sources)
+    kind: Any = random.choice(["hash", "broadcast"])
+    edges = [Edge(source=sources - 1, target=side, partitioner=kind)] if between else []
+    kind = random.choice(["hash", "rebalance"])
+    edges.append(Edge(source=0, target=join, partitioner=kind))
+    edges.append(Edge(source=side, target=join, input=1, partitioner="broadcast"))
+    for target in range(join + 1, len(parallelism)):
+        edges.append(Edge(source=target - 1, target=target, partitioner=kind))
     return edges
 
 

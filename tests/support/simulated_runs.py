@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +21,7 @@ from minishuffle.wire.messages import (
 )
 from support.simulated_books import OF_THE_CHAIN, Book
 from support.simulated_faults import KINDS, Fault, FaultKind, draw_faults, inject
-from support.simulated_jobs import Plan, Strategy, make_plan
+from support.simulated_jobs import Plan, Strategy, is_side, make_plan
 from support.simulation import Cluster, simulated
 
 __all__ = ["Run", "Scenario"]
@@ -53,6 +54,8 @@ class Scenario:
     """Of the jobs, those that come to an end by themselves."""
     kinds: tuple[FaultKind, ...] = KINDS
     """What faults are drawn from."""
+    side: bool = False
+    """The jobs have a side that is kept, see :func:`make_plan`."""
 
 
 class Run:
@@ -68,7 +71,9 @@ class Run:
         self.end = ""
         """The state in which the job ended."""
         self.random = Random(f"plan {seed}")
-        self.plan: Plan = make_plan(self.random, seed, scenario.strategy, scenario.bounded_share)
+        self.plan: Plan = make_plan(
+            self.random, seed, scenario.strategy, scenario.bounded_share, side=scenario.side
+        )
         slots = self.plan.graph.slots_needed
         count = self.random.randint(1, min(4, slots))
         self.slots = [1] * count
@@ -138,11 +143,15 @@ class Play:
         info = self._wait_for_end()
         run.end = info.state
         self._check_end(info)
-        cluster.audit.check_attempts()
+        cluster.audit.check_attempts(run.plan.repeated)
+        assert not cluster.audit.twice, cluster.audit.twice[:5]
         self._check_home()
         self._check_books()
         if info.state == "finished":
             self._check_rows()
+        if info.state in ("finished", "finished_with_loss"):
+            missing = self._sides_missing(info)
+            assert not missing, missing
 
     def _inject(self, fault: Fault) -> None:
         cluster, world = self.cluster, self._world
@@ -172,18 +181,20 @@ class Play:
             if info.state not in ("created", "running"):
                 return
             there = all(task.state in ("running", "finished") for task in info.tasks)
-            if info.state == "running" and there and self._has_progress():
+            if info.state == "running" and there and self._has_progress() and not self._sides_missing(info):
                 break
             assert self._world.now < deadline, f"the job did not recover: {_states(info)}"
             self._pass(0.2)
         self._ask(CancelJob(job=self._job), 5.0)
 
     def _has_progress(self) -> bool:
-        """Whether every operator receives rows, or sends them if it is a source."""
-        audit, operators = self.cluster.audit, range(len(self._plan.graph.vertices))
+        """Whether every operator receives rows, or sends them if it is a source; a side ends."""
+        audit, vertices = self.cluster.audit, self._plan.graph.vertices
+        ends = [operator for operator, vertex in enumerate(vertices) if vertex.bounded]
+        operators = [operator for operator in range(len(vertices)) if operator not in ends]
         before = [audit.rows_of(operator) for operator in operators]
         return self._world.run_until(
-            lambda: all(audit.rows_of(operator) > before[operator] for operator in operators),
+            lambda: all(audit.rows_of(each) > rows for each, rows in zip(operators, before, strict=True)),
             PROGRESS_SECONDS,
             STEPS_MAX,
         )
@@ -235,13 +246,16 @@ class Play:
     def _check_rows(self) -> None:
         """Every row of every exchange came once, or once to each where it is sent to all. Where a worker
         died, another attempt may have sent it."""
-        audit, graph = self.cluster.audit, self._plan.graph
-        for edge in graph.edges:
+        audit, graph, repeated = self.cluster.audit, self._plan.graph, self._plan.repeated
+        edges = [edge for edge in graph.edges if not is_side(edge) or not self._plan.bounded]
+        for edge in edges:
             missing = audit.passed.get(edge.source, set()) - audit.passed.get(edge.target, set())
             assert not missing, f"{len(missing)} rows of operator {edge.source} never came to {edge.target}"
         if any(worker.host.lost for worker in self.cluster.workers):
             return
-        for edge in graph.edges:
+        for edge in edges:
+            if (edge.source, edge.target) in repeated:
+                continue
             for sender, sent in audit.sent.items():
                 if sender[0] != edge.source:
                     continue
@@ -252,12 +266,31 @@ class Play:
                     f"{missing} of {times * sent} rows of {sender} to operator {edge.target} are missing"
                 )
 
+    def _sides_missing(self, info: JobInfo) -> list[str]:
+        """Subtasks whose current attempt has not all rows of its sides that are kept."""
+        audit, graph = self.cluster.audit, self._plan.graph
+        sides = [graph.edges[number] for number in graph.kept_edges()]
+        return [
+            f"{task.name}[{task.index}]#{task.attempt} has {len(found)} of {len(expected)} rows of a side"
+            for edge in filter(is_side, sides)
+            for expected in [self._plan.rows_of(edge.source)]
+            for task in info.tasks
+            if task.operator == edge.target
+            for rows in [audit.sides.get((task.operator, task.index, task.attempt), Counter())]
+            for found in [{row[:2] for row in rows if row[2] == edge.source}]
+            if found != expected
+        ]
+
     def _check_books(self) -> None:
         """Each row is in one place in every worker, and the coordinator's sums are the same."""
         books = [Book.of(attempt) for worker, attempt in self.cluster.attempts if not worker.host.lost]
         for book in books:
             book.check()
-        if self._run.scenario.strategy == "none" or any(worker.host.lost for worker in self.cluster.workers):
+        if (
+            self._run.scenario.strategy == "none"
+            or any(book.repeats for book in books)
+            or any(worker.host.lost for worker in self.cluster.workers)
+        ):
             return  # what they lost is not known, or they lose more after the books are closed
         self._pass(1.0)
         info = self._show()

@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-import minishuffle.wire.clients  # noqa: F401 - registers its messages
+import minishuffle.wire.clients
+import minishuffle.wire.outputs  # noqa: F401 - registers its messages
 from minishuffle import limits
 from minishuffle.errors import LocalProtocolError, RemoteProtocolError
 from minishuffle.wire.control import MessageDecoder, pack_message, unpack_message
@@ -92,7 +93,7 @@ def messages(cls: type[ControlMessage]) -> st.SearchStrategy[ControlMessage]:
 
 def test_every_module_of_messages_registers_its_own() -> None:
     modules = {cls.__module__.rpartition(".")[2] for cls in MESSAGE_TYPES}
-    assert modules == {"messages", "clients"}
+    assert modules == {"messages", "clients", "outputs"}
     assert ErrorInfo not in MESSAGE_TYPES
 
 

@@ -29,6 +29,7 @@ class Gate:
         self.valve = WatermarkValve()
         self.valve.add()
         self.marked = False
+        self.kept = False
         self.finished = False
         self.split_changes: deque[tuple[int, str]] | None = deque() if splits else None
 

@@ -1,0 +1,56 @@
+"""Control messages about files: what sinks complete, and what is listed of it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from minishuffle.wire.messages import ControlMessage, Name
+
+__all__ = ["FileCompleted", "GetFiles", "JobFiles", "ListedFile"]
+
+
+class FileCompleted(ControlMessage):
+    """A file of a sink that is to be listed; ``file`` counts those of the attempt from 0."""
+
+    type: Literal["file_completed"] = "file_completed"
+    term: int
+    number: int = 0
+    job: str
+    operator: int
+    index: int
+    attempt: int
+    file: int
+    path: str
+    rows: int
+    bytes: int
+    checksum: Name
+    """SHA-256 of its bytes, in hexadecimal."""
+
+
+class ListedFile(ControlMessage):
+    """A file of a sink that is in the manifest."""
+
+    operator: int
+    index: int
+    attempt: int
+    path: str
+    rows: int
+    bytes: int
+    checksum: Name
+
+
+class GetFiles(ControlMessage):
+    """Files that the sinks of a job have completed, from number ``after`` on: the client has those before
+    it."""
+
+    type: Literal["get_files"] = "get_files"
+    job: str
+    after: int = 0
+
+
+class JobFiles(ControlMessage):
+    """``next`` is the number behind that of the last file."""
+
+    type: Literal["job_files"] = "job_files"
+    files: list[ListedFile]
+    next: int
