@@ -221,8 +221,8 @@ class OutboxSender:
         """The attempt has ended: its last lines go out in front of its report.
 
         Args:
-            rows: what it has collected goes out too, at most TASK_UNSENT_BYTES_MAX: it failed, and the next
-                attempt goes on behind these rows. One that finished has waited for them.
+            rows: what it has collected goes out too, at most TASK_UNSENT_BYTES_MAX: it did not finish, and
+                the next attempt goes on behind these rows. One that finished has waited for them.
         """
         while (message := outbox.take(self._term())) is not None:
             if rows or isinstance(message, LogLines):

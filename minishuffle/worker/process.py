@@ -293,7 +293,9 @@ class Worker:
         deployment = self._deployment
         match instruction:
             case Send(TaskStateChanged(state="abandoned") as message):
-                self._send(deployment.attempts[attempt_id(message.job, message)].completed(message))
+                attempt = deployment.attempts[attempt_id(message.job, message)]
+                self._sender.end(attempt.task.outbox, rows=True)
+                self._send(attempt.completed(message))
             case Send(message):
                 self._send(message)
             case StartTask():
@@ -394,7 +396,7 @@ class Worker:
             attempt.close()
             attempt.reported = attempt.rows()
             traffic = attempt.reported[0]
-        self._sender.end(task.outbox, rows=outcome.state == "failed")
+        self._sender.end(task.outbox, rows=outcome.state != "finished")
         try:
             counters = task.read_counters()
             ended = self._state.task_ended(
