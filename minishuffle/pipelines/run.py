@@ -348,14 +348,13 @@ def run_once(
         lost = loss_text(info, client.events(handle.id)) if info.state == "finished_with_loss" else ""
         audit = audited(pipeline, result, expected, lost)
         verdict = verdict_of(audit.total)
-    rows_in = rows_taken(ended)
     rows_out = verdict.rows if verdict is not None else result.count()
     return Outcome(
         result,
         verdict,
         late_rows(ended),
-        rows_in,
-        rows_in / seconds,
+        rows_taken(ended),
+        rows_taken(ended) / seconds,
         rows_out / max(read_seconds, 1e-9),
         audit,
         killed.worker,
