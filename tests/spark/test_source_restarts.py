@@ -1,0 +1,113 @@
+"""Spark attached to jobs whose workers are killed in turn: a save into one, a streaming query out of one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from minishuffle.client import JobHandle
+from minishuffle.dataflow.stream import Stream
+from minishuffle.local import LocalCluster
+from minishuffle.spark.schemas import arrow_schema_of
+from minishuffle.spark.session import activate
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("wider_resources")]
+
+SECONDS_MAX = 120.0
+ROWS = 100_000
+SCHEMA = pa.schema([("n", pa.int64())])
+Options = dict[str, str]
+Until = Callable[..., Any]
+
+
+def kill_worker_of(cluster: LocalCluster, handle: JobHandle, task: int, wait_until: Until) -> None:
+    """Kill the worker that the task is on, and see that it restarts."""
+    before = handle.info().restarts.get("lost", 0)
+    cluster.kill_worker(handle.info().tasks[task].worker)
+    wait_until(lambda: handle.info().restarts.get("lost", 0) > before, "the loss", SECONDS_MAX)
+    wait_until(lambda: handle.info().state == "running", "the next attempt", SECONDS_MAX)
+
+
+def test_a_save_goes_on_when_both_workers_are_killed_in_turn(
+    spark: SparkSession, cluster: LocalCluster, options: Options, wait_until: Until, tmp_path: Path
+) -> None:
+    """No row comes twice, and what is missing is what the job counts."""
+    numbers, go = spark.range(0, ROWS, 1, 2), tmp_path
+
+    def taken(batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The third batch of each partition waits for the first kill, the fourth for the second."""
+        row = batch.column(0)[0].as_py() % (ROWS // 2)
+        needed = [go / str(kill) for kill, first in ((1, ROWS // 5), (2, ROWS * 3 // 10)) if row >= first]
+        while not all(path.exists() for path in needed):
+            threading.Event().wait(0.02)
+        return batch
+
+    stream = Stream.from_spark("attached", arrow_schema_of(numbers.schema)).map_batches(taken)
+    handle = cluster.submit(stream.collect(), parallelism=2, name="attached")
+    writer = numbers.write.format("minishuffle").options(**options).option("stream", "attached")
+    writer = writer.option("partitions", 2).mode("append")
+
+    def save() -> None:
+        activate(spark)
+        writer.save()
+
+    with ThreadPoolExecutor(1) as pool:
+        saving = pool.submit(save)
+
+        def taken_rows() -> int:
+            if saving.done():
+                saving.result()
+            return sum(each.counters.records_in for each in handle.info().tasks)
+
+        for task in (0, 1):
+            wait_until(lambda task=task: taken_rows() > task * ROWS // 4, "rows", SECONDS_MAX)
+            assert not saving.done()
+            kill_worker_of(cluster, handle, task, wait_until)
+            (go / str(task + 1)).touch()
+        saving.result(SECONDS_MAX)
+    found = [row["id"] for row in handle.wait(SECONDS_MAX, allow_loss=True).rows]
+    assert len(found) == len(set(found)) and set(found) <= set(range(ROWS))
+    info = handle.info()
+    dropped = sum(info.rows_dropped.values())
+    assert dropped <= ROWS - len(found) <= dropped + info.rows_in_flight
+
+
+def test_a_streaming_query_goes_on_when_both_workers_are_killed_in_turn(
+    spark: SparkSession, cluster: LocalCluster, options: Options, wait_until: Until, tmp_path: Path
+) -> None:
+    """No row comes twice, and the rows that its batches passed over are those that the job counts."""
+
+    def numbers(start: int, count: int) -> pa.RecordBatch:
+        return pa.record_batch([pa.array(range(start, start + count), pa.int64())], SCHEMA)
+
+    stream = Stream.generate(numbers, rate=2_000, format="arrow").schema(SCHEMA).rebalance().to_spark()
+    handle = cluster.submit(stream, parallelism=2, name="endless")
+    reader = spark.readStream.format("minishuffle").options(**options).option("job", handle.id).load()
+    writer = reader.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    query = writer.trigger(processingTime="0 seconds").start(str(tmp_path / "out"))
+
+    def rows_read() -> int:
+        return sum(batch.numInputRows for batch in query.recentProgress)
+
+    try:
+        for task in (-2, -1):
+            before = rows_read()
+            wait_until(lambda before=before: rows_read() > before, "rows", SECONDS_MAX)
+            kill_worker_of(cluster, handle, task, wait_until)
+        before = rows_read()
+        wait_until(lambda before=before: rows_read() > before + 2_000, "rows after the kills", SECONDS_MAX)
+        assert query.isActive and query.exception() is None
+    finally:
+        query.stop()
+    handle.cancel()
+    found = [row["n"] for row in spark.read.parquet(str(tmp_path / "out")).collect()]
+    assert len(found) == len(set(found)) > 2_000
