@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import json
 import logging
 import os
 import secrets
 import stat
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import Field, model_validator
 from pydantic_settings import (
@@ -21,14 +22,19 @@ from pydantic_settings import (
 
 from minishuffle import limits
 from minishuffle.errors import UnknownName, UsageError
+from minishuffle.ids import Address
 
 __all__ = [
     "ClusterSettings",
+    "CoordinatorPlace",
     "create_secret",
     "default_secret_file",
     "default_state_dir",
+    "forget_coordinator",
     "load_settings",
+    "read_coordinator",
     "read_secret",
+    "write_coordinator",
 ]
 
 logger = logging.getLogger(__name__)
@@ -71,6 +77,8 @@ class ClusterSettings(BaseSettings):
     """A task that stays this long in one call of its function, while the next attempt of a producer waits for
     it to read what is left of a channel, is stuck and is restarted itself. It is looked at that often: this
     takes up to twice as long. Time in which it waits for its consumers does not count."""
+    coordinator_timeout: float = Field(300.0, gt=0)
+    """How long a worker that has lost its coordinator runs on and looks for it before it exits."""
     slot_timeout: float = Field(60.0, gt=0)
     """How long tasks of a lost worker wait for a free slot before their job fails."""
     spool_bytes_max: int = Field(limits.SPOOL_BYTES_MAX, ge=64 * 1024)
@@ -176,6 +184,52 @@ def default_state_dir(cluster: str) -> Path:
             "name a place with --state-dir"
         ) from None
     return home / ".local" / "state" / "minishuffle" / cluster
+
+
+# --- where the coordinator is ---------------------------------------------------------------------
+
+COORDINATOR_FILE = "coordinator.json"
+"""In the state directory; each coordinator writes it anew at its start."""
+
+
+class CoordinatorPlace(NamedTuple):
+    """Where the coordinator that was started last listens, and its term."""
+
+    address: Address
+    term: int
+
+
+def write_coordinator(state_dir: Path, place: CoordinatorPlace) -> None:
+    """Have workers and commands of this state directory find that coordinator.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    path = state_dir / COORDINATOR_FILE
+    new = path.with_suffix(".new")
+    try:
+        new.write_text(json.dumps({"coordinator": str(place.address), "term": place.term}) + "\n")
+        new.replace(path)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {path}: {error.strerror}; name another state directory with --state-dir"
+        ) from error
+
+
+def read_coordinator(state_dir: Path) -> CoordinatorPlace | None:
+    """What :func:`write_coordinator` wrote; None if there is nothing that can be read."""
+    try:
+        found = json.loads((state_dir / COORDINATOR_FILE).read_text())
+        return CoordinatorPlace(Address.parse(str(found["coordinator"])), int(found["term"]))
+    except (OSError, ValueError, TypeError, KeyError, UsageError):
+        return None
+
+
+def forget_coordinator(state_dir: Path, term: int) -> None:
+    """The coordinator of that term has ended in order; another's file stays."""
+    place = read_coordinator(state_dir)
+    if place is not None and place.term == term:
+        (state_dir / COORDINATOR_FILE).unlink(missing_ok=True)
 
 
 def default_secret_file(state_dir: Path) -> Path:

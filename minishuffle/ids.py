@@ -9,7 +9,7 @@ connections of one logical channel.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, NewType
+from typing import Final, NewType, TypeAlias
 
 from minishuffle.errors import UsageError
 
@@ -17,12 +17,14 @@ __all__ = [
     "Address",
     "AttemptId",
     "ChannelId",
+    "Changes",
     "Epoch",
     "FIRST_ATTEMPT",
     "Generation",
     "JobId",
     "OperatorId",
     "PartitionId",
+    "RecordKey",
     "SubtaskId",
     "Term",
     "WorkerId",
@@ -48,6 +50,12 @@ ChannelId = NewType("ChannelId", int)
 
 Generation = NewType("Generation", int)
 """Counts the connections of one logical channel, from 1."""
+
+RecordKey: TypeAlias = tuple[str, str]
+"""Kind and name of a record in the coordinator's journal."""
+
+Changes: TypeAlias = dict[RecordKey, bytes | None]
+"""Records that take the place of others; None: there is none any more."""
 
 FIRST_ATTEMPT: Final = 1
 """The number of a subtask's first incarnation."""

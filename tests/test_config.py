@@ -13,13 +13,18 @@ from pydantic import ValidationError
 from minishuffle import limits
 from minishuffle.config import (
     ClusterSettings,
+    CoordinatorPlace,
     create_secret,
     default_secret_file,
     default_state_dir,
+    forget_coordinator,
     load_settings,
+    read_coordinator,
     read_secret,
+    write_coordinator,
 )
 from minishuffle.errors import UnknownName, UsageError
+from minishuffle.ids import Address
 
 
 @pytest.fixture(autouse=True)
@@ -205,3 +210,22 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPat
         default_state_dir("blue")
     monkeypatch.setenv("XDG_STATE_HOME", "/state")
     assert default_state_dir("blue") == Path("/state/minishuffle/blue")
+
+
+def test_the_last_coordinator_is_found_and_forgets_only_itself(tmp_path: Path) -> None:
+    assert read_coordinator(tmp_path) is None
+    first, second = (CoordinatorPlace(Address("127.0.0.1", 80 + term), term) for term in (1, 2))
+    write_coordinator(tmp_path, first)
+    write_coordinator(tmp_path, second)
+    forget_coordinator(tmp_path, 1)
+    assert read_coordinator(tmp_path) == second
+    forget_coordinator(tmp_path, 2)
+    assert read_coordinator(tmp_path) is None
+    with pytest.raises(UsageError, match="cannot write .*coordinator.json.*--state-dir"):
+        write_coordinator(tmp_path / "missing", first)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"coordinator": "nowhere", "term": 1}', '{"term": 1}'])
+def test_a_file_that_says_nothing_of_a_coordinator_is_as_good_as_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "coordinator.json").write_text(text)
+    assert read_coordinator(tmp_path) is None

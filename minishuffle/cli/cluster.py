@@ -182,6 +182,12 @@ def _refuse_second(session: Session) -> None:
             f"cluster {session.cluster!r} is already up at {record['coordinator']} (pid "
             f"{coordinator['pid']}); 'minishuffle cluster down' stops it, --cluster NAME starts another"
         )
+    if left := _alive(record):
+        command = f"'minishuffle{session.flags()}"
+        raise ResourceExhausted(
+            f"cluster {session.cluster!r} has lost its coordinator, and {', '.join(sorted(left))} run on: "
+            f"{command} coordinator start' takes them back, {command} cluster down' stops them"
+        )
     session.record_path().unlink()
 
 

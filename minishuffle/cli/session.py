@@ -14,7 +14,13 @@ from typing import Any, TypeVar
 import click
 
 from minishuffle.client import Client
-from minishuffle.config import ClusterSettings, default_secret_file, default_state_dir, read_secret
+from minishuffle.config import (
+    ClusterSettings,
+    default_secret_file,
+    default_state_dir,
+    read_coordinator,
+    read_secret,
+)
 from minishuffle.errors import UsageError
 from minishuffle.ids import Address
 from minishuffle.local import checked_settings
@@ -90,9 +96,12 @@ class Session:
         return read_secret(self.secret_path())
 
     def address(self) -> Address:
-        """``--coordinator``, else what ``cluster up`` wrote, else the default port on loopback."""
+        """``--coordinator``, else the one that was started last in the state directory, else the default port
+        on loopback."""
         if self.coordinator is not None:
             return Address.parse(self.coordinator)
+        if (place := read_coordinator(self.directory())) is not None:
+            return place.address
         record = self.record()
         if record is not None:
             return Address.parse(record["coordinator"])

@@ -24,7 +24,7 @@ from minishuffle.cli.session import (
     settings_from,
     settings_options,
 )
-from minishuffle.config import ClusterSettings
+from minishuffle.config import ClusterSettings, read_coordinator
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.local import DETACH
 from minishuffle.wire.messages import WORKER_NUMBER_MAX
@@ -106,6 +106,7 @@ def start_worker(
             requested_worker=number,
             standby=standby,
             spool_directory=str(directory),
+            find=lambda: read_coordinator(directory),
             web=serve_worker_web,
             ready=ready,
             stop=stop,

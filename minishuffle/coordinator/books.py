@@ -22,16 +22,25 @@ Traffic names a peer by edge, worker and attempt, so that subtasks of one operat
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final, Literal, NamedTuple, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+from pydantic import TypeAdapter
 
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import Edge
 from minishuffle.wire.messages import COUNT_MAX
 from minishuffle.wire.packed import unpack_traffic
 
-__all__ = ["ATTEMPTS_KEPT", "AttemptRecord", "Books", "Losses", "TaskKey", "Totals"]
+__all__ = [
+    "ATTEMPTS_KEPT",
+    "AttemptRecord",
+    "Books",
+    "Losses",
+    "TaskKey",
+    "Totals",
+]
 
 ATTEMPTS_KEPT: Final = 64
 """Ended attempts of a subtask whose traffic is kept; what is lost of an older one is as it was then."""
@@ -77,6 +86,10 @@ class Totals(NamedTuple):
     rows_received: int
     state_rows_lost: int
     """Held as state by attempts that did not finish; counted by their last report."""
+
+
+_ATTEMPTS: Final = TypeAdapter(list[AttemptRecord])
+_TOTALS: Final = TypeAdapter(Totals)
 
 
 class Losses(NamedTuple):
@@ -150,6 +163,37 @@ class Books:
                 record.counters = replace(record.counters, rows_dropped=rows_dropped)
                 return True
         return False
+
+    # --- journal ---------------------------------------------------------------------------------
+
+    def record(self) -> dict[str, Any]:
+        """What is not of a single subtask."""
+        return {
+            "undelivered": self._undelivered_before,
+            "in_flight": self._in_flight_before,
+            "lossy": self._lossy,
+        }
+
+    def past_record(self, key: TaskKey) -> dict[str, Any]:
+        """The attempts of a subtask that were replaced; empty if there are none."""
+        before = self._before.get(key)
+        if not self._ended.get(key):
+            return {}
+        return {
+            "ended": _ATTEMPTS.dump_python(list(self._ended[key])),
+            "before": before and [asdict(before.counters), *before[1:]],
+        }
+
+    def recall(self, record: Mapping[str, Any], past: Mapping[TaskKey, Mapping[str, Any]]) -> None:
+        """Become what these records say."""
+        self._undelivered_before, self._in_flight_before = record["undelivered"], record["in_flight"]
+        self._lossy = record["lossy"]
+        for key, fields in past.items():
+            self._ended[key].extend(_ATTEMPTS.validate_python(fields["ended"]))
+            if fields["before"]:
+                self._before[key] = _TOTALS.validate_python(fields["before"])
+
+    # --- totals ----------------------------------------------------------------------------------
 
     def totals(self, current: AttemptRecord) -> Totals:
         """Over all attempts of a subtask."""

@@ -9,8 +9,8 @@ strategies (FLIP-364), for each subtask by itself. Lost workers are no failures 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
 
 from minishuffle import limits
 from minishuffle.coordinator.books import TaskKey
@@ -68,6 +68,16 @@ class Failures:
         if self.count >= self._failures_max:
             return None
         return self._delay * (1 + JITTER * (2 * self._random() - 1))
+
+    def record(self) -> dict[str, Any]:
+        """For the journal."""
+        recent = [[at, cause.model_dump()] for at, cause in self._recent]
+        return {"recent": recent, "delay": self._delay, "last": self._last}
+
+    def recall(self, record: Mapping[str, Any]) -> None:
+        """Become what the record says."""
+        self._recent = deque((at, ErrorInfo(**cause)) for at, cause in record["recent"])
+        self._delay, self._last = record["delay"], record["last"]
 
     def limit_reached(self, task: str) -> ErrorInfo:
         """Why the job ends; ``task`` is the name of the subtask."""
@@ -148,6 +158,15 @@ class Regions:
     def give_up(self) -> None:
         """Nothing restarts any more."""
         self._ending.clear()
+
+    def record(self) -> list[Any]:
+        """For the journal: the regions that are ending, by number, with what has yet to end."""
+        return [[number, sorted(running)] for number, running in sorted(self._ending.items())]
+
+    def recall(self, record: Iterable[Any]) -> list[TaskKey]:
+        """Become what the record says; gives what has yet to end."""
+        self._ending = {number: {(op, index) for op, index in running} for number, running in record}
+        return sorted(key for running in self._ending.values() for key in running)
 
 
 def _subtasks(graph: JobGraph) -> list[TaskKey]:

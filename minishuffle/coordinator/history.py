@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import islice
+from typing import Any
 
 from minishuffle import limits
 from minishuffle.errors import PartitionNotFound, PeerLost, ResourceExhausted, TaskCancelled
@@ -41,6 +42,8 @@ class History:
         self._batches: list[bytes] = []
         self._dropped = 0
         """Batches that are not kept any more: the first ones."""
+        self._lost = 0
+        """Those among them that were lost with an earlier coordinator."""
         self._fetched = 0
         """Batches that some client has said it has: the first ones."""
         self._roots: list[ErrorInfo] = []
@@ -101,6 +104,30 @@ class History:
         del self._roots[limits.ERROR_CAUSES_KEPT :]
         del self._followers[limits.ERROR_CAUSES_KEPT - len(self._roots) :]
 
+    # --- journal ---------------------------------------------------------------------------------
+
+    def record(self) -> dict[str, Any]:
+        """All but events, lines, and what was in batches."""
+        return {
+            "roots": [cause.model_dump() for cause in self._roots],
+            "followers": [cause.model_dump() for cause in self._followers],
+            "batches": self.batches,
+        }
+
+    def events_above(self, number: int) -> list[JobEvent]:
+        """Events that are kept, above that number."""
+        new = max(0, min(self._event_number - number, len(self._events)))
+        return list(islice(self._events, len(self._events) - new, None))
+
+    def recall(self, record: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> None:
+        """Become what the records say. Rows and lines were lost with the coordinator that had them."""
+        self._roots = [ErrorInfo(**cause) for cause in record["roots"]]
+        self._followers = [ErrorInfo(**cause) for cause in record["followers"]]
+        self._dropped = self._lost = record["batches"]
+        self._events.clear()
+        self._events.extend(sorted((JobEvent(**event) for event in events), key=lambda event: event.number))
+        self._event_number = self._events[-1].number if self._events else 0
+
     # --- giving out ------------------------------------------------------------------------------
 
     @property
@@ -151,6 +178,11 @@ class History:
             ResourceExhausted: some of the others were dropped.
         """
         number = min(number, self.batches)
+        if number < self._lost:
+            raise ResourceExhausted(
+                f"{self._lost - number} batches that nobody had fetched were lost with the coordinator; "
+                "run the job again, or write its rows with to_parquet"
+            )
         if number < self._dropped:
             which, most = "have ended", limits.COLLECTED_ENDED_BYTES_MAX
             if not terminal:

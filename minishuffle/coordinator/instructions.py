@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from minishuffle.errors import ShuffleError
+from minishuffle.ids import Changes
 from minishuffle.wire.messages import ControlMessage, Failure
 
 __all__ = ["CloseLink", "Instruction", "Journal", "Reply", "SendToWorker", "Stopped", "refusal"]
@@ -42,9 +43,11 @@ class CloseLink:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """Make it last that so many jobs were submitted, and answer with ``journaled``."""
+    """Have these records in the journal before anything that follows is carried out."""
 
-    jobs_submitted: int
+    changes: Changes
+    submission: bool = False
+    """Answer with ``journaled``. Else, if it cannot be written, what follows is carried out all the same."""
 
 
 @dataclass(frozen=True, slots=True)

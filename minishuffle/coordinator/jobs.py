@@ -20,7 +20,7 @@ from minishuffle.coordinator.positions import SourceProgress, WriteProgress
 from minishuffle.coordinator.recoveries import Recoveries
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import JobGraph, Placement
-from minishuffle.errors import ResourceExhausted, ShuffleError, TaskCancelled
+from minishuffle.errors import PeerLost, ResourceExhausted, ShuffleError, TaskCancelled
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.wire.messages import (
     Collected,
@@ -97,6 +97,8 @@ class Job:
         self._repeatable = frozenset(graph.edges[edge].source for edge in kept)
         """Operators whose partitions are kept: their next attempts write everything once more."""
         self._books = Books(graph.edges, kept)
+        self.changed: set[TaskKey] = set()
+        """Subtasks that the journal is behind with."""
         self._losses: Losses | None = None
         """What they are, until something changes."""
         self._random = random
@@ -214,6 +216,11 @@ class Job:
         except ResourceExhausted as error:
             raise ResourceExhausted(f"the rows of job {self.id} ({self.name}) are gone: {error}") from None
 
+    # --- journal ---------------------------------------------------------------------------------
+
+    def keys(self) -> Iterable[TaskKey]:
+        return self._tasks
+
     # --- what happens to it ----------------------------------------------------------------------
 
     def heard(
@@ -250,6 +257,8 @@ class Job:
         task = self._tasks.get((message.operator, message.index))
         if task is None or (task.worker, task.attempt, True) != (worker, message.attempt, task.on_worker):
             return None
+        if not isinstance(message, TaskReport) or task.state not in ("created", "running"):
+            self.changed.add(task.key)
         return task
 
     def task_changed(self, worker: int, message: TaskStateChanged, at: float) -> bool:
@@ -318,6 +327,8 @@ class Job:
         task = self._named(worker, message)
         if task is None:
             key = (message.operator, message.index)
+            if key in self._tasks:
+                self.changed.add(key)
             return self._books.report(worker, key, message.attempt, message.traffic, rows_dropped)
         task.traffic = message.traffic
         task.counters = replace(task.counters, rows_dropped=rows_dropped)
@@ -374,17 +385,30 @@ class Job:
         here = [task for task in self._tasks.values() if task.worker == worker and task.on_worker]
         for task in here:
             task.on_worker = False
+            self.changed.add(task.key)
         lost = [task for task in here if task.state in ("created", "running")]
         if self._restarts and not self.stopping:
             lost += self._wanted_again(lost, here)
         for task in lost:
             task.rows_made = self.positions.rows_made(*task.key) + self.writes.rows_made(*task.key)
             self._set(task, "lost", at, f"{task} was lost with worker {worker}: {cause.text}")
+        self._go_on_without(lost, cause, "on another worker", at)
+
+    def never_there(self, keys: Iterable[TaskKey], at: float) -> None:
+        """These have not reached their worker, whose coordinator was lost: they start again."""
+        lost = [self._tasks[key] for key in keys]
+        for task in lost:
+            self._set(task, "lost", at, f"{task} had not reached worker {task.worker}")
+        if lost:
+            text = "the coordinator was lost before it had deployed all tasks"
+            self._go_on_without(lost, ErrorInfo(code=PeerLost.code, text=text), "on the same worker", at)
+
+    def _go_on_without(self, lost: list[Subtask], cause: ErrorInfo, where: str, at: float) -> None:
         if self.stopping or not self._restarts:
             self._fail_of_loss(lost, cause, at)
         else:
             for task in lost:
-                self._restart_at(task, at, at, f"attempt {task.attempt + 1} follows on another worker")
+                self._restart_at(task, at, at, f"attempt {task.attempt + 1} follows {where}")
             self._cancel_beside(lost)
         self._advance(at)
 
@@ -478,6 +502,7 @@ class Job:
         pending = [task.key for task in tasks if task.state == "restarting"]
         due = max((self._times[key] for key in pending), default=at)
         self._times.update(dict.fromkeys(pending, due))
+        self.changed.update(pending)
 
     def _restart_at(self, task: Subtask, due: float, at: float, text: str) -> None:
         self.restarts[task.state] += 1
@@ -587,12 +612,24 @@ class Job:
                 found[key] = attempt
         return found
 
+    def tasks_on(self, worker: int) -> list[Subtask]:
+        """Subtasks whose current attempt, or the last while the next is pending, is there."""
+        return [task for task in self._tasks.values() if task.worker == worker and task.on_worker]
+
+    def tasks_beside(self, worker: int) -> list[Subtask]:
+        """Subtasks that exchange rows with those on a worker, and whose current attempt was deployed."""
+        graph, here = self.graph, self.tasks_on(worker)
+        keys = {key for task in here for key in (*graph.producers(*task.key), *graph.consumers(*task.key))}
+        tasks = (self._tasks[key] for key in sorted(keys))
+        return [task for task in tasks if task.on_worker and task.state in ("created", "running", "finished")]
+
     # --- states ----------------------------------------------------------------------------------
 
     def _set(self, task: Subtask, state: str, at: float, text: str, *, kind: str = "") -> None:
         assert state in TASK_MOVES[task.state], f"{task} from {task.state} to {state}"
         self._states[task.state] -= 1
         self._states[state] += 1
+        self.changed.add(task.key)
         task.state = state
         if state in ENDED:
             self._regions.ended(task.key)

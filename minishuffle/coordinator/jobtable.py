@@ -42,17 +42,20 @@ class JobTable(dict[str, Job]):
     def active(self) -> list[Job]:
         return [job for job in self.values() if not job.terminal]
 
-    def forget(self) -> None:
-        """Drop the oldest jobs that have ended, and rows of the others: first what clients have fetched."""
+    def forget(self) -> list[str]:
+        """Drop the oldest jobs that have ended, which are given, and rows of the others: first what clients
+        have fetched."""
         ended = [job for job in self.values() if job.terminal]
-        for old in ended[: max(0, len(ended) - JOBS_KEPT)]:
-            del self[old.id]
+        dropped = [job.id for job in ended[: max(0, len(ended) - JOBS_KEPT)]]
+        for old in dropped:
+            del self[old]
         ended = sorted((job for job in self.values() if job.terminal), key=lambda job: job.ended_at)
         excess = sum(job.history.collected_bytes for job in ended) - limits.COLLECTED_ENDED_BYTES_MAX
         for drop in (History.drop_fetched_rows, History.drop_rows):
             for job in ended:
                 if excess > 0:
                     excess -= drop(job.history)
+        return dropped
 
     def make_room(self, job: Job, at: float) -> None:
         """That job has collected rows: if those that run keep too many, drop what clients have fetched; if

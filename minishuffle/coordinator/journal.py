@@ -1,28 +1,34 @@
-"""What a coordinator has to remember over its restarts: its term and how many jobs were submitted."""
+"""The coordinator's journal: records that outlive it, in an SQLite file of the state directory.
+
+A write is one transaction: all of it is there after a crash, or nothing. It is refused once another
+coordinator has begun a later term. Each record replaces the one before it of its kind and name, so that the
+file is as long as what is remembered. SQLite drops the end of its log that a crash has cut off by itself;
+every record has a checksum besides.
+"""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from minishuffle.errors import ResourceExhausted, ShuffleError
+from minishuffle.errors import ResourceExhausted, ShuffleError, Superseded
+from minishuffle.ids import RecordKey
 
 __all__ = ["CoordinatorJournal"]
 
 FILE_NAME = "journal.sqlite"
 OPEN_BUSY_SECONDS = 5.0
 """How long another process may hold the file at the start."""
-RECORD_BUSY_SECONDS = 0.1
-"""The same while the coordinator runs, which does nothing else meanwhile."""
+WRITE_BUSY_SECONDS = 1.0
+"""The same while the coordinator runs."""
 
 
 class CoordinatorJournal:
-    """A small SQLite file (write-ahead log) in the cluster's state directory.
-
-    Opening it begins a new term.
+    """Opening it begins a new term. Used by one thread at a time.
 
     Args:
         directory: exists.
@@ -38,7 +44,7 @@ class CoordinatorJournal:
         try:
             self._database = self._connect(OPEN_BUSY_SECONDS)
             try:
-                self.term, self.jobs_submitted = self._begin_term()
+                self.term, self.records = self._begin_term()
                 self._file = self._inode()
             except BaseException:
                 self._database.close()
@@ -49,10 +55,14 @@ class CoordinatorJournal:
                 "other program holds it, or choose another --state-dir"
             ) from error
         except sqlite3.Error as error:
-            raise ShuffleError(
-                f"the journal {self.path} is damaged ({error}): move that file away and start again; "
-                "job numbers then begin at j1"
-            ) from error
+            raise self.damaged(str(error)) from error
+
+    def damaged(self, why: str) -> ShuffleError:
+        """The error to raise when what is in it makes no sense."""
+        return ShuffleError(
+            f"the journal {self.path} is damaged ({why}): move that file away and start again; jobs that run "
+            "are not known then, and job numbers begin at j1"
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -61,7 +71,7 @@ class CoordinatorJournal:
         self.close()
 
     def _connect(self, busy_seconds: float) -> sqlite3.Connection:
-        return sqlite3.connect(self.path, timeout=busy_seconds, isolation_level=None)
+        return sqlite3.connect(self.path, timeout=busy_seconds, isolation_level=None, check_same_thread=False)
 
     def _inode(self) -> tuple[int, int] | None:
         """Device and inode of the file at ``path`` now: SQLite goes on writing to one that was removed."""
@@ -71,27 +81,34 @@ class CoordinatorJournal:
             return None
         return found.st_dev, found.st_ino
 
-    def _begin_term(self) -> tuple[int, int]:
+    def _begin_term(self) -> tuple[int, dict[RecordKey, bytes]]:
         with self._transaction() as database:
             database.execute("UPDATE coordinator SET term = term + 1")
-            found: tuple[int, int] = database.execute(
-                "SELECT term, jobs_submitted FROM coordinator"
-            ).fetchone()
-        return found
+            term: int = database.execute("SELECT term FROM coordinator").fetchone()[0]
+            records: dict[RecordKey, bytes] = {}
+            for kind, name, record, checksum in database.execute("SELECT * FROM records ORDER BY rowid"):
+                if checksum != _checksum((kind, name), record):
+                    raise self.damaged(f"the checksum of record {kind} {name} is wrong")
+                records[kind, name] = record
+        return term, records
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Everything in the block or nothing; there is a table with its one row."""
+        """Everything in the block or nothing; the tables are there."""
         database = self._database
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
         database.execute("BEGIN IMMEDIATE")
         try:
             database.execute(
-                "CREATE TABLE IF NOT EXISTS coordinator (one INTEGER PRIMARY KEY CHECK (one = 1), "
-                "term INTEGER NOT NULL, jobs_submitted INTEGER NOT NULL)"
+                "CREATE TABLE IF NOT EXISTS coordinator "
+                "(one INTEGER PRIMARY KEY CHECK (one = 1), term INTEGER NOT NULL)"
             )
-            database.execute("INSERT OR IGNORE INTO coordinator VALUES (1, 0, 0)")
+            database.execute(
+                "CREATE TABLE IF NOT EXISTS records (kind TEXT NOT NULL, name TEXT NOT NULL, "
+                "record BLOB NOT NULL, checksum INTEGER NOT NULL, PRIMARY KEY (kind, name))"
+            )
+            database.execute("INSERT OR IGNORE INTO coordinator (one, term) VALUES (1, 0)")
             yield database
             database.execute("COMMIT")
         except BaseException:
@@ -99,30 +116,47 @@ class CoordinatorJournal:
                 database.execute("ROLLBACK")
             raise
 
-    def record_jobs(self, submitted: int) -> None:
-        """Make it last that so many jobs were submitted; may be tried again after an error.
+    def write(self, changes: Mapping[RecordKey, bytes | None]) -> None:
+        """Make records last, and have others forgotten; may be tried again after an error.
 
         Raises:
+            Superseded: a later term has begun.
             ResourceExhausted: it cannot be written, e.g. because the disk is full.
         """
         try:
             if self._file is None or self._file != self._inode():
                 self._database.close()
-                self._database = self._connect(RECORD_BUSY_SECONDS)
+                self._database = self._connect(WRITE_BUSY_SECONDS)
             self._file = None
-            self._database.execute(f"PRAGMA busy_timeout = {RECORD_BUSY_SECONDS * 1000:.0f}")
+            self._database.execute(f"PRAGMA busy_timeout = {WRITE_BUSY_SECONDS * 1000:.0f}")
             with self._transaction() as database:
-                database.execute(
-                    "UPDATE coordinator SET term = max(term, ?), jobs_submitted = max(jobs_submitted, ?)",
-                    (self.term, max(self.jobs_submitted, submitted)),
-                )
+                self._require_term(database)
+                for key, record in changes.items():
+                    if record is None:
+                        database.execute("DELETE FROM records WHERE kind = ? AND name = ?", key)
+                    else:
+                        row = (*key, record, _checksum(key, record))
+                        database.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)", row)
         except sqlite3.Error as error:
             raise ResourceExhausted(
                 f"the journal {self.path} cannot be written ({error}): make room on its disk or see to its "
-                "permissions, and submit again"
+                "permissions"
             ) from error
         self._file = self._inode()
-        self.jobs_submitted = max(self.jobs_submitted, submitted)
+
+    def _require_term(self, database: sqlite3.Connection) -> None:
+        """A file that was made anew has no term yet, and gets this one."""
+        database.execute("UPDATE coordinator SET term = ? WHERE term = 0", (self.term,))
+        term: int = database.execute("SELECT term FROM coordinator").fetchone()[0]
+        if term > self.term:
+            raise Superseded(
+                f"a coordinator of term {term} has taken over with {self.path}: this one, of term "
+                f"{self.term}, ends"
+            )
 
     def close(self) -> None:
         self._database.close()
+
+
+def _checksum(key: RecordKey, record: bytes) -> int:
+    return zlib.crc32(record, zlib.crc32("\0".join(key).encode()))

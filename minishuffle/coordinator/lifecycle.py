@@ -29,14 +29,17 @@ A job with the restart strategy ``none`` fails with its first task. A job on its
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from pydantic import TypeAdapter
 
 from minishuffle.coordinator.books import AttemptRecord, Totals
 from minishuffle.coordinator.positions import Resumption
+from minishuffle.counters import TaskCounters
 from minishuffle.wire.messages import TaskInfo
 
-__all__ = ["ENDED", "JOB_MOVES", "JOB_OVER", "PENDING", "TASK_MOVES", "Subtask"]
+__all__ = ["ENDED", "JOB_MOVES", "JOB_OVER", "PENDING", "TASK_MOVES", "Subtask", "recalled_subtask"]
 
 ENDED: Final = frozenset({"finished", "failed", "canceled", "abandoned", "lost"})
 PENDING: Final = frozenset({"restarting", "waiting for a slot"})
@@ -77,6 +80,15 @@ class Subtask(AttemptRecord):
     def __str__(self) -> str:
         return f"{self.name}[{self.index}]"
 
+    def record(self) -> dict[str, Any]:
+        """For the journal. What an attempt that runs has counted is reported again, and is left out."""
+        resumption = self.resumption._replace(files=dict(self.resumption.files))
+        task = replace(self, resumption=resumption)
+        if self.state in ("created", "running"):
+            task.counters, task.traffic = TaskCounters(), b""
+        fields: dict[str, Any] = _SUBTASK.dump_python(task)
+        return fields
+
     @property
     def rows_kept(self) -> int:
         """See :meth:`Job.rows_kept`."""
@@ -97,3 +109,11 @@ class Subtask(AttemptRecord):
             result=self.result if results else b"",
             state_rows_lost=totals.state_rows_lost,
         )
+
+
+_SUBTASK: Final = TypeAdapter(Subtask)
+
+
+def recalled_subtask(fields: Mapping[str, Any]) -> Subtask:
+    """What :meth:`Subtask.record` gave."""
+    return _SUBTASK.validate_python(fields)

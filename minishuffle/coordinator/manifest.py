@@ -9,7 +9,9 @@ count says which they are.
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Any, Final
 
 from minishuffle import limits
 from minishuffle.wire.outputs import FileCompleted, JobFiles, ListedFile
@@ -53,6 +55,25 @@ class Manifest:
             )
         )
         return True
+
+    def record(self) -> dict[str, Any]:
+        """For the journal: all but the files."""
+        return {
+            "files": self.files,
+            "rows": self.rows,
+            "counts": [[*key, counts] for key, counts in self._counts.items()],
+        }
+
+    def kept_above(self, number: int) -> list[tuple[int, ListedFile]]:
+        """Files that are kept, behind the first ``number``, with their numbers from 1."""
+        new = max(0, min(self.files - number, len(self._kept)))
+        return list(enumerate(islice(self._kept, len(self._kept) - new, None), self.files - new + 1))
+
+    def recall(self, record: Mapping[str, Any], files: Iterable[Mapping[str, Any]]) -> None:
+        """Become what the records say; ``files`` are in order."""
+        self.files, self.rows = record["files"], record["rows"]
+        self._kept.extend(ListedFile(**file) for file in files)
+        self._counts = {(operator, index): counts for operator, index, counts in record["counts"]}
 
     def counts(self, operator: int, index: int) -> dict[int, int]:
         """By attempt of a subtask, how many of its files are listed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from minishuffle.wire.messages import WritePosition
 from minishuffle.wire.packed import SplitPosition, pack_positions, unpack_positions
@@ -56,6 +56,20 @@ class SourceProgress:
             subtask = self._subtasks.setdefault((operator, index), _Subtask(at))
             subtask.reported_at = at
             subtask.splits.update((entry.split, entry) for entry in unpack_positions(positions))
+
+    def record(self, operator: int, index: int) -> dict[str, Any] | None:
+        """For the journal; None if nothing was reported."""
+        subtask = self._subtasks.get((operator, index))
+        if subtask is None:
+            return None
+        splits = pack_positions(subtask.splits.values())
+        return {"at": subtask.reported_at, "splits": splits, "began": subtask.began}
+
+    def recall(self, operator: int, index: int, record: Mapping[str, Any] | None) -> None:
+        """A subtask is where the record says."""
+        if record is not None:
+            splits = {entry.split: entry for entry in unpack_positions(record["splits"])}
+            self._subtasks[operator, index] = _Subtask(record["at"], splits, record["began"])
 
     def rows_made(self, operator: int, index: int) -> int:
         """Rows that the current attempt may have emitted, its leases included, or skipped."""
@@ -129,6 +143,19 @@ class WriteProgress:
             known.partitions[key] = entry.model_copy(update=change)
         known.began = sum(entry.end for entry in known.partitions.values())
         return tuple(known.partitions.values())
+
+    def record(self, operator: int, index: int) -> dict[str, Any] | None:
+        """For the journal; None if nothing was reported."""
+        known = self._subtasks.get((operator, index))
+        if known is None:
+            return None
+        return {"began": known.began, "entries": [each.model_dump() for each in known.partitions.values()]}
+
+    def recall(self, operator: int, index: int, record: Mapping[str, Any] | None) -> None:
+        """A subtask is where the record says."""
+        if record is not None:
+            self.report(operator, index, [WritePosition(**entry) for entry in record["entries"]])
+            self._subtasks.setdefault((operator, index), _Writes()).began = record["began"]
 
     def forget(self, write: str) -> None:
         """Nobody will ask for a write again."""

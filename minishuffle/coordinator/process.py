@@ -7,18 +7,26 @@ what that says. Servers (metrics) are handed in by whoever starts it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import platform
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from minishuffle.config import ClusterSettings
+from minishuffle.config import (
+    ClusterSettings,
+    CoordinatorPlace,
+    forget_coordinator,
+    write_coordinator,
+)
 from minishuffle.coordinator.instructions import (
     CloseLink,
     Instruction,
@@ -32,6 +40,8 @@ from minishuffle.coordinator.state import CoordinatorState
 from minishuffle.coordinator.status import CoordinatorFacts
 from minishuffle.counters import CoordinatorSnapshot
 from minishuffle.errors import ResourceExhausted, ShuffleError
+from minishuffle.ids import Address, Changes, RecordKey
+from minishuffle.transport.addresses import cannot_listen
 from minishuffle.transport.admission import RefusalLog
 from minishuffle.transport.control import ControlLink, ControlServer
 from minishuffle.wire.frames import Role
@@ -42,6 +52,8 @@ __all__ = ["Coordinator", "run_coordinator"]
 
 STOP_SECONDS_MAX: Final = 10.0
 """How much longer than ``task_cancel_timeout`` an orderly stop may take."""
+TERM_SECONDS: Final = 1.0
+"""Between two looks whether another coordinator has taken over."""
 _log = logging.getLogger("minishuffle.coordinator")
 
 
@@ -52,10 +64,52 @@ class _Server(Protocol):
     async def close(self) -> None: ...
 
 
+class Storage(Protocol):
+    """Where records outlive this process."""
+
+    @property
+    def term(self) -> int: ...
+
+    @property
+    def records(self) -> Mapping[RecordKey, bytes]: ...
+
+    def write(self, changes: Changes, done: Callable[[Exception | None], None]) -> None:
+        """Write without waiting for the disk; ``done`` is called on the loop, with what went wrong."""
+
+
+class JournalThread:
+    """A journal whose writes do not hold up the loop: a thread of its own does them, in order."""
+
+    def __init__(self, journal: CoordinatorJournal) -> None:
+        self.term = journal.term
+        self.records = journal.records
+        self._journal = journal
+        self._loop = asyncio.get_running_loop()
+        self._thread = ThreadPoolExecutor(1, "journal")
+
+    def write(self, changes: Changes, done: Callable[[Exception | None], None]) -> None:
+        """See :class:`Storage`."""
+
+        def work() -> None:
+            error: Exception | None = None
+            try:
+                self._journal.write(changes)
+            except Exception as raised:  # whatever it is, the loop has to know
+                error = raised
+            with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits for it.
+                self._loop.call_soon_threadsafe(done, error)
+
+        self._thread.submit(work)
+
+    def close(self) -> None:
+        """After the last write; what was done then is not heard of."""
+        self._thread.shutdown()
+
+
 class Coordinator:
     """One term of a coordinator; made on the loop that it then runs on."""
 
-    def __init__(self, settings: ClusterSettings, cluster: str, journal: CoordinatorJournal) -> None:
+    def __init__(self, settings: ClusterSettings, cluster: str, journal: Storage) -> None:
         self._loop = asyncio.get_running_loop()
         self.stopped: asyncio.Future[None] = self._loop.create_future()
         """Resolved when the cluster is shut down."""
@@ -67,13 +121,18 @@ class Coordinator:
             term=journal.term,
             wall_offset=time.time() - self._loop.time(),
         )
-        self._state = CoordinatorState(settings, facts, journal.jobs_submitted, random.random)
+        self._state = CoordinatorState(settings, facts, journal.records, random.random, self._loop.time())
         self._journal = journal
         self._cluster = cluster
         self._server = ControlServer()
         self._links: dict[int, ControlLink] = {}
         self._links_seen = 0
         self._instructions: deque[Instruction] = deque()
+        self._is_writing = False
+        """The journal is; what is to be done waits behind that."""
+        self._unwritten: Changes = {}
+        """What could not be written."""
+        self._look: asyncio.TimerHandle | None = None
         self._refusals = RefusalLog(_log.warning, self._loop.call_at)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
@@ -94,6 +153,7 @@ class Coordinator:
             refused=self._on_refused,
             authorize=_authorize,
         )
+        self._look_at_term()
         return self._server.port
 
     def web_started(self, port: int) -> None:
@@ -110,8 +170,9 @@ class Coordinator:
 
     async def close(self) -> None:
         """Close every link, what they hold unsent first."""
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._look):
+            if timer is not None:
+                timer.cancel()
         await self._server.close()
 
     # --- links -----------------------------------------------------------------------------------
@@ -142,9 +203,17 @@ class Coordinator:
 
     def _carry_out(self, instructions: Iterable[Instruction]) -> None:
         self._instructions.extend(instructions)
-        while self._instructions:
-            self._carry_out_one(self._instructions.popleft())
+        self._go_on()
         self._schedule()
+
+    def _go_on(self) -> None:
+        """Carry out what does not wait for the journal."""
+        while self._instructions and not self._is_writing:
+            instruction = self._instructions.popleft()
+            if isinstance(instruction, Journal):
+                self._write(instruction)
+            else:
+                self._carry_out_one(instruction)
 
     def _carry_out_one(self, instruction: Instruction) -> None:
         match instruction:
@@ -154,11 +223,44 @@ class Coordinator:
                 self._reply(number, request, message)
             case CloseLink(number, why, refusal):
                 self._close_link(number, why, refusal)
-            case Journal(jobs_submitted):
-                self._record_jobs(jobs_submitted)
             case Stopped():
                 if not self.stopped.done():
                     self.stopped.set_result(None)
+
+    # --- journal ---------------------------------------------------------------------------------
+
+    def _write(self, first: Journal) -> None:
+        """Write that, and with it all that is to be written behind it: one write takes long enough."""
+        together = [first, *(each for each in self._instructions if isinstance(each, Journal))]
+        self._instructions = deque(each for each in self._instructions if not isinstance(each, Journal))
+        changes, submitted = self._unwritten, Changes()
+        for each in together:
+            (submitted if each.submission else changes).update(each.changes)
+        submissions = sum(each.submission for each in together)
+        self._is_writing = True
+        self._journal.write(changes | submitted, partial(self._written, changes, submissions))
+
+    def _written(self, changes: Changes, submissions: int, error: Exception | None) -> None:
+        """The journal has it, or not; then what follows is carried out all the same, but for submissions."""
+        self._is_writing = False
+        if error is not None and not isinstance(error, ResourceExhausted):
+            self._instructions.clear()
+            if not self.stopped.done():
+                self.stopped.set_exception(error)
+            return
+        if error is not None:
+            _log.error("a coordinator that is started again would not know what happens now: %s", error)
+        self._unwritten = changes if error is not None else {}
+        for _ in range(submissions):
+            self._instructions.extend(self._state.journaled(error, self._loop.time()))
+        self._go_on()
+        self._schedule()
+
+    def _look_at_term(self) -> None:
+        """Now and then, also to write what could not be written: it finds out that another has taken over."""
+        if not self.stopped.done():
+            self._look = self._loop.call_later(TERM_SECONDS, self._look_at_term)
+            self._carry_out([Journal({})])
 
     def _close_link(self, number: int, why: str, refusal: str) -> None:
         link = self._links.get(number)
@@ -169,15 +271,6 @@ class Coordinator:
         else:
             _log.warning("link to %s at %s closed: %s", link.peer, link.remote, why)
         link.close()
-
-    def _record_jobs(self, jobs_submitted: int) -> None:
-        failure: ShuffleError | None = None
-        try:
-            self._journal.record_jobs(jobs_submitted)
-        except ShuffleError as error:
-            _log.error("a job is refused: %s", error)
-            failure = error
-        self._instructions.extend(self._state.journaled(failure, self._loop.time()))
 
     def _send_to_worker(self, worker: int, number: int, message: ControlMessage) -> None:
         link = self._links.get(number)
@@ -224,6 +317,16 @@ def _authorize(peer: Identity) -> str | None:
     return "only workers and clients connect to a coordinator"
 
 
+async def _require_port(host: str, port: int) -> None:
+    """Raises UsageError: the port is taken, or the host is not one of this machine's."""
+    try:
+        server = await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port)
+    except OSError as error:
+        raise cannot_listen(host, port, error) from error
+    server.close()
+    await server.wait_closed()
+
+
 async def run_coordinator(
     settings: ClusterSettings,
     *,
@@ -249,21 +352,30 @@ async def run_coordinator(
     Raises:
         UsageError: a port is taken, or the host is not one of this machine's.
         ShuffleError: the journal cannot be opened or read.
+        Superseded: another coordinator has begun a later term.
     """
-    with CoordinatorJournal(state_dir) as journal:
-        coordinator = Coordinator(settings, cluster, journal)
+    await _require_port(host, port)  # Before the term of one that runs there ends.
+    with CoordinatorJournal(state_dir) as journal, contextlib.closing(JournalThread(journal)) as storage:
+        try:
+            coordinator = Coordinator(settings, cluster, storage)
+        except ShuffleError as error:
+            raise journal.damaged(str(error)) from error
         stopping = asyncio.create_task(stop.wait(), name="stop")
         server: _Server | None = None
         try:
             listening = await coordinator.listen(host, port, secret)
             server = await web(coordinator.snapshot, host, web_port)
             coordinator.web_started(server.port)
+            write_coordinator(state_dir, CoordinatorPlace(Address(host, listening), journal.term))
             ready({"port": listening, "web_port": server.port})
             either: list[asyncio.Future[Any]] = [stopping, coordinator.stopped]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if coordinator.stopped.done():
+                coordinator.stopped.result()
             coordinator.stop()
             async with asyncio.timeout(settings.task_cancel_timeout + STOP_SECONDS_MAX):
                 await coordinator.stopped
+            forget_coordinator(state_dir, journal.term)
         finally:
             stopping.cancel()
             await coordinator.close()

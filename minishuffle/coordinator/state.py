@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from minishuffle.config import ClusterSettings
+from minishuffle.coordinator import journalrecords
 from minishuffle.coordinator.instructions import (
     CloseLink,
     Instruction,
@@ -26,7 +27,7 @@ from minishuffle.coordinator.instructions import (
 )
 from minishuffle.coordinator.jobs import Job, JobReport
 from minishuffle.coordinator.jobtable import JobTable
-from minishuffle.coordinator.polls import LongPolls
+from minishuffle.coordinator.polls import LongPolls, require_room
 from minishuffle.coordinator.results import ResultRequest, Results
 from minishuffle.coordinator.scheduling import (
     admit,
@@ -38,13 +39,16 @@ from minishuffle.coordinator.scheduling import (
     segments_required,
     slots_used,
 )
+from minishuffle.coordinator.shutdown import OrderlyStop
 from minishuffle.coordinator.standby import Preparations
 from minishuffle.coordinator.status import CoordinatorFacts, cluster_status, coordinator_snapshot
 from minishuffle.coordinator.streams import StreamRequest, Streams
+from minishuffle.coordinator.takeover import missing, reconciled
 from minishuffle.coordinator.workers import Worker, WorkerRegistry
 from minishuffle.counters import CoordinatorSnapshot
 from minishuffle.dataflow.graph import JobGraph, Placement
 from minishuffle.errors import PeerLost, ShuffleError, TaskCancelled, UsageError
+from minishuffle.ids import Changes, RecordKey
 from minishuffle.wire.clients import ResultExpected, UpstreamExpected, WriteBegun, WriteEnded
 from minishuffle.wire.messages import (
     Accepted,
@@ -84,51 +88,7 @@ from minishuffle.wire.messages import (
 )
 from minishuffle.wire.outputs import FileCompleted, GetFiles
 
-__all__ = ["CoordinatorState", "OrderlyStop"]
-
-
-# --- orderly stop ---------------------------------------------------------------------------------
-#
-# A cluster is shut down in steps: jobs are cancelled, then workers shut down; each step has a time limit.
-
-
-DRAIN_SECONDS: Final = 2.0
-"""How much longer than ``task_cancel_timeout`` jobs may take to end when the cluster stops."""
-CLOSING_SECONDS: Final = 3.0
-"""How long workers may take to close their links after that."""
-
-
-class OrderlyStop:
-    """``phase`` goes from "up" over "draining" and "closing" to "stopped" and never back."""
-
-    def __init__(self, task_cancel_timeout: float) -> None:
-        self.phase: Literal["up", "draining", "closing", "stopped"] = "up"
-        self._drain_seconds = task_cancel_timeout + DRAIN_SECONDS
-        self._deadline = 0.0
-
-    def begin(self, now: float) -> bool:
-        """False if it has begun before."""
-        if self.phase != "up":
-            return False
-        self.phase, self._deadline = "draining", now + self._drain_seconds
-        return True
-
-    def drained(self, now: float, jobs_run: bool) -> bool:
-        """True, once, when workers are to shut down."""
-        if self.phase != "draining" or (jobs_run and now < self._deadline):
-            return False
-        self.phase, self._deadline = "closing", now + CLOSING_SECONDS
-        return True
-
-    def closed(self, now: float, workers_there: bool) -> bool:
-        """True, once, when everything has ended or had its time."""
-        if self.phase != "closing" or (workers_there and now < self._deadline):
-            return False
-        self.phase = "stopped"
-        return True
-
-    def next_deadline(self) -> float | None:
-        return self._deadline if self.phase in ("draining", "closing") else None
+__all__ = ["CoordinatorState"]
 
 
 # --- state ----------------------------------------------------------------------------------------
@@ -136,13 +96,16 @@ class OrderlyStop:
 
 @dataclass(frozen=True, slots=True)
 class _Submission:
-    """A job that fits, and is started once its number is in the journal."""
+    """A job that fits, and is started once it is in the journal."""
 
     link: int
     request: int
+    job: str
     name: str
     graph: JobGraph
     submission: str
+    at: float
+    changes: Changes
 
 
 WITHDRAWN_KEPT: Final = 1_024
@@ -155,8 +118,12 @@ class CoordinatorState:
     Invariants: ``0 ≤ slots used ≤ slots`` and ``0 ≤ segments required ≤ segments`` of each worker that is
     alive; every task that is not terminal is on such a worker; nobody waits for a terminal job.
 
+    What is to outlive it is journaled before anything that follows from it leaves. Recalled from such
+    records, it awaits the workers that were registered, for ``heartbeat_timeout`` at most; until they are
+    back no task restarts, and requests that need workers wait.
+
     Args:
-        jobs_submitted: as the journal remembers it; job numbers go on from there.
+        records: of the journal.
         random: a number from 0 to 1, for the jitter of restarts.
     """
 
@@ -164,8 +131,9 @@ class CoordinatorState:
         self,
         settings: ClusterSettings,
         facts: CoordinatorFacts,
-        jobs_submitted: int,
+        records: Mapping[RecordKey, bytes],
         random: Callable[[], float],
+        now: float,
     ) -> None:
         self.web_port = 0
         """Set by the shell once known."""
@@ -174,7 +142,7 @@ class CoordinatorState:
         self._settings = settings
         self._facts = facts
         self._random = random
-        self._submitted = jobs_submitted
+        self._recorder = journalrecords.Recorder(records)
         self._submissions: deque[_Submission] = deque()
         """In the order of their Journal instructions."""
         self._withdrawn: dict[str, None] = {}
@@ -189,7 +157,26 @@ class CoordinatorState:
         self._out: list[Instruction] = []
         self._touched: dict[str, Job] = {}
         """Jobs to look after before the verb at hand returns."""
+        self._changed: dict[int, Worker] = {}
+        """Workers that the journal is behind with."""
+        self._postponed: list[tuple[int, int, ControlMessage]] = []
+        """Requests (link, number and message) that wait until no worker is awaited."""
         self._orderly_stop = OrderlyStop(settings.task_cancel_timeout)
+        self._submitted, self._workers.epoch, self._workers.highest = journalrecords.recalled_counts(records)
+        self._recall(records, now)
+
+    def _recall(self, records: Mapping[RecordKey, bytes], now: float) -> None:
+        for worker in journalrecords.recalled_workers(records, now):
+            self._workers.recall(worker)
+        self._awaiting = bool(self._workers.awaited())
+        for job in journalrecords.recalled_jobs(records, self._random):
+            self._jobs[job.id] = job
+            self._results.add(job, job.graph)
+            if job.terminal:
+                self._results.job_ended(job)
+            else:
+                self._streams.add(job, job.graph)
+                self._touch(job)
 
     # --- the verbs -------------------------------------------------------------------------------
 
@@ -224,6 +211,7 @@ class CoordinatorState:
         self._polls.forget(link)
         self._streams.forget(link)
         self._results.forget(link)
+        self._postponed = [each for each in self._postponed if each[0] != link]
         worker = self._workers.by_link(link)
         if worker is not None:
             self._end_worker(worker, "lost" if self._orderly_stop.phase == "up" else "gone", why, now)
@@ -234,9 +222,12 @@ class CoordinatorState:
         submission = self._submissions.popleft()
         try:
             if error is not None:
-                raise type(error)(f"the job cannot be accepted: {error}")
-            accepted = self._start(submission, now)
+                raise type(error)(f"the job cannot be accepted: {error}, and submit it again")
+            self._recorder.note(submission.changes)
+            accepted = self._start(submission)
         except ShuffleError as refused:
+            self._recorder.forget_job(submission.job)
+            self._submitted -= submission.job == f"j{self._submitted}"  # Nobody has heard of that number.
             self._out.append(refusal(submission.link, submission.request, refused))
         else:
             self._out.append(Reply(submission.link, submission.request, accepted))
@@ -259,11 +250,14 @@ class CoordinatorState:
     def handle_timer(self, now: float) -> list[Instruction]:
         for worker in self._workers.silent(now):
             seconds = self._settings.heartbeat_timeout
-            self._cut_off(worker, f"it was silent for {seconds:g} s", now)
+            if worker.state == "awaited":
+                self._end_worker(worker, "lost", f"it did not come back within {seconds:g} s", now)
+            else:
+                self._cut_off(worker, f"it was silent for {seconds:g} s", now)
         self._workers.forget(now)
         for name in self._polls.due(now):
             self._touch(self._jobs[name])
-        for job in self._jobs.active():
+        for job in self._timed():
             if (time := job.next_time()) is not None and time <= self._wall(now):
                 job.give_up_waiting(self._wall(now))
                 self._touch(job)
@@ -275,9 +269,12 @@ class CoordinatorState:
             self._workers.next_deadline(),
             self._polls.next_deadline(),
             self._orderly_stop.next_deadline(),
-            *(self._clock(time) for job in self._jobs.active() if (time := job.next_time()) is not None),
+            *(self._clock(time) for job in self._timed() if (time := job.next_time()) is not None),
         ]
         return min((time for time in times if time is not None), default=None)
+
+    def _timed(self) -> list[Job]:
+        return [] if self._awaiting else self._jobs.active()
 
     # --- workers ---------------------------------------------------------------------------------
 
@@ -286,18 +283,48 @@ class CoordinatorState:
             if known is not None:
                 raise UsageError(f"this link is registered as worker {known.worker} already")
             self._require_up()
+            if message.term > self._facts.term:
+                self._out.append(CloseLink(link, f"a coordinator of term {message.term} has taken over"))
+                return
+            if message.epoch:
+                self._take_back(link, message, now)
+                return
+            for awaited in self._workers.awaited():
+                if awaited.worker == message.requested_worker:
+                    self._end_worker(awaited, "lost", "another process has its id", now)
             worker = self._workers.register(link, message, now)
         except UsageError as error:
             self._out.append(refusal(link, 0, error))
             self._out.append(CloseLink(link, f"registration refused: {error}", "peer"))
             return
+        self._welcome(worker)
+
+    def _take_back(self, link: int, message: Register, now: float) -> None:
+        """A worker comes back, with what it runs. Raises UsageError: it was declared lost."""
+        worker, old = self._workers.take_back(link, message, now)
+        self._out.append(CloseLink(old, f"worker {worker.worker} has a new control link"))
+        self._welcome(worker)
+        number, at, jobs = worker.worker, self._wall(now), self._jobs.active()
+        addresses = {
+            each.worker: each.address for each in self._workers if each.state in ("alive", "awaited")
+        }
+        for each in reconciled(number, message.attempts, jobs, addresses, self._facts.term):
+            self._send(worker, each)
+        for job in jobs:
+            job.never_there(missing(number, message.attempts, job), at)
+            self._touch(job)
+
+    def _welcome(self, worker: Worker) -> None:
+        """It is registered, and standby workers are to know it."""
         registered = Registered(
             term=self._facts.term,
             worker=worker.worker,
             epoch=worker.epoch,
             heartbeat_interval=self._settings.heartbeat_interval,
+            applied=worker.applied,
         )
-        self._out.append(SendToWorker(worker.worker, link, registered))
+        self._send(worker, registered)
+        self._changed[worker.worker] = worker
         joined = self._preparations.worker_joined(worker, self._workers.alive(), self._jobs.active())
         for number, ahead in joined:
             self._send_to(number, ahead)
@@ -355,6 +382,7 @@ class CoordinatorState:
         new = number > worker.applied
         worker.applied = max(number, worker.applied)
         self._send(worker, Acknowledge(term=self._facts.term, number=worker.applied))
+        self._changed[worker.worker] = worker
         self.ignored += not new
         return new
 
@@ -384,6 +412,7 @@ class CoordinatorState:
 
     def _end_worker(self, worker: Worker, state: Literal["lost", "gone"], why: str, now: float) -> None:
         self._workers.end(worker, state, now)
+        self._changed[worker.worker] = worker
         self._preparations.worker_ended(worker.worker)
         self._out += self._results.worker_ended(worker.worker, self._wall(now))
         verdict = WorkerLost(term=self._facts.term, worker=worker.worker, epoch=worker.epoch)
@@ -411,7 +440,7 @@ class CoordinatorState:
         return worker is not None
 
     def _address(self, number: int) -> WorkerAddress | None:
-        worker = self._workers.get_alive(number)
+        worker = self._workers.get_there(number)
         return None if worker is None else worker.address
 
     def _send(self, worker: Worker, message: ControlMessage) -> None:
@@ -420,6 +449,10 @@ class CoordinatorState:
     # --- requests --------------------------------------------------------------------------------
 
     def _request(self, link: int, request: int, message: ControlMessage, now: float) -> None:
+        if self._awaiting and isinstance(message, SubmitJob | StreamRequest | ResultRequest):
+            require_room(link, (number for number, _, _ in self._postponed))
+            self._postponed.append((link, request, message))
+            return
         match message:
             case GetEvents(job=name) | GetLogs(job=name) | GetRows(job=name) | WaitJob(job=name):
                 self._out += self._polls.ask(link, request, message, self._jobs.named(name), now)
@@ -433,7 +466,7 @@ class CoordinatorState:
                 self._out += self._results.request(link, request, message)
                 return
             case SubmitJob():
-                self._submit(link, request, message)
+                self._submit(link, request, message, self._wall(now))
                 return
             case ListJobs():
                 reply: ControlMessage = JobList(jobs=[job.info(results=False) for job in self._jobs.values()])
@@ -480,16 +513,33 @@ class CoordinatorState:
 
     # --- submission ------------------------------------------------------------------------------
 
-    def _submit(self, link: int, request: int, message: SubmitJob) -> None:
+    def _submit(self, link: int, request: int, message: SubmitJob, at: float) -> None:
         """Have a job that fits journaled, or raise; what was accepted before is answered alike."""
         if (job := self._jobs.submitted(message.submission)) is not None:
             self._out.append(Reply(link, request, Accepted(job=job.id)))
             return
         self._require_wanted(message.submission)
         graph = checked_graph(message, self._facts.python)
-        self._admit(graph)
-        self._submissions.append(_Submission(link, request, message.name, graph, message.submission))
-        self._out.append(Journal(self._submitted + len(self._submissions)))
+        placement = self._admit(graph)
+        self._submitted += 1
+        submission = _Submission(
+            link, request, f"j{self._submitted}", message.name, graph, message.submission, at, {}
+        )
+        submission.changes.update(journalrecords.job_records(self._job(submission, *placement)))
+        self._submissions.append(submission)
+        self._out.append(Journal(submission.changes, submission=True))
+
+    def _job(self, submission: _Submission, placement: Placement, segments: dict[int, int]) -> Job:
+        return Job(
+            submission.job,
+            submission.name,
+            submission.graph,
+            placement,
+            segments,
+            at=submission.at,
+            random=self._random,
+            submission=submission.submission,
+        )
 
     def _require_wanted(self, submission: str) -> None:
         if submission in self._withdrawn:
@@ -502,24 +552,13 @@ class CoordinatorState:
         self._results.check(graph)
         return admit(graph, self._workers.alive(), self._jobs.active())
 
-    def _start(self, submission: _Submission, now: float) -> Accepted:
+    def _start(self, submission: _Submission) -> Accepted:
         """Send a job to its workers, or raise and leave nothing behind: it may fit no more."""
         if (known := self._jobs.submitted(submission.submission)) is not None:
             return Accepted(job=known.id)
         self._require_wanted(submission.submission)
         graph = submission.graph
-        placement, segments = self._admit(graph)
-        self._submitted += 1
-        job = Job(
-            f"j{self._submitted}",
-            submission.name,
-            graph,
-            placement,
-            segments,
-            at=self._wall(now),
-            random=self._random,
-            submission=submission.submission,
-        )
+        job = self._job(submission, *self._admit(graph))
         self._jobs[job.id] = job
         self._streams.add(job, graph)
         self._results.add(job, graph)
@@ -530,13 +569,11 @@ class CoordinatorState:
         return Accepted(job=job.id)
 
     def _deploy(self, job: Job, graph: JobGraph) -> None:
-        workers = {number: self._workers.get_alive(number) for number in job.slots_held()}
-        taking_part = {number: worker for number, worker in workers.items() if worker is not None}
-        addresses = [taking_part[number].address for number in sorted(taking_part)]
-        for number, message in deployments(
-            graph, job.placement, addresses, term=self._facts.term, job=job.id, name=job.name
-        ).items():
-            self._send(taking_part[number], message)
+        held, term = job.slots_held(), self._facts.term
+        addresses = [worker.address for worker in self._workers.alive() if worker.worker in held]
+        messages = deployments(graph, job.placement, addresses, term=term, job=job.id, name=job.name)
+        for number, message in messages.items():
+            self._send_to(number, message)
 
     # --- what follows ----------------------------------------------------------------------------
 
@@ -558,7 +595,10 @@ class CoordinatorState:
 
     def _settle(self, now: float) -> list[Instruction]:
         """Do what follows from what just happened, and give all instructions out."""
+        if self._awaiting and not self._workers.awaited():
+            self._all_are_back(now)
         called: set[int] = set()
+        touched = set(self._touched)
         while self._touched:
             job = self._touched.pop(next(iter(self._touched)))
             if job.stopping and not job.stop_sent:
@@ -568,16 +608,42 @@ class CoordinatorState:
                 self._release(job)
             else:
                 self._restart(job, self._wall(now), called)
+            touched.add(job.id)
             self._out += self._polls.changed(job, now)
         self._advance_stop(now)
+        self._record(touched | {job.id for job in self._jobs.values() if job.changed})
         out, self._out = self._out, []
-        return out
+        changes = self._recorder.take()
+        return [Journal(changes), *out] if changes else out
+
+    def _record(self, jobs: Iterable[str]) -> None:
+        """Note what has changed for the journal."""
+        for job in self._jobs.keys() & jobs:
+            self._recorder.job(self._jobs[job])
+        for worker in self._changed.values():
+            self._recorder.worker(worker)
+        self._changed.clear()
+        self._recorder.counts(self._submitted, self._workers.epoch, self._workers.highest)
+
+    def _all_are_back(self, now: float) -> None:
+        """Every worker has come back, or is lost: what was due meanwhile follows."""
+        self._awaiting = False
+        for job in self._jobs.active():
+            self._touch(job)
+        postponed, self._postponed = self._postponed, []
+        for link, request, message in postponed:
+            try:
+                self._request(link, request, message, now)
+            except ShuffleError as error:
+                self._out.append(refusal(link, request, error))
 
     def _restart(self, job: Job, at: float, called: set[int]) -> None:
         """Deploy the next attempts of tasks whose time has come, as far as there are slots for them.
 
         ``called`` are standby workers that have been called upon for the same loss.
         """
+        if self._awaiting:
+            return
         for number, message in cancellations(job, term=self._facts.term):
             self._send_to(number, message)
         due = job.due(at)
@@ -586,6 +652,7 @@ class CoordinatorState:
         workers = self._workers.alive()
         lost = sorted({task.index for task in due if job.is_lost(task.index)})
         move_lost_slots(job, lost, workers, self._jobs.active(), called)
+        self._changed.update({each.worker: each for each in workers if each.worker in called})
         for task in due:
             if job.is_lost(task.index):
                 job.wait_for_slot(task, at + self._settings.slot_timeout, at)
@@ -615,7 +682,9 @@ class CoordinatorState:
             worker = self._workers.get_alive(number)
             if worker is not None:
                 worker.slots_written_off += slots
-        self._jobs.forget()
+                self._changed[number] = worker
+        for name in self._jobs.forget():
+            self._recorder.forget_job(name)
         self._touch_waiting()
 
     def _begin_stop(self, now: float) -> None:
@@ -640,11 +709,12 @@ class CoordinatorState:
 
     def validate(self) -> None:
         """Check the invariants; for tests, after each step."""
-        assert not self._out and not self._touched
+        assert not self._out and not self._touched and not self._changed
         self._workers.validate()
         self._results.validate()
         used, required = slots_used(self._jobs.active()), segments_required(self._jobs.active())
         alive = {worker.worker for worker in self._workers.alive()}
+        assert self._awaiting == bool(self._workers.awaited())
         self._preparations.validate(alive, {job.id for job in self._jobs.active()})
         for worker in self._workers.alive():
             assert 0 <= used[worker.worker] <= worker.slots <= worker.about.slots
@@ -652,7 +722,7 @@ class CoordinatorState:
             assert not (worker.standby and used[worker.worker])
         for job in self._jobs.values():
             job.validate()
-            assert set(job.open_workers()) <= alive
+            assert set(job.open_workers()) <= {worker.worker for worker in self._workers.there()}
             assert job.released == job.terminal
             assert not job.stopping or job.stop_sent
         self._jobs.validate()

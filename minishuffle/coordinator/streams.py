@@ -282,6 +282,7 @@ class Streams:
         for name in ended[: max(0, len(ended) + 1 - limits.WRITES_KEPT)]:
             del stream.writes[name]
             stream.job.writes.forget(name)
+            stream.job.changed.update((stream.operator, index) for index in range(stream.parallelism))
             query, batch = query_and_batch(name)
             if query:
                 stream.forgotten[query] = max(batch, stream.forgotten.get(query, 0))

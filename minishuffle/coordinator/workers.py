@@ -21,14 +21,15 @@ LISTED_MAX: Final = 256
 
 @dataclass(slots=True)
 class Worker:
-    """One registration. ``link`` is the shell's number of its control link, 0 once it is not alive."""
+    """One registration. ``link`` is the shell's number of its control link, 0 while it is not alive."""
 
     worker: int
     epoch: int
     link: int
     about: Register
     heard_at: float
-    state: Literal["alive", "lost", "gone"] = "alive"
+    state: Literal["alive", "awaited", "lost", "gone"] = "alive"
+    """Awaited: it was registered with an earlier coordinator, and has yet to come back."""
     ended_at: float = 0.0
     report: WorkerReport = field(default_factory=WorkerReport)
     peers: list[PeerReport] = field(default_factory=list)
@@ -93,7 +94,8 @@ class WorkerRegistry:
         self._python = python
         self._workers: dict[int, Worker] = {}
         self._by_link: dict[int, Worker] = {}
-        self._highest = 0
+        self.highest = 0
+        """The highest id that was given."""
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(sorted(self._workers.values(), key=lambda worker: worker.worker))
@@ -104,6 +106,18 @@ class WorkerRegistry:
     def get_alive(self, number: int) -> Worker | None:
         worker = self._workers.get(number)
         return worker if worker is not None and worker.state == "alive" else None
+
+    def awaited(self) -> list[Worker]:
+        return [worker for worker in self if worker.state == "awaited"]
+
+    def there(self) -> list[Worker]:
+        """Those that are alive or awaited."""
+        return [worker for worker in self if worker.state in ("alive", "awaited")]
+
+    def get_there(self, number: int) -> Worker | None:
+        """One that is alive or awaited."""
+        worker = self._workers.get(number)
+        return worker if worker is not None and worker.state in ("alive", "awaited") else None
 
     def by_link(self, link: int) -> Worker | None:
         return self._by_link.get(link)
@@ -117,12 +131,34 @@ class WorkerRegistry:
             UsageError: its Python or segment size does not match, or its id is taken.
         """
         self._check(about)
-        number = about.requested_worker or self._highest + 1
-        self._highest = max(self._highest, number)
+        number = about.requested_worker or self.highest + 1
+        self.highest = max(self.highest, number)
         self.epoch += 1
         worker = Worker(number, self.epoch, link, about, now, standby=about.standby)
         self._workers[number] = self._by_link[link] = worker
         return worker
+
+    def recall(self, worker: Worker) -> None:
+        """It was registered with an earlier coordinator, and is awaited."""
+        self._workers[worker.worker] = worker
+
+    def take_back(self, link: int, about: Register, now: float) -> tuple[Worker, int]:
+        """A worker goes on that had lost its control link; gives that link too.
+
+        Raises:
+            UsageError: it was declared lost, or nothing is known of it.
+        """
+        worker = self.get_there(about.requested_worker)
+        if worker is None or worker.epoch != about.epoch:
+            raise UsageError(
+                f"worker {about.requested_worker} was declared lost while it was away, and its tasks have "
+                "been given to others; start it again"
+            )
+        before = worker.link
+        self._by_link.pop(before, None)
+        self._by_link[link] = worker
+        worker.link, worker.heard_at, worker.state = link, now, "alive"
+        return worker, before
 
     def _check(self, about: Register) -> None:
         if about.python != self._python:
@@ -145,7 +181,7 @@ class WorkerRegistry:
 
     def end(self, worker: Worker, state: Literal["lost", "gone"], now: float) -> None:
         """It is not alive any more."""
-        del self._by_link[worker.link]
+        self._by_link.pop(worker.link, None)
         worker.state, worker.ended_at, worker.link, worker.peers = state, now, 0, []
         self.forget(now)
 
@@ -155,13 +191,13 @@ class WorkerRegistry:
     # --- time ------------------------------------------------------------------------------------
 
     def silent(self, now: float) -> list[Worker]:
-        """Workers that were not heard from for ``heartbeat_timeout``.
+        """Workers that were not heard from for ``heartbeat_timeout``, or did not come back in that time.
 
         When this is asked late, this process itself was held up and the heartbeats may wait in
         its sockets: then nobody is judged until they were read.
         """
         found: list[Worker] = []
-        for worker in self.alive():
+        for worker in self.there():
             due = worker.heard_at + self._settings.heartbeat_timeout
             if now > due + self._settings.heartbeat_interval:
                 worker.heard_at += now - due + self._settings.heartbeat_interval
@@ -171,7 +207,7 @@ class WorkerRegistry:
 
     def forget(self, now: float) -> None:
         """Drop those that ended a while ago, or before many others, from the list."""
-        ended = [worker for worker in self._workers.values() if worker.state != "alive"]
+        ended = [worker for worker in self._workers.values() if worker.state in ("lost", "gone")]
         ended.sort(key=lambda worker: worker.ended_at)
         for position, worker in enumerate(reversed(ended)):
             if position >= LISTED_MAX or now >= worker.ended_at + LISTED_SECONDS:
@@ -181,7 +217,9 @@ class WorkerRegistry:
         timeout = self._settings.heartbeat_timeout
         return min(
             (
-                worker.heard_at + timeout if worker.state == "alive" else worker.ended_at + LISTED_SECONDS
+                worker.ended_at + LISTED_SECONDS
+                if worker.state in ("lost", "gone")
+                else worker.heard_at + timeout
                 for worker in self._workers.values()
             ),
             default=None,
@@ -195,4 +233,4 @@ class WorkerRegistry:
         epochs = [worker.epoch for worker in self]
         assert len(set(epochs)) == len(epochs)
         assert all(0 < epoch <= self.epoch for epoch in epochs)
-        assert all(0 < worker.worker <= self._highest for worker in self)
+        assert all(0 < worker.worker <= self.highest for worker in self)

@@ -146,6 +146,12 @@ class TaskAttempt(ControlMessage):
     attempt: int
 
 
+class HeldAttempt(TaskAttempt):
+    """An attempt that a worker has, running or ended, which was not released."""
+
+    job: str
+
+
 class PlacedAttempt(TaskAttempt):
     """An attempt and the worker that runs it."""
 
@@ -274,7 +280,7 @@ class RecoveryStep(ControlMessage):
 class WorkerInfo(ControlMessage):
     worker: WorkerNumber
     epoch: int
-    state: Literal["alive", "lost", "gone"]
+    state: Literal["alive", "awaited", "lost", "gone"]
     host: Name
     pid: int
     data_port: Port
@@ -308,6 +314,12 @@ class Register(ControlMessage):
     """An id to be given back (0: any free one); refused while another process holds it."""
     standby: bool = False
     """It is to take over slots of lost workers, and no others before that."""
+    epoch: int = 0
+    """That of the registration that it has, if it lost its control link and goes on; 0: it is new."""
+    term: int = 0
+    """The highest that it has heard of."""
+    attempts: list[HeldAttempt] = Field(default_factory=list)
+    """What it runs, or keeps for others."""
 
 
 class Heartbeat(ControlMessage):
@@ -347,8 +359,9 @@ class TaskStateChanged(ControlMessage):
 class SourcePositions(ControlMessage):
     """How far a source's subtask is, and how far it may go before its next report.
 
-    It emits nothing behind the ``end`` of a split before this is acknowledged. An entry replaces the one of
-    its split, or of its partition of a write, that was reported before.
+    It emits nothing behind the ``end`` of a split before this is acknowledged, unless the coordinator does
+    not answer. An entry replaces the one of its split, or of its partition of a write, that was reported
+    before.
     """
 
     type: Literal["source_positions"] = "source_positions"
@@ -434,6 +447,8 @@ class Registered(ControlMessage):
     worker: int
     epoch: int
     heartbeat_interval: float
+    applied: int = 0
+    """To a worker that comes back: the highest number of a report of it that was applied."""
 
 
 class Acknowledge(ControlMessage):

@@ -22,6 +22,7 @@ from minishuffle.wire.messages import (
     TaskStateChanged,
 )
 from minishuffle.wire.outputs import FileCompleted
+from minishuffle.wire.packed import pack_positions, unpack_positions
 from minishuffle.worker.handoff import TaskPaths
 
 __all__ = ["NumberedReport", "Outbox", "OutboxSender", "ReportLog"]
@@ -37,41 +38,83 @@ class Outbox:
 
     Args:
         notify: called on the loop when there is something to send.
+        away: whether there is no coordinator to send it to; the bell rings when that begins.
     """
 
-    __slots__ = ("_attempt_id", "_items", "_notify", "_paths", "_put", "_taken", "notified")
+    __slots__ = (
+        "_attempt_id",
+        "_away",
+        "_items",
+        "_lines_dropped",
+        "_notify",
+        "_paths",
+        "_put",
+        "_taken",
+        "notified",
+    )
 
-    def __init__(self, attempt_id: AttemptId, paths: TaskPaths, notify: Callable[[Outbox], None]) -> None:
+    def __init__(
+        self,
+        attempt_id: AttemptId,
+        paths: TaskPaths,
+        notify: Callable[[Outbox], None],
+        away: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.notified = False
         """Set by whoever gives notice, cleared by the loop before it looks."""
         self._attempt_id = attempt_id
         self._paths = paths
         self._notify = notify
         self._items: deque[str | bytes] = deque()
+        self._away = away
+        self._lines_dropped = 0
+        """Since the last line that was kept; the task's."""
         self._put = self._taken = 0
         """Bytes; the first is the task's, the second the loop's."""
 
     # --- task ------------------------------------------------------------------------------------
 
     def log(self, line: str) -> None:
+        """Wait for room, or drop the line while there is no coordinator to make any."""
         line = clipped(line, limits.LOG_LINE_CHARS_MAX)
-        self._append(line, len(line) + LINE_BYTES)
+        size = len(line) + LINE_BYTES
+
+        def ready() -> bool:
+            return self._has_room(size) or self._away()
+
+        if not ready():
+            self._paths.wait_until(ready)
+        if not self._has_room(size):
+            self._lines_dropped += 1
+            return
+        self._tell_dropped()
+        self._append(line, size)
 
     def collect(self, payload: bytes) -> None:
-        self._append(payload, len(payload))
+        """Wait for room."""
+        size = len(payload)
+        if not self._has_room(size):
+            self._paths.wait_until(lambda: self._has_room(size))
+        self._append(payload, size)
 
     def drain(self) -> None:
         """Wait until all of it is sent."""
+        self._tell_dropped()
         if self._put > self._taken:
             self._paths.wait_until(lambda: self._put == self._taken)
 
-    def _append(self, item: str | bytes, size: int) -> None:
-        def fits() -> bool:
-            unsent = self._put - self._taken
-            return not unsent or unsent + size <= limits.TASK_UNSENT_BYTES_MAX
+    def _has_room(self, size: int) -> bool:
+        unsent = self._put - self._taken
+        return not unsent or unsent + size <= limits.TASK_UNSENT_BYTES_MAX
 
-        if not fits():
-            self._paths.wait_until(fits)
+    def _tell_dropped(self) -> None:
+        """A line that says how many there are not."""
+        if self._lines_dropped:
+            line = f"{self._lines_dropped} lines were dropped here while there was no coordinator"
+            self._lines_dropped = 0
+            self._append(line, len(line) + LINE_BYTES)
+
+    def _append(self, item: str | bytes, size: int) -> None:
         self._put += size
         self._items.append(item)
         if not self.notified:
@@ -123,12 +166,16 @@ class Outbox:
 class ReportLog:
     """The numbered reports of a worker that the coordinator has not acknowledged, for when its link breaks.
 
-    Invariant: the numbers of what is kept are consecutive, and end with the last that was given.
+    Sources do not wait for an acknowledgement for long: see :meth:`excuse`.
+
+    Invariant: the numbers of what is kept rise, and end with the last that was given, if that is kept.
     """
 
     def __init__(self) -> None:
         self.last = 0
         """The last number that was given; they begin with 1."""
+        self._excused = 0
+        """Sources wait for no acknowledgement up to that number."""
         self._kept: deque[tuple[NumberedReport, int]] = deque()
         self._bytes = 0
 
@@ -157,14 +204,56 @@ class ReportLog:
         self.last -= 1
         self._bytes -= self._kept.pop()[1]
 
-    def acknowledge(self, number: int) -> list[NumberedReport]:
-        """The coordinator has applied everything up to that number: gives what it had not before."""
-        applied: list[NumberedReport] = []
+    def unite(self, report: SourcePositions) -> SourcePositions:
+        """The report together with those of the same attempt that are kept, which it takes the place of: for
+        while nobody reads them."""
+        if report.writes:
+            return report
+        entries = unpack_positions(report.positions)
+        same = [each for each, _ in self._kept if isinstance(each, SourcePositions) and _of_one(each, report)]
+        for each in reversed(same):
+            there = {entry.split for entry in entries}
+            earlier = unpack_positions(each.positions)
+            entries = [*(entry for entry in earlier if entry.split not in there), *entries]
+        if same:
+            numbers = {each.number for each in same}
+            self._kept = deque(kept for kept in self._kept if kept[0].number not in numbers)
+        return report.model_copy(update={"positions": pack_positions(entries)})
+
+    def acknowledge(self, number: int) -> list[SourcePositions | FileCompleted]:
+        """The coordinator has applied everything up to that number: gives the reports that somebody waits
+        for that with."""
+        applied: list[SourcePositions | FileCompleted] = []
         while self._kept and self._kept[0][0].number <= number:
             report, size = self._kept.popleft()
             self._bytes -= size
-            applied.append(report)
+            if (
+                isinstance(report, FileCompleted)
+                or isinstance(report, SourcePositions)
+                and (report.writes or report.number > self._excused)
+            ):
+                applied.append(report)
         return applied
+
+    def excuse(self, number: int) -> list[SourcePositions]:
+        """The coordinator does not answer: gives the reports up to that number that sources wait for, which
+        are to go on. What these emit is emitted again if their worker is lost before it does. What external
+        clients write waits: they would have no use for it twice."""
+        waiting = [report for report, _ in self._kept if self._excused < report.number <= number]
+        self._excused = max(self._excused, number)
+        return [report for report in waiting if isinstance(report, SourcePositions) and not report.writes]
+
+    def kept(self, term: int) -> list[NumberedReport]:
+        """Everything that is not acknowledged, to be sent to a coordinator of that term."""
+        return [report.model_copy(update={"term": term}) for report, _ in self._kept]
+
+
+def _of_one(report: SourcePositions, other: SourcePositions) -> bool:
+    """Whether both are of one attempt, and of a source of its own."""
+    if report.writes or other.writes:
+        return False
+    mine = report.job, report.operator, report.index, report.attempt
+    return mine == (other.job, other.operator, other.index, other.attempt)
 
 
 class OutboxSender:

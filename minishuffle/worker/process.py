@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from minishuffle import limits
-from minishuffle.config import ClusterSettings
+from minishuffle.config import ClusterSettings, CoordinatorPlace
 from minishuffle.counters import (
     LAG_SECONDS_BOUNDS,
     ConnectionCounters,
@@ -23,7 +23,7 @@ from minishuffle.counters import (
     WorkerSnapshot,
 )
 from minishuffle.dataflow.operators.base import CompleteFile
-from minishuffle.errors import PeerLost, RemoteProtocolError, error_from_code
+from minishuffle.errors import PeerLost, RemoteProtocolError, ShuffleError, UsageError, error_from_code
 from minishuffle.exchange.channels import ChannelEvent
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import Address, AttemptId
@@ -46,6 +46,7 @@ from minishuffle.wire.messages import (
 )
 from minishuffle.wire.outputs import FileCompleted
 from minishuffle.worker.clients import ExternalClients, ResultReaders
+from minishuffle.worker.dialing import backoff_seconds
 from minishuffle.worker.handoff import LoopInbox
 from minishuffle.worker.instructions import (
     AbandonTask,
@@ -90,7 +91,11 @@ __all__ = ["Worker", "run_worker"]
 
 LAG_PROBE_SECONDS: Final = 0.05
 COORDINATOR_SECONDS_MAX: Final = 30.0
-"""How long a worker tries to reach its coordinator before it gives up."""
+"""How long a worker tries to reach its coordinator at its start before it gives up."""
+ACKNOWLEDGE_SECONDS_MAX: Final = 1.0
+"""How long a source waits for the coordinator to acknowledge where it is."""
+RETURN_SECONDS_MAX: Final = 0.5
+"""Between two tries to reach a coordinator that was lost."""
 _log = logging.getLogger("minishuffle.worker")
 
 
@@ -105,10 +110,17 @@ class Worker:
     """One registration of this process."""
 
     def __init__(
-        self, settings: ClusterSettings, cluster: str, secret: bytes, spool_directory: str | None = None
+        self,
+        settings: ClusterSettings,
+        cluster: str,
+        secret: bytes,
+        spool_directory: str | None = None,
+        find: Callable[[], CoordinatorPlace | None] = lambda: None,
     ) -> None:
         self.settings = settings
+        self._secret = secret
         self._spool_directory = spool_directory
+        self._find = find
         self.remote = ConnectionCounters()
         self.loop_lag = Histogram(LAG_SECONDS_BOUNDS)
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -134,12 +146,23 @@ class Worker:
         self._flushing: set[float] = set()
         """Buffer timeouts that have a timer, in seconds."""
         self._control: ControlLink | None = None
+        """To the coordinator; None while there is none."""
+        self._unregistered: ControlLink | None = None
+        """A link over which the answer to a registration is awaited."""
+        self._request: Register | None = None
+        self._home: Address | None = None
+        """Where the coordinator was found last."""
+        self._return: asyncio.Task[None] | None = None
+        """Looks for the coordinator while there is none."""
+        self._reported_before = 0
+        """The number of the last report, ``ACKNOWLEDGE_SECONDS_MAX`` ago at least."""
         self._machine: WorkerState | None = None
         self._deployed: Deployment | None = None
         self._outgoing: OutboxSender | None = None
         self._reports = ReportLog()
         self._programs = ProgramLoader()
-        self._registered: asyncio.Future[Registered] = self._loop.create_future()
+        self._answer: asyncio.Future[Registered] = self._loop.create_future()
+        """To the registration that was asked for last."""
 
     @property
     def _state(self) -> WorkerState:
@@ -158,76 +181,194 @@ class Worker:
 
     # --- registration and end ----------------------------------------------------------------------
 
-    async def register(self, control: ControlLink, request: Register) -> Registered:
-        """Say who we are and learn our id.
+    async def register(self, control: ControlLink, request: Register, home: Address) -> Registered:
+        """Say who we are and learn our id; ``home`` is where the coordinator is.
 
         Raises:
             ShuffleError: the coordinator refuses, or went away.
         """
-        self._control = control
-        control.start(self._on_control, self._on_control_closed)
-        control.send(request)
+        self._request, self._home = request, home
+        reply = await self._ask(control, request)
+        self._timers.every("heartbeat", reply.heartbeat_interval, self._heartbeat)
+        self._timers.every("lag", LAG_PROBE_SECONDS, lambda: None)
+        self._timers.every("acknowledgements", ACKNOWLEDGE_SECONDS_MAX, self._excuse_late)
+        return reply
+
+    async def _ask(self, link: ControlLink, request: Register) -> Registered:
+        """Have a registration answered over that link, which is the control link from then on."""
+        answer = self._answer = self._loop.create_future()
+        self._unregistered = link
+        link.start(partial(self._on_control, link), partial(self._on_control_closed, link))
+        link.send(request)
         try:
-            reply = await asyncio.wait_for(self._registered, COORDINATOR_SECONDS_MAX)
+            return await asyncio.wait_for(answer, COORDINATOR_SECONDS_MAX)
         except TimeoutError as error:
             raise PeerLost(
                 f"the coordinator did not register this worker within {COORDINATOR_SECONDS_MAX:g} s"
             ) from error
-        self._timers.every("heartbeat", reply.heartbeat_interval, self._heartbeat)
-        self._timers.every("lag", LAG_PROBE_SECONDS, lambda: None)
-        return reply
+        finally:
+            self._unregistered = None
+            if self._control is not link:
+                link.close()
 
-    def _on_control(self, message: ControlMessage, request: int) -> None:
-        if self._registered.done():
+    def _on_control(self, link: ControlLink, message: ControlMessage, request: int) -> None:
+        if link is self._control:
             self._carry_out(self._state.handle(message, self._loop.time()))
             self._peers.review()
+        elif link is not self._unregistered or self._answer.done():
+            return
         elif isinstance(message, Registered):
-            control = self._control
-            assert control is not None
-            # Before anything else is handled: peers may dial, and be dialed, from now on.
-            cluster = self.endpoint.identity.cluster
-            self.endpoint.identity = Identity(Role.WORKER, cluster, message.worker, message.epoch)
-            state = self._machine = WorkerState(
-                self.settings, message.worker, message.epoch, message.term, self._progress
-            )
-            self._outgoing = OutboxSender(
-                lambda: state.term,
-                self._send,
-                lambda: control.writable and not self._reports.full,
-                self._loop.call_soon,
-            )
-            control.on_writable = self._sender.pump
-            self._deployed = Deployment(
-                message.worker,
-                self.pool,
-                self._inbox,
-                self._on_report,
-                self._sender.notify,
-                spool_directory=self._spool_directory,
-                spool_bytes_max=self.settings.spool_bytes_max,
-                channel_event=self._on_channel_event,
-                moved=self._on_moved,
-                first_record=self._on_first_record,
-                filed=self._on_filed,
-                clock=self._loop.time,
-            )
-            readers = ResultReaders(lambda: state.term, self._deployment, self._inbox, self._send)
-            external = ExternalClients(lambda: state.term, self._deployment, readers, self._send)
-            self._peers.registered(self.endpoint, self._state, external)
-            self._registered.set_result(message)
+            if self._machine is None:
+                self._begin(message)
+            else:
+                self._go_on(message)
+            self._control = link
+            link.on_writable = self._sender.pump
+            self._answer.set_result(message)
+            self._say_kept(message.applied)
         elif isinstance(message, Failure):
-            self._registered.set_exception(error_from_code(message.code, message.text))
+            self._answer.set_exception(error_from_code(message.code, message.text))
         else:
             name = type(message).__name__
             raise RemoteProtocolError(f"the coordinator sent {name} before it registered this worker")
 
-    def _on_control_closed(self, error: Exception | None) -> None:
-        if not self._registered.done():
-            self._registered.set_exception(error or PeerLost("the coordinator closed the connection"))
-        if error is None:
-            self._end("the coordinator is gone, or closed the connection for a reason that its log has")
-        else:
-            self._end(f"the coordinator is gone: {error}")
+    def _begin(self, message: Registered) -> None:
+        """The first registration. Before anything else is handled: peers may dial, and be dialed, from now
+        on."""
+        cluster = self.endpoint.identity.cluster
+        self.endpoint.identity = Identity(Role.WORKER, cluster, message.worker, message.epoch)
+        state = self._machine = WorkerState(
+            self.settings, message.worker, message.epoch, message.term, self._progress
+        )
+        self._outgoing = OutboxSender(lambda: state.term, self._send, self._writable, self._loop.call_soon)
+        self._deployed = Deployment(
+            message.worker,
+            self.pool,
+            self._inbox,
+            self._on_report,
+            self._sender.notify,
+            spool_directory=self._spool_directory,
+            spool_bytes_max=self.settings.spool_bytes_max,
+            channel_event=self._on_channel_event,
+            moved=self._on_moved,
+            first_record=self._on_first_record,
+            filed=self._on_filed,
+            clock=self._loop.time,
+            away=lambda: self._control is None,
+        )
+        readers = ResultReaders(lambda: state.term, self._deployment, self._inbox, self._send)
+        external = ExternalClients(lambda: state.term, self._deployment, readers, self._send)
+        self._peers.registered(self.endpoint, self._state, external)
+
+    def _writable(self) -> bool:
+        """Whether rows and lines may be sent."""
+        return self._control is not None and self._control.writable and not self._reports.full
+
+    def _on_control_closed(self, link: ControlLink, error: Exception | None) -> None:
+        why = str(error) if error is not None else "it closed the connection"
+        if link is self._control:
+            self._lose_coordinator(why)
+        elif link is self._unregistered and not self._answer.done():
+            self._answer.set_exception(error or PeerLost("the coordinator closed the connection"))
+
+    # --- without a coordinator -----------------------------------------------------------------------
+    #
+    # Tasks and data links go on. Reports are kept and repeated; rows for clients wait in front of them.
+
+    def _lose_coordinator(self, why: str) -> None:
+        """Look for it, or for the one that takes its place, for ``coordinator_timeout`` at most."""
+        self._control = None
+        if self.ended.done():
+            return
+        _log.warning(
+            "the coordinator is gone (%s): tasks run on, and it is looked for for %g s",
+            why,
+            self.settings.coordinator_timeout,
+        )
+        self._excuse_sources(self._reports.last)
+        self._deployment.ring()
+        self._return = self._loop.create_task(self._look_for_it(), name="return to the coordinator")
+
+    async def _look_for_it(self) -> None:
+        seconds = self.settings.coordinator_timeout
+        deadline = self._loop.time() + seconds
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                await self._try_to_return(max(0.1, deadline - self._loop.time()))
+            except UsageError as error:
+                self._end(f"the coordinator does not take this worker back: {error}")
+            except ShuffleError as error:
+                if self._loop.time() < deadline:
+                    await asyncio.sleep(min(backoff_seconds(tries), RETURN_SECONDS_MAX))
+                    continue
+                self._end(f"the coordinator is gone, and none was found within {seconds:g} s: {error}")
+            return
+
+    async def _try_to_return(self, seconds: float) -> None:
+        """Register again, with everything that is here.
+
+        Raises:
+            UsageError: the coordinator refuses.
+            ShuffleError: there is none, or one that other workers do not obey any more.
+        """
+        state, request, home = self._state, self._request, self._home
+        assert request is not None and home is not None
+        if (place := self._find()) is not None:
+            home = place.address
+        identity = Identity(Role.WORKER, self.endpoint.identity.cluster, state.worker, state.epoch)
+        timeout = min(seconds, limits.HANDSHAKE_SECONDS_MAX)
+        link = await connect_control(home, identity, self._secret, timeout=timeout)
+        await self._ask(
+            link,
+            request.model_copy(
+                update={
+                    "requested_worker": state.worker,
+                    "epoch": state.epoch,
+                    "term": state.term,
+                    "attempts": state.held(),
+                }
+            ),
+        )
+        self._home = home
+        _log.warning("the coordinator at %s has taken this worker back, in term %d", home, state.term)
+
+    def _go_on(self, message: Registered) -> None:
+        """A coordinator takes this worker back."""
+        state = self._state
+        if message.term < state.term:
+            raise RemoteProtocolError(
+                f"a coordinator of term {message.term} answered, and this worker obeys term {state.term}"
+            )
+        if (message.worker, message.epoch) != (state.worker, state.epoch):
+            raise RemoteProtocolError(f"the coordinator took worker {state.worker} for another one")
+        state.term = message.term
+
+    def _say_kept(self, applied: int) -> None:
+        """What the coordinator has not heard, once it has registered this worker."""
+        self._acknowledged(applied)
+        control = self._control
+        assert control is not None
+        for report in self._reports.kept(self._state.term):
+            control.send(report)
+        self._heartbeat()
+
+    def _excuse_late(self) -> None:
+        """The coordinator may be stopped while its link is open."""
+        self._excuse_sources(self._reported_before)
+        self._reported_before = self._reports.last
+
+    def _excuse_sources(self, number: int) -> None:
+        """Sources do not wait for reports up to that number to be acknowledged any more."""
+        for report in self._reports.excuse(number):
+            self._grant(report)
+
+    def _grant(self, report: SourcePositions) -> None:
+        """The source may go on behind what it has reported."""
+        attempt = self._deployment.attempts.get(attempt_id(report.job, report))
+        if attempt is not None:
+            attempt.acknowledge()
 
     def _end(self, reason: str) -> None:
         if not self.ended.done():
@@ -236,10 +377,13 @@ class Worker:
     async def close(self) -> None:
         """Cancel what runs, close every socket; bounded by ``task_cancel_timeout``."""
         self._timers.cancel()
-        if self._control is not None and self.endpoint.identity.worker:
+        if self._return is not None:
+            self._return.cancel()
+            await asyncio.gather(self._return, return_exceptions=True)
+        if self._control is not None:
             # The final message: without it a closed link looks as if this process had been killed.
             self._send(Shutdown(term=self._state.term, reason="the worker is stopped"))
-        if self._registered.done() and not self._registered.cancelled() and not self._registered.exception():
+        if self._machine is not None:
             attempts = list(self._deployment.attempts.values())
             for attempt in attempts:
                 attempt.paths.cancel()
@@ -253,33 +397,41 @@ class Worker:
         await self.endpoint.close()
         self._inbox.close()
         self._alarm.cancel()
-        if self._control is not None:
-            self._control.close()
+        for link in (self._control, self._unregistered):
+            if link is not None:
+                link.close()
 
     def _send(self, message: ControlMessage) -> None:
-        if self._control is None:
-            return
-        if not isinstance(message, NumberedReport):
-            self._control.send(message)
-            return
-        numbered = self._reports.keep(message)
-        try:
-            self._control.send(numbered)
-        except BaseException:
-            self._reports.take_back()
-            raise
+        control = self._control
+        if control is None:
+            self._keep(message)
+        elif isinstance(message, NumberedReport):
+            numbered = self._reports.keep(message)
+            try:
+                control.send(numbered)
+            except BaseException:
+                self._reports.take_back()
+                raise
+        else:
+            control.send(message)
+
+    def _keep(self, message: ControlMessage) -> None:
+        """There is no coordinator: reports are for the next one, and nothing else is."""
+        if isinstance(message, SourcePositions):
+            self._reports.keep(self._reports.unite(message))
+            self._excuse_sources(self._reports.last)
+        elif isinstance(message, NumberedReport):
+            self._reports.keep(message)
 
     def _acknowledged(self, number: int) -> None:
         """The coordinator has applied reports: rows that wait behind them may follow."""
         for report in self._reports.acknowledge(number):
-            if isinstance(report, SourcePositions | FileCompleted):
+            if isinstance(report, FileCompleted):
                 attempt = self._deployment.attempts.get(attempt_id(report.job, report))
-                if attempt is None:
-                    continue
-                if isinstance(report, FileCompleted):
+                if attempt is not None:
                     attempt.task.files.acknowledge()
-                else:
-                    attempt.acknowledge()
+            else:
+                self._grant(report)
         self._sender.pump()
 
     # --- instructions ------------------------------------------------------------------------------
@@ -472,6 +624,7 @@ class Worker:
 
     def _heartbeat(self) -> None:
         state = self._state
+        self._look_for_successor()
         self._send(
             Heartbeat(
                 term=state.term,
@@ -489,6 +642,13 @@ class Worker:
                 peers=self._peers.reports(),
             )
         )
+
+    def _look_for_successor(self) -> None:
+        """The coordinator may be stopped, and another have taken its place without that its link closed."""
+        control = self._control
+        if control is not None and (place := self._find()) is not None and place.term > self._state.term:
+            control.close()
+            self._lose_coordinator(f"one of term {place.term} has taken its place")
 
     def snapshot(self) -> WorkerSnapshot:
         """Everything that ``/metrics`` is made from. It may be asked for before the registration, which says
@@ -517,23 +677,23 @@ async def run_worker(
     requested_worker: int,
     standby: bool = False,
     spool_directory: str | None = None,
+    find: Callable[[], CoordinatorPlace | None] = lambda: None,
     web: Callable[[Callable[[], WorkerSnapshot], str, int], Awaitable[_Closeable]],
     ready: Callable[[dict[str, Any]], None],
     stop: asyncio.Event,
 ) -> None:
-    """Run a worker until ``stop`` is set or the coordinator ends it.
+    """Run a worker until ``stop`` is set, the coordinator ends it, or none is found any more.
 
     Args:
-        standby: it takes over slots of lost workers, and no others before that.
         spool_directory: where sinks keep what other programs read; None: the system's for temporary files.
-        web: starts the metrics server (snapshot, host, port).
-        ready: called with worker id, pid and ports once registered.
+        find: where the coordinator is by now, if that is known; ``coordinator`` is where it is at first.
+        web: starts the metrics server (snapshot, host, port). ``ready`` is called once registered.
 
     Raises:
         ShuffleError: it could not register, or lost its coordinator.
     """
     tune_interpreter(settings.switch_interval)
-    worker = Worker(settings, cluster, secret, spool_directory)
+    worker = Worker(settings, cluster, secret, spool_directory, find)
     data_port = await worker.endpoint.listen(host)
     server = await web(worker.snapshot, host, 0)
 
@@ -549,8 +709,8 @@ async def run_worker(
             requested_worker=requested_worker,
             standby=standby,
         )
-        registered = await worker.register(control, request)
-        ports = {"data_port": request.data_port, "metrics_port": request.metrics_port}
+        registered = await worker.register(control, request, coordinator)
+        ports = {"data_port": data_port, "metrics_port": server.port}
         ready({"worker": registered.worker, "pid": os.getpid(), **ports})
         if reason := await worker.ended:
             raise PeerLost(reason)

@@ -33,6 +33,7 @@ from minishuffle.wire.messages import (
     DeployTasks,
     Dial,
     ErrorInfo,
+    HeldAttempt,
     PeerSuspicion,
     PrepareJob,
     ReleaseJob,
@@ -136,6 +137,18 @@ class WorkerState:
         self._repairs_begun = 0
         self._reattachments = Reattachments()
         self._peers = Dialing(worker)
+
+    def held(self) -> list[HeldAttempt]:
+        """Every attempt that was deployed here and not released."""
+        return [
+            HeldAttempt(
+                job=key.subtask.job,
+                operator=key.subtask.operator,
+                index=key.subtask.index,
+                attempt=key.attempt,
+            )
+            for key in self._tasks
+        ]
 
     # --- control messages ------------------------------------------------------------------------
 

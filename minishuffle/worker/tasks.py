@@ -180,6 +180,8 @@ class WorkerServices:
     """Called on the loop with the generation; see :class:`InputChannel`."""
     clock: Callable[[], float]
     """Seconds, of any origin; called on all threads."""
+    away: Callable[[], bool]
+    """Whether there is no coordinator; called on any thread."""
 
 
 class Attempt:
@@ -221,7 +223,7 @@ class Attempt:
             self.counters,
             services.report,
             services.first_record,
-            Outbox(self.id, self.paths, services.said),
+            Outbox(self.id, self.paths, services.said, services.away),
             self._source_leases(),
             FileReports(self.paths, partial(services.filed, self.id), spec.files),
         )
@@ -472,6 +474,7 @@ class Deployment:
         first_record: Callable[[AttemptId], None],
         filed: Callable[[AttemptId, CompleteFile], None],
         clock: Callable[[], float],
+        away: Callable[[], bool] = lambda: False,
     ) -> None:
         self.pool = pool
         self.attempts: dict[AttemptId, Attempt] = {}
@@ -495,6 +498,7 @@ class Deployment:
             spool_bytes_max,
             channel_event,
             clock,
+            away,
         )
 
     def start(self, instruction: StartTask) -> None:
@@ -595,6 +599,11 @@ class Deployment:
             del self.spools[key]
 
     # --- timers and reports ----------------------------------------------------------------------
+
+    def ring(self) -> None:
+        """Have every task that waits look again."""
+        for attempt in self.attempts.values():
+            attempt.paths.bell.ring()
 
     def flush_intervals(self) -> set[float]:
         """The buffer timeouts of the jobs that have one, in seconds."""

@@ -11,10 +11,12 @@ import pytest
 
 from minishuffle.config import ClusterSettings
 from minishuffle.coordinator.instructions import CloseLink, Instruction, Journal, Reply, SendToWorker, Stopped
+from minishuffle.coordinator.journalrecords import job_records, recalled_jobs
 from minishuffle.coordinator.state import CoordinatorState
 from minishuffle.coordinator.status import CoordinatorFacts
 from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.errors import ShuffleError
+from minishuffle.ids import RecordKey
 from minishuffle.wire.clients import BeginWrite, WriteBegun
 from minishuffle.wire.messages import (
     Accepted,
@@ -26,6 +28,7 @@ from minishuffle.wire.messages import (
     Failure,
     GetStatus,
     Heartbeat,
+    HeldAttempt,
     JobInfo,
     LogLines,
     PrepareJob,
@@ -44,6 +47,8 @@ TERM = 7
 WALL = 1_000_000.0
 CLIENT = 1_000
 """Link number of the client."""
+OF_JOBS = ("graph", "job", "task", "past", "event", "file")
+"""Kinds of records."""
 
 
 @dataclass
@@ -99,11 +104,12 @@ class FakeWorker:
 class FakeCluster:
     """Carries instructions out and checks the invariants after every step."""
 
-    def __init__(self, settings: ClusterSettings, jobs_submitted: int = 0) -> None:
-        facts = CoordinatorFacts("test", "0", "3.11", 99, TERM, WALL)
+    def __init__(self, settings: ClusterSettings, records: dict[RecordKey, bytes] | None = None) -> None:
         self.settings = settings
-        self.state = CoordinatorState(settings, facts, jobs_submitted, Random(0).random)
         self.now = 100.0
+        self.term = TERM
+        self.journal: dict[RecordKey, bytes] = dict(records or {})
+        self.state = self._recalled()
         self.workers: dict[int, FakeWorker] = {}
         """By link; one that is taken out hears and says nothing any more."""
         self.sent: list[tuple[int, ControlMessage]] = []
@@ -113,13 +119,47 @@ class FakeCluster:
         self.decisions = 0
         self.replies: dict[tuple[int, int], ControlMessage] = {}
         self.closed: dict[int, str] = {}
-        self.journal: list[int] = []
         self.journal_error: ShuffleError | None = None
         """What writing the journal fails with."""
         self.stopped = False
         self.writes_begin = True
         """Workers say at once that a write into a stream has begun."""
         self._numbers = 0
+
+    def _recalled(self) -> CoordinatorState:
+        facts = CoordinatorFacts("test", "0", "3.11", 99, self.term, WALL)
+        return CoordinatorState(self.settings, facts, self.journal, Random(0).random, self.now)
+
+    def lose_coordinator(self) -> None:
+        """It is killed, and started again from its journal; every link is closed."""
+        self.term += 1
+        self.state = self._recalled()
+        self.workers.clear()
+        self.do(self.state.handle_timer(self.now))
+
+    def come_back(self, worker: FakeWorker) -> None:
+        """A worker registers again, with what it runs."""
+        worker.link = self.number()
+        self.workers[worker.link] = worker
+        held = [
+            HeldAttempt(job=job, operator=operator, index=index, attempt=task.attempt)
+            for (job, operator, index), task in worker.tasks.items()
+        ]
+        fields = {"requested_worker": worker.worker, "epoch": worker.epoch, "attempts": held}
+        about = worker.about.model_copy(update=fields | {"term": self.term - 1})
+        self.do(self.state.worker_message(worker.link, about, self.now))
+
+    def jobs_journaled(self) -> list[str]:
+        return [name for kind, name in self.journal if kind == "job"]
+
+    def check_journal(self) -> None:
+        """The journal holds what is to be remembered, and that is what is recalled from it."""
+        held = {key: record for key, record in self.journal.items() if key[0] in OF_JOBS}
+        for jobs in (self.state._jobs.values(), recalled_jobs(self.journal, Random(0).random)):
+            wanted = {}
+            for job in jobs:
+                wanted |= {key: record for key, record in job_records(job).items() if record is not None}
+            assert held == wanted
 
     def do(self, instructions: list[Instruction]) -> None:
         self.decisions += 1
@@ -132,17 +172,20 @@ class FakeCluster:
                     if link in self.workers:
                         self.workers[link].receive(message)
                         if isinstance(message, BeginWrite) and self.writes_begin:
-                            answer = WriteBegun(term=TERM, ticket=message.ticket)
+                            answer = WriteBegun(term=self.term, ticket=message.ticket)
                             self.send(self.workers[link], answer)
                 case Reply(link, request, message):
                     assert (link, request) not in self.replies, "answered twice"
                     self.replies[link, request] = message
                 case CloseLink(link, why):
                     self.closed[link] = why
-                case Journal(jobs_submitted):
+                case Journal(changes, submission):
                     if self.journal_error is None:
-                        self.journal.append(jobs_submitted)
-                    self.do(self.state.journaled(self.journal_error, self.now))
+                        self.journal |= {key: each for key, each in changes.items() if each is not None}
+                        for gone in [key for key, each in changes.items() if each is None]:
+                            self.journal.pop(gone, None)
+                    if submission:
+                        self.do(self.state.journaled(self.journal_error, self.now))
                 case Stopped():
                     self.stopped = True
         self.state.validate()
@@ -181,13 +224,13 @@ class FakeCluster:
         self.do(self.state.link_closed(worker.link, self.now))
 
     def heartbeat(self, sender: FakeWorker, tasks: list[TaskReport] | None = None, **fields: Any) -> None:
-        values = {"term": TERM, "worker": sender.worker, "epoch": sender.epoch, "peers": [], **fields}
+        values = {"term": self.term, "worker": sender.worker, "epoch": sender.epoch, "peers": [], **fields}
         self.send(sender, Heartbeat(report=WorkerReport(), tasks=tasks or [], **values))
 
     def report(self, worker: FakeWorker, key: tuple[str, int, int], state: str, **fields: Any) -> None:
         """A task changed its state."""
         job, operator, index = key
-        values = {"term": TERM, "attempt": 1, **fields}
+        values = {"term": self.term, "attempt": 1, **fields}
         message = TaskStateChanged(job=job, operator=operator, index=index, state=state, **values)  # type: ignore[arg-type]
         self.send(worker, message)
 
@@ -201,11 +244,11 @@ class FakeCluster:
 
     def collect(self, worker: FakeWorker, key: tuple[str, int, int], payload: bytes, **fields: Any) -> None:
         job, operator, index = key
-        values = {"term": TERM, "attempt": 1, **fields}
+        values = {"term": self.term, "attempt": 1, **fields}
         self.send(worker, Collected(job=job, operator=operator, index=index, payload=payload, **values))
 
     def log(self, worker: FakeWorker, job: str, *lines: str) -> None:
-        self.send(worker, LogLines(term=TERM, job=job, lines=list(lines)))
+        self.send(worker, LogLines(term=self.term, job=job, lines=list(lines)))
 
     def advance(self, seconds: float, heartbeats: bool = True) -> None:
         """Let time pass in steps of a heartbeat; every timer fires when it is due."""
@@ -279,8 +322,8 @@ def make_graph() -> Callable[..., JobGraph]:
 
 @pytest.fixture
 def make_cluster() -> Callable[..., FakeCluster]:
-    def make(jobs_submitted: int = 0, **settings: Any) -> FakeCluster:
-        return FakeCluster(ClusterSettings(**settings), jobs_submitted)
+    def make(records: dict[RecordKey, bytes] | None = None, **settings: Any) -> FakeCluster:
+        return FakeCluster(ClusterSettings(**settings), records)
 
     return make
 

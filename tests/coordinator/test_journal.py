@@ -9,36 +9,41 @@ from pathlib import Path
 
 import pytest
 
-from minishuffle.config import ClusterSettings
-from minishuffle.coordinator.journal import FILE_NAME, RECORD_BUSY_SECONDS, CoordinatorJournal
-from minishuffle.errors import ResourceExhausted, ShuffleError
+from minishuffle.coordinator.journal import FILE_NAME, CoordinatorJournal
+from minishuffle.errors import ResourceExhausted, ShuffleError, Superseded
+
+JOB, TASK = ("job", "j1"), ("task", "j1/0/0")
 
 
-def test_each_start_begins_a_new_term_and_job_numbers_last(tmp_path: Path) -> None:
+def test_each_start_begins_a_new_term_and_finds_the_records(tmp_path: Path) -> None:
     with CoordinatorJournal(tmp_path) as journal:
-        assert (journal.term, journal.jobs_submitted) == (1, 0)
-        journal.record_jobs(1)
-        journal.record_jobs(2)
-        assert journal.jobs_submitted == 2
+        assert (journal.term, journal.records) == (1, {})
+        journal.write({JOB: b"running", TASK: b"1"})
+        journal.write({TASK: b"2"})
     with CoordinatorJournal(tmp_path) as journal:
-        assert (journal.term, journal.jobs_submitted) == (2, 2)
+        assert (journal.term, journal.records) == (2, {JOB: b"running", TASK: b"2"})
+        journal.write({JOB: None, ("job", "j2"): b""})
+    with CoordinatorJournal(tmp_path) as journal:
+        assert (journal.term, journal.records) == (3, {TASK: b"2", ("job", "j2"): b""})
 
 
-def test_what_is_recorded_outlives_a_process_that_never_closes(tmp_path: Path) -> None:
+def test_what_is_written_outlives_a_process_that_never_closes(tmp_path: Path) -> None:
     killed = CoordinatorJournal(tmp_path)
-    killed.record_jobs(5)
+    killed.write({JOB: b"running"})
     with CoordinatorJournal(tmp_path) as journal:
-        assert (journal.term, journal.jobs_submitted) == (2, 5)
+        assert (journal.term, journal.records) == (2, {JOB: b"running"})
     killed.close()
 
 
-def test_the_number_of_jobs_never_shrinks(tmp_path: Path) -> None:
+def test_a_coordinator_of_an_earlier_term_writes_nothing_more(tmp_path: Path) -> None:
+    with CoordinatorJournal(tmp_path) as old, CoordinatorJournal(tmp_path) as new:
+        new.write({JOB: b"of the new one"})
+        for changes in ({JOB: b"of the old one"}, {}):
+            with pytest.raises(Superseded, match="a coordinator of term 2 has taken over .* of term 1, ends"):
+                old.write(changes)
+        new.write({TASK: b"1"})
     with CoordinatorJournal(tmp_path) as journal:
-        journal.record_jobs(9)
-        journal.record_jobs(3)
-        assert journal.jobs_submitted == 9
-    with CoordinatorJournal(tmp_path) as journal:
-        assert journal.jobs_submitted == 9
+        assert journal.records == {JOB: b"of the new one", TASK: b"1"}
 
 
 @pytest.mark.parametrize("content", [b"not a database at all" * 100, b"SQLite format 3\0" + b"\xff" * 4096])
@@ -51,6 +56,39 @@ def test_a_damaged_file_is_named_with_a_fix(tmp_path: Path, content: bytes) -> N
         CoordinatorJournal(tmp_path)
     assert str(path) in str(raised.value)
     assert path.read_bytes() == content
+
+
+def test_a_record_that_was_changed_is_found_by_its_checksum_and_no_term_begins(tmp_path: Path) -> None:
+    with CoordinatorJournal(tmp_path) as journal:
+        journal.write({JOB: b"running"})
+    with closing(sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)) as database:
+        database.execute("UPDATE records SET record = ?", (b"runninG",))
+    with pytest.raises(ShuffleError, match=r"journal.sqlite is damaged \(the checksum of record job j1 is"):
+        CoordinatorJournal(tmp_path)
+    with closing(sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)) as database:
+        assert database.execute("SELECT term FROM coordinator").fetchone() == (1,)
+
+
+def test_a_log_that_was_cut_off_anywhere_loses_whole_writes_and_only_the_last_ones(tmp_path: Path) -> None:
+    """The file is what a crash leaves: the write-ahead log is not yet in the database."""
+    source = tmp_path / "source"
+    source.mkdir()
+    journal = CoordinatorJournal(source)
+    for number in range(3):
+        journal.write({JOB: b"%d" % number, TASK: b"%d" % number})
+    log = (source / f"{FILE_NAME}-wal").read_bytes()
+    found = []
+    for cut in range(len(log), 0, -len(log) // 40):
+        directory = tmp_path / str(cut)
+        directory.mkdir()
+        shutil.copy(source / FILE_NAME, directory)
+        (directory / f"{FILE_NAME}-wal").write_bytes(log[:cut])
+        with CoordinatorJournal(directory) as recovered:
+            assert recovered.records.get(JOB) == recovered.records.get(TASK)
+            found.append(recovered.records.get(JOB, b""))
+    journal.close()
+    assert found == sorted(found, reverse=True)
+    assert set(found) >= {b"2", b"1", b""}
 
 
 def test_a_file_of_another_kind_of_journal_is_refused(tmp_path: Path) -> None:
@@ -80,47 +118,47 @@ def nothing_can_be_written() -> Iterator[None]:
 
 def test_a_full_disk_is_an_error_each_time_until_there_is_room(tmp_path: Path) -> None:
     with CoordinatorJournal(tmp_path) as journal:
-        journal.record_jobs(1)
+        journal.write({JOB: b"1"})
         errors = []
         with nothing_can_be_written():
             for _ in range(3):
                 with pytest.raises(ResourceExhausted) as raised:
-                    journal.record_jobs(2)
+                    journal.write({JOB: b"2"})
                 errors.append(str(raised.value))
         assert all("cannot be written (" in text and "make room" in text for text in errors)
-        assert journal.jobs_submitted == 1
-        journal.record_jobs(2)
+        journal.write({TASK: b"3"})
     with CoordinatorJournal(tmp_path) as journal:
-        assert (journal.term, journal.jobs_submitted) == (2, 2)
+        assert (journal.term, journal.records) == (2, {JOB: b"1", TASK: b"3"})
 
 
 def test_a_directory_that_was_removed_works_again_once_it_is_back(tmp_path: Path) -> None:
     directory = tmp_path / "state"
     directory.mkdir()
     with CoordinatorJournal(directory) as journal:
-        journal.record_jobs(7)
+        journal.write({JOB: b"1"})
         shutil.rmtree(directory)
         with pytest.raises(ResourceExhausted, match="unable to open database file"):
-            journal.record_jobs(8)
+            journal.write({JOB: b"2"})
         directory.mkdir()
-        journal.record_jobs(8)
-        assert journal.jobs_submitted == 8
+        journal.write({JOB: b"2"})
     with CoordinatorJournal(directory) as journal:
-        assert (journal.term, journal.jobs_submitted) == (2, 8)
+        assert (journal.term, journal.records) == (2, {JOB: b"2"})
 
 
-def test_a_journal_that_is_held_by_another_program_does_not_hold_up_the_coordinator(tmp_path: Path) -> None:
+def test_a_journal_that_another_program_holds_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minishuffle.coordinator.journal.WRITE_BUSY_SECONDS", 0.05)
     with CoordinatorJournal(tmp_path) as journal, closing(sqlite3.connect(journal.path)) as holder:
         holder.execute("BEGIN IMMEDIATE")
         with pytest.raises(ResourceExhausted, match="database is locked"):
-            journal.record_jobs(1)
-        assert 0.5 * ClusterSettings().heartbeat_interval > RECORD_BUSY_SECONDS
+            journal.write({JOB: b"1"})
         holder.rollback()
-        journal.record_jobs(1)
+        journal.write({JOB: b"1"})
 
 
 def test_a_journal_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     journal = CoordinatorJournal(tmp_path)
     journal.close()
     with pytest.raises(ShuffleError, match="cannot be written"):
-        journal.record_jobs(1)
+        journal.write({JOB: b"1"})

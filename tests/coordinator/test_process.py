@@ -318,8 +318,8 @@ def test_a_stop_cancels_jobs_and_sends_workers_home(
 def test_a_stop_is_bounded_when_a_worker_does_not_answer(
     run: Run, tmp_path: Path, make_graph: Callable[..., JobGraph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minishuffle.coordinator.state.DRAIN_SECONDS", 0.05)
-    monkeypatch.setattr("minishuffle.coordinator.state.CLOSING_SECONDS", 0.05)
+    monkeypatch.setattr("minishuffle.coordinator.shutdown.DRAIN_SECONDS", 0.05)
+    monkeypatch.setattr("minishuffle.coordinator.shutdown.CLOSING_SECONDS", 0.05)
 
     async def main() -> None:
         async with coordinator(tmp_path, task_cancel_timeout=0.05) as running:
@@ -418,7 +418,7 @@ def test_a_journal_that_cannot_be_written_refuses_the_submission_and_all_else_ru
             assert failure.code == ResourceExhausted.code
             assert failure.text == (
                 f"the job cannot be accepted: the journal {tmp_path / 'journal.sqlite'} cannot be written "
-                "(database is locked): make room on its disk or see to its permissions, and submit again"
+                "(database is locked): make room on its disk or see to its permissions, and submit it again"
             )
             worker.report(deploy, "running")
             worker.report(deploy, "finished")

@@ -60,10 +60,13 @@ class Simulation:
             self.pass_time: 6,
             self.task_event: 60,
             self.stale: 4,
+            self.lose_coordinator: 1,
         }
         (action,) = self.random.choices(list(weights), list(weights.values()))
         action()
         self.check_ends()
+        if self.random.random() < 0.2:
+            self.cluster.check_journal()
 
     # --- events ----------------------------------------------------------------------------------
 
@@ -89,9 +92,35 @@ class Simulation:
     def goodbye(self) -> None:
         if living := self.living():
             worker = self.random.choice(living)
-            self.cluster.send(worker, Shutdown(term=7, reason=""))
+            self.cluster.send(worker, Shutdown(term=self.cluster.term, reason=""))
             self.cluster.workers.pop(worker.link)
             self.cluster.lose(worker)
+
+    def lose_coordinator(self) -> None:
+        """It is started again from its journal; some workers are lost meanwhile, and some tasks come to an
+        end, which is reported later."""
+        living = self.living()
+        before = self.attempts()
+        self.cluster.lose_coordinator()
+        self.cluster.check_journal()
+        assert self.attempts() == before, "no task is restarted by that"
+        for worker in self.random.sample(living, len(living)):
+            if self.random.random() < 0.8:
+                self.cluster.come_back(worker)
+        self.waits = [
+            wait
+            if self.cluster.reply(wait) is not None
+            else self.cluster.ask(WaitJob(job=job, wait_seconds=50.0))
+            for wait, job in zip(self.waits, self.submitted, strict=True)
+        ]
+        self.cluster.advance(3.5)
+
+    def attempts(self) -> dict[tuple[str, int, int], tuple[int, str]]:
+        return {
+            (job.job, task.operator, task.index): (task.attempt, task.state)
+            for job in self.jobs()
+            for task in job.tasks
+        }
 
     def submit(self) -> None:
         sources, sinks = self.random.randint(1, 5), self.random.randint(1, 5)
@@ -181,8 +210,10 @@ def test_every_job_ends_once_its_faults_are_over(
     assert all(cluster.reply(wait) is not None for wait in run.waits), f"seed {seed}"
     for worker in run.living():
         assert worker.tasks == {}, f"seed {seed}: worker {worker.worker} was not told to release a job"
-        released = [message.job for message in worker.got(ReleaseJob) if not message.attempts]
-        canceled = [message.job for message in worker.got(CancelTasks) if not message.attempts]
+        released = [(each.term, each.job) for each in worker.got(ReleaseJob) if not each.attempts]
+        canceled = [
+            (message.term, message.job) for message in worker.got(CancelTasks) if not message.attempts
+        ]
         assert len(set(released)) == len(released) and len(set(canceled)) == len(canceled), f"seed {seed}"
     status: Any = cluster.request(GetStatus())
     assert cluster.state.snapshot(cluster.now, {}).slots["used"] == 0

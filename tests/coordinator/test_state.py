@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle.coordinator.instructions import Journal
-from minishuffle.coordinator.state import CLOSING_SECONDS, DRAIN_SECONDS
+from minishuffle.coordinator.journalrecords import Recorder
+from minishuffle.coordinator.shutdown import CLOSING_SECONDS, DRAIN_SECONDS
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import InvalidGraph, ResourceExhausted, TaskCancelled, TaskFailed, UsageError
@@ -51,7 +52,7 @@ def kinds(cluster: FakeCluster, job: str = "j1") -> list[str]:
 
 def test_a_job_runs_to_its_end(cluster: FakeCluster, pair: Any, make_graph: MakeGraph) -> None:
     assert cluster.submit(make_graph()) == "j1"
-    assert cluster.journal == [1]
+    assert cluster.jobs_journaled() == ["j1"]
     for worker, index in zip(pair, (0, 1), strict=True):
         (deploy,) = worker.got(DeployTasks)
         assert [(task.operator, task.index) for task in deploy.tasks] == [(0, index), (1, index)]
@@ -97,7 +98,7 @@ def test_a_submission_that_cannot_be_journaled_is_refused_and_nothing_else_chang
     request = SubmitJob(name="refused", python="3.11", graph=make_graph(1, 1).to_bytes())
     assert cluster.refusal(request) == (
         ResourceExhausted.code,
-        f"the job cannot be accepted: {cluster.journal_error}",
+        f"the job cannot be accepted: {cluster.journal_error}, and submit it again",
     )
     assert [job.job for job in cluster.request(ListJobs()).jobs] == [running]
     assert sum(cluster.free_slots()) == 3
@@ -106,15 +107,15 @@ def test_a_submission_that_cannot_be_journaled_is_refused_and_nothing_else_chang
     assert cluster.show(running).state == "finished"
     cluster.journal_error = None
     assert cluster.submit(make_graph(1, 1)) == "j2"
-    assert cluster.journal == [1, 2]
+    assert cluster.jobs_journaled() == ["j1", "j2"]
 
 
 def test_a_job_that_fits_no_more_once_it_is_journaled_is_refused(
     cluster: FakeCluster, pair: Any, make_graph: MakeGraph
 ) -> None:
     request = SubmitJob(name="words", python="3.11", graph=make_graph(4, 4).to_bytes())
-    (journal,) = cluster.state.client_request(CLIENT, 1, request, cluster.now)
-    assert journal == Journal(1)
+    *_, journal = cluster.state.client_request(CLIENT, 1, request, cluster.now)
+    assert isinstance(journal, Journal) and journal.submission
     cluster.lose(pair[0])
     cluster.do(cluster.state.journaled(None, cluster.now))
     assert "job needs 4 slots" in cluster.replies[CLIENT, 1].text  # type: ignore[attr-defined]
@@ -178,10 +179,13 @@ def test_cancels_of_submissions_that_never_come_are_bounded(
 
 
 def test_job_numbers_go_on_from_the_journal(make_cluster: Any, make_graph: MakeGraph) -> None:
-    cluster: FakeCluster = make_cluster(jobs_submitted=41)
+    recorder = Recorder({})
+    recorder.counts(41, 3, 7)
+    records = {key: record for key, record in recorder.take().items() if record is not None}
+    cluster: FakeCluster = make_cluster(records)
     cluster.add()
     assert cluster.submit(make_graph(1, 1)) == "j42"
-    assert cluster.journal == [42]
+    assert cluster.jobs_journaled() == ["j42"]
 
 
 def test_a_final_state_of_a_task_is_final(cluster: FakeCluster, pair: Any, make_graph: MakeGraph) -> None:
@@ -326,7 +330,11 @@ def test_a_submission_that_makes_no_sense_leaves_nothing_behind(
 ) -> None:
     got = cluster.refusal(submit(**{"graph": make_graph().to_bytes(), **change}))
     assert got[0] == code and text in got[1]
-    assert (cluster.request(ListJobs()).jobs, cluster.journal, cluster.free_slots()) == ([], [], [2, 2])
+    assert (cluster.request(ListJobs()).jobs, cluster.jobs_journaled(), cluster.free_slots()) == (
+        [],
+        [],
+        [2, 2],
+    )
     assert not any(worker.got(DeployTasks) for worker in pair)
 
 

@@ -6,6 +6,7 @@ written anew. What a seed draws is the job, the cluster, every delay and order, 
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from minishuffle.config import ClusterSettings
 from minishuffle.coordinator import process as coordinator_process
 from minishuffle.coordinator.process import Coordinator
 from minishuffle.exchange.buffers import BufferBuilder
-from minishuffle.ids import FIRST_ATTEMPT, Address, OperatorId, SubtaskId
+from minishuffle.ids import FIRST_ATTEMPT, Address, Changes, OperatorId, RecordKey, SubtaskId
 from minishuffle.limits import SEGMENT_HEADROOM_BYTES
 from minishuffle.transport.control import ControlLink, connect_control
 from minishuffle.wire.frames import Role
@@ -58,11 +59,17 @@ SMALL_TALK = (Heartbeat, Acknowledge)
 class Journal:
     """The coordinator's journal, in memory."""
 
-    term = 1
-    jobs_submitted = 0
+    def __init__(self) -> None:
+        self.term = 1
+        self.records: dict[RecordKey, bytes] = {}
 
-    def record_jobs(self, submitted: int) -> None:
-        self.jobs_submitted = submitted
+    def write(self, changes: Changes, done: Callable[[Exception | None], None]) -> None:
+        for key, record in changes.items():
+            if record is None:
+                self.records.pop(key, None)
+            else:
+                self.records[key] = record
+        asyncio.get_running_loop().call_soon(done, None)
 
 
 TAKEOVER_SECONDS = 0.05
@@ -210,7 +217,7 @@ class Cluster:
             requested_worker=0,
             standby=standby,
         )
-        registered = await worker.register(control, request)
+        registered = await worker.register(control, request, COORDINATOR)
         self.world.note(f"{host.name} is worker {registered.worker}")
         reason = await worker.ended
         self.world.note(f"worker {registered.worker} ends: {reason}")

@@ -11,7 +11,8 @@ import pytest
 from minishuffle import limits
 from minishuffle.errors import TaskCancelled
 from minishuffle.ids import AttemptId, JobId, OperatorId, SubtaskId
-from minishuffle.wire.messages import Collected, LogLines, TaskStateChanged
+from minishuffle.wire.messages import Collected, LogLines, SourcePositions, TaskStateChanged
+from minishuffle.wire.packed import SplitPosition, pack_positions, unpack_positions
 from minishuffle.worker.handoff import TaskPaths
 from minishuffle.worker.outbox import Outbox, OutboxSender, ReportLog
 
@@ -216,3 +217,72 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     log.keep(TaskStateChanged(state="finished", result=bytes(200), **TASK))
     log.take_back()
     assert not log.full
+
+
+# --- without a coordinator ------------------------------------------------------------------------------
+
+
+def positions_of(split: int, position: int, attempt: int = 1) -> SourcePositions:
+    table = pack_positions([SplitPosition(split, position, 5)])
+    return SourcePositions(positions=table, **(TASK | {"attempt": attempt}))
+
+
+def test_sources_are_excused_once_and_not_acknowledged_again() -> None:
+    log = ReportLog()
+    first, rows, second = log.keep(positions_of(0, 10)), log.keep(rows_of(1)), log.keep(positions_of(1, 20))
+    assert log.excuse(rows.number) == [first]
+    assert log.excuse(second.number) == [second]
+    assert log.excuse(second.number) == []
+    third = log.keep(positions_of(0, 30))
+    assert log.acknowledge(third.number) == [third]
+
+
+def test_positions_that_nobody_reads_become_one_report_of_each_attempt() -> None:
+    log = ReportLog()
+    other = log.keep(positions_of(0, 7, attempt=2))
+    for report in (positions_of(0, 10), positions_of(1, 20), positions_of(0, 30)):
+        log.keep(log.unite(report))
+    kept_now = log.kept(9)
+    assert [report.term for report in kept_now] == [9, 9]
+    assert [report.number for report in kept_now] == [other.number, 4]
+    last = kept_now[-1]
+    assert isinstance(last, SourcePositions)
+    table = {entry.split: entry for entry in unpack_positions(last.positions)}
+    assert table == {0: SplitPosition(0, 30, 5), 1: SplitPosition(1, 20, 5)}
+
+
+@pytest.mark.usefixtures("_small", "long_waits")
+def test_lines_are_dropped_and_counted_while_there_is_nobody_and_rows_wait(
+    turns: Turns, paths_of: PathsOf, link: Link
+) -> None:
+    link.writable = False
+    away = False
+    paths = paths_of()
+    subtask = SubtaskId(JobId("j1"), OperatorId(0), 0)
+    outbox = Outbox(AttemptId(subtask, 1), paths, link.sender.notify, lambda: away)
+    begun = threading.Event()
+
+    def say() -> None:
+        for number in range(100):
+            outbox.log("x" * 36)
+            if number == 9:
+                begun.set()
+        outbox.collect(b"x" * 50)
+
+    thread = in_thread(say)
+    assert begun.wait(SECONDS_MAX)
+    away = True
+    paths.bell.ring()
+    while outbox._lines_dropped < 90 and thread.is_alive():
+        turns.turn()
+        thread.join(0.001)
+    assert thread.is_alive(), "rows wait"
+    away, link.writable = False, True
+    while thread.is_alive():
+        link.sender.pump()
+        turns.turn()
+    outbox.log("the next")
+    link.sender.pump()
+    turns.turn()
+    lines = [line for message in link.sent if isinstance(message, LogLines) for line in message.lines]
+    assert lines[10:] == ["90 lines were dropped here while there was no coordinator", "the next"]

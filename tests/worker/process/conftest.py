@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from minishuffle.config import ClusterSettings
+from minishuffle.config import ClusterSettings, CoordinatorPlace
 from minishuffle.coordinator.scheduling import deployments
 from minishuffle.counters import WorkerSnapshot
 from minishuffle.dataflow.compile import compile_job
@@ -91,13 +91,26 @@ class Coordinator:
         self.silent = False
         self.acknowledges = True
         self.epoch = 0
+        self.applied = 0
+        """The highest number of a report, of the one worker."""
         self.workers: list[Running] = []
 
-    async def start(self) -> None:
+    async def start(self, port: int = 0) -> None:
         identity = Identity(Role.COORDINATOR, CLUSTER, 0, 0)
         await self.server.start(
-            HOST, 0, identity, SECRET, on_link=self._on_link, refused=lambda *refusal: None
+            HOST, port, identity, SECRET, on_link=self._on_link, refused=lambda *refusal: None
         )
+
+    async def lose(self) -> None:
+        """It is gone, with all its links."""
+        await self.server.close()
+
+    async def start_again(self, port: int | None = None) -> None:
+        """One of the next term, at the same port unless another is given."""
+        before = self.server.port
+        self.term += 1
+        self.server = ControlServer()
+        await self.start(before if port is None else port)
 
     @property
     def address(self) -> Address:
@@ -110,6 +123,7 @@ class Coordinator:
         if not isinstance(message, Register):
             self.messages.append(message)
             if self.acknowledges and isinstance(message, NumberedReport):
+                self.applied = message.number
                 link.send(Acknowledge(term=self.term, number=message.number))
             if isinstance(message, AskDial):
                 self.links[message.target].send(Dial(term=self.term, peer=self.addresses[message.worker]))
@@ -121,8 +135,19 @@ class Coordinator:
             self._register(link, message)
 
     def _register(self, link: ControlLink, message: Register) -> None:
-        self.epoch += 1
         worker = message.requested_worker
+        if message.epoch:  # it comes back
+            self.links[worker] = link
+            welcome = Registered(
+                term=self.term,
+                worker=worker,
+                epoch=message.epoch,
+                heartbeat_interval=SETTINGS.heartbeat_interval,
+                applied=self.applied,
+            )
+            link.send(welcome)
+            return
+        self.epoch += 1
         self.links[worker] = link
         self.addresses[worker] = WorkerAddress(
             worker=worker, epoch=self.epoch, host=message.host, data_port=message.data_port
@@ -144,6 +169,7 @@ class Coordinator:
         settings: ClusterSettings = SETTINGS,
         address: Address | None = None,
         standby: bool = False,
+        find: Callable[[], CoordinatorPlace | None] = lambda: None,
     ) -> Running:
         """Start a worker without waiting for anything."""
         running = Running(asyncio.Event())
@@ -161,6 +187,7 @@ class Coordinator:
                 host=HOST,
                 requested_worker=worker,
                 standby=standby,
+                find=find,
                 web=web,
                 ready=running.told.update,
                 stop=running.stop,
@@ -169,10 +196,8 @@ class Coordinator:
         self.workers.append(running)
         return running
 
-    async def worker(
-        self, worker: int = 1, settings: ClusterSettings = SETTINGS, standby: bool = False
-    ) -> Running:
-        running = self.begin(worker, settings, standby=standby)
+    async def worker(self, worker: int = 1, settings: ClusterSettings = SETTINGS, **options: Any) -> Running:
+        running = self.begin(worker, settings, **options)
         await self.until(lambda: running.told)
         return running
 

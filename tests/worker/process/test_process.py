@@ -81,14 +81,6 @@ async def test_stop_ends_a_worker_in_order(coordinator: Coordinator) -> None:
     assert running.web[0].closed
 
 
-async def test_a_lost_coordinator_ends_the_worker(coordinator: Coordinator) -> None:
-    running = await coordinator.worker()
-    await coordinator.server.close()
-    with pytest.raises(PeerLost, match="the coordinator is gone"):
-        await running.ended()
-    assert running.web[0].closed
-
-
 async def test_a_coordinator_that_is_not_there_is_named(coordinator: Coordinator) -> None:
     address = coordinator.address
     await coordinator.server.close()

@@ -1,0 +1,344 @@
+"""What a coordinator has to remember over its restarts, as records of its journal. Pure.
+
+A record has a kind and a name, and takes the place of the one before of that kind and name:
+
+====================  =====================================================================================
+``coordinator``       how many jobs were submitted, registrations accepted, and the highest worker id
+``worker`` ID         a registration that has not ended
+``applied`` ID        the highest number of a report of that worker that was applied
+``graph`` JOB         a job as it was submitted, its pickled functions included, until it has ended
+``job`` JOB           the job's state, placement, restarts, causes, and totals of what it lost
+``task`` JOB/OP/I     a subtask and its current attempt, when the next is due, its failures, its positions
+``past`` JOB/OP/I     the attempts of it that were replaced
+``event`` JOB/NUMBER  an event of the job
+``file`` JOB/NUMBER   a file that a sink of the job has completed
+====================  =====================================================================================
+
+What an attempt that runs has counted is not among them: its worker reports it again. Nor are rows and lines
+for clients.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+import msgpack
+
+from minishuffle import limits
+from minishuffle.coordinator.books import TaskKey
+from minishuffle.coordinator.failover import Failures
+from minishuffle.coordinator.jobs import Job
+from minishuffle.coordinator.lifecycle import recalled_subtask
+from minishuffle.coordinator.workers import Worker
+from minishuffle.dataflow.graph import JobGraph
+from minishuffle.errors import InvalidGraph, ShuffleError
+from minishuffle.ids import Changes, RecordKey
+from minishuffle.wire.messages import Register
+from minishuffle.wire.packed import pack_placement, unpack_placement
+
+__all__ = ["Recorder", "job_records", "recalled_counts", "recalled_jobs", "recalled_workers"]
+
+FORMAT: Final = 1
+"""The first byte of each record; another version of it cannot be read."""
+OF_JOBS: Final = frozenset({"graph", "job", "task", "past", "event", "file"})
+NUMBERED: Final = ("event", "file")
+"""Kinds whose names end with a number that counts on."""
+
+
+def pack_record(fields: Mapping[str, Any]) -> bytes:
+    packed: bytes = msgpack.packb(fields, use_bin_type=True, unicode_errors="backslashreplace")
+    return bytes((FORMAT,)) + packed
+
+
+def unpack_record(key: RecordKey, record: bytes) -> dict[str, Any]:
+    """The fields of a record.
+
+    Raises:
+        ShuffleError: another version of minishuffle wrote it, or nobody did.
+    """
+    try:
+        if record[:1] != bytes((FORMAT,)):
+            raise ValueError(f"it has format {record[:1].hex() or 'none'}, not {FORMAT:02x}")
+        fields: dict[str, Any] = msgpack.unpackb(record[1:], strict_map_key=False)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise ShuffleError(f"record {' '.join(key)} cannot be read: {error}") from error
+    return fields
+
+
+def _digest(record: bytes) -> bytes:
+    return hashlib.blake2b(record, digest_size=16).digest()
+
+
+def _task_name(job: str, key: TaskKey) -> str:
+    return f"{job}/{key[0]}/{key[1]}"
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+def _graph(job: Job) -> bytes:
+    return pack_record(
+        {
+            "name": job.name,
+            "submission": job.submission,
+            "submitted_at": job.submitted_at,
+            "graph": job.graph.to_bytes(),
+        }
+    )
+
+
+def _head(job: Job) -> dict[str, Any]:
+    """What is not of a single subtask."""
+    return {
+        "state": job.state,
+        "ended_at": job.ended_at,
+        "released": job.released,
+        "placement": pack_placement(job.placement),
+        "lost_slots": sorted(job._lost_slots),
+        "segments": job._segments,
+        "restarts": dict(job.restarts),
+        "abandoned": sorted(job._abandoned),
+        "history": job.history.record(),
+        "books": job._books.record(),
+        "regions": job._regions.record(),
+        "manifest": job.manifest.record(),
+    }
+
+
+def _task(job: Job, key: TaskKey) -> dict[str, Any]:
+    failures = job._failures.get(key)
+    return {
+        "task": job._tasks[key].record(),
+        "due": job._times.get(key),
+        "failures": failures.record() if failures is not None else None,
+        "source": job.positions.record(*key),
+        "writes": job.writes.record(*key),
+    }
+
+
+def _of_job(job: Job, keys: Iterable[TaskKey], after: Mapping[str, int]) -> Changes:
+    """All but the graph, of these tasks, and of events and files above a number."""
+    changes: Changes = {("job", job.id): pack_record(_head(job))}
+    for key in keys:
+        name = _task_name(job.id, key)
+        changes["task", name] = pack_record(_task(job, key))
+        past = job._books.past_record(key)
+        changes["past", name] = pack_record(past) if past else None
+    for event in job.history.events_above(after.get("event", 0)):
+        changes["event", f"{job.id}/{event.number}"] = pack_record(event.model_dump())
+    for number, file in job.manifest.kept_above(after.get("file", 0)):
+        changes["file", f"{job.id}/{number}"] = pack_record(file.model_dump())
+    return changes
+
+
+def job_records(job: Job) -> Changes:
+    """Everything that is to be remembered of a job."""
+    return {("graph", job.id): _graph(job), **_of_job(job, job.keys(), {})}
+
+
+class Recorder:
+    """What the journal holds, and what is to be written there.
+
+    Args:
+        records: of the journal, which the state was recalled from.
+    """
+
+    def __init__(self, records: Mapping[RecordKey, bytes]) -> None:
+        self._held: dict[RecordKey, bytes] = {}
+        """Digests of what is there, or will be."""
+        self._of_jobs: dict[str, set[RecordKey]] = {}
+        self._released: set[str] = set()
+        """Jobs whose graph has no functions any more."""
+        self._last: dict[str, dict[str, int]] = {}
+        """By job, and by kind, the number of the last event and file that is there."""
+        self._changes: Changes = {}
+        self.note(dict(records))
+
+    def note(self, changes: Changes) -> None:
+        """These are in the journal."""
+        for key, record in changes.items():
+            if record is None:
+                self._held.pop(key, None)
+                continue
+            self._held[key] = _digest(record)
+            kind, name = key
+            if kind in OF_JOBS:
+                job, _, rest = name.partition("/")
+                self._of_jobs.setdefault(job, set()).add(key)
+                if kind in NUMBERED:
+                    last = self._last.setdefault(job, {})
+                    last[kind] = max(last.get(kind, 0), int(rest))
+
+    def _put(self, changes: Changes) -> None:
+        changed: Changes = {}
+        for key, record in changes.items():
+            if self._held.get(key) != (None if record is None else _digest(record)):
+                changed[key] = record
+        self.note(changed)
+        self._changes |= changed
+
+    def job(self, job: Job) -> None:
+        """Something may have happened to it."""
+        keys, job.changed = job.changed, set()
+        if job.id not in self._of_jobs or (job.released and job.id not in self._released):
+            self._put({("graph", job.id): _graph(job)})
+        if job.released:
+            self._released.add(job.id)
+        before = dict(self._last.get(job.id, {}))
+        self._put(_of_job(job, keys, before))
+        for kind, kept in (("event", limits.JOB_EVENTS_KEPT), ("file", limits.JOB_FILES_KEPT)):
+            last = self._last.get(job.id, {}).get(kind, 0)
+            old = range(before.get(kind, 0) - kept + 1, last - kept + 1)
+            self._put({(kind, f"{job.id}/{number}"): None for number in old if number > 0})
+
+    def forget_job(self, job: str) -> None:
+        """It is not known any more."""
+        self._put(dict.fromkeys(self._of_jobs.pop(job, ())))
+        self._last.pop(job, None)
+        self._released.discard(job)
+
+    def worker(self, worker: Worker) -> None:
+        """It registered, reported something, or has ended."""
+        name = str(worker.worker)
+        if worker.state in ("lost", "gone"):
+            self._put({("worker", name): None, ("applied", name): None})
+            return
+        fields = {
+            "epoch": worker.epoch,
+            "about": worker.about.model_dump(),
+            "standby": worker.standby,
+            "slots_written_off": worker.slots_written_off,
+        }
+        self._put({("worker", name): pack_record(fields)})
+        self._put({("applied", name): pack_record({"number": worker.applied})})
+
+    def counts(self, submitted: int, epoch: int, highest: int) -> None:
+        """Numbers that are not used again."""
+        fields = {"submitted": submitted, "epoch": epoch, "highest": highest}
+        self._put({("coordinator", ""): pack_record(fields)})
+
+    def take(self) -> Changes:
+        """What has changed since the last call."""
+        changes, self._changes = self._changes, {}
+        return changes
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def _recall(
+    job: Job,
+    record: Mapping[str, Any],
+    tasks: Mapping[TaskKey, Mapping[str, Any]],
+    numbered: Mapping[str, Mapping[int, Mapping[str, Any]]],
+) -> None:
+    """Have a new job become what the records say: ``tasks`` by subtask and kind, ``numbered`` by kind and
+    number."""
+    job.state, job.ended_at, job.released = record["state"], record["ended_at"], record["released"]
+    job._lost_slots, job._segments = set(record["lost_slots"]), dict(record["segments"])
+    job.restarts = Counter(record["restarts"])
+    job._abandoned = {(worker, slot) for worker, slot in record["abandoned"]}
+    events, files = (numbered.get(kind, {}) for kind in NUMBERED)
+    job.history.recall(record["history"], events.values())
+    job.manifest.recall(record["manifest"], [files[number] for number in sorted(files)])
+    past = {key: each["past"] for key, each in tasks.items() if "past" in each}
+    job._books.recall(record["books"], past)
+    for key, each in tasks.items():
+        fields = each["task"]
+        job._tasks[key] = recalled_subtask(fields["task"])
+        job.positions.recall(*key, fields["source"])
+        job.writes.recall(*key, fields["writes"])
+        job._recoveries.moved(key, job._tasks[key].state, fields["due"] or job.submitted_at)
+        if fields["due"] is not None:
+            job._times[key] = fields["due"]
+        if fields["failures"] is not None:
+            failures = job._failures[key] = Failures(job.graph.settings.restart_failures_max, job._random)
+            failures.recall(fields["failures"])
+    job.stop_sent = job.stopping
+    job._to_cancel = job._regions.recall(record["regions"])
+    job._states = Counter(task.state for task in job._tasks.values())
+    job._result_bytes = sum(len(task.result) for task in job._tasks.values())
+
+
+def recalled_jobs(records: Mapping[RecordKey, bytes], random: Callable[[], float]) -> list[Job]:
+    """The jobs in the order of their submission; what is left of one whose job record is missing is not
+    used.
+
+    Raises:
+        ShuffleError: a record cannot be read.
+    """
+    tasks: dict[str, dict[TaskKey, dict[str, Any]]] = {}
+    numbered: dict[str, dict[str, dict[int, dict[str, Any]]]] = {}
+    for (kind, name), record in records.items():
+        job, *rest = name.split("/")
+        if kind in ("task", "past"):
+            key = (int(rest[0]), int(rest[1]))
+            tasks.setdefault(job, {}).setdefault(key, {})[kind] = unpack_record((kind, name), record)
+        elif kind in NUMBERED:
+            of_kind = numbered.setdefault(job, {}).setdefault(kind, {})
+            of_kind[int(rest[0])] = unpack_record((kind, name), record)
+    found = []
+    for (kind, name), record in records.items():
+        if kind != "job" or ("graph", name) not in records:
+            continue
+        try:
+            about = unpack_record(("graph", name), records["graph", name])
+            head = unpack_record((kind, name), record)
+            recalled = Job(
+                name,
+                about["name"],
+                JobGraph.from_bytes(about["graph"]),
+                unpack_placement(head["placement"]),
+                {},
+                at=about["submitted_at"],
+                random=random,
+                submission=about["submission"],
+            )
+            _recall(recalled, head, tasks.get(name, {}), numbered.get(name, {}))
+        except (InvalidGraph, KeyError, TypeError, ValueError) as error:
+            raise ShuffleError(f"the records of job {name} cannot be read: {error}") from error
+        found.append(recalled)
+    return sorted(found, key=lambda job: int(job.id[1:]))
+
+
+def recalled_workers(records: Mapping[RecordKey, bytes], now: float) -> list[Worker]:
+    """The workers that are awaited from ``now`` on.
+
+    Raises:
+        ShuffleError: a record cannot be read.
+    """
+    found = []
+    for (kind, name), record in records.items():
+        if kind != "worker":
+            continue
+        fields = unpack_record((kind, name), record)
+        applied = records.get(("applied", name))
+        try:
+            found.append(
+                Worker(
+                    int(name),
+                    fields["epoch"],
+                    0,
+                    Register(**fields["about"]),
+                    now,
+                    state="awaited",
+                    applied=unpack_record(("applied", name), applied)["number"] if applied else 0,
+                    slots_written_off=fields["slots_written_off"],
+                    standby=fields["standby"],
+                )
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ShuffleError(f"the record of worker {name} cannot be read: {error}") from error
+    return found
+
+
+def recalled_counts(records: Mapping[RecordKey, bytes]) -> tuple[int, int, int]:
+    """What :meth:`Recorder.counts` was called with last; zeros at first."""
+    record = records.get(("coordinator", ""))
+    if record is None:
+        return 0, 0, 0
+    fields = unpack_record(("coordinator", ""), record)
+    return fields["submitted"], fields["epoch"], fields["highest"]

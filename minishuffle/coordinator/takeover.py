@@ -1,0 +1,82 @@
+"""How a worker that comes back and its coordinator find out what each has missed. Pure.
+
+Either may have decided something that the other has not heard of: a coordinator before it was lost, whose
+last messages never arrived, or a worker while there was none. The coordinator's word counts; what the worker
+has beyond that is released, and what it lacks starts again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from minishuffle.coordinator.books import TaskKey
+from minishuffle.coordinator.jobs import Job
+from minishuffle.ids import FIRST_ATTEMPT
+from minishuffle.wire.messages import (
+    CancelTasks,
+    ControlMessage,
+    HeldAttempt,
+    PlacedAttempt,
+    ReleaseJob,
+    TaskAttempt,
+    TasksRestarted,
+    WorkerAddress,
+)
+
+__all__ = ["missing", "reconciled"]
+
+
+def missing(worker: int, held: Iterable[HeldAttempt], job: Job) -> list[TaskKey]:
+    """Subtasks that should run on a worker and do not: it never heard of them."""
+    there = {(each.operator, each.index, each.attempt) for each in held if each.job == job.id}
+    return [
+        task.key
+        for task in job.tasks_on(worker)
+        if task.state in ("created", "running") and (*task.key, task.attempt) not in there
+    ]
+
+
+def reconciled(
+    worker: int,
+    held: Iterable[HeldAttempt],
+    jobs: Iterable[Job],
+    addresses: Mapping[int, WorkerAddress],
+    term: int,
+) -> list[ControlMessage]:
+    """What to send to a worker that has come back; ``jobs`` are those that have not ended."""
+    active = {job.id: job for job in jobs}
+    there: dict[str, list[HeldAttempt]] = {}
+    for each in held:
+        there.setdefault(each.job, []).append(each)
+    messages: list[ControlMessage] = [
+        ReleaseJob(term=term, job=job) for job in sorted(there) if job not in active
+    ]
+    for job in active.values():
+        wanted = {(*task.key, task.attempt) for task in job.tasks_on(worker)}
+        surplus = [
+            TaskAttempt(operator=each.operator, index=each.index, attempt=each.attempt)
+            for each in there.get(job.id, ())
+            if (each.operator, each.index, each.attempt) not in wanted
+        ]
+        if surplus:
+            messages.append(ReleaseJob(term=term, job=job.id, attempts=surplus))
+        if job.stopping and wanted:
+            messages.append(CancelTasks(term=term, job=job.id))
+        if restarted := _restarted(worker, job, addresses, term):
+            messages.append(restarted)
+    return messages
+
+
+def _restarted(
+    worker: int, job: Job, addresses: Mapping[int, WorkerAddress], term: int
+) -> TasksRestarted | None:
+    """The attempts at the other end of its channels, as far as they are not the first."""
+    beside = [
+        PlacedAttempt(operator=task.operator, index=task.index, attempt=task.attempt, worker=task.worker)
+        for task in job.tasks_beside(worker)
+        if task.attempt > FIRST_ATTEMPT and task.worker in addresses
+    ]
+    if not beside:
+        return None
+    workers = [addresses[number] for number in sorted({each.worker for each in beside})]
+    return TasksRestarted(term=term, job=job.id, tasks=beside, workers=workers)

@@ -1,0 +1,238 @@
+"""A coordinator that is started again from its journal, and workers that come back to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from minishuffle.coordinator.takeover import missing, reconciled
+from minishuffle.dataflow.graph import JobGraph
+from minishuffle.errors import ResourceExhausted
+from minishuffle.ids import FIRST_ATTEMPT
+from minishuffle.wire.messages import (
+    Accepted,
+    Acknowledge,
+    CancelJob,
+    CancelTasks,
+    DeployTasks,
+    Failure,
+    GetRows,
+    GetStatus,
+    HeldAttempt,
+    Registered,
+    ReleaseJob,
+    SubmitJob,
+    TasksRestarted,
+    WorkerLost,
+)
+
+if TYPE_CHECKING:
+    from conftest import FakeCluster, FakeWorker
+
+MakeGraph = Callable[..., JobGraph]
+RESTARTS = {"restart_strategy": "individual"}
+
+
+@pytest.fixture
+def pair(cluster: FakeCluster) -> tuple[FakeWorker, FakeWorker]:
+    return cluster.add(), cluster.add()
+
+
+def held(operator: int, index: int, attempt: int = FIRST_ATTEMPT, job: str = "j1") -> HeldAttempt:
+    return HeldAttempt(job=job, operator=operator, index=index, attempt=attempt)
+
+
+def attempts(cluster: FakeCluster, job: str = "j1") -> list[tuple[int, int, int, str]]:
+    return [(task.operator, task.index, task.attempt, task.state) for task in cluster.show(job).tasks]
+
+
+def states(cluster: FakeCluster) -> list[str]:
+    return [worker.state for worker in cluster.request(GetStatus()).workers]
+
+
+def test_running_tasks_are_taken_back_and_none_restarts(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], make_graph: MakeGraph
+) -> None:
+    cluster.submit(make_graph())
+    cluster.report_all("j1", "running")
+    before = cluster.show("j1")
+    cluster.lose_coordinator()
+    assert states(cluster) == ["awaited", "awaited"]
+    assert cluster.show("j1") == before, "right before any worker is back"
+    for worker in pair:
+        inbox = len(worker.inbox)
+        cluster.come_back(worker)
+        (welcome,) = worker.inbox[inbox:]
+        assert isinstance(welcome, Registered)
+        assert (welcome.term, welcome.worker, welcome.epoch) == (cluster.term, worker.worker, worker.epoch)
+    assert states(cluster) == ["alive", "alive"]
+    assert cluster.show("j1") == before
+    cluster.report_all("j1", "finished")
+    assert cluster.show("j1").state == "finished"
+    cluster.check_journal()
+
+
+def test_a_worker_that_was_killed_meanwhile_is_recovered_when_its_time_is_up(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], make_graph: MakeGraph
+) -> None:
+    spare = cluster.add()
+    job = cluster.submit(make_graph(**RESTARTS))
+    cluster.report_all(job, "running")
+    lost = next(worker for worker in pair if worker.tasks)
+    others = [worker for worker in (*pair, spare) if worker is not lost]
+    cluster.lose_coordinator()
+    for worker in others:
+        cluster.come_back(worker)
+    cluster.advance(cluster.settings.heartbeat_timeout - 0.25)
+    assert {attempt for _, _, attempt, _ in attempts(cluster)} == {1}
+    cluster.advance(0.5)
+    assert all(worker.got(WorkerLost)[-1].worker == lost.worker for worker in others)
+    restarted = {index for _, index, attempt, _ in attempts(cluster) if attempt == 2}
+    assert restarted == {key[2] for key in lost.tasks}
+
+
+def test_a_task_that_failed_meanwhile_restarts_once_all_workers_are_back(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], make_graph: MakeGraph
+) -> None:
+    cluster.submit(make_graph(**RESTARTS))
+    cluster.report_all("j1", "running")
+    cluster.lose_coordinator()
+    cluster.come_back(pair[0])
+    key = next(iter(pair[0].tasks))
+    cluster.fail(pair[0], key, 1, "it raised")
+    deployed = len(pair[0].got(DeployTasks))
+    cluster.advance(0.25)
+    assert len(pair[0].got(DeployTasks)) == deployed, "its consumers may be on the worker that is awaited"
+    cluster.come_back(pair[1])
+    assert pair[0].tasks[key].attempt == 2
+    assert pair[1].got(TasksRestarted)
+
+
+def test_reports_are_applied_once_over_a_restart(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], make_graph: MakeGraph
+) -> None:
+    cluster.submit(make_graph())
+    worker = pair[0]
+    key = next(iter(worker.tasks))
+    cluster.report(worker, key, "running", number=1)
+    cluster.lose_coordinator()
+    cluster.come_back(worker)
+    assert worker.got(Registered)[-1].applied == 1
+    ignored = cluster.state.ignored
+    cluster.report(worker, key, "running", number=1)
+    cluster.report(worker, key, "finished", number=2)
+    assert cluster.state.ignored == ignored + 1
+    assert worker.got(Acknowledge)[-1].number == 2
+
+
+def test_a_lost_worker_that_comes_back_is_refused(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker]
+) -> None:
+    cluster.lose_coordinator()
+    cluster.come_back(pair[0])
+    cluster.advance(cluster.settings.heartbeat_timeout + 1.0)
+    cluster.come_back(pair[1])
+    refused: Any = cluster.replies[pair[1].link, 0]
+    assert isinstance(refused, Failure) and "was declared lost while it was away" in refused.text
+    assert pair[1].link in cluster.closed
+
+
+def test_a_new_process_with_the_id_of_an_awaited_one_takes_its_place(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker]
+) -> None:
+    cluster.lose_coordinator()
+    fresh = cluster.add(requested_worker=1)
+    assert (fresh.worker, fresh.epoch) == (1, 3)
+    cluster.come_back(pair[0])
+    assert isinstance(cluster.replies[pair[0].link, 0], Failure)
+
+
+def test_a_control_link_that_is_made_anew_takes_the_place_of_one_that_is_half_open(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], make_graph: MakeGraph
+) -> None:
+    cluster.submit(make_graph())
+    before, old = cluster.show("j1"), pair[0].link
+    cluster.come_back(pair[0])
+    assert "has a new control link" in cluster.closed[old]
+    cluster.do(cluster.state.link_closed(old, cluster.now))
+    assert (states(cluster), cluster.show("j1")) == (["alive", "alive"], before)
+
+
+def test_submissions_wait_until_it_is_known_who_is_there(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], make_graph: MakeGraph
+) -> None:
+    cluster.lose_coordinator()
+    wait = cluster.ask(SubmitJob(name="s", python="3.11", graph=make_graph().to_bytes()))
+    cluster.come_back(pair[0])
+    assert cluster.reply(wait) is None
+    cluster.come_back(pair[1])
+    assert cluster.reply(wait) == Accepted(job="j1")
+
+
+def test_a_job_that_ends_is_cancelled_and_released_where_nobody_had_heard_of_it(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], make_graph: MakeGraph
+) -> None:
+    cluster.submit(make_graph(4, 4))
+    cluster.report_all("j1", "running")
+    spec = list(pair[0].tasks.values())
+    cluster.lose_coordinator()
+    cluster.come_back(pair[0])
+    cluster.request(CancelJob(job="j1"))
+    cluster.come_back(pair[1])
+    assert [message.job for message in pair[1].got(CancelTasks)] == ["j1"]
+    cluster.report_all("j1", "canceled")
+    assert cluster.show("j1").state == "canceled"
+    released = len(pair[0].got(ReleaseJob))
+    pair[0].tasks = pair[0].tasks | {("j1", 0, 0): next(iter(spec))}
+    cluster.lose_coordinator()
+    cluster.come_back(pair[0])
+    assert len(pair[0].got(ReleaseJob)) == released + 1 and pair[0].tasks == {}
+
+
+def test_rows_that_nobody_had_fetched_are_reported_lost(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], make_graph: MakeGraph
+) -> None:
+    cluster.submit(make_graph(1, 1))
+    worker = next(each for each in pair if each.tasks)
+    cluster.report_all("j1", "running")
+    for payload in (b"1", b"2"):
+        cluster.collect(worker, ("j1", 1, 0), payload)
+    cluster.lose_coordinator()
+    cluster.come_back(worker)
+    cluster.collect(worker, ("j1", 1, 0), b"3")
+    code, text = cluster.refusal(GetRows(job="j1", after=1))
+    assert code == ResourceExhausted.code
+    assert "1 batches that nobody had fetched were lost with the coordinator; run the job again" in text
+    assert cluster.request(GetRows(job="j1", after=2)).batches == [b"3"], "who had them misses none"
+
+
+def test_what_a_worker_has_beyond_the_books_is_released_and_what_it_lacks_is_missing(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], make_graph: MakeGraph
+) -> None:
+    cluster.submit(make_graph(4, 4))
+    job = cluster.state._jobs["j1"]
+    first, second = pair
+    mine = [held(operator, index) for _, operator, index in first.tasks]
+    assert missing(first.worker, mine, job) == []
+    assert missing(first.worker, mine[1:], job) == [(mine[0].operator, mine[0].index)]
+    surplus = [held(0, 0, 7), held(0, 0, job="j9")]
+    messages = reconciled(first.worker, [*mine, *surplus], [job], {}, 9)
+    assert [(type(each), each.job) for each in messages] == [(ReleaseJob, "j9"), (ReleaseJob, "j1")]  # type: ignore[attr-defined]
+    assert [each.attempt for each in messages[1].attempts] == [7]  # type: ignore[attr-defined]
+    assert reconciled(second.worker, [], [], {}, 9) == []
+
+
+def test_a_task_that_never_reached_its_worker_starts_again(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], make_graph: MakeGraph
+) -> None:
+    cluster.submit(make_graph(**RESTARTS))
+    worker = pair[0]
+    gone = next(iter(worker.tasks))
+    cluster.lose_coordinator()
+    del worker.tasks[gone]
+    for each in pair:
+        cluster.come_back(each)
+    assert worker.tasks[gone].attempt == 2
+    assert cluster.show("j1").restarts == {"lost": 1}
