@@ -6,7 +6,7 @@ import contextlib
 import secrets
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 __all__ = ["Client", "JobHandle", "JobResult", "SinkResult", "new_submission", "workers_at_work"]
 
 LONG_POLL_SECONDS = 5.0
+RECONNECT_SECONDS = 0.1
+"""Between two tries to reach a coordinator that is away."""
 OVER = frozenset({"finished", "finished_with_loss", "failed", "canceled"})
 
 Reply = TypeVar("Reply", bound=ControlMessage)
@@ -154,7 +156,7 @@ class JobHandle:
         while True:
             left = LONG_POLL_SECONDS if deadline is None else deadline - time.monotonic()
             seconds = min(max(left, 0.0), LONG_POLL_SECONDS)
-            info = self._client.request(WaitJob(job=self.id, wait_seconds=seconds), JobInfo, seconds)
+            info = self._client.poll(WaitJob(job=self.id, wait_seconds=seconds), JobInfo, seconds)
             if info.state in OVER:
                 return info
             if left <= 0:
@@ -172,7 +174,7 @@ class JobHandle:
         after = 0
         while True:
             request = GetRows(job=self.id, after=after, wait_seconds=LONG_POLL_SECONDS)
-            reply = self._client.request(request, JobRows, LONG_POLL_SECONDS)
+            reply = self._client.poll(request, JobRows, LONG_POLL_SECONDS)
             for batch in reply.batches:
                 yield from unpack_rows(batch)
             if reply.terminal and reply.next == after:
@@ -242,13 +244,23 @@ class Client:
     """A connection to the coordinator of a cluster; connects at first use, one thread at a time.
 
     ``address`` is an :class:`Address` or ``"HOST:PORT"``; ``secret`` is what the cluster's secret file
-    holds; ``timeout`` bounds every request, in seconds.
+    holds; ``timeout`` bounds every request, in seconds. Whoever waits for a job, or follows it, does so also
+    while the coordinator is away, for ``reconnect_timeout`` seconds at most; ``find`` says where it is then.
     """
 
     def __init__(
-        self, address: Address | str, secret: bytes, *, cluster: str = "default", timeout: float = 10.0
+        self,
+        address: Address | str,
+        secret: bytes,
+        *,
+        cluster: str = "default",
+        timeout: float = 10.0,
+        reconnect_timeout: float = 0.0,
+        find: Callable[[], Address] | None = None,
     ) -> None:
         self.address = Address.parse(address) if isinstance(address, str) else address
+        self._reconnect_timeout = reconnect_timeout
+        self._find = find
         self.cluster = cluster
         self._secret = secret
         self._timeout = timeout
@@ -287,6 +299,25 @@ class Client:
                 f"the coordinator answered {type(message).__name__} with {type(reply).__name__}"
             )
         return reply
+
+    def poll(self, message: ControlMessage, expected: type[Reply], wait_seconds: float) -> Reply:
+        """A :meth:`request` that may be sent any number of times, until a coordinator answers it.
+
+        Raises:
+            ShuffleError: what the coordinator answered, or PeerLost when none did for ``reconnect_timeout``.
+        """
+        deadline: float | None = None
+        while True:
+            try:
+                return self.request(message, expected, wait_seconds)
+            except PeerLost:
+                now = time.monotonic()
+                deadline = now + self._reconnect_timeout if deadline is None else deadline
+                if now >= deadline:
+                    raise
+            time.sleep(RECONNECT_SECONDS)
+            if self._find is not None:
+                self.address = self._find()
 
     def _connected(self) -> BlockingControlClient:
         if self._link is None:
@@ -381,7 +412,7 @@ class Client:
         """Events of a job, oldest first; with ``follow`` waits for more until the job ends."""
         after, wait = 0, LONG_POLL_SECONDS if follow else 0.0
         while True:
-            reply = self.request(GetEvents(job=job, after=after, wait_seconds=wait), JobEvents, wait)
+            reply = self.poll(GetEvents(job=job, after=after, wait_seconds=wait), JobEvents, wait)
             yield from reply.events
             if not reply.events and (reply.terminal or not follow):
                 return
@@ -401,7 +432,7 @@ class Client:
         """Log lines of a job, oldest first; with ``follow`` waits for more until the job ends."""
         after, wait = 0, LONG_POLL_SECONDS if follow else 0.0
         while True:
-            reply = self.request(GetLogs(job=job, after=after, wait_seconds=wait), JobLogs, wait)
+            reply = self.poll(GetLogs(job=job, after=after, wait_seconds=wait), JobLogs, wait)
             yield from reply.lines
             if not reply.lines and (reply.terminal or not follow):
                 return

@@ -23,6 +23,7 @@ from minishuffle.errors import (
     UsageError,
 )
 from minishuffle.exchange.elements import pack_rows
+from minishuffle.ids import Address
 from minishuffle.wire.messages import (
     Accepted,
     CancelJob,
@@ -426,3 +427,33 @@ def test_show_asks_for_that_job(link: type[ScriptedLink]) -> None:
     link.answer = staticmethod(lambda message: (asked.append(message), job("running"))[1])  # type: ignore
     connect().job("j1")
     assert asked == [ShowJob(job="j1")]
+
+
+def test_whoever_waits_asks_again_when_the_coordinator_is_back_and_not_for_ever(
+    link: type[ScriptedLink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr("minishuffle.client.time.monotonic", lambda: now)
+    monkeypatch.setattr("minishuffle.client.time.sleep", sleep)
+    asked: list[float] = []
+
+    def answer(message: ControlMessage) -> ControlMessage:
+        asked.append(now)
+        if now < 102.0:
+            raise PeerLost("the coordinator closed the connection")
+        return job("finished")
+
+    link.answer = staticmethod(answer)
+    elsewhere = Address("127.0.0.1", 7)
+    client = Client("127.0.0.1:1", b"s", reconnect_timeout=5.0, find=lambda: elsewhere)
+    assert JobHandle(client, "j1", "words", 1).wait_until_over().state == "finished"
+    assert len(asked) > 5 and client.address == elsewhere
+    now = 0.0
+    with pytest.raises(PeerLost):
+        JobHandle(Client("127.0.0.1:1", b"s", reconnect_timeout=1.0), "j1", "words", 1).wait_until_over()
+    assert now == pytest.approx(1.0, abs=0.2)

@@ -41,6 +41,8 @@ __all__ = [
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8471
 DEFAULT_WEB_PORT = 8472
+RECONNECT_SECONDS_MAX = 60.0
+"""How long 'submit --wait' and '--follow' go on without a coordinator."""
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -128,7 +130,14 @@ class Session:
         return record
 
     def client(self) -> Client:
-        return Client(self.address(), self.secret(), cluster=self.cluster)
+        """Waits and follows while the coordinator is away, for :data:`RECONNECT_SECONDS_MAX`."""
+        return Client(
+            self.address(),
+            self.secret(),
+            cluster=self.cluster,
+            reconnect_timeout=RECONNECT_SECONDS_MAX,
+            find=self.address,
+        )
 
 
 def session_of(context: click.Context) -> Session:
