@@ -17,6 +17,7 @@ from support.sources import PACKAGE, ROOT, TESTS, Module, modules, none_of
 
 NO_TEST_OF_ITS_OWN = {
     "cli/bench.py": "each benchmark is run by the test of its module in bench",
+    "cli/drill.py": "run by bench/test_drill.py",
     "cli/worker.py": "run by e2e/test_processes.py, as a process",
     "coordinator/instructions.py": "types only, used by every test of the coordinator",
     "exchange/declining.py": "an end of a channel: exchange/test_channels.py",
@@ -62,6 +63,7 @@ SAME_FILE_NAME = {
     "pipeline": "the contract and the command that runs one",
     "session": "Spark's session and that of a command",
     "keyby": "the example and the benchmark of it",
+    "drill": "what it runs and the command",
     "control": "the bytes of control messages, and the links that carry them",
     "connection": "the machine, and an external client's shell of one",
     "keyed": "the stream and its operators",

@@ -33,6 +33,7 @@ _COMMANDS = {
     "jobs": "minishuffle.cli.jobs:jobs",
     "pipeline": "minishuffle.cli.pipeline:pipeline",
     "bench": "minishuffle.cli.bench:bench",
+    "drill": "minishuffle.cli.drill:drill",
     "doctor": "minishuffle.cli.doctor:doctor",
 }
 

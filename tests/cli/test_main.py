@@ -42,6 +42,7 @@ def test_help_lists_exactly_the_commands_that_work(run: Run) -> None:
         "jobs",
         "pipeline",
         "bench",
+        "drill",
         "doctor",
     ]
 

@@ -1,0 +1,188 @@
+"""The job of ``bench recovery`` and ``drill``: numbered records through keyed subtasks into a log.
+
+A source, keyed subtasks and a collector. Source and collector have parallelism 1 and share a slot on worker
+1, which is never the victim. Each record carries its number, from which its key, its keyed subtask and the
+time at which it was due follow. So the collector's log alone says what came when, what is missing and what
+came twice; it shares no code with what the runtime counts.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from minishuffle.dataflow.operators.base import Batch, TaskContext
+from minishuffle.dataflow.stream import Stream
+from minishuffle.errors import ShuffleError
+from minishuffle.exchange.keys import destination, hash_rows
+from minishuffle.limits import BATCH_ROWS_MAX
+
+__all__ = ["KEYED", "Log", "Numbered", "NumberedOutput", "PARALLELISM", "cut_connections", "numbered_job"]
+
+Vector = np.ndarray[Any, np.dtype[np.int64]]
+
+PARALLELISM: Final = 8
+KEYS: Final = 1_000
+KEYED: Final = "process"
+"""The name of the keyed operator."""
+LOOK_EVERY: Final = 16
+"""Records between two looks of a keyed subtask whether it is to fail, or to cut a connection."""
+
+
+# --- the job --------------------------------------------------------------------------------------
+
+
+class Numbered:
+    """Source of records (key, number) at ``rate`` per second, until the file ``stop`` is there.
+
+    ``begin`` (a file) gets the monotonic time, in nanoseconds, at which record 0 was due.
+    """
+
+    format = "rows"
+    bounded = False
+
+    def __init__(self, rate: float, stop: str, begin: str) -> None:
+        self._rate, self._stop, self._begin = rate, stop, begin
+
+    def splits(self) -> Sequence[int]:
+        return range(1)
+
+    def read(self, split: int, offset: int) -> Iterator[Batch]:
+        """As many at once as are due; nothing restarts this source."""
+        begin, sent = time.monotonic_ns(), 0
+        Path(self._begin).write_text(str(begin))
+        while not os.path.exists(self._stop):
+            due = int((time.monotonic_ns() - begin) * self._rate / 1e9) + 1
+            if due <= sent:
+                time.sleep(max(0.0, (begin + sent * 1e9 / self._rate - time.monotonic_ns()) / 1e9))
+                continue
+            due = min(due, sent + BATCH_ROWS_MAX)
+            yield [(number % KEYS, number) for number in range(sent, due)]
+            sent = due
+
+
+class Log:
+    """Sink that keeps the numbers of all records with the times at which they came, and writes them to the
+    NumPy archive ``path`` at the end: ``numbers``, ``times`` (monotonic nanoseconds) and ``counts`` (records
+    that came at each of these)."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def open(self, context: TaskContext) -> None:
+        self._numbers: list[Vector] = []
+        self._times: list[int] = []
+
+    def write(self, batch: Batch) -> None:
+        assert isinstance(batch, list)
+        self._times.append(time.monotonic_ns())
+        self._numbers.append(np.array([number for _, number in batch], np.int64))
+
+    def close(self) -> None:
+        counts = np.array([len(numbers) for numbers in self._numbers], np.int64)
+        numbers = np.concatenate([np.empty(0, np.int64), *self._numbers])
+        np.savez(self._path, numbers=numbers, times=np.array(self._times, np.int64), counts=counts)
+
+
+def keyed_subtasks() -> Vector:
+    """The keyed subtask of each key."""
+    found: Vector = np.asarray(destination(hash_rows(list(range(KEYS))), PARALLELISM), np.int64)
+    return found
+
+
+def numbered_job(rate: float, directory: str) -> Stream[Any]:
+    """The job. A keyed subtask ``n`` raises once the file ``fail-n`` is in the directory, which becomes
+    ``failed-n``, and cuts its process's connections to the ports in the file ``cut-n``, which becomes
+    ``done-n``."""
+    subtask_of = keyed_subtasks().tolist()
+
+    def pass_on(row: Any, context: Any) -> list[Any]:
+        key, number = row
+        if number % LOOK_EVERY == 0:
+            subtask = subtask_of[key]
+            wanted = f"{directory}/fail-{subtask}"
+            if os.path.exists(wanted):
+                os.rename(wanted, f"{directory}/failed-{subtask}")
+                raise InjectedFailure(f"at record {number}")
+            wanted = f"{directory}/cut-{subtask}"
+            if os.path.exists(wanted) and cut_connections(int(Path(wanted).read_text())):
+                os.rename(wanted, f"{directory}/done-{subtask}")
+        return [row]
+
+    source = Numbered(rate, f"{directory}/stop", f"{directory}/begin")
+    keyed = Stream.source(source).parallel(1).key_by(lambda row: row[0]).process(pass_on)
+    return keyed.to(Log(f"{directory}/log.npz")).parallel(1)
+
+
+def cut_connections(port: int) -> int:
+    """Shut the TCP connections of this process down that it has made to that port; gives how many.
+
+    Both ends see the connection end, as when a middlebox resets it.
+    """
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as connection:
+                if connection.family == socket.AF_INET and connection.getpeername()[1] == port:
+                    connection.shutdown(socket.SHUT_RDWR)
+                    found += 1
+        except OSError:  # it was closed meanwhile, or is not connected
+            continue
+    return found
+
+
+class InjectedFailure(Exception):
+    """Raised by a keyed subtask that was chosen to fail."""
+
+
+# --- what it shows --------------------------------------------------------------------------------
+
+
+class NumberedOutput:
+    """What the collector saw."""
+
+    def __init__(self, path: str, begin: int, rate: float) -> None:
+        with np.load(path) as log:
+            self.numbers: Vector = log["numbers"]
+            times, counts = log["times"], log["counts"]
+        self._arrived: Vector = np.repeat(times, counts)
+        self._due: Vector = begin + (self.numbers * (1e9 / rate)).astype(np.int64)
+        self._subtask: Vector = keyed_subtasks()[self.numbers % KEYS]
+
+    def outage(self, at: int, victims: frozenset[int]) -> float:
+        """Milliseconds from the failure at that time to the first output of a record that was due after it,
+        of the victim that took longest.
+
+        Raises:
+            ShuffleError: there is none of some victim.
+        """
+        longest = 0.0
+        for victim in sorted(victims):
+            found = self._arrived[(self._subtask == victim) & (self._due > at)]
+            if not len(found):
+                raise ShuffleError(f"keyed subtask {victim} has had no output since it failed")
+            longest = max(longest, (int(found.min()) - at) / 1e6)
+        return longest
+
+    def gaps(self, begin: int, end: int, without: frozenset[int]) -> list[float]:
+        """The longest silence, in milliseconds, of each keyed subtask but these between two times."""
+        found = []
+        for subtask in sorted(set(range(PARALLELISM)) - without):
+            times = self._arrived[self._subtask == subtask]
+            times = times[(times >= begin) & (times <= end)]
+            edges = np.concatenate([[begin], times, [end]])
+            found.append(float(np.diff(edges).max()) / 1e6)
+        return found
+
+    @property
+    def distinct(self) -> int:
+        """Records that came, each counted once."""
+        return len(np.unique(self.numbers))

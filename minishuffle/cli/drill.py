@@ -1,0 +1,68 @@
+"""``minishuffle drill``: failures on purpose, and whether the job takes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from minishuffle.cli.session import json_option, late_global_options, print_json
+from minishuffle.cli.tables import console, new_table
+
+__all__ = ["drill"]
+
+
+@click.command()
+@click.option(
+    "--kind",
+    type=click.Choice(["task", "process", "host", "stop", "link"]),
+    default="process",
+    show_default=True,
+    help="A function raises; a worker is killed; its host has no network (hosts are network namespaces: as "
+    "root); a worker is stopped until it is declared lost; the data connection of two workers breaks.",
+)
+@click.option("--times", default=5, show_default=True, type=click.IntRange(1, 10_000))
+@click.option(
+    "--every",
+    default=2.0,
+    show_default=True,
+    type=click.FloatRange(0.1, 3600),
+    help="Seconds, at least, between a recovery and the next failure.",
+)
+@click.option("--seed", default=0, show_default=True, help="Decides whom the failures strike.")
+@json_option
+@late_global_options
+@click.pass_context
+def drill(context: click.Context, kind: Any, times: int, every: float, seed: int, as_json: bool) -> None:
+    """Cause failures in a running job, one after the other, and check what has to hold after each.
+
+    Starts a cluster and a job of its own. After each failure all tasks run, no attempt of another task was
+    replaced, and no other output was silent for 250 ms longer than without a failure; in the end the books
+    balance. Exits with 1 if a check fails, and says which.
+    """
+    from minishuffle.bench.drill import run_drill
+
+    found = run_drill([kind] * times, every=every, seed=seed)
+    if as_json:
+        print_json(found)
+    else:
+        _show(found)
+    context.exit(1 if found["failed_checks"] else 0)
+
+
+def _show(found: dict[str, Any]) -> None:
+    table = new_table(("what", "p50", "max"), right=("p50", "max"))
+    for name, text in (
+        ("outage_ms", "output of what failed is missing"),
+        ("others_gap_ms", "longest silence of another subtask"),
+        ("others_gap_baseline_ms", "the same without a failure"),
+    ):
+        if times := found[name]:
+            table.add_row(text, f"{times['p50']} ms", f"{times['max']} ms")
+    console().print(table)
+    for name in ("others_restarted", "dropped", "in_flight", "missing", "duplicated"):
+        if name in found:
+            click.echo(f"{name.replace('_', ' ')}: {found[name]:,}")
+    for problem in found["failed_checks"]:
+        click.echo(f"FAILED {problem}")
+    click.echo(f"{found['kind']}: {found['recovered']} of {found['times']} recovered")
