@@ -18,7 +18,7 @@ __all__ = ["bench"]
 @click.group()
 @late_global_options
 def bench() -> None:
-    """Measure: transport and exchange against the raw socket, latency, recovery, keyed sums, Spark."""
+    """Measure: transport and exchange against the raw socket, latency, recovery, scale, keyed sums, Spark."""
 
 
 def _wire_options(command: Any) -> Any:
@@ -199,6 +199,29 @@ def recovery(as_json: bool, **options: Any) -> None:
     console().print(table)
     for name in ("others_restarted", "dropped", "in_flight", "missing", "duplicated"):
         click.echo(f"{name.replace('_', ' ')}: {measured[name]:,}")
+
+
+@bench.command()
+@json_option
+@late_global_options
+def scale(as_json: bool) -> None:
+    """What the failover of a worker costs the coordinator of jobs of 100, 1000 and 4000 slots; no sockets."""
+    from minishuffle.bench.scale import SIZES, measure_scale
+
+    measured = measure_scale(SIZES)
+    if as_json:
+        print_json(measured)
+        return
+    names = [name for name in measured["points"][0] if name != "estimated"]
+    table = new_table([name.replace("_", " ") for name in names])
+    for point in measured["points"]:
+        mark = " (not run)" if point["estimated"] else ""
+        values = [str(point[name]) if point[name] != -1 else "-" for name in names]
+        table.add_row(values[0], values[1] + mark, *values[2:])
+    console().print(table)
+    click.echo("with N slots, of which K = 4 are lost:")
+    for strategy, formula in measured["formula"].items():
+        click.echo(f"  {strategy}: {formula}")
 
 
 @bench.command()

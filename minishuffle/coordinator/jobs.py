@@ -586,9 +586,10 @@ class Job:
         task.counters, task.traffic, task.result, task.rows_made = TaskCounters(), b"", b"", 0
         task.rows_listed = 0
         del self._times[task.key]
-        consumers = [self._tasks[key] for key in self.graph.consumers(*task.key)]
-        outputs = sum(each.on_worker or each.state != "finished" for each in consumers)
-        self._recoveries.deployed(task.key, len(self.graph.producers(*task.key)), outputs)
+        graph, (operator, index) = self.graph, task.key
+        inputs = sum(len(graph.producers_of(edge, index)) for edge in graph.inputs_of(operator))
+        outputs = sum(len(graph.consumers_of(edge, index)) for edge in graph.outputs_of(operator))
+        self._recoveries.deployed(task.key, inputs, outputs)
         self._note(task, "task rescheduled", at, f"{task} to worker {worker}, {where}")
         self._set(task, "created", at, str(task), kind="task deployed")
         return last

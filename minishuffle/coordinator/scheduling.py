@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import TypeAlias
 
 from minishuffle.coordinator.books import TaskKey
 from minishuffle.coordinator.jobs import Job
@@ -77,14 +79,17 @@ def place(free: Mapping[int, int], total: int, graph: JobGraph) -> Placement:
             f"job needs {needed} slots (greatest parallelism), {available} are free of {total}: "
             "start more workers (--workers/--slots) or lower --parallelism"
         )
-    taken: Counter[int] = Counter()
+    # The worker with the fewest slots of this job; then the emptiest; then the lowest id.
+    waiting = [(0, -count, worker) for worker, count in free.items() if count]
+    heapq.heapify(waiting)
     slots: list[int] = []
     for _ in range(needed):
-        open_workers = [worker for worker in free if taken[worker] < free[worker]]
-        # The one with the fewest of this job; then the emptiest; then the lowest id.
-        worker = min(open_workers, key=lambda w: (taken[w], taken[w] - free[w], w))
-        taken[worker] += 1
+        taken, used, worker = waiting[0]
         slots.append(worker)
+        if used == -1:
+            heapq.heappop(waiting)
+        else:
+            heapq.heapreplace(waiting, (taken + 1, used + 1, worker))
     return tuple(slots)
 
 
@@ -269,6 +274,10 @@ def move_lost_slots(
 # --- deployment -----------------------------------------------------------------------------------
 
 
+_Range: TypeAlias = "tuple[int, int, int]"
+"""Operator, first subtask and number of subtasks."""
+
+
 def deployments(
     graph: JobGraph,
     placement: Placement,
@@ -302,6 +311,7 @@ def deployments(
             update = {"files": dict(resumption.files), "writes": list(resumption.writes)}
             spec = spec.model_copy(update=resumption._asdict() | update)
         specs.setdefault(placement[index], []).append(spec)
+    beside: dict[frozenset[_Range], list[TaskAttempt]] = {}  # the same for many workers
     return {
         worker: DeployTasks(
             term=term,
@@ -312,7 +322,7 @@ def deployments(
             tasks=here,
             workers=_at_ends(here, at, addresses),
             placement=_tables(graph, here, at),
-            attempts=_attempts_beside(here, attempts),
+            attempts=_attempts_beside(here, attempts, beside),
         )
         for worker, here in sorted(specs.items())
         for at in [tuple(each or worker for each in placement)]
@@ -327,15 +337,23 @@ def _tables(graph: JobGraph, specs: Sequence[TaskSpec], placement: Placement) ->
     }
 
 
-def _attempts_beside(specs: Sequence[TaskSpec], attempts: Mapping[TaskKey, int]) -> list[TaskAttempt]:
-    """Those of the producers and consumers of these tasks."""
-    ranges = {(gate.operator, gate.first, gate.count) for spec in specs for gate in spec.inputs}
-    ranges |= {(output.operator, output.first, output.count) for spec in specs for output in spec.outputs}
-    return [
-        TaskAttempt(operator=operator, index=index, attempt=attempt)
-        for (operator, index), attempt in attempts.items()
-        if any(operator == beside and first <= index < first + count for beside, first, count in ranges)
-    ]
+def _attempts_beside(
+    specs: Sequence[TaskSpec],
+    attempts: Mapping[TaskKey, int],
+    known: dict[frozenset[_Range], list[TaskAttempt]],
+) -> list[TaskAttempt]:
+    """Those of the producers and consumers of these tasks; ``known`` are the answers so far."""
+    ranges = frozenset(
+        [(gate.operator, gate.first, gate.count) for spec in specs for gate in spec.inputs]
+        + [(output.operator, output.first, output.count) for spec in specs for output in spec.outputs]
+    )
+    if ranges not in known:
+        known[ranges] = [
+            TaskAttempt(operator=operator, index=index, attempt=attempt)
+            for (operator, index), attempt in attempts.items()
+            if any(operator == beside and first <= index < first + count for beside, first, count in ranges)
+        ]
+    return known[ranges]
 
 
 def _at_ends(

@@ -694,6 +694,8 @@ class CoordinatorState:
                 self._touch(job)
 
     def _advance_stop(self, now: float) -> None:
+        if self._orderly_stop.phase == "up":
+            return
         if self._orderly_stop.drained(now, bool(self._jobs.active())):
             for worker in self._workers.alive():
                 self._send(worker, Shutdown(term=self._facts.term, reason="the cluster is shut down"))

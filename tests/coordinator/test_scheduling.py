@@ -39,8 +39,14 @@ def test_a_placement_is_even_and_within_what_is_free(free: dict[int, int], neede
         with pytest.raises(ResourceExhausted):
             place(free, 30, graph_of(needed))
         return
-    taken = Counter(place(free, 30, graph_of(needed)))
+    placement = place(free, 30, graph_of(needed))
+    taken = Counter(placement)
     assert taken.total() == needed
+    before: Counter[int] = Counter()
+    for worker in placement:
+        open_workers = [other for other in free if before[other] < free[other]]
+        assert worker == min(open_workers, key=lambda each: (before[each], before[each] - free[each], each))
+        before[worker] += 1
     assert all(taken[worker] <= free[worker] for worker in taken)
     roomy = [worker for worker in free if taken[worker] < free[worker]]
     assert all(taken[other] <= taken[worker] + 1 for worker in roomy for other in free)

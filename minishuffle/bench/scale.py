@@ -1,0 +1,367 @@
+"""``bench scale``: what the failover of one worker costs the coordinator of a large job.
+
+The real machines of coordinator and workers, without sockets, threads or time: jobs of two sources and one
+joiner for each slot, every source subtask connected to every joiner, four slots for each worker, and one
+standby worker. One worker is lost. On the others only the channels exist that lead to it.
+
+With N slots, of which K = 4 are lost, and W = N / K workers at first, see :func:`expected`::
+
+    strategy     deploys   cancels     moves     messages to workers
+    individual   3K        0           K slots   W verdicts, 1 deployment, W restarts
+    full         3N        3 (N - K)   K slots   W verdicts, W - 1 cancels, W - 1 releases, W deployments,
+                                                 W restarts
+
+With ``individual`` 4NK - 2KK channels are attached anew: 2K sources to N joiners, and 2N sources to K
+joiners, of which 2KK are the same. Above ``FULL_SLOTS_MAX`` slots ``full`` is not run: the table gives its
+numbers, and its processor time grows with the square, since each worker hears of every new attempt.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+import tracemalloc
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+from minishuffle.config import ClusterSettings
+from minishuffle.coordinator.instructions import Instruction, Journal, SendToWorker
+from minishuffle.coordinator.state import CoordinatorState
+from minishuffle.coordinator.status import CoordinatorFacts
+from minishuffle.counters import TaskCounters
+from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
+from minishuffle.errors import ShuffleError
+from minishuffle.exchange.channels import ChannelEvent, GateBuffers
+from minishuffle.exchange.elements import AssemblyBudget
+from minishuffle.exchange.gate import InputGate
+from minishuffle.exchange.segments import NetworkBufferPool
+from minishuffle.wire.control import encode_message, pack_message, unpack_message
+from minishuffle.wire.messages import (
+    CancelTasks,
+    ControlMessage,
+    DeployTasks,
+    InputSpec,
+    Register,
+    Registered,
+    ReleaseJob,
+    SubmitJob,
+    TasksRestarted,
+    TaskStateChanged,
+    WorkerLost,
+)
+from minishuffle.worker.instructions import Attach, ConnectLocal, FailChannel, RequestPartition
+from minishuffle.worker.state import WorkerState
+
+__all__ = ["expected", "measure_scale"]
+
+Strategy = Literal["individual", "full"]
+
+STRATEGIES: Final[tuple[Strategy, ...]] = ("individual", "full")
+FORMULA: Final[Mapping[Strategy, str]] = {
+    "individual": "decisions 4K, messages 2N/K + 1, tasks 3K, channels 4NK - 2KK",
+    "full": "decisions 6N - 2K, messages 5N/K - 2, tasks 3N",
+}
+"""For N slots, of which K are lost."""
+SIZES: Final = (100, 1000, 4000)
+FULL_SLOTS_MAX: Final = 1000
+SLOTS: Final = 4
+"""Slots that each worker has."""
+TERM: Final = 1
+CLIENT: Final = 0
+"""The client's link; a worker has that of its id."""
+VICTIM: Final = 2
+SEGMENTS: Final = 1 << 30
+FAILOVER: Final = (WorkerLost, CancelTasks, ReleaseJob, DeployTasks, TasksRestarted)
+"""What the coordinator sends to workers because of a failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What a failover comes to. ``decisions``: attempts deployed and cancelled, and slots moved."""
+
+    decisions: int
+    messages: int
+    tasks_touched: int
+    """Tasks that stop and start again."""
+    channels: int
+    """Channels that are attached anew; -1: not counted."""
+
+
+def expected(slots: int, strategy: Strategy) -> Costs:
+    """By the closed formula."""
+    n, k, w = slots, SLOTS, slots // SLOTS
+    if strategy == "individual":
+        return Costs(3 * k + k, 2 * w + 1, 3 * k, 4 * n * k - 2 * k * k)
+    return Costs(3 * n + 3 * (n - k) + k, 5 * w - 2, 3 * n, -1)
+
+
+def _graph(slots: int, strategy: Strategy) -> JobGraph:
+    vertices = [
+        Vertex(
+            name=name,
+            parallelism=slots,
+            operators=[name],
+            is_source=name != "join",
+            bounded=False,
+            program=name.encode(),
+        )
+        for name in ("impressions", "clicks", "join")
+    ]
+    edges = [Edge(source=each, target=2, input=each, partitioner="hash") for each in (0, 1)]
+    return JobGraph(vertices=vertices, edges=edges, settings=JobSettings(restart_strategy=strategy))
+
+
+# --- coordinator ----------------------------------------------------------------------------------
+
+
+class _Coordinator:
+    """The machine, and what it has sent to whom."""
+
+    def __init__(self) -> None:
+        facts = CoordinatorFacts("scale", "0", "3", 1, TERM, 0.0)
+        self.state = CoordinatorState(ClusterSettings(slots=SLOTS), facts, 0, lambda: 0.5)
+        self.epochs: dict[int, int] = {}
+        self.sent: list[tuple[int, ControlMessage]] = []
+        self.seconds = 0.0
+        """Processor time of deciding, and of packing what is sent."""
+
+    def call(self, instructions: Sequence[Instruction]) -> None:
+        for instruction in instructions:
+            if isinstance(instruction, SendToWorker):
+                if isinstance(instruction.message, Registered):
+                    self.epochs[instruction.worker] = instruction.message.epoch
+                elif isinstance(instruction.message, FAILOVER):
+                    encode_message(instruction.message, 0)
+                    self.sent.append((instruction.worker, instruction.message))
+            elif isinstance(instruction, Journal):
+                self.call(self.state.journaled(None, 1.0))
+
+    def begin(self, slots: int, strategy: Strategy) -> dict[int, bytes]:
+        """Register all workers and start the job; gives what was deployed, packed."""
+        for worker in range(1, slots // SLOTS + 2):
+            register = Register(
+                host="10.0.0.1",
+                data_port=worker,
+                metrics_port=0,
+                pid=worker,
+                slots=SLOTS,
+                python="3",
+                segments=SEGMENTS,
+                segment_bytes=32_768,
+                standby=worker > slots // SLOTS,
+            )
+            self.call(self.state.worker_message(worker, register, 1.0))
+        submit = SubmitJob(name="scale", python="3", graph=_graph(slots, strategy).to_bytes())
+        self.call(self.state.client_request(CLIENT, 1, submit, 1.0))
+        deployed = {worker: each for worker, each in self.sent if isinstance(each, DeployTasks)}
+        if len(deployed) != slots // SLOTS:
+            raise ShuffleError(f"the job of {slots} slots was not deployed on all workers")
+        self.sent.clear()
+        for worker, message in deployed.items():
+            self.report(worker, message, "running")
+        return {worker: pack_message(message) for worker, message in deployed.items()}
+
+    def report(self, worker: int, message: DeployTasks, state: Literal["running", "canceled"]) -> None:
+        for spec in message.tasks:
+            changed = TaskStateChanged(
+                term=TERM,
+                job=message.job,
+                operator=spec.operator,
+                index=spec.index,
+                attempt=spec.attempt,
+                state=state,
+            )
+            self.call(self.state.worker_message(worker, changed, 1.0))
+
+    def lose(self, deployed: dict[int, DeployTasks]) -> None:
+        """The victim is lost, and whom the coordinator cancels for that ends."""
+        gc.collect()
+        begin = time.process_time()
+        self.call(self.state.link_closed(VICTIM, 1.0))
+        for worker in [worker for worker, each in self.sent if isinstance(each, CancelTasks)]:
+            self.report(worker, deployed[worker], "canceled")
+        self.seconds = time.process_time() - begin
+
+    def costs(self, slots: int) -> Costs:
+        """Counted in the messages."""
+        deployed = [spec for _, each in self.sent if isinstance(each, DeployTasks) for spec in each.tasks]
+        cancelled = sum(len(each.attempts) for _, each in self.sent if isinstance(each, CancelTasks))
+        moved = sum(
+            len({spec.index for spec in each.tasks})
+            for worker, each in self.sent
+            if isinstance(each, DeployTasks) and worker > slots // SLOTS
+        )
+        return Costs(len(deployed) + cancelled + moved, len(self.sent), len(deployed), -1)
+
+
+# --- workers --------------------------------------------------------------------------------------
+
+
+class _Workers:
+    """The machines of all workers but the victim, with the channels that lead to it.
+
+    Args:
+        epochs: of all workers.
+        deployed: at first, by worker.
+    """
+
+    def __init__(self, epochs: dict[int, int], deployed: dict[int, DeployTasks]) -> None:
+        settings = ClusterSettings(slots=SLOTS)
+        self._machines = {
+            worker: WorkerState(settings, worker, epoch, TERM, lambda attempt: None)
+            for worker, epoch in epochs.items()
+            if worker != VICTIM
+        }
+        self._lost = {spec.index for spec in deployed[VICTIM].tasks}
+        self.standby = max(epochs)
+        for worker, message in deployed.items():
+            if worker != VICTIM:
+                self._deploy(worker, message)
+
+    def _deploy(self, worker: int, message: DeployTasks) -> None:
+        machine = self._machines[worker]
+        tasks = []
+        for spec in message.tasks:
+            inputs = [
+                InputSpec(edge=gate.edge, input=gate.input, operator=gate.operator, first=slot, count=1)
+                for gate in spec.inputs
+                for slot in sorted(self._lost)
+            ]
+            tasks.append(spec.model_copy(update={"inputs": inputs}))
+        ends = [address for address in message.workers if address.worker == VICTIM]
+        instructions = machine.handle(message.model_copy(update={"tasks": tasks, "workers": ends}), 1.0)
+        instructions += machine.peer_up(VICTIM, 1.0)
+        for instruction in instructions:
+            if isinstance(instruction, RequestPartition):
+                generation = instruction.request.generation
+                machine.channel_event(instruction.channel, generation, ChannelEvent.ATTACH, 1.0)
+
+    def recover(self, sent: Sequence[tuple[int, ControlMessage]]) -> int:
+        """Deliver what the coordinator has sent, and everything that follows; gives how many channels are
+        attached anew."""
+        requests: list[tuple[int, RequestPartition]] = []
+        attached: Counter[str] = Counter()
+        for worker, message in sent:
+            machine = self._machines[worker]
+            instructions = list(machine.handle(message, 1.0))
+            for instruction in instructions:
+                if isinstance(instruction, FailChannel):
+                    generation = instruction.generation
+                    instructions += machine.channel_event(
+                        instruction.channel, generation, ChannelEvent.DRAIN, 1.0
+                    )
+            if worker != self.standby and isinstance(message, TasksRestarted):
+                instructions += machine.peer_up(self.standby, 1.0)
+            attached["local"] += sum(isinstance(each, ConnectLocal) for each in instructions)
+            requests += [(worker, each) for each in instructions if isinstance(each, RequestPartition)]
+        for peer in self._machines:
+            if peer != self.standby:
+                found = self._machines[self.standby].peer_up(peer, 1.0)
+                requests += [(self.standby, each) for each in found if isinstance(each, RequestPartition)]
+        for worker, asked in requests:
+            answer = self._machines[asked.worker].partition_requested(worker, asked.request, 1.0)
+            attached["remote"] += sum(isinstance(each, Attach) for each in answer)
+        return attached.total()
+
+
+# --- points ---------------------------------------------------------------------------------------
+
+
+def _bytes_of(make: Any) -> tuple[Any, int]:
+    """What ``make`` gives, and the bytes that are kept of what it allocates."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        made = make()
+        gc.collect()
+        return made, tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+
+def _run(slots: int, strategy: Strategy) -> tuple[Costs, float, dict[str, int]]:
+    """Costs, coordinator's processor seconds, and bytes."""
+    coordinator = _Coordinator()
+    packed, size = _bytes_of(lambda: coordinator.begin(slots, strategy))
+    sizes = {"bytes_per_task": (size - sum(map(len, packed.values()))) // (3 * slots)}
+    deployed = {worker: _unpacked(each) for worker, each in packed.items()}
+    workers = _Workers(coordinator.epochs, deployed) if strategy == "individual" else None
+    coordinator.lose(deployed)
+    costs = coordinator.costs(slots)
+    if workers is not None:
+        costs = replace(costs, channels=workers.recover(coordinator.sent))
+    replacement = next(
+        each for worker, each in coordinator.sent if isinstance(each, DeployTasks) and worker > slots // SLOTS
+    )
+    _, size = _bytes_of(lambda: _gates(coordinator, replacement))
+    sizes["bytes_per_channel"] = size // (2 * slots * SLOTS)
+    return costs, coordinator.seconds, sizes
+
+
+def _unpacked(packed: bytes) -> DeployTasks:
+    message = unpack_message(packed)
+    assert isinstance(message, DeployTasks)
+    return message
+
+
+def _gates(coordinator: _Coordinator, message: DeployTasks) -> list[Any]:
+    """What the worker that takes the place of the lost one keeps of its channels before any is attached:
+    entries of the registry, and the gates."""
+    worker = max(coordinator.epochs)
+    settings = ClusterSettings(slots=SLOTS)
+    machine = WorkerState(settings, worker, coordinator.epochs[worker], TERM, lambda attempt: None)
+    machine.handle(message, 1.0)
+    pool = NetworkBufferPool(1, settings.segment_bytes).create_pool("gates", 1, 1)
+    gates: list[Any] = [machine]
+    for spec in message.tasks:
+        for each in spec.inputs:
+            gate = InputGate(
+                each.edge,
+                each.input,
+                GateBuffers(pool, settings.segment_bytes, 2, 1),
+                wake=lambda: None,
+                give_back=lambda buffer: None,
+                budget=AssemblyBudget(1),
+                counters=TaskCounters(),
+            )
+            for producer in range(each.first, each.first + each.count):
+                gate.add_channel(producer)
+            gates.append(gate)
+    return gates
+
+
+def measure_scale(sizes: Sequence[int] = SIZES) -> dict[str, Any]:
+    """A point for each size and strategy; those that are ``estimated`` were not run.
+
+    Raises:
+        ShuffleError: what was counted differs from the formula.
+    """
+    points: list[dict[str, Any]] = []
+    for slots in sizes:
+        for strategy in STRATEGIES:
+            costs = expected(slots, strategy)
+            estimated = strategy == "full" and slots > FULL_SLOTS_MAX
+            if estimated:
+                last = next(each for each in reversed(points) if each["strategy"] == "full")
+                seconds = last["coordinator_cpu_seconds"] * (slots / last["slots"]) ** 2
+                bytes_ = {name: last[name] for name in ("bytes_per_task", "bytes_per_channel")}
+            else:
+                found, seconds, bytes_ = _run(slots, strategy)
+                if found != costs:
+                    raise ShuffleError(f"{strategy} at {slots} slots costs {found}, not {costs}")
+            points.append(
+                {
+                    "slots": slots,
+                    "strategy": strategy,
+                    "decisions": costs.decisions,
+                    "messages": costs.messages,
+                    "tasks_touched": costs.tasks_touched,
+                    "channels": costs.channels,
+                    "coordinator_cpu_seconds": round(seconds, 4),
+                    **bytes_,
+                    "estimated": estimated,
+                }
+            )
+    return {"points": points, "formula": dict(FORMULA)}
