@@ -161,7 +161,15 @@ class Lossy(Cluster):
         }
         for number, (kind, text) in enumerate(texts.items()):
             yield JobEvent(
-                number=number, at=0.0, kind=kind, text=text, operator=1, index=0, attempt=1, worker=2
+                number=number,
+                at=0.0,
+                kind=kind,
+                text=text,
+                operator=1,
+                index=0,
+                attempt=1,
+                worker=2,
+                since=0.0125 if kind == "task waiting for a slot" else 0.0,
             )
 
     def wait(self, *, allow_loss: bool) -> Any:
@@ -189,7 +197,8 @@ def test_who_waits_sees_each_failure_and_what_was_lost(capsys: pytest.CaptureFix
     assert [line.partition(" ")[2] for line in lines[1:3]] == [
         "task restarting 1.0#1 on worker 2: attempt 2 follows at once (failure 1 of 10): count[0]: "
         "ZeroDivisionError",
-        "task waiting for a slot 1.0#1 on worker 2: no other worker has a free slot; waits 60 s at most",
+        "task waiting for a slot 1.0#1 on worker 2 +12.5 ms: no other worker has a free slot; waits 60 s at "
+        "most",
     ]
     assert lines[3:] == [
         "minishuffle: job j1 (lossy) finished, but rows were lost (1,200 queue_discarded, up to 30 in flight "
