@@ -54,7 +54,7 @@ bench: setup ## Measure transport, exchange and keyBy (some minutes)
 soak: setup ## Run the tests with many more seeds and longer spans (about an hour)
 	@scripts/bootstrap --tests
 	MINISHUFFLE_SOAK=1 $(WITHIN) 10000 $(SIDE_BY_SIDE) --timeout 3600 -m "not alone"
-	MINISHUFFLE_SOAK=1 $(WITHIN) 600 $(BIN)/python -m pytest -q --timeout 3600 -m alone
+	MINISHUFFLE_SOAK=1 $(WITHIN) 2400 $(BIN)/python -m pytest -q --timeout 3600 -m alone
 
 clean: ## Remove .venv and everything that was built
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
