@@ -92,6 +92,7 @@ class _RingSlice:
         "memory",
         "next_type",
         "rows",
+        "shared",
         "size",
         "start",
     )
@@ -99,6 +100,7 @@ class _RingSlice:
     def __init__(self, memory: memoryview, start: int, data_type: int, free: list[int], slot: int) -> None:
         self.memory, self.start, self.size, self.data_type = memory, start, len(memory) - start, data_type
         self.flags, self.first_start, self.rows = 0, NO_ELEMENT_START, 1
+        self.shared = False
         self.next_type, self.backlog = NextType.NONE, 0
         self._free, self._slot = free, slot
 

@@ -50,6 +50,7 @@ class BufferBuilder:
         "sent_bytes",
         "sent_rows",
         "sent_starts",
+        "shared",
         "starts",
     )
     next_type = NextType.DATA
@@ -57,6 +58,8 @@ class BufferBuilder:
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
         self.capacity = len(segment.memory) - SEGMENT_HEADROOM_BYTES
+        self.shared = segment.readers > 1
+        """Other subpartitions have builders of the same segment, which says the same to all of them."""
         # The writer's.
         self.length = 0
         self.rows = 0
@@ -89,6 +92,11 @@ class BufferBuilder:
         self.segment.memory[begin : begin + size] = part[at : at + size]
         self.length += size
         return size
+
+    def follow(self, written: BufferBuilder) -> None:
+        """(Writer.) Say what ``written``, a builder of the same segment, says; nothing is published yet."""
+        self.starts = written.starts  # it only grows, and nobody reads beyond what is published
+        self.length, self.rows, self.last_rows = written.length, written.rows, written.last_rows
 
     def publish(self, ends: bool = True) -> None:
         self.published = (self.length, self.rows, len(self.starts), ends)
@@ -139,6 +147,7 @@ class Slice:
         "memory",
         "next_type",
         "rows",
+        "shared",
         "size",
         "start",
         "view",
@@ -150,6 +159,7 @@ class Slice:
         self.size = size
         self.data_type = data_type
         self.rows = rows
+        self.shared = False
         self.flags = 0
         self.first_start = NO_ELEMENT_START
         self.next_type = _NONE

@@ -57,6 +57,8 @@ class ResultPartition:
         """(Writer.) Rows that were not written because their consumer had gone."""
         self._rows_suspected = 0
         """(Writer.) Rows that were not written because their consumer's worker answered no Ping."""
+        self._together: list[Subpartition] = []
+        """(Writer.) Those that the last broadcast went to: each has the same segment open, or none has."""
 
     def subpartition(self, consumer: int) -> Subpartition | None:
         """The one for that consumer subtask; None if this producer does not feed it."""
@@ -77,6 +79,7 @@ class ResultPartition:
             raise TaskCancelled("the task was abandoned")
         if subpartition.open is not None:  # its segment goes home
             subpartition.finish_open(ends=True)
+            self._end_together()
         if subpartition.suspected:
             self._rows_suspected += rows
         else:
@@ -106,6 +109,62 @@ class ResultPartition:
             self._published(subpartition)
         self._counters.bytes_out += total
         self._counters.records_out += rows
+
+    def broadcast(self, positions: list[int], rows: int, parts: list[Part]) -> None:
+        """Write one element to several subpartitions, at least one. It is copied once, into a segment that
+        all of them read; the last one that has done with it recycles it. (Flink: ``broadcastRecord``.)
+
+        A segment has the same readers from its beginning to its end: when a consumer goes or comes back, the
+        next element begins another. A partition that is broadcast to is not written to by :meth:`write`.
+        """
+        subpartitions = [self.subpartitions[position] for position in positions]
+        if subpartitions != self._together:
+            self._end_together()
+            self._together = subpartitions
+        builder = subpartitions[0].open or self._begin_together()
+        builder.begin(rows)
+        total = 0
+        for part in parts:
+            view = memoryview(part)
+            at, size = 0, len(view)
+            total += size
+            while at < size:
+                if builder.length == builder.capacity:
+                    self._publish_together(builder, ends=False)
+                    builder = self._begin_together()
+                at += builder.append(view, at)
+        self._publish_together(builder, ends=True)
+        self._counters.bytes_out += total * len(subpartitions)
+        self._counters.records_out += rows * len(subpartitions)
+
+    def _begin_together(self) -> BufferBuilder:
+        """A segment with a builder for each of those that read it; the first of them is written."""
+        segment = self._acquire()
+        segment.readers = len(self._together)
+        for each in self._together:
+            each.open = BufferBuilder(segment)
+        first = self._together[0].open
+        assert first is not None
+        return first
+
+    def _end_together(self) -> None:
+        """The segment that is open is complete: others will read what follows."""
+        for each in self._together:
+            if each.open is not None:
+                each.finish_open(ends=True)
+        self._together = []
+
+    def _publish_together(self, written: BufferBuilder, ends: bool) -> None:
+        full = written.length == written.capacity
+        for each in self._together:
+            builder = each.open
+            assert builder is not None
+            builder.follow(written)
+            if full:
+                each.finish_open(ends)
+            else:
+                builder.publish(ends)
+                self._published(each)
 
     def _published(self, subpartition: Subpartition) -> None:
         """The reader may send what it was not to before: now, or when the buffer timeout has passed."""

@@ -29,7 +29,7 @@ __all__ = ["LocalPool", "NetworkBufferPool", "Segment"]
 class Segment:
     """One network buffer: ``SEGMENT_HEADROOM_BYTES`` of headroom, then the payload area."""
 
-    __slots__ = ("extra", "index", "memory", "owner", "written_off")
+    __slots__ = ("extra", "index", "memory", "owner", "readers", "written_off")
 
     def __init__(self, index: int, memory: memoryview, *, extra: bool = False) -> None:
         self.index = index
@@ -38,14 +38,20 @@ class Segment:
         """It is no part of the network memory, and is freed once it is recycled."""
         self.owner: LocalPool | None = None
         """The pool that lent it; None while it is free."""
+        self.readers = 1
+        """How many have yet to recycle it; whoever requested it may say so before it shares it. (Flink: the
+        reference count of ``NetworkBuffer``.)"""
         self.written_off = False
 
     def recycle(self) -> None:
-        """Give it back to the pool that lent it.
+        """(Loop.) One reader has done with it; the last one gives it back to the pool that lent it.
 
         Raises:
             LocalProtocolError: it is free already.
         """
+        if self.readers > 1:
+            self.readers -= 1
+            return
         owner = self.owner
         if owner is None:
             raise LocalProtocolError(f"segment {self.index} was recycled twice")

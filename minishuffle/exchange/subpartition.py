@@ -3,7 +3,8 @@
 The writer (task thread) fills one *open* segment per subpartition and publishes what it wrote by
 storing one tuple; full segments go to the end of a queue. The reader (loop thread) takes finished
 segments from the front, and slices of the open one when a flush was asked for. Each field is written
-by one side only. (Flink: ``PipelinedSubpartition``, ``BufferBuilder``.)
+by one side only. A broadcast's open segment is the same in all its subpartitions, and each has a builder of
+its own for it, which knows what its reader has sent. (Flink: ``PipelinedSubpartition``, ``BufferBuilder``.)
 
 Consumers come and go: each reads through a view of one generation, and only the newest view of a
 subpartition polls it. An attachment joins a view to the channel of the link that carries it.
@@ -506,6 +507,7 @@ class PipelinedView:
             copied += memory[start : start + size]
             memory, start, holds = memoryview(copied), SEGMENT_HEADROOM_BYTES, None
         piece = Slice(memory, start, size, _DATA, rows_begun)
+        piece.shared = builder.shared and holds is builder
         piece.flags, piece.first_start = flags, first_start
         piece.view, piece.builder = self, holds
         builder.sent_bytes, builder.sent_rows, builder.sent_starts = length, rows, starts

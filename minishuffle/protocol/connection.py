@@ -51,7 +51,7 @@ from minishuffle.wire.frames import (
     Pong,
     encode_frame,
     frame_name,
-    write_buffer_header,
+    write_buffer,
 )
 
 __all__ = [
@@ -291,7 +291,7 @@ class Producers:
             piece = producer.poll() if producer.state is _OPEN else None
             if piece is None:
                 continue
-            chunks.append(write_buffer_header(piece, producer.id, sequence, piece.backlog))
+            write_buffer(piece, producer.id, sequence, piece.backlog, chunks)
             pieces.append(piece)
             if producer.may_leave(piece.next_type):
                 producer.enqueued = True

@@ -85,7 +85,7 @@ __all__ = [
     "encode_text",
     "frame_name",
     "positive",
-    "write_buffer_header",
+    "write_buffer",
 ]
 
 
@@ -385,7 +385,7 @@ def frame_name(frame: Frame) -> str:
 # --- bodies ---------------------------------------------------------------------------------------
 #
 # :func:`encode_frame` writes every frame but BufferResponse, whose header goes straight into the
-# headroom of the segment that it announces (:func:`write_buffer_header`).
+# headroom of the segment that it announces (:func:`write_buffer`).
 
 
 _HELLO: Final = struct.Struct(">IHBIQII32s")
@@ -478,7 +478,7 @@ def encode_frame(frame: Frame) -> bytes:
 class Payload(Protocol):
     """What a BufferResponse carries: ``memory[start:start + size]``.
 
-    At least ``BUFFER_HEADER_BYTES`` bytes in front of it may be overwritten.
+    At least ``BUFFER_HEADER_BYTES`` bytes in front of it may be overwritten, unless it is shared.
     """
 
     memory: memoryview
@@ -488,14 +488,25 @@ class Payload(Protocol):
     flags: int
     first_start: int
     rows: int
+    shared: bool
+    """Other channels send the same memory, each with a header of its own."""
 
 
-def write_buffer_header(payload: Payload, channel: int, sequence: int, backlog: int) -> memoryview:
-    """Write a BufferResponse header right in front of its payload; return the whole frame."""
+def write_buffer(
+    payload: Payload, channel: int, sequence: int, backlog: int, chunks: list[bytes | memoryview]
+) -> None:
+    """Append a BufferResponse to ``chunks``: as one view, with the header written right in front of the
+    payload, or header and payload apart if the payload is shared."""
     memory, start, size = payload.memory, payload.start, payload.size
-    begin = start - BUFFER_HEADER_BYTES
+    if payload.shared:
+        whole, begin = memoryview(bytearray(BUFFER_HEADER_BYTES)), 0
+        chunks += (whole, memory[start : start + size])
+    else:
+        begin = start - BUFFER_HEADER_BYTES
+        whole = memory
+        chunks.append(memory[begin : start + size])
     BUFFER_HEADER.pack_into(
-        memory,
+        whole,
         begin,
         BUFFER_FIXED_BYTES + size,
         _BUFFER_RESPONSE,
@@ -507,7 +518,6 @@ def write_buffer_header(payload: Payload, channel: int, sequence: int, backlog: 
         payload.first_start,
         payload.rows,
     )
-    return memory[begin : start + size]
 
 
 # --- decoding ---------------------------------------------------------------------------------

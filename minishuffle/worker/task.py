@@ -347,9 +347,7 @@ def _edge_writer(output: Output, partition: ResultPartition, start: int) -> Call
         if broadcast:
             to = [position for position in range(consumers) if not partition.skips(position, len(batch))]
             if to:
-                rows, parts = encode(batch)
-                for position in to:
-                    partition.write(position, rows, parts)
+                partition.broadcast(to, *encode(batch))
             return
         for position, piece in partitioner.split(batch):
             if not partition.skips(position, len(piece)):

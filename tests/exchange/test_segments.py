@@ -281,3 +281,21 @@ def test_a_destroyed_pool_lends_nothing_and_takes_back_what_it_lent() -> None:
     assert pool.request() is None
     assert (pool.in_use, network.free) == (0, 4)
     network.validate()
+
+
+def test_a_segment_with_several_readers_comes_home_with_the_last_of_them() -> None:
+    network = NetworkBufferPool(2, 256)
+    pool = network.create_pool("p", 1, 2)
+    segment = pool.request()
+    assert segment is not None
+    segment.readers = 3
+    for left in (1, 1, 0):
+        segment.recycle()
+        assert pool.in_use == left
+    with pytest.raises(LocalProtocolError, match="recycled twice"):
+        segment.recycle()
+    again = pool.request()
+    assert again is not None
+    again.recycle()
+    assert pool.in_use == 0
+    network.validate()

@@ -46,7 +46,6 @@ from minishuffle.wire.frames import (
     Ping,
     Pong,
     encode_frame,
-    write_buffer_header,
 )
 from support.frames import Piece
 
@@ -58,7 +57,7 @@ def buffer_for(channel: int, sequence: int, payload: bytes = b"x", data_type: in
     memory = memoryview(bytearray(64 + len(payload)))
     memory[64:] = payload
     piece = Piece(memory, len(payload), data_type, BufferFlags.NONE, rows=1)
-    return bytes(write_buffer_header(piece, channel, sequence, 0))
+    return b"".join(piece.chunks(channel, sequence, 0))
 
 
 def test_each_credit_sends_one_buffer_and_no_more(peers_of: Callable[..., Peers]) -> None:

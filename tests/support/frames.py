@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from minishuffle.wire.decoder import FrameDecoder
-from minishuffle.wire.frames import BUFFER_FIXED_BYTES, BufferHeader, Frame, FrameType, write_buffer_header
+from minishuffle.wire.frames import BUFFER_FIXED_BYTES, BufferHeader, Frame, FrameType, write_buffer
 
 
 class Recorder:
@@ -56,12 +56,19 @@ class Piece:
     first_start: int = 0
     rows: int = 5
     start: int = 64
+    shared: bool = False
+
+    def chunks(self, channel: int, sequence: int, backlog: int) -> list[bytes | memoryview]:
+        """Its BufferResponse, as it goes to the socket."""
+        chunks: list[bytes | memoryview] = []
+        write_buffer(self, channel, sequence, backlog, chunks)
+        return chunks
 
 
 def buffer_response(channel: int, payload: bytes) -> bytes:
     memory = memoryview(bytearray(64 + len(payload)))
     memory[64:] = payload
-    return bytes(write_buffer_header(Piece(memory, len(payload)), channel, 1, 2))
+    return b"".join(Piece(memory, len(payload)).chunks(channel, 1, 2))
 
 
 def decode(*pieces: bytes, limit: int = 4096) -> list[object]:

@@ -33,7 +33,6 @@ from minishuffle.wire.frames import (
     Welcome,
     decode_body,
     encode_frame,
-    write_buffer_header,
 )
 from support.frames import Piece, buffer_header, decode
 
@@ -81,12 +80,23 @@ def test_every_frame_type_but_data_is_in_the_table() -> None:
 
 def test_buffer_header_lies_right_in_front_of_its_payload() -> None:
     memory = memoryview(bytearray(b"." * 64 + b"payload!"))
-    frame = write_buffer_header(Piece(memory, 8, 1, 4, 5, 6), 7, 0xFFFFFFFF, 2)
-    assert frame.obj is memory.obj
+    (frame,) = Piece(memory, 8, 1, 4, 5, 6).chunks(7, 0xFFFFFFFF, 2)
+    assert isinstance(frame, memoryview) and frame.obj is memory.obj
     assert len(frame) == BUFFER_HEADER_BYTES + 8
     header = buffer_header(7, 0xFFFFFFFF, 1, 8, backlog=2, flags=4, first_start=5, rows=6)
     assert decode(bytes(frame)) == [(header, b"payload!")]
     assert bytes(memory[: 64 - BUFFER_HEADER_BYTES]) == b"." * (64 - BUFFER_HEADER_BYTES)
+
+
+def test_nothing_is_written_in_front_of_a_payload_that_other_channels_send_too() -> None:
+    memory = memoryview(bytearray(b"." * 64 + b"payload!"))
+    piece = Piece(memory, 8, 1, 4, 5, 6, shared=True)
+    frames = [piece.chunks(channel, channel + 1, 2) for channel in (7, 8)]
+    assert bytes(memory[:64]) == b"." * 64
+    for channel, (header, payload) in zip((7, 8), frames, strict=True):
+        assert isinstance(payload, memoryview) and payload.obj is memory.obj, "it is not copied"
+        expected = buffer_header(channel, channel + 1, 1, 8, backlog=2, flags=4, first_start=5, rows=6)
+        assert decode(bytes(header) + payload) == [(expected, b"payload!")]
 
 
 @given(st.sampled_from([frame for frame, _ in FRAMES]), st.data())
