@@ -72,8 +72,8 @@ class AssemblyBudget:
     """How many bytes of half elements a worker may hold in memory.
 
     Shared by the assemblers of all task threads without a lock: each writes an entry of its own, and
-    two that look at the same time may each take the last room, so the limit is exact within one
-    element per thread.
+    those that look at the same time may each take the last room, so the limit is exact within what they
+    reserve at that moment.
 
     Args:
         limit_bytes: the bound.
@@ -84,6 +84,8 @@ class AssemblyBudget:
         self.limit_bytes = limit_bytes
         self.directory = directory
         self._held: dict[int, int] = {}
+        self._reserved = 0
+        """At least ``used``: what was held when it was last added up, and all that was reserved since."""
 
     @property
     def used(self) -> int:
@@ -92,8 +94,11 @@ class AssemblyBudget:
 
     def reserve(self, holder: int, size: int) -> bool:
         """Take ``size`` bytes for ``holder`` (the id of an assembler); False if there is no room."""
-        if self.used + size > self.limit_bytes:
-            return False
+        if self._reserved + size > self.limit_bytes:
+            self._reserved = used = self.used  # adding up takes as long as there are holders
+            if used + size > self.limit_bytes:
+                return False
+        self._reserved += size
         self._held[holder] = size
         return True
 

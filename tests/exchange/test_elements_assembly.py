@@ -144,6 +144,32 @@ def test_the_budget_is_held_while_an_element_is_under_way(written: Written) -> N
     assert budget.used == 0
 
 
+def test_the_budget_is_added_up_only_when_all_that_was_reserved_would_not_fit() -> None:
+    """Not at each reservation: with thousands of half elements that takes longer than to put one together."""
+
+    class Counted(AssemblyBudget):
+        added_up = 0
+
+        @property
+        def used(self) -> int:
+            self.added_up += 1
+            return super().used
+
+    budget = Counted(1_000)
+    for holder in range(9):
+        assert budget.reserve(holder, 100)
+    assert budget.added_up == 0
+    budget.release(0)
+    assert budget.reserve(9, 100)
+    assert budget.added_up == 0, "900 are held, but 1,000 were reserved"
+    assert budget.reserve(10, 100)
+    assert budget.added_up == 1
+    assert not budget.reserve(11, 1), "all of it is held"
+    budget.release(10)
+    assert budget.reserve(11, 100)
+    assert budget.used == 1_000
+
+
 def test_an_element_in_one_buffer_needs_no_budget(written: Written) -> None:
     budget = AssemblyBudget(0)
     (element,) = fed(Assembler(budget), [written(["a"])])
