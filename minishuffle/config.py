@@ -6,6 +6,7 @@ import difflib
 import json
 import logging
 import os
+import pwd
 import secrets
 import stat
 import tomllib
@@ -176,14 +177,21 @@ def default_state_dir(cluster: str) -> Path:
     # A relative path there is to be ignored, says the XDG base directory specification.
     if os.path.isabs(base):
         return Path(base) / "minishuffle" / cluster
+    return _home() / ".local" / "state" / "minishuffle" / cluster
+
+
+def _home() -> Path:
+    """The home directory: ``$HOME``, or what the password database says if that is empty or not set."""
+    named = os.environ.get("HOME")
+    if named:
+        return Path(named)
     try:
-        home = Path.home()
-    except RuntimeError:
+        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:
         raise UsageError(
             "this user has no home directory to keep the cluster's state in: set XDG_STATE_HOME or HOME, or "
             "name a place with --state-dir"
         ) from None
-    return home / ".local" / "state" / "minishuffle" / cluster
 
 
 # --- where the coordinator is ---------------------------------------------------------------------

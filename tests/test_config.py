@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import stat
 from pathlib import Path
 from typing import Any
@@ -198,12 +199,22 @@ def test_secret_that_is_missing_empty_or_no_file(tmp_path: Path) -> None:
         read_secret(tmp_path)
 
 
+def test_an_empty_home_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.delenv("HOME", raising=False)
+    unset = default_state_dir("blue")
+    assert unset == Path(pwd.getpwuid(os.getuid()).pw_dir) / ".local/state/minishuffle/blue"
+    monkeypatch.setenv("HOME", "")
+    assert default_state_dir("blue") == unset
+
+
 def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_home() -> Path:
-        raise RuntimeError("Could not determine home directory.")
+    def unknown(user: int) -> pwd.struct_passwd:
+        raise KeyError(f"uid not found: {user}")
 
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
-    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
     with pytest.raises(
         UsageError, match="no home directory .*: set XDG_STATE_HOME or HOME, or .* --state-dir"
     ):
