@@ -5,34 +5,17 @@ One thread is producer, loop and task, and buffers come home as late as the test
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
-
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from minishuffle.counters import TaskCounters
 from minishuffle.errors import PeerLost, TaskFailed
 from minishuffle.exchange.channels import (
-    Attachment,
-    ChannelEvent,
     GateBuffers,
-    GivenBack,
     InputChannel,
     LocalAttachment,
-    Notice,
     QueuedEvent,
-    RemoteAttachment,
 )
-from minishuffle.exchange.elements import AssemblyBudget, decode, encode
-from minishuffle.exchange.gate import InputGate
-from minishuffle.exchange.partition import ResultPartition
-from minishuffle.exchange.segments import LocalPool, NetworkBufferPool, Segment
-from minishuffle.exchange.subpartition import Subpartition, serve
-from minishuffle.ids import JobId, PartitionId
-from minishuffle.protocol.connection import PartitionCancelled, PartitionRequested
+from minishuffle.exchange.elements import encode
+from minishuffle.exchange.segments import NetworkBufferPool, Segment
 from minishuffle.wire.frames import (
     NO_SEQUENCE,
     BufferFlags,
@@ -43,173 +26,9 @@ from minishuffle.wire.frames import (
     PartitionRequest,
     encode_frame,
 )
+from support.exchanges import EXCLUSIVE, FLOATING, SEGMENT_BYTES, Exchange, credit_of
 from support.frames import buffer_header
-from support.links import BareLink, consumer_of
-
-SEGMENT_BYTES = 128
-EXCLUSIVE = 2
-FLOATING = 3
-
-
-class Exchange:
-    """A producer with one consumer, whose channel is attached to it in one way after another."""
-
-    def __init__(self, channels: int = 1, *, tolerant: bool = False) -> None:
-        self.network = NetworkBufferPool(200, SEGMENT_BYTES)
-        self.output = self.network.create_pool("output", channels + 1, 100)
-        pool = self.network.create_pool("gate", channels * EXCLUSIVE + 1, channels * EXCLUSIVE + FLOATING)
-        self.returned: list[GivenBack] = []
-        self.gate = InputGate(
-            0,
-            0,
-            GateBuffers(pool, SEGMENT_BYTES, EXCLUSIVE, FLOATING),
-            wake=lambda: None,
-            give_back=self.returned.append,
-            budget=AssemblyBudget(1 << 20),
-            counters=TaskCounters(),
-            tolerant=tolerant,
-        )
-        self.partitions = [self._partition(number, self.output) for number in range(channels)]
-        self.events: list[tuple[int, int, str]] = []
-        """Channel, generation and what happened to it."""
-        self.channels = [self.gate.add_channel(n, partial(self._on_event, n)) for n in range(channels)]
-        self.generations = [0] * channels
-        self.attachments: list[Attachment] = []
-        self.links: list[tuple[BareLink, BareLink]] = []
-        """Consumer's and producer's ends; the last is in use."""
-        self.connect()
-        self.written = 0
-        self.read: list[list[int]] = [[] for _ in range(channels)]
-
-    @staticmethod
-    def _partition(number: int, pool: LocalPool) -> ResultPartition:
-        def acquire() -> Segment:
-            segment = pool.request()
-            assert segment is not None
-            return segment
-
-        partition_id = PartitionId(JobId("j1"), 0, number)
-        return ResultPartition(partition_id, range(1), acquire, Subpartition.attend, TaskCounters())
-
-    def connect(self) -> None:
-        self.links.append((BareLink(), BareLink(dialer=True)))
-
-    def _on_event(self, number: int, generation: int, event: ChannelEvent) -> None:
-        self.events.append((number, generation, event.value))
-        if event is ChannelEvent.DRAIN:
-            queued = [item for item in self.channels[number].queue if not isinstance(item, Notice)]
-            assert not any(item.attachment.generation <= generation for item in queued)
-
-    # --- producer --------------------------------------------------------------------------------
-
-    def write(self, number: int, size: int) -> None:
-        """One element of one row: a number that counts up, and ``size`` bytes."""
-        rows, parts = encode([[self.written, "x" * size]])
-        self.written += 1
-        self.partitions[number].write(0, rows, parts)
-
-    def flush(self, number: int) -> None:
-        if self.partitions[number].subpartitions[0].flush():
-            self.partitions[number].subpartitions[0].attend()
-
-    # --- loop ------------------------------------------------------------------------------------
-
-    def attach_remote(self, number: int) -> None:
-        self.generations[number] += 1
-        request = PartitionRequest(0, "j1", 0, number, 0, 1, 1, self.generations[number], 0)
-        self.channels[number].attach_remote(self.links[-1][0], request)
-        self._attached(number)
-
-    def attach_local(self, number: int) -> None:
-        self.generations[number] += 1
-        subpartition = self.partitions[number].subpartitions[0]
-        self.channels[number].attach_local(subpartition, self.generations[number], lambda piece: None)
-        self._attached(number)
-
-    def _attached(self, number: int) -> None:
-        if any((n, event) == (number, "end") for n, _, event in self.events):
-            return  # nothing is wanted of it
-        attachment = self.channels[number].attachment
-        assert attachment is not None and attachment.generation == self.generations[number]
-        self.attachments.append(attachment)
-
-    def move(self, *, to_consumer: bool, buffers: int = 16) -> None:
-        """One flush of one side of the link."""
-        consumer, producer = self.links[-1]
-        sender, receiver = (producer, consumer) if to_consumer else (consumer, producer)
-        chunks, pieces = sender.connection.data_to_send(buffers)
-        data = b"".join(chunks)
-        for piece in pieces:
-            piece.released()
-        if data:
-            receiver.connection.receive(data, 0.0)
-        events = receiver.connection.events()
-        cancelled = {event.channel for event in events if isinstance(event, PartitionCancelled)}
-        requests = [event.request for event in events if isinstance(event, PartitionRequested)]
-        assert len(cancelled) + len(requests) == len(events)
-        for request in requests:
-            if request.channel not in cancelled:
-                serve(producer, request, self.partitions[request.producer].subpartitions[0])
-
-    def settle(self) -> None:
-        for _ in range(1000):
-            if not any(link.connection.wants_to_send for link in self.links[-1]):
-                return
-            self.move(to_consumer=False)
-            self.move(to_consumer=True)
-        raise AssertionError("still frames to send after 1000 rounds")
-
-    def give_back(self, count: int) -> None:
-        """The loop hears of buffers that the task is done with."""
-        for buffer in self.returned[:count]:
-            buffer.attachment.consumed(buffer)
-        del self.returned[:count]
-
-    def cut(self) -> None:
-        """The link breaks, and there is a new one."""
-        for link in self.links[-1]:
-            link.connection.lost(PeerLost("cut"))
-        self.connect()
-
-    # --- task ------------------------------------------------------------------------------------
-
-    def poll(self) -> bool:
-        element = self.gate.poll()
-        if element is None:
-            return False
-        rows = decode(element.format, element.rows, element.payload)
-        assert isinstance(rows, list)
-        self.read[element.channel.producer] += [row[0] for row in rows]
-        return True
-
-    def poll_all(self) -> None:
-        while self.poll():
-            pass
-
-    def validate(self) -> None:
-        self.network.validate()
-        for link in self.links[-1]:
-            link.connection.validate()
-        for attachment in self.attachments:
-            if isinstance(attachment, RemoteAttachment):
-                attachment.consumer.validate()
-
-    def close(self) -> None:
-        """Everything ends; every segment comes home exactly once."""
-        self.gate.close()
-        self.give_back(len(self.returned))
-        for partition in self.partitions:
-            partition.subpartitions[0].discard()
-        for link in self.links[-1]:
-            link.connection.lost(None)
-        assert self.network.free == self.network.total
-
-
-def credit_of(channel: InputChannel) -> tuple[int, int]:
-    """Buffers promised and to be promised to the producer, and idle ones behind that."""
-    credit = consumer_of(channel).credit
-    return credit.granted + credit.unannounced, credit.idle
-
+from support.links import consumer_of
 
 # --- one after another ----------------------------------------------------------------------------
 
@@ -667,127 +486,6 @@ def arrive(channel: InputChannel, data: bytes, rows: int) -> None:
     header = buffer_header(consumer.id, consumer.expected, DataType.DATA, len(data), flags=flags, rows=rows)
     consumer.begin(header)[:] = data
     consumer.end()
-
-
-# --- in any order -----------------------------------------------------------------------------------
-
-NUMBERS = st.integers(0, 1)
-
-
-class AnyOrder(RuleBasedStateMachine):
-    """Writes, flushes, moves of bytes, polls and buffers that come home, between attachments of any kind."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.exchange = Exchange(channels=2, tolerant=True)
-        self.ended: set[int] = set()
-
-    @rule(number=NUMBERS, size=st.sampled_from([1, 40, 90, 3 * SEGMENT_BYTES]))
-    def write(self, number: int, size: int) -> None:
-        output = self.exchange.output
-        if number not in self.ended and output.maximum - output.in_use > 6:
-            self.exchange.write(number, size)
-
-    @rule(number=NUMBERS)
-    def end(self, number: int) -> None:
-        if number not in self.ended:
-            self.ended.add(number)
-            self.exchange.partitions[number].broadcast_event(EventKind.END_OF_PARTITION)
-
-    @rule(number=NUMBERS)
-    def flush(self, number: int) -> None:
-        self.exchange.flush(number)
-
-    @rule(number=NUMBERS, kind=st.sampled_from(["local", "remote"]))
-    def attach(self, number: int, kind: str) -> None:
-        getattr(self.exchange, f"attach_{kind}")(number)
-
-    @rule(number=NUMBERS)
-    def detach(self, number: int) -> None:
-        self.exchange.channels[number].detach()
-
-    @rule(number=NUMBERS)
-    def fail(self, number: int) -> None:
-        """A failure of the current generation, attached or not, which may be said twice."""
-        self.exchange.channels[number].fail(self.exchange.generations[number], PeerLost("failed"))
-
-    @rule(number=NUMBERS)
-    def producer_fails(self, number: int) -> None:
-        """And another attempt goes on, whose partition this is too."""
-        self.exchange.partitions[number].fail(TaskFailed("the producer raised"))
-        self.exchange.partitions[number].subpartitions[0].error = None
-
-    @rule(to_consumer=st.booleans(), buffers=st.integers(1, 16))
-    def move(self, to_consumer: bool, buffers: int) -> None:
-        self.exchange.move(to_consumer=to_consumer, buffers=buffers)
-
-    @rule()
-    def settle(self) -> None:
-        self.exchange.settle()
-
-    @rule(count=st.integers(1, 4))
-    def poll(self, count: int) -> None:
-        for _ in range(count):
-            self.exchange.poll()
-
-    @precondition(lambda self: self.exchange.returned)
-    @rule(data=st.data())
-    def give_back(self, data: Any) -> None:
-        """In any order. It may serve another attachment that waits, but is credit to its own alone."""
-        returned, short = self.exchange.returned, self.exchange.gate.buffers.short
-        buffer = returned.pop(data.draw(st.integers(0, len(returned) - 1)))
-        others = [
-            attachment.consumer.credit
-            for attachment in self.exchange.attachments
-            if isinstance(attachment, RemoteAttachment)
-            and attachment is not buffer.attachment
-            and not (attachment.consumer.credit.waiting or attachment in short)
-        ]
-        before = [credit.granted + credit.unannounced for credit in others]
-        buffer.attachment.consumed(buffer)
-        assert [credit.granted + credit.unannounced for credit in others] == before
-
-    @rule()
-    def cut(self) -> None:
-        self.exchange.cut()
-
-    @invariant()
-    def ledgers_hold(self) -> None:
-        self.exchange.validate()
-        buffers = self.exchange.gate.buffers
-        snapshot = self.exchange.gate.snapshot()
-        assert buffers.pool.in_use <= buffers.pool.size
-        assert buffers.exclusive_held == snapshot.exclusive_capacity < buffers.pool.minimum
-        assert 0 <= snapshot.exclusive_used <= snapshot.exclusive_capacity <= 2 * EXCLUSIVE
-        assert 0 <= snapshot.floating_used <= buffers.pool.size
-
-    @invariant()
-    def rows_come_once_and_in_order(self) -> None:
-        for read in self.exchange.read:
-            assert all(one < other for one, other in zip(read, read[1:], strict=False))
-
-    @invariant()
-    def each_generation_is_drained_once(self) -> None:
-        drained = [(number, g) for number, g, event in self.exchange.events if event == "drain"]
-        assert len(drained) == len(set(drained))
-
-    def teardown(self) -> None:
-        """Half of the channels are read to their end first."""
-        exchange = self.exchange
-        if len(exchange.events) % 2:
-            for channel in exchange.channels:
-                channel.detach()
-            exchange.poll_all()
-            assert not any(channel.queue for channel in exchange.channels)
-        exchange.close()
-        for channel, read in zip(exchange.channels, exchange.read, strict=True):
-            received = sum(a.rows_received for a in exchange.attachments if a.channel is channel)
-            assert received == len(read) + channel.rows_incomplete + channel.rows_discarded
-        self.exchange.network.validate()
-
-
-TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
 
 
 def test_what_local_channels_may_need_one_day_is_not_lent_as_floating() -> None:

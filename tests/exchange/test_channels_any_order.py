@@ -1,0 +1,136 @@
+"""Input channels in any order of attachments, writes, moves, polls and buffers that come home."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from minishuffle.errors import PeerLost, TaskFailed
+from minishuffle.exchange.channels import (
+    RemoteAttachment,
+)
+from minishuffle.wire.frames import (
+    EventKind,
+)
+from support.exchanges import EXCLUSIVE, SEGMENT_BYTES, Exchange
+
+NUMBERS = st.integers(0, 1)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Writes, flushes, moves of bytes, polls and buffers that come home, between attachments of any kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.exchange = Exchange(channels=2, tolerant=True)
+        self.ended: set[int] = set()
+
+    @rule(number=NUMBERS, size=st.sampled_from([1, 40, 90, 3 * SEGMENT_BYTES]))
+    def write(self, number: int, size: int) -> None:
+        output = self.exchange.output
+        if number not in self.ended and output.maximum - output.in_use > 6:
+            self.exchange.write(number, size)
+
+    @rule(number=NUMBERS)
+    def end(self, number: int) -> None:
+        if number not in self.ended:
+            self.ended.add(number)
+            self.exchange.partitions[number].broadcast_event(EventKind.END_OF_PARTITION)
+
+    @rule(number=NUMBERS)
+    def flush(self, number: int) -> None:
+        self.exchange.flush(number)
+
+    @rule(number=NUMBERS, kind=st.sampled_from(["local", "remote"]))
+    def attach(self, number: int, kind: str) -> None:
+        getattr(self.exchange, f"attach_{kind}")(number)
+
+    @rule(number=NUMBERS)
+    def detach(self, number: int) -> None:
+        self.exchange.channels[number].detach()
+
+    @rule(number=NUMBERS)
+    def fail(self, number: int) -> None:
+        """A failure of the current generation, attached or not, which may be said twice."""
+        self.exchange.channels[number].fail(self.exchange.generations[number], PeerLost("failed"))
+
+    @rule(number=NUMBERS)
+    def producer_fails(self, number: int) -> None:
+        """And another attempt goes on, whose partition this is too."""
+        self.exchange.partitions[number].fail(TaskFailed("the producer raised"))
+        self.exchange.partitions[number].subpartitions[0].error = None
+
+    @rule(to_consumer=st.booleans(), buffers=st.integers(1, 16))
+    def move(self, to_consumer: bool, buffers: int) -> None:
+        self.exchange.move(to_consumer=to_consumer, buffers=buffers)
+
+    @rule()
+    def settle(self) -> None:
+        self.exchange.settle()
+
+    @rule(count=st.integers(1, 4))
+    def poll(self, count: int) -> None:
+        for _ in range(count):
+            self.exchange.poll()
+
+    @precondition(lambda self: self.exchange.returned)
+    @rule(data=st.data())
+    def give_back(self, data: Any) -> None:
+        """In any order. It may serve another attachment that waits, but is credit to its own alone."""
+        returned, short = self.exchange.returned, self.exchange.gate.buffers.short
+        buffer = returned.pop(data.draw(st.integers(0, len(returned) - 1)))
+        others = [
+            attachment.consumer.credit
+            for attachment in self.exchange.attachments
+            if isinstance(attachment, RemoteAttachment)
+            and attachment is not buffer.attachment
+            and not (attachment.consumer.credit.waiting or attachment in short)
+        ]
+        before = [credit.granted + credit.unannounced for credit in others]
+        buffer.attachment.consumed(buffer)
+        assert [credit.granted + credit.unannounced for credit in others] == before
+
+    @rule()
+    def cut(self) -> None:
+        self.exchange.cut()
+
+    @invariant()
+    def ledgers_hold(self) -> None:
+        self.exchange.validate()
+        buffers = self.exchange.gate.buffers
+        snapshot = self.exchange.gate.snapshot()
+        assert buffers.pool.in_use <= buffers.pool.size
+        assert buffers.exclusive_held == snapshot.exclusive_capacity < buffers.pool.minimum
+        assert 0 <= snapshot.exclusive_used <= snapshot.exclusive_capacity <= 2 * EXCLUSIVE
+        assert 0 <= snapshot.floating_used <= buffers.pool.size
+
+    @invariant()
+    def rows_come_once_and_in_order(self) -> None:
+        for read in self.exchange.read:
+            assert all(one < other for one, other in zip(read, read[1:], strict=False))
+
+    @invariant()
+    def each_generation_is_drained_once(self) -> None:
+        drained = [(number, g) for number, g, event in self.exchange.events if event == "drain"]
+        assert len(drained) == len(set(drained))
+
+    def teardown(self) -> None:
+        """Half of the channels are read to their end first."""
+        exchange = self.exchange
+        if len(exchange.events) % 2:
+            for channel in exchange.channels:
+                channel.detach()
+            exchange.poll_all()
+            assert not any(channel.queue for channel in exchange.channels)
+        exchange.close()
+        for channel, read in zip(exchange.channels, exchange.read, strict=True):
+            received = sum(a.rows_received for a in exchange.attachments if a.channel is channel)
+            assert received == len(read) + channel.rows_incomplete + channel.rows_discarded
+        self.exchange.network.validate()
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)

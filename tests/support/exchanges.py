@@ -1,0 +1,192 @@
+"""A producer and a consumer of one process, whose channels are attached in one way after another."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from minishuffle.counters import TaskCounters
+from minishuffle.errors import PeerLost
+from minishuffle.exchange.channels import (
+    Attachment,
+    ChannelEvent,
+    GateBuffers,
+    GivenBack,
+    InputChannel,
+    Notice,
+    RemoteAttachment,
+)
+from minishuffle.exchange.elements import AssemblyBudget, decode, encode
+from minishuffle.exchange.gate import InputGate
+from minishuffle.exchange.partition import ResultPartition
+from minishuffle.exchange.segments import LocalPool, NetworkBufferPool, Segment
+from minishuffle.exchange.subpartition import Subpartition, serve
+from minishuffle.ids import JobId, PartitionId
+from minishuffle.protocol.connection import PartitionCancelled, PartitionRequested
+from minishuffle.wire.frames import (
+    PartitionRequest,
+)
+from support.links import BareLink, consumer_of
+
+SEGMENT_BYTES = 128
+EXCLUSIVE = 2
+FLOATING = 3
+
+
+class Exchange:
+    """A producer with one consumer, whose channel is attached to it in one way after another."""
+
+    def __init__(self, channels: int = 1, *, tolerant: bool = False) -> None:
+        self.network = NetworkBufferPool(200, SEGMENT_BYTES)
+        self.output = self.network.create_pool("output", channels + 1, 100)
+        pool = self.network.create_pool("gate", channels * EXCLUSIVE + 1, channels * EXCLUSIVE + FLOATING)
+        self.returned: list[GivenBack] = []
+        self.gate = InputGate(
+            0,
+            0,
+            GateBuffers(pool, SEGMENT_BYTES, EXCLUSIVE, FLOATING),
+            wake=lambda: None,
+            give_back=self.returned.append,
+            budget=AssemblyBudget(1 << 20),
+            counters=TaskCounters(),
+            tolerant=tolerant,
+        )
+        self.partitions = [self._partition(number, self.output) for number in range(channels)]
+        self.events: list[tuple[int, int, str]] = []
+        """Channel, generation and what happened to it."""
+        self.channels = [self.gate.add_channel(n, partial(self._on_event, n)) for n in range(channels)]
+        self.generations = [0] * channels
+        self.attachments: list[Attachment] = []
+        self.links: list[tuple[BareLink, BareLink]] = []
+        """Consumer's and producer's ends; the last is in use."""
+        self.connect()
+        self.written = 0
+        self.read: list[list[int]] = [[] for _ in range(channels)]
+
+    @staticmethod
+    def _partition(number: int, pool: LocalPool) -> ResultPartition:
+        def acquire() -> Segment:
+            segment = pool.request()
+            assert segment is not None
+            return segment
+
+        partition_id = PartitionId(JobId("j1"), 0, number)
+        return ResultPartition(partition_id, range(1), acquire, Subpartition.attend, TaskCounters())
+
+    def connect(self) -> None:
+        self.links.append((BareLink(), BareLink(dialer=True)))
+
+    def _on_event(self, number: int, generation: int, event: ChannelEvent) -> None:
+        self.events.append((number, generation, event.value))
+        if event is ChannelEvent.DRAIN:
+            queued = [item for item in self.channels[number].queue if not isinstance(item, Notice)]
+            assert not any(item.attachment.generation <= generation for item in queued)
+
+    # --- producer --------------------------------------------------------------------------------
+
+    def write(self, number: int, size: int) -> None:
+        """One element of one row: a number that counts up, and ``size`` bytes."""
+        rows, parts = encode([[self.written, "x" * size]])
+        self.written += 1
+        self.partitions[number].write(0, rows, parts)
+
+    def flush(self, number: int) -> None:
+        if self.partitions[number].subpartitions[0].flush():
+            self.partitions[number].subpartitions[0].attend()
+
+    # --- loop ------------------------------------------------------------------------------------
+
+    def attach_remote(self, number: int) -> None:
+        self.generations[number] += 1
+        request = PartitionRequest(0, "j1", 0, number, 0, 1, 1, self.generations[number], 0)
+        self.channels[number].attach_remote(self.links[-1][0], request)
+        self._attached(number)
+
+    def attach_local(self, number: int) -> None:
+        self.generations[number] += 1
+        subpartition = self.partitions[number].subpartitions[0]
+        self.channels[number].attach_local(subpartition, self.generations[number], lambda piece: None)
+        self._attached(number)
+
+    def _attached(self, number: int) -> None:
+        if any((n, event) == (number, "end") for n, _, event in self.events):
+            return  # nothing is wanted of it
+        attachment = self.channels[number].attachment
+        assert attachment is not None and attachment.generation == self.generations[number]
+        self.attachments.append(attachment)
+
+    def move(self, *, to_consumer: bool, buffers: int = 16) -> None:
+        """One flush of one side of the link."""
+        consumer, producer = self.links[-1]
+        sender, receiver = (producer, consumer) if to_consumer else (consumer, producer)
+        chunks, pieces = sender.connection.data_to_send(buffers)
+        data = b"".join(chunks)
+        for piece in pieces:
+            piece.released()
+        if data:
+            receiver.connection.receive(data, 0.0)
+        events = receiver.connection.events()
+        cancelled = {event.channel for event in events if isinstance(event, PartitionCancelled)}
+        requests = [event.request for event in events if isinstance(event, PartitionRequested)]
+        assert len(cancelled) + len(requests) == len(events)
+        for request in requests:
+            if request.channel not in cancelled:
+                serve(producer, request, self.partitions[request.producer].subpartitions[0])
+
+    def settle(self) -> None:
+        for _ in range(1000):
+            if not any(link.connection.wants_to_send for link in self.links[-1]):
+                return
+            self.move(to_consumer=False)
+            self.move(to_consumer=True)
+        raise AssertionError("still frames to send after 1000 rounds")
+
+    def give_back(self, count: int) -> None:
+        """The loop hears of buffers that the task is done with."""
+        for buffer in self.returned[:count]:
+            buffer.attachment.consumed(buffer)
+        del self.returned[:count]
+
+    def cut(self) -> None:
+        """The link breaks, and there is a new one."""
+        for link in self.links[-1]:
+            link.connection.lost(PeerLost("cut"))
+        self.connect()
+
+    # --- task ------------------------------------------------------------------------------------
+
+    def poll(self) -> bool:
+        element = self.gate.poll()
+        if element is None:
+            return False
+        rows = decode(element.format, element.rows, element.payload)
+        assert isinstance(rows, list)
+        self.read[element.channel.producer] += [row[0] for row in rows]
+        return True
+
+    def poll_all(self) -> None:
+        while self.poll():
+            pass
+
+    def validate(self) -> None:
+        self.network.validate()
+        for link in self.links[-1]:
+            link.connection.validate()
+        for attachment in self.attachments:
+            if isinstance(attachment, RemoteAttachment):
+                attachment.consumer.validate()
+
+    def close(self) -> None:
+        """Everything ends; every segment comes home exactly once."""
+        self.gate.close()
+        self.give_back(len(self.returned))
+        for partition in self.partitions:
+            partition.subpartitions[0].discard()
+        for link in self.links[-1]:
+            link.connection.lost(None)
+        assert self.network.free == self.network.total
+
+
+def credit_of(channel: InputChannel) -> tuple[int, int]:
+    """Buffers promised and to be promised to the producer, and idle ones behind that."""
+    credit = consumer_of(channel).credit
+    return credit.granted + credit.unannounced, credit.idle
