@@ -1,0 +1,276 @@
+"""Whose turn it is on a connection, and what credit lets leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from minishuffle.exchange.buffers import Flush
+from minishuffle.exchange.subpartition import Subpartition
+from minishuffle.wire.frames import (
+    EventKind,
+)
+
+Peers = Any
+BLOCK = bytes(range(64))
+
+
+def test_each_credit_sends_one_buffer_and_no_more(peers_of: Callable[..., Peers]) -> None:
+    peers = peers_of(channels=1, floating=1)
+    peers.request_all()
+    for _ in range(6):
+        peers.partition.write(0, 1, [BLOCK])
+    peers.settle()
+    # 2 exclusive and the one floating buffer that the backlog asked for.
+    assert len(peers.gates[0].queue) == 3
+    assert peers.consume(0)
+    peers.settle()
+    assert len(peers.gates[0].queue) == 3
+
+
+def test_credit_runs_dry_when_nothing_is_consumed_and_the_books_agree(peers_of: Callable[..., Peers]) -> None:
+    peers = peers_of(channels=2)
+    peers.request_all()
+    for _ in range(8):
+        peers.partition.write(0, 1, [BLOCK])
+    peers.settle()
+    granted, received = peers.counters[1].credits_granted, peers.counters[0].credits_received
+    assert granted == received == 2 + 2 + 4
+    assert len(peers.gates[0].queue) == 6
+    assert peers.gates[0].channel.credit.waiting
+
+
+def test_events_need_no_credit_and_are_not_held_up_by_another_channel(peers_of: Callable[..., Peers]) -> None:
+    peers = peers_of(channels=2, exclusive=1, floating=1)
+    peers.request_all()
+    for _ in range(5):
+        peers.partition.write(0, 1, [BLOCK])
+    peers.partition.subpartitions[1].add_event(EventKind.END_OF_DATA)
+    peers.settle()
+    assert peers.consume(1)
+    assert peers.events[1] == [EventKind.END_OF_DATA]
+
+
+def test_channels_take_turns_one_buffer_each(peers_of: Callable[..., Peers]) -> None:
+    peers = peers_of(channels=4, floating=4)
+    peers.request_all()
+    peers.settle()
+    for _ in range(2):
+        for position in range(4):
+            peers.partition.write(position, 1, [BLOCK])
+    for _ in range(2):
+        peers.move(peers.producer, peers.consumer, buffers=4)
+        assert len({len(gate.queue) for gate in peers.gates}) == 1
+    assert [len(gate.queue) for gate in peers.gates] == [2, 2, 2, 2]
+
+
+def test_64_channels_never_differ_by_more_than_one_buffer(peers_of: Callable[..., Peers]) -> None:
+    peers = peers_of(channels=16, floating=16)
+    peers.request_all()
+    peers.settle()
+    for position in range(16):
+        peers.partition.write(position, 1, [BLOCK])
+    for taken in range(1, 17):
+        peers.move(peers.producer, peers.consumer, buffers=1)
+        lengths = [len(gate.queue) for gate in peers.gates]
+        assert sum(lengths) == taken
+        assert max(lengths) - min(lengths) <= 1
+
+
+def test_backlog_is_announced_when_there_is_no_credit_to_send_it_with(peers_of: Callable[..., Peers]) -> None:
+    """A channel without exclusive buffers lives on announcements and floating buffers alone."""
+    peers = peers_of(channels=1, exclusive=0, floating=2)
+    peers.request_all()
+    peers.settle()
+    for _ in range(5):
+        peers.partition.write(0, 1, [BLOCK])
+    peers.settle()
+    assert peers.counters[0].frames_out["backlog_announcement"] >= 1
+    for _ in range(5):
+        peers.settle()
+        assert peers.consume(0)
+    assert bytes(peers.read[0]) == BLOCK * 5
+
+
+def test_an_unanswered_backlog_is_repeated_only_when_it_has_doubled(peers_of: Callable[..., Peers]) -> None:
+    peers = peers_of(channels=1, exclusive=0, floating=1)
+    peers.request_all()
+    peers.settle()
+    peers.partition.write(0, 1, [BLOCK])
+    peers.settle()  # announced, answered, sent: the only floating buffer is now in use
+    before = peers.counters[0].frames_out["backlog_announcement"]
+    announced = []
+    for _ in range(8):
+        peers.partition.write(0, 1, [BLOCK])
+        peers.move(peers.producer, peers.consumer)
+        announced.append(peers.counters[0].frames_out["backlog_announcement"] - before)
+    assert announced == [1, 2, 2, 3, 3, 3, 3, 4]
+
+
+def test_idle_channels_hold_no_floating_buffers_for_what_is_sent_and_still_in_the_transport(
+    peers_of: Callable[..., Peers],
+) -> None:
+    peers = peers_of(channels=5, exclusive=0, floating=4)
+    peers.request_all()
+    peers.settle()
+    for number in range(4):
+        peers.partition.write(number, 1, [b"row"])
+        peers.partition.subpartitions[number].flush()
+        peers.partition.subpartitions[number].attend()
+    peers.move(peers.producer, peers.consumer)
+    peers.move(peers.consumer, peers.producer)
+    chunks, held = peers.producer.data_to_send(16)
+    peers.consumer.receive(b"".join(chunks), 0.0)
+    assert len(held) == 4
+    peers.partition.broadcast_watermark(7, False)
+    for number in range(4):
+        assert peers.consume(number)
+    peers.settle()
+    for piece in held:
+        piece.released()
+    peers.partition.write(4, 1, [BLOCK])
+    peers.settle()
+    while peers.consume(4):
+        peers.settle()
+    assert peers.read[4] == BLOCK, "its floating buffers wait for data that never come"
+
+
+def test_adaptive_elements_gather_until_the_consumer_has_read_what_was_sent_before(
+    peers_of: Callable[..., Peers],
+) -> None:
+    peers = peers_of(channels=1, exclusive=2, floating=4)
+    subpartition = peers.partition.subpartitions[0]
+    subpartition.flushing = Flush.ADAPTIVE
+    peers.request_all()
+    peers.settle()
+    peers.partition.write(0, 1, [b"a"])
+    assert peers.move(peers.producer, peers.consumer) == 1, "nothing is unread: at once"
+    for data in (b"b", b"c", b"d"):
+        peers.partition.write(0, 1, [data])
+        peers.settle()
+    assert [bytes(received.payload) for received in peers.gates[0].queue] == [b"a"]
+    assert subpartition.backlog() == 0, "no floating buffer is to wait for it"
+    peers.consume(0)
+    peers.settle()
+    assert [bytes(received.payload) for received in peers.gates[0].queue] == [b"bcd"]
+    peers.partition.write(0, 1, [BLOCK + b"e"])
+    peers.settle()
+    assert len(peers.gates[0].queue) == 2, "a full segment does not wait"
+    while peers.consume(0):
+        peers.settle()
+    assert peers.read == [b"abcd" + BLOCK + b"e"]
+
+
+def test_an_adaptive_writer_wakes_the_loop_once_while_its_elements_gather(
+    peers_of: Callable[..., Peers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers = peers_of(channels=1)
+    subpartition = peers.partition.subpartitions[0]
+    subpartition.flushing = Flush.ADAPTIVE
+    peers.request_all()
+    peers.settle()
+    peers.partition.write(0, 1, [b"a"])
+    peers.settle()
+    woken: list[Subpartition] = []
+    monkeypatch.setattr(peers.partition, "_notify", lambda each: (woken.append(each), each.attend()))
+    for _ in range(10):
+        peers.partition.write(0, 1, [b"b"])
+    assert len(woken) == 1
+    peers.consume(0)
+    peers.settle()
+    peers.partition.write(0, 1, [b"c"])
+    assert len(woken) == 2
+
+
+@pytest.mark.parametrize(("exclusive", "floating"), [(1, 4), (0, 1)])
+def test_an_adaptive_writer_wakes_the_loop_once_while_there_is_no_credit(
+    peers_of: Callable[..., Peers], monkeypatch: pytest.MonkeyPatch, exclusive: int, floating: int
+) -> None:
+    peers = peers_of(channels=1, exclusive=exclusive, floating=floating)
+    peers.partition.subpartitions[0].flushing = Flush.ADAPTIVE
+    peers.request_all()
+    peers.settle()
+    peers.partition.write(0, 1, [b"a"])
+    peers.settle()
+    woken: list[Subpartition] = []
+    monkeypatch.setattr(peers.partition, "_notify", lambda each: (woken.append(each), each.attend()))
+    for _ in range(10):
+        peers.partition.write(0, 1, [b"b"])
+        peers.settle()
+    assert len(woken) == 1
+    assert peers.consume(0)
+    peers.settle()
+    assert [bytes(received.payload) for received in peers.gates[0].queue] == [b"b" * 10]
+
+
+def test_elements_that_are_sent_at_once_gather_while_the_link_or_the_credit_does_not_let_them(
+    peers_of: Callable[..., Peers],
+) -> None:
+    peers = peers_of(channels=1, exclusive=2, floating=1)
+    peers.partition.subpartitions[0].flushing = Flush.AT_ONCE
+    peers.request_all()
+    peers.settle()
+    for data in (b"a", b"b"):
+        peers.partition.write(0, 1, [data])
+        assert peers.move(peers.producer, peers.consumer) == 1, "idle link, credit: at once"
+    peers.partition.write(0, 1, [b"c"])
+    peers.partition.write(0, 1, [b"d"])
+    peers.settle()
+    assert [bytes(received.payload) for received in peers.gates[0].queue] == [b"a", b"b", b"cd"]
+    for data in (b"e", b"f", b"g"):
+        peers.partition.write(0, 1, [data])
+        assert peers.move(peers.producer, peers.consumer) == 0, "no credit"
+    for _ in range(4):
+        peers.consume(0)
+        peers.settle()
+    assert peers.read == [b"abcdefg"]
+    assert peers.counters[0].buffers_out == 4
+
+
+def test_credit_is_announced_at_half_of_the_initial_credit(peers_of: Callable[..., Peers]) -> None:
+    peers = peers_of(channels=1, exclusive=5, floating=1)
+    peers.request_all()
+    peers.settle()
+    announced = []
+    for _ in range(7):
+        peers.partition.write(0, 1, [BLOCK])
+        peers.settle()
+        assert peers.consume(0)
+        peers.settle()
+        announced.append(peers.counters[1].credits_granted - 5)
+    assert announced == [0, 0, 3, 3, 3, 6, 6]
+
+
+def test_credit_is_never_withheld_from_a_channel_that_has_none_left(peers_of: Callable[..., Peers]) -> None:
+    peers = peers_of(channels=1, exclusive=5, floating=1)
+    peers.request_all()
+    peers.settle()
+    for _ in range(4):
+        peers.partition.write(0, 1, [BLOCK])
+        peers.settle()
+    assert peers.consume(0)
+    peers.settle()
+    assert peers.counters[1].credits_granted == 5  # one of five: withheld while the producer has one left
+    for _ in range(2):
+        peers.partition.write(0, 1, [BLOCK])
+        peers.settle()
+    # The last credit brought one buffer, and with it gone the withheld one the other.
+    assert len(peers.gates[0].queue) == 5
+
+
+def test_all_pending_credit_of_a_connection_leaves_in_one_frame(peers_of: Callable[..., Peers]) -> None:
+    peers = peers_of(channels=4, floating=4)
+    peers.request_all()
+    peers.settle()
+    for number in range(4):
+        for _ in range(2):
+            peers.partition.write(number, 1, [BLOCK])
+    peers.settle()
+    before = peers.counters[1].frames_out.get("add_credit", 0)
+    for number in range(4):
+        assert peers.consume(number) and peers.consume(number)
+    peers.settle()
+    assert peers.counters[1].frames_out["add_credit"] == before + 1
+    assert peers.counters[0].credits_received == peers.counters[1].credits_granted > 8
