@@ -70,7 +70,6 @@ MAY_SLEEP = {
     "conftest.py": "left_behind",
     "e2e/test_consumed.py": "write _still",
     "e2e/test_isolation.py": "write watch_heartbeats",
-    "observe/test_prometheus.py": "wait_for",
     "spark/test_source.py": (
         "wait kill_once test_a_job_that_takes_nothing_pauses_the_write_and_spark_holds_no_more_for_it"
     ),

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,21 +19,13 @@ from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import UsageError
 from minishuffle.ids import Address
 from minishuffle.local import LocalCluster
+from support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 MAKES_HOSTS = os.geteuid() == 0 or os.environ.get("CI") == "true"
 collect_ignore = [] if MAKES_HOSTS else ["test_lost_hosts.py"]
 """Network namespaces need root; where all tests are to run, those that make some say so if they cannot."""
 SECONDS_MAX = 30.0
-
-
-def until(condition: Callable[[], Any], what: str, seconds: float = SECONDS_MAX) -> Any:
-    """The first true value of ``condition``."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"{what} did not happen within {seconds} s"
-        time.sleep(0.02)
-    return found
 
 
 def runs(pid: int) -> bool:

@@ -6,13 +6,14 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+
+from support.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -27,14 +28,6 @@ def fail(word: str) -> str:
 broken = Stream.items(["a", "b"]).map(fail).collect()
 fine = Stream.items(["a", "b", "a"]).key_by(lambda word: word).count().collect()
 """
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + SECONDS_MAX
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"{what} did not happen within {SECONDS_MAX} s"
-        time.sleep(0.02)
-    return found
 
 
 def free_ports() -> tuple[int, int]:
@@ -190,6 +183,7 @@ def check_that_a_pair_has_one_connection(shell: Shell) -> None:
     running = until(
         lambda: next((w for w in shell.json("cluster", "status")["workers"] if w["peers"]), None),
         "a data connection",
+        SECONDS_MAX,
     )
     assert [peer["connections"] for peer in running["peers"]] == [1]
 
@@ -242,6 +236,7 @@ def test_a_detached_cluster_from_up_to_down(shell: Shell, tmp_path: Path) -> Non
     until(
         lambda: [w["state"] for w in shell.json("cluster", "status")["workers"]] == ["lost", "alive"],
         "the loss of worker 1",
+        SECONDS_MAX,
     )
     shell.run("cluster", "down")
     assert not any(psutil.pid_exists(pid) and _runs(pid) for pid in pids)
@@ -285,7 +280,7 @@ def test_workers_end_when_the_process_that_started_them_is_killed(shell: Shell) 
     record = json.loads((shell.state / "cluster.json").read_text())
     process.kill()
     pids = [entry["pid"] for entry in record["processes"].values()]
-    until(lambda: not any(_runs(pid) for pid in pids), "the end of the children")
+    until(lambda: not any(_runs(pid) for pid in pids), "the end of the children", SECONDS_MAX)
 
 
 @pytest.mark.timeout(120)

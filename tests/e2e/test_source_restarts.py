@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from minishuffle import LocalCluster, Stream
 from minishuffle.dataflow.graph import JobSettings
+from support.waiting import until
 
 ROWS = 50_000
 RATE = 20_000
@@ -27,13 +26,6 @@ class Numbers:
     def read(self, split: int, offset: int) -> Iterator[list[int]]:
         for first in range(split + offset, split + ROWS, 100):
             yield list(range(first, min(first + 100, split + ROWS)))
-
-
-def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + SECONDS_MAX
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("lease", [None, 0, 1_000])
@@ -66,10 +58,10 @@ def test_a_source_whose_worker_is_killed_loses_its_lease_at_most_and_repeats_not
             tasks = job.info().tasks
             return [task.counters.records_out for task in tasks if task.attempt == attempt]
 
-        until(lambda: min(made(1), default=0) > RATE / 2)
+        until(lambda: min(made(1), default=0) > RATE / 2, "half a second of rows of each split")
         killed = job.info().tasks[0]
         cluster.kill_worker(killed.worker)
-        until(lambda: sum(made(2)) > RATE / 2)
+        until(lambda: sum(made(2)) > RATE / 2, "half a second of rows of the next attempt")
         skipped = sum(task.counters.rows_skipped for task in job.info().tasks)
         in_flight = job.info().rows_in_flight
         job.cancel()

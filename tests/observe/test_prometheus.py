@@ -22,10 +22,10 @@ import pytest
 from minishuffle.counters import CoordinatorSnapshot, TaskCounters, TaskSnapshot, WorkerEntry, WorkerSnapshot
 from minishuffle.observe.prometheus import prometheus_command, prometheus_config
 from minishuffle.web.server import WebServer, serve_coordinator_web, serve_worker_web
+from support.waiting import until
 
 HOST = "127.0.0.1"
 STEP_SECONDS_MAX = 60.0
-POLL_SECONDS = 0.1
 WORKERS = (1, 2)
 
 Ask = Callable[[str], dict[str, Any]]
@@ -113,15 +113,6 @@ def ask_prometheus(process: subprocess.Popen[bytes], address: str, path: str, lo
     return data
 
 
-def wait_for(what: str, found: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + STEP_SECONDS_MAX
-    while time.monotonic() < deadline:
-        if value := found():
-            return value
-        time.sleep(POLL_SECONDS)
-    pytest.fail(f"no {what} within {STEP_SECONDS_MAX:.0f} s")
-
-
 def query(ask: Ask, text: str) -> list[dict[str, Any]]:
     result: list[dict[str, Any]] = ask(f"query?query={urllib.parse.quote(text)}").get("result", [])
     return result
@@ -139,13 +130,15 @@ def test_prometheus_scrapes_a_cluster_through_service_discovery(
             up = [target for target in targets if target["health"] == "up"]
             return up if len(up) == len(WORKERS) + 1 else []
 
-        targets = wait_for("three targets that are up", all_up)
+        targets = until(all_up, "the scrape of three targets", STEP_SECONDS_MAX)
         assert {target["labels"].get("worker") for target in targets} == {None, "1", "2"}
         assert {target["labels"]["job"] for target in targets} == {"minishuffle"}
         rate = "sum(rate(minishuffle_task_records_total[10s]))"
-        moving = wait_for("rate above 0", lambda: query(ask, f"{rate} > 0"))
+        moving = until(lambda: query(ask, f"{rate} > 0"), "a rate above 0", STEP_SECONDS_MAX)
         assert float(moving[0]["value"][1]) > 0
-        ages = wait_for("heartbeat ages", lambda: query(ask, "minishuffle_worker_heartbeat_age_seconds"))
+        ages = until(
+            lambda: query(ask, "minishuffle_worker_heartbeat_age_seconds"), "heartbeat ages", STEP_SECONDS_MAX
+        )
         assert sorted(age["metric"]["worker"] for age in ages) == ["1", "2"]
         assert not query(ask, '{__name__=~"minishuffle_.*", exported_worker!=""}')
         assert not query(ask, '{__name__=~"minishuffle_.*", exported_job!=""}')

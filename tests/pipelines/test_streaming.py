@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from minishuffle.pipelines.flights import Flights
 from minishuffle.pipelines.run import judged, late_rows, rows_taken
 from minishuffle.pipelines.streaming import StreamingRun, run_streaming
 from minishuffle.spark.session import spark_error
+from support.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.usefixtures("wider_resources")]
 
@@ -78,13 +78,6 @@ def make(
             cluster.client.handle(job.job).wait_until_over(30)
 
 
-def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + SECONDS_MAX
-    while not condition():
-        assert time.monotonic() < deadline, "it took too long"
-        time.sleep(0.02)
-
-
 def batches(run: StreamingRun, name: str) -> int:
     """How many micro-batches of an input are written, as its checkpoint has it."""
     commits = Path(run.place("checkpoints", name, "commits"))
@@ -93,7 +86,7 @@ def batches(run: StreamingRun, name: str) -> int:
 
 def stop_after(run: StreamingRun, name: str, count: int) -> None:
     run.start()
-    until(lambda: batches(run, name) >= count)
+    until(lambda: batches(run, name) >= count, f"batch {count} of {name}", SECONDS_MAX)
     run.stop()
 
 

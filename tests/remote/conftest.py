@@ -22,6 +22,7 @@ from minishuffle.remote.access import Access
 from minishuffle.remote.connection import ExternalConnection
 from minishuffle.remote.writer import StreamWriter
 from minishuffle.wire.messages import WorkerAddress
+from support import waiting
 
 SECONDS_MAX = 30.0
 SCHEMA = pa.schema([("n", pa.int64()), ("text", pa.string())])
@@ -105,16 +106,7 @@ class Field:
 
 @pytest.fixture(scope="session")
 def until() -> Callable[..., Any]:
-    """Gives the first true value of a condition."""
-
-    def wait(condition: Callable[[], Any], what: str) -> Any:
-        deadline = time.monotonic() + SECONDS_MAX
-        while not (found := condition()):
-            assert time.monotonic() < deadline, f"{what} did not happen within {SECONDS_MAX} s"
-            time.sleep(0.02)
-        return found
-
-    return wait
+    return waiting.until
 
 
 @pytest.fixture(scope="session")

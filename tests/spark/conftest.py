@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,21 +11,13 @@ import pytest
 from minishuffle.local import LocalCluster
 from minishuffle.remote.access import Access, find_access
 from support.spark import new_jvm, own_jvm, spark  # noqa: F401  (fixtures)
+from support.waiting import until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 SECONDS_MAX = 60.0
 Options = dict[str, str]
-
-
-def until(condition: Callable[[], Any], what: str, seconds: float = SECONDS_MAX) -> Any:
-    """The first true value of ``condition``."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"{what} did not happen within {seconds} s"
-        time.sleep(0.02)
-    return found
 
 
 def differences(one: DataFrame, other: DataFrame) -> tuple[int, int]:
@@ -58,7 +50,7 @@ def access(cluster: LocalCluster) -> Access:
 
 @pytest.fixture(scope="session")
 def wait_until() -> Callable[..., Any]:
-    return until
+    return partial(until, seconds=SECONDS_MAX)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,22 @@
+"""Waits for something to happen in other threads and processes, with a bound; never for time to pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+POLL_SECONDS = 0.02
+
+
+def until(condition: Callable[[], Any], what: str, seconds: float = 30.0) -> Any:
+    """The first true value of ``condition``.
+
+    Raises:
+        AssertionError: there was none within ``seconds``; names what did not happen.
+    """
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"{what} did not happen within {seconds} s"
+        time.sleep(POLL_SECONDS)
+    return found
