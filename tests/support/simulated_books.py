@@ -26,6 +26,8 @@ class Book:
     repeats: bool
     """Some of what it sends or receives is kept, and sent again."""
     written: int
+    consumers: int
+    """The most of any partition."""
     sent: int
     received: int
     taken: int
@@ -49,6 +51,7 @@ class Book:
             repeats=any(gate.kept for gate in attempt.gates)
             or any(isinstance(each, KeptPartition) for each in attempt.partitions.values()),
             written=counters.records_out if attempt.partitions else 0,
+            consumers=max((len(each.subpartitions) for each in attempt.partitions.values()), default=0),
             sent=sum(peer.sent for peer in peers),
             received=sum(peer.received for peer in peers),
             taken=counters.records_in,
@@ -57,11 +60,12 @@ class Book:
         )
 
     def check(self) -> None:
-        """A writer that was interrupted may have begun an element that does not count as written."""
+        """A writer that was interrupted may have begun an element that does not count as written: for one
+        consumer, or, if it was broadcast, for all of them."""
         if self.repeats:
             return
         out = self.sent + sum(self.dropped_out.values()) - self.written
-        assert 0 <= out <= (0 if self.finished else BATCH_ROWS_MAX), (
+        assert 0 <= out <= (0 if self.finished else BATCH_ROWS_MAX * self.consumers), (
             f"{out} rows too many are sent or dropped: {self}"
         )
         left = self.received - self.taken - sum(self.dropped_in.values())
