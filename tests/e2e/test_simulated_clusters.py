@@ -87,9 +87,11 @@ def test_a_seed_decides_everything(scenario: Scenario) -> None:
 
 def test_the_seeds_reach_every_end() -> None:
     """Were one never reached, the runs above would prove less than they seem to."""
-    ends = set()
-    for seed in range(20):
+    missing = {"finished", "finished_with_loss", "canceled", "failed"}
+    for seed in range(80):
         run = Run(seed, RECOVERING)
         run.play()
-        ends.add(run.end)
-    assert ends == {"finished", "finished_with_loss", "canceled", "failed"}
+        missing.discard(run.end)
+        if not missing:
+            return
+    assert not missing
