@@ -20,7 +20,7 @@ from minishuffle.errors import (
     RemoteProtocolError,
     TaskFailed,
 )
-from minishuffle.exchange.subpartition import PipelinedView
+from minishuffle.exchange.subpartition import PipelinedView, Subpartition
 from minishuffle.protocol.connection import (
     LAST_LOOK_SECONDS,
     Connection,
