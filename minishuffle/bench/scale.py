@@ -121,7 +121,7 @@ class _Coordinator:
 
     def __init__(self) -> None:
         facts = CoordinatorFacts("scale", "0", "3", 1, TERM, 0.0)
-        self.state = CoordinatorState(ClusterSettings(slots=SLOTS), facts, 0, lambda: 0.5)
+        self.state = CoordinatorState(ClusterSettings(slots=SLOTS), facts, {}, lambda: 0.5, 0.0)
         self.epochs: dict[int, int] = {}
         self.sent: list[tuple[int, ControlMessage]] = []
         self.seconds = 0.0

@@ -171,7 +171,9 @@ class Books:
         return {
             "undelivered": self._undelivered_before,
             "in_flight": self._in_flight_before,
+            "unfinished": self._unfinished_before,
             "lossy": self._lossy,
+            "lost": dict(self._lost),
         }
 
     def past_record(self, key: TaskKey) -> dict[str, Any]:
@@ -187,7 +189,8 @@ class Books:
     def recall(self, record: Mapping[str, Any], past: Mapping[TaskKey, Mapping[str, Any]]) -> None:
         """Become what these records say."""
         self._undelivered_before, self._in_flight_before = record["undelivered"], record["in_flight"]
-        self._lossy = record["lossy"]
+        self._unfinished_before, self._lossy = record["unfinished"], record["lossy"]
+        self._lost = Counter(record["lost"])
         for key, fields in past.items():
             self._ended[key].extend(_ATTEMPTS.validate_python(fields["ended"]))
             if fields["before"]:

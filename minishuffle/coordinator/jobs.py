@@ -97,8 +97,7 @@ class Job:
         self._repeatable = frozenset(graph.edges[edge].source for edge in kept)
         """Operators whose partitions are kept: their next attempts write everything once more."""
         self._books = Books(graph.edges, kept)
-        self.changed: set[TaskKey] = set()
-        """Subtasks that the journal is behind with."""
+        self.changed: set[TaskKey] = set()  # Subtasks that the journal is behind with.
         self._losses: Losses | None = None
         """What they are, until something changes."""
         self._random = random
@@ -612,17 +611,6 @@ class Job:
             if attempt != FIRST_ATTEMPT:
                 found[key] = attempt
         return found
-
-    def tasks_on(self, worker: int) -> list[Subtask]:
-        """Subtasks whose current attempt, or the last while the next is pending, is there."""
-        return [task for task in self._tasks.values() if task.worker == worker and task.on_worker]
-
-    def tasks_beside(self, worker: int) -> list[Subtask]:
-        """Subtasks that exchange rows with those on a worker, and whose current attempt was deployed."""
-        graph, here = self.graph, self.tasks_on(worker)
-        keys = {key for task in here for key in (*graph.producers(*task.key), *graph.consumers(*task.key))}
-        tasks = (self._tasks[key] for key in sorted(keys))
-        return [task for task in tasks if task.on_worker and task.state in ("created", "running", "finished")]
 
     # --- states ----------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from minishuffle.coordinator.books import TaskKey
 from minishuffle.coordinator.jobs import Job
+from minishuffle.coordinator.lifecycle import Subtask
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.wire.messages import (
     CancelTasks,
@@ -26,12 +27,25 @@ from minishuffle.wire.messages import (
 __all__ = ["missing", "reconciled"]
 
 
+def _tasks_on(worker: int, job: Job) -> list[Subtask]:
+    """Subtasks whose current attempt, or the last while the next is pending, is there."""
+    return [task for task in job.tasks() if task.worker == worker and task.on_worker]
+
+
+def _tasks_beside(worker: int, job: Job) -> list[Subtask]:
+    """Subtasks that exchange rows with those on a worker, and whose current attempt was deployed."""
+    graph, here = job.graph, _tasks_on(worker, job)
+    keys = {key for task in here for key in (*graph.producers(*task.key), *graph.consumers(*task.key))}
+    live = (task for task in job.tasks() if task.state in ("created", "running", "finished"))
+    return [task for task in live if task.on_worker and task.key in keys]
+
+
 def missing(worker: int, held: Iterable[HeldAttempt], job: Job) -> list[TaskKey]:
     """Subtasks that should run on a worker and do not: it never heard of them."""
     there = {(each.operator, each.index, each.attempt) for each in held if each.job == job.id}
     return [
         task.key
-        for task in job.tasks_on(worker)
+        for task in _tasks_on(worker, job)
         if task.state in ("created", "running") and (*task.key, task.attempt) not in there
     ]
 
@@ -52,7 +66,7 @@ def reconciled(
         ReleaseJob(term=term, job=job) for job in sorted(there) if job not in active
     ]
     for job in active.values():
-        wanted = {(*task.key, task.attempt) for task in job.tasks_on(worker)}
+        wanted = {(*task.key, task.attempt) for task in _tasks_on(worker, job)}
         surplus = [
             TaskAttempt(operator=each.operator, index=each.index, attempt=each.attempt)
             for each in there.get(job.id, ())
@@ -73,7 +87,7 @@ def _restarted(
     """The attempts at the other end of its channels, as far as they are not the first."""
     beside = [
         PlacedAttempt(operator=task.operator, index=task.index, attempt=task.attempt, worker=task.worker)
-        for task in job.tasks_beside(worker)
+        for task in _tasks_beside(worker, job)
         if task.attempt > FIRST_ATTEMPT and task.worker in addresses
     ]
     if not beside:
