@@ -25,13 +25,13 @@ from minishuffle.ids import Address
 from minishuffle.transport.control import BlockingControlClient
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
-from minishuffle.wire.messages import (
+from minishuffle.wire.messages import ControlMessage, ErrorInfo
+from minishuffle.wire.outputs import GetFiles, JobFiles, ListedFile
+from minishuffle.wire.requests import (
     Accepted,
     CancelJob,
     CancelSubmission,
     ClusterStatus,
-    ControlMessage,
-    ErrorInfo,
     GetEvents,
     GetLogs,
     GetRows,
@@ -49,7 +49,6 @@ from minishuffle.wire.messages import (
     TaskInfo,
     WaitJob,
 )
-from minishuffle.wire.outputs import GetFiles, JobFiles, ListedFile
 
 if TYPE_CHECKING:
     from minishuffle.dataflow.graph import JobSettings

@@ -30,7 +30,7 @@ from minishuffle.config import ClusterSettings, create_secret, load_settings
 from minishuffle.errors import ResourceExhausted, ShuffleError, UnknownName, UsageError
 from minishuffle.ids import Address
 from minishuffle.replacements import Replacements
-from minishuffle.wire.messages import ClusterStatus
+from minishuffle.wire.requests import ClusterStatus
 
 if TYPE_CHECKING:
     from minishuffle.dataflow.graph import JobSettings

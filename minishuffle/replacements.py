@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from minishuffle.wire.messages import ClusterStatus
+from minishuffle.wire.requests import ClusterStatus
 
 __all__ = ["Replacements"]
 

@@ -49,6 +49,7 @@ MAY_BLOCK = frozenset(
         "worker/preparation.py",
         "worker/task.py",
         "worker/process.py",
+        "worker/service.py",
         "worker/clients.py",
         "coordinator/process.py",
     }

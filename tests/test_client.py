@@ -24,13 +24,12 @@ from minishuffle.errors import (
 )
 from minishuffle.exchange.elements import pack_rows
 from minishuffle.ids import Address
-from minishuffle.wire.messages import (
+from minishuffle.wire.messages import ControlMessage, ErrorInfo, WorkerReport
+from minishuffle.wire.requests import (
     Accepted,
     CancelJob,
     CancelSubmission,
     ClusterStatus,
-    ControlMessage,
-    ErrorInfo,
     GetEvents,
     GetRows,
     JobEvent,
@@ -43,7 +42,6 @@ from minishuffle.wire.messages import (
     TaskInfo,
     WaitJob,
     WorkerInfo,
-    WorkerReport,
 )
 
 Answer = Callable[[ControlMessage], ControlMessage]

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from minishuffle.counters import TaskCounters
 from minishuffle.replacements import RECOVERY_SECONDS_MAX, Replacements
-from minishuffle.wire.messages import ClusterStatus, JobInfo, TaskInfo, WorkerInfo, WorkerReport
+from minishuffle.wire.messages import WorkerReport
+from minishuffle.wire.requests import ClusterStatus, JobInfo, TaskInfo, WorkerInfo
 
 REGULAR, STANDBY = False, True
 

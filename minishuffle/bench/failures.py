@@ -14,7 +14,7 @@ from minishuffle.bench.numbered import KEYED, PARALLELISM
 from minishuffle.client import JobHandle
 from minishuffle.errors import ShuffleError
 from minishuffle.local import LocalCluster
-from minishuffle.wire.messages import JobInfo, TaskInfo
+from minishuffle.wire.requests import JobInfo, TaskInfo
 
 __all__ = ["RECOVERY_SECONDS_MAX", "FailureKind", "FailureRound", "FailureSeries"]
 

@@ -21,7 +21,7 @@ from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ShuffleError
 from minishuffle.local import LocalCluster
-from minishuffle.wire.messages import ClusterStatus, TaskInfo
+from minishuffle.wire.requests import ClusterStatus, TaskInfo
 
 __all__ = ["measure_keyby"]
 

@@ -22,7 +22,7 @@ from minishuffle.bench.hosts import HostCluster
 from minishuffle.bench.numbered import PARALLELISM, NumberedOutput, numbered_job
 from minishuffle.errors import ShuffleError
 from minishuffle.local import LocalCluster
-from minishuffle.wire.messages import JobInfo
+from minishuffle.wire.requests import JobInfo
 
 __all__ = ["Failure", "measure_recovery"]
 

@@ -46,11 +46,11 @@ from minishuffle.wire.messages import (
     Register,
     Registered,
     ReleaseJob,
-    SubmitJob,
     TasksRestarted,
     TaskStateChanged,
     WorkerLost,
 )
+from minishuffle.wire.requests import SubmitJob
 from minishuffle.worker.instructions import Attach, ConnectLocal, FailChannel, RequestPartition
 from minishuffle.worker.state import WorkerState
 
@@ -135,7 +135,7 @@ class _Coordinator:
                 elif isinstance(instruction.message, FAILOVER):
                     encode_message(instruction.message, 0)
                     self.sent.append((instruction.worker, instruction.message))
-            elif isinstance(instruction, Journal):
+            elif isinstance(instruction, Journal) and instruction.submission:
                 self.call(self.state.journaled(None, 1.0))
 
     def begin(self, slots: int, strategy: Strategy) -> dict[int, bytes]:

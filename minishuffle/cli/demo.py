@@ -34,7 +34,7 @@ from minishuffle.ids import Address
 from minishuffle.local import LocalCluster
 from minishuffle.pipelines import DataDirectory
 from minishuffle.pipelines.run import run_once
-from minishuffle.wire.messages import JobInfo
+from minishuffle.wire.requests import JobInfo
 
 __all__ = ["READINGS", "Reading", "Samples", "demo", "scrape", "total"]
 

@@ -17,7 +17,7 @@ from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.graph import JobSettings
 from minishuffle.errors import ShuffleError, TaskFailed, UsageError
 from minishuffle.limits import PARALLELISM_MAX
-from minishuffle.wire.messages import JobEvent
+from minishuffle.wire.requests import JobEvent
 
 __all__ = ["jobs", "submit"]
 

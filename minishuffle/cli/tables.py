@@ -12,7 +12,7 @@ from rich.table import Table
 from minishuffle.client import cause_text
 from minishuffle.counters import TaskCounters
 from minishuffle.exchange.rows import unpack_result
-from minishuffle.wire.messages import ClusterStatus, JobInfo, TaskInfo
+from minishuffle.wire.requests import ClusterStatus, JobInfo, TaskInfo
 
 __all__ = [
     "byte_text",

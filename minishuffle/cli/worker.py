@@ -94,7 +94,7 @@ def start_worker(
     settings = settings_from(values)
     secret, address, directory = session.secret(), session.address(), session.make_directory()
     from minishuffle.web.server import serve_worker_web
-    from minishuffle.worker.process import run_worker
+    from minishuffle.worker.service import run_worker
 
     async def body(ready: Ready, stop: asyncio.Event) -> None:
         await run_worker(

@@ -9,7 +9,8 @@ from typing import Any
 
 from minishuffle import limits
 from minishuffle.errors import PartitionNotFound, PeerLost, ResourceExhausted, TaskCancelled
-from minishuffle.wire.messages import ErrorInfo, JobEvent, JobEvents, JobLogs, JobRows
+from minishuffle.wire.messages import ErrorInfo
+from minishuffle.wire.requests import JobEvent, JobEvents, JobLogs, JobRows
 
 __all__ = ["History", "REPLY_BYTES_MAX", "REPLY_EVENTS_MAX", "TEXT_CHARS_MAX"]
 

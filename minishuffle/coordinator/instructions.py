@@ -10,7 +10,8 @@ from typing import TypeAlias
 
 from minishuffle.errors import ShuffleError
 from minishuffle.ids import Changes
-from minishuffle.wire.messages import ControlMessage, Failure
+from minishuffle.wire.messages import ControlMessage
+from minishuffle.wire.requests import Failure
 
 __all__ = ["CloseLink", "Instruction", "Journal", "Reply", "SendToWorker", "Stopped", "refusal"]
 

@@ -14,7 +14,16 @@ from minishuffle import limits
 from minishuffle.coordinator.books import Books, Losses, TaskKey
 from minishuffle.coordinator.failover import DELAY_SECONDS_MIN, Failures, Regions
 from minishuffle.coordinator.history import History
-from minishuffle.coordinator.lifecycle import ENDED, JOB_MOVES, JOB_OVER, PENDING, TASK_MOVES, Subtask
+from minishuffle.coordinator.lifecycle import (
+    ENDED,
+    JOB_MOVES,
+    JOB_OVER,
+    PENDING,
+    TASK_MOVES,
+    Subtask,
+    first_attempts,
+    names_of,
+)
 from minishuffle.coordinator.manifest import Manifest
 from minishuffle.coordinator.positions import SourceProgress, WriteProgress
 from minishuffle.coordinator.recoveries import Recoveries
@@ -26,8 +35,6 @@ from minishuffle.wire.messages import (
     Collected,
     DeployTasks,
     ErrorInfo,
-    JobInfo,
-    JobRows,
     LogLines,
     RecoverySteps,
     SourcePositions,
@@ -36,6 +43,7 @@ from minishuffle.wire.messages import (
     TaskStateChanged,
 )
 from minishuffle.wire.outputs import FileCompleted
+from minishuffle.wire.requests import JobInfo, JobRows
 
 __all__ = ["Job", "JobReport"]
 
@@ -47,8 +55,6 @@ JobReport: TypeAlias = (
 RESULT_BYTES_MAX: Final = 16 * limits.MIB
 """What all sinks of a job together may return at their close."""
 _STOPPING: Final = {"failing": "failed", "canceling": "canceled"}
-NAMES_SHOWN: Final = 5
-"""Tasks that a text names at most."""
 
 
 class Job:
@@ -97,7 +103,8 @@ class Job:
         self._repeatable = frozenset(graph.edges[edge].source for edge in kept)
         """Operators whose partitions are kept: their next attempts write everything once more."""
         self._books = Books(graph.edges, kept)
-        self.changed: set[TaskKey] = set()  # Subtasks that the journal is behind with.
+        self.changed: set[TaskKey] = set()
+        """Subtasks that the journal is behind with."""
         self._losses: Losses | None = None
         """What they are, until something changes."""
         self._random = random
@@ -109,11 +116,7 @@ class Job:
         self.manifest = Manifest()
         """The files that its sinks have completed."""
         self._segments = dict(segments)
-        self._tasks = {
-            (operator, index): Subtask(operator, index, placement[index], FIRST_ATTEMPT, name=vertex.name)
-            for operator, vertex in enumerate(graph.vertices)
-            for index in range(vertex.parallelism)
-        }
+        self._tasks = first_attempts(graph, placement)
         self._states = Counter({"created": len(self._tasks)})
         self._times: dict[TaskKey, float] = {}
         """When a pending task is deployed, or gives the wait for a slot up."""
@@ -214,8 +217,6 @@ class Job:
             return self.history.rows_after(number, self.terminal)
         except ResourceExhausted as error:
             raise ResourceExhausted(f"the rows of job {self.id} ({self.name}) are gone: {error}") from None
-
-    # --- journal ---------------------------------------------------------------------------------
 
     def keys(self) -> Iterable[TaskKey]:
         return self._tasks
@@ -416,7 +417,7 @@ class Job:
         explains = self.state == "failing" and not self.history.explained
         if (not lost and not explains) or self.state == "canceling":
             return
-        text = f"{cause.text}; {_names(lost)} ran there" if lost else cause.text
+        text = f"{cause.text}; {names_of(lost)} ran there" if lost else cause.text
         self.fail(cause.model_copy(update={"text": text}), at, verdict=True)
 
     def undeployed(self, worker: int, message: DeployTasks, error: ShuffleError, at: float) -> None:
@@ -562,7 +563,7 @@ class Job:
         waiting = [task for task in waiting if task.state == "waiting for a slot"]
         if waiting:
             text = (
-                f"{_names(waiting)} found no free slot in time after worker {waiting[0].worker} was lost: "
+                f"{names_of(waiting)} found no free slot in time after worker {waiting[0].worker} was lost: "
                 "start another worker ('minishuffle worker start'), or raise slot_timeout"
             )
             self.fail(ErrorInfo(code=ResourceExhausted.code, text=text, task=str(waiting[0])), at)
@@ -696,8 +697,3 @@ class Job:
                 assert not self._restarts or set(consumers) <= {"finished"}
         assert set(self._segments) == set(self.slots_held())
         self.history.validate()
-
-
-def _names(tasks: list[Subtask]) -> str:
-    more = " and others" if len(tasks) > NAMES_SHOWN else ""
-    return ", ".join(str(task) for task in tasks[:NAMES_SHOWN]) + more

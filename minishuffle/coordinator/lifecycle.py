@@ -28,16 +28,18 @@ A job with the restart strategy ``none`` fails with its first task. A job on its
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from pydantic import TypeAdapter
 
-from minishuffle.coordinator.books import AttemptRecord, Totals
+from minishuffle.coordinator.books import AttemptRecord, TaskKey, Totals
 from minishuffle.coordinator.positions import Resumption
 from minishuffle.counters import TaskCounters
-from minishuffle.wire.messages import TaskInfo
+from minishuffle.dataflow.graph import JobGraph, Placement
+from minishuffle.ids import FIRST_ATTEMPT
+from minishuffle.wire.requests import TaskInfo
 
 __all__ = ["ENDED", "JOB_MOVES", "JOB_OVER", "PENDING", "TASK_MOVES", "Subtask", "recalled_subtask"]
 
@@ -117,3 +119,22 @@ _SUBTASK: Final = TypeAdapter(Subtask)
 def recalled_subtask(fields: Mapping[str, Any]) -> Subtask:
     """What :meth:`Subtask.record` gave."""
     return _SUBTASK.validate_python(fields)
+
+
+def first_attempts(graph: JobGraph, placement: Placement) -> dict[TaskKey, Subtask]:
+    """All subtasks of a job that is about to be deployed."""
+    return {
+        (operator, index): Subtask(operator, index, placement[index], FIRST_ATTEMPT, name=vertex.name)
+        for operator, vertex in enumerate(graph.vertices)
+        for index in range(vertex.parallelism)
+    }
+
+
+NAMES_SHOWN: Final = 5
+"""Tasks that a text names at most."""
+
+
+def names_of(tasks: Sequence[Subtask]) -> str:
+    """The first of them, for a text."""
+    more = " and others" if len(tasks) > NAMES_SHOWN else ""
+    return ", ".join(str(task) for task in tasks[:NAMES_SHOWN]) + more

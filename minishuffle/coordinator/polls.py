@@ -10,7 +10,8 @@ from minishuffle import limits
 from minishuffle.coordinator.instructions import Reply
 from minishuffle.coordinator.jobs import Job
 from minishuffle.errors import ResourceExhausted
-from minishuffle.wire.messages import ControlMessage, GetEvents, GetLogs, GetRows, WaitJob
+from minishuffle.wire.messages import ControlMessage
+from minishuffle.wire.requests import GetEvents, GetLogs, GetRows, WaitJob
 
 __all__ = ["LongPolls", "PollRequest", "require_room"]
 

@@ -46,7 +46,8 @@ from minishuffle.transport.admission import RefusalLog
 from minishuffle.transport.control import ControlLink, ControlServer
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
-from minishuffle.wire.messages import ControlMessage, DeployTasks, Failure
+from minishuffle.wire.messages import ControlMessage, DeployTasks
+from minishuffle.wire.requests import Failure
 
 __all__ = ["Coordinator", "run_coordinator"]
 

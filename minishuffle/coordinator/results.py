@@ -35,7 +35,8 @@ from minishuffle.wire.clients import (
     ResultOpened,
     ServeResult,
 )
-from minishuffle.wire.messages import Accepted, ControlMessage, WorkerAddress
+from minishuffle.wire.messages import ControlMessage, WorkerAddress
+from minishuffle.wire.requests import Accepted
 
 __all__ = ["BATCHES_REPLAYABLE", "ResultRequest", "Results"]
 

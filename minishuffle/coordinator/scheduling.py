@@ -26,13 +26,13 @@ from minishuffle.wire.messages import (
     OutputSpec,
     PlacedAttempt,
     ReleaseJob,
-    SubmitJob,
     TaskAttempt,
     TaskSpec,
     TasksRestarted,
     WorkerAddress,
 )
 from minishuffle.wire.packed import pack_placement
+from minishuffle.wire.requests import SubmitJob
 
 __all__ = [
     "BufferNeed",

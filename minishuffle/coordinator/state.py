@@ -9,10 +9,8 @@ carries the instructions out, in order, and calls :meth:`CoordinatorState.handle
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 from minishuffle.config import ClusterSettings
 from minishuffle.coordinator import journalrecords
@@ -43,73 +41,58 @@ from minishuffle.coordinator.shutdown import OrderlyStop
 from minishuffle.coordinator.standby import Preparations
 from minishuffle.coordinator.status import CoordinatorFacts, cluster_status, coordinator_snapshot
 from minishuffle.coordinator.streams import StreamRequest, Streams
+from minishuffle.coordinator.submissions import Submission, Submissions
 from minishuffle.coordinator.takeover import missing, reconciled
 from minishuffle.coordinator.workers import Worker, WorkerRegistry
 from minishuffle.counters import CoordinatorSnapshot
 from minishuffle.dataflow.graph import JobGraph, Placement
-from minishuffle.errors import PeerLost, ShuffleError, TaskCancelled, UsageError
-from minishuffle.ids import Changes, RecordKey
+from minishuffle.errors import PeerLost, ShuffleError, UsageError
+from minishuffle.ids import RecordKey
 from minishuffle.wire.clients import ResultExpected, UpstreamExpected, WriteBegun, WriteEnded
 from minishuffle.wire.messages import (
-    Accepted,
     Acknowledge,
     AskDial,
-    CancelJob,
-    CancelSubmission,
     CancelTasks,
     Collected,
     ControlMessage,
     DeployTasks,
     Dial,
     ErrorInfo,
-    GetEvents,
-    GetLogs,
-    GetRows,
-    GetStatus,
     Heartbeat,
-    JobList,
-    ListJobs,
     LogLines,
     PeerSuspicion,
     RecoverySteps,
     Register,
     Registered,
     ReleaseJob,
-    ShowJob,
     Shutdown,
     SourcePositions,
-    StopCluster,
-    SubmitJob,
     TaskReleased,
     TaskStateChanged,
-    WaitJob,
     WorkerAddress,
     WorkerLost,
 )
 from minishuffle.wire.outputs import FileCompleted, GetFiles
+from minishuffle.wire.requests import (
+    Accepted,
+    CancelJob,
+    CancelSubmission,
+    GetEvents,
+    GetLogs,
+    GetRows,
+    GetStatus,
+    JobList,
+    ListJobs,
+    ShowJob,
+    StopCluster,
+    SubmitJob,
+    WaitJob,
+)
 
 __all__ = ["CoordinatorState"]
 
 
 # --- state ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Submission:
-    """A job that fits, and is started once it is in the journal."""
-
-    link: int
-    request: int
-    job: str
-    name: str
-    graph: JobGraph
-    submission: str
-    at: float
-    changes: Changes
-
-
-WITHDRAWN_KEPT: Final = 1_024
-"""Ids of submissions that were cancelled before they had a job."""
 
 
 class CoordinatorState:
@@ -143,10 +126,7 @@ class CoordinatorState:
         self._facts = facts
         self._random = random
         self._recorder = journalrecords.Recorder(records)
-        self._submissions: deque[_Submission] = deque()
-        """In the order of their Journal instructions."""
-        self._withdrawn: dict[str, None] = {}
-        """The last submissions that were cancelled before they had a job."""
+        self._submissions = Submissions()
         self._workers = WorkerRegistry(settings, facts.python)
         self._jobs = JobTable()
         self._preparations = Preparations(facts.term)
@@ -219,7 +199,7 @@ class CoordinatorState:
 
     def journaled(self, error: ShuffleError | None, now: float) -> list[Instruction]:
         """The oldest :class:`Journal` instruction was carried out, or failed."""
-        submission = self._submissions.popleft()
+        submission = self._submissions.journaled()
         try:
             if error is not None:
                 raise type(error)(f"the job cannot be accepted: {error}, and submit it again")
@@ -502,9 +482,7 @@ class CoordinatorState:
         job = self._jobs.submitted(submission)
         if job is not None:
             return Accepted(job=job.id) if job.terminal else self._cancel(job, now)
-        self._withdrawn[submission] = None
-        while len(self._withdrawn) > WITHDRAWN_KEPT:
-            del self._withdrawn[next(iter(self._withdrawn))]
+        self._submissions.withdraw(submission)
         return Accepted()
 
     def _require_up(self) -> None:
@@ -518,32 +496,17 @@ class CoordinatorState:
         if (job := self._jobs.submitted(message.submission)) is not None:
             self._out.append(Reply(link, request, Accepted(job=job.id)))
             return
-        self._require_wanted(message.submission)
+        self._submissions.require_wanted(message.submission)
         graph = checked_graph(message, self._facts.python)
         placement = self._admit(graph)
         self._submitted += 1
-        submission = _Submission(
+        submission = Submission(
             link, request, f"j{self._submitted}", message.name, graph, message.submission, at, {}
         )
-        submission.changes.update(journalrecords.job_records(self._job(submission, *placement)))
-        self._submissions.append(submission)
+        job = submission.make_job(*placement, self._random)
+        submission.changes.update(journalrecords.job_records(job))
+        self._submissions.add(submission)
         self._out.append(Journal(submission.changes, submission=True))
-
-    def _job(self, submission: _Submission, placement: Placement, segments: dict[int, int]) -> Job:
-        return Job(
-            submission.job,
-            submission.name,
-            submission.graph,
-            placement,
-            segments,
-            at=submission.at,
-            random=self._random,
-            submission=submission.submission,
-        )
-
-    def _require_wanted(self, submission: str) -> None:
-        if submission in self._withdrawn:
-            raise TaskCancelled("the submission was cancelled: submit the job again")
 
     def _admit(self, graph: JobGraph) -> tuple[Placement, dict[int, int]]:
         """Raises ShuffleError: the job does not fit."""
@@ -552,13 +515,13 @@ class CoordinatorState:
         self._results.check(graph)
         return admit(graph, self._workers.alive(), self._jobs.active())
 
-    def _start(self, submission: _Submission) -> Accepted:
+    def _start(self, submission: Submission) -> Accepted:
         """Send a job to its workers, or raise and leave nothing behind: it may fit no more."""
-        if (known := self._jobs.submitted(submission.submission)) is not None:
+        if (known := self._jobs.submitted(submission.id)) is not None:
             return Accepted(job=known.id)
-        self._require_wanted(submission.submission)
+        self._submissions.require_wanted(submission.id)
         graph = submission.graph
-        job = self._job(submission, *self._admit(graph))
+        job = submission.make_job(*self._admit(graph), self._random)
         self._jobs[job.id] = job
         self._streams.add(job, graph)
         self._results.add(job, graph)

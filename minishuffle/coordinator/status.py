@@ -10,7 +10,7 @@ from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.scheduling import slots_used
 from minishuffle.coordinator.workers import Worker
 from minishuffle.counters import CoordinatorSnapshot, JobRecoveries
-from minishuffle.wire.messages import ClusterStatus
+from minishuffle.wire.requests import ClusterStatus
 
 __all__ = ["CoordinatorFacts", "cluster_status", "coordinator_snapshot"]
 

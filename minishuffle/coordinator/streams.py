@@ -38,7 +38,8 @@ from minishuffle.wire.clients import (
     WriteEnded,
     query_and_batch,
 )
-from minishuffle.wire.messages import Accepted, ControlMessage, ErrorInfo, WorkerAddress
+from minishuffle.wire.messages import ControlMessage, ErrorInfo, WorkerAddress
+from minishuffle.wire.requests import Accepted
 
 __all__ = ["StreamRequest", "Streams"]
 

@@ -9,7 +9,8 @@ from typing import Final, Literal
 from minishuffle.config import ClusterSettings
 from minishuffle.counters import WorkerEntry
 from minishuffle.errors import UsageError
-from minishuffle.wire.messages import Heartbeat, PeerReport, Register, WorkerAddress, WorkerInfo, WorkerReport
+from minishuffle.wire.messages import Heartbeat, PeerReport, Register, WorkerAddress, WorkerReport
+from minishuffle.wire.requests import WorkerInfo
 
 __all__ = ["Worker", "WorkerRegistry"]
 

@@ -21,7 +21,7 @@ from minishuffle.pipelines.pipeline import DataDirectory, Input, Pipeline, asked
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from minishuffle.wire.messages import JobInfo
+    from minishuffle.wire.requests import JobInfo
 
 __all__ = [
     "Fault",

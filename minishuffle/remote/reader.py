@@ -20,7 +20,7 @@ from minishuffle.remote.connection import ExternalConnection
 from minishuffle.transport.tcp import DataLink
 from minishuffle.wire.clients import CommitResult, DescribeResult, OpenResult, ResultDescribed, ResultOpened
 from minishuffle.wire.frames import PartitionRequest
-from minishuffle.wire.messages import Accepted, WaitJob
+from minishuffle.wire.requests import Accepted, WaitJob
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -40,7 +40,8 @@ from minishuffle.wire.clients import (
     UpstreamOpened,
 )
 from minishuffle.wire.frames import EventKind
-from minishuffle.wire.messages import ControlMessage, JobInfo, ShowJob
+from minishuffle.wire.messages import ControlMessage
+from minishuffle.wire.requests import JobInfo, ShowJob
 
 if TYPE_CHECKING:
     import pyarrow as pa

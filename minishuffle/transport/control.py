@@ -34,7 +34,8 @@ from minishuffle.transport.admission import UnprovenConnections
 from minishuffle.wire.control import MessageDecoder, encode_message
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import NONCE_BYTES, Handshake, HandshakeRefused, Identity
-from minishuffle.wire.messages import ControlMessage, Failure
+from minishuffle.wire.messages import ControlMessage
+from minishuffle.wire.requests import Failure
 
 __all__ = ["BlockingControlClient", "ControlLink", "ControlServer", "connect_control"]
 

@@ -14,13 +14,7 @@ from typing import Final, TypeAlias
 from minishuffle import limits
 from minishuffle.errors import clipped
 from minishuffle.ids import AttemptId
-from minishuffle.wire.messages import (
-    Collected,
-    LogLines,
-    SourcePositions,
-    TaskReleased,
-    TaskStateChanged,
-)
+from minishuffle.wire.messages import Collected, LogLines, SourcePositions, TaskReleased, TaskStateChanged
 from minishuffle.wire.outputs import FileCompleted
 from minishuffle.wire.packed import pack_positions, unpack_positions
 from minishuffle.worker.handoff import TaskPaths

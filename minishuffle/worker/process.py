@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Final
 
 from minishuffle import limits
 from minishuffle.config import ClusterSettings, CoordinatorPlace
@@ -33,7 +32,6 @@ from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import (
     ControlMessage,
-    Failure,
     Heartbeat,
     Register,
     Registered,
@@ -45,6 +43,7 @@ from minishuffle.wire.messages import (
     WritePosition,
 )
 from minishuffle.wire.outputs import FileCompleted
+from minishuffle.wire.requests import Failure
 from minishuffle.worker.clients import ExternalClients, ResultReaders
 from minishuffle.worker.dialing import backoff_seconds
 from minishuffle.worker.handoff import LoopInbox
@@ -71,7 +70,7 @@ from minishuffle.worker.instructions import (
     StartTask,
     attempt_id,
 )
-from minishuffle.worker.interpreter import collect_garbage, tune_interpreter
+from minishuffle.worker.interpreter import collect_garbage
 from minishuffle.worker.outbox import NumberedReport, OutboxSender, ReportLog
 from minishuffle.worker.peers import PeerLinks
 from minishuffle.worker.preparation import ProgramLoader
@@ -80,14 +79,13 @@ from minishuffle.worker.state import WorkerState
 from minishuffle.worker.task import Task, TaskOutcome, describe_failure
 from minishuffle.worker.tasks import (
     Deployment,
-    registration,
     short_failure,
     worker_report,
     worker_snapshot,
 )
 from minishuffle.worker.timers import Alarm, Timers
 
-__all__ = ["Worker", "run_worker"]
+__all__ = ["COORDINATOR_SECONDS_MAX", "Worker"]
 
 LAG_PROBE_SECONDS: Final = 0.05
 COORDINATOR_SECONDS_MAX: Final = 30.0
@@ -97,13 +95,6 @@ ACKNOWLEDGE_SECONDS_MAX: Final = 1.0
 RETURN_SECONDS_MAX: Final = 0.5
 """Between two tries to reach a coordinator that was lost."""
 _log = logging.getLogger("minishuffle.worker")
-
-
-class _Closeable(Protocol):
-    @property
-    def port(self) -> int: ...
-
-    async def close(self) -> None: ...
 
 
 class Worker:
@@ -665,65 +656,3 @@ class Worker:
             abandoned=self._machine.abandoned if self._machine is not None else 0,
             suspicions=self._machine.suspicions if self._machine is not None else 0,
         )
-
-
-async def run_worker(
-    settings: ClusterSettings,
-    *,
-    coordinator: Address,
-    secret: bytes,
-    cluster: str,
-    host: str,
-    requested_worker: int,
-    standby: bool = False,
-    spool_directory: str | None = None,
-    find: Callable[[], CoordinatorPlace | None] = lambda: None,
-    web: Callable[[Callable[[], WorkerSnapshot], str, int], Awaitable[_Closeable]],
-    ready: Callable[[dict[str, Any]], None],
-    stop: asyncio.Event,
-) -> None:
-    """Run a worker until ``stop`` is set, the coordinator ends it, or none is found any more.
-
-    Args:
-        spool_directory: where sinks keep what other programs read; None: the system's for temporary files.
-        find: where the coordinator is by now, if that is known; ``coordinator`` is where it is at first.
-        web: starts the metrics server (snapshot, host, port). ``ready`` is called once registered.
-
-    Raises:
-        ShuffleError: it could not register, or lost its coordinator.
-    """
-    tune_interpreter(settings.switch_interval)
-    worker = Worker(settings, cluster, secret, spool_directory, find)
-    data_port = await worker.endpoint.listen(host)
-    server = await web(worker.snapshot, host, 0)
-
-    async def serve() -> None:
-        identity = Identity(Role.WORKER, cluster, requested_worker, 0)
-        control = await connect_control(coordinator, identity, secret, timeout=COORDINATOR_SECONDS_MAX)
-        request = registration(
-            settings,
-            worker.pool,
-            host=host,
-            data_port=data_port,
-            metrics_port=server.port,
-            requested_worker=requested_worker,
-            standby=standby,
-        )
-        registered = await worker.register(control, request, coordinator)
-        ports = {"data_port": data_port, "metrics_port": server.port}
-        ready({"worker": registered.worker, "pid": os.getpid(), **ports})
-        if reason := await worker.ended:
-            raise PeerLost(reason)
-
-    serving = asyncio.create_task(serve(), name="serve")
-    stopping = asyncio.create_task(stop.wait(), name="stop")
-    try:
-        await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
-        if not stop.is_set():
-            serving.result()
-    finally:
-        for task in (serving, stopping):
-            task.cancel()
-        await asyncio.gather(serving, stopping, return_exceptions=True)
-        await worker.close()
-        await server.close()

@@ -10,7 +10,7 @@ import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol
 
 from minishuffle import limits
 from minishuffle.config import ClusterSettings
@@ -27,7 +27,7 @@ from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.operators.base import CompleteFile
 from minishuffle.errors import ResourceExhausted, TaskFailed, clipped, text_of
 from minishuffle.exchange.buffers import Flush
-from minishuffle.exchange.channels import Attachment, ChannelEvent, GateBuffers, InputChannel
+from minishuffle.exchange.channels import ChannelEvent, GateBuffers, InputChannel
 from minishuffle.exchange.elements import AssemblyBudget
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.kept import ElementLog, KeptPartition
@@ -51,7 +51,6 @@ from minishuffle.wire.messages import (
     WorkerReport,
     WritePosition,
 )
-from minishuffle.wire.packed import PeerRows, pack_traffic
 from minishuffle.worker.client_gate import UpstreamGate
 from minishuffle.worker.filereports import FileReports
 from minishuffle.worker.handoff import LoopInbox, TaskPaths
@@ -60,6 +59,7 @@ from minishuffle.worker.leases import SourceLeases, WriteLeases
 from minishuffle.worker.outbox import Outbox
 from minishuffle.worker.registry import ChannelKey, Progress
 from minishuffle.worker.task import Task, TaskOutcome
+from minishuffle.worker.traffic import Traffic
 
 __all__ = [
     "Attempt",
@@ -69,81 +69,6 @@ __all__ = [
     "worker_report",
     "worker_snapshot",
 ]
-
-
-# --- traffic --------------------------------------------------------------------------------------
-
-Peer: TypeAlias = tuple[int, int, int]
-"""Edge, worker, and number of the attempt: see :class:`PeerRows`."""
-
-
-class Traffic:
-    """The rows that one attempt has exchanged with its peers.
-
-    Attachments count them. One that has ended counts no more: it is added to the totals of its peer when
-    they are looked at next.
-    """
-
-    def __init__(self) -> None:
-        self._totals: dict[Peer, PeerRows] = {}
-        """Sums over attachments that have ended."""
-        self._views: list[tuple[Peer, PipelinedView]] = []
-        self._attachments: list[tuple[Peer, Attachment]] = []
-        self._read: dict[InputChannel, tuple[Peer, int]] = {}
-        """Whom each channel was attached to last, and how many rows were incomplete before that."""
-
-    def sends(self, peer: Peer, view: PipelinedView) -> None:
-        self._views.append((peer, view))
-
-    def receives(self, peer: Peer, channel: InputChannel) -> None:
-        """The channel's new attachment reads from ``peer``."""
-        if channel.attachment is not None:
-            self._attachments.append((peer, channel.attachment))
-            incomplete = channel.rows_incomplete
-            if channel in self._read:
-                last, before = self._read[channel]
-                _add(self._totals, last, incomplete=incomplete - before)
-            self._read[channel] = peer, incomplete
-
-    def table(self) -> bytes:
-        """What there is so far, packed for a message."""
-        views, attachments = self._views, self._attachments
-        for peer, view in views:
-            if not view.current:
-                _add(self._totals, peer, sent=view.rows_sent, skipped=view.rows_skipped)
-        for peer, attachment in attachments:
-            if attachment.channel.attachment is not attachment:
-                _add(self._totals, peer, received=attachment.rows_received)
-        self._views = [(peer, view) for peer, view in views if view.current]
-        self._attachments = [each for each in attachments if each[1].channel.attachment is each[1]]
-        totals = dict(self._totals)
-        for peer, view in self._views:
-            _add(totals, peer, sent=view.rows_sent, skipped=view.rows_skipped)
-        for peer, attachment in self._attachments:
-            _add(totals, peer, received=attachment.rows_received)
-        for channel, (peer, before) in self._read.items():
-            _add(totals, peer, incomplete=channel.rows_incomplete - before)
-        return pack_traffic(totals.values())
-
-
-def _add(
-    totals: dict[Peer, PeerRows],
-    peer: Peer,
-    *,
-    sent: int = 0,
-    skipped: int = 0,
-    received: int = 0,
-    incomplete: int = 0,
-) -> None:
-    if peer not in totals and len(totals) >= limits.TRAFFIC_PEERS_MAX:
-        peer = (peer[0], 0, 0)
-    old = totals.get(peer, PeerRows(*peer))
-    totals[peer] = old._replace(
-        sent=old.sent + sent,
-        skipped=old.skipped + skipped,
-        received=old.received + received,
-        incomplete=old.incomplete + incomplete,
-    )
 
 
 # --- attempts -------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from minishuffle.bench import failures
 from minishuffle.bench.failures import FailureSeries
 from minishuffle.errors import ShuffleError
-from minishuffle.wire.messages import JobInfo, TaskInfo
+from minishuffle.wire.requests import JobInfo, TaskInfo
 
 
 def task(name: str, index: int, state: str = "running", attempt: int = 1, worker: int = 1) -> TaskInfo:

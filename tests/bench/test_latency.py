@@ -17,7 +17,7 @@ from minishuffle.client import JobResult, SinkResult
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.errors import ShuffleError
-from minishuffle.wire.messages import TaskInfo
+from minishuffle.wire.requests import TaskInfo
 
 KEYS = {
     *("flush", "rate", "p50_ms", "p90_ms", "p99_ms", "p999_ms", "max_ms"),

@@ -13,7 +13,7 @@ from minishuffle.client import Client, JobResult
 from minishuffle.config import create_secret
 from minishuffle.dataflow.graph import JobSettings
 from minishuffle.errors import PeerLost
-from minishuffle.wire.messages import JobEvent, JobInfo
+from minishuffle.wire.requests import JobEvent, JobInfo
 
 Run = Callable[..., Result]
 

@@ -5,15 +5,8 @@ import pytest
 
 from minishuffle.cli import tables
 from minishuffle.counters import TaskCounters
-from minishuffle.wire.messages import (
-    ClusterStatus,
-    ErrorInfo,
-    JobInfo,
-    PeerReport,
-    TaskInfo,
-    WorkerInfo,
-    WorkerReport,
-)
+from minishuffle.wire.messages import ErrorInfo, PeerReport, WorkerReport
+from minishuffle.wire.requests import ClusterStatus, JobInfo, TaskInfo, WorkerInfo
 
 TASK = TaskInfo(
     operator=1,

@@ -19,29 +19,24 @@ from minishuffle.errors import ShuffleError
 from minishuffle.ids import RecordKey
 from minishuffle.wire.clients import BeginWrite, WriteBegun
 from minishuffle.wire.messages import (
-    Accepted,
     CancelTasks,
     Collected,
     ControlMessage,
     DeployTasks,
     ErrorInfo,
-    Failure,
-    GetStatus,
     Heartbeat,
     HeldAttempt,
-    JobInfo,
     LogLines,
     PrepareJob,
     Register,
     Registered,
     ReleaseJob,
-    ShowJob,
-    SubmitJob,
     TaskReport,
     TaskSpec,
     TaskStateChanged,
     WorkerReport,
 )
+from minishuffle.wire.requests import Accepted, Failure, GetStatus, JobInfo, ShowJob, SubmitJob
 
 TERM = 7
 WALL = 1_000_000.0

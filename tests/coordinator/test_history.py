@@ -5,7 +5,8 @@ import pytest
 from minishuffle import limits
 from minishuffle.coordinator.history import REPLY_BYTES_MAX, REPLY_EVENTS_MAX, TEXT_CHARS_MAX, History
 from minishuffle.errors import PartitionNotFound, PeerLost, TaskCancelled, TaskFailed
-from minishuffle.wire.messages import ErrorInfo, JobEvent
+from minishuffle.wire.messages import ErrorInfo
+from minishuffle.wire.requests import JobEvent
 
 
 def blame(history: History, *causes: tuple[int, str], verdict: bool = False) -> None:

@@ -13,13 +13,9 @@ from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import ResourceExhausted, TaskFailed
 from minishuffle.wire.messages import (
-    CancelJob,
     CancelTasks,
     DeployTasks,
     ErrorInfo,
-    GetEvents,
-    JobEvent,
-    JobInfo,
     PlacedAttempt,
     RecoveryStep,
     RecoverySteps,
@@ -28,6 +24,7 @@ from minishuffle.wire.messages import (
     TaskAttempt,
     TasksRestarted,
 )
+from minishuffle.wire.requests import CancelJob, GetEvents, JobEvent, JobInfo
 
 if TYPE_CHECKING:
     from conftest import FakeCluster

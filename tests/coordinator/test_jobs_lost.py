@@ -10,17 +10,15 @@ import pytest
 from minishuffle.dataflow.graph import Edge, JobGraph, Vertex
 from minishuffle.errors import ResourceExhausted, TaskFailed
 from minishuffle.wire.messages import (
-    CancelJob,
     DeployTasks,
     ErrorInfo,
-    GetEvents,
-    JobInfo,
     PlacedAttempt,
     ReleaseJob,
     SourcePositions,
     TasksRestarted,
 )
 from minishuffle.wire.packed import SplitPosition, pack_positions, unpack_positions
+from minishuffle.wire.requests import CancelJob, GetEvents, JobInfo
 
 if TYPE_CHECKING:
     from conftest import FakeCluster, FakeWorker

@@ -10,12 +10,9 @@ import pytest
 from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.errors import TaskFailed
 from minishuffle.wire.messages import (
-    CancelJob,
     CancelTasks,
     DeployTasks,
     ErrorInfo,
-    GetEvents,
-    JobInfo,
     ReleaseJob,
     SourcePositions,
     TaskAttempt,
@@ -23,6 +20,7 @@ from minishuffle.wire.messages import (
     TasksRestarted,
 )
 from minishuffle.wire.packed import SplitPosition, pack_positions, unpack_positions
+from minishuffle.wire.requests import CancelJob, GetEvents, JobInfo
 
 if TYPE_CHECKING:
     from conftest import FakeCluster, FakeWorker

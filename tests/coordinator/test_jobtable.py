@@ -11,10 +11,7 @@ from minishuffle import limits
 from minishuffle.coordinator.jobtable import JOBS_KEPT
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import ResourceExhausted
-from minishuffle.wire.messages import (
-    GetRows,
-    ListJobs,
-)
+from minishuffle.wire.requests import GetRows, ListJobs
 
 if TYPE_CHECKING:
     from conftest import FakeCluster

@@ -12,12 +12,9 @@ from minishuffle.coordinator import manifest as manifest_module
 from minishuffle.coordinator.manifest import Manifest
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import JobGraph
-from minishuffle.wire.messages import (
-    Acknowledge,
-    CancelJob,
-    TaskReport,
-)
+from minishuffle.wire.messages import Acknowledge, TaskReport
 from minishuffle.wire.outputs import FileCompleted, GetFiles, JobFiles
+from minishuffle.wire.requests import CancelJob
 
 if TYPE_CHECKING:
     from conftest import FakeCluster, FakeWorker

@@ -9,12 +9,7 @@ import pytest
 
 from minishuffle import limits
 from minishuffle.dataflow.graph import JobGraph
-from minishuffle.wire.messages import (
-    GetEvents,
-    GetLogs,
-    GetRows,
-    WaitJob,
-)
+from minishuffle.wire.requests import GetEvents, GetLogs, GetRows, WaitJob
 
 if TYPE_CHECKING:
     from conftest import FakeCluster

@@ -25,24 +25,26 @@ from minishuffle.transport.control import ControlLink, connect_control
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import (
-    Accepted,
     CancelTasks,
-    ClusterStatus,
     ControlMessage,
     DeployTasks,
-    Failure,
-    GetStatus,
-    JobInfo,
     Register,
     Registered,
     ReleaseJob,
-    ShowJob,
     Shutdown,
+    TaskStateChanged,
+    WorkerLost,
+)
+from minishuffle.wire.requests import (
+    Accepted,
+    ClusterStatus,
+    Failure,
+    GetStatus,
+    JobInfo,
+    ShowJob,
     StopCluster,
     SubmitJob,
-    TaskStateChanged,
     WaitJob,
-    WorkerLost,
 )
 
 SECRET = b"the secret of this cluster"

@@ -22,13 +22,8 @@ from minishuffle.wire.clients import (
     ResultOpened,
     ServeResult,
 )
-from minishuffle.wire.messages import (
-    Accepted,
-    CancelJob,
-    ErrorInfo,
-    SubmitJob,
-    TaskReport,
-)
+from minishuffle.wire.messages import ErrorInfo, TaskReport
+from minishuffle.wire.requests import Accepted, CancelJob, SubmitJob
 
 if TYPE_CHECKING:
     from conftest import FakeCluster, FakeWorker

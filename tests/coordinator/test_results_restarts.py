@@ -17,7 +17,8 @@ from minishuffle.wire.clients import (
     ResultExpected,
     ServeResult,
 )
-from minishuffle.wire.messages import Accepted, ErrorInfo, TaskReport
+from minishuffle.wire.messages import ErrorInfo, TaskReport
+from minishuffle.wire.requests import Accepted
 
 if TYPE_CHECKING:
     from conftest import FakeCluster, FakeWorker

@@ -11,19 +11,8 @@ import pytest
 from minishuffle.coordinator.lifecycle import JOB_OVER
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import PeerLost, TaskFailed
-from minishuffle.wire.messages import (
-    Accepted,
-    CancelJob,
-    CancelTasks,
-    ErrorInfo,
-    GetStatus,
-    JobInfo,
-    ListJobs,
-    ReleaseJob,
-    Shutdown,
-    SubmitJob,
-    WaitJob,
-)
+from minishuffle.wire.messages import CancelTasks, ErrorInfo, ReleaseJob, Shutdown
+from minishuffle.wire.requests import Accepted, CancelJob, GetStatus, JobInfo, ListJobs, SubmitJob, WaitJob
 
 if TYPE_CHECKING:
     from conftest import FakeCluster, FakeWorker

@@ -11,17 +11,15 @@ from minishuffle import limits
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import ResourceExhausted, TaskFailed
 from minishuffle.wire.messages import (
-    CancelJob,
     DeployTasks,
     Dial,
     ErrorInfo,
-    GetStatus,
     PrepareJob,
     ReleaseJob,
     Shutdown,
-    SubmitJob,
     TasksRestarted,
 )
+from minishuffle.wire.requests import CancelJob, GetStatus, SubmitJob
 
 if TYPE_CHECKING:
     from conftest import FakeCluster, FakeWorker

@@ -12,28 +12,28 @@ from minishuffle.coordinator.journalrecords import Recorder
 from minishuffle.coordinator.shutdown import CLOSING_SECONDS, DRAIN_SECONDS
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import JobGraph
-from minishuffle.errors import InvalidGraph, ResourceExhausted, TaskCancelled, TaskFailed, UsageError
+from minishuffle.errors import InvalidGraph, ResourceExhausted, TaskFailed, UsageError
 from minishuffle.wire.messages import (
-    Accepted,
     Acknowledge,
-    CancelJob,
-    CancelSubmission,
     CancelTasks,
     DeployTasks,
-    Failure,
+    ReleaseJob,
+    Shutdown,
+    TaskReleased,
+    TaskReport,
+)
+from minishuffle.wire.packed import PeerRows, pack_traffic
+from minishuffle.wire.requests import (
+    Accepted,
+    CancelJob,
     GetEvents,
     GetRows,
     GetStatus,
     ListJobs,
-    ReleaseJob,
-    Shutdown,
     StopCluster,
     SubmitJob,
-    TaskReleased,
-    TaskReport,
     WaitJob,
 )
-from minishuffle.wire.packed import PeerRows, pack_traffic
 
 if TYPE_CHECKING:
     from conftest import FakeCluster, FakeWorker
@@ -120,62 +120,6 @@ def test_a_job_that_fits_no_more_once_it_is_journaled_is_refused(
     cluster.do(cluster.state.journaled(None, cluster.now))
     assert "job needs 4 slots" in cluster.replies[CLIENT, 1].text  # type: ignore[attr-defined]
     assert cluster.request(ListJobs()).jobs == []
-
-
-def submission(graph: JobGraph, number: str = "s1") -> SubmitJob:
-    return SubmitJob(name="words", python="3.11", graph=graph.to_bytes(), submission=number)
-
-
-def test_a_submission_that_is_repeated_is_answered_alike_and_starts_one_job(
-    cluster: FakeCluster, pair: Any, make_graph: MakeGraph
-) -> None:
-    request = submission(make_graph(1, 1))
-    assert [cluster.request(request), cluster.request(request)] == [Accepted(job="j1")] * 2
-    cluster.report_all("j1", "finished")
-    assert cluster.request(request) == Accepted(job="j1"), "also when the job has ended"
-    assert cluster.request(submission(make_graph(1, 1), "s2")) == Accepted(job="j2")
-    assert cluster.submit(make_graph(1, 1)) == "j3", "without an id each submission is a job"
-    assert cluster.submit(make_graph(1, 1)) == "j4"
-
-
-def test_a_job_can_be_cancelled_by_its_submission(
-    cluster: FakeCluster, pair: Any, make_graph: MakeGraph
-) -> None:
-    cluster.request(submission(make_graph(1, 1)))
-    assert cluster.request(CancelSubmission(submission="s1")) == Accepted(job="j1")
-    assert cluster.show("j1").state == "canceling"
-    cluster.report_all("j1", "canceled")
-    assert cluster.request(CancelSubmission(submission="s1")) == Accepted(job="j1"), "it has ended already"
-
-
-def test_a_cancel_that_arrives_before_its_submission_refuses_it(
-    cluster: FakeCluster, pair: Any, make_graph: MakeGraph
-) -> None:
-    assert cluster.request(CancelSubmission(submission="s1")) == Accepted()
-    code, text = cluster.refusal(submission(make_graph(1, 1)))
-    assert (code, text) == (TaskCancelled.code, "the submission was cancelled: submit the job again")
-    assert cluster.request(ListJobs()).jobs == []
-    assert cluster.request(submission(make_graph(1, 1), "s2")) == Accepted(job="j1")
-
-
-def test_a_submission_can_be_cancelled_while_it_is_journaled(
-    cluster: FakeCluster, pair: Any, make_graph: MakeGraph
-) -> None:
-    cluster.state.client_request(CLIENT, 1, submission(make_graph(1, 1)), cluster.now)
-    assert cluster.request(CancelSubmission(submission="s1")) == Accepted()
-    cluster.do(cluster.state.journaled(None, cluster.now))
-    assert isinstance(cluster.replies[CLIENT, 1], Failure)
-    assert cluster.request(ListJobs()).jobs == []
-
-
-def test_cancels_of_submissions_that_never_come_are_bounded(
-    cluster: FakeCluster, pair: Any, make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("minishuffle.coordinator.state.WITHDRAWN_KEPT", 2)
-    for number in ("s1", "s2", "s3"):
-        cluster.request(CancelSubmission(submission=number))
-    assert cluster.request(submission(make_graph(1, 1), "s1")) == Accepted(job="j1"), "forgotten"
-    assert isinstance(cluster.request(submission(make_graph(1, 1), "s3")), Failure)
 
 
 def test_job_numbers_go_on_from_the_journal(make_cluster: Any, make_graph: MakeGraph) -> None:
@@ -287,18 +231,6 @@ def test_rows_dropped_are_known_until_and_after_the_release(
     cluster.report_all("j1", "finished")
     cluster.send(pair[0], TaskReleased(term=7, number=2, traffic=b"", rows_dropped=dropped(5), **ids))
     assert cluster.show("j1").rows_dropped == dropped(5)
-
-
-def test_an_abandoned_attempt_keeps_the_counters_of_its_last_heartbeat(
-    cluster: FakeCluster, pair: Any, make_graph: MakeGraph
-) -> None:
-    cluster.submit(make_graph())
-    report = TaskReport(
-        job="j1", operator=0, index=0, attempt=1, counters=TaskCounters(records_out=9), traffic=b""
-    )
-    cluster.heartbeat(pair[0], [report])
-    cluster.report(pair[0], READ0, "abandoned")
-    assert cluster.show("j1").tasks[0].counters.records_out == 9
 
 
 # --- refused at submission ---------------------------------------------------------------------------

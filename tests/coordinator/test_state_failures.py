@@ -7,15 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import PeerLost, ResourceExhausted, TaskCancelled, TaskFailed
-from minishuffle.wire.messages import (
-    CancelTasks,
-    DeployTasks,
-    GetEvents,
-    JobInfo,
-    PeerSuspicion,
-    ReleaseJob,
-    Shutdown,
-)
+from minishuffle.wire.messages import CancelTasks, DeployTasks, PeerSuspicion, ReleaseJob, Shutdown
+from minishuffle.wire.requests import GetEvents, JobInfo
 
 if TYPE_CHECKING:
     from conftest import FakeCluster

@@ -11,16 +11,15 @@ from minishuffle import limits
 from minishuffle.coordinator import jobs as jobs_module
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import ResourceExhausted, UnknownName
-from minishuffle.wire.messages import (
+from minishuffle.wire.messages import ControlMessage, Shutdown
+from minishuffle.wire.requests import (
     CancelJob,
-    ControlMessage,
     GetEvents,
     GetLogs,
     GetRows,
     GetStatus,
     ListJobs,
     ShowJob,
-    Shutdown,
     WaitJob,
 )
 

@@ -18,20 +18,8 @@ from hypothesis.stateful import (
 from minishuffle.coordinator.lifecycle import JOB_OVER
 from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.errors import ResourceExhausted, TaskFailed
-from minishuffle.wire.messages import (
-    Accepted,
-    CancelJob,
-    DeployTasks,
-    Dial,
-    ErrorInfo,
-    GetStatus,
-    JobInfo,
-    ListJobs,
-    PrepareJob,
-    Shutdown,
-    SubmitJob,
-    TasksRestarted,
-)
+from minishuffle.wire.messages import DeployTasks, Dial, ErrorInfo, PrepareJob, Shutdown, TasksRestarted
+from minishuffle.wire.requests import Accepted, CancelJob, GetStatus, JobInfo, ListJobs, SubmitJob
 
 if TYPE_CHECKING:
     from conftest import FakeCluster, FakeWorker

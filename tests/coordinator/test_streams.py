@@ -23,7 +23,8 @@ from minishuffle.wire.clients import (
     WriteBegun,
     WriteEnded,
 )
-from minishuffle.wire.messages import Accepted, CancelJob, ErrorInfo, Failure, SubmitJob
+from minishuffle.wire.messages import ErrorInfo
+from minishuffle.wire.requests import Accepted, CancelJob, Failure, SubmitJob
 
 if TYPE_CHECKING:
     from conftest import FakeCluster

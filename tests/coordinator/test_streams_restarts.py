@@ -21,7 +21,8 @@ from minishuffle.wire.clients import (
     WriteBegun,
     WriteEnded,
 )
-from minishuffle.wire.messages import Accepted, ErrorInfo, SourcePositions, WritePosition
+from minishuffle.wire.messages import ErrorInfo, SourcePositions, WritePosition
+from minishuffle.wire.requests import Accepted
 
 if TYPE_CHECKING:
     from conftest import FakeCluster

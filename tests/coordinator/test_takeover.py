@@ -12,21 +12,16 @@ from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import ResourceExhausted
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.wire.messages import (
-    Accepted,
     Acknowledge,
-    CancelJob,
     CancelTasks,
     DeployTasks,
-    Failure,
-    GetRows,
-    GetStatus,
     HeldAttempt,
     Registered,
     ReleaseJob,
-    SubmitJob,
     TasksRestarted,
     WorkerLost,
 )
+from minishuffle.wire.requests import Accepted, CancelJob, Failure, GetRows, GetStatus, SubmitJob
 
 if TYPE_CHECKING:
     from conftest import FakeCluster, FakeWorker

@@ -6,19 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from minishuffle.wire.messages import (
-    AskDial,
-    Dial,
-    Failure,
-    GetStatus,
-    LogLines,
-    PeerReport,
-    Registered,
-    Shutdown,
-    SubmitJob,
-    WorkerInfo,
-    WorkerLost,
-)
+from minishuffle.wire.messages import AskDial, Dial, LogLines, PeerReport, Registered, Shutdown, WorkerLost
+from minishuffle.wire.requests import Failure, GetStatus, SubmitJob, WorkerInfo
 
 if TYPE_CHECKING:
     from conftest import FakeCluster, FakeWorker

@@ -16,7 +16,7 @@ import pytest
 from minishuffle.client import Client
 from minishuffle.dataflow.stream import Stream
 from minishuffle.local import LocalCluster, settings_flags
-from minishuffle.wire.messages import JobInfo
+from minishuffle.wire.requests import JobInfo
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]
 

@@ -21,7 +21,7 @@ from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.dataflow.stream import Stream
 from minishuffle.local import LocalCluster
-from minishuffle.wire.messages import JobInfo
+from minishuffle.wire.requests import JobInfo
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.usefixtures("wider_resources")]
 

@@ -13,7 +13,7 @@ from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import RowsLost, TaskFailed
 from minishuffle.local import LocalCluster
-from minishuffle.wire.messages import JobInfo
+from minishuffle.wire.requests import JobInfo
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]
 

@@ -14,7 +14,7 @@ import pytest
 from minishuffle.client import JobHandle
 from minishuffle.dataflow.stream import Stream
 from minishuffle.local import LocalCluster
-from minishuffle.wire.messages import ClusterStatus
+from minishuffle.wire.requests import ClusterStatus
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 

@@ -23,7 +23,8 @@ from minishuffle.remote import writer as writing
 from minishuffle.remote.writer import StreamWriter, commit_write
 from minishuffle.wire.clients import OpenUpstream, UpstreamOpened
 from minishuffle.wire.handshake import HandshakeRefused
-from minishuffle.wire.messages import ErrorInfo, JobInfo, WorkerAddress
+from minishuffle.wire.messages import ErrorInfo, WorkerAddress
+from minishuffle.wire.requests import JobInfo
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]
 

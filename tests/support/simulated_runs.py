@@ -11,14 +11,8 @@ from random import Random
 
 from minishuffle.config import ClusterSettings
 from minishuffle.coordinator.scheduling import buffers_needed
-from minishuffle.wire.messages import (
-    Accepted,
-    CancelJob,
-    ControlMessage,
-    JobInfo,
-    ShowJob,
-    SubmitJob,
-)
+from minishuffle.wire.messages import ControlMessage
+from minishuffle.wire.requests import Accepted, CancelJob, JobInfo, ShowJob, SubmitJob
 from support.simulated_books import OF_THE_CHAIN, Book
 from support.simulated_faults import KINDS, Fault, FaultKind, draw_faults, inject
 from support.simulated_jobs import Plan, Strategy, is_side, make_plan

@@ -19,7 +19,8 @@ from minishuffle.transport.control import ControlLink, ControlServer
 from minishuffle.transport.tcp import DataEndpoint, DataLink
 from minishuffle.wire.frames import PartitionRequest, Role
 from minishuffle.wire.handshake import Handshake, Identity
-from minishuffle.wire.messages import Accepted, ControlMessage, Failure, ShowJob
+from minishuffle.wire.messages import ControlMessage
+from minishuffle.wire.requests import Accepted, Failure, ShowJob
 from support.fabric import KINDS, Runner, run_on
 from support.reader import Reader
 

@@ -16,7 +16,8 @@ from minishuffle.transport.control import BlockingControlClient, ControlServer, 
 from minishuffle.wire.control import encode_message
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
-from minishuffle.wire.messages import Accepted, CancelTasks, Collected, ControlMessage, GetStatus, ListJobs
+from minishuffle.wire.messages import CancelTasks, Collected, ControlMessage
+from minishuffle.wire.requests import Accepted, GetStatus, ListJobs
 
 if TYPE_CHECKING:
     from conftest import Listener, Stranger

@@ -14,7 +14,8 @@ from minishuffle.ids import Address
 from minishuffle.transport.control import BlockingControlClient, ControlLink
 from minishuffle.wire.frames import Ping, Role, encode_frame
 from minishuffle.wire.handshake import Handshake, Identity
-from minishuffle.wire.messages import Accepted, Collected, ControlMessage, GetStatus, ListJobs, ShowJob
+from minishuffle.wire.messages import Collected, ControlMessage
+from minishuffle.wire.requests import Accepted, GetStatus, ListJobs, ShowJob
 
 if TYPE_CHECKING:
     from conftest import Listener

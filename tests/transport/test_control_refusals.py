@@ -16,7 +16,8 @@ from minishuffle.transport.control import BlockingControlClient, connect_control
 from minishuffle.wire.control import encode_message
 from minishuffle.wire.frames import FRAME_HEADER, Ping, Role, encode_frame
 from minishuffle.wire.handshake import Handshake, HandshakeRefused, Identity
-from minishuffle.wire.messages import Accepted, Collected, ControlMessage, GetStatus, ListJobs
+from minishuffle.wire.messages import Collected, ControlMessage
+from minishuffle.wire.requests import Accepted, GetStatus, ListJobs
 
 if TYPE_CHECKING:
     from conftest import Listener, Stranger

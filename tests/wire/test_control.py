@@ -18,7 +18,7 @@ from minishuffle.wire.frames import (
     Ping,
     encode_frame,
 )
-from minishuffle.wire.messages import ListJobs, ShowJob, SubmitJob
+from minishuffle.wire.requests import ListJobs, ShowJob, SubmitJob
 
 
 def test_every_split_gives_the_same_messages() -> None:

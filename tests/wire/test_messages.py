@@ -25,11 +25,7 @@ from minishuffle.wire.messages import (
     ControlMessage,
     DeployTasks,
     ErrorInfo,
-    GetRows,
     InputSpec,
-    JobInfo,
-    JobList,
-    ListJobs,
     Register,
     TaskAttempt,
     TaskSpec,
@@ -37,6 +33,7 @@ from minishuffle.wire.messages import (
     WorkerAddress,
 )
 from minishuffle.wire.packed import PeerRows, SplitPosition, pack_placement, pack_positions, pack_traffic
+from minishuffle.wire.requests import GetRows, JobInfo, JobList, ListJobs
 
 ADDRESS = WorkerAddress(worker=7, epoch=1, host="10.0.0.7", data_port=5007)
 MESSAGE_TYPES = tuple(ControlMessage.by_type.values())
@@ -93,7 +90,7 @@ def messages(cls: type[ControlMessage]) -> st.SearchStrategy[ControlMessage]:
 
 def test_every_module_of_messages_registers_its_own() -> None:
     modules = {cls.__module__.rpartition(".")[2] for cls in MESSAGE_TYPES}
-    assert modules == {"messages", "clients", "outputs"}
+    assert modules == {"messages", "requests", "clients", "outputs"}
     assert ErrorInfo not in MESSAGE_TYPES
 
 

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from minishuffle import limits
 from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ResourceExhausted
 from minishuffle.exchange.channels import LocalAttachment
-from minishuffle.exchange.subpartition import PipelinedView
 from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.messages import WorkerAddress
 from minishuffle.wire.packed import PeerRows, pack_placement, unpack_traffic
 from minishuffle.worker.instructions import StartTask
 from minishuffle.worker.registry import ChannelKey
 from minishuffle.worker.task import Task
-from minishuffle.worker.tasks import Traffic
 from support.attempts import attempt
 from support.links import BareLink
 
@@ -350,19 +346,6 @@ async def test_release_gives_the_attempts_with_rows_that_were_not_reported(site:
     source, sink = (site.deployment.attempts[attempt(operator)] for operator in (0, 1))
     sink.reported = sink.rows()
     assert site.deployment.release([attempt(0), attempt(1)]) == [source]
-
-
-def test_peers_without_an_entry_of_their_own_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "TRAFFIC_PEERS_MAX", 2)
-    traffic = Traffic()
-    views = [
-        cast(PipelinedView, SimpleNamespace(current=False, rows_sent=10**worker, rows_skipped=0))
-        for worker in range(4)
-    ]
-    for worker, view in enumerate(views):
-        traffic.sends((7, worker + 1, 1), view)
-    found = [PeerRows(7, 1, 1, 1), PeerRows(7, 2, 1, 10), PeerRows(7, 0, 0, 1_100)]
-    assert unpack_traffic(traffic.table()) == unpack_traffic(traffic.table()) == found
 
 
 # --- figures --------------------------------------------------------------------------------------------

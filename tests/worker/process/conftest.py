@@ -32,7 +32,7 @@ from minishuffle.wire.messages import (
     WorkerAddress,
 )
 from minishuffle.worker.outbox import NumberedReport
-from minishuffle.worker.process import run_worker
+from minishuffle.worker.service import run_worker
 
 HOST = "127.0.0.1"
 SECRET = b"the cluster's"

@@ -19,7 +19,8 @@ from minishuffle.transport.tcp import DataEndpoint, DataLink
 from minishuffle.wire.clients import ResultExpected, ServeResult
 from minishuffle.wire.frames import PartitionRequest, Role
 from minishuffle.wire.handshake import HandshakeRefused, Identity
-from minishuffle.wire.messages import ControlMessage, DeployTasks, Failure, Heartbeat, Shutdown, WorkerAddress
+from minishuffle.wire.messages import ControlMessage, DeployTasks, Heartbeat, Shutdown, WorkerAddress
+from minishuffle.wire.requests import Failure
 from minishuffle.worker import process
 from support.reader import Reader
 

@@ -15,14 +15,8 @@ from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import PeerLost, UsageError
 from minishuffle.ids import Address
-from minishuffle.wire.messages import (
-    Collected,
-    Failure,
-    Heartbeat,
-    LogLines,
-    SourcePositions,
-    TaskStateChanged,
-)
+from minishuffle.wire.messages import Collected, Heartbeat, LogLines, SourcePositions, TaskStateChanged
+from minishuffle.wire.requests import Failure
 from minishuffle.worker import process
 
 if TYPE_CHECKING:

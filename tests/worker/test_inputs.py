@@ -12,8 +12,8 @@ from minishuffle.dataflow.stream import Stream
 from minishuffle.exchange.elements import ElementFormat, pack_rows
 from minishuffle.exchange.gate import Element, InputGate
 from minishuffle.exchange.watermarks import WatermarkValve
+from minishuffle.worker.inputs import Inputs
 from minishuffle.worker.registry import ChannelKey
-from minishuffle.worker.task import Inputs
 from support.attempts import attempt
 
 if TYPE_CHECKING:

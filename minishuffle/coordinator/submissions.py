@@ -1,0 +1,76 @@
+"""Submissions that have no job yet: those that are being journaled, and those that were withdrawn."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from minishuffle.coordinator.jobs import Job
+from minishuffle.dataflow.graph import JobGraph, Placement
+from minishuffle.errors import TaskCancelled
+from minishuffle.ids import Changes
+
+__all__ = ["WITHDRAWN_KEPT", "Submission", "Submissions"]
+
+WITHDRAWN_KEPT: Final = 1_024
+"""Ids of submissions that were cancelled before they had a job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A job that fits, and is started once it is in the journal."""
+
+    link: int
+    request: int
+    job: str
+    name: str
+    graph: JobGraph
+    id: str
+    """The one that the client gave it; may be empty."""
+    at: float
+    changes: Changes
+    """What is journaled."""
+
+    def make_job(self, placement: Placement, segments: Mapping[int, int], random: Callable[[], float]) -> Job:
+        """The job, where it fits now; see :class:`Job`."""
+        return Job(
+            self.job,
+            self.name,
+            self.graph,
+            placement,
+            segments,
+            at=self.at,
+            random=random,
+            submission=self.id,
+        )
+
+
+class Submissions:
+    """Those that are in no job yet."""
+
+    def __init__(self) -> None:
+        self._pending: deque[Submission] = deque()
+        """In the order of their Journal instructions."""
+        self._withdrawn: dict[str, None] = {}
+        """The last ones that were cancelled before they had a job."""
+
+    def add(self, submission: Submission) -> None:
+        """It is being journaled."""
+        self._pending.append(submission)
+
+    def journaled(self) -> Submission:
+        """The one that has been journaled for longest, which is no more pending."""
+        return self._pending.popleft()
+
+    def withdraw(self, submission: str) -> None:
+        """A client cancels what it has submitted, or is about to."""
+        self._withdrawn[submission] = None
+        while len(self._withdrawn) > WITHDRAWN_KEPT:
+            del self._withdrawn[next(iter(self._withdrawn))]
+
+    def require_wanted(self, submission: str) -> None:
+        """Raises TaskCancelled: it was withdrawn."""
+        if submission in self._withdrawn:
+            raise TaskCancelled("the submission was cancelled: submit the job again")

@@ -1,0 +1,257 @@
+"""Control messages between clients and the coordinator: requests, and what is replied."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from minishuffle.wire.messages import (
+    ControlMessage,
+    Counters,
+    ErrorInfo,
+    Name,
+    OrNone,
+    PeerReport,
+    Port,
+    WorkerNumber,
+    WorkerReport,
+)
+
+__all__ = [
+    "Accepted",
+    "CancelJob",
+    "CancelSubmission",
+    "ClusterStatus",
+    "Failure",
+    "GetEvents",
+    "GetLogs",
+    "GetRows",
+    "GetStatus",
+    "JobEvent",
+    "JobEvents",
+    "JobInfo",
+    "JobList",
+    "JobLogs",
+    "JobRows",
+    "ListJobs",
+    "ShowJob",
+    "StopCluster",
+    "SubmitJob",
+    "TaskInfo",
+    "WaitJob",
+    "WorkerInfo",
+]
+
+
+# --- parts ----------------------------------------------------------------------------------------
+
+
+class TaskInfo(ControlMessage):
+    """A subtask, with the totals of all its attempts."""
+
+    operator: int
+    name: str
+    index: int
+    attempt: int
+    state: str
+    worker: int
+    counters: Counters
+    rows_sent: int = 0
+    rows_received: int = 0
+    result: bytes = b""
+    state_rows_lost: int = 0
+    """Rows that its operators held, and that were lost with attempts that did not finish."""
+
+
+class JobEvent(ControlMessage):
+    number: int
+    at: float
+    kind: str
+    text: str
+    operator: OrNone = -1
+    index: OrNone = -1
+    attempt: int = 0
+    worker: int = 0
+    since: float = 0.0
+    """Seconds since the failure was detected of which the subtask recovers."""
+
+
+class WorkerInfo(ControlMessage):
+    worker: WorkerNumber
+    epoch: int
+    state: Literal["alive", "awaited", "lost", "gone"]
+    host: Name
+    pid: int
+    data_port: Port
+    metrics_port: Port
+    slots: int
+    slots_free: int
+    standby: bool = False
+    """It takes slots of lost workers, and no others until then."""
+    heartbeat_age_seconds: float
+    report: WorkerReport
+    peers: list[PeerReport]
+
+
+# --- client -> coordinator (requests) -------------------------------------------------------------
+
+
+class SubmitJob(ControlMessage):
+    """``graph`` is ``dataflow.graph.JobGraph.to_bytes()``.
+
+    ``submission`` is an id that the client made, or empty: as long as its job is known, the same id is
+    answered with that job and starts no other.
+    """
+
+    type: Literal["submit"] = "submit"
+    name: str
+    python: str
+    graph: bytes
+    submission: Name = ""
+
+
+class ListJobs(ControlMessage):
+    type: Literal["list_jobs"] = "list_jobs"
+
+
+class ShowJob(ControlMessage):
+    type: Literal["show_job"] = "show_job"
+    job: str
+
+
+class CancelJob(ControlMessage):
+    type: Literal["cancel_job"] = "cancel_job"
+    job: str
+
+
+class CancelSubmission(ControlMessage):
+    """Cancel the job of a submission; one that has not arrived yet will be refused. Answered with Accepted,
+    whose ``job`` is empty if there is no job."""
+
+    type: Literal["cancel_submission"] = "cancel_submission"
+    submission: Name
+
+
+class GetEvents(ControlMessage):
+    """Events of a job numbered above ``after``; waits up to ``wait_seconds`` for one."""
+
+    type: Literal["get_events"] = "get_events"
+    job: str
+    after: int = 0
+    wait_seconds: float = 0.0
+
+
+class GetLogs(ControlMessage):
+    type: Literal["get_logs"] = "get_logs"
+    job: str
+    after: int = 0
+    wait_seconds: float = 0.0
+
+
+class GetRows(ControlMessage):
+    """Collected batches of a job from batch number ``after`` on: the client has those before it.
+    Waits up to ``wait_seconds`` for one."""
+
+    type: Literal["get_rows"] = "get_rows"
+    job: str
+    after: int = 0
+    wait_seconds: float = 0.0
+
+
+class WaitJob(ControlMessage):
+    """Answered with ``JobInfo`` when the job has ended, or when ``wait_seconds`` have passed."""
+
+    type: Literal["wait_job"] = "wait_job"
+    job: str
+    wait_seconds: float
+
+
+class GetStatus(ControlMessage):
+    type: Literal["get_status"] = "get_status"
+
+
+class StopCluster(ControlMessage):
+    """Shut workers and coordinator down; running jobs are cancelled first."""
+
+    type: Literal["stop_cluster"] = "stop_cluster"
+
+
+# --- coordinator -> client (replies) --------------------------------------------------------------
+
+
+class Failure(ControlMessage):
+    """Any request may be answered by this; ``code`` as in ``errors``."""
+
+    type: Literal["failure"] = "failure"
+    code: int
+    text: str
+
+
+class Accepted(ControlMessage):
+    type: Literal["accepted"] = "accepted"
+    job: str = ""
+
+
+class JobInfo(ControlMessage):
+    """``state`` is created, running, finished, finished_with_loss, failing, failed, canceling or canceled."""
+
+    type: Literal["job_info"] = "job_info"
+    job: str
+    name: str
+    state: str
+    submitted_at: float
+    ended_at: float = 0.0
+    tasks: list[TaskInfo] = Field(default_factory=list)
+    causes: list[ErrorInfo] = Field(default_factory=list)
+    """First cause first."""
+    collected_batches: int = 0
+    restarts: dict[str, int] = Field(default_factory=dict)
+    """Attempts that took the place of another, by how that one ended: failed, abandoned, canceled, lost,
+    finished."""
+    rows_dropped: dict[str, int] = Field(default_factory=dict)
+    """By reason, over all attempts."""
+    rows_in_flight: int = 0
+    """At most so many more were lost in what died, if its tasks write one row for each that they read."""
+    state_rows_lost: int = 0
+    """Rows that operators held (sides of joins, windows, groups), and that died with a task."""
+    files_listed: int = 0
+    """Files that its sinks have completed."""
+    file_rows: int = 0
+    """Rows in them."""
+
+
+class JobList(ControlMessage):
+    type: Literal["job_list"] = "job_list"
+    jobs: list[JobInfo]
+
+
+class JobEvents(ControlMessage):
+    type: Literal["job_events"] = "job_events"
+    events: list[JobEvent]
+    terminal: bool
+
+
+class JobLogs(ControlMessage):
+    type: Literal["job_logs"] = "job_logs"
+    lines: list[str]
+    next: int
+    terminal: bool
+
+
+class JobRows(ControlMessage):
+    type: Literal["job_rows"] = "job_rows"
+    batches: list[bytes]
+    next: int
+    terminal: bool
+
+
+class ClusterStatus(ControlMessage):
+    type: Literal["cluster_status"] = "cluster_status"
+    cluster: str
+    version: str
+    term: int
+    pid: int
+    web_port: Port
+    workers: list[WorkerInfo]
+    jobs: list[JobInfo]

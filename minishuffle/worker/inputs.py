@@ -1,0 +1,135 @@
+"""What a task reads from its gates: batches and marks, by input number and in order. Nothing here blocks."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from minishuffle.dataflow.operators.base import (
+    Active,
+    Batch,
+    Idle,
+    Mark,
+    SplitMark,
+    Watermark,
+)
+from minishuffle.exchange.elements import decode
+from minishuffle.exchange.gate import InputGate
+from minishuffle.exchange.watermarks import WatermarkValve
+
+__all__ = ["Inputs", "Item"]
+
+
+Item: TypeAlias = "Batch | Mark"
+
+
+@dataclass(slots=True)
+class _Input:
+    """All gates of one input number."""
+
+    number: int
+    valve: WatermarkValve
+    emitted: tuple[int, bool]
+    """Watermark and idleness that the operator has received."""
+
+
+@dataclass(slots=True)
+class _Gate:
+    gate: InputGate
+    input: _Input
+    position: int
+    """The gate's number in its input's valve."""
+    split: int = -1
+    """The split of the last batch, if the channels of the gate are splits."""
+    ended: bool = False
+
+
+class Inputs:
+    """Takes turns between gates, an element each.
+
+    Args:
+        first_input: while gates of that input have not ended no other is read; None: all in turn.
+    """
+
+    def __init__(self, gates: list[InputGate], first_input: int | None) -> None:
+        inputs: dict[int, _Input] = {}
+        self._gates: list[_Gate] = []
+        for gate in gates:
+            valve = WatermarkValve()
+            each = inputs.setdefault(gate.input, _Input(gate.input, valve, (valve.watermark, valve.idle)))
+            self._gates.append(_Gate(gate, each, each.valve.add()))
+        self._first_input = first_input
+        self.repeated = {gate.input for gate in gates if gate.kept}
+        """Numbers of inputs that the next attempt gets all of again."""
+        self._ready: deque[tuple[int, Item]] = deque()
+
+    @property
+    def finished(self) -> bool:
+        """Every gate has ended, and everything was taken."""
+        return not self._ready and all(gate.ended for gate in self._gates)
+
+    def poll(self) -> tuple[int, Item] | None:
+        """The next batch or mark and the number of its input; None if there is nothing now.
+
+        Raises:
+            ShuffleError: a channel failed.
+        """
+        if not self._ready:
+            self._read()
+        return self._ready.popleft() if self._ready else None
+
+    def rows_left(self) -> int:
+        """Rows of batches that were read from a gate and not taken from here, and nobody gets again."""
+        return sum(
+            len(item)
+            for number, item in self._ready
+            if not isinstance(item, Mark) and number not in self.repeated
+        )
+
+    def _read(self) -> None:
+        """Give each gate its turn until one has something: that one is last from now on."""
+        for each in self._readable():
+            self._read_gate(each)
+            if self._ready:
+                self._gates.remove(each)
+                self._gates.append(each)
+                break
+
+    def _readable(self) -> list[_Gate]:
+        first = [gate for gate in self._gates if gate.input.number == self._first_input and not gate.ended]
+        return first or [gate for gate in self._gates if not gate.ended]
+
+    def _read_gate(self, each: _Gate) -> None:
+        gate, number = each.gate, each.input.number
+        element = gate.poll()
+        changes = gate.split_changes
+        if changes is not None:
+            while changes:
+                split, state = changes.popleft()
+                self._ready.append((number, SplitMark(split, state)))
+        elif gate.marked:
+            gate.marked = False
+            each.input.valve.update(each.position, gate.valve.watermark, gate.valve.idle)
+            self._emit_marks(each.input)
+        if element is not None:
+            if changes is not None and element.channel.producer != each.split:
+                each.split = element.channel.producer
+                self._ready.append((number, SplitMark(each.split, "current")))
+            self._ready.append((number, decode(element.format, element.rows, element.payload)))
+        if gate.finished:
+            each.ended = True
+            each.input.valve.end(each.position)
+            self._emit_marks(each.input)
+
+    def _emit_marks(self, each: _Input) -> None:
+        """Have the operator receive what has changed of its input's watermark."""
+        time, idle = each.valve.watermark, each.valve.idle
+        last_time, was_idle = each.emitted
+        if time > last_time:
+            self._ready.append((each.number, Watermark(time)))
+        elif was_idle and not idle:
+            self._ready.append((each.number, Active()))
+        if idle and (not was_idle or time > last_time):
+            self._ready.append((each.number, Idle()))
+        each.emitted = (time, idle)

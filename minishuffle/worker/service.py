@@ -1,0 +1,94 @@
+"""A worker process from its start to its end: it listens, registers, and serves until it is to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from minishuffle.config import ClusterSettings, CoordinatorPlace
+from minishuffle.counters import (
+    WorkerSnapshot,
+)
+from minishuffle.errors import PeerLost
+from minishuffle.ids import Address
+from minishuffle.transport.control import connect_control
+from minishuffle.wire.frames import Role
+from minishuffle.wire.handshake import Identity
+from minishuffle.worker.interpreter import tune_interpreter
+from minishuffle.worker.process import COORDINATOR_SECONDS_MAX, Worker
+from minishuffle.worker.tasks import (
+    registration,
+)
+
+__all__ = ["run_worker"]
+
+
+class _Closeable(Protocol):
+    @property
+    def port(self) -> int: ...
+
+    async def close(self) -> None: ...
+
+
+async def run_worker(
+    settings: ClusterSettings,
+    *,
+    coordinator: Address,
+    secret: bytes,
+    cluster: str,
+    host: str,
+    requested_worker: int,
+    standby: bool = False,
+    spool_directory: str | None = None,
+    find: Callable[[], CoordinatorPlace | None] = lambda: None,
+    web: Callable[[Callable[[], WorkerSnapshot], str, int], Awaitable[_Closeable]],
+    ready: Callable[[dict[str, Any]], None],
+    stop: asyncio.Event,
+) -> None:
+    """Run a worker until ``stop`` is set, the coordinator ends it, or none is found any more.
+
+    Args:
+        spool_directory: where sinks keep what other programs read; None: the system's for temporary files.
+        find: where the coordinator is by now, if that is known; ``coordinator`` is where it is at first.
+        web: starts the metrics server (snapshot, host, port). ``ready`` is called once registered.
+
+    Raises:
+        ShuffleError: it could not register, or lost its coordinator.
+    """
+    tune_interpreter(settings.switch_interval)
+    worker = Worker(settings, cluster, secret, spool_directory, find)
+    data_port = await worker.endpoint.listen(host)
+    server = await web(worker.snapshot, host, 0)
+
+    async def serve() -> None:
+        identity = Identity(Role.WORKER, cluster, requested_worker, 0)
+        control = await connect_control(coordinator, identity, secret, timeout=COORDINATOR_SECONDS_MAX)
+        request = registration(
+            settings,
+            worker.pool,
+            host=host,
+            data_port=data_port,
+            metrics_port=server.port,
+            requested_worker=requested_worker,
+            standby=standby,
+        )
+        registered = await worker.register(control, request, coordinator)
+        ports = {"data_port": data_port, "metrics_port": server.port}
+        ready({"worker": registered.worker, "pid": os.getpid(), **ports})
+        if reason := await worker.ended:
+            raise PeerLost(reason)
+
+    serving = asyncio.create_task(serve(), name="serve")
+    stopping = asyncio.create_task(stop.wait(), name="stop")
+    try:
+        await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if not stop.is_set():
+            serving.result()
+    finally:
+        for task in (serving, stopping):
+            task.cancel()
+        await asyncio.gather(serving, stopping, return_exceptions=True)
+        await worker.close()
+        await server.close()

@@ -1,0 +1,84 @@
+"""The rows that attempts have exchanged with each other, as the coordinator's books need them."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from minishuffle import limits
+from minishuffle.exchange.channels import Attachment, InputChannel
+from minishuffle.exchange.subpartition import PipelinedView
+from minishuffle.wire.packed import PeerRows, pack_traffic
+
+__all__ = ["Peer", "Traffic"]
+
+Peer: TypeAlias = tuple[int, int, int]
+"""Edge, worker, and number of the attempt: see :class:`PeerRows`."""
+
+
+class Traffic:
+    """The rows that one attempt has exchanged with its peers.
+
+    Attachments count them. One that has ended counts no more: it is added to the totals of its peer when
+    they are looked at next.
+    """
+
+    def __init__(self) -> None:
+        self._totals: dict[Peer, PeerRows] = {}
+        """Sums over attachments that have ended."""
+        self._views: list[tuple[Peer, PipelinedView]] = []
+        self._attachments: list[tuple[Peer, Attachment]] = []
+        self._read: dict[InputChannel, tuple[Peer, int]] = {}
+        """Whom each channel was attached to last, and how many rows were incomplete before that."""
+
+    def sends(self, peer: Peer, view: PipelinedView) -> None:
+        self._views.append((peer, view))
+
+    def receives(self, peer: Peer, channel: InputChannel) -> None:
+        """The channel's new attachment reads from ``peer``."""
+        if channel.attachment is not None:
+            self._attachments.append((peer, channel.attachment))
+            incomplete = channel.rows_incomplete
+            if channel in self._read:
+                last, before = self._read[channel]
+                _add(self._totals, last, incomplete=incomplete - before)
+            self._read[channel] = peer, incomplete
+
+    def table(self) -> bytes:
+        """What there is so far, packed for a message."""
+        views, attachments = self._views, self._attachments
+        for peer, view in views:
+            if not view.current:
+                _add(self._totals, peer, sent=view.rows_sent, skipped=view.rows_skipped)
+        for peer, attachment in attachments:
+            if attachment.channel.attachment is not attachment:
+                _add(self._totals, peer, received=attachment.rows_received)
+        self._views = [(peer, view) for peer, view in views if view.current]
+        self._attachments = [each for each in attachments if each[1].channel.attachment is each[1]]
+        totals = dict(self._totals)
+        for peer, view in self._views:
+            _add(totals, peer, sent=view.rows_sent, skipped=view.rows_skipped)
+        for peer, attachment in self._attachments:
+            _add(totals, peer, received=attachment.rows_received)
+        for channel, (peer, before) in self._read.items():
+            _add(totals, peer, incomplete=channel.rows_incomplete - before)
+        return pack_traffic(totals.values())
+
+
+def _add(
+    totals: dict[Peer, PeerRows],
+    peer: Peer,
+    *,
+    sent: int = 0,
+    skipped: int = 0,
+    received: int = 0,
+    incomplete: int = 0,
+) -> None:
+    if peer not in totals and len(totals) >= limits.TRAFFIC_PEERS_MAX:
+        peer = (peer[0], 0, 0)
+    old = totals.get(peer, PeerRows(*peer))
+    totals[peer] = old._replace(
+        sent=old.sent + sent,
+        skipped=old.skipped + skipped,
+        received=old.received + received,
+        incomplete=old.incomplete + incomplete,
+    )
