@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from minishuffle.errors import LocalProtocolError as LocalProtocolError
     from minishuffle.errors import PartitionNotFound as PartitionNotFound
     from minishuffle.errors import PeerLost as PeerLost
+    from minishuffle.errors import PeerSuspected as PeerSuspected
     from minishuffle.errors import ProtocolError as ProtocolError
     from minishuffle.errors import RemoteProtocolError as RemoteProtocolError
     from minishuffle.errors import ResourceExhausted as ResourceExhausted
@@ -66,6 +67,7 @@ _MODULE_OF: Final = {
     "LocalProtocolError": "minishuffle.errors",
     "PartitionNotFound": "minishuffle.errors",
     "PeerLost": "minishuffle.errors",
+    "PeerSuspected": "minishuffle.errors",
     "ProtocolError": "minishuffle.errors",
     "RemoteProtocolError": "minishuffle.errors",
     "ResourceExhausted": "minishuffle.errors",

@@ -276,6 +276,10 @@ class KeptPartition(ResultPartition):
         self._counters.records_out += rows
         self._notify(self.subpartitions[position])
 
+    def broadcast(self, positions: list[int], rows: int, parts: list[Part]) -> None:
+        for position in positions:
+            self.write(position, rows, parts)
+
     def broadcast_event(self, kind: EventKind) -> None:
         """The end of the partition is the end of its data."""
         if kind is EventKind.END_OF_PARTITION:

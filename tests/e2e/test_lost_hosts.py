@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from minishuffle.bench import recovery
 from minishuffle.bench.hosts import HostCluster, Hosts
+from minishuffle.bench.numbered import KEYED, numbered_job
 from minishuffle.cli.main import cli
 from minishuffle.client import JobHandle
 from minishuffle.config import ClusterSettings
@@ -36,7 +36,7 @@ def events(handle: JobHandle) -> set[str]:
 
 def passed_on(handle: JobHandle) -> dict[int, int]:
     """Records that each keyed subtask that runs has written."""
-    tasks = [task for task in handle.info().tasks if task.name == recovery.KEYED]
+    tasks = [task for task in handle.info().tasks if task.name == KEYED]
     return {task.index: task.counters.records_out for task in tasks if task.state == "running"}
 
 
@@ -72,10 +72,10 @@ def test_links_flap_and_a_host_is_lost_and_comes_back_too_late(
     with HostCluster(workers=3, slots=2) as cluster:
         hosts = cluster.hosts
         assert {worker.host for worker in cluster.status().workers} == {hosts.address(n) for n in (1, 2, 3)}
-        handle = cluster.submit(recovery._job(RATE, str(tmp_path)), name="hosts", parallelism=3)
+        handle = cluster.submit(numbered_job(RATE, str(tmp_path)), name="hosts", parallelism=3)
         goes_on(handle, wait_until, 0, 1, 2)
         before = attempts(handle)
-        (remote,) = (index for (name, index), (_, at) in before.items() if (name, at) == (recovery.KEYED, 3))
+        (remote,) = (index for (name, index), (_, at) in before.items() if (name, at) == (KEYED, 3))
         others = sorted({0, 1, 2} - {remote})
 
         route(hosts, "add", 1, 3)
@@ -94,7 +94,7 @@ def test_links_flap_and_a_host_is_lost_and_comes_back_too_late(
         goes_on(handle, wait_until, 0, 1, 2)
         after = attempts(handle)
         (moved,) = (key for key in before if before[key] != after[key])
-        assert (moved, after[moved][0]) == ((recovery.KEYED, remote), 2)
+        assert (moved, after[moved][0]) == ((KEYED, remote), 2)
         assert is_running(zombie), "it does not know"
         hosts.restore(3)
         wait_until(lambda: not is_running(zombie), "the end of the worker that came back", SECONDS_MAX)

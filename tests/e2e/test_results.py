@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from minishuffle.config import read_secret
+from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.operators.base import Batch
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import (
@@ -193,7 +194,8 @@ def test_a_job_that_failed_says_why_to_who_waits_for_it(cluster: LocalCluster, a
         raise ValueError("no such number")
 
     stream = Stream.items([1, 2]).map(broken).schema({"n": "int64"}).to_spark()
-    job = cluster.submit(stream, name="broken", parallelism=1).id
+    settings = JobSettings(restart_strategy="none")
+    job = cluster.submit(stream, name="broken", parallelism=1, settings=settings).id
     with pytest.raises(TaskFailed, match=rf"job {job} \(broken\) failed: .*no such number"):
         wait_result(access, "broken", timeout=SECONDS_MAX)
 

@@ -16,6 +16,7 @@ import pytest
 from pyspark import TaskContext
 
 from minishuffle.config import create_secret
+from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.stream import Stream
 from minishuffle.local import LocalCluster
 from minishuffle.spark.schemas import arrow_schema_of
@@ -233,6 +234,7 @@ def test_a_job_that_fails_ends_the_write(
         Stream.from_spark("failing", {"id": "int64"}).map(refuse).schema({"id": "int64"}).to_spark(),
         parallelism=2,
         name="failing",
+        settings=JobSettings(restart_strategy="none"),
     )
     with pytest.raises(Exception) as raised:
         write(spark.range(0, 1_000_000, 1, 2).toDF("id"), options, "failing")

@@ -33,8 +33,8 @@ def kill_worker_of(cluster: LocalCluster, handle: JobHandle, task: int, wait_unt
     """Kill the worker that the task is on, and see that it restarts."""
     before = handle.info().restarts.get("lost", 0)
     cluster.kill_worker(handle.info().tasks[task].worker)
-    wait_until(lambda: handle.info().restarts.get("lost", 0) > before, "the loss", SECONDS_MAX)
-    wait_until(lambda: handle.info().state == "running", "the next attempt", SECONDS_MAX)
+    wait_until(lambda: handle.info().restarts.get("lost", 0) > before, "the loss")
+    wait_until(lambda: handle.info().state == "running", "the next attempt")
 
 
 def test_a_save_goes_on_when_both_workers_are_killed_in_turn(
@@ -69,7 +69,7 @@ def test_a_save_goes_on_when_both_workers_are_killed_in_turn(
             return sum(each.counters.records_in for each in handle.info().tasks)
 
         for task in (0, 1):
-            wait_until(lambda task=task: taken_rows() > task * ROWS // 4, "rows", SECONDS_MAX)
+            wait_until(lambda task=task: taken_rows() > task * ROWS // 4, "rows")
             assert not saving.done()
             kill_worker_of(cluster, handle, task, wait_until)
             (go / str(task + 1)).touch()
@@ -101,10 +101,10 @@ def test_a_streaming_query_goes_on_when_both_workers_are_killed_in_turn(
     try:
         for task in (-2, -1):
             before = rows_read()
-            wait_until(lambda before=before: rows_read() > before, "rows", SECONDS_MAX)
+            wait_until(lambda before=before: rows_read() > before, "rows")
             kill_worker_of(cluster, handle, task, wait_until)
         before = rows_read()
-        wait_until(lambda before=before: rows_read() > before + 2_000, "rows after the kills", SECONDS_MAX)
+        wait_until(lambda before=before: rows_read() > before + 2_000, "rows after the kills")
         assert query.isActive and query.exception() is None
     finally:
         query.stop()
