@@ -448,6 +448,7 @@ class WorkerReplacer:
 
 STATE_PREFIX = "minishuffle-"
 OWNER_FILE = "owner"
+REMOVALS_MAX = 40
 
 
 def _make_state_dir() -> tuple[Path, int]:
@@ -460,6 +461,15 @@ def _make_state_dir() -> tuple[Path, int]:
     return directory, descriptor
 
 
+def _remove_state(directory: Path) -> None:
+    """Remove all of it, also what processes that are about to end are still writing there."""
+    for _ in range(REMOVALS_MAX):
+        shutil.rmtree(directory, ignore_errors=True)
+        if not directory.exists():
+            return
+        time.sleep(POLL_SECONDS)
+
+
 def remove_abandoned_state() -> None:
     """Remove state directories of this user's whose owners are dead."""
     for file in Path(tempfile.gettempdir()).glob(f"{STATE_PREFIX}*/{OWNER_FILE}"):
@@ -469,7 +479,7 @@ def remove_abandoned_state() -> None:
             descriptor = os.open(file, os.O_WRONLY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(file.parent, ignore_errors=True)
+                _remove_state(file.parent)
             finally:
                 os.close(descriptor)
 
@@ -673,6 +683,6 @@ class LocalCluster:
             raise
         finally:
             if self._state_dir is not None:
-                shutil.rmtree(self._state_dir, ignore_errors=True)
+                _remove_state(self._state_dir)
                 os.close(self._state_lock)
                 self._state_dir = None

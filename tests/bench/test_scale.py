@@ -12,6 +12,9 @@ from minishuffle.bench.scale import Costs, expected, measure_scale
 from minishuffle.cli.main import cli
 from minishuffle.errors import ShuffleError
 
+pytestmark = pytest.mark.alone
+"""It counts the bytes of all objects, which takes long in a process that has done much before."""
+
 
 def test_the_formula() -> None:
     assert expected(100, "individual") == Costs(16, 51, 12, 1568)
