@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from minishuffle.client import JobHandle
 from minishuffle.errors import ResourceExhausted, ShuffleError, UsageError
+from minishuffle.examples.ads import ads
 from minishuffle.examples.wordcount import wordcount
 from minishuffle.spark import cluster
 from minishuffle.spark import cluster as clusters
@@ -59,9 +61,22 @@ def is_gone(process: psutil.Process) -> bool:
         return True
 
 
+def executor_of(worker: int) -> psutil.Process:
+    """The executor under which the worker with that process id runs."""
+    above = psutil.Process(worker).parents()
+    return next(each for each in above if "CoarseGrainedExecutorBackend" in " ".join(each.cmdline()))
+
+
+def attempts(handle: JobHandle) -> dict[str, tuple[int, int]]:
+    """Attempt and worker of each task."""
+    tasks = handle.info().tasks
+    return {f"{task.name}[{task.index}]": (task.attempt, task.worker) for task in tasks}
+
+
 def test_a_lost_executor_is_a_lost_worker_and_another_takes_its_place(
     spark: SparkSession, wait_until: Until
 ) -> None:
+    """Under a join: only the tasks that were there restart, on the worker that takes the place."""
     with SparkCluster(spark, workers=EXECUTORS, slots=2) as cluster:
         processes = [psutil.Process(pid) for pid in cluster.workers.values()]
         coordinator = below(str(cluster.state_dir))
@@ -69,12 +84,24 @@ def test_a_lost_executor_is_a_lost_worker_and_another_takes_its_place(
         words = sorted(cluster.run(wordcount(), timeout=SECONDS_MAX))
         assert words
 
+        join = cluster.submit(ads(rate=1_000, within=0.5, sources=1), name="ads", parallelism=2 * EXECUTORS)
+        wait_until(lambda: join.info().state == "running", "the join")
+        placed = attempts(join)
+        lost = placed[f"{join.info().tasks[-1].name}[{2 * EXECUTORS - 1}]"][1]
         before = set(cluster.workers)
         begun = time.monotonic()
-        os.kill(below("CoarseGrainedExecutorBackend")[0].pid, signal.SIGKILL)
+        os.kill(executor_of(cluster.workers[lost]).pid, signal.SIGKILL)
         wait_until(lambda: len(now := set(cluster.workers)) == EXECUTORS and now != before, "a new worker")
-        print(f"a new worker came {time.monotonic() - begun:.1f} s after its executor was lost")
-        assert len(set(cluster.workers) - before) == 1
+        (new,) = set(cluster.workers) - before
+        wait_until(lambda: {worker for _, worker in attempts(join).values()} == {*before, new} - {lost}, "it")
+        wait_until(lambda: join.info().state == "running", "the join again")
+        wait_until(lambda: all(task.state == "running" for task in join.info().tasks), "its tasks")
+        print(f"all tasks ran {time.monotonic() - begun:.1f} s after an executor was lost")
+        assert attempts(join) == {
+            name: (2, new) if worker == lost else (1, worker) for name, (_, worker) in placed.items()
+        }
+        join.cancel()
+        join.wait_until_over(SECONDS_MAX)
         assert sorted(cluster.run(wordcount(), timeout=SECONDS_MAX)) == words
         processes += [psutil.Process(pid) for pid in cluster.workers.values()]
         state_dir = cluster.state_dir
