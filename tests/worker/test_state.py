@@ -4,35 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from minishuffle.config import ClusterSettings
-from minishuffle.counters import TaskCounters
-from minishuffle.errors import PartitionNotFound, PeerLost, PeerSuspected, ShuffleError, Superseded
-from minishuffle.exchange.channels import ChannelEvent
-from minishuffle.wire.frames import PartitionRequest
+from minishuffle.errors import PartitionNotFound, PeerLost, ShuffleError
 from minishuffle.wire.handshake import REASONS, HandshakeRefused
 from minishuffle.wire.messages import (
     AskDial,
     CancelTasks,
-    ControlMessage,
-    DeployTasks,
     Dial,
-    ErrorInfo,
-    InputSpec,
-    OutputSpec,
-    PeerSuspicion,
-    PlacedAttempt,
     PrepareJob,
-    RecoverySteps,
     ReleaseJob,
     Shutdown,
     TaskAttempt,
-    TaskSpec,
-    TasksRestarted,
     TaskStateChanged,
-    WorkerAddress,
     WorkerLost,
 )
-from minishuffle.wire.packed import pack_placement
 from minishuffle.worker.instructions import (
     AbandonTask,
     Attach,
@@ -42,7 +26,6 @@ from minishuffle.worker.instructions import (
     DialPeer,
     Exit,
     FailChannel,
-    Fence,
     ForgetJob,
     Instruction,
     LoadPrograms,
@@ -52,127 +35,9 @@ from minishuffle.worker.instructions import (
     Send,
     StartTask,
 )
-from minishuffle.worker.reattachments import REPORT_SECONDS
-from minishuffle.worker.registry import ChannelKey, Progress
-from minishuffle.worker.state import WorkerState
+from minishuffle.worker.registry import ChannelKey
 from support.attempts import attempt as attempt_of
-
-SETTINGS = ClusterSettings(
-    task_cancel_timeout=10.0, abandoned_max=1, partition_request_timeout=5.0, reconnect_timeout=4.0
-)
-SOURCE = TaskSpec(
-    operator=0,
-    name="source",
-    index=0,
-    parallelism=2,
-    attempt=1,
-    inputs=[],
-    outputs=[OutputSpec(edge=0, operator=1, first=0, count=2)],
-)
-
-
-def sink(attempt: int = 1) -> TaskSpec:
-    """Consumer 0 of edge 0; producer 0 on worker 2, producer 1 on worker 3."""
-    return TaskSpec(
-        operator=1,
-        name="sink",
-        index=0,
-        parallelism=2,
-        attempt=attempt,
-        inputs=[InputSpec(edge=0, input=0, operator=0, first=0, count=2)],
-        outputs=[],
-    )
-
-
-def address(worker: int, epoch: int = 1) -> WorkerAddress:
-    return WorkerAddress(worker=worker, epoch=epoch, host="127.0.0.1", data_port=9000 + worker)
-
-
-def deploy(
-    *tasks: TaskSpec,
-    job: str = "j1",
-    term: int = 1,
-    workers: list[WorkerAddress] | None = None,
-    strategy: str = "individual",
-) -> DeployTasks:
-    return DeployTasks(
-        term=term,
-        job=job,
-        name="job",
-        settings={"restart_strategy": strategy},
-        programs={0: b"source", 1: b"sink"},
-        tasks=list(tasks),
-        workers=workers or [address(1), address(2), address(3)],
-        placement={0: pack_placement([2, 3])},
-    )
-
-
-class Machine:
-    """Worker 2 of three, validated after each step."""
-
-    def __init__(self, worker: int = 2) -> None:
-        self.progress: Progress = (0.0, 0, 0)
-        """Of every task."""
-        self.state = WorkerState(SETTINGS, worker, epoch=4, term=1, progress=lambda key: self.progress)
-
-    def tell(self, message: ControlMessage, now: float = 0.0) -> list[Instruction]:
-        return self._checked(self.state.handle(message, now))
-
-    def tick(self, now: float) -> list[Instruction]:
-        return self._checked(self.state.handle_timer(now))
-
-    def up(self, worker: int, now: float = 0.0) -> list[Instruction]:
-        return self._checked(self.state.peer_up(worker, now))
-
-    def down(self, worker: int, now: float = 0.0, error: PeerLost | None = None) -> list[Instruction]:
-        error = error or PeerLost(f"the link to worker {worker} broke")
-        return self._checked(self.state.peer_down(worker, error, now))
-
-    def asked(self, link: int, request: PartitionRequest, now: float = 0.0) -> list[Instruction]:
-        return self._checked(self.state.partition_requested(link, request, now))
-
-    def dial_failed(
-        self, worker: int, error: ShuffleError, now: float = 0.0, epoch: int = 1
-    ) -> list[Instruction]:
-        return self._checked(self.state.dial_failed(address(worker, epoch), error, now))
-
-    def _checked(self, instructions: list[Instruction]) -> list[Instruction]:
-        self.state.validate()
-        return instructions
-
-    def happens(self, channel: ChannelKey, event: ChannelEvent, now: float = 0.0) -> list[Instruction]:
-        """To the channel's current generation, as the shell reports it."""
-        generation = self.state.inputs[channel].request.generation
-        return self._checked(self.state.channel_event(channel, generation, event, now))
-
-    def ended(self, operator: int = 0, attempt: int = 1, state: str = "finished") -> list[Instruction]:
-        error = ErrorInfo(code=60, text="boom") if state == "failed" else None
-        key = attempt_of(operator, number=attempt)
-        ended = self.state.task_ended(key, state, error, b"", TaskCounters())
-        return self._checked(ended)
-
-
-def request(
-    attempt: int = 1,
-    channel: int = 7,
-    *,
-    subpartition: int = 1,
-    consumer_attempt: int = 1,
-    generation: int = 1,
-) -> PartitionRequest:
-    return PartitionRequest(channel, "j1", 0, 0, subpartition, attempt, consumer_attempt, generation, 2)
-
-
-def second(spec: TaskSpec) -> TaskSpec:
-    return spec.model_copy(update={"attempt": 2})
-
-
-def states(instructions: list[Instruction]) -> list[str]:
-    return [
-        instruction.message.state
-        for instruction in instructions
-        if isinstance(instruction, Send) and isinstance(instruction.message, TaskStateChanged)
-    ]
+from support.workerstates import SOURCE, Machine, address, deploy, request, second, serving, sink, states
 
 
 def test_deploy_starts_tasks_before_it_connects_them() -> None:
@@ -337,14 +202,6 @@ def test_programs_are_kept_until_the_job_has_ended() -> None:
 
 
 # --- requests of peers --------------------------------------------------------------------------------
-
-
-def serving(*tasks: TaskSpec) -> Machine:
-    """With a link to worker 3, which the coordinator has announced."""
-    machine = Machine()
-    machine.tell(deploy(*tasks))
-    machine.up(3)
-    return machine
 
 
 def refusal(instructions: list[Instruction]) -> str:
@@ -578,255 +435,3 @@ def test_verdicts_and_shutdown() -> None:
     machine = Machine()
     assert machine.tell(WorkerLost(term=1, worker=3, epoch=1)) == [CloseLinks(3, 1)]
     assert machine.tell(Shutdown(term=1, reason="bye")) == [Exit("")]
-
-
-# --- channels that fail, and producers that restart -----------------------------------------------------
-
-REMOTE = ChannelKey(attempt_of(1), 0, 1)
-"""Of the sink here, whose producer is on worker 3."""
-LOCAL = ChannelKey(attempt_of(1), 0, 0)
-
-
-def restarted(*tasks: tuple[int, int, int, int], epoch: int = 1) -> TasksRestarted:
-    """Operator, index, attempt and worker of each."""
-    placed = [PlacedAttempt(operator=o, index=i, attempt=n, worker=w) for o, i, n, w in tasks]
-    workers = [address(worker, epoch if worker == 3 else 1) for worker in (1, 2, 3)]
-    return TasksRestarted(term=1, job="j1", tasks=placed, workers=workers)
-
-
-def reading(*, now: float = 0.0, strategy: str = "individual") -> Machine:
-    """The sink here reads from the source here and from worker 3."""
-    machine = Machine()
-    machine.tell(deploy(SOURCE, sink(), strategy=strategy), now)
-    assert [type(i) for i in machine.up(3, now)] == [RequestPartition]
-    machine.happens(REMOTE, ChannelEvent.ATTACH, now)
-    return machine
-
-
-def requests(instructions: list[Instruction]) -> list[tuple[int, int, int]]:
-    """Worker, attempt of the producer and generation of each."""
-    return [
-        (i.worker, i.request.producer_attempt, i.request.generation)
-        for i in instructions
-        if isinstance(i, RequestPartition)
-    ]
-
-
-def failures(instructions: list[Instruction]) -> list[tuple[ChannelKey, int, str]]:
-    return [(i.channel, i.generation, str(i.error)) for i in instructions if isinstance(i, FailChannel)]
-
-
-def test_a_channel_that_fails_is_requested_again_when_it_is_drained_and_a_while_has_passed() -> None:
-    machine = reading()
-    assert machine.happens(REMOTE, ChannelEvent.FAIL, 1.0) == []
-    assert machine.tick(1.1) == [], "the task has not read what was delivered"
-    assert requests(machine.happens(REMOTE, ChannelEvent.DRAIN, 1.2)) == [(3, 1, 2)]
-    machine.happens(REMOTE, ChannelEvent.FAIL, 2.0)
-    assert machine.happens(REMOTE, ChannelEvent.DRAIN, 2.0) == []
-    assert machine.state.next_deadline() == pytest.approx(2.2), "it failed before the producer had answered"
-    assert requests(machine.tick(2.2)) == [(3, 1, 3)]
-    machine.happens(REMOTE, ChannelEvent.ATTACH, 2.3)
-    machine.happens(REMOTE, ChannelEvent.FAIL, 3.0)
-    assert machine.happens(REMOTE, ChannelEvent.DRAIN, 3.0) == []
-    assert requests(machine.tick(3.1)) == [(3, 1, 4)]
-
-
-def test_a_job_that_does_not_restart_requests_nothing_again() -> None:
-    machine = reading(strategy="none")
-    machine.happens(REMOTE, ChannelEvent.FAIL, 1.0)
-    assert machine.state.next_deadline() is None
-
-
-def test_a_link_that_breaks_is_dialed_anew_and_its_channels_go_on_at_the_next_generation() -> None:
-    machine = reading()
-    machine.happens(REMOTE, ChannelEvent.FAIL, 1.0)
-    assert machine.down(3, 1.0) == []
-    assert machine.happens(REMOTE, ChannelEvent.DRAIN, 1.0) == []
-    assert machine.tick(1.1) == [DialPeer(address(3))]
-    assert machine.dial_failed(3, PeerLost("refused"), 1.1) == []
-    assert machine.tick(1.25) == [DialPeer(address(3))]
-    assert requests(machine.up(3, 1.3)) == [(3, 1, 2)]
-
-
-def test_a_peer_that_cannot_be_reached_is_tried_for_ever_until_the_verdict() -> None:
-    machine = reading()
-    machine.happens(REMOTE, ChannelEvent.FAIL, 0.0)
-    machine.down(3, 0.0)
-    machine.happens(REMOTE, ChannelEvent.DRAIN, 0.0)
-    now, dials = 0.0, 0
-    while now < 60.0:
-        now = machine.state.next_deadline() or pytest.fail("nothing is tried any more")
-        for instruction in machine.tick(now):
-            if isinstance(instruction, DialPeer):
-                dials += 1
-                machine.dial_failed(3, PeerLost("refused"), now)
-            elif isinstance(instruction, FailChannel):
-                machine.happens(instruction.channel, ChannelEvent.DRAIN, now)
-    assert 25 <= dials <= 60
-    machine.tell(WorkerLost(term=1, worker=3, epoch=1), now)
-    assert machine.tick(now + 60.0) == [] and machine.state.next_deadline() is None
-
-
-def test_a_verdict_fails_what_reads_from_there_and_nothing_is_requested_there_again() -> None:
-    machine = reading()
-    told = machine.tell(WorkerLost(term=1, worker=3, epoch=1), 1.0)
-    assert told == [CloseLinks(3, 1), *told[1:]]
-    assert failures(told) == [(REMOTE, 1, "worker 3 was declared lost")]
-    machine.down(3, 1.0)
-    assert machine.happens(REMOTE, ChannelEvent.DRAIN, 1.0) == []
-    assert machine.state.next_deadline() is None
-    assert machine.state.refusal(3, 1) == "worker 3 was declared lost"
-    assert machine.state.refusal(3, 2) is None
-    assert machine.tell(WorkerLost(term=1, worker=3, epoch=1), 2.0) == [CloseLinks(3, 1)]
-
-
-def test_a_restarted_producer_is_read_as_soon_as_its_channel_is_drained() -> None:
-    machine = reading()
-    message = restarted((0, 1, 2, 3))
-    told = machine.tell(message, 1.0)
-    assert failures(told) == [(REMOTE, 1, "attempt 2 of subtask j1/0.1 takes the place of its attempt 1")]
-    assert isinstance(told[0], FailChannel) and type(told[0].error) is Superseded
-    assert machine.tell(message, 1.5) == [], "said twice, done once"
-    assert requests(machine.happens(REMOTE, ChannelEvent.DRAIN, 2.0)) == [(3, 2, 2)]
-    assert machine.tell(message, 2.5) == []
-    assert machine.tell(restarted((0, 1, 1, 3)), 2.5) == [], "an older word"
-
-
-def test_of_two_words_that_come_before_a_channel_is_drained_the_newest_counts() -> None:
-    machine = reading()
-    machine.happens(REMOTE, ChannelEvent.FAIL, 1.0)
-    for attempt, worker in ((2, 3), (3, 1)):
-        assert machine.tell(restarted((0, 1, attempt, worker)), 1.0) == []
-    machine.tell(restarted((0, 1, 2, 3)), 1.0)
-    machine.up(1)
-    assert requests(machine.happens(REMOTE, ChannelEvent.DRAIN, 2.0)) == [(1, 3, 2)]
-    assert machine.tick(60.0) == []
-
-
-def test_a_producer_may_move_here_and_away() -> None:
-    machine = reading()
-    machine.tell(restarted((0, 1, 2, 2), (0, 0, 2, 3)), 1.0)
-    source = second(SOURCE.model_copy(update={"index": 1}))
-    machine.tell(deploy(source), 1.0)
-    moved = machine.happens(REMOTE, ChannelEvent.DRAIN, 2.0)
-    assert moved == [ConnectLocal(REMOTE, attempt_of(0, 1, number=2), 2)]
-    assert requests(machine.happens(LOCAL, ChannelEvent.DRAIN, 2.0)) == [(3, 2, 2)]
-
-
-def test_channels_of_restarted_attempts_are_reported_when_they_are_attached() -> None:
-    machine = reading()
-    machine.tell(restarted((0, 1, 2, 2), (0, 0, 2, 3)), 1.0)
-    machine.tell(deploy(second(SOURCE.model_copy(update={"index": 1}))), 1.0)
-    machine.happens(REMOTE, ChannelEvent.DRAIN, 2.0)
-    machine.happens(LOCAL, ChannelEvent.DRAIN, 2.0)
-    machine.happens(LOCAL, ChannelEvent.ATTACH, 2.0)
-    machine.state.first_record(attempt_of(0, 1, number=2), 2.0)
-    sent = [each.message for each in machine.tick(2.0 + REPORT_SECONDS) if isinstance(each, Send)]
-    (report,) = [message for message in sent if isinstance(message, RecoverySteps)]
-    found = [(step.index, step.attempt, step.step, step.channels) for step in report.steps]
-    assert found == [(1, 2, "outputs", 1), (0, 2, "outputs", 1), (1, 2, "first record", 1)]
-
-
-def test_a_task_that_does_not_drain_a_channel_is_abandoned_and_the_error_says_which() -> None:
-    machine = reading()
-    machine.tell(restarted((0, 1, 2, 3)), 1.0)
-    machine.tell(restarted((0, 1, 3, 3)), 3.0)
-    assert machine.state.next_deadline() == 1.1 and machine.tick(1.1) == []
-    assert machine.state.next_deadline() == 5.0, "4 s after the first word"
-    instructions = machine.tick(5.0)
-    assert instructions[0] == AbandonTask(attempt_of(1))
-    assert states(instructions) == ["abandoned"]
-    assert isinstance(instructions[1], Send) and isinstance(instructions[1].message, TaskStateChanged)
-    error = instructions[1].message.error
-    assert error is not None and error.text == (
-        "sink[0] is stuck: for 4 s its function has not returned. It has yet to read what is left of edge 0 "
-        "from subtask j1/0.1, whose attempt 3 waits"
-    )
-    assert machine.state.next_deadline() is None
-    assert machine.ended(operator=1) == []
-
-
-@pytest.mark.parametrize("later", [None, (0.0, 0, 1), (0.0, 1, 0), (3.0, 0, 0)])
-def test_a_task_that_waits_or_moves_is_not_stuck_however_long_it_takes(later: Progress) -> None:
-    machine = reading()
-    machine.tell(restarted((0, 1, 2, 3)), 1.0)
-    for now in (5.0, 9.0):
-        before, machine.progress = machine.progress, later if machine.progress != later else (9.0, 9, 9)
-        assert before != machine.progress
-        assert AbandonTask(attempt_of(1)) not in machine.tick(now)
-        assert machine.state.next_deadline() == now + 4.0
-    assert AbandonTask(attempt_of(1)) in machine.tick(13.0), "now it has been in one call for 4 s"
-
-
-def test_a_task_that_waits_for_its_consumers_is_not_stuck() -> None:
-    machine = reading()
-    machine.progress = None
-    machine.tell(restarted((0, 1, 2, 3)), 1.0)
-    for now in (5.0, 9.0, 13.0):
-        assert machine.tick(now) == []
-    machine.up(3, 13.0)
-    assert requests(machine.happens(REMOTE, ChannelEvent.DRAIN, 14.0)) == [(3, 2, 2)]
-    assert machine.state.inputs.drain_by() is None
-
-
-def test_a_channel_that_is_down_has_no_timer() -> None:
-    machine = reading()
-    machine.tell(WorkerLost(term=1, worker=3, epoch=1), 1.0)
-    machine.happens(REMOTE, ChannelEvent.DRAIN, 1.0)
-    assert machine.tick(1000.0) == [] and machine.state.next_deadline() is None
-    told = machine.tell(restarted((0, 1, 2, 3), epoch=2), 1000.0)
-    assert told == [DialPeer(address(3, epoch=2))]
-    assert requests(machine.up(3, 1000.0)) == [(3, 2, 2)]
-
-
-def test_a_restarted_consumer_fences_the_attempt_that_reads_here_and_is_served_itself() -> None:
-    machine = serving(SOURCE)
-    machine.asked(3, request())
-    early = request(channel=8, consumer_attempt=2)
-    assert machine.asked(3, early, now=1.0) == []
-    consumer = attempt_of(1, 1, number=2)
-    told = machine.tell(restarted((1, 1, 2, 3)), 1.0)
-    assert told == [Fence(attempt_of(0), 0, consumer), Attach(3, early, attempt_of(0))]
-    assert machine.tell(restarted((1, 1, 2, 3)), 1.0) == []
-
-
-def test_a_link_that_replaces_another_fails_the_channels_of_that_one_first() -> None:
-    machine = reading()
-    told = machine.up(3, 1.0)
-    assert failures(told) == [(REMOTE, 1, "worker 3 connected anew")] and len(told) == 1
-    machine.happens(REMOTE, ChannelEvent.DRAIN, 1.0)
-    assert requests(machine.tick(1.1)) == [(3, 1, 2)]
-
-
-# --- suspicion ------------------------------------------------------------------------------------------
-
-
-def suspicion(worker: int, suspected: bool, epoch: int = 1) -> Send:
-    return Send(PeerSuspicion(term=1, worker=worker, epoch=epoch, suspected=suspected))
-
-
-def test_a_suspected_peer_is_reported_and_its_channels_are_repaired_without_a_new_attempt() -> None:
-    machine = reading()
-    silent = machine.down(3, 1.0, PeerSuspected("worker 3 has answered no Ping for 0.5 s"))
-    assert (silent[0], silent[-1]) == (suspicion(3, True), DialPeer(address(3)))
-    assert failures(silent[1:-1]) == [(REMOTE, 1, "worker 3 has answered no Ping for 0.5 s")]
-    assert machine.state.suspicions == 1
-    machine.happens(REMOTE, ChannelEvent.DRAIN, 1.0)
-    assert machine.tick(1.1) == [], "the dial is under way"
-    error = PeerLost("worker 3 cannot be reached")
-    assert machine.dial_failed(3, error, 6.1) == [], "it is tried again"
-    assert DialPeer(address(3)) in machine.tick(6.2)
-    back = machine.up(3, 7.0)
-    assert back[0] == suspicion(3, False)
-    assert requests(back[1:]) == [(3, 1, 2)]
-    assert machine.down(3, 8.0)[0] != suspicion(3, True), "that link only broke"
-
-
-def test_the_verdict_ends_a_suspicion() -> None:
-    machine = reading()
-    machine.down(3, 1.0, PeerSuspected("worker 3 has answered no Ping for 0.5 s"))
-    assert machine.state.next_deadline() is not None
-    machine.tell(WorkerLost(term=1, worker=3, epoch=1), 3.0)
-    assert machine.tick(60.0) == []
-    machine.tell(restarted((0, 1, 2, 3), epoch=2), 61.0)
-    assert suspicion(3, False, epoch=2) not in machine.up(3, 61.0)
