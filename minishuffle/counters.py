@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import Field
 
@@ -21,11 +21,8 @@ __all__ = [
     "OperatorCounters",
     "PartitionSnapshot",
     "PoolSnapshot",
-    "StateClock",
-    "StateSeconds",
     "TaskCounters",
     "TaskSnapshot",
-    "ThreadState",
     "WorkerEntry",
     "WorkerSnapshot",
 ]
@@ -65,7 +62,6 @@ class Histogram:
         return self.bounds[-1]
 
 
-BLOCK_SECONDS_BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
 LAG_SECONDS_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 
 
@@ -90,61 +86,6 @@ class ConnectionCounters:
     credits_granted: int = 0
     """Announced to peers: initial credits and AddCredit."""
     credits_received: int = 0
-
-
-ThreadState: TypeAlias = Literal["busy", "idle", "backpressured"]
-
-
-class StateSeconds(NamedTuple):
-    """Seconds that a task's thread spent in each state."""
-
-    busy: float = 0.0
-    idle: float = 0.0
-    backpressured: float = 0.0
-
-
-class StateClock:
-    """How long a task's thread was busy, idle and back-pressured, the state that it is in included.
-
-    *Busy* is everything that is not a wait: user code, decoding, serialising. *Idle* is a wait for input,
-    *back-pressured* one for an output segment or for the coordinator to take rows or positions. While the
-    thread is in a state the three add up to the time that has passed, whenever they are read.
-
-    The task's thread writes and any thread reads, without a lock: all there is to know is one tuple that
-    is replaced as a whole. Times are seconds of one monotonic clock, passed in.
-    """
-
-    __slots__ = ("_now", "blocks")
-
-    def __init__(self) -> None:
-        self._now: tuple[ThreadState | None, float, StateSeconds] = (None, 0.0, StateSeconds())
-        """The present state, since when, and the totals up to then."""
-        self.blocks = Histogram(BLOCK_SECONDS_BOUNDS)
-        """The waits in back-pressure that have ended."""
-
-    def enter(self, state: ThreadState | None, now: float) -> None:
-        """(Task.) The thread is in ``state`` from ``now`` on; None: it does not run."""
-        before, since, _ = self._now
-        self._now = (state, now, self.read(now))
-        if before == "backpressured":
-            self.blocks.observe(max(0.0, now - since))
-
-    def present(self) -> tuple[ThreadState | None, float]:
-        """(Any thread.) The present state, and since when."""
-        state, since, _ = self._now
-        return state, since
-
-    def read(self, now: float) -> StateSeconds:
-        """(Any thread.) The totals up to ``now``."""
-        state, since, totals = self._now
-        passed = max(0.0, now - since)
-        if state == "busy":
-            return totals._replace(busy=totals.busy + passed)
-        if state == "idle":
-            return totals._replace(idle=totals.idle + passed)
-        if state == "backpressured":
-            return totals._replace(backpressured=totals.backpressured + passed)
-        return totals
 
 
 COUNTED_MAX: Final = (1 << 63) - 1

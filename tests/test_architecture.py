@@ -45,6 +45,7 @@ MAY_BLOCK = frozenset(
     {
         "transport/tcp.py",
         "transport/control.py",
+        "worker/activity.py",
         "worker/handoff.py",
         "worker/preparation.py",
         "worker/task.py",

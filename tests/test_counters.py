@@ -2,74 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-import threading
-from typing import Any, get_args
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from minishuffle.counters import COUNTED_MAX, Histogram, StateClock, StateSeconds, TaskCounters, ThreadState
+from minishuffle.counters import COUNTED_MAX, Histogram, TaskCounters
 from minishuffle.exchange.watermarks import BEGINNING_OF_TIME, END_OF_TIME
 from minishuffle.wire.control import pack_message, unpack_message
 from minishuffle.wire.messages import Heartbeat, TaskReport, WorkerReport
-
-STATES: tuple[ThreadState, ...] = get_args(ThreadState)
-FAR = 1e9
-"""Later than anything that is written here, in whole seconds."""
-
-
-def test_a_state_counts_while_it_lasts() -> None:
-    clock = StateClock()
-    assert clock.read(5.0) == StateSeconds()
-    clock.enter("busy", 10.0)
-    assert clock.read(12.0) == StateSeconds(busy=2.0)
-    clock.enter("backpressured", 13.0)
-    assert clock.read(20.0) == StateSeconds(busy=3.0, backpressured=7.0)
-    clock.enter("idle", 21.0)
-    clock.enter(None, 25.0)
-    assert clock.read(30.0) == StateSeconds(busy=3.0, idle=4.0, backpressured=8.0)
-    assert (clock.blocks.count, clock.blocks.total) == (1, 8.0)
-
-
-def test_a_reader_whose_time_is_a_little_old_sees_nothing_fall() -> None:
-    clock = StateClock()
-    clock.enter("busy", 10.0)
-    clock.enter("idle", 12.0)
-    assert clock.read(11.9) == StateSeconds(busy=2.0)
-
-
-@given(st.lists(st.tuples(st.sampled_from(STATES), st.integers(0, 1000)), min_size=1))
-def test_the_states_add_up_to_the_time_that_passed(steps: list[tuple[ThreadState, int]]) -> None:
-    clock, now = StateClock(), 0
-    for state, seconds in steps:
-        clock.enter(state, now)
-        now += seconds
-        assert sum(clock.read(now)) == now
-
-
-def test_a_reader_beside_the_writer_never_sees_half_a_change() -> None:
-    clock, done = StateClock(), threading.Event()
-    clock.enter("busy", 0)
-
-    def write() -> None:
-        now = 0
-        while not done.is_set():
-            now += 1
-            clock.enter(STATES[now % 3], now)
-
-    thread = threading.Thread(target=write)
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    thread.start()
-    try:
-        assert all(sum(clock.read(FAR)) == FAR for _ in range(50_000))
-    finally:
-        done.set()
-        thread.join()
-        sys.setswitchinterval(interval)
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from minishuffle.counters import StateClock
 from minishuffle.errors import TaskCancelled
 from minishuffle.exchange.channels import GivenBack
 from minishuffle.exchange.segments import LocalPool, Segment
 from minishuffle.exchange.subpartition import Subpartition
+from minishuffle.worker.activity import StateClock
 
 __all__ = ["LoopInbox", "TaskBell", "TaskPaths"]
 
@@ -117,7 +117,7 @@ class TaskPaths:
 
     def __init__(self, inbox: LoopInbox) -> None:
         self.bell = TaskBell(inbox.loop)
-        self.clock = StateClock()
+        self.clock = StateClock(time.monotonic)
         self.cancelled = False
         self._closed = False
         self._inbox = inbox
@@ -184,7 +184,7 @@ class TaskPaths:
 
     def wait_until(self, ready: Callable[[], bool]) -> None:
         """Wait for the consumers (hard back-pressure, measured) until ``ready`` says so."""
-        self.clock.enter("backpressured", time.monotonic())
+        self.clock.enter("backpressured")
         try:
             while True:
                 self.bell.clear()
@@ -193,7 +193,7 @@ class TaskPaths:
                     break
                 self.bell.wait(WAIT_SECONDS_MAX)
         finally:
-            self.clock.enter("busy", time.monotonic())
+            self.clock.enter("busy")
         # The bell may have rung for input as well: let the task look again.
         self.bell.ring_now()
 
@@ -209,9 +209,9 @@ class TaskPaths:
 
     def wait(self, seconds: float) -> None:
         """Wait for input (idle time, measured)."""
-        self.clock.enter("idle", time.monotonic())
+        self.clock.enter("idle")
         self.bell.wait(seconds)
-        self.clock.enter("busy", time.monotonic())
+        self.clock.enter("busy")
         self.check()
 
     # --- loop ------------------------------------------------------------------------------------

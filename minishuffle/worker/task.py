@@ -309,7 +309,7 @@ class Task:
 
     def read_counters(self) -> TaskCounters:
         """(Loop.) The totals of this moment."""
-        seconds = self.paths.clock.read(time.monotonic())
+        seconds = self.paths.clock.read()
         return replace(
             self.counters,
             # The task thread may add a policy at any moment: dict() copies without giving way to it.
@@ -355,12 +355,12 @@ class Task:
     # --- the thread ------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        self.paths.clock.enter("busy", time.monotonic())
+        self.paths.clock.enter("busy")
         self._cpu_clock = time.pthread_getcpuclockid(threading.get_ident())
         outcome = replace(self._outcome(), positions=self.leases.exact())
         self._cpu_seconds = time.thread_time()
         self._cpu_clock = None
-        self.paths.clock.enter(None, time.monotonic())
+        self.paths.clock.enter(None)
         self.paths.post(self.report, self, outcome)
 
     def _outcome(self) -> TaskOutcome:

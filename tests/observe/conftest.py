@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from minishuffle.counters import (
-    BLOCK_SECONDS_BOUNDS,
     LAG_SECONDS_BOUNDS,
     ConnectionCounters,
     CoordinatorSnapshot,
@@ -26,6 +25,7 @@ from minishuffle.counters import (
     WorkerEntry,
     WorkerSnapshot,
 )
+from minishuffle.worker.activity import BLOCK_SECONDS_BOUNDS
 
 ROOT = Path(__file__).resolve().parents[2]
 

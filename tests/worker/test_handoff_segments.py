@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
@@ -74,7 +73,7 @@ def test_a_free_segment_is_taken_without_a_wait(paths_of: PathsOf) -> None:
     paths = paths_of()
     pool = NetworkBufferPool(1, 256).create_pool("p", 1, 1)
     assert isinstance(paths.acquire(pool), Segment)
-    assert (paths.clock.read(time.monotonic()).backpressured, paths.clock.blocks.count) == (0.0, 0)
+    assert (paths.clock.read().backpressured, paths.clock.blocks.count) == (0.0, 0)
 
 
 def test_a_task_waits_until_a_segment_is_recycled_and_measures_it(
@@ -86,7 +85,7 @@ def test_a_task_waits_until_a_segment_is_recycled_and_measures_it(
     asking = Asking(turns, paths, pool)
     asking.until_waiting()
     assert asking.outcome is None
-    first, second = (clock.read(time.monotonic()).backpressured for _ in range(2))
+    first, second = (clock.read().backpressured for _ in range(2))
     assert 0.0 < first < second, "the wait that goes on is told"
     assert clock.blocks.count == 0
     segment.recycle()
@@ -94,7 +93,7 @@ def test_a_task_waits_until_a_segment_is_recycled_and_measures_it(
     asking.until_done()
     assert asking.outcome is segment
     assert clock.blocks.count == 1
-    assert second < clock.blocks.total == clock.read(time.monotonic()).backpressured
+    assert second < clock.blocks.total == clock.read().backpressured
 
 
 def test_input_that_came_while_the_task_waited_for_a_segment_is_looked_at(
