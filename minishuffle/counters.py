@@ -7,6 +7,7 @@ A field is written by exactly one thread, so a reader sees a value that was true
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Final
 
@@ -21,6 +22,7 @@ __all__ = [
     "OperatorCounters",
     "PartitionSnapshot",
     "PoolSnapshot",
+    "RECOVERY_SECONDS_BOUNDS",
     "TaskCounters",
     "TaskSnapshot",
     "WorkerEntry",
@@ -63,6 +65,23 @@ class Histogram:
 
 
 LAG_SECONDS_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+RECOVERY_SECONDS_BOUNDS = (
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    300.0,
+    600.0,
+)
 
 
 @dataclass(slots=True)
@@ -284,6 +303,9 @@ class JobRecoveries:
     """By reason."""
     state_rows_lost: int = 0
     """Held as state by attempts that did not finish."""
+    seconds: Mapping[str, Histogram] = field(default_factory=dict)
+    """What recoveries took since this coordinator started, by phase: reschedule, reattach, first_record.
+    Empty for a job that has ended and had none."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -127,7 +127,7 @@ class Job:
         self._abandoned: set[tuple[int, int]] = set()
         """Worker and slot of attempts that were abandoned."""
         self._result_bytes = 0
-        self._recoveries = Recoveries()
+        self.recoveries = Recoveries()
         where = ", ".join(map(str, sorted(set(placement))))
         self.history.note(at, "created", f"{name}: {len(self._tasks)} tasks on workers {where}")
 
@@ -589,7 +589,7 @@ class Job:
         graph, (operator, index) = self.graph, task.key
         inputs = sum(len(graph.producers_of(edge, index)) for edge in graph.inputs_of(operator))
         outputs = sum(len(graph.consumers_of(edge, index)) for edge in graph.outputs_of(operator))
-        self._recoveries.deployed(task.key, inputs, outputs)
+        self.recoveries.deployed(task.key, at, inputs=inputs, outputs=outputs)
         self._note(task, "task rescheduled", at, f"{task} to worker {worker}, {where}")
         self._set(task, "created", at, str(task), kind="task deployed")
         return last
@@ -600,7 +600,7 @@ class Job:
             task = self._tasks.get((step.operator, step.index))
             if task is None or task.attempt != step.attempt or task.state in PENDING:
                 continue
-            done = self._recoveries.reached(task.key, step, at)
+            done = self.recoveries.reached(task.key, step, at)
             if done is not None:
                 self._note(task, done.kind, done.at, f"{task} {done.text}")
 
@@ -627,7 +627,7 @@ class Job:
         elif state == "created":
             task.end = ""
         self._losses = None
-        self._recoveries.moved(task.key, state, at)
+        self.recoveries.moved(task.key, state, at)
         self._note(task, kind or f"task {state}", at, text)
 
     def _note(self, task: Subtask, kind: str, at: float, text: str) -> None:
@@ -639,7 +639,7 @@ class Job:
             index=task.index,
             attempt=task.attempt,
             worker=task.worker,
-            since=self._recoveries.since(task.key, at),
+            since=self.recoveries.since(task.key, at),
         )
 
     def _move(self, state: str, at: float, text: str) -> None:

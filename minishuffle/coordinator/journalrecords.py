@@ -251,7 +251,7 @@ def _recall(
         job._tasks[key] = recalled_subtask(fields["task"])
         job.positions.recall(*key, fields["source"])
         job.writes.recall(*key, fields["writes"])
-        job._recoveries.moved(key, job._tasks[key].state, fields["due"] or job.submitted_at)
+        job.recoveries.moved(key, job._tasks[key].state, fields["due"] or job.submitted_at)
         if fields["due"] is not None:
             job._times[key] = fields["due"]
         if fields["failures"] is not None:

@@ -2,17 +2,24 @@
 
 A recovery is detected when an attempt fails or is lost. The one that takes its place is to be attached to all
 its producers and consumers, and to pass a first batch on. A subtask that fails again begins anew.
+The times that recoveries took are kept as one histogram for each phase.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from minishuffle.coordinator.books import TaskKey
 from minishuffle.coordinator.lifecycle import ENDED
+from minishuffle.counters import RECOVERY_SECONDS_BOUNDS, Histogram
 from minishuffle.wire.messages import RecoveryStep
 
 __all__ = ["Milestone", "Recoveries"]
+
+PHASES: Final = ("reschedule", "reattach", "first_record")
+"""Each from the detection until the next attempt was sent to its worker, had all its channels, and had passed
+its first batch on. How long a failure went undetected nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +44,8 @@ class Recoveries:
 
     def __init__(self) -> None:
         self._last: dict[TaskKey, _Recovery] = {}
+        self.seconds = {phase: Histogram(RECOVERY_SECONDS_BOUNDS) for phase in PHASES}
+        """What each recovery took that has come so far, by phase."""
 
     def moved(self, key: TaskKey, state: str, at: float) -> None:
         """The subtask has come to that state. One that has finished may restart with others."""
@@ -45,12 +54,13 @@ class Recoveries:
         elif state in ENDED or (state == "restarting" and key not in self._last):
             self._last[key] = _Recovery(at, {}, {})
 
-    def deployed(self, key: TaskKey, inputs: int, outputs: int) -> None:
+    def deployed(self, key: TaskKey, at: float, *, inputs: int, outputs: int) -> None:
         """The next attempt was sent to its worker; it has so many channels."""
         expected = {"inputs": inputs, "outputs": outputs, "first record": 1}
         recovery = self._last[key]
         recovery.expected = {step: count for step, count in expected.items() if count}
         recovery.missing = dict(recovery.expected)
+        self.seconds["reschedule"].observe(self.since(key, at))
 
     def since(self, key: TaskKey, at: float) -> float:
         """Seconds since the failure was detected; 0 if the subtask does not recover."""
@@ -67,6 +77,10 @@ class Recoveries:
             return None
         del recovery.missing[step.step]
         count, at = recovery.expected[step.step], at - step.age
+        if step.step == "first record":
+            self.seconds["first_record"].observe(self.since(key, at))
+        elif not recovery.missing.keys() - {"first record"}:
+            self.seconds["reattach"].observe(self.since(key, at))
         match step.step:
             case "inputs":
                 return Milestone("inputs reattached", at, f"reads from all {count} producers")

@@ -64,9 +64,20 @@ def coordinator_snapshot(
         slots={"used": taken, "free": sum(slots.values()) - taken, "standby": standby},
         jobs=dict(Counter(job.state for job in jobs)),
         tasks=dict(+tasks),
-        recoveries=tuple(
-            JobRecoveries(job.id, job.name, dict(job.restarts), job.losses().dropped, job.losses().state_rows)
-            for job in jobs
-        ),
+        recoveries=tuple(map(_recoveries, jobs)),
         connections_refused=dict(refused),
+    )
+
+
+def _recoveries(job: Job) -> JobRecoveries:
+    losses = job.losses()
+    seconds = job.recoveries.seconds
+    shown = not job.terminal or any(histogram.count for histogram in seconds.values())
+    return JobRecoveries(
+        job.id,
+        job.name,
+        dict(job.restarts),
+        losses.dropped,
+        losses.state_rows,
+        seconds if shown else {},
     )

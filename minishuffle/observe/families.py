@@ -127,6 +127,14 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "Rows that operators of a job held as state when their attempt ended and was not finished.",
         "coordinator",
     ),
+    MetricSpec(
+        "minishuffle_recovery_duration_seconds",
+        "histogram",
+        ("pipeline", "pipeline_id", "phase"),
+        "Seconds from the detection of a failure until the next attempt of the subtask was sent to its "
+        "worker (reschedule), had all its channels (reattach) and had passed a batch on (first_record).",
+        "coordinator",
+    ),
     # --- worker -----------------------------------------------------------------------------------
     MetricSpec(
         "minishuffle_worker_slots",

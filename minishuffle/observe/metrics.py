@@ -281,4 +281,6 @@ class _CoordinatorCollector:
             dropped = _from_zero((*_DROP_REASONS, "result_lost"), job.rows_dropped)
             scrape.by_label("minishuffle_records_dropped_total", dropped, labels)
             scrape.value("minishuffle_state_rows_lost_total", job.state_rows_lost, *labels)
+            for phase, histogram in job.seconds.items():
+                scrape.histogram("minishuffle_recovery_duration_seconds", histogram, (*labels, phase))
         return scrape.families()

@@ -15,7 +15,7 @@ def step(kind: Step, channels: int = 1, age: float = 0.0) -> RecoveryStep:
 def test_a_side_is_reattached_with_its_last_channel() -> None:
     recoveries = Recoveries()
     recoveries.moved(KEY, "failed", 10.0)
-    recoveries.deployed(KEY, inputs=3, outputs=2)
+    recoveries.deployed(KEY, 10.5, inputs=3, outputs=2)
     assert recoveries.reached(KEY, step("inputs", 2), 11.0) is None
     found = recoveries.reached(KEY, step("inputs", 1, age=0.25), 11.5)
     assert found == Milestone("inputs reattached", 11.25, "reads from all 3 producers")
@@ -32,7 +32,7 @@ def test_a_side_is_reattached_with_its_last_channel() -> None:
 def test_a_source_has_no_inputs_and_a_sink_no_outputs() -> None:
     recoveries = Recoveries()
     recoveries.moved(KEY, "failed", 10.0)
-    recoveries.deployed(KEY, inputs=0, outputs=0)
+    recoveries.deployed(KEY, 10.5, inputs=0, outputs=0)
     assert recoveries.reached(KEY, step("inputs"), 11.0) is None
     assert recoveries.reached(KEY, step("first record"), 11.0) is not None
 
@@ -40,12 +40,12 @@ def test_a_source_has_no_inputs_and_a_sink_no_outputs() -> None:
 def test_a_failure_meanwhile_begins_anew() -> None:
     recoveries = Recoveries()
     recoveries.moved(KEY, "failed", 10.0)
-    recoveries.deployed(KEY, inputs=2, outputs=0)
+    recoveries.deployed(KEY, 10.5, inputs=2, outputs=0)
     assert recoveries.reached(KEY, step("inputs"), 11.0) is None
     recoveries.moved(KEY, "lost", 20.0)
     assert recoveries.since(KEY, 20.0) == 0.0
     assert recoveries.reached(KEY, step("inputs"), 20.5) is None, "not deployed again yet"
-    recoveries.deployed(KEY, inputs=2, outputs=0)
+    recoveries.deployed(KEY, 20.5, inputs=2, outputs=0)
     assert recoveries.reached(KEY, step("inputs"), 21.0) is None
     assert recoveries.reached(KEY, step("inputs"), 21.5) is not None
     assert recoveries.since(KEY, 21.5) == 1.5
@@ -61,3 +61,15 @@ def test_what_happens_to_a_subtask_that_does_not_recover_has_no_time() -> None:
     recoveries.moved(KEY, "restarting", 12.0)
     recoveries.moved(KEY, "waiting for a slot", 13.0)
     assert recoveries.since(KEY, 13.5) == 1.5, "it restarts for want of what it has written"
+
+
+def test_each_phase_is_timed_from_the_detection() -> None:
+    recoveries = Recoveries()
+    recoveries.moved(KEY, "lost", 10.0)
+    recoveries.deployed(KEY, 10.5, inputs=1, outputs=1)
+    recoveries.reached(KEY, step("inputs"), 11.0)
+    assert recoveries.seconds["reattach"].count == 0, "its consumers are missing"
+    recoveries.reached(KEY, step("outputs", age=0.25), 12.25)
+    recoveries.reached(KEY, step("first record"), 13.0)
+    taken = {phase: (histogram.count, histogram.total) for phase, histogram in recoveries.seconds.items()}
+    assert taken == {"reschedule": (1, 0.5), "reattach": (1, 2.0), "first_record": (1, 3.0)}

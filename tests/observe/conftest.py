@@ -12,6 +12,7 @@ import pytest
 
 from minishuffle.counters import (
     LAG_SECONDS_BOUNDS,
+    RECOVERY_SECONDS_BOUNDS,
     ConnectionCounters,
     CoordinatorSnapshot,
     GateSnapshot,
@@ -110,6 +111,9 @@ def make_worker() -> Callable[..., WorkerSnapshot]:
 def make_coordinator() -> Callable[..., CoordinatorSnapshot]:
     """A coordinator with one worker, fields replaced as asked."""
 
+    reattach = Histogram(RECOVERY_SECONDS_BOUNDS)
+    reattach.observe(0.02)
+
     def make(**fields: Any) -> CoordinatorSnapshot:
         coordinator = CoordinatorSnapshot(
             term=3,
@@ -117,7 +121,9 @@ def make_coordinator() -> Callable[..., CoordinatorSnapshot]:
             slots={"used": 1, "free": 3},
             jobs={"running": 1},
             tasks={"running": 2},
-            recoveries=(JobRecoveries("j1", "words", {"lost": 2}, {"queue_discarded": 7}, 11),),
+            recoveries=(
+                JobRecoveries("j1", "words", {"lost": 2}, {"queue_discarded": 7}, 11, {"reattach": reattach}),
+            ),
             connections_refused={},
         )
         return replace(coordinator, **fields)
