@@ -150,12 +150,13 @@ class JobHandle:
 
         Raises:
             TimeoutError: ``timeout`` seconds passed; the job runs on.
+            PeerLost: no coordinator answered.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = LONG_POLL_SECONDS if deadline is None else deadline - time.monotonic()
             seconds = min(max(left, 0.0), LONG_POLL_SECONDS)
-            info = self._client.poll(WaitJob(job=self.id, wait_seconds=seconds), JobInfo, seconds)
+            info = self._client.poll(WaitJob(job=self.id, wait_seconds=seconds), JobInfo, seconds, deadline)
             if info.state in OVER:
                 return info
             if left <= 0:
@@ -299,8 +300,13 @@ class Client:
             )
         return reply
 
-    def poll(self, message: ControlMessage, expected: type[Reply], wait_seconds: float) -> Reply:
+    def poll(
+        self, message: ControlMessage, expected: type[Reply], wait_seconds: float, until: float | None = None
+    ) -> Reply:
         """A :meth:`request` that may be sent any number of times, until a coordinator answers it.
+
+        Args:
+            until: of ``time.monotonic()``; it is not sent again after that.
 
         Raises:
             ShuffleError: what the coordinator answered, or PeerLost when none did for ``reconnect_timeout``.
@@ -312,7 +318,7 @@ class Client:
             except PeerLost:
                 now = time.monotonic()
                 deadline = now + self._reconnect_timeout if deadline is None else deadline
-                if now >= deadline:
+                if now >= deadline or (until is not None and now >= until):
                     raise
             time.sleep(RECONNECT_SECONDS)
             if self._find is not None:

@@ -1,9 +1,9 @@
-"""Which worker processes a launcher starts in place of lost ones, as what, and when. Pure.
+"""Which processes a launcher starts in place of lost ones, as what, and when. Pure.
 
-A start costs about a second of processor time, most of it for imports, which tasks on the same machine
-would miss while they recover. A lower priority is no way out: without privilege no process can raise its own
-again, and the worker would keep it. So the start waits until all tasks run again, unless one waits for a
-slot, which the new process brings.
+A coordinator starts again at once: nothing recovers without it. The start of a worker costs about a second
+of processor time, most of it for imports, which tasks on the same machine would miss while they recover. A
+lower priority is no way out: without privilege no process can raise its own again, and the worker would keep
+it. So the start waits until all tasks run again, unless one waits for a slot, which the new process brings.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from minishuffle import limits
 from minishuffle.wire.requests import ClusterStatus
 
-__all__ = ["Replacements"]
+__all__ = ["CoordinatorRestarts", "Replacements"]
 
 RECOVERY_SECONDS_MAX: Final = 10.0
 """A task that restarts for longer, since it fails again and again, holds no start up."""
@@ -91,3 +92,19 @@ def _delay(process: _Process) -> float:
     if process.young_losses <= 1:
         return 0.0
     return min(BACKOFF_SECONDS * 2.0 ** min(process.young_losses - 2, 10), BACKOFF_SECONDS_MAX)
+
+
+class CoordinatorRestarts:
+    """When the one coordinator of a launcher starts again."""
+
+    def __init__(self) -> None:
+        self._ends: list[float] = []
+
+    def due(self, ended: float) -> float | None:
+        """Its process ended then: when to start the next one; None if that happens too often."""
+        since = ended - limits.COORDINATOR_RESTART_WINDOW_SECONDS
+        self._ends = [*(at for at in self._ends if at > since), ended]
+        before = len(self._ends) - 1
+        if before >= limits.COORDINATOR_RESTARTS_MAX:
+            return None
+        return ended + (BACKOFF_SECONDS * 2.0 ** (before - 1) if before else 0.0)

@@ -31,7 +31,7 @@ LAYERS = (
     names("observe"),
     names("web"),
     names("remote"),
-    names("client local replacements __init__"),
+    names("client launch local replacements supervision __init__"),
     names("spark"),
     names("bench examples pipelines"),  # Built with the public names, two rows above.
     names("cli"),

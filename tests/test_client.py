@@ -455,3 +455,8 @@ def test_whoever_waits_asks_again_when_the_coordinator_is_back_and_not_for_ever(
     with pytest.raises(PeerLost):
         JobHandle(Client("127.0.0.1:1", b"s", reconnect_timeout=1.0), "j1", "words", 1).wait_until_over()
     assert now == pytest.approx(1.0, abs=0.2)
+    client = Client("127.0.0.1:1", b"s", reconnect_timeout=60.0)
+    now = 0.0
+    with pytest.raises(PeerLost):
+        JobHandle(client, "j1", "words", 1).wait_until_over(timeout=2.0)
+    assert now == pytest.approx(2.0, abs=0.2), "no longer than it was to wait"

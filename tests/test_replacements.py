@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minishuffle import limits
 from minishuffle.counters import TaskCounters
-from minishuffle.replacements import RECOVERY_SECONDS_MAX, Replacements
+from minishuffle.replacements import RECOVERY_SECONDS_MAX, CoordinatorRestarts, Replacements
 from minishuffle.wire.messages import WorkerReport
 from minishuffle.wire.requests import ClusterStatus, JobInfo, TaskInfo, WorkerInfo
 
@@ -163,3 +164,14 @@ def test_in_the_end_there_are_as_many_of_each_as_at_the_beginning(data: st.DataO
     assert set(roles) == set(ids)
     assert not replacements.pending
     assert sum(roles.values()) == standby
+
+
+def test_a_coordinator_starts_again_at_once_then_less_and_less_soon_and_not_for_ever() -> None:
+    restarts = CoordinatorRestarts()
+    waits, now = [], 100.0
+    while (due := restarts.due(now)) is not None:
+        waits.append(due - now)
+        now = due
+    assert waits == [0.0, 0.5, 1.0, 2.0, 4.0]
+    assert restarts.due(now + 1.0) is None
+    assert restarts.due(now + limits.COORDINATOR_RESTART_WINDOW_SECONDS + 2.0) is not None

@@ -29,16 +29,10 @@ from minishuffle.client import Client
 from minishuffle.config import ClusterSettings, create_secret
 from minishuffle.errors import PeerLost, ResourceExhausted, ShuffleError, UsageError
 from minishuffle.ids import Address
-from minishuffle.local import (
-    Child,
-    LocalProcesses,
-    WorkerReplacer,
-    remove_abandoned_state,
-    settings_flags,
-    start_processes,
-    stop_children,
-)
+from minishuffle.launch import Child, LocalProcesses, settings_flags, start_processes, stop_children
+from minishuffle.local import remove_abandoned_state
 from minishuffle.observe.prometheus import prometheus_command, prometheus_config
+from minishuffle.supervision import Supervisor, how_it_ended
 
 if TYPE_CHECKING:
     from minishuffle.spark.cluster import WorkerSupplier
@@ -135,8 +129,8 @@ def up(
                 keep = detach
                 if not detach:
                     click.echo("Ctrl-C stops the cluster.")
-                    replacer = WorkerReplacer(processes, standby, client) if restart_workers else None
-                    _watch(session, processes, supplier, replacer, host)
+                    supervisor = Supervisor(processes, client, standby=standby, workers=restart_workers)
+                    _watch(session, processes, supplier, supervisor, host)
         finally:
             if not keep:
                 _stop(client, processes)
@@ -196,7 +190,8 @@ def _write_record(session: Session, processes: LocalProcesses, host: str) -> Non
     entries: dict[str, dict[str, Any]] = {}
     for child in processes.children:
         with contextlib.suppress(psutil.NoSuchProcess):  # It has ended.
-            entries[child.name] = {"pid": child.pid, "started": psutil.Process(child.pid).create_time()}
+            name = "coordinator" if child is processes.coordinator else child.name
+            entries[name] = {"pid": child.pid, "started": psutil.Process(child.pid).create_time()}
     web = str(Address(host, processes.web_port))
     record = {
         "cluster": session.cluster,
@@ -236,39 +231,47 @@ def _watch(
     session: Session,
     processes: LocalProcesses,
     supplier: WorkerSupplier | None,
-    replacer: WorkerReplacer | None,
+    supervisor: Supervisor,
     host: str,
 ) -> None:
-    """Return when the coordinator has ended in order; show workers that end and, if there is a ``replacer``,
-    the processes that take their places."""
+    """Return when the coordinator has ended in order; show processes that end, and those that take their
+    places.
+
+    Raises:
+        PeerLost: the coordinator is not started again.
+    """
     gone: set[int] = set()
-    while processes.coordinator.process.poll() is None:
+    while not supervisor.ended_in_order:
         if supplier is not None:
             supplier.check()
-        for number, child in processes.workers.items():
+        there = {0: processes.coordinator, **processes.workers}
+        for number, child in there.items():
             code = child.process.poll()
             if code and child.pid not in gone:
                 gone.add(child.pid)
-                click.echo(
-                    f"worker {number} (pid {child.pid}) ended with code {code}; see {child.log}", err=True
-                )
-        if replacer is not None:
-            _replace(session, processes, replacer, host)
+                how = how_it_ended(code)
+                click.echo(f"{_name(number)} (pid {child.pid}) {how}; see {child.log}", err=True)
+        _replace(session, processes, supervisor, host)
         time.sleep(POLL_SECONDS)
-    code = processes.coordinator.process.returncode
-    if code:
-        raise PeerLost(f"the coordinator ended with code {code}\n{processes.coordinator.tail()}")
 
 
-def _replace(session: Session, processes: LocalProcesses, replacer: WorkerReplacer, host: str) -> None:
+def _name(number: int) -> str:
+    return f"worker {number}" if number else "the coordinator"
+
+
+def _replace(session: Session, processes: LocalProcesses, supervisor: Supervisor, host: str) -> None:
     """Start processes for lost ones, and record them for ``cluster down``."""
     new: dict[int, Child] = {}
-    with contextlib.suppress(ShuffleError):  # The coordinator does not answer, and is asked again.
-        new = replacer.check()
+    try:
+        new = supervisor.check()
+    except ShuffleError:
+        if supervisor.failure is not None:
+            raise
+        # The coordinator does not answer, and is asked again.
     if new:
         _write_record(session, processes, host)
     for number, child in new.items():
-        click.echo(f"worker {number} is started again (pid {child.pid})", err=True)
+        click.echo(f"{_name(number)} is started again (pid {child.pid})", err=True)
 
 
 def _stop(client: Client, processes: LocalProcesses) -> None:

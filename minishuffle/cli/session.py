@@ -23,7 +23,7 @@ from minishuffle.config import (
 )
 from minishuffle.errors import UsageError
 from minishuffle.ids import Address
-from minishuffle.local import checked_settings
+from minishuffle.launch import checked_settings
 
 __all__ = [
     "DEFAULT_PORT",

@@ -26,7 +26,7 @@ from minishuffle.cli.session import (
 )
 from minishuffle.config import ClusterSettings, read_coordinator
 from minishuffle.errors import UnknownName, UsageError
-from minishuffle.local import DETACH
+from minishuffle.launch import DETACH
 from minishuffle.wire.messages import WORKER_NUMBER_MAX
 
 __all__ = ["coordinator", "worker"]

@@ -348,7 +348,7 @@ async def run_coordinator(
     Args:
         state_dir: exists; the journal is kept there.
         web: starts the metrics server (snapshot, host, port).
-        ready: called with both ports once it listens.
+        ready: called with both ports and the term once it listens.
 
     Raises:
         UsageError: a port is taken, or the host is not one of this machine's.
@@ -368,7 +368,7 @@ async def run_coordinator(
             server = await web(coordinator.snapshot, host, web_port)
             coordinator.web_started(server.port)
             write_coordinator(state_dir, CoordinatorPlace(Address(host, listening), journal.term))
-            ready({"port": listening, "web_port": server.port})
+            ready({"port": listening, "web_port": server.port, "term": journal.term})
             either: list[asyncio.Future[Any]] = [stopping, coordinator.stopped]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if coordinator.stopped.done():

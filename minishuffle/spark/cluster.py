@@ -9,6 +9,7 @@ given a duration, after which each worker would be ended in favour of its copy: 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -16,7 +17,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from minishuffle.errors import PeerLost, ResourceExhausted, ShuffleError, UsageError
-from minishuffle.local import LocalCluster, LocalProcesses, settings_flags
+from minishuffle.launch import LocalProcesses, settings_flags
+from minishuffle.local import LocalCluster
 from minishuffle.spark.session import spark_error
 
 if TYPE_CHECKING:
@@ -197,11 +199,8 @@ class WorkerSupplier:
         with Client(self._processes.address, self._secret, cluster=self._cluster) as client:
             while not self._stopping.wait(POLL_SECONDS):
                 try:
-                    self._look(client)
-                except ShuffleError:
-                    if self._processes.coordinator.process.poll() is not None:
-                        return  # Who watches it tells.
-                    # It was slow to answer, and is asked again.
+                    with contextlib.suppress(ShuffleError):  # It does not answer, and is asked again.
+                        self._look(client)
                 except Exception as error:  # Whatever Spark raises; check() tells.
                     self._broken = str(spark_error(error, "Spark takes no orders"))
                     return

@@ -19,7 +19,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 
 from minishuffle.errors import UsageError
-from minishuffle.local import signals_later
+from minishuffle.launch import signals_later
 
 __all__ = ["end_jvm", "own_interrupts", "quiet_accumulators", "renew_connection", "start_jvm"]
 

@@ -22,7 +22,7 @@ from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.stream import Stream
 from minishuffle.exchange.elements import unpack_rows
 from minishuffle.ids import Address
-from minishuffle.local import Child, settings_flags, spawn, stop_children, wait_until_ready
+from minishuffle.launch import Child, settings_flags, spawn, stop_children, wait_until_ready
 from minishuffle.transport.control import ControlLink, ControlServer
 from minishuffle.wire.decoder import FrameDecoder
 from minishuffle.wire.frames import (

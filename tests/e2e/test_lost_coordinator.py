@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,7 +18,8 @@ import pytest
 
 from minishuffle.client import Client
 from minishuffle.dataflow.stream import Stream
-from minishuffle.local import LocalCluster, settings_flags
+from minishuffle.launch import settings_flags
+from minishuffle.local import LocalCluster
 from minishuffle.wire.requests import JobInfo
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]
@@ -66,8 +70,9 @@ def test_tasks_run_on_without_a_coordinator_and_the_next_one_recovers_what_died_
         path = tmp_path / str(pid)
         return path.stat().st_size if path.exists() else 0
 
-    settings: dict[str, Any] = {"heartbeat_interval": 0.25, "heartbeat_timeout": 2.0}
-    with LocalCluster(workers=3, slots=1, restart_workers=False, **settings) as cluster:
+    settings: dict[str, Any] = {"heartbeat_interval": 0.25, "heartbeat_timeout": 2.0, "slots": 1}
+    settings |= {"restart_workers": False, "restart_coordinator": False}
+    with LocalCluster(workers=3, **settings) as cluster:
         stream = Stream.generate(numbers, rate=RATE).rebalance().map(write).to_count()
         job = cluster.submit(stream, parallelism=2).id
         before = wait_until(
@@ -101,3 +106,59 @@ def test_tasks_run_on_without_a_coordinator_and_the_next_one_recovers_what_died_
             assert {each.pid for each in client.status().workers if each.state == "alive"} >= {pids[survivor]}
             seen = written(pids[survivor])
             wait_until(lambda: written(pids[survivor]) > seen + RATE // 4, "output to go on")
+
+
+def test_a_local_cluster_starts_its_coordinator_again_and_who_waits_for_a_job_notices_nothing(
+    wait_until: Until,
+) -> None:
+    count = 4_000
+    with LocalCluster(workers=2, slots=1) as cluster:
+        stream = Stream.generate(numbers, rate=RATE, records=count).rebalance().to_count()
+        handle = cluster.submit(stream, parallelism=2)
+        before = wait_until(lambda: (info := handle.info()).state == "running" and info, "the job to run")
+        old = cluster._running().coordinator
+        old.process.kill()
+        result = handle.wait(SECONDS_MAX)
+        assert sum(each.value for each in result.results) == count, "none is lost, none comes twice"
+        assert {task.attempt for task in result.tasks} == {1}
+        assert attempts(handle.info()).keys() == attempts(before).keys()
+        new = cluster._running().coordinator
+        assert cluster.status().pid == new.pid != old.pid
+        assert old.process.returncode == -signal.SIGKILL
+
+
+def test_cluster_up_starts_its_coordinator_again_where_cluster_down_finds_it(
+    command_line: Any, wait_until: Until, is_running: Callable[[int], bool]
+) -> None:
+    shell = command_line("up")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    up = shell.start("cluster", "up", "--workers", "1", "--port", port, "--web-port", "0")
+    assert up.stdout is not None
+    for line in up.stdout:
+        if "Ctrl-C" in line:
+            break
+
+    def coordinator() -> Any:
+        return json.loads((shell.state / "cluster.json").read_text())["processes"]["coordinator"]["pid"]
+
+    before = set(shell.pids())
+    first = coordinator()
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: first not in shell.pids(), "the new record")
+    (new,) = set(shell.pids()) - before
+    assert coordinator() == new
+
+    def status() -> Any:
+        with contextlib.suppress(AssertionError):  # It does not listen so far.
+            out, _ = shell.run("cluster", "status", "--json")
+            found = json.loads(out)
+            return [each["state"] for each in found["workers"]] == ["alive"] and found
+
+    assert wait_until(status, "the worker to be back")["pid"] == new
+    shell.run("cluster", "down")
+    _, errors = up.communicate(timeout=SECONDS_MAX)
+    assert up.returncode == 0, errors
+    assert f"the coordinator (pid {first}) was killed by SIGKILL; see " in errors
+    assert f"the coordinator is started again (pid {new})" in errors
+    assert not any(map(is_running, [*before, new]))

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from minishuffle import local
+from minishuffle import launch
 from minishuffle.dataflow.stream import Stream
 from minishuffle.local import LocalCluster
 
@@ -128,7 +128,7 @@ def test_a_pinned_worker_and_all_its_threads_stay_on_one_processor(
 ) -> None:
     usable = os.sched_getaffinity(0)
     last = max(usable)
-    monkeypatch.setattr(local.os, "sched_getaffinity", lambda _: {last})  # as many as there are workers
+    monkeypatch.setattr(launch.os, "sched_getaffinity", lambda _: {last})  # as many as there are workers
     with LocalCluster(workers=1, slots=1, pin_workers=pinned) as cluster:
         cluster.run(Stream.items(list(range(10))).to_count())
         (pid,) = cluster.workers.values()

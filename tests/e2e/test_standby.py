@@ -128,6 +128,6 @@ def test_cluster_up_starts_a_lost_worker_again_where_cluster_down_finds_it(
     shell.run("cluster", "down")
     out, errors = up.communicate(timeout=SECONDS_MAX)
     assert up.returncode == 0, errors
-    assert f"worker 1 (pid {first}) ended with code -9; see " in errors
+    assert f"worker 1 (pid {first}) was killed by SIGKILL; see " in errors
     assert f"worker 1 is started again (pid {new})" in errors
     assert not any(map(is_running, [*before, new]))

@@ -12,7 +12,8 @@ import pytest
 from pyspark import TaskContext
 
 from minishuffle.ids import Address
-from minishuffle.local import LocalCluster, settings_flags
+from minishuffle.launch import settings_flags
+from minishuffle.local import LocalCluster
 from minishuffle.spark.executors import WorkerOrder, run_worker_task
 
 Until = Callable[..., Any]

@@ -7,7 +7,7 @@ import pytest
 
 from minishuffle.config import ClusterSettings
 from minishuffle.errors import ResourceExhausted, ShuffleError, UnknownName, UsageError
-from minishuffle.local import (
+from minishuffle.launch import (
     Child,
     _pins,
     checked_settings,

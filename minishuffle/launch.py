@@ -1,0 +1,374 @@
+"""Coordinator and workers as child processes of this one, on this machine.
+
+Every child writes its standard output and error to files in the state directory (a pipe that nobody reads
+would block user code that prints), and its first line of output is one JSON object that says where it
+listens. A child holds the read end of a pipe from its parent as standard input and stops when that pipe
+reaches its end, so that it never outlives the parent, however the parent dies, unless the parent has written
+DETACH into it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+from pydantic import ValidationError
+
+from minishuffle.config import ClusterSettings, load_settings
+from minishuffle.errors import ResourceExhausted, ShuffleError, UnknownName, UsageError
+from minishuffle.ids import Address
+
+__all__ = [
+    "Child",
+    "DETACH",
+    "LocalProcesses",
+    "Machines",
+    "checked_settings",
+    "settings_flags",
+    "signals_later",
+    "spawn",
+    "start_processes",
+    "stop_children",
+    "wait_until_ready",
+]
+
+DETACH = b"detach\n"
+"""What a parent tells its children by when they may outlive it."""
+POLL_SECONDS = 0.02
+LOG_TAIL_LINES = 20
+
+
+@dataclass(slots=True)
+class Child:
+    """One process that this one started. ``out`` and ``log`` are its standard output and error."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    out: Path
+    log: Path
+    ready: dict[str, Any] | None = None
+    """What its ready line said; None before it was read."""
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def read_ready(self) -> dict[str, Any] | None:
+        """What :attr:`ready` is now."""
+        if self.ready is None:
+            first, newline, _ = self.out.read_bytes().partition(b"\n")
+            self.ready = json.loads(first) if newline else None
+        return self.ready
+
+    def detach(self) -> None:
+        """Let the process outlive this one."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(DETACH)
+        self.process.stdin.flush()
+
+    def tail(self) -> str:
+        """The last lines that the process wrote to its standard error."""
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        return "\n".join(text.splitlines()[-LOG_TAIL_LINES:])
+
+
+class Machines(Protocol):
+    """Where the processes of a cluster run, if not all on this machine: worker n on number n, and the
+    coordinator on number 0."""
+
+    def address(self, number: int) -> str:
+        """Where processes there listen."""
+        ...
+
+    def command(self, number: int) -> list[str]:
+        """What stands in front of a command that is to run there."""
+        ...
+
+
+@dataclass(slots=True)
+class CoordinatorLaunch:
+    """How the coordinator of one cluster is started, any number of times."""
+
+    state_dir: Path
+    before: Sequence[str]
+    """Arguments in front of the command."""
+    after: Sequence[str]
+    """Arguments behind it."""
+    front: Sequence[str]
+    """In front of all of that."""
+    started: int = 0
+    """Processes so far; each has files of its own."""
+
+    def start(self, port: int, web_port: int) -> Child:
+        """Start a process; port 0 takes a free one.
+
+        Raises:
+            UsageError: its output cannot be kept in the state directory.
+            OSError: there cannot be another process.
+        """
+        ports = ["--port", str(port), "--web-port", str(web_port)]
+        arguments = [*self.before, "coordinator", "start", *ports, *self.after]
+        self.started += 1
+        name = "coordinator" if self.started == 1 else f"coordinator-{self.started}"
+        return spawn(name, arguments, self.state_dir, self.front)
+
+
+@dataclass(slots=True)
+class WorkerLaunch:
+    """How worker processes of one cluster are started."""
+
+    state_dir: Path
+    before: Sequence[str]
+    """Arguments in front of the command."""
+    after: Sequence[str]
+    """Arguments behind it."""
+    host: str
+    machines: Machines | None
+    """Each worker is on ``host``, or on a machine of its own."""
+    processors: Mapping[int, int]
+    """By worker, of those that stay on one."""
+    started: Counter[int] = field(default_factory=Counter)
+    """Processes so far, by worker; each has files of its own."""
+
+    def start(self, worker: int, standby: bool) -> Child:
+        """Start a process for that worker id.
+
+        Raises:
+            UsageError: its output cannot be kept in the state directory.
+            OSError: there cannot be another process.
+        """
+        host = self.machines.address(worker) if self.machines else self.host
+        arguments = [*self.before, "worker", "start", "--id", str(worker), "--host", host, *self.after]
+        if worker in self.processors:
+            arguments += ["--processor", str(self.processors[worker])]
+        if standby:
+            arguments.append("--standby")
+        self.started[worker] += 1
+        number = self.started[worker]
+        name = f"worker-{worker}" if number == 1 else f"worker-{worker}-{number}"
+        return spawn(name, arguments, self.state_dir, self.machines.command(worker) if self.machines else [])
+
+
+@dataclass(slots=True)
+class LocalProcesses:
+    """A coordinator and its workers, all of them ready."""
+
+    address: Address
+    web_port: int
+    coordinator: Child
+    """The last process of it."""
+    workers: dict[int, Child]
+    """By worker id, from 1; the last process of each."""
+    launch: WorkerLaunch
+    coordinator_launch: CoordinatorLaunch
+
+    @property
+    def children(self) -> list[Child]:
+        return [*self.workers.values(), self.coordinator]
+
+
+def checked_settings(toml: Path | None = None, **flags: Any) -> ClusterSettings:
+    """Settings from all layers, with errors in one sentence.
+
+    Raises:
+        UnknownName: what a flag, the TOML file or the environment names is not a setting, or the file
+            does not exist.
+        UsageError: a value does not fit, or the file is not TOML.
+    """
+    for name in flags:
+        if name not in ClusterSettings.model_fields:
+            known = ", ".join(sorted(ClusterSettings.model_fields))
+            raise UnknownName(f"there is no setting {name!r}; the settings are {known}")
+    try:
+        return load_settings(toml, **flags)
+    except FileNotFoundError as error:
+        raise UnknownName(str(error)) from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        problem = first["msg"].removeprefix("Value error, ")
+        text = f"{where}: {problem} (got {first['input']!r})" if where else problem
+        raise UsageError(f"setting {text}") from None
+
+
+def settings_flags(settings: ClusterSettings) -> list[str]:
+    """All settings as flags, so that child processes see the same whatever their environment."""
+    flags: list[str] = []
+    for name in ClusterSettings.model_fields:
+        value, flag = getattr(settings, name), name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            flags += [f"--{flag}", str(value)]
+    return flags
+
+
+@contextmanager
+def signals_later() -> Iterator[None]:
+    """Hold back signals that would break the start of a process off: it would run on, unknown to anybody.
+
+    They come at the end of the block.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for late in came:
+            signal.raise_signal(late)
+
+
+def spawn(name: str, arguments: Sequence[str], state_dir: Path, front: Sequence[str] = ()) -> Child:
+    """Start ``python -m minishuffle.cli`` with ``arguments``, behind ``front``, in a session of its own.
+
+    Of its own so that Ctrl-C in the terminal reaches the parent alone, which then stops its children
+    in order.
+
+    Raises:
+        UsageError: its output cannot be kept in ``state_dir``.
+    """
+    out, log = state_dir / f"{name}.out", state_dir / f"{name}.log"
+    command = [*front, sys.executable, "-m", "minishuffle.cli", *arguments, "--exit-with-parent"]
+    with _output(out) as stdout, _output(log) as stderr:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+            # Modules that functions refer to by name are found where this process finds them.
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+        )
+    return Child(name, process, out, log)
+
+
+def _output(path: Path) -> BinaryIO:
+    try:
+        return path.open("wb")
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {path}: {error.strerror}; name another state directory with --state-dir"
+        ) from error
+
+
+def wait_until_ready(child: Child, deadline: float) -> dict[str, Any]:
+    """Wait for the ready line of a child; ``deadline`` is of ``time.monotonic()``.
+
+    Raises:
+        ShuffleError: the process ended first; the text ends with what it wrote to standard error.
+        ResourceExhausted: the deadline passed.
+    """
+    while True:
+        ended = child.process.poll()
+        if (ready := child.read_ready()) is not None:
+            return ready
+        if ended is not None:
+            raise ShuffleError(f"{child.name} ended with code {ended} before it was ready\n{child.tail()}")
+        if time.monotonic() > deadline:
+            raise ResourceExhausted(
+                f"{child.name} (pid {child.pid}) was not ready in time; give it more time or look at "
+                f"{child.log}\n{child.tail()}"
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def stop_children(children: Sequence[Child], grace_seconds: float) -> None:
+    """End every child that still runs: by the end of its standard input, then TERM, then KILL; at most
+    ~2 graces."""
+    for child in children:
+        if child.process.stdin is not None:
+            child.process.stdin.close()
+    _wait_all(children, grace_seconds)
+    for child in children:
+        if child.process.poll() is None:
+            child.process.terminate()
+    _wait_all(children, min(grace_seconds, 2.0))
+    for child in children:
+        if child.process.poll() is None:
+            child.process.kill()
+        child.process.wait()
+
+
+def _wait_all(children: Sequence[Child], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while any(child.process.poll() is None for child in children) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+
+
+def _pins(workers: int, processors: Sequence[int]) -> list[int | None]:
+    """The processor of each worker; None for one that the kernel may move.
+
+    The threads of a worker share the interpreter's lock. When it passes to a thread on another processor,
+    that one has to be woken up, which takes longer than a small batch does. So each worker stays on one, if
+    all processors have equally many workers.
+    """
+    if workers % len(processors):
+        return [None] * workers
+    return [processors[number % len(processors)] for number in range(workers)]
+
+
+def start_processes(
+    *,
+    cluster: str,
+    state_dir: Path,
+    secret_file: Path,
+    workers: int,
+    standby: int = 0,
+    settings: ClusterSettings,
+    host: str = "127.0.0.1",
+    machines: Machines | None = None,
+    port: int = 0,
+    web_port: int = 0,
+    timeout: float = 60.0,
+) -> LocalProcesses:
+    """Start one coordinator, ``workers`` workers (ids 1, 2, …) and after them ``standby`` workers on standby,
+    and wait until all are registered.
+
+    Port 0 takes a free one; ``pin_workers`` of the settings gives processors as :func:`_pins` says. When
+    anything goes wrong, whatever was started is stopped before the error is raised.
+    """
+    flags = settings_flags(settings)
+    deadline = time.monotonic() + timeout
+    common = ["--cluster", cluster, "--state-dir", str(state_dir), "--secret-file", str(secret_file)]
+    front = machines.command(0) if machines else []
+    coordinators = CoordinatorLaunch(state_dir, common, ["--host", host, *flags], front)
+    started: list[Child] = []
+    try:
+        with signals_later():
+            coordinator = coordinators.start(port, web_port)
+            started.append(coordinator)
+        where = wait_until_ready(coordinator, deadline)
+        address = Address(host, int(where["port"]))
+        by_id: dict[int, Child] = {}
+        pins = _pins(workers, sorted(os.sched_getaffinity(0))) if settings.pin_workers else []
+        pinned = {worker: processor for worker, processor in enumerate(pins, 1) if processor is not None}
+        before = [*common, "--coordinator", str(address)]
+        launch = WorkerLaunch(state_dir, before, flags, host, machines, pinned)
+        for worker in range(1, workers + standby + 1):
+            with signals_later():
+                by_id[worker] = launch.start(worker, worker > workers)
+                started.append(by_id[worker])
+        for child in by_id.values():
+            wait_until_ready(child, deadline)
+    except BaseException:
+        stop_children(started, grace_seconds=2.0)
+        raise
+    return LocalProcesses(address, int(where["web_port"]), coordinator, by_id, launch, coordinators)

@@ -1,0 +1,210 @@
+"""Starting a process in place of each one of a local cluster that is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import threading
+import time
+
+from minishuffle import limits
+from minishuffle.client import Client
+from minishuffle.config import CoordinatorPlace, read_coordinator
+from minishuffle.errors import PeerLost, ShuffleError, UsageError
+from minishuffle.launch import Child, LocalProcesses, signals_later, stop_children
+from minishuffle.replacements import CoordinatorRestarts, Replacements
+
+__all__ = ["Supervisor", "how_it_ended"]
+
+LOOK_SECONDS = 0.1
+"""Between two looks at processes."""
+LOOK_SECONDS_LOST = 0.02
+"""The same while a lost one has no replacement."""
+STOP_SECONDS = 5.0
+"""For workers to stop when their coordinator is not started again."""
+_log = logging.getLogger("minishuffle.local")
+
+
+def how_it_ended(code: int) -> str:
+    """An exit code in words, also that of a signal."""
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with code {code}"
+
+
+class Supervisor:
+    """Looks after the coordinator and the workers that a launcher has started;
+    :mod:`~minishuffle.replacements` says when it starts which.
+
+    The coordinator starts again with its state directory and at its ports, so that workers and clients find
+    it. Whatever ends in order, after SIGTERM for one, is not replaced, nor is a coordinator whose place
+    another one has taken. Either somebody calls :meth:`check` again and again, or :meth:`start` has a thread
+    do so.
+
+    Args:
+        client: a connection that nobody else uses meanwhile; closed by :meth:`stop`.
+        standby: how many standby workers there are to be.
+        coordinator: whether to replace that.
+        workers: whether to replace those.
+    """
+
+    def __init__(
+        self,
+        processes: LocalProcesses,
+        client: Client,
+        *,
+        standby: int = 0,
+        coordinator: bool = True,
+        workers: bool = True,
+    ) -> None:
+        self.failure: ShuffleError | None = None
+        """Why the coordinator is not started again; for good."""
+        self._processes = processes
+        self._client = client
+        self._replaces_coordinator = coordinator
+        self._replaces_workers = workers
+        self._restarts = CoordinatorRestarts()
+        self._restart_at: float | None = None
+        """When the next coordinator is to be started; None while one runs."""
+        self._replacements = Replacements(list(processes.workers), standby)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
+        self._term = 0
+        """The highest that a coordinator which was started here has had."""
+        self._is_replaced = False
+        """Somebody else has started one since then."""
+        self._ended: dict[int, Child] = {}
+        """By worker id, the last process that was seen to have ended."""
+
+    def start(self) -> None:
+        """Have a thread look until :meth:`stop`, or until the coordinator is not started again: then it stops
+        the workers."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Start no more processes; those that were started run on."""
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._client.close()
+
+    def _run(self) -> None:
+        pending = False
+        while not self._stopping.wait(LOOK_SECONDS_LOST if pending else LOOK_SECONDS):
+            with contextlib.suppress(ShuffleError):  # The coordinator does not answer, and is asked again.
+                self.check()
+            if self.failure is not None:
+                _log.error("%s", self.failure)
+                stop_children(list(self._processes.workers.values()), STOP_SECONDS)
+                return
+            pending = self._replacements.pending or self._restart_at is not None
+
+    def check(self) -> dict[int, Child]:
+        """Start what is due; gives the new processes by worker id, and the coordinator's as 0.
+
+        Raises:
+            ShuffleError: the coordinator does not answer, or refuses; or it is not started again.
+        """
+        now = time.monotonic()
+        self._look_at_workers(now)
+        if (coordinator := self._check_coordinator(now)) is not None:
+            return {0: coordinator}
+        if not self._replacements.pending or not self._answers():
+            return {}
+        return self._start_workers(now)
+
+    # --- the coordinator -------------------------------------------------------------------------
+
+    @property
+    def ended_in_order(self) -> bool:
+        """The coordinator has, or the one that took its place, and with it the cluster."""
+        if self._processes.coordinator.process.poll() == 0:
+            return True
+        return self._is_replaced and self._place() is None
+
+    def _place(self) -> CoordinatorPlace | None:
+        return read_coordinator(self._processes.launch.state_dir)
+
+    def _replaced_by_another(self) -> bool:
+        """Whether somebody else has started one with the same state directory, which is asked then."""
+        ready, place = self._processes.coordinator.read_ready(), self._place()
+        if ready is not None:
+            self._term = max(self._term, ready["term"])
+        if place is None or place.term <= self._term:
+            return False
+        self._client.address, self._is_replaced = place.address, True
+        return True
+
+    def _answers(self) -> bool:
+        """Whether there is a coordinator to ask."""
+        coordinator = self._processes.coordinator
+        if coordinator.process.poll() is None:
+            return coordinator.read_ready() is not None
+        return self._replaced_by_another()
+
+    def _check_coordinator(self, now: float) -> Child | None:
+        """Start it again if that is due; gives the new process."""
+        old = self._processes.coordinator
+        code = old.process.poll()
+        if not code or not self._replaces_coordinator or self._replaced_by_another():
+            return None
+        if self.failure is None and self._restart_at is None:
+            self._restart_at = self._restarts.due(now)
+            if self._restart_at is None:
+                self.failure = _lost_too_often(old, code)
+        if self.failure is not None:
+            raise self.failure
+        if self._restart_at is None or now < self._restart_at or self._stopping.is_set():
+            return None
+        processes, self._restart_at = self._processes, None
+        try:
+            with signals_later():
+                new = processes.coordinator_launch.start(processes.address.port, processes.web_port)
+                processes.coordinator = new
+        except (OSError, UsageError) as error:
+            self.failure = PeerLost(f"the coordinator cannot be started again: {error}")
+            raise self.failure from error
+        _log.warning("the coordinator (pid %d) %s: it is started again", old.pid, how_it_ended(code))
+        if old.process.stdin is not None:
+            old.process.stdin.close()
+        return new
+
+    # --- workers ---------------------------------------------------------------------------------
+
+    def _look_at_workers(self, now: float) -> None:
+        for worker, child in self._processes.workers.items():
+            code = child.process.poll()
+            if code is None or self._ended.get(worker) is child:
+                continue
+            self._ended[worker] = child
+            if code and self._replaces_workers:
+                self._replacements.lost(worker, now)
+
+    def _start_workers(self, now: float) -> dict[int, Child]:
+        new: dict[int, Child] = {}
+        for worker, standby in self._replacements.due(self._client.status(), now):
+            old = self._processes.workers[worker]
+            if self._stopping.is_set():
+                break
+            try:
+                with signals_later():
+                    new[worker] = self._processes.launch.start(worker, standby)
+                    self._processes.workers[worker] = new[worker]
+            except (OSError, UsageError) as error:
+                _log.warning(
+                    "no process can be started in place of %s (pid %d): %s", old.name, old.pid, error
+                )
+                self._replacements.lost(worker, now)
+                continue
+            if old.process.stdin is not None:
+                old.process.stdin.close()
+        return new
+
+
+def _lost_too_often(last: Child, code: int) -> PeerLost:
+    return PeerLost(
+        f"the coordinator was lost {limits.COORDINATOR_RESTARTS_MAX + 1} times within "
+        f"{limits.COORDINATOR_RESTART_WINDOW_SECONDS:g} s and is not started again; the last time it "
+        f"{how_it_ended(code)}: look at {last.log}\n{last.tail()}".rstrip()
+    )

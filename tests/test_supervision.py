@@ -1,0 +1,147 @@
+"""Processes that a launcher starts in place of lost ones, with small programs for coordinator and worker."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minishuffle import limits, replacements
+from minishuffle.client import Client
+from minishuffle.config import CoordinatorPlace, write_coordinator
+from minishuffle.errors import PeerLost
+from minishuffle.ids import Address
+from minishuffle.launch import Child, LocalProcesses, WorkerLaunch, stop_children
+from minishuffle.supervision import Supervisor, how_it_ended
+from support.waiting import until
+
+HOME = Address("127.0.0.1", 1)
+WAITS = "import sys; sys.stdin.read()"
+DIES = "import os; os.abort()"
+
+
+def python(directory: Path, program: str, name: str, ready: dict[str, Any] | None = None) -> Child:
+    out, log = directory / f"{name}.out", directory / f"{name}.log"
+    line = f"print({json.dumps(ready)!r}, flush=True); " if ready is not None else ""
+    with out.open("wb") as stdout, log.open("wb") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-c", line + program], stdin=subprocess.PIPE, stdout=stdout, stderr=stderr
+        )
+    return Child(name, process, out, log)
+
+
+class Launch:
+    """Starts a program in place of the coordinator; says with which ports."""
+
+    def __init__(self, directory: Path, program: str) -> None:
+        self.directory = directory
+        self.program = program
+        self.children: list[Child] = []
+        self.ports: list[tuple[int, int]] = []
+
+    def start(self, port: int, web_port: int) -> Child:
+        self.ports.append((port, web_port))
+        term = len(self.children) + 1
+        write_coordinator(self.directory, CoordinatorPlace(HOME, term))
+        child = python(self.directory, self.program, f"coordinator-{term}", {"term": term})
+        self.children.append(child)
+        return child
+
+
+class Fixture:
+    """A supervisor of one coordinator, which runs a program each time, and of one worker."""
+
+    def __init__(self, directory: Path, program: str) -> None:
+        self.launch = Launch(directory, program)
+        self.worker = python(directory, WAITS, "worker-1")
+        first: Any = self.launch.start(0, 0)
+        workers = WorkerLaunch(directory, [], [], "", None, {})
+        launch: Any = self.launch
+        self.processes = LocalProcesses(HOME, 2, first, {1: self.worker}, workers, launch)
+        self.client = Client(HOME, b"s")
+        self.supervisor = Supervisor(self.processes, self.client, workers=False)
+
+    def kill(self) -> None:
+        """SIGKILL to the coordinator once it is ready."""
+        coordinator = self.processes.coordinator
+        until(lambda: coordinator.read_ready() is not None, "the coordinator's start")
+        coordinator.process.kill()
+        coordinator.process.wait()
+
+
+@pytest.fixture
+def supervised(tmp_path: Path) -> Iterator[Callable[[str], Fixture]]:
+    made: list[Fixture] = []
+
+    def make(program: str) -> Fixture:
+        made.append(Fixture(tmp_path, program))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.supervisor.stop()
+        stop_children([each.worker, *each.launch.children], 10.0)
+
+
+def test_a_coordinator_that_was_killed_is_started_again_at_its_ports(
+    supervised: Callable[[str], Fixture],
+) -> None:
+    fixture = supervised(WAITS)
+    assert fixture.supervisor.check() == {}, "it runs"
+    fixture.kill()
+    assert not fixture.supervisor.ended_in_order
+    new = fixture.supervisor.check()
+    assert new == {0: fixture.processes.coordinator} and new[0] is fixture.launch.children[-1]
+    assert fixture.launch.ports == [(0, 0), (1, 2)]
+    assert fixture.supervisor.check() == {}
+    assert fixture.worker.process.poll() is None
+
+
+def test_one_that_is_lost_again_and_again_is_not_started_for_ever(
+    supervised: Callable[[str], Fixture], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replacements, "BACKOFF_SECONDS", 0.0)
+    fixture = supervised(DIES)
+    fixture.launch.program = "import sys; print('no more room', file=sys.stderr, flush=True); " + DIES
+    fixture.supervisor.start()
+    failure = until(lambda: fixture.supervisor.failure, "giving up")
+    assert isinstance(failure, PeerLost)
+    found = str(failure)
+    assert found.startswith(
+        "the coordinator was lost 6 times within 60 s and is not started again; the last "
+    )
+    assert f"it was killed by SIGABRT: look at {fixture.launch.children[-1].log}\nno more room" in found
+    assert len(fixture.launch.children) == 1 + limits.COORDINATOR_RESTARTS_MAX
+    assert until(lambda: fixture.worker.process.poll() is not None, "the end of the worker")
+    assert fixture.worker.process.returncode == 0, "in order"
+
+
+def test_one_that_ended_in_order_stays_ended(supervised: Callable[[str], Fixture]) -> None:
+    fixture = supervised("pass")
+    fixture.processes.coordinator.process.wait(30)
+    assert fixture.supervisor.check() == {}
+    assert fixture.supervisor.ended_in_order
+
+
+def test_one_whose_place_another_has_taken_is_not_started_again(
+    supervised: Callable[[str], Fixture], tmp_path: Path
+) -> None:
+    fixture = supervised(WAITS)
+    elsewhere = Address("127.0.0.1", 7)
+    write_coordinator(tmp_path, CoordinatorPlace(elsewhere, 2))
+    fixture.kill()
+    assert fixture.supervisor.check() == {}
+    assert fixture.client.address == elsewhere
+    assert not fixture.supervisor.ended_in_order
+    (tmp_path / "coordinator.json").unlink()
+    assert fixture.supervisor.ended_in_order, "the other one has ended in order"
+
+
+def test_how_a_process_ended_is_said_in_words() -> None:
+    assert how_it_ended(3) == "ended with code 3"
+    assert how_it_ended(-9) == "was killed by SIGKILL"
