@@ -61,8 +61,9 @@ def test_a_killed_sink_leaves_its_listed_files_and_the_books_have_the_rest(
         handle = cluster.submit(stream.to_files(out, rows=FILE_ROWS).parallel(2), parallelism=2)
 
         def in_the_middle_of_its_second_file() -> bool:
+            filed = sink_task(handle, 1).counters.rows_filed
             listed = sum(file.rows for file in handle.files() if file.index == 1)
-            return listed > 0 and bool(sink_task(handle, 1).counters.rows_filed > listed + 200)
+            return listed > 0 and bool(filed > listed + 200)
 
         wait_until(in_the_middle_of_its_second_file, "a complete file and another")
         victim = sink_task(handle, 1).worker
