@@ -1,9 +1,13 @@
 """``minishuffle drill``: failures in a running job, again and again, and what has to hold after each.
 
-The job is that of ``bench recovery``, on a cluster of its own. After each failure every task runs again, no
-attempt of another task was replaced, and the output of none of the others was silent for longer than it is at
-other times of the same run, and ``GAP_ALLOWANCE_MS`` more. At the end the books balance: what is missing from
-the collector's log is what the runtime counts.
+On a cluster and a job of its own, which is that of ``bench recovery``. After each failure
+
+- every task runs again, and what failed has output;
+- no attempt of another task was replaced;
+- the output of none of the others was silent for longer than in the times of the same run in which nothing
+  failed, and :data:`GAP_ALLOWANCE_MS` more;
+- the books balance: what is missing from the collector's log is what the runtime counts. If a function raised
+  or a connection broke, exactly; what a process takes with it when it dies is bounded.
 """
 
 from __future__ import annotations
@@ -12,18 +16,26 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from minishuffle.bench.failures import RECOVERY_SECONDS_MAX, FailureKind, FailureRound, FailureSeries
+from minishuffle.bench.failures import (
+    POLL_SECONDS,
+    RECOVERY_SECONDS_MAX,
+    FailureKind,
+    FailureRound,
+    FailureSeries,
+)
 from minishuffle.bench.hosts import HostCluster
-from minishuffle.bench.numbered import PARALLELISM, NumberedOutput, numbered_job
+from minishuffle.bench.numbered import PARALLELISM, Gap, NumberedOutput, numbered_job
+from minishuffle.client import JobHandle
 from minishuffle.errors import ShuffleError
 from minishuffle.local import LocalCluster
+from minishuffle.wire.requests import JobInfo
 
-__all__ = ["GAP_ALLOWANCE_MS", "Findings", "run_drill"]
+__all__ = ["GAP_ALLOWANCE_MS", "Tally", "Findings", "books_problems", "report", "run_drill"]
 
 GAP_ALLOWANCE_MS: Final = 250.0
 RATE: Final = 2_000.0
@@ -32,6 +44,38 @@ WORKERS: Final = 4
 STANDBY: Final = 1
 HEARTBEAT_TIMEOUT: Final = 1.5
 """Where workers or hosts are silent until they are declared lost."""
+QUIET_SECONDS: Final = 2.0
+"""In front of the first failure."""
+BOOKS_SECONDS_MAX: Final = 5.0
+"""How long the last reports of what failed may take."""
+EXACT: Final = frozenset[FailureKind]({"task", "link"})
+"""Kinds by which no process dies: whatever is lost was counted."""
+IN_FLIGHT_SECONDS_MAX: Final = 0.5
+"""What may be lost uncounted of the input of a worker that is killed or vanishes."""
+
+
+# --- checks ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Rows: what is not in the log or should not be, and what the runtime counts."""
+
+    missing: int = 0
+    dropped: int = 0
+    in_flight: int = 0
+    """At most so many more were lost in what died."""
+    duplicated: int = 0
+    disordered: int = 0
+    """Came behind a later one of their key."""
+
+
+class OutputTimes(Protocol):
+    """When which subtask had output."""
+
+    def outage(self, at: int, victims: frozenset[int]) -> float: ...
+
+    def gaps(self, begin: int, end: int, without: frozenset[int]) -> list[Gap]: ...
 
 
 @dataclass(slots=True)
@@ -41,31 +85,31 @@ class Findings:
     rounds: list[FailureRound] = field(default_factory=list)
     outages: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
-    """The longest silence of another keyed subtask around each failure, in milliseconds."""
+    """The longest silence of another subtask around each failure, in milliseconds."""
     quiet: list[float] = field(default_factory=list)
-    """The same in front of each failure."""
-    books: dict[str, int] = field(default_factory=dict)
+    """The same in times without a failure."""
+    books: Tally = Tally()
     failed: list[str] = field(default_factory=list)
     recovered: int = 0
-    """FailureSeries after which every check of theirs has passed."""
+    """Failures after which every check has passed."""
 
     @property
     def gap_limit(self) -> float:
         """Milliseconds that the others may be silent."""
         return max(self.quiet, default=0.0) + GAP_ALLOWANCE_MS
 
-    def look(self, output: NumberedOutput, every: float) -> None:
-        """Check each round against the collector's log."""
-        for each in self.rounds:
-            end = max(each.whole_at, each.at + int(every * 1e9))
-            self.gaps.append(max(output.gaps(each.at, end, each.victims)))
-            self.quiet.append(max(output.gaps(each.at - int(every * 1e9), each.at, frozenset())))
-        for number, each in enumerate(self.rounds):
-            problems = self._problems(number, each, output)
-            self.failed += [f"failure {number + 1} ({each.kind}): {problem}" for problem in problems]
-            self.recovered += not problems
+    def stay_quiet(self, output: OutputTimes, begin: int, end: int) -> None:
+        """Nothing failed between these times (monotonic nanoseconds)."""
+        self.quiet.append(max(output.gaps(begin, end, frozenset())).ms)
 
-    def _problems(self, number: int, each: FailureRound, output: NumberedOutput) -> list[str]:
+    def look(self, each: FailureRound, output: OutputTimes, end: int, wrong: Sequence[str]) -> None:
+        """Check a failure, whose effects end at that time; ``wrong``: what was found already."""
+        self.rounds.append(each)
+        problems = [*wrong, *self._problems(each, output, end)]
+        self.failed += [f"failure {len(self.rounds)} ({each.kind}): {problem}" for problem in problems]
+        self.recovered += not problems
+
+    def _problems(self, each: FailureRound, output: OutputTimes, end: int) -> list[str]:
         problems = []
         try:
             self.outages.append(output.outage(each.at, each.victims))
@@ -73,26 +117,152 @@ class Findings:
             problems.append(str(error))
         if each.restarted:
             problems.append(f"{each.restarted} attempts of other tasks were replaced")
-        if self.gaps[number] > self.gap_limit:
+        gap = max(output.gaps(each.at, end, each.victims))
+        self.gaps.append(gap.ms)
+        if gap.ms > self.gap_limit:
             problems.append(
-                f"another subtask was silent for {self.gaps[number]:.0f} ms, the limit is "
+                f"another subtask ({gap.subtask}) was silent for {gap.ms:.0f} ms, from "
+                f"{(gap.begin - each.at) / 1e6:.0f} ms after the failure on; the limit is "
                 f"{self.gap_limit:.0f} ms"
             )
         return problems
 
-    def balance(self, kinds: set[FailureKind], books: dict[str, int]) -> None:
-        """Compare what is missing from the log with what the runtime counts."""
-        self.books = books
-        missing, dropped, in_flight = books["missing"], books["dropped"], books["in_flight"]
-        if books["duplicated"]:
-            self.failed.append(f"books: {books['duplicated']} records came twice")
-        if kinds <= {"task", "link"}:
-            in_flight = 0  # nobody died
-        if not dropped <= missing <= dropped + in_flight:
-            self.failed.append(
-                f"books: {missing} records are missing, {dropped} were dropped and at most {in_flight} more "
-                "were in flight through what died"
-            )
+
+def books_problems(kind: FailureKind, victims: int, before: Tally, after: Tally) -> list[str]:
+    """What does not balance after a failure that struck so many keyed subtasks. Totals of the whole run."""
+    problems = []
+    missing, dropped = after.missing - before.missing, after.dropped - before.dropped
+    in_flight = after.in_flight - before.in_flight
+    if kind in EXACT and (missing != dropped or in_flight > 0):
+        problems.append(
+            f"{missing} records are missing, {dropped} were counted as dropped and {in_flight} as in flight, "
+            "although no process died"
+        )
+    if not after.dropped <= after.missing <= after.dropped + after.in_flight:
+        problems.append(
+            f"{after.missing} records are missing so far, {after.dropped} were dropped and at most "
+            f"{after.in_flight} more were in flight through what died"
+        )
+    most = IN_FLIGHT_SECONDS_MAX * RATE * victims / PARALLELISM
+    if kind in ("process", "host") and in_flight > most:
+        problems.append(
+            f"{in_flight} records were in flight, more than {IN_FLIGHT_SECONDS_MAX:g} s of what the victim "
+            f"reads ({most:.0f})"
+        )
+    if dropped < 0:
+        problems.append(f"the count of dropped records fell by {-dropped}")
+    if after.duplicated > before.duplicated:
+        problems.append(f"{after.duplicated - before.duplicated} records came twice")
+    if after.disordered > before.disordered:
+        problems.append(
+            f"{after.disordered - before.disordered} records came behind a later one of their key"
+        )
+    return [f"books: {problem}" for problem in problems]
+
+
+# --- on a job of its own --------------------------------------------------------------------------
+
+
+class Drill:
+    """Failures of a numbered job, each checked before the next one comes.
+
+    Args:
+        directory: of the job, see :func:`numbered_job`.
+    """
+
+    def __init__(self, failures: FailureSeries, handle: JobHandle, directory: str, every: float) -> None:
+        self.findings = Findings()
+        self._failures, self._handle = failures, handle
+        self._directory = Path(directory)
+        self._every = every
+
+    def begin(self) -> None:
+        """Wait for output everywhere, and see what is usual.
+
+        Raises:
+            ShuffleError: that took too long.
+        """
+        self._failures.wait_for_output()
+        self._failures.wait_until_whole()
+        begin = time.monotonic_ns()
+        time.sleep(QUIET_SECONDS)
+        end = time.monotonic_ns()
+        self.findings.stay_quiet(self._output_behind(end)[0], begin, end)
+
+    def fail(self, kind: FailureKind) -> None:
+        """One failure and what has to hold after it.
+
+        Raises:
+            ShuffleError: the job has not recovered.
+        """
+        self._failures.wait_until_whole()
+        time.sleep(self._every)
+        window = int(self._every * 1e9)
+        each = self._failures.fail(kind, self._every)
+        end = max(each.whole_at, each.at + window)
+        output, count = self._output_behind(time.monotonic_ns())
+        self.findings.stay_quiet(output, each.at - window, each.at)
+        self.findings.look(each, output, end, self._balance(each, output, count))
+
+    def _output_behind(self, at: int) -> tuple[NumberedOutput, int]:
+        """The log once every subtask has passed on what was due by that time, and how many records that is.
+
+        Raises:
+            ShuffleError: that took too long.
+        """
+        deadline = time.monotonic() + RECOVERY_SECONDS_MAX
+        while time.monotonic() < deadline:
+            output = self.output()
+            count = output.due_by(at)
+            if output.has_passed(count):
+                return output, count
+            time.sleep(POLL_SECONDS)
+        raise ShuffleError(f"not every keyed subtask has had output within {RECOVERY_SECONDS_MAX:g} s")
+
+    def output(self) -> NumberedOutput:
+        """What has been logged so far."""
+        begin = int((self._directory / "begin").read_text())
+        return NumberedOutput(str(self._directory / "log"), begin, RATE)
+
+    def _balance(self, each: FailureRound, output: NumberedOutput, count: int) -> list[str]:
+        """Compare what is missing of the first ``count`` records with what the runtime counts."""
+        info = self._failures.wait_for_reports(time.monotonic_ns())
+        before, deadline = self.findings.books, time.monotonic() + BOOKS_SECONDS_MAX
+        while True:
+            after = _books(output, count, info)
+            problems = books_problems(each.kind, len(each.victims), before, after)
+            if not problems or time.monotonic() > deadline:
+                self.findings.books = after
+                return problems
+            time.sleep(POLL_SECONDS)
+            info = self._handle.info()
+
+    def end(self) -> None:
+        """Have the job end, and check the books of the whole run.
+
+        Raises:
+            ShuffleError: it ended in another way than it should.
+        """
+        (self._directory / "stop").touch()
+        info = self._handle.wait_until_over(RECOVERY_SECONDS_MAX)
+        if info.state not in ("finished", "finished_with_loss"):
+            raise ShuffleError(f"the job ended as {info.state}")
+        made = sum(task.counters.records_out for task in info.tasks if task.name == "Numbered")
+        after = _books(self.output(), made, info)
+        self.findings.failed += [
+            f"at the end: {problem}" for problem in books_problems("stop", 0, self.findings.books, after)
+        ]
+        self.findings.books = after
+
+
+def _books(output: NumberedOutput, count: int, info: JobInfo) -> Tally:
+    return Tally(
+        missing=output.missing(count),
+        dropped=sum(info.rows_dropped.values()),
+        in_flight=info.rows_in_flight,
+        duplicated=output.duplicated,
+        disordered=output.disordered,
+    )
 
 
 def run_drill(kinds: Sequence[FailureKind], *, every: float, seed: int) -> dict[str, Any]:
@@ -103,7 +273,6 @@ def run_drill(kinds: Sequence[FailureKind], *, every: float, seed: int) -> dict[
         UsageError: hosts, which are network namespaces, cannot be made here.
         ShuffleError: the job did not come to its end.
     """
-    findings = Findings()
     slow = {"stop", "host"} & set(kinds)
     settings: dict[str, Any] = {"heartbeat_timeout": HEARTBEAT_TIMEOUT} if slow else {}
     make = HostCluster if "host" in kinds else LocalCluster
@@ -113,34 +282,21 @@ def run_drill(kinds: Sequence[FailureKind], *, every: float, seed: int) -> dict[
             handle = cluster.submit(numbered_job(RATE, directory), name="drill", parallelism=PARALLELISM)
             choose = Random(seed).randrange
             failures = FailureSeries(cluster, handle, directory, standby=STANDBY, choose=choose)
+            drill = Drill(failures, handle, directory, every)
+            findings = drill.findings
             try:
-                failures.wait_for_output()
+                drill.begin()
                 for kind in kinds:
-                    failures.wait_until_whole()
-                    time.sleep(every)
-                    findings.rounds.append(failures.fail(kind, every))
+                    drill.fail(kind)
             except ShuffleError as error:
                 findings.failed.append(f"failure {len(findings.rounds) + 1}: {error}")
-                return _report(kinds, every, seed, findings)
-            time.sleep(every)
-            Path(directory, "stop").touch()
-            info = handle.wait_until_over(RECOVERY_SECONDS_MAX)
-        if info.state not in ("finished", "finished_with_loss"):
-            raise ShuffleError(f"the job ended as {info.state}")
-        output = NumberedOutput(f"{directory}/log.npz", int(Path(directory, "begin").read_text()), RATE)
-    findings.look(output, every)
-    made = sum(task.counters.records_out for task in info.tasks if task.name == "Numbered")
-    books = {
-        "missing": made - output.distinct,
-        "dropped": sum(info.rows_dropped.values()),
-        "in_flight": info.rows_in_flight,
-        "duplicated": len(output.numbers) - output.distinct,
-    }
-    findings.balance(set(kinds), books)
-    return _report(kinds, every, seed, findings)
+                return report(kinds, every, seed, findings)
+            drill.end()
+    return report(kinds, every, seed, findings)
 
 
-def _report(kinds: Sequence[FailureKind], every: float, seed: int, findings: Findings) -> dict[str, Any]:
+def report(kinds: Sequence[FailureKind], every: float, seed: int, findings: Findings) -> dict[str, Any]:
+    """What ``--json`` prints."""
     return {
         "kind": kinds[0] if len(set(kinds)) == 1 else "all",
         "times": len(kinds),
@@ -151,7 +307,7 @@ def _report(kinds: Sequence[FailureKind], every: float, seed: int, findings: Fin
         "others_gap_ms": _spread(findings.gaps),
         "others_gap_baseline_ms": _spread(findings.quiet),
         "others_restarted": sum(each.restarted for each in findings.rounds),
-        **findings.books,
+        **asdict(findings.books),
         "failed_checks": findings.failed,
     }
 

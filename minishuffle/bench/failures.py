@@ -13,10 +13,18 @@ from minishuffle.bench.hosts import HostCluster
 from minishuffle.bench.numbered import KEYED, PARALLELISM
 from minishuffle.client import JobHandle
 from minishuffle.errors import ShuffleError
+from minishuffle.ids import Address
 from minishuffle.local import LocalCluster
-from minishuffle.wire.requests import JobInfo, TaskInfo
+from minishuffle.wire.requests import ClusterStatus, JobInfo, TaskInfo
 
-__all__ = ["RECOVERY_SECONDS_MAX", "FailureKind", "FailureRound", "FailureSeries"]
+__all__ = [
+    "POLL_SECONDS",
+    "RECOVERY_SECONDS_MAX",
+    "FailureKind",
+    "FailureRound",
+    "FailureSeries",
+    "wait_until_whole",
+]
 
 FailureKind = Literal["process", "task", "stop", "host", "link"]
 """A worker is killed, a function raises, a worker is stopped until it has been replaced, its host has no
@@ -75,25 +83,23 @@ class FailureSeries:
         self._choose = choose
 
     def wait_until_whole(self) -> JobInfo:
-        """Until every task runs and there are as many standby workers as there were, with the job loaded.
+        """See :func:`wait_until_whole`."""
+        return wait_until_whole(self._handle.info, self._cluster.status, self._standby)
+
+    def wait_for_reports(self, since: int) -> JobInfo:
+        """Until every worker has said what it counts, later than that monotonic nanosecond.
 
         Raises:
-            ShuffleError: the job has ended, or that took too long.
+            ShuffleError: that took too long.
         """
         deadline = time.monotonic() + RECOVERY_SECONDS_MAX
         while time.monotonic() < deadline:
-            info = self._handle.info()
-            if info.state not in ("created", "running"):
-                raise ShuffleError(f"the job is {info.state} instead of running")
-            workers = self._cluster.status().workers
-            spare = sum(
-                worker.standby and worker.state == "alive" and worker.report.jobs_loaded > 0
-                for worker in workers
-            )
-            if all(task.state == "running" for task in info.tasks) and spare >= self._standby:
-                return info
+            workers = [each for each in self._cluster.status().workers if each.state == "alive"]
+            seconds = (time.monotonic_ns() - since) / 1e9
+            if all(each.heartbeat_age_seconds < seconds for each in workers):
+                return self._handle.info()
             time.sleep(POLL_SECONDS)
-        raise ShuffleError(f"the job has not recovered within {RECOVERY_SECONDS_MAX:g} s")
+        raise ShuffleError(f"not every worker has reported within {RECOVERY_SECONDS_MAX:g} s")
 
     def wait_for_output(self) -> None:
         """Until every keyed subtask has passed records on.
@@ -127,7 +133,7 @@ class FailureSeries:
             victims = frozenset(index for index, task in keyed.items() if task.worker == worker)
             if kind == "link":
                 cutter = min(index for index, task in keyed.items() if task.worker == home)
-                at, wall = self._ask_task("cut", "done", cutter, str(self._data_port(worker)))
+                at, wall = self._ask_task("cut", "done", cutter, str(self._data_address(worker)))
             else:
                 at, wall = self._fail_worker(kind, worker)
                 self._wait_for_attempts(keyed, victims)
@@ -162,8 +168,9 @@ class FailureSeries:
             self._cluster.kill_worker(victim)
             self._cluster.hosts.restore(victim)
 
-    def _data_port(self, worker: int) -> int:
-        return next(each.data_port for each in self._cluster.status().workers if each.worker == worker)
+    def _data_address(self, worker: int) -> Address:
+        workers = self._cluster.status().workers
+        return next(Address(each.host, each.data_port) for each in workers if each.worker == worker)
 
     def _ask_task(self, what: str, answer: str, index: int, text: str = "") -> tuple[int, float]:
         """Have a keyed subtask do something, see :func:`numbered_job`; gives when it did."""
@@ -188,6 +195,29 @@ class FailureSeries:
                 return
             time.sleep(POLL_SECONDS)
         raise ShuffleError("the victims were not deployed again in time")
+
+
+def wait_until_whole(
+    info_of: Callable[[], JobInfo], status: Callable[[], ClusterStatus], standby: int
+) -> JobInfo:
+    """Until every task runs and there are so many standby workers, with the job loaded.
+
+    Raises:
+        ShuffleError: the job has ended, or that took too long.
+    """
+    deadline = time.monotonic() + RECOVERY_SECONDS_MAX
+    while time.monotonic() < deadline:
+        info = info_of()
+        if info.state not in ("created", "running"):
+            raise ShuffleError(f"the job is {info.state} instead of running")
+        spare = sum(
+            worker.standby and worker.state == "alive" and worker.report.jobs_loaded > 0
+            for worker in status().workers
+        )
+        if all(task.state == "running" for task in info.tasks) and spare >= standby:
+            return info
+        time.sleep(POLL_SECONDS)
+    raise ShuffleError(f"the job has not recovered within {RECOVERY_SECONDS_MAX:g} s")
 
 
 def _restarted(before: JobInfo, after: JobInfo, victims: frozenset[int]) -> int:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final, NamedTuple
 
 import numpy as np
 
@@ -21,9 +21,20 @@ from minishuffle.dataflow.operators.base import Batch, TaskContext
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ShuffleError
 from minishuffle.exchange.keys import destination, hash_rows
+from minishuffle.ids import Address
 from minishuffle.limits import BATCH_ROWS_MAX
 
-__all__ = ["KEYED", "Log", "Numbered", "NumberedOutput", "PARALLELISM", "cut_connections", "numbered_job"]
+__all__ = [
+    "Gap",
+    "KEYED",
+    "Log",
+    "Numbered",
+    "NumberedOutput",
+    "PARALLELISM",
+    "cut_connections",
+    "longest_gaps",
+    "numbered_job",
+]
 
 Vector = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -33,6 +44,10 @@ KEYED: Final = "process"
 """The name of the keyed operator."""
 LOOK_EVERY: Final = 16
 """Records between two looks of a keyed subtask whether it is to fail, or to cut a connection."""
+FLUSH_NANOSECONDS: Final = 20_000_000
+"""Between two times at which the log is written to its file."""
+ENTRY: Final = np.dtype([("number", "<i8"), ("time", "<i8")])
+"""One record in the log's file: its number, and when it came, in monotonic nanoseconds."""
 
 
 # --- the job --------------------------------------------------------------------------------------
@@ -68,26 +83,27 @@ class Numbered:
 
 
 class Log:
-    """Sink that keeps the numbers of all records with the times at which they came, and writes them to the
-    NumPy archive ``path`` at the end: ``numbers``, ``times`` (monotonic nanoseconds) and ``counts`` (records
-    that came at each of these)."""
+    """Sink that appends an :data:`ENTRY` for each record to the file ``path``, to be read at any time."""
 
     def __init__(self, path: str) -> None:
         self._path = path
 
     def open(self, context: TaskContext) -> None:
-        self._numbers: list[Vector] = []
-        self._times: list[int] = []
+        self._file: BinaryIO = Path(self._path).open("ab")  # noqa: SIM115
+        self._flushed = 0
 
     def write(self, batch: Batch) -> None:
         assert isinstance(batch, list)
-        self._times.append(time.monotonic_ns())
-        self._numbers.append(np.array([number for _, number in batch], np.int64))
+        entries = np.empty(len(batch), ENTRY)
+        entries["number"] = [number for _, number in batch]
+        entries["time"] = now = time.monotonic_ns()
+        self._file.write(entries.tobytes())
+        if now - self._flushed >= FLUSH_NANOSECONDS:
+            self._file.flush()
+            self._flushed = now
 
     def close(self) -> None:
-        counts = np.array([len(numbers) for numbers in self._numbers], np.int64)
-        numbers = np.concatenate([np.empty(0, np.int64), *self._numbers])
-        np.savez(self._path, numbers=numbers, times=np.array(self._times, np.int64), counts=counts)
+        self._file.close()
 
 
 def keyed_subtasks() -> Vector:
@@ -98,8 +114,8 @@ def keyed_subtasks() -> Vector:
 
 def numbered_job(rate: float, directory: str) -> Stream[Any]:
     """The job. A keyed subtask ``n`` raises once the file ``fail-n`` is in the directory, which becomes
-    ``failed-n``, and cuts its process's connections to the ports in the file ``cut-n``, which becomes
-    ``done-n``."""
+    ``failed-n``, and cuts its process's connections to the address (HOST:PORT) in the file ``cut-n``, which
+    becomes ``done-n``."""
     subtask_of = keyed_subtasks().tolist()
 
     def pass_on(row: Any, context: Any) -> list[Any]:
@@ -111,17 +127,17 @@ def numbered_job(rate: float, directory: str) -> Stream[Any]:
                 os.rename(wanted, f"{directory}/failed-{subtask}")
                 raise InjectedFailure(f"at record {number}")
             wanted = f"{directory}/cut-{subtask}"
-            if os.path.exists(wanted) and cut_connections(int(Path(wanted).read_text())):
+            if os.path.exists(wanted) and cut_connections(Address.parse(Path(wanted).read_text())):
                 os.rename(wanted, f"{directory}/done-{subtask}")
         return [row]
 
     source = Numbered(rate, f"{directory}/stop", f"{directory}/begin")
     keyed = Stream.source(source).parallel(1).key_by(lambda row: row[0]).process(pass_on)
-    return keyed.to(Log(f"{directory}/log.npz")).parallel(1)
+    return keyed.to(Log(f"{directory}/log")).parallel(1)
 
 
-def cut_connections(port: int) -> int:
-    """Shut the TCP connections of this process down that it has made to that port; gives how many.
+def cut_connections(peer: Address) -> int:
+    """Shut the TCP connections of this process down that it has made to that address; gives how many.
 
     Both ends see the connection end, as when a middlebox resets it.
     """
@@ -131,7 +147,7 @@ def cut_connections(port: int) -> int:
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 continue
             with socket.socket(fileno=os.dup(int(name))) as connection:
-                if connection.family == socket.AF_INET and connection.getpeername()[1] == port:
+                if connection.family == socket.AF_INET and connection.getpeername() == (peer.host, peer.port):
                     connection.shutdown(socket.SHUT_RDWR)
                     found += 1
         except OSError:  # it was closed meanwhile, or is not connected
@@ -146,14 +162,35 @@ class InjectedFailure(Exception):
 # --- what it shows --------------------------------------------------------------------------------
 
 
+class Gap(NamedTuple):
+    """The longest silence of a subtask: milliseconds, and the monotonic nanoseconds of its beginning."""
+
+    ms: float
+    begin: int
+    subtask: int
+
+
+def longest_gaps(arrivals: Iterable[tuple[int, Vector]], begin: int, end: int) -> list[Gap]:
+    """The longest silence of each subtask between two times, by its number and when its output came; both
+    edges count as output."""
+    found = []
+    for subtask, times in arrivals:
+        times = times[(times >= begin) & (times <= end)]
+        edges = np.concatenate([[begin], times, [end]])
+        silences = np.diff(edges)
+        longest = int(silences.argmax())
+        found.append(Gap(float(silences[longest]) / 1e6, int(edges[longest]), subtask))
+    return found
+
+
 class NumberedOutput:
-    """What the collector saw."""
+    """What the collector has logged so far."""
 
     def __init__(self, path: str, begin: int, rate: float) -> None:
-        with np.load(path) as log:
-            self.numbers: Vector = log["numbers"]
-            times, counts = log["times"], log["counts"]
-        self._arrived: Vector = np.repeat(times, counts)
+        log = np.fromfile(path, ENTRY)
+        self.numbers: Vector = log["number"]
+        self._arrived: Vector = log["time"]
+        self._begin, self._rate = begin, rate
         self._due: Vector = begin + (self.numbers * (1e9 / rate)).astype(np.int64)
         self._subtask: Vector = keyed_subtasks()[self.numbers % KEYS]
 
@@ -172,17 +209,37 @@ class NumberedOutput:
             longest = max(longest, (int(found.min()) - at) / 1e6)
         return longest
 
-    def gaps(self, begin: int, end: int, without: frozenset[int]) -> list[float]:
-        """The longest silence, in milliseconds, of each keyed subtask but these between two times."""
-        found = []
-        for subtask in sorted(set(range(PARALLELISM)) - without):
-            times = self._arrived[self._subtask == subtask]
-            times = times[(times >= begin) & (times <= end)]
-            edges = np.concatenate([[begin], times, [end]])
-            found.append(float(np.diff(edges).max()) / 1e6)
-        return found
+    def gaps(self, begin: int, end: int, without: frozenset[int]) -> list[Gap]:
+        """The longest silence of each keyed subtask but these between two times."""
+        others = sorted(set(range(PARALLELISM)) - without)
+        return longest_gaps(
+            ((subtask, self._arrived[self._subtask == subtask]) for subtask in others), begin, end
+        )
+
+    # --- the books -------------------------------------------------------------------------------
+
+    def due_by(self, at: int) -> int:
+        """How many records were due by that time."""
+        return int((at - self._begin) * self._rate / 1e9) + 1
+
+    def has_passed(self, count: int) -> bool:
+        """Every keyed subtask has passed a record on that comes behind the first ``count``: of these nothing
+        comes any more, since each subtask gets and passes its records on in order."""
+        return len(np.unique(self._subtask[self.numbers >= count])) == PARALLELISM
+
+    def missing(self, count: int) -> int:
+        """How many of the first ``count`` records are not in the log."""
+        return count - len(np.unique(self.numbers[self.numbers < count]))
 
     @property
-    def distinct(self) -> int:
-        """Records that came, each counted once."""
-        return len(np.unique(self.numbers))
+    def duplicated(self) -> int:
+        """Records that came once more than they should."""
+        return len(self.numbers) - len(np.unique(self.numbers))
+
+    @property
+    def disordered(self) -> int:
+        """Records that came behind a later one of their key."""
+        keys = self.numbers % KEYS
+        by_key = np.argsort(keys, kind="stable")
+        same_key = np.diff(keys[by_key]) == 0
+        return int(np.count_nonzero(same_key & (np.diff(self.numbers[by_key]) < 0)))

@@ -76,7 +76,7 @@ def measure_recovery(*, failure: Failure, standby: int, kills: int, rate: float)
         if info.state not in ("finished", "finished_with_loss"):
             raise ShuffleError(f"the job ended as {info.state}")
         begin = int(Path(directory, "begin").read_text())
-        output = NumberedOutput(f"{directory}/log.npz", begin, rate)
+        output = NumberedOutput(f"{directory}/log", begin, rate)
     made = sum(task.counters.records_out for task in info.tasks if task.name == "Numbered")
     return {
         "failure": failure,
@@ -85,8 +85,8 @@ def measure_recovery(*, failure: Failure, standby: int, kills: int, rate: float)
         **_times(output, rounds),
         "others_restarted": sum(each.restarted for each in rounds),
         **_books(info),
-        "missing": made - output.distinct,
-        "duplicated": len(output.numbers) - output.distinct,
+        "missing": output.missing(made),
+        "duplicated": output.duplicated,
         "rss_bytes": rss,
     }
 
@@ -96,8 +96,8 @@ def _times(output: NumberedOutput, rounds: Sequence[FailureRound]) -> dict[str, 
     outages = [output.outage(each.at, each.victims) for each in rounds]
     for each, outage in zip(rounds, outages, strict=True):
         each.phases["first record"] = outage
-    gaps = [gap for each in rounds for gap in output.gaps(each.at, each.at + window, each.victims)]
-    quiet = [gap for each in rounds for gap in output.gaps(each.at - window, each.at, each.victims)]
+    gaps = [gap.ms for each in rounds for gap in output.gaps(each.at, each.at + window, each.victims)]
+    quiet = [gap.ms for each in rounds for gap in output.gaps(each.at - window, each.at, each.victims)]
     return {
         "outage_ms": {**_spread(outages), "p95": round(float(np.percentile(outages, 95)), 1)},
         "phases_ms": {

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from minishuffle.bench import drill
-from minishuffle.bench.drill import Findings, run_drill
+from minishuffle.bench.drill import Drill, Findings, Tally, books_problems, run_drill
 from minishuffle.bench.failures import FailureKind, FailureRound
+from minishuffle.bench.numbered import ENTRY, KEYS, PARALLELISM, Gap, keyed_subtasks
 from minishuffle.cli.main import cli
 from minishuffle.errors import ShuffleError
 
@@ -19,18 +25,18 @@ SECOND = 1_000_000_000
 KINDS: list[FailureKind] = ["task", "process", "link", "stop"]
 TIMES = 25 if os.environ.get("MINISHUFFLE_SOAK") == "1" else 5
 """Of each kind."""
-BOOKS = {"missing": 10, "dropped": 10, "in_flight": 0, "duplicated": 0}
 
 
 class Output:
-    """What a collector saw: gaps of 40 ms, but for ``loud`` (beginnings of windows, in seconds)."""
+    """What a collector saw: silences of 40 ms, but for ``loud`` (by beginning, in seconds)."""
 
     def __init__(self, loud: dict[int, float], silent: int = -1) -> None:
         self._loud = loud
         self._silent = silent
 
-    def gaps(self, begin: int, end: int, without: frozenset[int]) -> list[float]:
-        return [40.0, self._loud.get(begin // SECOND, 40.0)]
+    def gaps(self, begin: int, end: int, without: frozenset[int]) -> list[Gap]:
+        longest = self._loud.get(begin // SECOND, 40.0)
+        return [Gap(40.0, begin, 6), Gap(longest, begin + 5_000_000, 7)]
 
     def outage(self, at: int, victims: frozenset[int]) -> float:
         if self._silent in victims:
@@ -38,66 +44,122 @@ class Output:
         return 12.0
 
 
-def rounds(count: int, **fields: Any) -> Findings:
-    """Failures of subtask n at 10, 20, … s."""
-    made = [
-        FailureRound(
-            **{
-                "kind": "task",
-                "at": 10 * number * SECOND,
-                "victims": frozenset([number]),
-                "whole_at": 10 * number * SECOND + 1,
-                "restarted": 0,
-                **fields,
-            }
-        )
-        for number in range(1, count + 1)
-    ]
-    return Findings(rounds=made)
-
-
-def look(findings: Findings, output: Any) -> Findings:
-    findings.look(output, 1.0)
-    return findings
+def findings(count: int, output: Output, wrong: Sequence[str] = (), **fields: Any) -> Findings:
+    """After failures of subtask n at 10, 20, … s, each behind a second without one."""
+    found = Findings()
+    for number in range(1, count + 1):
+        at = 10 * number * SECOND
+        made = {"kind": "task", "victims": frozenset([number]), "whole_at": at + 1, "restarted": 0, **fields}
+        found.stay_quiet(output, at - SECOND, at)
+        found.look(FailureRound(at=at, **made), output, at + SECOND, wrong)
+    return found
 
 
 def test_all_is_well() -> None:
-    findings = look(rounds(3), Output({}))
-    findings.balance({"task"}, BOOKS)
-    assert (findings.failed, findings.recovered, findings.gap_limit) == ([], 3, 290.0)
+    found = findings(3, Output({}))
+    assert (found.failed, found.recovered, found.gap_limit) == ([], 3, 290.0)
 
 
 def test_a_silence_is_held_against_the_quiet_times_of_the_same_run() -> None:
-    findings = look(rounds(3), Output({9: 100.0, 20: 340.0, 30: 360.0}))
-    assert findings.failed == ["failure 3 (task): another subtask was silent for 360 ms, the limit is 350 ms"]
-    assert findings.recovered == 2
+    found = findings(3, Output({9: 100.0, 20: 340.0, 30: 360.0}))
+    assert found.failed == [
+        "failure 3 (task): another subtask (7) was silent for 360 ms, from 5 ms after the failure on; the "
+        "limit is 350 ms"
+    ]
+    assert found.recovered == 2
+
+
+def test_quiet_times_behind_a_failure_excuse_nothing() -> None:
+    found = findings(2, Output({10: 340.0, 19: 100.0}))
+    assert [text[:16] for text in found.failed] == ["failure 1 (task)"]
 
 
 def test_an_output_that_does_not_come_back_and_others_that_restart_fail_the_drill() -> None:
-    findings = look(rounds(2, restarted=1), Output({}, silent=2))
-    assert findings.failed == [
+    found = findings(2, Output({}, silent=2), restarted=1)
+    assert found.failed == [
         "failure 1 (task): 1 attempts of other tasks were replaced",
         "failure 2 (task): keyed subtask 2 has had no output since it failed",
         "failure 2 (task): 1 attempts of other tasks were replaced",
     ]
-    assert findings.recovered == 0
+    assert found.recovered == 0
+
+
+def test_books_that_do_not_balance_fail_the_drill() -> None:
+    found = findings(1, Output({}), ["books: 3 records came twice"])
+    assert (found.failed, found.recovered) == (["failure 1 (task): books: 3 records came twice"], 0)
+
+
+BEFORE = Tally(missing=100, dropped=90, in_flight=15)
 
 
 @pytest.mark.parametrize(
-    ("kinds", "change", "fails"),
+    ("kind", "after", "problem"),
     [
-        ({"task"}, {}, False),
-        ({"link"}, {"missing": 11, "in_flight": 5}, True),
-        ({"link", "process"}, {"missing": 11, "in_flight": 5}, False),
-        ({"stop"}, {"missing": 16, "in_flight": 5}, True),
-        ({"process"}, {"missing": 9, "in_flight": 5}, True),
-        ({"task"}, {"duplicated": 1}, True),
+        ("task", Tally(110, 100, 15), ""),
+        ("link", Tally(100, 90, 15), ""),
+        (
+            "task",
+            Tally(111, 100, 15),
+            "11 records are missing, 10 were counted as dropped and 0 as in flight",
+        ),
+        ("link", Tally(109, 100, 15), "9 records are missing, 10 were counted as dropped and 0 as in flight"),
+        ("link", Tally(110, 100, 16), "10 were counted as dropped and 1 as in flight, although no process"),
+        ("process", Tally(150, 120, 30), ""),
+        ("process", Tally(151, 120, 30), "151 records are missing so far, 120 were dropped and at most 30"),
+        ("stop", Tally(119, 120, 30), "119 records are missing so far, 120 were dropped"),
+        ("host", Tally(200, 100, 265), ""),
+        (
+            "host",
+            Tally(200, 100, 266),
+            "251 records were in flight, more than 0.5 s of what the victim reads",
+        ),
+        ("stop", Tally(200, 100, 266), ""),
+        ("process", Tally(100, 89, 20), "the count of dropped records fell by 1"),
+        ("process", Tally(100, 90, 15, duplicated=2), "2 records came twice"),
+        ("process", Tally(100, 90, 15, disordered=1), "1 records came behind a later one of their key"),
     ],
 )
-def test_the_books_balance(kinds: set[FailureKind], change: dict[str, int], fails: bool) -> None:
-    findings = Findings()
-    findings.balance(kinds, BOOKS | change)
-    assert bool(findings.failed) == fails
+def test_the_books_balance_after_each_failure(kind: FailureKind, after: Tally, problem: str) -> None:
+    """A worker runs two of the eight keyed subtasks: it reads 500 records per second."""
+    problems = books_problems(kind, 2, BEFORE, after)
+    assert len(problems) == bool(problem)
+    assert problem in "".join(problems)
+
+
+def drill_of(path: Path, monkeypatch: pytest.MonkeyPatch, *, lost: int, dropped: int) -> Findings:
+    """One failure of a task, on a log that was made up: ``lost`` records are not in it."""
+    monkeypatch.setattr(drill, "BOOKS_SECONDS_MAX", 0.01)
+    begin = time.monotonic_ns()
+    (path / "begin").write_text(str(begin))
+    numbers = np.arange(lost, 40_000)
+    log = np.empty(len(numbers), ENTRY)
+    log["number"], log["time"] = numbers, begin + numbers * 1_000_000
+    log.tofile(path / "log")
+    each = FailureRound("task", begin + SECOND, frozenset([3]), begin + SECOND, 0)
+    info = SimpleNamespace(rows_dropped={"queue_discarded": dropped}, rows_in_flight=0)
+    failures: Any = SimpleNamespace(
+        wait_until_whole=lambda: info, wait_for_reports=lambda at: info, fail=lambda kind, window: each
+    )
+    handle: Any = SimpleNamespace(info=lambda: info)
+    made = Drill(failures, handle, str(path), 0.0)
+    made.fail("task")
+    return made.findings
+
+
+def test_what_is_missing_comes_from_the_log_and_what_is_counted_from_the_runtime(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = drill_of(tmp_path, monkeypatch, lost=0, dropped=0)
+    assert (found.failed, found.recovered) == ([], 1)
+    found = drill_of(tmp_path, monkeypatch, lost=1, dropped=0)
+    assert found.recovered == 0
+    assert "1 records are missing, 0 were counted as dropped" in found.failed[0]
+    found = drill_of(tmp_path, monkeypatch, lost=0, dropped=4)
+    assert "0 records are missing, 4 were counted as dropped" in found.failed[0]
+
+
+def test_the_made_up_log_has_output_of_all_subtasks() -> None:
+    assert set(keyed_subtasks()[np.arange(KEYS)]) == set(range(PARALLELISM))
 
 
 @pytest.mark.alone
@@ -107,7 +169,7 @@ def test_a_job_takes_failures_of_every_kind() -> None:
     found = run_drill(KINDS * TIMES, every=0.2, seed=1)
     assert found["failed_checks"] == [], found
     assert (found["kind"], found["times"], found["recovered"]) == ("all", 4 * TIMES, 4 * TIMES)
-    assert (found["others_restarted"], found["duplicated"]) == (0, 0)
+    assert (found["others_restarted"], found["duplicated"], found["disordered"]) == (0, 0, 0)
     assert 0 < found["dropped"] <= found["missing"] <= found["dropped"] + found["in_flight"]
 
 
@@ -119,7 +181,15 @@ def test_the_command_says_which_check_failed(failed: list[str], monkeypatch: pyt
         asked.append((kinds, every, seed))
         times = {"p50": 1.0, "max": 2.0}
         spreads = dict.fromkeys(("outage_ms", "others_gap_ms", "others_gap_baseline_ms"), times)
-        return {"kind": "link", "times": 3, "recovered": 3, **spreads, **BOOKS, "failed_checks": failed}
+        return {
+            "kind": "link",
+            "times": 3,
+            "recovered": 3,
+            **spreads,
+            "missing": 10,
+            "dropped": 10,
+            "failed_checks": failed,
+        }
 
     monkeypatch.setattr(drill, "run_drill", run)
     options = ["drill", "--kind", "link", "--times", "3", "--every", "0.5", "--seed", "7"]
@@ -129,3 +199,22 @@ def test_the_command_says_which_check_failed(failed: list[str], monkeypatch: pyt
     assert "link: 3 of 3 recovered" in shown.output
     assert json.loads(CliRunner().invoke(cli, [*options, "--json"]).stdout)["failed_checks"] == failed
     assert asked == [(["link"] * 3, 0.5, 7)] * 2
+
+
+@pytest.mark.parametrize(
+    ("user", "kinds"), [(0, "task process host stop link task"), (7, "task process stop link task process")]
+)
+def test_without_a_kind_all_are_drilled_that_this_user_can_cause(
+    user: int, kinds: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def run(kinds: list[str], *, every: float, seed: int) -> dict[str, Any]:
+        asked.append(kinds)
+        return {"failed_checks": []}
+
+    monkeypatch.setattr(drill, "run_drill", run)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    shown = CliRunner().invoke(cli, ["drill", "--times", "6", "--json"])
+    assert (shown.exit_code, asked) == (0, [kinds.split()])
+    assert ("only root can make" in shown.stderr) == bool(user)

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from minishuffle.bench import numbered
-from minishuffle.bench.numbered import Log, Numbered, NumberedOutput, cut_connections
+from minishuffle.bench.numbered import Gap, Log, Numbered, NumberedOutput, cut_connections
 from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.errors import ShuffleError
+from minishuffle.ids import Address
 
 MILLISECOND = 1_000_000
 RATE = 1_000.0
@@ -34,14 +35,14 @@ def logged(path: Path, monkeypatch: pytest.MonkeyPatch, arrivals: list[tuple[int
     """The log of these numbers, at these milliseconds; number n was due at n ms."""
     clock = iter([at * MILLISECOND for at, _ in arrivals])
     monkeypatch.setattr(numbered.time, "monotonic_ns", lambda: next(clock))
-    sink = Log(str(path / "log.npz"))
+    sink = Log(str(path / "log"))
     sink.open(CONTEXT)
     for _, numbers in arrivals:
         sink.write([(number % numbered.KEYS, number) for number in numbers])
     sink.close()
     monkeypatch.setattr(numbered, "keyed_subtasks", lambda: np.arange(numbered.KEYS) % 2)
     monkeypatch.setattr(numbered, "PARALLELISM", 2)
-    return NumberedOutput(str(path / "log.npz"), 0, RATE)
+    return NumberedOutput(str(path / "log"), 0, RATE)
 
 
 def test_an_outage_lasts_until_a_record_of_after_the_failure(
@@ -49,7 +50,6 @@ def test_an_outage_lasts_until_a_record_of_after_the_failure(
 ) -> None:
     """Of subtask 1 record 9 was due before the failure at 10 ms; 15 is the first one after it."""
     output = logged(tmp_path, monkeypatch, [(9, [8]), (30, [9, 12]), (70, [15]), (80, [14, 17])])
-    assert output.distinct == 6
     assert output.outage(10 * MILLISECOND, frozenset([0, 1])) == 60.0
     assert output.outage(10 * MILLISECOND, frozenset([0])) == 20.0
     with pytest.raises(ShuffleError, match="keyed subtask 1 has had no output"):
@@ -61,21 +61,54 @@ def test_a_gap_is_the_longest_silence_of_each_that_did_not_fail(
 ) -> None:
     output = logged(tmp_path, monkeypatch, [(5, [2]), (6, [3]), (20, [4]), (50, [5]), (60, [6])])
     begin, end = 0, 100 * MILLISECOND
-    assert output.gaps(begin, end, frozenset()) == [40.0, 50.0], "edges of the time count"
-    assert output.gaps(begin, end, frozenset([0])) == [50.0]
+    even, odd = Gap(40.0, 20 * MILLISECOND, 0), Gap(50.0, 50 * MILLISECOND, 1)
+    assert output.gaps(begin, end, frozenset()) == [even, odd], "edges of the time count"
+    assert output.gaps(begin, end, frozenset([0])) == [odd]
+
+
+def test_the_log_is_read_while_it_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are in its file after 20 ms at the latest, when more come."""
+    clock = iter([0, 5 * MILLISECOND, 30 * MILLISECOND])
+    monkeypatch.setattr(numbered.time, "monotonic_ns", lambda: next(clock) + MILLISECOND)
+    sink = Log(str(tmp_path / "log"))
+    sink.open(CONTEXT)
+    sizes = []
+    for number in range(3):
+        sink.write([(number, number)])
+        sizes.append(len(NumberedOutput(str(tmp_path / "log"), 0, RATE).numbers))
+    sink.close()
+    assert sizes[2] == 3
+
+
+def test_what_is_missing_is_known_once_later_records_of_all_subtasks_have_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of subtasks 0 and 1 the even and the odd numbers; record 3 is lost."""
+    output = logged(tmp_path, monkeypatch, [(9, [0, 2, 1]), (10, [4, 6]), (11, [5])])
+    assert (output.due_by(5 * MILLISECOND), output.has_passed(6), output.has_passed(5)) == (6, False, True)
+    assert (output.missing(5), output.missing(3)) == (1, 0)
+    assert (output.duplicated, output.disordered) == (0, 0)
+
+
+def test_records_that_come_twice_or_behind_later_ones_of_their_key_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrivals = [(9, [1, numbered.KEYS + 1, 2]), (10, [2, 1, 0])]
+    output = logged(tmp_path, monkeypatch, arrivals)
+    assert (output.duplicated, output.disordered, output.missing(3)) == (2, 1, 0)
 
 
 def test_a_connection_is_cut_at_both_ends_and_no_other() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as other:
-        port = server.getsockname()[1]
+        there_address = Address(*server.getsockname())
         with (
-            socket.create_connection(("127.0.0.1", port)) as cut,
+            socket.create_connection(server.getsockname()) as cut,
             server.accept()[0] as far,
             socket.create_connection(other.getsockname()) as kept,
             other.accept()[0] as there,
         ):
-            assert cut_connections(port) == 1
+            assert cut_connections(there_address) == 1
             assert (cut.recv(1), far.recv(1)) == (b"", b"")
             kept.sendall(b"x")
             assert there.recv(1) == b"x"
-        assert cut_connections(port) == 0
+        assert cut_connections(there_address) == 0
