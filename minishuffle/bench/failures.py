@@ -55,7 +55,7 @@ class FailureRound:
     whole_at: int
     """When all tasks ran again, and as many standby workers were there as before."""
     restarted: int
-    """Attempts of other tasks that were replaced."""
+    """Attempts of other tasks that were replaced, since the end of the failure before."""
     phases: dict[str, float] = field(default_factory=dict)
     """Milliseconds from the failure to the last victim's."""
 
@@ -81,6 +81,8 @@ class FailureSeries:
         self._cluster, self._handle, self._directory = cluster, handle, directory
         self._standby = standby
         self._choose = choose
+        self._last: JobInfo | None = None
+        """After the last failure; nothing is to change until the next one."""
 
     def wait_until_whole(self) -> JobInfo:
         """See :func:`wait_until_whole`."""
@@ -132,8 +134,7 @@ class FailureSeries:
             worker = workers[self._choose(len(workers))]
             victims = frozenset(index for index, task in keyed.items() if task.worker == worker)
             if kind == "link":
-                cutter = min(index for index, task in keyed.items() if task.worker == home)
-                at, wall = self._ask_task("cut", "done", cutter, str(self._data_address(worker)))
+                at, wall = self._cut(keyed, home, worker)
             else:
                 at, wall = self._fail_worker(kind, worker)
                 self._wait_for_attempts(keyed, victims)
@@ -142,7 +143,8 @@ class FailureSeries:
         whole_at = time.monotonic_ns()
         time.sleep(max(0.0, window - (whole_at - at) / 1e9))
         struck = frozenset[int]() if kind == "link" else victims
-        found = FailureRound(kind, at, victims, whole_at, _restarted(before, after, struck))
+        found = FailureRound(kind, at, victims, whole_at, _restarted(self._last or before, after, struck))
+        self._last = after
         for event in self._handle.events():
             if event.number > events and event.kind in _EVENTS:
                 phase, passed = _EVENTS[event.kind], (event.at - wall) * 1000
@@ -167,6 +169,12 @@ class FailureSeries:
             assert isinstance(self._cluster, HostCluster)
             self._cluster.kill_worker(victim)
             self._cluster.hosts.restore(victim)
+
+    def _cut(self, keyed: Mapping[int, TaskInfo], one: int, other: int) -> tuple[int, float]:
+        """Break the connection of two workers; gives when. The one with the lower id has dialed the other."""
+        dialer, listener = sorted((one, other))
+        cutter = min(index for index, task in keyed.items() if task.worker == dialer)
+        return self._ask_task("cut", "done", cutter, str(self._data_address(listener)))
 
     def _data_address(self, worker: int) -> Address:
         workers = self._cluster.status().workers

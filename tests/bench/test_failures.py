@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,13 +29,21 @@ def task(name: str, index: int, state: str = "running", attempt: int = 1, worker
     )
 
 
-def failing(path: Path, *infos: JobInfo, standby: int = 0) -> FailureSeries:
-    """On a job that looks like these, one after the other, the last one for ever."""
-    looks = list(infos)
+def failing(path: Path, *infos: JobInfo, standby: int = 0, ages: list[float] | None = None) -> FailureSeries:
+    """On a job that looks like these, one after the other, the last one for ever. Worker n listens at port
+    1000 + n; ``ages``: of the last heartbeats of its workers, at each look."""
+    looks, heartbeats = list(infos), list(ages or [0.0])
+
+    def status() -> Any:
+        age = heartbeats.pop(0) if len(heartbeats) > 1 else heartbeats[0]
+        fields = {"host": "127.0.0.1", "state": "alive", "standby": False, "heartbeat_age_seconds": age}
+        workers = [SimpleNamespace(worker=n, data_port=1_000 + n, **fields) for n in range(1, 6)]
+        return SimpleNamespace(workers=workers)
+
     handle: Any = SimpleNamespace(
         info=lambda: looks.pop(0) if len(looks) > 1 else looks[0], events=lambda: iter(())
     )
-    cluster: Any = SimpleNamespace(status=lambda: SimpleNamespace(workers=[]))
+    cluster: Any = SimpleNamespace(status=status)
     return FailureSeries(cluster, handle, str(path), standby=standby, choose=lambda count: count - 1)
 
 
@@ -75,3 +84,43 @@ def test_a_round_counts_the_attempts_that_were_replaced_beside_the_victims(tmp_p
     found = failing(tmp_path, before, job(task("Numbered", 0), *later)).fail("task", 0.0)
     assert (found.kind, found.victims, found.restarted) == ("task", frozenset([7]), 1)
     assert found.at <= found.whole_at
+
+
+@pytest.mark.parametrize(
+    ("home", "victim", "asked", "address"),
+    [(1, 2, 0, "127.0.0.1:1002"), (5, 2, 7, "127.0.0.1:1005")],
+)
+def test_a_link_is_cut_where_it_was_dialed(
+    home: int, victim: int, asked: int, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only there is a connection to an address that is known, which the worker with the higher id listens
+    at; source and collector may be on any worker once that of the beginning was lost."""
+    monkeypatch.setattr(failures, "RECOVERY_SECONDS_MAX", 0.05)
+    running = job(
+        task("Numbered", 0, worker=home),
+        *(task("process", index, worker=home if index < 4 else victim) for index in range(4)),
+        *(task("process", index, worker=victim) for index in range(7, 8)),
+    )
+    with pytest.raises(ShuffleError, match=f"subtask {asked} has not answered to 'cut'"):
+        failing(tmp_path, running).fail("link", 0.0)
+    assert (tmp_path / f"cut-{asked}").read_text() == address
+
+
+def test_attempts_that_are_replaced_between_two_failures_count_too(tmp_path: Path) -> None:
+    """A worker that lives is declared lost, for one."""
+    (tmp_path / "failed-7").touch()
+    keyed = [task("process", index) for index in range(8)]
+    before = job(task("Numbered", 0), *keyed)
+    after = job(task("Numbered", 0), *keyed[:7], task("process", 7, attempt=2))
+    later = job(task("Numbered", 0, attempt=2), *keyed[:7], task("process", 7, attempt=2))
+    last = job(task("Numbered", 0, attempt=2), *keyed[:7], task("process", 7, attempt=3))
+    series = failing(tmp_path, before, after, after, later, last)
+    assert series.fail("task", 0.0).restarted == 0
+    (tmp_path / "failed-7").touch()
+    assert series.fail("task", 0.0).restarted == 1
+
+
+def test_reports_are_waited_for_from_every_worker(tmp_path: Path) -> None:
+    running = job(task("process", 0))
+    series = failing(tmp_path, running, ages=[3600.0, 3600.0, 0.0])
+    assert series.wait_for_reports(time.monotonic_ns() - 10**9) is running
