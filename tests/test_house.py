@@ -232,7 +232,7 @@ def dead(package: tuple[Module, ...], elsewhere: str) -> Iterator[str]:
     for module in package:
         counted.update(words_of(module.text))
     for module in package:
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 continue
             named = node.name
@@ -252,34 +252,28 @@ def unread(package: tuple[Module, ...]) -> Iterator[str]:
     """Attributes that are stored and never loaded, anywhere in the package."""
     stored: dict[str, str] = {}
     loaded: set[str] = set()
+    named: set[str] = set()
     for module in package:
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.Attribute):
                 if isinstance(node.ctx, ast.Store):
                     stored.setdefault(node.attr, f"{module.name}:{node.lineno}")
                 else:
                     loaded.add(node.attr)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
-                loaded.add(node.value)  # getattr, or one of __slots__: the latter is checked by hand
+                named.add(node.value)  # For getattr, unless it is one of __slots__.
     slots = {word for module in package for word in slot_names(module)}
     for name, place in stored.items():
-        if name not in loaded or (name in slots and not any(reads(module, name) for module in package)):
+        if name not in loaded and (name in slots or name not in named):
             yield f"{place} {name} is written and never read"
 
 
 def slot_names(module: Module) -> set[str]:
     found = set()
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__slots__":
             found |= {part.value for part in ast.walk(node) if isinstance(part, ast.Constant)}
     return {name for name in found if isinstance(name, str)}
-
-
-def reads(module: Module, name: str) -> bool:
-    return any(
-        isinstance(node, ast.Attribute) and node.attr == name and not isinstance(node.ctx, ast.Store)
-        for node in ast.walk(module.tree)
-    )
 
 
 def test_no_field_is_written_and_never_read(package: tuple[Module, ...]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 __all__ = ["PACKAGE", "ROOT", "TESTS", "FunctionNode", "Module", "modules", "none_of"]
@@ -30,13 +30,18 @@ class Module:
         """The folder, or the module at the top, that the file belongs to."""
         return self.name.partition("/")[0].removesuffix(".py")
 
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """Everything in the file; walking it is what takes the time of these tests."""
+        return tuple(ast.walk(self.tree))
+
     def functions(self) -> Iterator[FunctionNode]:
-        return (node for node in ast.walk(self.tree) if isinstance(node, FunctionNode))
+        return (node for node in self.nodes if isinstance(node, FunctionNode))
 
     def imports(self) -> Iterator[tuple[int, str]]:
         """Line and dotted name of everything imported, anywhere in the file; relative ones resolved."""
         package = ["minishuffle", *self.name.split("/")[:-1]]
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Import):
                 yield from ((node.lineno, alias.name) for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
@@ -46,7 +51,7 @@ class Module:
 
     def calls(self) -> Iterator[tuple[int, str]]:
         """Line and name, as written, of everything that is called."""
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Call):
                 yield node.lineno, ast.unparse(node.func)
 
