@@ -35,7 +35,7 @@ from minishuffle.errors import ShuffleError
 from minishuffle.local import LocalCluster
 from minishuffle.wire.requests import JobInfo
 
-__all__ = ["GAP_ALLOWANCE_MS", "Tally", "Findings", "books_problems", "report", "run_drill"]
+__all__ = ["GAP_ALLOWANCE_MS", "QUIET_SECONDS", "Tally", "Findings", "books_problems", "report", "run_drill"]
 
 GAP_ALLOWANCE_MS: Final = 250.0
 RATE: Final = 2_000.0
@@ -88,7 +88,8 @@ class Findings:
     """The longest silence of another subtask around each failure, in milliseconds."""
     quiet: list[float] = field(default_factory=list)
     """The same in times without a failure."""
-    books: Tally = Tally()
+    books: Tally | None = None
+    """None: there is no log to compare with."""
     failed: list[str] = field(default_factory=list)
     recovered: int = 0
     """Failures after which every check has passed."""
@@ -171,7 +172,8 @@ class Drill:
     """
 
     def __init__(self, failures: FailureSeries, handle: JobHandle, directory: str, every: float) -> None:
-        self.findings = Findings()
+        self._books = Tally()
+        self.findings = Findings(books=self._books)
         self._failures, self._handle = failures, handle
         self._directory = Path(directory)
         self._every = every
@@ -227,12 +229,12 @@ class Drill:
     def _balance(self, each: FailureRound, output: NumberedOutput, count: int) -> list[str]:
         """Compare what is missing of the first ``count`` records with what the runtime counts."""
         info = self._failures.wait_for_reports(time.monotonic_ns())
-        before, deadline = self.findings.books, time.monotonic() + BOOKS_SECONDS_MAX
+        before, deadline = self._books, time.monotonic() + BOOKS_SECONDS_MAX
         while True:
             after = _books(output, count, info)
             problems = books_problems(each.kind, len(each.victims), before, after)
             if not problems or time.monotonic() > deadline:
-                self.findings.books = after
+                self._books = self.findings.books = after
                 return problems
             time.sleep(POLL_SECONDS)
             info = self._handle.info()
@@ -250,7 +252,7 @@ class Drill:
         made = sum(task.counters.records_out for task in info.tasks if task.name == "Numbered")
         after = _books(self.output(), made, info)
         self.findings.failed += [
-            f"at the end: {problem}" for problem in books_problems("stop", 0, self.findings.books, after)
+            f"at the end: {problem}" for problem in books_problems("stop", 0, self._books, after)
         ]
         self.findings.books = after
 
@@ -307,7 +309,7 @@ def report(kinds: Sequence[FailureKind], every: float, seed: int, findings: Find
         "others_gap_ms": _spread(findings.gaps),
         "others_gap_baseline_ms": _spread(findings.quiet),
         "others_restarted": sum(each.restarted for each in findings.rounds),
-        **asdict(findings.books),
+        **(asdict(findings.books) if findings.books is not None else {}),
         "failed_checks": findings.failed,
     }
 

@@ -8,10 +8,12 @@ came twice; it shares no code with what the runtime counts.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
@@ -19,7 +21,7 @@ import numpy as np
 
 from minishuffle.dataflow.operators.base import Batch, TaskContext
 from minishuffle.dataflow.stream import Stream
-from minishuffle.errors import ShuffleError
+from minishuffle.errors import ShuffleError, UsageError
 from minishuffle.exchange.keys import destination, hash_rows
 from minishuffle.ids import Address
 from minishuffle.limits import BATCH_ROWS_MAX
@@ -48,6 +50,8 @@ FLUSH_NANOSECONDS: Final = 20_000_000
 """Between two times at which the log is written to its file."""
 ENTRY: Final = np.dtype([("number", "<i8"), ("time", "<i8")])
 """One record in the log's file: its number, and when it came, in monotonic nanoseconds."""
+PIDFD_GETFD: Final = 438
+"""A system call of Linux from 5.6 on, on every processor."""
 
 
 # --- the job --------------------------------------------------------------------------------------
@@ -136,23 +140,59 @@ def numbered_job(rate: float, directory: str) -> Stream[Any]:
     return keyed.to(Log(f"{directory}/log")).parallel(1)
 
 
-def cut_connections(peer: Address) -> int:
-    """Shut the TCP connections of this process down that it has made to that address; gives how many.
+def cut_connections(peer: Address, process: int | None = None) -> int:
+    """Shut the TCP connections down that a process has made to that address; gives how many.
 
     Both ends see the connection end, as when a middlebox resets it.
+
+    Args:
+        process: its id, of this user; None: this process.
+
+    Raises:
+        UsageError: the kernel does not hand out the sockets of that process.
     """
     found = 0
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+    directory = f"/proc/{process or 'self'}/fd"
+    with _descriptors(process) as copy:
+        for name in os.listdir(directory):
+            try:
+                if not os.readlink(f"{directory}/{name}").startswith("socket:"):
+                    continue
+                with socket.socket(fileno=copy(int(name))) as connection:
+                    if connection.family != socket.AF_INET:
+                        continue
+                    if connection.getpeername() == (peer.host, peer.port):
+                        connection.shutdown(socket.SHUT_RDWR)
+                        found += 1
+            except PermissionError as error:
+                raise UsageError(
+                    f"the sockets of process {process} are out of reach ({error.strerror}): break "
+                    "connections as root, or as its user where ptrace is allowed"
+                ) from error
+            except OSError:  # it was closed meanwhile, or is not connected
                 continue
-            with socket.socket(fileno=os.dup(int(name))) as connection:
-                if connection.family == socket.AF_INET and connection.getpeername() == (peer.host, peer.port):
-                    connection.shutdown(socket.SHUT_RDWR)
-                    found += 1
-        except OSError:  # it was closed meanwhile, or is not connected
-            continue
     return found
+
+
+@contextmanager
+def _descriptors(process: int | None) -> Iterator[Callable[[int], int]]:
+    """How to get a descriptor of this process for one of that process: see pidfd_getfd(2)."""
+    if process is None:
+        yield os.dup
+        return
+    system = ctypes.CDLL(None, use_errno=True).syscall
+    handle = os.pidfd_open(process)
+
+    def copy(number: int) -> int:
+        copied = int(system(PIDFD_GETFD, handle, number, 0))
+        if copied < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        return copied
+
+    try:
+        yield copy
+    finally:
+        os.close(handle)
 
 
 class InjectedFailure(Exception):

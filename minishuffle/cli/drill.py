@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Iterable
 from typing import Any, Final
 
 import click
 
-from minishuffle.cli.session import json_option, late_global_options, print_json
+from minishuffle.cli.session import json_option, late_global_options, print_json, session_of
 from minishuffle.cli.tables import console, new_table
+from minishuffle.cli.worker import signal_worker
 
 __all__ = ["drill"]
 
@@ -24,6 +26,7 @@ KINDS: Final = ("task", "process", "host", "stop", "link")
     "root); a worker is stopped until it is declared lost; the data connection of two workers breaks. "
     "Default: all of them in turn.",
 )
+@click.option("--job", help="A job that runs already, on --cluster; its workers are on this machine.")
 @click.option("--times", default=5, show_default=True, type=click.IntRange(1, 10_000))
 @click.option(
     "--every",
@@ -36,22 +39,38 @@ KINDS: Final = ("task", "process", "host", "stop", "link")
 @json_option
 @late_global_options
 @click.pass_context
-def drill(context: click.Context, kind: Any, times: int, every: float, seed: int, as_json: bool) -> None:
+def drill(
+    context: click.Context, kind: Any, job: str | None, times: int, every: float, seed: int, as_json: bool
+) -> None:
     """Cause failures in a running job, one after the other, and check what has to hold after each.
 
     Starts a cluster and a job of its own. After each failure all tasks run, no attempt of another task was
     replaced, no other output was silent for 250 ms longer than without a failure, and the books balance.
     Exits with 1 if a check fails, and says which.
-    """
-    from minishuffle.bench.drill import run_drill
 
-    kinds: list[Any] = [kind] if kind else _kinds_here()
-    found = run_drill(list(itertools.islice(itertools.cycle(kinds), times)), every=every, seed=seed)
+    With --job the failures strike that job: workers are killed and stopped, and their connections cut. It has
+    no log of what should have come out: no total may fall instead.
+    """
+    if job is None:
+        from minishuffle.bench.drill import run_drill
+
+        kinds = _in_turn([kind] if kind else _kinds_here(), times)
+        found = run_drill(kinds, every=every, seed=seed)
+    else:
+        from minishuffle.bench.running import RUNNING_KINDS, drill_running
+
+        kinds = _in_turn([kind] if kind else RUNNING_KINDS, times)
+        with session_of(context).client() as client:
+            found = drill_running(client, job, kinds, signal_worker, every=every, seed=seed)
     if as_json:
         print_json(found)
     else:
         _show(found)
     context.exit(1 if found["failed_checks"] else 0)
+
+
+def _in_turn(kinds: Iterable[Any], times: int) -> list[Any]:
+    return list(itertools.islice(itertools.cycle(kinds), times))
 
 
 def _kinds_here() -> list[str]:

@@ -28,8 +28,9 @@ from minishuffle.config import ClusterSettings, read_coordinator
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.launch import DETACH
 from minishuffle.wire.messages import WORKER_NUMBER_MAX
+from minishuffle.wire.requests import WorkerInfo
 
-__all__ = ["coordinator", "worker"]
+__all__ = ["coordinator", "signal_worker", "worker"]
 
 ORPHAN_SECONDS = 20.0
 EXIT_INTERRUPTED = 130
@@ -244,13 +245,22 @@ def kill(context: click.Context, number: int, name: str, as_json: bool) -> None:
         there = ", ".join(map(str, sorted(workers))) or "none"
         raise UnknownName(f"there is no worker {number}; alive: {there}")
     info = workers[number]
-    doctor.require_local(info.host, f"worker {number}")
-    if not doctor.is_minishuffle(info.pid):
-        raise UnknownName(
-            f"worker {number} is not process {info.pid} of this machine: type the command there"
-        )
-    os.kill(info.pid, getattr(signal, f"SIG{name}"))
+    signal_worker(info, getattr(signal, f"SIG{name}"))
     if as_json:
         print_json({"worker": number, "pid": info.pid, "signal": name})
     else:
         click.echo(f"worker {number} (pid {info.pid}) was sent SIG{name}")
+
+
+def signal_worker(info: WorkerInfo, number: signal.Signals) -> None:
+    """Send a signal to a worker of this machine.
+
+    Raises:
+        UnknownName: it is on another machine, or that process is none of ours.
+    """
+    doctor.require_local(info.host, f"worker {info.worker}")
+    if not doctor.is_minishuffle(info.pid):
+        raise UnknownName(
+            f"worker {info.worker} is not process {info.pid} of this machine: type the command there"
+        )
+    os.kill(info.pid, number)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,7 @@ import pytest
 from minishuffle.bench import numbered
 from minishuffle.bench.numbered import Gap, Log, Numbered, NumberedOutput, cut_connections
 from minishuffle.dataflow.operators.base import TaskContext
-from minishuffle.errors import ShuffleError
+from minishuffle.errors import ShuffleError, UsageError
 from minishuffle.ids import Address
 
 MILLISECOND = 1_000_000
@@ -112,3 +116,26 @@ def test_a_connection_is_cut_at_both_ends_and_no_other() -> None:
             kept.sendall(b"x")
             assert there.recv(1) == b"x"
         assert cut_connections(there_address) == 0
+
+
+FAR_SIDE = "import socket, sys; print(socket.create_connection(('127.0.0.1', int(sys.argv[1]))).recv(1))"
+
+
+def test_a_connection_of_another_process_is_cut() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = Address(*server.getsockname())
+        command = [sys.executable, "-c", FAR_SIDE, str(address.port)]
+        with (
+            subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,
+            server.accept()[0] as far,
+        ):
+            assert cut_connections(address, process.pid) == 1
+            assert far.recv(1) == b""
+            assert process.communicate(timeout=60)[0].strip() == "b''"
+
+
+def test_sockets_that_the_kernel_does_not_hand_out_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numbered.ctypes, "get_errno", lambda: errno.EPERM)
+    monkeypatch.setattr(numbered, "PIDFD_GETFD", -1)
+    with socket.socket(), pytest.raises(UsageError, match="out of reach .* as root, or as its user"):
+        cut_connections(Address("127.0.0.1", 1), os.getpid())

@@ -1,0 +1,324 @@
+"""``minishuffle drill --job``: failures in a job that runs already, on a cluster that others started.
+
+Nothing of the job helps. Workers are killed and stopped by process id, and their connections are cut from
+outside, so they have to be on this machine. What each subtask passes on is read from the workers'
+``/metrics``, every :data:`WATCH_SECONDS`. There is no log of what should have come out: of the books it is
+checked that no total falls, and that nothing is in flight through a process that died where none did.
+"""
+
+from __future__ import annotations
+
+import http.client
+import re
+import threading
+import time
+import urllib.request
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from random import Random
+from signal import SIGCONT, SIGKILL, SIGSTOP, Signals
+from typing import Any, Final
+
+import numpy as np
+
+from minishuffle.bench.drill import QUIET_SECONDS, Findings, report
+from minishuffle.bench.failures import (
+    POLL_SECONDS,
+    RECOVERY_SECONDS_MAX,
+    FailureKind,
+    FailureRound,
+    wait_until_whole,
+)
+from minishuffle.bench.numbered import Gap, cut_connections, longest_gaps
+from minishuffle.client import Client
+from minishuffle.errors import ShuffleError, UsageError
+from minishuffle.ids import Address
+from minishuffle.wire.requests import JobInfo, TaskInfo, WorkerInfo
+
+__all__ = ["RUNNING_KINDS", "JobWatch", "RunningJob", "drill_running"]
+
+RUNNING_KINDS: Final[tuple[FailureKind, ...]] = ("process", "link", "stop")
+"""What can be brought about from outside."""
+WATCH_SECONDS: Final = 0.1
+SCRAPE_SECONDS_MAX: Final = 1.0
+_RECORDS: Final = re.compile(r"^minishuffle_task_records_total\{(.*)\} (\S+)$", re.MULTILINE)
+_LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+Subtask = tuple[int, int]
+"""Operator and index."""
+
+
+def records_by_subtask(text: str, job: str) -> dict[Subtask, float]:
+    """Records that the subtasks of a job took in and passed on, from one worker's ``/metrics``."""
+    found: defaultdict[Subtask, float] = defaultdict(float)
+    for labels, value in _RECORDS.findall(text):
+        has = dict(_LABEL.findall(labels))
+        if has["pipeline_id"] == job:
+            found[int(has["vertex_id"]), int(has["subtask"])] += float(value)
+    return dict(found)
+
+
+class JobWatch:
+    """When the subtasks of a job passed records on, as far as the metrics of its workers show it.
+
+    A thread asks each worker, so that one which does not answer holds nobody up.
+    """
+
+    def __init__(self, job: str, subtasks: Sequence[Subtask]) -> None:
+        self._job = job
+        self._numbers = {subtask: number for number, subtask in enumerate(subtasks)}
+        self._seen: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        """By subtask, monotonic nanoseconds at which it had moved on, and the worker it was on."""
+        self._threads: dict[tuple[int, int], threading.Thread] = {}
+        """By worker and epoch."""
+        self._stopping = threading.Event()
+
+    def follow(self, workers: Sequence[WorkerInfo]) -> None:
+        """Ask these workers too from now on."""
+        for each in workers:
+            key = each.worker, each.epoch
+            if each.state == "alive" and each.metrics_port and key not in self._threads:
+                arguments = each.worker, Address(each.host, each.metrics_port)
+                thread = threading.Thread(target=self._watch, args=arguments, name="watch", daemon=True)
+                self._threads[key] = thread
+                thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        for thread in self._threads.values():
+            thread.join()
+
+    def _watch(self, worker: int, address: Address) -> None:
+        before: dict[Subtask, float] = {}
+        while not self._stopping.wait(WATCH_SECONDS):
+            try:
+                url = f"http://{address}/metrics"
+                with urllib.request.urlopen(url, timeout=SCRAPE_SECONDS_MAX) as response:
+                    text = response.read().decode()
+            except (OSError, http.client.HTTPException):  # it is stopped, or gone
+                continue
+            now, records = time.monotonic_ns(), records_by_subtask(text, self._job)
+            for subtask, count in records.items():
+                if before and count != before.get(subtask) and subtask in self._numbers:
+                    self._seen[self._numbers[subtask]].append((now, worker))
+            before = records
+
+    def moving(self, begin: int, end: int) -> frozenset[int]:
+        """Subtasks that passed something on between these times."""
+        return frozenset(
+            number for number, seen in self._seen.items() if any(begin <= at <= end for at, _ in list(seen))
+        )
+
+    def gaps(self, begin: int, end: int, subtasks: frozenset[int]) -> list[Gap]:
+        """The longest silence of each of these between two times."""
+        times = ((each, np.array([at for at, _ in list(self._seen[each])], np.int64)) for each in subtasks)
+        return longest_gaps(times, begin, end)
+
+    def outage(self, at: int, victims: frozenset[int], lost: int) -> float:
+        """Milliseconds until each of the victims passed something on, on another worker than the lost one.
+
+        Raises:
+            ShuffleError: one has not.
+        """
+        longest = 0.0
+        for each in sorted(victims):
+            first = next((seen for seen, worker in list(self._seen[each]) if seen > at and worker != lost), 0)
+            if not first:
+                raise ShuffleError(f"subtask {self.name(each)} has passed nothing on since it failed")
+            longest = max(longest, (first - at) / 1e6)
+        return longest
+
+    def name(self, number: int) -> str:
+        """The subtask of that number, as operator[index]."""
+        operator, index = next(subtask for subtask, each in self._numbers.items() if each == number)
+        return f"{operator}[{index}]"
+
+
+class _Around:
+    """What a failure of one worker showed, for :class:`Findings`."""
+
+    def __init__(self, watch: JobWatch, moving: frozenset[int], lost: int) -> None:
+        self._watch, self._moving, self._lost = watch, moving, lost
+
+    def gaps(self, begin: int, end: int, without: frozenset[int]) -> list[Gap]:
+        return self._watch.gaps(begin, end, self._moving - without)
+
+    def outage(self, at: int, victims: frozenset[int]) -> float:
+        return self._watch.outage(at, victims & self._moving, self._lost)
+
+
+class RunningJob:
+    """Failures of a job that runs already.
+
+    Args:
+        send: sends a signal to the process of a worker of this machine; raises UsageError.
+        choose: one of so many victims, by number.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        job: str,
+        watch: JobWatch,
+        send: Callable[[WorkerInfo, Signals], None],
+        choose: Callable[[int], int],
+    ) -> None:
+        self._client, self._job, self._watch = client, job, watch
+        self._send, self._choose = send, choose
+        self._standby = sum(each.standby and each.state == "alive" for each in client.status().workers)
+        self.last: JobInfo | None = None
+        """After the last failure."""
+
+    def wait_until_whole(self) -> JobInfo:
+        """See :func:`wait_until_whole`; watches workers that have come."""
+        info = wait_until_whole(lambda: self._client.job(self._job), self._client.status, self._standby)
+        self._watch.follow(self._client.status().workers)
+        return info
+
+    def fail(self, kind: FailureKind, window: float) -> tuple[FailureRound, int]:
+        """Cause one failure, and wait until the job is whole again and ``window`` seconds have passed; gives
+        the worker that was struck too.
+
+        Raises:
+            UsageError: there is no worker that can be struck.
+            ShuffleError: the job has not recovered.
+        """
+        before = self.wait_until_whole()
+        workers = {each.worker: each for each in self._client.status().workers if each.state == "alive"}
+        possible = victims_of(before.tasks)
+        if not possible:
+            raise UsageError(
+                f"each worker of job {self._job} has the only subtask of an operator: whichever fails, "
+                "nobody has output. Give the job a greater parallelism, or the cluster more workers"
+            )
+        victim = workers[possible[self._choose(len(possible))]]
+        struck = frozenset(n for n, task in enumerate(before.tasks) if task.worker == victim.worker)
+        if kind == "link":
+            others = sorted({task.worker for task in before.tasks} - {victim.worker})
+            at = self._cut(victim, workers[others[self._choose(len(others))]])
+            struck = frozenset()
+        else:
+            at = time.monotonic_ns()
+            self._send(victim, SIGSTOP if kind == "stop" else SIGKILL)
+            try:
+                self._wait_for_attempts(before.tasks, struck)
+            finally:
+                if kind == "stop":
+                    self._send(victim, SIGCONT)
+        after = self.wait_until_whole()
+        whole_at = time.monotonic_ns()
+        time.sleep(max(0.0, window - (whole_at - at) / 1e9))
+        pairs = enumerate(zip((self.last or before).tasks, after.tasks, strict=True))
+        restarted = sum(new.attempt - old.attempt for n, (old, new) in pairs if n not in struck)
+        self.last = after
+        return FailureRound(kind, at, struck, whole_at, restarted), victim.worker
+
+    def _cut(self, one: WorkerInfo, other: WorkerInfo) -> int:
+        """Break the connection of two workers; gives when. The one with the lower id has dialed the other."""
+        dialer, listener = sorted((one, other), key=lambda each: each.worker)
+        self._send(dialer, SIGCONT)  # of this machine, and ours: or it is refused
+        at, deadline = time.monotonic_ns(), time.monotonic() + RECOVERY_SECONDS_MAX
+        while not cut_connections(Address(listener.host, listener.data_port), dialer.pid):
+            if time.monotonic() > deadline:
+                raise ShuffleError(f"workers {dialer.worker} and {listener.worker} have no connection")
+            time.sleep(POLL_SECONDS)
+            at = time.monotonic_ns()
+        return at
+
+    def _wait_for_attempts(self, before: Sequence[TaskInfo], struck: frozenset[int]) -> None:
+        deadline = time.monotonic() + RECOVERY_SECONDS_MAX
+        while time.monotonic() < deadline:
+            tasks = self._client.job(self._job).tasks
+            if all(tasks[number].attempt > before[number].attempt for number in struck):
+                return
+            time.sleep(POLL_SECONDS)
+        raise ShuffleError("the victims were not deployed again in time")
+
+
+def victims_of(tasks: Sequence[TaskInfo]) -> list[int]:
+    """Workers without which every operator of the job still has a subtask."""
+    homes: defaultdict[int, set[int]] = defaultdict(set)
+    for task in tasks:
+        homes[task.operator].add(task.worker)
+    return sorted(
+        worker
+        for worker in {task.worker for task in tasks}
+        if all(workers - {worker} for workers in homes.values())
+    )
+
+
+def totals_problems(kind: FailureKind, before: JobInfo, after: JobInfo) -> list[str]:
+    """What does not hold of a job's totals after a failure."""
+    problems = []
+    dropped = sum(after.rows_dropped.values()) - sum(before.rows_dropped.values())
+    if dropped < 0:
+        problems.append(f"books: the count of dropped records fell by {-dropped}")
+    if kind == "link" and after.rows_in_flight > before.rows_in_flight:
+        problems.append("books: rows are counted as in flight, although no process died")
+    for old, new in zip(before.tasks, after.tasks, strict=True):
+        for what in ("records_in", "records_out"):
+            if getattr(new.counters, what) < getattr(old.counters, what):
+                problems.append(f"books: {what} of {new.name}[{new.index}] fell")
+    return problems
+
+
+@contextmanager
+def _watching(job: str, tasks: Sequence[TaskInfo]) -> Iterator[JobWatch]:
+    watch = JobWatch(job, [(task.operator, task.index) for task in tasks])
+    try:
+        yield watch
+    finally:
+        watch.stop()
+
+
+def drill_running(
+    client: Client,
+    job: str,
+    kinds: Sequence[FailureKind],
+    send: Callable[[WorkerInfo, Signals], None],
+    *,
+    every: float,
+    seed: int,
+) -> dict[str, Any]:
+    """Like :func:`run_drill`, on a job that runs already.
+
+    Raises:
+        UsageError: a kind cannot be caused from outside, or there is nobody whom it could strike.
+        ShuffleError: the job is not running, or passes nothing on.
+    """
+    for kind in kinds:
+        if kind not in RUNNING_KINDS:
+            raise UsageError(
+                f"{kind}: a running job can be drilled with {', '.join(RUNNING_KINDS)}; without --job the "
+                "drill starts a job of its own, which takes all kinds"
+            )
+    findings = Findings()
+    with _watching(job, client.job(job).tasks) as watch:
+        running = RunningJob(client, job, watch, send, Random(seed).randrange)
+        before = running.wait_until_whole()
+        time.sleep(2 * WATCH_SECONDS)
+        begin = time.monotonic_ns()
+        time.sleep(max(QUIET_SECONDS, every))
+        end = time.monotonic_ns()
+        moving = watch.moving(begin, end)
+        if not moving:
+            raise ShuffleError(f"job {job} has passed no records on within {max(QUIET_SECONDS, every):g} s")
+        findings.stay_quiet(_Around(watch, moving, 0), begin, end)
+        try:
+            for kind in kinds:
+                running.wait_until_whole()
+                time.sleep(every)
+                each, lost = running.fail(kind, every)
+                around, window = _Around(watch, moving, lost), int(every * 1e9)
+                findings.stay_quiet(around, each.at - window, each.at)
+                after = client.job(job)
+                wrong = totals_problems(kind, before, after)
+                findings.look(each, around, max(each.whole_at, each.at + window), wrong)
+                before = after
+        except UsageError:
+            raise
+        except ShuffleError as error:
+            findings.failed.append(f"failure {len(findings.rounds) + 1}: {error}")
+    counted = {"dropped": sum(before.rows_dropped.values()), "in_flight": before.rows_in_flight}
+    return {**report(kinds, every, seed, findings), **counted, "subtasks_watched": len(moving)}
