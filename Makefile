@@ -10,11 +10,14 @@ WITHIN := timeout --foreground --kill-after=30
 # Two processes, each with whole files: half of the time goes into waiting for clusters and sessions to start.
 SIDE_BY_SIDE := $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
+SIMULATED := tests/e2e/test_simulated_clusters.py
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-fast fmt lint types bench soak clean
+.PHONY: soak-failures soak-spinning soak-seeds soak-examples
 
 help: ## Print this help
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## Make .venv with every pinned dependency
 	@scripts/bootstrap
@@ -51,10 +54,21 @@ bench: setup ## Measure transport, exchange and keyBy (some minutes)
 	$(WITHIN) 900 $(BIN)/minishuffle bench keyby --format rows --record event --emit each --records 6000000
 	$(WITHIN) 900 $(BIN)/minishuffle bench spark
 
-soak: setup ## Run the tests with many more seeds and longer spans (about an hour)
+soak: setup ## Run what takes too long for the tests (some hours): failures, spinning threads, seeds, examples
 	@scripts/bootstrap --tests
-	MINISHUFFLE_SOAK=1 $(WITHIN) 10000 $(SIDE_BY_SIDE) --timeout 3600 -m "not alone"
-	MINISHUFFLE_SOAK=1 $(WITHIN) 2400 $(BIN)/python -m pytest -q --timeout 3600 -m alone
+	$(MAKE) soak-failures soak-spinning soak-seeds soak-examples
+
+soak-failures: ## A hundred failures of all kinds, as root those of hosts too (about 10 minutes)
+	$(WITHIN) 3600 $(BIN)/minishuffle drill --times 100 --every 0.2 --seed $${SEED:-1}
+
+soak-spinning: ## Ten minutes of threads that compute, without a suspicion or a verdict
+	MINISHUFFLE_SOAK=1 $(WITHIN) 1200 $(BIN)/python -m pytest -q -s --timeout 1200 -m alone tests/e2e/test_suspicion.py
+
+soak-seeds: ## Ten thousand simulated clusters
+	MINISHUFFLE_SOAK=1 $(WITHIN) 14400 $(BIN)/python -m pytest -q -n 2 --dist load --timeout 3600 $(SIMULATED)
+
+soak-examples: ## The tests with two thousand examples of each property
+	MINISHUFFLE_SOAK=1 $(WITHIN) 10000 $(SIDE_BY_SIDE) --timeout 3600 -m "not alone" --ignore $(SIMULATED)
 
 clean: ## Remove .venv and everything that was built
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -96,4 +96,4 @@ def _show(found: dict[str, Any]) -> None:
             click.echo(f"{name.replace('_', ' ')}: {found[name]:,}")
     for problem in found["failed_checks"]:
         click.echo(f"FAILED {problem}")
-    click.echo(f"{found['kind']}: {found['recovered']} of {found['times']} recovered")
+    click.echo(f"{found['kind']}, seed {found['seed']}: {found['recovered']} of {found['times']} recovered")

@@ -23,8 +23,10 @@ from minishuffle.errors import ShuffleError
 
 SECOND = 1_000_000_000
 KINDS: list[FailureKind] = ["task", "process", "link", "stop"]
-TIMES = 25 if os.environ.get("MINISHUFFLE_SOAK") == "1" else 5
-"""Of each kind."""
+if os.geteuid() == 0:
+    KINDS.append("host")
+TIMES = 5
+"""Of each kind; 'make soak' has a hundred."""
 
 
 class Output:
@@ -164,11 +166,12 @@ def test_the_made_up_log_has_output_of_all_subtasks() -> None:
 
 @pytest.mark.alone
 @pytest.mark.slow
-@pytest.mark.timeout(3_000)
+@pytest.mark.timeout(600)
 def test_a_job_takes_failures_of_every_kind() -> None:
     found = run_drill(KINDS * TIMES, every=0.2, seed=1)
     assert found["failed_checks"] == [], found
-    assert (found["kind"], found["times"], found["recovered"]) == ("all", 4 * TIMES, 4 * TIMES)
+    assert (found["kind"], found["times"]) == ("all", len(KINDS) * TIMES)
+    assert found["recovered"] == found["times"]
     assert (found["others_restarted"], found["duplicated"], found["disordered"]) == (0, 0, 0)
     assert 0 < found["dropped"] <= found["missing"] <= found["dropped"] + found["in_flight"]
 
@@ -184,6 +187,7 @@ def test_the_command_says_which_check_failed(failed: list[str], monkeypatch: pyt
         return {
             "kind": "link",
             "times": 3,
+            "seed": seed,
             "recovered": 3,
             **spreads,
             "missing": 10,
@@ -196,7 +200,7 @@ def test_the_command_says_which_check_failed(failed: list[str], monkeypatch: pyt
     shown = CliRunner().invoke(cli, options)
     assert shown.exit_code == bool(failed)
     assert ("FAILED books: 3 records came twice" in shown.output) == bool(failed)
-    assert "link: 3 of 3 recovered" in shown.output
+    assert "link, seed 7: 3 of 3 recovered" in shown.output
     assert json.loads(CliRunner().invoke(cli, [*options, "--json"]).stdout)["failed_checks"] == failed
     assert asked == [(["link"] * 3, 0.5, 7)] * 2
 

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,21 @@ MAKES_HOSTS = os.geteuid() == 0 or os.environ.get("CI") == "true"
 collect_ignore = [] if MAKES_HOSTS else ["test_lost_hosts.py"]
 """Network namespaces need root; where all tests are to run, those that make some say so if they cannot."""
 SECONDS_MAX = 30.0
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which seeds of simulated clusters have run, and how they ended."""
+    seeds: defaultdict[str, set[int]] = defaultdict(set)
+    ends: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for report in terminalreporter.stats.get("passed", []):
+        for name, value in report.user_properties:
+            if name == "simulated":
+                seeds[value[0]] |= {*range(value[1], value[2] + 1)}
+                ends[value[0]].update(value[3])
+    for test, passed in seeds.items():
+        text = ", ".join(f"{count:,} {end}" for end, count in sorted(ends[test].items()))
+        line = f"{test}: {len(passed):,} seeds from {min(passed)} to {max(passed)}: {text}"
+        terminalreporter.write_line(line)
 
 
 def runs(pid: int) -> bool:

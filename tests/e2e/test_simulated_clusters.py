@@ -1,12 +1,15 @@
 """Whole clusters in simulated time, by seed: every row is accounted for, whatever happens.
 
-``MINISHUFFLE_SEED=n`` runs that seed alone; ``MINISHUFFLE_SOAK=1`` runs many more of them.
+``MINISHUFFLE_SEED=n`` runs that seed alone; ``MINISHUFFLE_SOAK=1`` runs many more of them. The runs and their
+ends are summed up at the end of the tests (see ``conftest``).
 """
 
 from __future__ import annotations
 
 import os
-from typing import Final
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
 
 import pytest
 
@@ -15,6 +18,7 @@ from support.simulated_jobs import Strategy
 from support.simulated_runs import Run, Scenario
 
 BATCH: Final = 10
+Play: TypeAlias = "Callable[[range, Sequence[Scenario]], None]"
 MANY: Final = 10_000 if os.environ.get("MINISHUFFLE_SOAK") == "1" else 150
 FAULTLESS = Scenario(bounded_share=0.9)
 ENDING = Scenario(faults=True, bounded_share=0.8)
@@ -28,51 +32,60 @@ SHAKEN = [
 ]
 
 
-def batches(share: float) -> list[range]:
-    """The seeds of each test; a batch of them costs less than a test of each."""
+def batches(parts: int) -> list[range]:
+    """The seeds of each test, so many of 15 parts; a batch of them costs less than a test of each."""
     if (only := os.environ.get("MINISHUFFLE_SEED")) is not None:
         return [range(int(only), int(only) + 1)]
-    return [range(first, first + BATCH) for first in range(0, int(share * MANY), BATCH)]
+    return [range(first, first + BATCH) for first in range(0, parts * MANY // 15, BATCH)]
 
 
 def name(batch: range) -> str:
     return f"seeds {batch.start} to {batch.stop - 1}"
 
 
-@pytest.mark.parametrize("batch", batches(0.2), ids=name)
-def test_every_row_arrives_once(batch: range) -> None:
-    for seed in batch:
-        Run(seed, FAULTLESS).play()
+@pytest.fixture
+def play(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Play:
+    """Runs a batch of seeds, and notes how the runs ended."""
+
+    def play(batch: range, scenarios: Sequence[Scenario]) -> None:
+        ends = Counter[str]()
+        for seed in batch:
+            run = Run(seed, scenarios[seed % len(scenarios)])
+            run.play()
+            ends[run.end] += 1
+        record_property("simulated", [request.function.__name__, batch.start, batch.stop - 1, dict(ends)])
+
+    return play
 
 
-@pytest.mark.parametrize("batch", batches(0.2), ids=name)
-def test_a_job_that_does_not_restart_ends_whatever_happens(batch: range) -> None:
-    for seed in batch:
-        Run(seed, ENDING).play()
+@pytest.mark.parametrize("batch", batches(2), ids=name)
+def test_every_row_arrives_once(batch: range, play: Play) -> None:
+    play(batch, [FAULTLESS])
 
 
-@pytest.mark.parametrize("batch", batches(0.6), ids=name)
-def test_a_job_recovers_and_each_row_is_in_one_place(batch: range) -> None:
-    for seed in batch:
-        Run(seed, RECOVERING).play()
+@pytest.mark.parametrize("batch", batches(2), ids=name)
+def test_a_job_that_does_not_restart_ends_whatever_happens(batch: range, play: Play) -> None:
+    play(batch, [ENDING])
 
 
-@pytest.mark.parametrize("batch", batches(0.1), ids=name)
-def test_regions_recover_and_each_row_is_in_one_place(batch: range) -> None:
-    for seed in batch:
-        Run(seed, TOGETHER[seed % 2]).play()
+@pytest.mark.parametrize("batch", batches(5), ids=name)
+def test_a_job_recovers_and_each_row_is_in_one_place(batch: range, play: Play) -> None:
+    play(batch, [RECOVERING])
 
 
-@pytest.mark.parametrize("batch", batches(0.2), ids=name)
-def test_a_failure_during_a_recovery_ends_in_a_running_job_or_at_a_limit(batch: range) -> None:
-    for seed in batch:
-        Run(seed, SHAKEN[seed % len(SHAKEN)]).play()
+@pytest.mark.parametrize("batch", batches(1), ids=name)
+def test_regions_recover_and_each_row_is_in_one_place(batch: range, play: Play) -> None:
+    play(batch, TOGETHER)
 
 
-@pytest.mark.parametrize("batch", batches(0.3), ids=name)
-def test_each_attempt_of_a_join_gets_all_of_its_side(batch: range) -> None:
-    for seed in batch:
-        Run(seed, SIDES).play()
+@pytest.mark.parametrize("batch", batches(2), ids=name)
+def test_a_failure_during_a_recovery_ends_in_a_running_job_or_at_a_limit(batch: range, play: Play) -> None:
+    play(batch, SHAKEN)
+
+
+@pytest.mark.parametrize("batch", batches(3), ids=name)
+def test_each_attempt_of_a_join_gets_all_of_its_side(batch: range, play: Play) -> None:
+    play(batch, [SIDES])
 
 
 @pytest.mark.parametrize(
