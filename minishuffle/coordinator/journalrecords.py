@@ -8,7 +8,8 @@ A record has a kind and a name, and takes the place of the one before of that ki
 ``applied`` ID        the highest number of a report of that worker that was applied
 ``graph`` JOB         a job as it was submitted, its pickled functions included, until it has ended
 ``job`` JOB           the job's state, placement, restarts, causes, and totals of what it lost
-``task`` JOB/OP/I     a subtask and its current attempt, when the next is due, its failures, its positions
+``task`` JOB/OP/I     a subtask and its current attempt, when the next is due and since when it recovers,
+                      its failures, its positions
 ``past`` JOB/OP/I     the attempts of it that were replaced
 ``event`` JOB/NUMBER  an event of the job
 ``file`` JOB/NUMBER   a file that a sink of the job has completed
@@ -113,6 +114,7 @@ def _task(job: Job, key: TaskKey) -> dict[str, Any]:
     return {
         "task": job._tasks[key].record(),
         "due": job._times.get(key),
+        "recovery": job.recoveries.record(key),
         "failures": failures.record() if failures is not None else None,
         "source": job.positions.record(*key),
         "writes": job.writes.record(*key),
@@ -251,7 +253,7 @@ def _recall(
         job._tasks[key] = recalled_subtask(fields["task"])
         job.positions.recall(*key, fields["source"])
         job.writes.recall(*key, fields["writes"])
-        job.recoveries.moved(key, job._tasks[key].state, fields["due"] or job.submitted_at)
+        job.recoveries.recall(key, fields["recovery"])
         if fields["due"] is not None:
             job._times[key] = fields["due"]
         if fields["failures"] is not None:

@@ -54,6 +54,16 @@ class Recoveries:
         elif state in ENDED or (state == "restarting" and key not in self._last):
             self._last[key] = _Recovery(at, {}, {})
 
+    def record(self, key: TaskKey) -> float | None:
+        """For the journal: when the failure was detected, if the subtask recovers."""
+        recovery = self._last.get(key)
+        return None if recovery is None else recovery.detected_at
+
+    def recall(self, key: TaskKey, detected_at: float | None) -> None:
+        """What :meth:`record` gave. Of an attempt that was deployed before that, no milestones are known."""
+        if detected_at is not None:
+            self._last[key] = _Recovery(detected_at, {}, {})
+
     def deployed(self, key: TaskKey, at: float, *, inputs: int, outputs: int) -> None:
         """The next attempt was sent to its worker; it has so many channels."""
         expected = {"inputs": inputs, "outputs": outputs, "first record": 1}

@@ -73,3 +73,15 @@ def test_each_phase_is_timed_from_the_detection() -> None:
     recoveries.reached(KEY, step("first record"), 13.0)
     taken = {phase: (histogram.count, histogram.total) for phase, histogram in recoveries.seconds.items()}
     assert taken == {"reschedule": (1, 0.5), "reattach": (1, 2.0), "first_record": (1, 3.0)}
+
+
+def test_a_recovery_that_is_recalled_goes_on_from_its_detection() -> None:
+    before, after = Recoveries(), Recoveries()
+    before.moved(KEY, "lost", 10.0)
+    before.moved((2, 0), "finished", 10.0)
+    for key in (KEY, (2, 0), (3, 0)):
+        after.recall(key, before.record(key))
+    assert after.since(KEY, 12.0) == 2.0
+    assert (after.record((2, 0)), after.record((3, 0))) == (None, None)
+    after.deployed(KEY, 12.0, inputs=1, outputs=0)
+    assert after.reached(KEY, step("inputs"), 13.0) is not None

@@ -21,7 +21,7 @@ from minishuffle.wire.messages import (
     TasksRestarted,
     WorkerLost,
 )
-from minishuffle.wire.requests import Accepted, CancelJob, Failure, GetRows, GetStatus, SubmitJob
+from minishuffle.wire.requests import Accepted, CancelJob, Failure, GetEvents, GetRows, GetStatus, SubmitJob
 
 if TYPE_CHECKING:
     from conftest import FakeCluster, FakeWorker
@@ -86,6 +86,25 @@ def test_a_worker_that_was_killed_meanwhile_is_recovered_when_its_time_is_up(
     assert all(worker.got(WorkerLost)[-1].worker == lost.worker for worker in others)
     restarted = {index for _, index, attempt, _ in attempts(cluster) if attempt == 2}
     assert restarted == {key[2] for key in lost.tasks}
+
+
+def test_a_task_that_waited_for_a_slot_gets_one_from_the_next_coordinator(
+    cluster: FakeCluster, make_graph: MakeGraph
+) -> None:
+    worker = cluster.add()
+    job = cluster.submit(make_graph(**RESTARTS))
+    cluster.report_all(job, "running")
+    cluster.lose(worker)
+    assert {state for _, _, _, state in attempts(cluster)} == {"waiting for a slot"}
+    cluster.advance(1.0)
+    cluster.lose_coordinator()
+    other = cluster.add()
+    assert {(attempt, state) for _, _, attempt, state in attempts(cluster)} == {(2, "created")}
+    key = next(iter(other.tasks))
+    cluster.report(other, key, "running", attempt=2)
+    events = cluster.request(GetEvents(job=job, after=0, wait_seconds=0.0)).events
+    (event,) = [each for each in events if each.kind == "task running" and each.attempt == 2]
+    assert event.since == pytest.approx(1.0), "since its worker was lost"
 
 
 def test_a_task_that_failed_meanwhile_restarts_once_all_workers_are_back(
