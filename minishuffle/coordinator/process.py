@@ -137,6 +137,7 @@ class Coordinator:
         self._refusals = RefusalLog(_log.warning, self._loop.call_at)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
+        self._carry_out(self._state.handle_timer(self._loop.time()))
 
     async def listen(self, host: str, port: int, secret: bytes) -> int:
         """Accept workers and clients; gives the port.

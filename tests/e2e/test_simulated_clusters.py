@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 import pytest
 
-from support.simulated_faults import DURING_RECOVERY
+from support.simulated_faults import DURING_RECOVERY, HEADLESS
 from support.simulated_jobs import Strategy
 from support.simulated_runs import Run, Scenario
 
@@ -29,6 +29,9 @@ STRATEGIES: tuple[Strategy, ...] = ("individual", "individual", "region", "full"
 SHAKEN = [
     Scenario(faults=True, bounded_share=0.6, strategy=strategy, kinds=DURING_RECOVERY)
     for strategy in STRATEGIES
+]
+LED_ANEW = [
+    Scenario(faults=True, bounded_share=0.6, strategy=strategy, kinds=HEADLESS) for strategy in STRATEGIES
 ]
 
 
@@ -58,12 +61,12 @@ def play(request: pytest.FixtureRequest, record_property: Callable[[str, object]
     return play
 
 
-@pytest.mark.parametrize("batch", batches(2), ids=name)
+@pytest.mark.parametrize("batch", batches(1), ids=name)
 def test_every_row_arrives_once(batch: range, play: Play) -> None:
     play(batch, [FAULTLESS])
 
 
-@pytest.mark.parametrize("batch", batches(2), ids=name)
+@pytest.mark.parametrize("batch", batches(1), ids=name)
 def test_a_job_that_does_not_restart_ends_whatever_happens(batch: range, play: Play) -> None:
     play(batch, [ENDING])
 
@@ -81,6 +84,11 @@ def test_regions_recover_and_each_row_is_in_one_place(batch: range, play: Play) 
 @pytest.mark.parametrize("batch", batches(2), ids=name)
 def test_a_failure_during_a_recovery_ends_in_a_running_job_or_at_a_limit(batch: range, play: Play) -> None:
     play(batch, SHAKEN)
+
+
+@pytest.mark.parametrize("batch", batches(2), ids=name)
+def test_the_next_coordinator_goes_on_where_the_last_one_was_lost(batch: range, play: Play) -> None:
+    play(batch, LED_ANEW)
 
 
 @pytest.mark.parametrize("batch", batches(3), ids=name)

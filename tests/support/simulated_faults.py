@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 from support.simulated_jobs import Plan
 from support.simulation import Cluster, SimulatedWorker
 
-__all__ = ["DURING_RECOVERY", "KINDS", "Fault", "FaultKind", "draw_faults", "inject"]
+__all__ = ["DURING_RECOVERY", "HEADLESS", "KINDS", "Fault", "FaultKind", "draw_faults", "inject"]
 
 FaultKind: TypeAlias = Literal[
     "raise",
@@ -30,13 +30,16 @@ FaultKind: TypeAlias = Literal[
     "raise on both sides",
     "kill twice",
     "stop coordinator",
+    "kill coordinator",
+    "replace coordinator",
 ]
 """A task raises, or does not react; a worker is killed, its machine is gone, or it is cut off from the
 coordinator alone; a link between two workers breaks, loses all that is sent from now on, or is slow for a
 while; a worker is stopped for less or more than its heartbeats may be late; a further worker comes; the user
 cancels the job. What fails while something recovers: a task raises and its next attempt raises when it opens;
 a producer and a consumer raise at one time; a worker is killed, and then the one that gets the next attempt
-of anything; the coordinator does nothing for a while."""
+of anything; the coordinator does nothing for a while. The coordinator is killed, and started again with its
+journal; or it is stopped, another takes its place, and it goes on."""
 KINDS: tuple[FaultKind, ...] = (
     "raise",
     "raise",
@@ -70,6 +73,27 @@ DURING_RECOVERY: tuple[FaultKind, ...] = (
     "worker",
 )
 """What hits a recovery, and what begins one."""
+HEADLESS: tuple[FaultKind, ...] = (
+    "kill coordinator",
+    "kill coordinator",
+    "kill coordinator",
+    "kill coordinator",
+    "replace coordinator",
+    "replace coordinator",
+    "stop coordinator",
+    "kill",
+    "kill",
+    "lose",
+    "raise",
+    "raise",
+    "raise again",
+    "kill twice",
+    "cut",
+    "stop",
+    "stop for long",
+    "worker",
+)
+"""What happens to a coordinator, and while it is away."""
 CANCEL_SHARE = 0.1
 """Of the runs, those with a cancel somewhere."""
 FAULT_SECONDS_MAX = 1.5
@@ -80,6 +104,8 @@ STOP_SECONDS = (0.05, 1.0)
 LONG_STOP_SECONDS = (2.0, 4.0)
 DELAY_SECONDS = (0.05, 2.0)
 COORDINATOR_STOP_SECONDS = (0.05, 4.0)
+COORDINATOR_AWAY_SECONDS = (0.001, 3.0)
+"""Between the loss of a coordinator and the start of the next one."""
 
 
 @dataclass(frozen=True)
@@ -116,10 +142,31 @@ def inject(cluster: Cluster, plan: Plan, fault: Fault) -> None:
     elif fault.kind == "stop coordinator":
         cluster.coordinator_host.stop()
         world.at(world.now + random.uniform(*COORDINATOR_STOP_SECONDS), cluster.coordinator_host.go_on)
+    elif fault.kind in ("kill coordinator", "replace coordinator"):
+        _lose_coordinator(cluster, fault.kind)
     elif fault.kind in ("cut", "swallow", "delay"):
         _harm_link(cluster, fault.kind)
     elif living:
         _harm_worker(cluster, random.choice(living), fault.kind)
+
+
+def _lose_coordinator(cluster: Cluster, kind: FaultKind) -> None:
+    """Another starts after a while, unless one is about to start already."""
+    world, random, host = cluster.world, cluster.world.random, cluster.coordinator_host
+    if cluster.coordinator_due or cluster.place.term < cluster.journal.term:
+        return
+    cluster.coordinator_due = True
+    world.note(f"fault: {kind}")
+    back = world.now + random.uniform(*COORDINATOR_AWAY_SECONDS)
+    port = cluster.place.address.port
+    if kind == "kill coordinator":
+        host.kill()
+        world.at(back, partial(cluster.start_coordinator, random.choice([port, port + 1])))
+    else:
+        host.stop()
+        world.at(back, partial(cluster.start_coordinator, port + 1))
+        world.at(back, cluster.client.reconnect)
+        world.at(back + random.uniform(*COORDINATOR_STOP_SECONDS), host.go_on)
 
 
 def _raise_twice(cluster: Cluster, plan: Plan, kind: FaultKind) -> None:

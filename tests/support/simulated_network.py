@@ -237,7 +237,7 @@ class SimulatedTransport(asyncio.Transport):
         self.protocol = None
         if self.host.silent:
             self.hole = self.peer.hole = True
-        else:
+        elif not self.hole:
             how = self._world.random.choice(["fin", "reset"])
             self._world.within(2 * self.latency, partial(self.peer.ended, how))
 

@@ -26,6 +26,8 @@ QUIET_SECONDS = 60.0
 PROGRESS_SECONDS = 2.0
 """Within which a job that runs has more rows everywhere."""
 STEPS_MAX = 1_000_000
+ANSWER_SECONDS = 10.0
+"""Within which a client is answered, also if the coordinator is away for a while."""
 ENDED = ("finished", "finished_with_loss", "failed", "canceled")
 SECONDS_TO_END = 10.0
 """Within which a job that was cancelled has ended, and nothing of it is left."""
@@ -127,7 +129,9 @@ class Play:
         for slots in run.slots:
             cluster.add_worker(slots, run.segments)
         self._until(lambda: len(cluster.living) == len(run.slots), 5.0, "the workers register")
-        accepted = self._ask(SubmitJob(name="simulated", python="3.11", graph=run.plan.graph.to_bytes()), 5.0)
+        accepted = self._ask(
+            SubmitJob(name="simulated", python="3.11", graph=run.plan.graph.to_bytes(), submission="s")
+        )
         assert isinstance(accepted, Accepted), accepted
         self._job = accepted.job
         for fault in run.faults:
@@ -179,7 +183,7 @@ class Play:
                 break
             assert self._world.now < deadline, f"the job did not recover: {_states(info)}"
             self._pass(0.2)
-        self._ask(CancelJob(job=self._job), 5.0)
+        self._ask(CancelJob(job=self._job))
 
     def _has_progress(self) -> bool:
         """Whether every operator receives rows, or sends them if it is a source; a side ends."""
@@ -207,14 +211,14 @@ class Play:
         self._world.run_until(lambda: False, seconds, STEPS_MAX)
 
     def _show(self) -> JobInfo:
-        info = self._ask(ShowJob(job=self._job), 5.0)
+        info = self._ask(ShowJob(job=self._job))
         assert isinstance(info, JobInfo), info
         return info
 
-    def _ask(self, message: ControlMessage, seconds: float) -> ControlMessage:
+    def _ask(self, message: ControlMessage) -> ControlMessage:
         number = self.cluster.client.ask(message)
         replies = self.cluster.client.replies
-        self._until(lambda: number in replies, seconds, f"{type(message).__name__} is answered")
+        self._until(lambda: number in replies, ANSWER_SECONDS, f"{type(message).__name__} is answered")
         return replies[number]
 
     def _until(self, condition: Callable[[], bool], seconds: float, what: str) -> None:

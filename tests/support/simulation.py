@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
-from minishuffle.config import ClusterSettings
+from minishuffle.config import ClusterSettings, CoordinatorPlace
 from minishuffle.coordinator import process as coordinator_process
 from minishuffle.coordinator.process import Coordinator
+from minishuffle.errors import ShuffleError, Superseded
 from minishuffle.exchange.buffers import BufferBuilder
 from minishuffle.ids import FIRST_ATTEMPT, Address, Changes, OperatorId, RecordKey, SubtaskId
 from minishuffle.limits import SEGMENT_HEADROOM_BYTES
@@ -56,20 +57,47 @@ SMALL_TALK = (Heartbeat, Acknowledge)
 """What is not worth a line of the trace."""
 
 
+JOURNAL_SECONDS = 0.001
+"""Within which the journal has been written."""
+CLIENT_RETRY_SECONDS = 0.05
+
+
 class Journal:
-    """The coordinator's journal, in memory."""
+    """What is on the disk: it outlives the coordinators that write it."""
 
     def __init__(self) -> None:
-        self.term = 1
+        self.term = 0
         self.records: dict[RecordKey, bytes] = {}
 
+
+class JournalTerm:
+    """The journal as one coordinator has it; making it begins a term.
+
+    Args:
+        host: the process that writes. What it has not written when it dies is never written.
+    """
+
+    def __init__(self, journal: Journal, host: Host) -> None:
+        journal.term += 1
+        self.term = journal.term
+        self.records = dict(journal.records)
+        self._journal = journal
+        self._host = host
+
     def write(self, changes: Changes, done: Callable[[Exception | None], None]) -> None:
-        for key, record in changes.items():
+        self._host.world.within(JOURNAL_SECONDS, partial(self._write, changes, done))
+
+    def _write(self, changes: Changes, done: Callable[[Exception | None], None]) -> None:
+        if self._host.dead:
+            return
+        journal = self._journal
+        error = Superseded(f"term {journal.term} has begun") if journal.term > self.term else None
+        for key, record in changes.items() if error is None else ():
             if record is None:
-                self.records.pop(key, None)
+                journal.records.pop(key, None)
             else:
-                self.records[key] = record
-        asyncio.get_running_loop().call_soon(done, None)
+                journal.records[key] = record
+        self._host.loop.call_soon(done, error)
 
 
 TAKEOVER_SECONDS = 0.05
@@ -119,21 +147,47 @@ class SimulatedWorker:
 
 
 class Client:
-    """A program that talks to the coordinator."""
+    """A program that talks to the coordinator, and asks again what a coordinator that was lost did not
+    answer.
 
-    def __init__(self, host: Host) -> None:
+    Args:
+        home: where the coordinator is now.
+    """
+
+    def __init__(self, host: Host, home: Callable[[], Address]) -> None:
         self.replies: dict[int, ControlMessage] = {}
+        self._home = home
         self._host = host
         self._link: Any = None
         self._requests = 0
+        self._unanswered: dict[int, ControlMessage] = {}
 
     async def connect(self) -> None:
-        link = await connect_control(COORDINATOR, Identity(Role.CLIENT, CLUSTER, 0, 0), SECRET, timeout=10.0)
-        link.start(self._on_message, lambda error: None)
+        """Connect, sooner or later."""
+        identity = Identity(Role.CLIENT, CLUSTER, 0, 0)
+        while True:
+            try:
+                link = await connect_control(self._home(), identity, SECRET, timeout=1.0)
+                break
+            except ShuffleError:
+                await asyncio.sleep(CLIENT_RETRY_SECONDS)
+        link.start(self._on_message, self._on_closed)
         self._link = link
+        for request, message in self._unanswered.items():
+            link.send(message, request)
+
+    def reconnect(self) -> None:
+        """Let go of a coordinator that does not answer."""
+        if self._link is not None:
+            self._link.close()
 
     def _on_message(self, message: ControlMessage, request: int) -> None:
+        self._unanswered.pop(request, None)
         self.replies[request] = message
+
+    def _on_closed(self, error: Exception | None) -> None:
+        self._link = None
+        self._host.run(self.connect(), "client")
 
     @property
     def connected(self) -> bool:
@@ -142,8 +196,13 @@ class Client:
     def ask(self, message: ControlMessage) -> int:
         """Send a request; gives its number."""
         self._requests += 1
-        self._host.loop.call_soon(self._link.send, message, self._requests)
+        self._host.loop.call_soon(self._send, self._requests, message)
         return self._requests
+
+    def _send(self, request: int, message: ControlMessage) -> None:
+        self._unanswered[request] = message
+        if self._link is not None:
+            self._link.send(message, request)
 
 
 class Cluster:
@@ -172,23 +231,43 @@ class Cluster:
         self._turns = self._started = 0
         self._by_host: dict[Host, SimulatedWorker] = {}
         world.after_turn = self._after_turn
-        self.coordinator_host = Host(world, self.network, "coordinator")
+        self.journal = Journal()
+        self.place = CoordinatorPlace(COORDINATOR, 0)
+        """Where the last coordinator is, as in the state directory."""
+        self.coordinator_due = False
+        """One is about to start."""
+        self.coordinator_host: Host
+        """The last one."""
         self.coordinator: Coordinator
         self._client_host = Host(world, self.network, "client")
-        self.client = Client(self._client_host)
+        self.client = Client(self._client_host, lambda: self.place.address)
 
     def start(self) -> None:
         """Start the coordinator, and connect the client to it."""
         world = self.world
-        self.coordinator_host.run(self._start_coordinator(), "coordinator")
-        assert world.run_until(lambda: 1 in self.network.listeners, 1.0, 1_000)
+        self.start_coordinator()
+        assert world.run_until(lambda: COORDINATOR.port in self.network.listeners, 1.0, 1_000)
         self._client_host.run(self.client.connect(), "client")
         assert world.run_until(lambda: self.client.connected, 1.0, 1_000)
 
-    async def _start_coordinator(self) -> None:
-        journal: Any = Journal()
-        self.coordinator = Coordinator(self.settings, CLUSTER, journal)
-        await self.coordinator.listen(COORDINATOR.host, COORDINATOR.port, SECRET)
+    def start_coordinator(self, port: int = COORDINATOR.port) -> None:
+        """Start a coordinator process with what is in the journal; another must not listen at that port."""
+        self.coordinator_due = False
+        name = f"coordinator {self.journal.term + 1}" if self.journal.term else "coordinator"
+        self.coordinator_host = Host(self.world, self.network, name)
+        self.coordinator_host.run(self._run_coordinator(self.coordinator_host, port), name)
+
+    async def _run_coordinator(self, host: Host, port: int) -> None:
+        """What ``run_coordinator`` does, without a server for metrics and signals."""
+        journal: Any = JournalTerm(self.journal, host)
+        coordinator = self.coordinator = Coordinator(self.settings, CLUSTER, journal)
+        await coordinator.listen(COORDINATOR.host, port, SECRET)
+        self.place = CoordinatorPlace(Address(COORDINATOR.host, port), journal.term)
+        try:
+            await coordinator.stopped
+        except Superseded as error:
+            self.world.note(f"{host.name} ends: {error}")
+            self.world.at(self.world.now, host.kill)
 
     def add_worker(self, slots: int, segments: int, *, standby: bool = False) -> None:
         """Start a worker process; it registers when it can."""
@@ -200,14 +279,23 @@ class Cluster:
 
     async def _start_worker(self, host: Host, settings: ClusterSettings, standby: bool) -> None:
         """What ``run_worker`` does, without a server for metrics and signals."""
-        worker = Worker(settings, CLUSTER, SECRET)
+        worker = Worker(settings, CLUSTER, SECRET, find=lambda: self.place)
         simulated = SimulatedWorker(host, worker, settings)
         self.workers.append(simulated)
         self._by_host[host] = simulated
         port = await worker.endpoint.listen("127.0.0.1")
-        control = await connect_control(
-            COORDINATOR, Identity(Role.WORKER, CLUSTER, 0, 0), SECRET, timeout=10.0
-        )
+        try:
+            reason = await self._serve(host, worker, port, settings, standby)
+        except ShuffleError as error:
+            reason = str(error)
+        self.world.note(f"{host.name} ends: {reason}")
+        self.world.at(self.world.now, host.kill)
+
+    async def _serve(
+        self, host: Host, worker: Worker, port: int, settings: ClusterSettings, standby: bool
+    ) -> str:
+        home = self.place.address
+        control = await connect_control(home, Identity(Role.WORKER, CLUSTER, 0, 0), SECRET, timeout=10.0)
         request = registration(
             settings,
             worker.pool,
@@ -217,11 +305,9 @@ class Cluster:
             requested_worker=0,
             standby=standby,
         )
-        registered = await worker.register(control, request, COORDINATOR)
+        registered = await worker.register(control, request, home)
         self.world.note(f"{host.name} is worker {registered.worker}")
-        reason = await worker.ended
-        self.world.note(f"worker {registered.worker} ends: {reason}")
-        self.world.at(self.world.now, host.kill)
+        return await worker.ended
 
     def has_input(self, paths: handoff.TaskPaths) -> bool:
         """Whether the task with those paths has something to read."""
