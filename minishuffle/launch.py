@@ -141,15 +141,16 @@ class WorkerLaunch:
     started: Counter[int] = field(default_factory=Counter)
     """Processes so far, by worker; each has files of its own."""
 
-    def start(self, worker: int, standby: bool) -> Child:
-        """Start a process for that worker id.
+    def start(self, worker: int, standby: bool, coordinator: Address) -> Child:
+        """Start a process for that worker id, which registers there.
 
         Raises:
             UsageError: its output cannot be kept in the state directory.
             OSError: there cannot be another process.
         """
         host = self.machines.address(worker) if self.machines else self.host
-        arguments = [*self.before, "worker", "start", "--id", str(worker), "--host", host, *self.after]
+        arguments = [*self.before, "--coordinator", str(coordinator), "worker", "start"]
+        arguments += ["--id", str(worker), "--host", host, *self.after]
         if worker in self.processors:
             arguments += ["--processor", str(self.processors[worker])]
         if standby:
@@ -360,11 +361,10 @@ def start_processes(
         by_id: dict[int, Child] = {}
         pins = _pins(workers, sorted(os.sched_getaffinity(0))) if settings.pin_workers else []
         pinned = {worker: processor for worker, processor in enumerate(pins, 1) if processor is not None}
-        before = [*common, "--coordinator", str(address)]
-        launch = WorkerLaunch(state_dir, before, flags, host, machines, pinned)
+        launch = WorkerLaunch(state_dir, common, flags, host, machines, pinned)
         for worker in range(1, workers + standby + 1):
             with signals_later():
-                by_id[worker] = launch.start(worker, worker > workers)
+                by_id[worker] = launch.start(worker, worker > workers, address)
                 started.append(by_id[worker])
         for child in by_id.values():
             wait_until_ready(child, deadline)

@@ -189,7 +189,7 @@ class Supervisor:
                 break
             try:
                 with signals_later():
-                    new[worker] = self._processes.launch.start(worker, standby)
+                    new[worker] = self._processes.launch.start(worker, standby, self._client.address)
                     self._processes.workers[worker] = new[worker]
             except (OSError, UsageError) as error:
                 _log.warning(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ import pytest
 
 from minishuffle.client import Client
 from minishuffle.dataflow.stream import Stream
+from minishuffle.ids import Address
 from minishuffle.launch import settings_flags
 from minishuffle.local import LocalCluster
 from minishuffle.wire.requests import JobInfo
@@ -39,17 +41,16 @@ def attempts(info: JobInfo) -> dict[tuple[int, int], tuple[int, int, str]]:
 
 
 @contextmanager
-def started_again(cluster: LocalCluster) -> Iterator[Client]:
-    """A coordinator at the port of the one that was killed, with its journal."""
-    processes = cluster._running()
+def started_again(cluster: LocalCluster, port: int) -> Iterator[Client]:
+    """A coordinator with the journal of the one before."""
     state = str(cluster.state_dir)
     command = [sys.executable, "-m", "minishuffle.cli", "--cluster", "local", "--state-dir", state]
-    command += ["coordinator", "start", "--port", str(processes.address.port), "--web-port", "0"]
+    command += ["coordinator", "start", "--port", str(port), "--web-port", "0"]
     with subprocess.Popen([*command, *settings_flags(cluster._settings)], stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
-            assert b'"ready"' in process.stdout.readline()
-            with Client(processes.address, cluster._secret, cluster="local") as client:
+            ready = json.loads(process.stdout.readline())
+            with Client(Address("127.0.0.1", ready["port"]), cluster._secret, cluster="local") as client:
                 yield client
         finally:
             process.terminate()
@@ -89,7 +90,7 @@ def test_tasks_run_on_without_a_coordinator_and_the_next_one_recovers_what_died_
         cluster.kill_worker(victim, signal.SIGKILL)
         seen = written(pids[survivor])
         wait_until(lambda: written(pids[survivor]) > seen + RATE // 4, "the other to go on")
-        with started_again(cluster) as client:
+        with started_again(cluster, cluster._running().address.port) as client:
             assert attempts(client.job(job)) == attempts(before), "right at once, with nobody back"
             after = wait_until(
                 lambda: (
@@ -106,6 +107,44 @@ def test_tasks_run_on_without_a_coordinator_and_the_next_one_recovers_what_died_
             assert {each.pid for each in client.status().workers if each.state == "alive"} >= {pids[survivor]}
             seen = written(pids[survivor])
             wait_until(lambda: written(pids[survivor]) > seen + RATE // 4, "output to go on")
+
+
+def test_a_coordinator_that_was_only_stopped_is_refused_and_its_workers_stay_with_the_next(
+    wait_until: Until,
+) -> None:
+    settings: dict[str, Any] = {"heartbeat_interval": 0.25, "heartbeat_timeout": 2.0, "slots": 1}
+    with LocalCluster(workers=2, **settings) as cluster:
+        job = cluster.submit(Stream.generate(numbers, rate=RATE).rebalance().to_count(), parallelism=2).id
+        before = wait_until(
+            lambda: (info := cluster.client.job(job)).state == "running" and info, "the job to run"
+        )
+        old = cluster._running().coordinator
+        old.process.send_signal(signal.SIGSTOP)
+        with started_again(cluster, 0) as client:
+
+            def alive() -> set[int]:
+                return {each.pid for each in client.status().workers if each.state == "alive"}
+
+            pids = set(cluster.workers.values())
+            wait_until(lambda: alive() == pids, "the workers to go to the next coordinator")
+            old.process.send_signal(signal.SIGCONT)
+            assert old.process.wait(SECONDS_MAX) == 1
+            (last,) = old.tail().splitlines()[-1:]
+            assert re.fullmatch(
+                r"minishuffle: a coordinator of term 2 has taken over with .*/journal\.sqlite: this one, "
+                r"of term 1, ends",
+                last,
+            )
+            assert "Traceback" not in old.log.read_text()
+            assert alive() == pids and attempts(client.job(job)) == attempts(before)
+            cluster.kill_worker(2, signal.SIGKILL)
+            wait_until(lambda: cluster.workers[2] not in pids, "another process in place of the worker")
+            assert cluster._running().coordinator is old, "nobody takes the place of the next one"
+            again = wait_until(
+                lambda: alive() == set(cluster.workers.values()) and client.job(job), "it to register"
+            )
+            assert again.state == "running"
+            client.cancel(job)
 
 
 def test_a_local_cluster_starts_its_coordinator_again_and_who_waits_for_a_job_notices_nothing(
