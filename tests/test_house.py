@@ -44,6 +44,7 @@ DATAFLOW_UNTESTED = "dataflow/"
 """Operators are tested through the operators that are built from them."""
 NOT_A_MODULE = {
     "coordinator/test_simulation.py": "whole clusters under faults, by seed",
+    "dataflow/test_answers.py": "jobs whose answer must not depend on how they are cut",
     "dataflow/test_jobs.py": "whole jobs",
     "examples/test_examples.py": "the built-in jobs",
     "pipelines/test_interrupt.py": "signals to whole pipelines",

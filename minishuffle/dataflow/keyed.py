@@ -87,10 +87,8 @@ class KeyedStream(Generic[T]):
         *,
         on_error: OnError = "fail",
     ) -> Stream[tuple[Any, S]]:
-        """Any Python value for each key: ``create()`` makes it, ``add(value, row)`` returns the next one.
-
-        With ``"each"`` and ``"batch"``, return a new object if the values in between matter.
-        """
+        """Any Python value for each key: ``create()`` makes it, ``add(value, row)`` returns the next one, or
+        the same changed."""
         from minishuffle.dataflow.operators.keyed import FoldRows
 
         check_callable(create, "fold")

@@ -1,19 +1,24 @@
 """Rows as bytes: one msgpack value for a whole list, with extension types for what msgpack lacks.
 
 Takes None, bool, int of any size, float, str, bytes, datetime (aware and naive, to the microsecond),
-date, timedelta, Decimal, UUID, and lists, tuples and dicts of these. Lists and tuples both arrive as
-tuples, bytearrays as bytes, numpy's numbers as Python's, and instances of subclasses (named tuples,
-enumerations of int or str) as the plain type. An aware datetime arrives with its offset as a fixed
-timezone.
+date, time, timedelta, Decimal, UUID, and lists, tuples and dicts of these. Lists arrive as lists and
+tuples as tuples, bytearrays as bytes, numpy's numbers as Python's, and instances of subclasses (named
+tuples, enumerations of int or str) as the plain type. An aware datetime arrives with its offset as a fixed
+timezone. A time with nanoseconds (of pandas) is refused rather than cut.
+
+msgpack has one kind of array. In a value without a mark arrays are tuples, as they are in nearly all
+rows; otherwise :data:`_MARK` stands in front of it, and a letter that says what arrays are.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from datetime import date, datetime, timedelta, timezone
+from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal, InvalidOperation
+from itertools import chain
 from operator import is_, itemgetter
+from types import NoneType
 from typing import Any, Final
 from uuid import UUID
 
@@ -24,6 +29,7 @@ from minishuffle.errors import RemoteProtocolError, UnserializableRecord
 from minishuffle.limits import ROW_PREVIEW_CHARS
 
 __all__ = [
+    "SCALARS",
     "pack_keyed_rows",
     "pack_result",
     "pack_rows",
@@ -33,22 +39,35 @@ __all__ = [
     "unpack_rows",
 ]
 
-_AWARE, _NAIVE, _DATE, _TIMEDELTA, _DECIMAL, _UUID, _INT = range(64, 71)
+_AWARE, _NAIVE, _DATE, _TIMEDELTA, _DECIMAL, _UUID, _INT, _TIME, _TUPLE = range(64, 73)
 """msgpack's extension codes."""
+_MARK: Final = 0xC1
+"""The one byte with which no msgpack value begins."""
+_LISTS, _ROWS, _MIXED, _KEYED = b"LRMK"
+"""After the mark: arrays are lists; so they are but for the rows, which are tuples; arrays are lists, and
+tuples an extension; keys (or their place) and rows are an array of two values as these."""
 
 _AWARE_BODY: Final = struct.Struct(">qq")
 _NAIVE_BODY: Final = struct.Struct(">q")
 _DATE_BODY: Final = struct.Struct(">i")
 _TIMEDELTA_BODY: Final = struct.Struct(">iii")
+_TIME_BODY: Final = struct.Struct(">BBBI?q")
+"""Hour, minute, second, microsecond, whether there is an offset, and that in microseconds."""
 _EPOCH: Final = datetime(1970, 1, 1)
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 _MISFITS: Final = (TypeError, ValueError, OverflowError, RecursionError)
 """What the packer raises for a value that it cannot take."""
 _TAKEN: Final = (
-    "None, bool, int, float, str, bytes, datetime, date, timedelta, Decimal, UUID, or lists, tuples and "
-    "dicts of these"
+    "None, bool, int, float, str, bytes, datetime, date, time, timedelta, Decimal, UUID, or lists, tuples "
+    "and dicts of these"
 )
+SCALARS: Final = frozenset(
+    (NoneType, bool, int, float, str, bytes, datetime, date, time, timedelta, Decimal, UUID)
+)
+"""The types of values that hold no others and cannot be changed."""
+_NESTED_MAX: Final = 512
+"""msgpack refuses what is nested deeper."""
 _MALFORMED: Final = (
     msgpack.UnpackException,
     ValueError,
@@ -60,7 +79,22 @@ _MALFORMED: Final = (
 )
 
 
+def _check_whole(value: datetime | timedelta) -> None:
+    """
+    Raises:
+        ValueError: a value of pandas has nanoseconds, or is no time at all.
+    """
+    if getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0):
+        raise ValueError(
+            f"{value!r} has nanoseconds and Python's times have none: round it to microseconds, "
+            "or keep it in an Arrow column"
+        )
+    if value != value:
+        raise ValueError("NaT is no time: put None there")
+
+
 def _datetime_extension(value: datetime) -> msgpack.ExtType:
+    _check_whole(value)
     micros = (value.replace(tzinfo=None) - _EPOCH) // _MICROSECOND
     offset = value.utcoffset()
     if offset is None:
@@ -75,7 +109,10 @@ def _replace(value: Any) -> Any:
             return _datetime_extension(value)
         case date():
             return msgpack.ExtType(_DATE, _DATE_BODY.pack(value.toordinal()))
+        case time():
+            return _time_extension(value)
         case timedelta():
+            _check_whole(value)
             body = _TIMEDELTA_BODY.pack(value.days, value.seconds, value.microseconds)
             return msgpack.ExtType(_TIMEDELTA, body)
         case Decimal():
@@ -85,11 +122,42 @@ def _replace(value: Any) -> Any:
         case int():
             size = value.bit_length() // 8 + 1
             return msgpack.ExtType(_INT, value.to_bytes(size, "big", signed=True))
+        case np.timedelta64():
+            pass  # a signed integer, says numpy
         case np.bool_() | np.integer() | np.floating():
             plain = value.item()
             if isinstance(plain, bool | int | float):
                 return plain
     raise TypeError(type(value).__name__)
+
+
+def _time_extension(value: time) -> msgpack.ExtType:
+    offset = value.utcoffset()
+    if value.tzinfo is not None and offset is None:
+        raise ValueError(f"{value!r} has a time zone whose offset depends on the day")
+    micros = 0 if offset is None else offset // _MICROSECOND
+    whole = (value.hour, value.minute, value.second, value.microsecond, offset is not None, micros)
+    return msgpack.ExtType(_TIME, _TIME_BODY.pack(*whole))
+
+
+def _replace_strictly(value: Any) -> Any:
+    """(For the packer that takes no subclass for its base, nor a tuple for a list.)"""
+    match value:
+        case tuple():
+            return msgpack.ExtType(_TUPLE, _pack_strictly(list(value)))
+        case list():
+            return list(value)
+        case dict():
+            return dict(value)
+        case str():
+            return str.__str__(value)
+        case bytes():
+            return bytes(value)
+        case float():
+            return float.__float__(value)
+        case int() if -(1 << 63) <= value < 1 << 64:
+            return int.__int__(value)
+    return _replace(value)
 
 
 def _restore(code: int, body: bytes) -> Any:
@@ -110,6 +178,12 @@ def _restore(code: int, body: bytes) -> Any:
         return UUID(bytes=body)
     if code == _INT:
         return int.from_bytes(body, "big", signed=True)
+    if code == _TIME:
+        hour, minute, second, micros, is_aware, offset = _TIME_BODY.unpack(body)
+        found = time(hour, minute, second, micros)
+        return found.replace(tzinfo=timezone(timedelta(microseconds=offset))) if is_aware else found
+    if code == _TUPLE:
+        return tuple(_value(body, use_list=True))
     return msgpack.ExtType(code, body)
 
 
@@ -141,6 +215,48 @@ def _pack(value: Any) -> bytes:
     return packed
 
 
+def _pack_strictly(value: Any) -> bytes:
+    packed: bytes = msgpack.packb(value, default=_replace_strictly, strict_types=True)
+    return packed
+
+
+def _form_of(rows: Sequence[Any]) -> int:
+    """The letter of what :data:`_MARK` says of these rows; 0 if none is needed."""
+    level: Sequence[Any] = rows
+    found: list[set[type]] = []
+    for _ in range(_NESTED_MAX):
+        kinds = set(map(type, level))
+        if kinds <= SCALARS:
+            break
+        arrays = tuple(kind for kind in kinds if issubclass(kind, list | tuple))
+        maps = tuple(kind for kind in kinds if issubclass(kind, dict))
+        found.append({list if issubclass(kind, list) else tuple for kind in arrays})
+        inner: list[Any] = []
+        if arrays:
+            some = (
+                level if len(arrays) == len(kinds) else [each for each in level if isinstance(each, arrays)]
+            )
+            inner.extend(chain.from_iterable(some))
+        if maps:
+            some = level if len(maps) == len(kinds) else [each for each in level if isinstance(each, maps)]
+            inner.extend(chain.from_iterable(some))
+            inner.extend(chain.from_iterable(map(dict.values, some)))
+        level = inner
+    if not any(list in kinds for kinds in found):
+        return 0
+    if not any(tuple in kinds for kinds in found):
+        return _LISTS
+    rows_are_tuples = all(isinstance(row, tuple) for row in rows)
+    return _ROWS if rows_are_tuples and not any(tuple in kinds for kinds in found[1:]) else _MIXED
+
+
+def _pack_marked(rows: Sequence[Any]) -> bytes:
+    form = _form_of(rows)
+    if not form:
+        return _pack(rows)
+    return bytes((_MARK, form)) + (_pack_strictly(list(rows)) if form == _MIXED else _pack(rows))
+
+
 def pack_rows(rows: Sequence[Any]) -> bytes:
     """Rows as one value.
 
@@ -148,7 +264,7 @@ def pack_rows(rows: Sequence[Any]) -> bytes:
         UnserializableRecord: names the first row that does not fit, the type at fault, and the fix.
     """
     try:
-        return _pack(rows)
+        return _pack_marked(rows)
     except _MISFITS as error:
         raise _refusal(rows, "row") or UnserializableRecord(f"rows cannot be packed: {error}") from error
 
@@ -160,7 +276,7 @@ def pack_result(result: Any) -> bytes:
         UnserializableRecord: names the type at fault, and the fix.
     """
     try:
-        return _pack(result)
+        return _pack_marked([result])
     except _MISFITS as error:
         reason = f"it holds a {error}" if type(error) is TypeError else f"{error}"
         raise UnserializableRecord(
@@ -176,7 +292,10 @@ def pack_keyed_rows(keys: Sequence[Any], rows: Sequence[Any]) -> bytes:
     """
     try:
         place = _place_of_keys(keys, rows)
-        return _pack((keys if place is None else place, rows))
+        if not _form_of(rows) and (place is not None or not _form_of(keys)):
+            return _pack((keys if place is None else place, rows))
+        both = (_pack_marked(keys) if place is None else place, _pack_marked(rows))
+        return bytes((_MARK, _KEYED)) + _pack(both)
     except _MISFITS as error:
         refusal = _refusal(keys, "the key of row") or _refusal(rows, "row")
         raise refusal or UnserializableRecord(f"rows cannot be packed: {error}") from error
@@ -195,17 +314,31 @@ def _place_of_keys(keys: Sequence[Any], rows: Sequence[Any]) -> int | None:
         return None
 
 
-def _value(data: Any) -> Any:
+def _value(data: Any, *, use_list: bool = False) -> Any:
     try:
-        return msgpack.unpackb(data, use_list=False, strict_map_key=False, ext_hook=_restore)
+        return msgpack.unpackb(data, use_list=use_list, strict_map_key=False, ext_hook=_restore)
     except _MALFORMED as error:
         raise RemoteProtocolError(f"rows cannot be unpacked: {error}") from error
 
 
-def _unpack(data: Any) -> tuple[Any, ...]:
-    value = _value(data)
-    if not isinstance(value, tuple):
+def _mark_of(data: Any) -> int:
+    """The letter after the mark; 0 if there is no mark."""
+    view = memoryview(data)
+    return view[1] if len(view) > 1 and view[0] == _MARK else 0
+
+
+def _unpack(data: Any) -> Sequence[Any]:
+    form = _mark_of(data)
+    if form not in (0, _LISTS, _ROWS, _MIXED):
+        raise RemoteProtocolError(f"rows cannot be unpacked: an unknown form {form}")
+    value = _value(memoryview(data)[2:], use_list=True) if form else _value(data)
+    if not isinstance(value, list | tuple):
         raise RemoteProtocolError(f"rows cannot be unpacked: a {type(value).__name__} instead of a list")
+    if form == _ROWS:
+        try:
+            return list(map(tuple, value))
+        except TypeError as error:
+            raise RemoteProtocolError(f"rows cannot be unpacked: {error}") from error
     return value
 
 
@@ -220,17 +353,33 @@ def unpack_rows(data: Any) -> list[Any]:
 
 def unpack_result(data: Any) -> Any:
     """What :func:`pack_result` was given. Raises as :func:`unpack_rows`."""
-    return _value(data)
+    match _unpack(data):
+        case [result]:
+            return result
+    raise RemoteProtocolError("a result cannot be unpacked: not one value")
 
 
 def unpack_keyed_rows(data: Any) -> tuple[list[Any], list[Any]]:
     """Keys and rows from bytes that :func:`pack_keyed_rows` wrote. Raises as :func:`unpack_rows`."""
-    match _unpack(data):
-        case (tuple() as keys, tuple() as rows) if len(keys) == len(rows):
-            return list(keys), list(rows)
-        case (int() as place, tuple() as rows) if place >= 0:
-            try:
-                return list(map(itemgetter(place), rows)), list(rows)
-            except (IndexError, TypeError, KeyError):
-                raise RemoteProtocolError(f"keyed rows cannot be unpacked: no key at place {place}") from None
-    raise RemoteProtocolError("keyed rows cannot be unpacked: not one key for each row")
+    if _mark_of(data) == _KEYED:
+        match _value(memoryview(data)[2:]):
+            case (bytes() | int() as packed, bytes() as rows):
+                return _with_keys(packed if isinstance(packed, int) else _unpack(packed), _unpack(rows))
+    else:
+        match _unpack(data):
+            case (tuple() | int() as keys, tuple() as unpacked):
+                return _with_keys(keys, unpacked)
+    raise RemoteProtocolError("keyed rows cannot be unpacked: not keys and rows")
+
+
+def _with_keys(keys: Sequence[Any] | int, rows: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    if not isinstance(keys, int):
+        if len(keys) != len(rows):
+            raise RemoteProtocolError("keyed rows cannot be unpacked: not one key for each row")
+        return list(keys), list(rows)
+    try:
+        if keys < 0:
+            raise IndexError
+        return list(map(itemgetter(keys), rows)), list(rows)
+    except (IndexError, TypeError, KeyError):
+        raise RemoteProtocolError(f"keyed rows cannot be unpacked: no key at place {keys}") from None

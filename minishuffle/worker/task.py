@@ -38,6 +38,7 @@ from minishuffle.dataflow.operators.base import (
     TaskContext,
     Watermark,
 )
+from minishuffle.dataflow.operators.copies import own_rows
 from minishuffle.dataflow.operators.reader import SourceReader
 from minishuffle.errors import (
     ResourceExhausted,
@@ -167,6 +168,7 @@ class Chain:
 
     def _stage(self, number: int, input: int, following: Emit) -> Emit:
         operator, counters, before = self.operators[number], self.counters[number], self._before(number)
+        copies = number > 0 and self.operators[number - 1].shares and not operator.only_reads
         put_aside = self._outlet.put_aside
 
         def take(item: Batch | Mark) -> None:
@@ -174,7 +176,7 @@ class Chain:
                 rows = len(item)
                 before.records_out += rows
                 counters.records_in += rows
-                operator.process(item, input, following)
+                operator.process(own_rows(item) if copies else item, input, following)
             elif isinstance(item, Side):
                 before.records_out += len(item.batch)
                 put_aside(item)

@@ -1,16 +1,28 @@
-"""Keyed rows whose keys stand in the rows travel without a second copy of them."""
+"""Rows arrive as what they were; keys that stand in the rows travel without a second copy of them."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections import Counter
+from datetime import datetime, timedelta
+from http import HTTPStatus
+from typing import Any, NamedTuple
 
 import msgpack
+import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minishuffle.errors import RemoteProtocolError
-from minishuffle.exchange.rows import pack_keyed_rows, unpack_keyed_rows
+from minishuffle.errors import RemoteProtocolError, UnserializableRecord
+from minishuffle.exchange.rows import (
+    pack_keyed_rows,
+    pack_result,
+    pack_rows,
+    unpack_keyed_rows,
+    unpack_result,
+    unpack_rows,
+)
 
 ROWS = [("ada", 1, 2.5), ("bob", 2, 2.5), ("ada", 3, None)]
 
@@ -56,3 +68,90 @@ def test_any_rows_keep_their_keys(rows: list[tuple[Any, ...]], place: int) -> No
 def test_a_place_that_is_not_there_is_the_peers_fault(value: Any) -> None:
     with pytest.raises(RemoteProtocolError, match="keyed rows cannot be unpacked"):
         unpack_keyed_rows(msgpack.packb(value))
+
+
+class Point(NamedTuple):
+    x: int
+    y: list[int]
+
+
+class Name(str):
+    """A text of the user's own."""
+
+
+class Tags(list[Any]):
+    """A list of the user's own."""
+
+
+def types_in(value: Any) -> Any:
+    """The types of a value and of all values in it."""
+    if isinstance(value, dict):
+        return dict, [(types_in(key), types_in(each)) for key, each in value.items()]
+    if isinstance(value, list | tuple):
+        return type(value), [types_in(each) for each in value]
+    return type(value)
+
+
+NESTED = st.recursive(
+    st.none() | st.integers(-(2**70), 2**70) | st.text(max_size=3) | st.floats(allow_nan=False),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.text(max_size=2) | st.tuples(st.integers(0, 3)), inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.lists(NESTED, max_size=6), st.integers(0, 3))
+def test_lists_stay_lists_and_tuples_tuples(rows: list[Any], keys: int) -> None:
+    back = unpack_rows(pack_rows(rows))
+    assert back == rows
+    assert types_in(back) == types_in(rows)
+    names = [[number, (1, "a"), "k", None][keys] for number in range(len(rows))]
+    found = unpack_keyed_rows(pack_keyed_rows(names, rows))
+    assert found == (names, rows)
+    assert types_in(found) == types_in((names, rows))
+    assert types_in(unpack_result(pack_result(rows))) == types_in(rows)
+
+
+@pytest.mark.parametrize("among", [[], [[1]], [[1], (2,)], [{"a": [1, (2,)]}]])
+def test_subclasses_become_their_base_whatever_is_beside_them(among: list[Any]) -> None:
+    rows = [Point(1, []), Name("n"), Tags([1]), Counter("a"), np.float64(0.5), HTTPStatus.OK, *among]
+    back = unpack_rows(pack_rows(rows))
+    assert back == [(1, []), "n", [1], {"a": 1}, 0.5, 200, *among]
+    assert list(map(type, back))[:6] == [tuple, str, list, dict, float, int]
+
+
+@pytest.mark.parametrize(
+    "form", [b"L\x01", b"R\x93\x01\x02\x03", b"M\x01", b"K\x01", b"K\x92\x00\x01", b"Z\x90"]
+)
+def test_a_marked_value_that_cannot_be_is_the_peers_fault(form: bytes) -> None:
+    for unpack in (unpack_rows, unpack_keyed_rows, unpack_result):
+        with pytest.raises(RemoteProtocolError, match="cannot be unpacked"):
+            unpack(b"\xc1" + form)
+
+
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize(
+    "value",
+    [pd.Timestamp("2026-01-01T00:00:00.123456789"), pd.Timestamp(1, unit="ns", tz="UTC"), pd.Timedelta(1)],
+    ids=str,
+)
+def test_nanoseconds_are_refused_rather_than_cut(value: Any, deep: bool) -> None:
+    row = {"a": [(value,), [1]]} if deep else value
+    with pytest.raises(UnserializableRecord, match="has nanoseconds and Python's times have none: round it"):
+        pack_rows([row])
+
+
+def test_times_of_pandas_without_nanoseconds_become_python_s() -> None:
+    rows = [pd.Timestamp("2026-01-01T00:00:00.123456"), pd.Timedelta(microseconds=7)]
+    back = unpack_rows(pack_rows(rows))
+    assert back == [datetime(2026, 1, 1, 0, 0, 0, 123456), timedelta(microseconds=7)]
+    assert list(map(type, back)) == [datetime, timedelta]
+
+
+@pytest.mark.parametrize("value", [pd.NaT, np.timedelta64(1, "ns")], ids=str)
+def test_what_is_no_time_of_python_s_is_refused(value: Any) -> None:
+    with pytest.raises(UnserializableRecord):
+        pack_rows([value])

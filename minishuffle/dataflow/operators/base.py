@@ -168,6 +168,11 @@ class Operator(Protocol):
     """It keeps the splits of a source apart (:class:`SplitMark`), which are then read in turn."""
     keeps_rows: bool
     """Its state is of rows that may be emitted, or lead to what is, later on."""
+    shares: bool
+    """What it emits, its state or another row it emits may hold too: a chained operator gets copies, unless
+    it ``only_reads``. (An exchange copies anyway.)"""
+    only_reads: bool
+    """It leaves rows as they are, and passes none on along the chain."""
 
     def open(self, context: TaskContext) -> None: ...
 

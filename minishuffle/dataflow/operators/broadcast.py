@@ -80,6 +80,7 @@ class _Broadcast(ChainedOperator):
 
     name = "broadcast_join"
     keeps_rows = True
+    shares = True
     first_input: int | None = SMALL
 
     def __init__(self, columns: BroadcastColumns) -> None:

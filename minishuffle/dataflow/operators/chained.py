@@ -30,6 +30,8 @@ class ChainedOperator:
     first_input: int | None = None
     by_split = False
     keeps_rows = False
+    shares = False
+    only_reads = False
 
     def open(self, context: TaskContext) -> None:
         self.context = context

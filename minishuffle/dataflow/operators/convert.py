@@ -262,6 +262,7 @@ class ToArrow(ChainedOperator):
     """
 
     name = "to_arrow"
+    only_reads = True
 
     def __init__(self, schema: pa.Schema | None = None) -> None:
         self._converter = RowsToArrow(schema)

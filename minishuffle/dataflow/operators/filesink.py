@@ -186,6 +186,7 @@ class FileSink(ChainedOperator):
     """
 
     name = "to_files"
+    only_reads = True
 
     def __init__(self, path: str | Path, roll: Roll) -> None:
         self.path = str(Path(path).expanduser().resolve())

@@ -92,6 +92,7 @@ class FlatMapRows(_PerRow):
     """
 
     name = "flat_map"
+    shares = True
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         assert isinstance(batch, list)
@@ -121,6 +122,7 @@ class KeyRows(_PerRow):
     """Emits the rows with ``fn(row)`` as the key of each."""
 
     name = "key_by"
+    only_reads = True
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         assert isinstance(batch, list)
@@ -138,6 +140,7 @@ class KeyRowsByColumns(ChainedOperator):
     """
 
     name = "key_by"
+    only_reads = True
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names

@@ -102,6 +102,7 @@ class IntervalJoin(ChainedOperator):
 
     name = "join"
     keeps_rows = True
+    shares = True
 
     def __init__(
         self,

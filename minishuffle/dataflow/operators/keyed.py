@@ -14,8 +14,10 @@ from typing import Any
 from minishuffle.dataflow.operators.aggregate import AggregateArrow, CountArrow
 from minishuffle.dataflow.operators.base import Batch, Emit, KeyedRows
 from minishuffle.dataflow.operators.chained import ChainedOperator, Emission, OnError, RecordOperator
+from minishuffle.dataflow.operators.copies import copied
 from minishuffle.dataflow.operators.rowstate import NOTHING, KeyedValues
 from minishuffle.exchange.keys import canonical_rows
+from minishuffle.exchange.rows import SCALARS
 from minishuffle.limits import BATCH_ROWS_MAX
 
 __all__ = ["AggregateArrow", "CountArrow", "CountRows", "FoldRows", "ReduceRows"]
@@ -100,10 +102,19 @@ class _FoldedRows(RecordOperator):
         self.emission = emit
         self._state = KeyedValues()
         self._shown = _Shown()
+        self._shows_copies = False
+        """A value of the batch that is emitted is not the very one of the state."""
+
+    def shown(self, value: Any) -> Any:
+        """What is emitted of a value that the state goes on with, and may change, after this record."""
+        if self.emission != "each":
+            return value
+        self._shows_copies = True
+        return copied(value)
 
     def advance(self, records: Iterator[tuple[Any, Any]], held: Any, values: list[Any]) -> None:
         """Take (place, row) after (place, row): bring ``held[place]`` forward, which is NOTHING for a
-        new key, and append it to ``values``."""
+        new key, and append it to ``values``, as :meth:`shown` if it is more than a scalar."""
         raise NotImplementedError
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
@@ -128,7 +139,8 @@ class _FoldedRows(RecordOperator):
                 self.drop(error, culprit)
                 values.append(NOTHING)
                 dropped = True
-        self._state.put(None if dropped else values)
+        self._state.put(None if dropped or self._shows_copies else values)
+        self._shows_copies = False
         if self.emission != "end":
             self._emit_values(batch.keys, keys, values, dropped, emit)
 
@@ -143,7 +155,8 @@ class _FoldedRows(RecordOperator):
         if self.emission == "each":
             emit(list(zip(given, values, strict=True)))
         else:
-            emit(list(self._shown.pairs(dict(zip(keys, values, strict=True)).items())))
+            last = dict(zip(keys, values, strict=True))
+            emit([(key, copied(value)) for key, value in self._shown.pairs(last.items())])
 
     def finish(self, emit: Emit) -> None:
         if self.emission == "end":
@@ -166,15 +179,12 @@ class ReduceRows(_FoldedRows):
         for place, row in records:
             value = held[place]
             held[place] = value = row if value is nothing else fn(value, row)
-            append(value)
+            append(value if type(value) in SCALARS else self.shown(value))
 
 
 class FoldRows(_FoldedRows):
-    """Adds each row to its key's value with ``add(value, row)``, which returns the new value.
-
-    ``create()`` makes a key's first value. With "each" and "batch" a value that ``add`` changes in
-    place and returns again is one object in all that is emitted from a batch: return a new one if
-    the values in between matter.
+    """Adds each row to its key's value with ``add(value, row)``, which returns the new value, or the same
+    one changed: what is emitted is a copy. ``create()`` makes a key's first value.
     """
 
     name = "aggregate"
@@ -194,4 +204,4 @@ class FoldRows(_FoldedRows):
         for place, row in records:
             value = held[place]
             held[place] = value = add(create() if value is nothing else value, row)
-            append(value)
+            append(value if type(value) in SCALARS else self.shown(value))

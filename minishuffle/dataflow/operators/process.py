@@ -19,11 +19,13 @@ from minishuffle.dataflow.operators.base import (
     Watermark,
 )
 from minishuffle.dataflow.operators.chained import OnError, RecordOperator, emit_rows
+from minishuffle.dataflow.operators.copies import copied
 from minishuffle.dataflow.operators.moments import TIME_MAX, TIME_MIN, datetime_of, event_times, microseconds
 from minishuffle.dataflow.operators.timers import Timers
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import UsageError
 from minishuffle.exchange.keys import canonical_rows
+from minishuffle.exchange.rows import SCALARS
 from minishuffle.limits import BATCH_ROWS_MAX
 
 __all__ = ["ProcessContext", "ProcessRows"]
@@ -193,7 +195,8 @@ class ProcessRows(RecordOperator):
             if isinstance(rows, dict | str | bytes):
                 raise UsageError(f"process takes a list of rows or None from a function, not {rows!r:.80}")
             if rows is not None:
-                out.extend(list(rows))
+                # Copies: of the state, say, which goes on from here.
+                out.extend([row if type(row) in SCALARS else copied(row) for row in rows])
         except Exception as error:
             if self.on_error == "fail" or isinstance(error, UsageError):
                 self.note_failure(error, what)

@@ -34,6 +34,7 @@ class CollectSink(ChainedOperator):
     """Sends every row to the client; Arrow batches as dicts."""
 
     name = "collect"
+    only_reads = True
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         self.context.collect(rows_of(batch))
@@ -43,6 +44,7 @@ class CountSink(ChainedOperator):
     """Counts rows; the result is their number."""
 
     name = "count_sink"
+    only_reads = True
 
     def open(self, context: TaskContext) -> None:
         super().open(context)
@@ -59,6 +61,7 @@ class PrintSink(ChainedOperator):
     """Writes each row into the job's log, as ``repr`` shows it."""
 
     name = "print"
+    only_reads = True
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         log = self.context.log

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from minishuffle.dataflow.operators.base import Batch
 from minishuffle.dataflow.operators.commonschema import common_schema, conformed
+from minishuffle.dataflow.operators.copies import set_apart
 from minishuffle.dataflow.operators.reader import SourceReader
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.limits import BATCH_ROWS_MAX, MIB
@@ -199,7 +200,7 @@ class ItemsSource:
     format: Format = "rows"
 
     def __init__(self, items: Sequence[Any]) -> None:
-        self._items = list(items)
+        self._items = set_apart(items)
 
     def splits(self) -> list[tuple[int, int]]:
         return _slices(len(self._items))

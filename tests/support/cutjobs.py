@@ -1,0 +1,341 @@
+"""Whole jobs in one thread, without a network, cut up in whatever way a seed says.
+
+Programs, chains, inputs, partitioners and elements are the real ones. A seed decides which subtask goes next,
+which channel it reads, and where batches are split and merged, so that two runs of a job have nothing in
+common but its records.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import cloudpickle
+import pyarrow as pa
+
+from minishuffle.counters import TaskCounters
+from minishuffle.dataflow.compile import compile_job
+from minishuffle.dataflow.graph import JobGraph
+from minishuffle.dataflow.operators.base import Batch, Emit, Mark, Program, TaskContext, Watermark
+from minishuffle.dataflow.operators.reader import SourceReader
+from minishuffle.dataflow.stream import Stream
+from minishuffle.exchange.elements import ELEMENT_HEADER, KeyedRows
+from minishuffle.exchange.rows import pack_rows, unpack_rows
+from minishuffle.exchange.watermarks import END_OF_TIME, WatermarkValve
+from minishuffle.wire.frames import EventKind
+from minishuffle.worker.inputs import Inputs
+from minishuffle.worker.task import Chain
+from support.listing import Listing
+
+__all__ = ["Cut", "Outcome", "run"]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a run is cut: batches of at most ``rows`` rows (None: as they come), merged before that or not."""
+
+    parallelism: int = 1
+    seed: int = 0
+    rows: int | None = None
+    merges: bool = False
+
+
+@dataclass
+class Outcome:
+    """What a run gave."""
+
+    rows: list[Any] = field(default_factory=list)
+    """What ``collect`` sent, in order."""
+    log: list[str] = field(default_factory=list)
+    counters: TaskCounters = field(default_factory=TaskCounters)
+    """Of all subtasks."""
+
+
+@dataclass
+class _Channel:
+    """From one producer to one consumer of an edge: elements as the wire carries them, and marks."""
+
+    producer: int
+    number: int
+    """In the gate's valve."""
+    queue: deque[Any] = field(default_factory=deque)
+    ended: bool = False
+
+
+@dataclass
+class _Element:
+    channel: _Channel
+    format: int
+    rows: int
+    payload: bytes
+
+
+class _Gate:
+    """What :class:`Inputs` reads: the channels of one edge to one consumer, in the order of the dice."""
+
+    kept = False
+    split_changes = None
+
+    def __init__(self, input: int, dice: random.Random) -> None:
+        self.input = input
+        self.valve = WatermarkValve()
+        self.marked = False
+        self.channels: dict[int, _Channel] = {}
+        self._dice = dice
+
+    def channel(self, producer: int) -> _Channel:
+        if producer not in self.channels:
+            self.channels[producer] = _Channel(producer, self.valve.add())
+        return self.channels[producer]
+
+    @property
+    def finished(self) -> bool:
+        return all(channel.ended for channel in self.channels.values())
+
+    def poll(self) -> _Element | None:
+        ready = [channel for channel in self.channels.values() if channel.queue]
+        if not ready:
+            return None
+        channel = self._dice.choice(ready)
+        item = channel.queue.popleft()
+        if isinstance(item, _Element):
+            return item
+        if item == "end":
+            channel.ended = True
+            self.marked |= self.valve.end(channel.number)
+        else:
+            self.marked |= self.valve.update(channel.number, *item)
+        return None
+
+
+class _Partition:
+    """What a chain writes to: the channels of one producer on one edge."""
+
+    def __init__(self, channels: list[_Channel]) -> None:
+        self.subpartitions = self._channels = channels
+
+    def skips(self, position: int, rows: int) -> bool:
+        return False
+
+    def write(self, position: int, rows: int, parts: Iterable[Any]) -> None:
+        header, *body = parts
+        size, declared, kind = ELEMENT_HEADER.unpack(header)
+        payload = b"".join(body)
+        assert (size, declared) == (len(payload), rows)
+        channel = self._channels[position]
+        channel.queue.append(_Element(channel, kind, rows, payload))
+
+    def broadcast(self, to: Iterable[int], rows: int, parts: list[Any]) -> None:
+        for position in to:
+            self.write(position, rows, parts)
+
+    def broadcast_watermark(self, time: int, idle: bool) -> None:
+        """A newer watermark takes the place of one with no data after it."""
+        for channel in self._channels:
+            if channel.queue and isinstance(channel.queue[-1], tuple):
+                channel.queue.pop()
+            channel.queue.append((time, idle))
+
+    def broadcast_event(self, kind: EventKind) -> None:
+        if kind is EventKind.END_OF_PARTITION:
+            for channel in self._channels:
+                channel.queue.append("end")
+
+
+Piece: TypeAlias = "list[Any] | KeyedRows | pa.RecordBatch"
+
+
+def _parts(batch: Piece, at: list[int]) -> list[Piece]:
+    bounds = list(zip([0, *at], [*at, len(batch)], strict=True))
+    if isinstance(batch, KeyedRows):
+        return [KeyedRows(batch.keys[a:b], batch.rows[a:b]) for a, b in bounds]
+    if isinstance(batch, list):
+        return [batch[a:b] for a, b in bounds]
+    return [batch.slice(a, b - a) for a, b in bounds]
+
+
+def _merged(one: Piece, other: Piece) -> Piece | None:
+    """Both as one batch; None if they are of different kinds."""
+    if isinstance(one, KeyedRows) and isinstance(other, KeyedRows):
+        return KeyedRows(one.keys + other.keys, one.rows + other.rows)
+    if isinstance(one, list) and isinstance(other, list):
+        return one + other
+    if isinstance(one, pa.RecordBatch) and isinstance(other, pa.RecordBatch) and one.schema == other.schema:
+        return pa.Table.from_batches([one, other]).combine_chunks().to_batches()[0]
+    return None
+
+
+class _Task:
+    """One subtask. ``step`` reads one thing and passes it on."""
+
+    def __init__(self, run: _Run, vertex: int, index: int) -> None:
+        graph, dice = run.graph, run.dice
+        told = graph.vertices[vertex]
+        self._run, self._dice = run, dice
+        self._program: Program = cloudpickle.loads(told.program)
+        self._context = TaskContext(
+            job="j1",
+            name=told.name,
+            index=index,
+            parallelism=told.parallelism,
+            attempt=1,
+            now=lambda: run.now,
+            collect=lambda rows: run.outcome.rows.extend(unpack_rows(pack_rows(rows))),
+            log=run.outcome.log.append,
+            files=Listing(),
+            counters=run.outcome.counters,
+        )
+        for operator in self._program.operators:
+            operator.open(self._context)
+        partitions = {
+            output.edge: _Partition(
+                [
+                    run.gate(output.edge, consumer).channel(index)
+                    for consumer in graph.consumers_of(output.edge, index)
+                ]
+            )
+            for output in self._program.outputs
+        }
+        self._chain = Chain(self._program, partitions, index, TaskCounters())  # type: ignore[arg-type]
+        self._partitions = partitions
+        self._inputs: Inputs | None = None
+        self._reader: SourceReader | None = None
+        if self._program.source is None:
+            gates = [run.gate(edge, index) for edge in graph.inputs_of(vertex)]
+            for edge, gate in zip(graph.inputs_of(vertex), gates, strict=True):
+                for producer in graph.producers_of(edge, index):
+                    gate.channel(producer)
+            self._inputs = Inputs(gates, self._program.operators[0].first_input)  # type: ignore[arg-type]
+            self._entrances = {gate.input: self._chain.entrance(gate.input) for gate in gates}
+        else:
+            in_turn = any(operator.by_split for operator in self._program.operators)
+            self._reader = SourceReader(
+                self._program.source, index, told.parallelism, run.now, in_turn=in_turn
+            )
+        self._pending: deque[tuple[int, Any]] = deque()
+        self.ended = False
+
+    def step(self) -> bool:
+        """False if there was nothing to do."""
+        self._chain.on_clock(self._run.now)
+        return self._read_source() if self._inputs is None else self._read_gates(self._inputs)
+
+    def _read_source(self) -> bool:
+        assert self._reader is not None
+        emit = self._chain.entrance(0)
+        batch = self._reader.poll(self._run.now)
+        for mark in self._reader.take_marks():
+            emit(mark)
+        if batch is None:
+            emit(Watermark(END_OF_TIME))
+            self._end()
+        elif len(batch):
+            for piece in self._cut(batch):
+                emit(piece)
+        return True
+
+    def _read_gates(self, inputs: Inputs) -> bool:
+        found = inputs.poll()
+        while (
+            self._run.cut.merges
+            and found is not None
+            and not isinstance(found[1], Mark)
+            and self._dice.random() < 0.7
+        ):
+            other = inputs.poll()
+            if other is None:
+                break
+            both = None
+            if other[0] == found[0] and not isinstance(other[1], Mark):
+                both = _merged(found[1], other[1])
+            if both is None:
+                self._pass(*found)
+                found = other
+            else:
+                found = (found[0], both)
+        if found is not None:
+            self._pass(*found)
+            return True
+        if inputs.finished:
+            self._end()
+            return True
+        return False
+
+    def _pass(self, number: int, item: Batch | Mark) -> None:
+        emit: Emit = self._entrances[number]
+        if isinstance(item, Mark):
+            emit(item)
+        else:
+            for piece in self._cut(item):
+                emit(piece)
+
+    def _cut(self, batch: Batch) -> list[Piece]:
+        rows = self._run.cut.rows
+        if rows is None:
+            return [batch]
+        at, place = [], self._dice.randint(1, rows)
+        while place < len(batch):
+            at.append(place)
+            place += self._dice.randint(1, rows)
+        return _parts(batch, at)
+
+    def _end(self) -> None:
+        self._chain.finish(lambda: None)
+        for partition in self._partitions.values():
+            partition.broadcast_event(EventKind.END_OF_PARTITION)
+        for operator in self._program.operators:
+            operator.close()
+        self.ended = True
+
+
+class _Run:
+    def __init__(self, graph: JobGraph, cut: Cut) -> None:
+        self.graph, self.cut = graph, cut
+        self.dice = random.Random(cut.seed)
+        self.now = 0.0
+        self.outcome = Outcome()
+        self._gates: dict[tuple[int, int], _Gate] = {}
+        self._tasks = [
+            _Task(self, number, index)
+            for number, vertex in enumerate(graph.vertices)
+            for index in range(vertex.parallelism)
+        ]
+
+    def gate(self, edge: int, consumer: int) -> _Gate:
+        if (edge, consumer) not in self._gates:
+            self._gates[edge, consumer] = _Gate(self.graph.edges[edge].input, self.dice)
+        return self._gates[edge, consumer]
+
+    def run(self) -> Outcome:
+        waiting = list(self._tasks)
+        while waiting:
+            self.dice.shuffle(waiting)
+            moved = False
+            for task in waiting:
+                for _ in range(self.dice.randint(1, 6)):
+                    self.now += self.dice.choice([0.0, 0.0, 0.001, 0.3])
+                    moved |= task.step()
+                    if task.ended:
+                        break
+            waiting = [task for task in waiting if not task.ended]
+            self.now += 0.01
+            assert moved or any(gate_has_items(gate) for gate in self._gates.values()), "the job stands still"
+        return self.outcome
+
+
+def gate_has_items(gate: _Gate) -> bool:
+    """Whether something waits there."""
+    return any(channel.queue for channel in gate.channels.values())
+
+
+def run(stream: Stream[Any], cut: Cut | None = None) -> Outcome:
+    """Run a job to its end.
+
+    Raises: whatever an operator or a function of the job raises.
+    """
+    cut = cut or Cut()
+    graph = JobGraph.from_bytes(compile_job(stream, parallelism=cut.parallelism).to_bytes())
+    return _Run(graph, cut).run()
