@@ -70,6 +70,7 @@ BANNED_CLASSES = re.compile(r"(Manager|Factory|Impl)$")
 MAY_SLEEP = {
     "remote/conftest.py": "taken wait",
     "conftest.py": "left_behind",
+    "deploy/test_watched.py": "slow stuck greedy",
     "e2e/test_consumed.py": "write _still",
     "e2e/test_isolation.py": "write watch_heartbeats",
     "spark/test_source.py": (

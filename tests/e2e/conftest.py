@@ -20,9 +20,9 @@ from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import UsageError
 from minishuffle.ids import Address
 from minishuffle.local import LocalCluster
+from support.prometheus import fetched_binaries
 from support.waiting import until
 
-ROOT = Path(__file__).resolve().parents[2]
 MAKES_HOSTS = os.geteuid() == 0 or os.environ.get("CI") == "true"
 collect_ignore = [] if MAKES_HOSTS else ["test_lost_hosts.py"]
 """Network namespaces need root; where all tests are to run, those that make some say so if they cannot."""
@@ -178,12 +178,7 @@ def command_line(tmp_path: Path) -> Iterator[Callable[[str], CommandLine]]:
 @pytest.fixture(scope="session")
 def prometheus_binaries() -> Path:
     """The folder with ``prometheus`` and ``promtool``, fetched once per machine; never skips."""
-    cache = Path.home() / ".cache" / "minishuffle" / "prometheus"
-    script = ROOT / "scripts" / "fetch-prometheus"
-    fetched = subprocess.run([script, cache], capture_output=True, text=True, timeout=600, check=False)
-    if fetched.returncode:
-        pytest.fail(f"{script.name} {cache} failed:\n{fetched.stdout}{fetched.stderr}", pytrace=False)
-    return cache / "usr" / "bin"
+    return fetched_binaries()
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,8 +26,7 @@ from minishuffle.counters import (
     WorkerSnapshot,
 )
 from minishuffle.worker.activity import BLOCK_SECONDS_BOUNDS
-
-ROOT = Path(__file__).resolve().parents[2]
+from support.prometheus import fetched_binaries
 
 
 @pytest.fixture
@@ -134,9 +132,4 @@ def make_coordinator() -> Callable[..., CoordinatorSnapshot]:
 @pytest.fixture(scope="session")
 def prometheus_binaries() -> Path:
     """The folder with ``prometheus`` and ``promtool``, fetched once per machine; never skips."""
-    cache = Path.home() / ".cache" / "minishuffle" / "prometheus"
-    script = ROOT / "scripts" / "fetch-prometheus"
-    fetched = subprocess.run([script, cache], capture_output=True, text=True, timeout=600, check=False)
-    if fetched.returncode:
-        pytest.fail(f"{script.name} {cache} failed:\n{fetched.stdout}{fetched.stderr}", pytrace=False)
-    return cache / "usr" / "bin"
+    return fetched_binaries()

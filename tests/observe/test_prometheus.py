@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shlex
-import socket
 import subprocess
 import threading
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,13 +17,12 @@ import pytest
 from minishuffle.counters import CoordinatorSnapshot, TaskCounters, TaskSnapshot, WorkerEntry, WorkerSnapshot
 from minishuffle.observe.prometheus import prometheus_command, prometheus_config
 from minishuffle.web.server import WebServer, serve_coordinator_web, serve_worker_web
+from support.prometheus import query, running_prometheus
 from support.waiting import until
 
 HOST = "127.0.0.1"
 STEP_SECONDS_MAX = 60.0
 WORKERS = (1, 2)
-
-Ask = Callable[[str], dict[str, Any]]
 
 
 @pytest.fixture
@@ -72,50 +66,6 @@ def running_loop() -> Iterator[asyncio.AbstractEventLoop]:
         loop.call_soon_threadsafe(loop.stop)
         thread.join(STEP_SECONDS_MAX)
         loop.close()
-
-
-@contextmanager
-def running_prometheus(binaries: Path, config: Path) -> Iterator[Ask]:
-    """The printed command, run on a free port and scraping each second; gives a client of its API."""
-    text = config.read_text(encoding="utf-8")
-    assert text.count(": 5s") == 3
-    config.write_text(text.replace(": 5s", ": 1s"), encoding="utf-8")
-    with socket.create_server((HOST, 0)) as probe:
-        address = f"{HOST}:{probe.getsockname()[1]}"
-    command = shlex.split(prometheus_command(config))
-    assert command[0] == "prometheus"
-    assert "--web.listen-address=127.0.0.1:9090" in command
-    arguments = [part.replace("127.0.0.1:9090", address) for part in command[1:]]
-    log = config.parent / "prometheus.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen([binaries / "prometheus", *arguments], stdout=output, stderr=output)
-        try:
-            yield lambda path: ask_prometheus(process, address, path, log)
-        finally:
-            process.terminate()
-            try:
-                process.wait(STEP_SECONDS_MAX)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-def ask_prometheus(process: subprocess.Popen[bytes], address: str, path: str, log: Path) -> dict[str, Any]:
-    """``data`` of an API call; empty while the server starts."""
-    assert process.poll() is None, log.read_text(errors="replace")
-    try:
-        with urllib.request.urlopen(f"http://{address}/api/v1/{path}", timeout=5.0) as response:
-            answer: dict[str, Any] = json.load(response)
-    except (urllib.error.URLError, ConnectionError):
-        return {}
-    assert answer["status"] == "success"
-    data: dict[str, Any] = answer["data"]
-    return data
-
-
-def query(ask: Ask, text: str) -> list[dict[str, Any]]:
-    result: list[dict[str, Any]] = ask(f"query?query={urllib.parse.quote(text)}").get("result", [])
-    return result
 
 
 @pytest.mark.slow

@@ -1,0 +1,21 @@
+"""The folder ``deploy``, and the Prometheus binaries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.prometheus import fetched_binaries
+
+
+@pytest.fixture(scope="session")
+def prometheus_binaries() -> Path:
+    """The folder with ``prometheus`` and ``promtool``, fetched once per machine; never skips."""
+    return fetched_binaries()
+
+
+@pytest.fixture(scope="session")
+def deploy() -> Path:
+    """The folder of what others run minishuffle with."""
+    return Path(__file__).resolve().parents[2] / "deploy"
