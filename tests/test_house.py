@@ -108,6 +108,7 @@ ARGUMENTS_MAX = 5
 MANY_ARGUMENTS = {
     "cli/": "click gives each option as an argument",
     "dataflow/": "one object when its operators are rebuilt",
+    "kernels/loops.py": "compiled loops take vectors and numbers, no objects",
 }
 """Where functions may take more positional arguments."""
 

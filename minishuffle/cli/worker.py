@@ -94,8 +94,11 @@ def start_worker(
     session = session_of(context)
     settings = settings_from(values)
     secret, address, directory = session.secret(), session.address(), session.make_directory()
+    from minishuffle.kernels.machinecode import load_kernels
     from minishuffle.web.server import serve_worker_web
     from minishuffle.worker.service import run_worker
+
+    load_kernels()
 
     async def body(ready: Ready, stop: asyncio.Event) -> None:
         await run_worker(

@@ -35,6 +35,7 @@ import numpy as np
 import pyarrow as pa
 
 from minishuffle.errors import UsageError
+from minishuffle.kernels.machinecode import kernel
 
 __all__ = [
     "KEY_TYPES",
@@ -57,12 +58,12 @@ __all__ = [
 
 # --- hashing --------------------------------------------------------------------------------------
 #
-# The stable 64-bit hash of one canonical key; ``columnhash`` has the same for whole Arrow arrays.
+# The stable 64-bit hash of one canonical key; whole Arrow arrays follow further down.
 #
 # It is the same number on every machine and in every run. An integer is hashed by the finaliser of
 # splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014); what
 # is not an integer is first made a 64-bit word that a tag of its kind tells apart; strings and bytes go
-# through the finaliser eight little-endian bytes at a time, those over 64 bytes are digested by BLAKE2b.
+# through the finaliser eight little-endian bytes at a time. Longer integers are digested by BLAKE2b.
 
 
 KEY_TYPES: Final = "bool, int, float, Decimal, str, bytes, datetime, date, None, or a tuple of these"
@@ -82,8 +83,8 @@ TUPLE: Final = 0xA0B4_28DB_3C60_3A5D
 """Odd words whose bits look random: each kind of value hashes in a domain of its own."""
 NULL: Final = 0xE703_7ED1_A0B4_28DB
 
-WORDS_BYTES_MAX: Final = 64
-"""Longer strings are digested by BLAKE2b."""
+SINGLE_BYTES_MAX: Final = 256
+"""A longer string that is hashed by itself goes through the loop for columns."""
 NAN_BITS: Final = 0x7FF8_0000_0000_0000
 _EPOCH: Final = datetime(1970, 1, 1)
 _EPOCH_ORDINAL: Final = date(1970, 1, 1).toordinal()
@@ -104,21 +105,16 @@ def hash_int(value: int) -> int:
     if 0 < value <= MASK:
         return mix(value ^ UNSIGNED)
     data = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
-    return digest(data, b"int")
+    return int.from_bytes(blake2b(data, digest_size=8, person=b"int").digest(), "little")
 
 
 def _hash_bytes(data: bytes, tag: int) -> int:
-    if len(data) > WORDS_BYTES_MAX:
-        return digest(data, b"str" if tag == TEXT else b"bytes")
+    if len(data) > SINGLE_BYTES_MAX:
+        return int(_hash_offsets(np.array([0, len(data)]), np.frombuffer(data, np.uint8), tag)[0])
     value = mix(tag ^ len(data))
     for at in range(0, len(data), 8):
         value = mix(value ^ int.from_bytes(data[at : at + 8], "little"))
     return value
-
-
-def digest(data: bytes, kind: bytes) -> int:
-    """The hash of what is too long for words."""
-    return int.from_bytes(blake2b(data, digest_size=8, person=kind).digest(), "little")
 
 
 def _hash_decimal(value: Decimal) -> int:
@@ -184,73 +180,24 @@ def decimal_form(value: Decimal | None) -> int | float | Decimal | None:
 
 
 # --- texts ----------------------------------------------------------------------------------------
-#
-# Strings of a whole Arrow column, eight bytes at a time.
 
 
 Vector: TypeAlias = "np.ndarray[Any, Any]"
-
-_S3, _S64 = np.uint64(3), np.uint64(64)
-_LOW_BYTES: Final = np.array([(1 << 8 * count) - 1 for count in range(9)], dtype=np.uint64)
 
 
 class Texts:
     """The bytes of a string or binary column (not a view, not of fixed size), nulls' as they are stored.
 
-    ``lengths`` (int64) are in bytes.
+    ``offsets`` (int64, one more than texts) point into ``data`` (uint8); ``lengths`` are in bytes.
     """
 
     def __init__(self, array: pa.Array) -> None:
-        offsets, data = _buffers(array)
-        self._begin = int(offsets[0])
-        self._used = int(offsets[-1]) - self._begin
-        self._data = data[self._begin : self._begin + self._used]
-        self._offsets = offsets
-        self._padded: Vector | None = None
-        self.lengths: Vector = np.diff(offsets).astype(np.int64, copy=False)
-
-    def matrix(self) -> Vector | None:
-        """The bytes (rows x length) if all have one length, else None."""
-        rows = len(self.lengths)
-        length, left = divmod(self._used, rows) if rows else (0, 1)
-        if left or not (self.lengths == length).all():
-            return None
-        return self._data.reshape(rows, length)
+        offsets, self.data = _buffers(array)
+        self.offsets: Vector = offsets.astype(np.int64, copy=False)
+        self.lengths: Vector = np.diff(self.offsets)
 
     def text(self, row: int) -> bytes:
-        start = int(self._offsets[row]) - self._begin
-        return bytes(self._data[start : start + int(self.lengths[row])].data)
-
-    def words(self, at: int, rows: Vector | None = None) -> Vector:
-        """The (little-endian, uint64) word at byte ``at`` of each text, or of those in ``rows``; zeros
-        stand for what lies beyond its end."""
-        ends, lengths = self._offsets[1:], self.lengths
-        if rows is not None:
-            ends, lengths = ends[rows], lengths[rows]
-        starts = ends - lengths
-        starts += at - self._begin
-        words = self._load(np.minimum(starts, self._used, out=starts))
-        words &= _LOW_BYTES.take(lengths - at, mode="clip")
-        return words
-
-    def _load(self, at: Vector) -> Vector:
-        """The words that begin at any byte, from the aligned ones that they straddle."""
-        if self._padded is None:
-            # A copy that ends in zeros, so that whole words can be read at any offset.
-            self._padded = np.empty((self._used >> 3) + 2, dtype=np.uint64)
-            self._padded[self._used >> 3 :] = 0
-            self._padded.view(np.uint8)[: self._used] = self._data
-        index = at >> 3
-        low = self._padded.take(index)
-        index += 1
-        high = self._padded.take(index)
-        shift = (at & 7).view(np.uint64)
-        shift <<= _S3
-        low >>= shift
-        np.subtract(_S64, shift, out=shift)
-        high <<= shift  # numpy shifts by 64 to 0
-        low |= high
-        return low
+        return self.data[self.offsets[row] : self.offsets[row + 1]].tobytes()
 
 
 def _buffers(array: pa.Array) -> tuple[Vector, Vector]:
@@ -266,36 +213,30 @@ def _buffers(array: pa.Array) -> tuple[Vector, Vector]:
     return numbers, np.frombuffer(b"" if data is None else data, np.uint8)
 
 
-# --- columnhash -----------------------------------------------------------------------------------
+# --- columns --------------------------------------------------------------------------------------
 #
-# The stable hash of whole Arrow arrays with numpy: for each value what ``hashing`` says of it alone.
+# The stable hash of whole Arrow arrays: for each value what ``hash_form`` says of it alone.
 
 
-_S27, _S30, _S31 = (np.uint64(bits) for bits in (27, 30, 31))
-_M1, _M2 = np.uint64(FIRST), np.uint64(SECOND)
+def _hash_words(words: Vector, tag: int = 0, factor: int = 1) -> Vector:
+    """The hash of each word (of 64 bits) x ``factor``."""
+    hashes = np.empty(len(words), np.uint64)
+    kernel("hash_words")(words.view(np.int64), factor, tag, hashes, len(words))
+    return hashes
 
 
-def _mix_all(words: Vector) -> Vector:
-    """:func:`mix` of each uint64 word, in place."""
-    shifted = words >> _S30
-    words ^= shifted
-    words *= _M1
-    np.right_shift(words, _S27, out=shifted)
-    words ^= shifted
-    words *= _M2
-    np.right_shift(words, _S31, out=shifted)
-    words ^= shifted
-    return words
+def _hash_offsets(offsets: Vector, data: Vector, tag: int) -> Vector:
+    hashes = np.empty(len(offsets) - 1, np.uint64)
+    kernel("hash_texts")(offsets, data, tag, hashes, len(hashes))
+    return hashes
 
 
 def mix_tuple(columns: Sequence[Vector]) -> Vector:
     """The hashes of tuples from the hashes of their parts, which are kept."""
-    value = columns[0] ^ np.uint64(mix(TUPLE + len(columns) & MASK))
-    _mix_all(value)
-    for part in columns[1:]:
-        value ^= part
-        _mix_all(value)
-    return value
+    hashes = np.full(len(columns[0]), mix(TUPLE + len(columns) & MASK), np.uint64)
+    for part in columns:
+        kernel("combine_hashes")(hashes, part, len(hashes))
+    return hashes
 
 
 def fixed_values(array: pa.Array, dtype: Any) -> Vector:
@@ -311,11 +252,11 @@ def _hash_integers(array: pa.Array) -> Vector:
     kind = array.type
     values = fixed_values(array, kind.to_pandas_dtype())
     if pa.types.is_signed_integer(kind):
-        return _mix_all(values.astype(np.int64).view(np.uint64))
+        return _hash_words(values.astype(np.int64, copy=False))
     words = values.astype(np.uint64)
     if kind.bit_width == 64:
         np.bitwise_xor(words, np.uint64(UNSIGNED), out=words, where=words >= np.uint64(1 << 63))
-    return _mix_all(words)
+    return _hash_words(words)
 
 
 def _hash_floats(array: pa.Array) -> Vector:
@@ -325,17 +266,17 @@ def _hash_floats(array: pa.Array) -> Vector:
     integral = words == values
     integral &= values < 2.0**63
     if integral.all():
-        return _mix_all(words.view(np.uint64))
+        return _hash_words(words)
     huge = np.flatnonzero((np.abs(values) >= 2.0**63) & np.isfinite(values) & ~integral)
     exact = {int(row): hash_int(int(values[row])) for row in huge}
     values[np.isnan(values)] = np.uint64(NAN_BITS).view(np.float64)
     bits = values.view(np.uint64)
     bits ^= np.uint64(FLOAT)
     np.copyto(bits, words.view(np.uint64), where=integral)
-    _mix_all(bits)
+    hashes = _hash_words(bits)
     for row, value in exact.items():
-        bits[row] = value
-    return bits
+        hashes[row] = value
+    return hashes
 
 
 _PER_UNIT: Final = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1000, "ns": 1}
@@ -343,8 +284,7 @@ _DAY_MILLISECONDS: Final = 86_400_000
 
 
 def _hash_timestamps(array: pa.Array) -> Vector:
-    words = fixed_values(array, np.int64) * np.int64(_PER_UNIT[array.type.unit])
-    return _mix_all(words.view(np.uint64) ^ np.uint64(TIMESTAMP))
+    return _hash_words(fixed_values(array, np.int64), TIMESTAMP, _PER_UNIT[array.type.unit])
 
 
 def _hash_dates(array: pa.Array) -> Vector:
@@ -352,7 +292,7 @@ def _hash_dates(array: pa.Array) -> Vector:
         days = fixed_values(array, np.int32).astype(np.int64)
     else:
         days = fixed_values(array, np.int64) // _DAY_MILLISECONDS
-    return _mix_all(days.view(np.uint64) ^ np.uint64(DATE))
+    return _hash_words(days, DATE)
 
 
 _FIVES: Final = np.array([5**power for power in range(28)], dtype=np.int64)
@@ -376,7 +316,7 @@ def _hash_decimals(array: pa.Array) -> Vector:
             break
         digits[even] //= 10
         left -= even
-    hashes = _mix_all(digits.copy().view(np.uint64))
+    hashes = _hash_words(digits)
     fraction = np.flatnonzero(left)
     if len(fraction):
         hashes[fraction] = _hash_fractions(digits[fraction], left[fraction], hashes[fraction])
@@ -387,64 +327,17 @@ def _hash_decimals(array: pa.Array) -> Vector:
 
 def _hash_fractions(digits: Vector, left: Vector, hashed: Vector) -> Vector:
     """Hashes of digits / 10**left, which are no integers; as floats where a float is equal."""
-    exponents = (-left).view(np.uint64) ^ np.uint64(DECIMAL)
-    result = _mix_all(hashed ^ _mix_all(exponents))
+    result = _hash_words(hashed ^ _hash_words(-left, DECIMAL))
     halves, rest = np.divmod(digits, _FIVES[left])
     floats = halves.astype(np.float64)
     exact = (rest == 0) & (floats.astype(np.int64) == halves)
-    bits = np.ldexp(floats, -left).view(np.uint64) ^ np.uint64(FLOAT)
-    np.copyto(result, _mix_all(bits), where=exact)
+    np.copyto(result, _hash_words(np.ldexp(floats, -left), FLOAT), where=exact)
     return result
 
 
 def _pylist(array: pa.Array) -> list[Any]:
     values: list[Any] = array.to_pylist()
     return values
-
-
-# --- strings ----------------------------------------------------------------------------------------
-
-
-def _initial(tag: int) -> Vector:
-    return np.array([mix(tag ^ length) for length in range(WORDS_BYTES_MAX + 1)], dtype=np.uint64)
-
-
-_INITIAL: Final = {TEXT: _initial(TEXT), BINARY: _initial(BINARY)}
-
-
-def _hash_text(array: pa.Array, tag: int) -> Vector:
-    texts = Texts(array)
-    lengths = texts.lengths
-    longest = int(lengths.max(initial=0))
-    hashes = _INITIAL[tag].take(lengths, mode="clip")
-    rows: Vector | None = None
-    for at in range(0, min(longest, WORDS_BYTES_MAX), 8):
-        hashes, rows = _absorb_word(hashes, rows, texts, at)
-    kind = b"str" if tag == TEXT else b"bytes"
-    if longest > WORDS_BYTES_MAX:
-        for row in np.flatnonzero(lengths > WORDS_BYTES_MAX).tolist():
-            hashes[row] = digest(texts.text(row), kind)
-    return hashes
-
-
-def _absorb_word(hashes: Vector, rows: Vector | None, texts: Texts, at: int) -> tuple[Vector, Vector | None]:
-    """Mix the word at byte ``at`` of each text into its hash, where the text is that long.
-
-    ``rows`` are those that had the word before, or None for all.
-    """
-    if rows is None:
-        longer = texts.lengths > at
-        if not longer.all():
-            rows = np.flatnonzero(longer)
-    else:
-        rows = rows[texts.lengths[rows] > at]
-    words = texts.words(at, rows)
-    words ^= hashes if rows is None else hashes[rows]
-    _mix_all(words)
-    if rows is None:
-        return words, None
-    hashes[rows] = words
-    return hashes, rows
 
 
 # --- by type ----------------------------------------------------------------------------------------
@@ -492,7 +385,8 @@ def hash_array(array: pa.Array) -> Vector:
     if group in _PLAIN_TEXT:
         tag, plain = _PLAIN_TEXT[group]
         whole = pa.types.is_fixed_size_binary(kind) or "view" in str(kind)
-        hashes = _hash_text(array.cast(plain) if whole else array, tag)
+        texts = Texts(array.cast(plain) if whole else array)
+        hashes = _hash_offsets(texts.offsets, texts.data, tag)
     else:
         hashes = _kernel(kind, group)(array.cast(pa.uint8()) if pa.types.is_boolean(kind) else array)
     if array.null_count:
@@ -667,8 +561,7 @@ def destination(hashes: Any, consumers: int) -> Any:
     """Which of ``consumers`` a hash belongs to, uniform for any number: an int for an int, an int64
     vector for a uint64 vector."""
     if isinstance(hashes, np.ndarray):
-        wide = hashes >> np.uint64(32)
-        wide *= np.uint64(consumers)
-        wide >>= np.uint64(32)
-        return wide.view(np.int64)
+        positions = np.empty(len(hashes), np.int64)
+        kernel("choose_consumers")(hashes, consumers, positions, len(hashes))
+        return positions
     return (int(hashes) >> 32) * consumers >> 32

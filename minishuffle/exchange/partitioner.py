@@ -15,6 +15,7 @@ from minishuffle.exchange.elements import Batch, KeyedRows
 from minishuffle.exchange.gather import take
 from minishuffle.exchange.keys import CHUNK_ROWS, destination, hash_columns, hash_rows
 from minishuffle.exchange.rows import preview
+from minishuffle.kernels.machinecode import kernel
 
 __all__ = ["Kind", "Partitioner"]
 
@@ -27,8 +28,6 @@ PIECE_ROWS_MIN: Final = 16
 _ROWS_PER_CONSUMER: Final = 4096
 """An Arrow batch is cut up by chunks, longer for many consumers so that the pieces do not become too
 small."""
-_SCANS_MAX: Final = 4
-"""Up to so many consumers one scan for each is faster than a sort."""
 _WORDS: Final = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 """By the bits of a fixed-width value."""
 
@@ -112,7 +111,8 @@ class Partitioner:
 
     def _by_key(self, batch: Batch) -> Pieces:
         if isinstance(batch, KeyedRows):
-            order, bounds = _arrange(hash_rows(batch.keys), self._consumers)
+            positions = destination(hash_rows(batch.keys), self._consumers)
+            order, bounds = _arrange(positions, self._consumers)
             yield from _pick_rows(batch, order, bounds)
             return
         assert isinstance(batch, pa.RecordBatch)
@@ -124,7 +124,7 @@ class Partitioner:
         if batch.schema != self._schema:
             self._prepare(batch.schema)
         hashes = hash_columns([batch.column(number) for number in self._key_columns])
-        order, bounds = _arrange(hashes, self._consumers)
+        order, bounds = _arrange(destination(hashes, self._consumers), self._consumers)
         return self._pick_columns(batch, order, bounds)
 
     def _prepare(self, schema: pa.Schema) -> None:
@@ -153,7 +153,7 @@ class Partitioner:
 
     def _as_chosen(self, batch: Batch) -> Pieces:
         assert not isinstance(batch, pa.RecordBatch)
-        order, bounds = _sort(np.array(self._choices(batch), dtype=np.int64), self._consumers)
+        order, bounds = _arrange(np.array(self._choices(batch), dtype=np.int64), self._consumers)
         return _pick_rows(batch, order, bounds)
 
     def _choices(self, batch: KeyedRows | list[Any]) -> list[int]:
@@ -205,25 +205,12 @@ def _slice(batch: Batch, begin: int, end: int) -> Batch:
     return batch.slice(begin, end - begin)
 
 
-def _arrange(hashes: Vector, consumers: int) -> tuple[Vector, list[int]]:
+def _arrange(positions: Vector, consumers: int) -> tuple[Vector, list[int]]:
     """Row numbers by consumer, in their order; and where those of each begin, with the end."""
-    if consumers == 2:
-        upper = hashes.view(np.int64) < 0
-        second = np.flatnonzero(upper)
-        first = np.flatnonzero(np.logical_not(upper, out=upper))
-        return np.concatenate((first, second)), [0, len(first), len(hashes)]
-    return _sort(destination(hashes, consumers), consumers)
-
-
-def _sort(positions: Vector, consumers: int) -> tuple[Vector, list[int]]:
-    """The same from the consumers' positions."""
-    if consumers <= _SCANS_MAX:
-        found = [np.flatnonzero(positions == position) for position in range(consumers)]
-        ends = np.cumsum([len(rows) for rows in found])
-        return np.concatenate(found), [0, *ends.tolist()]
-    narrow = positions.astype(np.uint8 if consumers <= 256 else np.uint16)  # numpy sorts these by radix
-    ends = np.cumsum(np.bincount(positions, minlength=consumers))
-    return np.argsort(narrow, kind="stable"), [0, *ends.tolist()]
+    order = np.empty(len(positions), np.int64)
+    bounds = np.zeros(consumers + 2, np.int64)
+    kernel("arrange")(positions, order, bounds, consumers, len(order))
+    return order, bounds[:-1].tolist()
 
 
 def _pick_rows(batch: list[Any] | KeyedRows, order: Vector, bounds: list[int]) -> Pieces:

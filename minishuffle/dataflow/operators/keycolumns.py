@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from minishuffle.dataflow.operators.widertype import wider
 from minishuffle.exchange.keys import Texts, family, fixed_values, hash_columns
+from minishuffle.kernels.machinecode import kernel
 
 __all__ = [
     "FixedColumn",
@@ -29,10 +30,9 @@ _SHORT_BYTES_MAX: Final = 8 * TEXT_WORDS_MAX - 1
 """Longer texts are numbered."""
 _LONG: Final = 255
 """In the place of the length: the text's number follows."""
-_ABSENT_NUMBER: Final = (1 << 56) - 1
+_ABSENT_NUMBER: Final = (1 << 55) - 1
 _INTEGERS: Final = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
 _NAN: Final = np.float64("nan")
-_S8: Final = np.uint64(8)
 
 
 def null_marks(array: pa.Array) -> Vector | None:
@@ -104,8 +104,9 @@ class KeyColumn:
         self.kind = kind
         self.width = 1
 
-    def write_words(self, array: pa.Array, words: Matrix) -> None:
-        """Fill ``words`` (rows x ``width``, of zeros) with the keys; what stands for a null is undefined."""
+    def write_words(self, array: pa.Array, words: Matrix, at: int) -> None:
+        """Fill the ``width`` columns of ``words`` from ``at`` on, which are zeros, with the keys; what stands
+        for a null is undefined."""
         raise NotImplementedError
 
     def width_for(self, array: pa.Array) -> int:
@@ -124,8 +125,8 @@ def _validity(nulls: Vector | None) -> pa.Buffer | None:
 class FixedColumn(KeyColumn):
     """Keys of at most 64 bits: the integer, or the bits of a float of 64 bits."""
 
-    def write_words(self, array: pa.Array, words: Matrix) -> None:
-        words[:, 0] = self.values(array)
+    def write_words(self, array: pa.Array, words: Matrix, at: int) -> None:
+        words[:, at] = self.values(array)
 
     def values(self, array: pa.Array) -> Vector:
         """The words alone; without a copy for integers of 64 bits."""
@@ -183,23 +184,16 @@ class TextColumn(KeyColumn):
             self._long.setdefault(texts.text(row), len(self._long))
         return int(texts.lengths.max(initial=0, where=short)) // 8 + 1
 
-    def write_words(self, array: pa.Array, words: Matrix) -> None:
+    def write_words(self, array: pa.Array, words: Matrix, at: int) -> None:
         texts = self._texts(array)
-        lengths = texts.lengths
-        matrix = texts.matrix()
-        if matrix is not None and matrix.shape[1] < 8 * self.width:
-            contents = words.view(np.uint8)
-            contents[:, 0] = matrix.shape[1]
-            contents[:, 1 : matrix.shape[1] + 1] = matrix
-            return
-        unsigned = words.view(np.uint64)
-        unsigned[:, 0] = texts.words(0) << _S8 | lengths.view(np.uint64)
-        # A text that needs more words than there are differs from all stored ones in its length.
-        for number in range(1, self.width):
-            unsigned[:, number] = texts.words(8 * number - 1)
-        for row in np.flatnonzero(lengths > _SHORT_BYTES_MAX).tolist():
-            words[row] = 0
-            unsigned[row, 0] = self._long.get(texts.text(row), _ABSENT_NUMBER) << 8 | _LONG
+        kernel("write_texts")(
+            texts.offsets, texts.data, words.reshape(-1), words.shape[1], at, self.width, len(words)
+        )
+        if len(words) and texts.lengths.max() > _SHORT_BYTES_MAX:
+            # Shorter ones that need more words than there are differ from all stored ones in their length.
+            for row in np.flatnonzero(texts.lengths > _SHORT_BYTES_MAX).tolist():
+                words[row, at : at + self.width] = 0
+                words[row, at] = self._long.get(texts.text(row), _ABSENT_NUMBER) << 8 | _LONG
 
     def array(self, words: Matrix, nulls: Vector | None) -> pa.Array:
         contents = np.ascontiguousarray(words).view(np.uint8).reshape(len(words), 8 * words.shape[1])

@@ -141,11 +141,10 @@ class KeyIndex:
         words = np.zeros((len(given[0]), self._table.width), dtype=np.int64)
         at = self._heads
         for number, (column, array) in enumerate(zip(self._columns, given, strict=True)):
-            mine = words[:, at : at + column.width]
-            column.write_words(array, mine)
+            column.write_words(array, words, at)
             nulls = null_marks(array)
             if nulls is not None and self._heads:
-                mine[nulls] = 0
+                words[nulls, at : at + column.width] = 0
                 words[:, number // _HEAD_BITS] |= nulls.astype(np.int64) << number % _HEAD_BITS
             at += column.width
         return words

@@ -1,0 +1,261 @@
+"""The loops themselves. They are compiled by numba, ahead of use, with the types in ``machinecode.KERNELS``.
+
+Vectors come as plain pointers, so a loop is given the number of its rows. It checks no bounds and
+raises nothing: what can go wrong it returns, always as an int. Integers wrap around at 64 bits. In
+these functions an unsigned word never meets a signed one, of which numba would make a float.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from numba import int64, njit, uint64
+
+Vector: TypeAlias = Any
+"""Numbers of 64 bits or bytes: ``KERNELS`` has the types."""
+Word: TypeAlias = Any
+"""Unsigned, of 64 bits."""
+
+FIRST = uint64(0xBF58_476D_1CE4_E5B9)
+SECOND = uint64(0x94D0_49BB_1331_11EB)
+S3, S27, S30, S31, S32 = uint64(3), uint64(27), uint64(30), uint64(31), uint64(32)
+LENGTH_BITS = uint64(8)
+HIGH_HALF = uint64(0xFFFF_FFFF_0000_0000)
+LOW_HALF = uint64(0xFFFF_FFFF)
+ABSENT = uint64(0)
+SUM, MINIMUM = 0, 1
+
+
+# --- hashing --------------------------------------------------------------------------------------
+
+
+@njit(forceinline=True)
+def mixed(word: Word) -> Word:
+    """The finaliser of splitmix64, a permutation of the 64-bit words."""
+    word = (word ^ (word >> S30)) * FIRST
+    word = (word ^ (word >> S27)) * SECOND
+    return word ^ (word >> S31)
+
+
+@njit(forceinline=True)
+def word_of_bytes(data: Vector, begin: int, end: int) -> Word:
+    """The little-endian word that begins there; zeros stand for bytes from ``end`` on."""
+    word: Word = uint64(0)
+    if begin + 8 <= end:
+        for at in range(8):  # the compiler makes one load of it
+            word |= uint64(data[begin + at]) << (uint64(at) << S3)
+    else:
+        for at in range(end - begin):
+            word |= uint64(data[begin + at]) << (uint64(at) << S3)
+    return word
+
+
+def hash_words(words: Vector, factor: int, tag: Word, hashes: Vector, rows: int) -> int:
+    """The hash of each word x factor in the domain of a tag."""
+    for row in range(rows):
+        hashes[row] = mixed(uint64(words[row] * factor) ^ tag)
+    return rows
+
+
+def hash_texts(offsets: Vector, data: Vector, tag: Word, hashes: Vector, rows: int) -> int:
+    """The hash of each text: eight bytes at a time, its length before them."""
+    for row in range(rows):
+        begin, end = offsets[row], offsets[row + 1]
+        value = mixed(tag ^ uint64(end - begin))
+        for at in range(begin, end, 8):
+            value = mixed(value ^ word_of_bytes(data, at, end))
+        hashes[row] = value
+    return rows
+
+
+def combine_hashes(hashes: Vector, parts: Vector, rows: int) -> int:
+    """Mix the hashes of one more part of each tuple into what those before it gave."""
+    for row in range(rows):
+        hashes[row] = mixed(hashes[row] ^ parts[row])
+    return rows
+
+
+# --- partition ------------------------------------------------------------------------------------
+
+
+def choose_consumers(hashes: Vector, consumers: Word, positions: Vector, rows: int) -> int:
+    """The consumer of each hash: its upper half, scaled to their number."""
+    for row in range(rows):
+        positions[row] = int64(((hashes[row] >> S32) * consumers) >> S32)
+    return rows
+
+
+def arrange(positions: Vector, order: Vector, bounds: Vector, consumers: int, rows: int) -> int:
+    """Row numbers by consumer, in their order. ``bounds`` (consumers + 2 zeros) gets where those of each
+    begin, then twice the end."""
+    for row in range(rows):
+        bounds[positions[row] + 2] += 1
+    for consumer in range(consumers):
+        bounds[consumer + 2] += bounds[consumer + 1]
+    for row in range(rows):
+        place = bounds[positions[row] + 1]
+        order[place] = row
+        bounds[positions[row] + 1] = place + 1
+    return rows
+
+
+# --- tables of keys -------------------------------------------------------------------------------
+#
+# A hash table with open addressing. A place holds the upper half of the hash and, in its lower half, the
+# slot + 1: most probes that meet another key end without a look at the keys. These lie one after
+# the other in ``stored``, ``width`` words each.
+
+
+@njit(forceinline=True)
+def hash_of_row(words: Vector, row: int, width: int) -> Word:
+    value: Word = uint64(width)
+    for at in range(row * width, row * width + width):
+        value = mixed(value ^ uint64(words[at]))
+    return value
+
+
+@njit(forceinline=True)
+def same_words(words: Vector, row: int, stored: Vector, slot: int, width: int) -> bool:
+    at = 0
+    while at < width and words[row * width + at] == stored[slot * width + at]:
+        at += 1
+    return at == width
+
+
+@njit(forceinline=True)
+def place_of(
+    table: Vector, mask: Word, stored: Vector, width: int, words: Vector, row: int, value: Word
+) -> Word:
+    """Where the key with that hash stands, or the place that is free for it."""
+    place = value & mask
+    while table[place] != ABSENT:
+        if (table[place] ^ value) & HIGH_HALF == ABSENT:
+            slot = int64(table[place] & LOW_HALF) - 1
+            if same_words(words, row, stored, slot, width):
+                break
+        place = (place + uint64(1)) & mask
+    return place
+
+
+def find_keys(
+    table: Vector, mask: Word, stored: Vector, width: int, words: Vector, slots: Vector, rows: int
+) -> int:
+    """The slot of each row of words, -1 for those that have none; how many these are."""
+    absent = 0
+    for row in range(rows):
+        value = hash_of_row(words, row, width)
+        slot = int64(table[place_of(table, mask, stored, width, words, row, value)] & LOW_HALF) - 1
+        slots[row] = slot
+        if slot < 0:
+            absent += 1
+    return absent
+
+
+def add_keys(
+    table: Vector,
+    mask: Word,
+    stored: Vector,
+    width: int,
+    words: Vector,
+    slots: Vector,
+    begin: int,
+    rows: int,
+    count: Vector,
+    room: int,
+) -> int:
+    """The slot of each row from ``begin`` on; new keys get the next ones. Gives the row before which
+    there are ``room`` keys and one more comes, or ``rows``; ``count`` (one number) has how many there are."""
+    for row in range(begin, rows):
+        value = hash_of_row(words, row, width)
+        place = place_of(table, mask, stored, width, words, row, value)
+        if table[place] == ABSENT:
+            slot = count[0]
+            if slot == room:
+                return row
+            for at in range(width):
+                stored[slot * width + at] = words[row * width + at]
+            table[place] = (value & HIGH_HALF) | uint64(slot + 1)
+            count[0] = slot + 1
+        slots[row] = int64(table[place] & LOW_HALF) - 1
+    return rows
+
+
+def fill_table(table: Vector, mask: Word, stored: Vector, width: int, rows: int) -> int:
+    """Enter all stored keys, which are distinct, into an empty table."""
+    for slot in range(rows):
+        value = hash_of_row(stored, slot, width)
+        place = value & mask
+        while table[place] != ABSENT:
+            place = (place + uint64(1)) & mask
+        table[place] = (value & HIGH_HALF) | uint64(slot + 1)
+    return rows
+
+
+def write_texts(
+    offsets: Vector, data: Vector, words: Vector, stride: int, column: int, width: int, rows: int
+) -> int:
+    """Texts of up to ``8 * width - 1`` bytes as ``width`` words each, from ``column`` on in rows of
+    ``stride`` words: the length in the lowest byte, then the bytes, then zeros. Of a longer one the
+    length and as many bytes as there is room for."""
+    for row in range(rows):
+        begin, end = offsets[row], offsets[row + 1]
+        first = row * stride + column
+        low = word_of_bytes(data, begin, end)
+        words[first] = int64((low << LENGTH_BITS) | (uint64(end - begin) & uint64(0xFF)))
+        for number in range(1, width):
+            at = begin + 8 * number - 1
+            words[first + number] = int64(word_of_bytes(data, at, end))
+    return rows
+
+
+# --- aggregation ----------------------------------------------------------------------------------
+
+
+def fold_ints(
+    operation: int, state: Vector, slots: Vector, values: Vector, results: Vector, rows: int
+) -> int:
+    """The state of each row's slot after that row: a sum, minimum or maximum. Gives the row at which a
+    sum would leave int64, the state as it was before it; or ``rows``."""
+    for row in range(rows):
+        held, value = state[slots[row]], values[row]
+        if operation == SUM:
+            after = held + value
+            if (held ^ after) & (value ^ after) < 0:
+                return row
+        elif operation == MINIMUM:
+            after = value if value < held else held
+        else:
+            after = value if value > held else held
+        state[slots[row]] = after
+        results[row] = after
+    return rows
+
+
+def fold_floats(
+    operation: int, state: Vector, slots: Vector, values: Vector, results: Vector, rows: int
+) -> int:
+    """The same with floats; for minimum and maximum a NaN is no value."""
+    for row in range(rows):
+        held, value = state[slots[row]], values[row]
+        if operation == SUM:
+            after = held + value
+        elif operation == MINIMUM:
+            after = value if value < held or held != held else held
+        else:
+            after = value if value > held or held != held else held
+        state[slots[row]] = after
+        results[row] = after
+    return rows
+
+
+def last_rows(slots: Vector, last: Vector, chosen: Vector, rows: int) -> int:
+    """The numbers of those rows after which their slot does not come again, and how many there are;
+    ``last`` is scratch space by slot."""
+    for row in range(rows):
+        last[slots[row]] = row
+    found = 0
+    for row in range(rows):
+        if last[slots[row]] == row:
+            chosen[found] = row
+            found += 1
+    return found

@@ -1,0 +1,190 @@
+"""Each compiled loop against plain Python."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minishuffle.exchange.keys import FIRST, MASK, SECOND, mix
+from minishuffle.kernels.machinecode import kernel
+
+SUM, MINIMUM, MAXIMUM = 0, 1, 2
+INT64 = st.integers(-(2**63), 2**63 - 1)
+UINT64 = st.integers(0, 2**64 - 1)
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int64)
+
+
+def words(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.uint64)
+
+
+# --- hashing --------------------------------------------------------------------------------------
+
+
+@given(st.lists(INT64, max_size=20), st.sampled_from([1, 1000]), UINT64)
+def test_hash_of_words(values: list[int], factor: int, tag: int) -> None:
+    hashes = np.empty(len(values), np.uint64)
+    kernel("hash_words")(ints(*values), factor, tag, hashes, len(values))
+    assert hashes.tolist() == [mix((value * factor & MASK) ^ tag) for value in values]
+
+
+@given(st.lists(st.binary(max_size=40), max_size=8), UINT64)
+def test_hash_of_texts(texts: list[bytes], tag: int) -> None:
+    def expected(text: bytes) -> int:
+        value = mix(tag ^ len(text))
+        for at in range(0, len(text), 8):
+            value = mix(value ^ int.from_bytes(text[at : at + 8], "little"))
+        return value
+
+    hashes = np.empty(len(texts), np.uint64)
+    kernel("hash_texts")(*offsets_and_data(texts), tag, hashes, len(texts))
+    assert hashes.tolist() == list(map(expected, texts))
+
+
+def offsets_and_data(texts: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    """Of texts that stand behind others; what follows them is not zero."""
+    data = b"before" + b"".join(texts) + b"behind--"
+    ends = np.cumsum([len(b"before"), *map(len, texts)])
+    return ends.astype(np.int64), np.frombuffer(data, np.uint8)
+
+
+@given(st.lists(st.tuples(UINT64, UINT64), max_size=8))
+def test_hashes_of_parts_are_combined(pairs: list[tuple[int, int]]) -> None:
+    hashes = words(*(pair[0] for pair in pairs))
+    kernel("combine_hashes")(hashes, words(*(pair[1] for pair in pairs)), len(pairs))
+    assert hashes.tolist() == [mix(before ^ part) for before, part in pairs]
+
+
+# --- partition ------------------------------------------------------------------------------------
+
+
+@given(st.lists(UINT64, max_size=30), st.integers(1, 1000))
+def test_rows_are_arranged_by_consumer(hashes: list[int], consumers: int) -> None:
+    positions, order = np.empty(len(hashes), np.int64), np.empty(len(hashes), np.int64)
+    bounds = np.zeros(consumers + 2, np.int64)
+    kernel("choose_consumers")(words(*hashes), consumers, positions, len(hashes))
+    expected = [(value >> 32) * consumers >> 32 for value in hashes]
+    assert positions.tolist() == expected
+    kernel("arrange")(positions, order, bounds, consumers, len(hashes))
+    assert order.tolist() == sorted(range(len(hashes)), key=expected.__getitem__)
+    assert bounds.tolist()[:-1] == [
+        sum(at < consumer for at in expected) for consumer in range(consumers + 1)
+    ]
+
+
+# --- tables of keys -------------------------------------------------------------------------------
+
+
+def unmixed(word: int) -> int:
+    """The word that ``mix`` makes this one of."""
+    word ^= word >> 31 ^ word >> 62
+    word = word * pow(SECOND, -1, 2**64) & MASK
+    word ^= word >> 27 ^ word >> 54
+    word = word * pow(FIRST, -1, 2**64) & MASK
+    return word ^ word >> 30 ^ word >> 60
+
+
+def key_with_hash(value: int) -> int:
+    """The key of one word that has this hash in a table."""
+    key = unmixed(value) ^ 1
+    return key - 2**64 if key >= 2**63 else key
+
+
+ALIKE = [key_with_hash(5 << 32 | number << 20 | 15) for number in range(12)]
+"""Keys whose place in a table of 16 is the last, and whose tag there is the same."""
+
+
+@pytest.mark.parametrize("width", [1, 3])
+@given(numbers=st.lists(st.sampled_from(ALIKE) | st.integers(-5, 5), max_size=40))
+def test_keys_get_slots_as_they_come(width: int, numbers: list[int]) -> None:
+    rows = [(number,) * (width - 1) + (number // 2 if width > 1 else number,) for number in numbers]
+    given_words = ints(*(word for row in rows for word in row))
+    slots: dict[Any, int] = {}
+    for row in rows:
+        slots.setdefault(row, len(slots))
+    table, stored = np.zeros(32, np.uint64), np.zeros(24 * width, np.int64)
+    found, count = np.empty(len(rows), np.int64), ints(0)
+    arguments = (table, 31, stored, width, given_words)
+    reached = kernel("add_keys")(*arguments, found, 0, len(rows), count, 3)
+    assert count[0] == min(3, len(slots))
+    assert reached == next((at for at, row in enumerate(rows) if slots[row] == 3), len(rows))
+    assert kernel("add_keys")(*arguments, found, reached, len(rows), count, 24) == len(rows)
+    assert (found.tolist(), count[0]) == ([slots[row] for row in rows], len(slots))
+    assert stored.reshape(-1, width)[: len(slots)].tolist() == list(map(list, slots))
+    for again in (table, filled(stored, width, len(slots))):
+        asked = ints(*given_words, *[99] * width)
+        found = np.empty(len(rows) + 1, np.int64)
+        assert kernel("find_keys")(again, 31, stored, width, asked, found, len(rows) + 1) == 1
+        assert found.tolist() == [*(slots[row] for row in rows), -1]
+
+
+def filled(stored: np.ndarray, width: int, count: int) -> np.ndarray:
+    table = np.zeros(32, np.uint64)
+    kernel("fill_table")(table, 31, stored, width, count)
+    return table
+
+
+@given(st.lists(st.binary(max_size=20), max_size=8), st.integers(1, 3))
+def test_texts_as_words(texts: list[bytes], width: int) -> None:
+    rows = np.full((len(texts), width + 2), 77, np.int64)
+    kernel("write_texts")(*offsets_and_data(texts), rows.reshape(-1), width + 2, 1, width, len(texts))
+    for row, text in zip(rows, texts, strict=True):
+        assert row[0] == row[-1] == 77
+        contents = bytes([len(text)]) + text[: 8 * width - 1]
+        assert row[1:-1].tobytes() == contents.ljust(8 * width, b"\0")
+
+
+# --- aggregation ----------------------------------------------------------------------------------
+
+ROWS = st.lists(st.tuples(st.integers(0, 3), st.integers(-100, 100)), max_size=40)
+
+
+@pytest.mark.parametrize(("operation", "plain"), [(SUM, sum), (MINIMUM, min), (MAXIMUM, max)])
+@pytest.mark.parametrize(("name", "kind"), [("fold_ints", np.int64), ("fold_floats", np.float64)])
+@given(rows=ROWS)
+def test_running_values_carry_the_state_on(
+    operation: int, plain: Any, name: str, kind: Any, rows: list[tuple[int, int]]
+) -> None:
+    after, running = list(range(4)), []
+    for slot, value in rows:
+        after[slot] = plain((after[slot], value))
+        running.append(after[slot])
+    state, results = np.arange(4, dtype=kind), np.empty(len(rows), kind)
+    slots, values = (
+        np.array([row[at] for row in rows]).astype(dtype) for at, dtype in ((0, np.int64), (1, kind))
+    )
+    assert kernel(name)(operation, state, slots, values, results, len(rows)) == len(rows)
+    assert (results.tolist(), state.tolist()) == (running, after)
+
+
+@pytest.mark.parametrize(
+    ("held", "value"), [(2**63 - 1, 1), (-(2**63), -1), (2, 2**63 - 2), (-2, -(2**63) + 1)]
+)
+def test_a_sum_that_would_leave_int64_stops(held: int, value: int) -> None:
+    state, results = ints(0, held), np.empty(3, np.int64)
+    assert kernel("fold_ints")(SUM, state, ints(0, 1, 0), ints(5, value, 6), results, 3) == 1
+    assert (state.tolist(), results[0]) == ([5, held], 5)
+    assert kernel("fold_ints")(SUM, state, ints(1), ints(-value), results, 1) == 1
+
+
+@pytest.mark.parametrize(("operation", "expected"), [(MINIMUM, [3.0, 2.0, 2.0]), (MAXIMUM, [3.0, 3.0, 3.0])])
+def test_nan_is_no_value_for_extremes(operation: int, expected: list[float]) -> None:
+    nan = float("nan")
+    state, results = np.array([nan]), np.empty(4)
+    kernel("fold_floats")(operation, state, ints(0, 0, 0, 0), np.array([nan, 3.0, 2.0, nan]), results, 4)
+    assert np.isnan(results[0])
+    assert results[1:].tolist() == expected
+
+
+@given(st.lists(st.integers(0, 5), max_size=30))
+def test_last_rows_of_each_slot(slots: list[int]) -> None:
+    chosen = np.empty(len(slots), np.int64)
+    count = kernel("last_rows")(ints(*slots), np.full(6, 77), chosen, len(slots))
+    assert chosen[:count].tolist() == [row for row, slot in enumerate(slots) if slot not in slots[row + 1 :]]
