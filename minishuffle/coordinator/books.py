@@ -253,6 +253,8 @@ class _Ledger:
         """By the producer's place, rows received from there by others than what died with it."""
         self._sent_inside: Counter[Place] = Counter()
         """By the producer's place, rows sent to what died with it."""
+        self._between: defaultdict[Place, Counter[Place]] = defaultdict(Counter)
+        """By the consumer's place and the producer's, rows that were sent and not received."""
         for record in records:
             self._members[record.place].append(record)
             died_on = record.worker if record.end == "died" else None
@@ -266,6 +268,8 @@ class _Ledger:
                 producer = (edges[peer.edge].source, peer.worker, peer.attempt)
                 self._sent_to[consumer] += peer.sent
                 self._received[record.place] += peer.received
+                self._between[consumer][record.place] += peer.sent
+                self._between[record.place][producer] -= peer.received
                 if peer.worker != died_on or record.operator not in self._reading:
                     self._sent_by_survivors[consumer] += peer.sent
                 if peer.worker != died_on:
@@ -275,10 +279,14 @@ class _Ledger:
 
     def undelivered(self, places: Iterable[Place]) -> int:
         """Rows on their way to groups that have ended in order. One that has finished has read to the ends of
-        its producers: what it did not receive was lost with a link."""
+        its producers: what it did not receive was lost with a link.
+
+        By producer: of one that died more may have been received than it had reported as sent.
+        """
         return sum(
-            max(0, self._sent_to[place] - self._received[place])
+            max(0, rows)
             for place in places
+            for rows in self._between[place].values()
             if {record.end for record in self._members[place]} <= {"early", "finished"}
         )
 

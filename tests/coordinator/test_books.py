@@ -80,6 +80,19 @@ def test_rows_that_a_link_lost_between_tasks_that_finished_are_undelivered() -> 
     assert books(current=current).losses(current)[:3] == ({"queue_discarded": 2}, 0, True)
 
 
+def test_what_a_dead_producer_had_sent_unreported_hides_no_row_that_a_link_lost() -> None:
+    """The consumer has 30 rows of a worker that died, which had reported 10 of them; of the other producer
+    2 of 27 are missing."""
+    died = record(1, 1, sent(1, 10), worker=5, end="died", records_in=10)
+    current = [
+        record(0, 1, end="finished"),
+        record(1, 2, end="finished"),
+        record(1, 1, sent(1, 27), index=1, end="finished"),
+        record(2, 1, received(1, 25), received(1, 30, worker=5), end="finished", records_in=55),
+    ]
+    assert books(died, current=current).losses(current).dropped == {"queue_discarded": 2}
+
+
 def test_tasks_that_all_finished_and_took_less_than_was_written_have_lost_some() -> None:
     """Even if it is not known yet that the producer has sent the rest."""
     current = [
