@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from minishuffle.bench import drill
-from minishuffle.bench.drill import Drill, Findings, Tally, books_problems, run_drill
+from minishuffle.bench.drill import Drill, Findings, Tally, books_problems, final_problems, run_drill
 from minishuffle.bench.failures import FailureKind, FailureRound
 from minishuffle.bench.numbered import ENTRY, KEYS, PARALLELISM, Gap, keyed_subtasks
 from minishuffle.cli.main import cli
@@ -104,6 +104,8 @@ BEFORE = Tally(missing=100, dropped=90, in_flight=15)
             Tally(111, 100, 15),
             "11 records are missing, 10 were counted as dropped and 0 as in flight",
         ),
+        ("link", Tally(112, 100, 15, in_sockets=2), ""),
+        ("link", Tally(371, 110, 15, in_sockets=251), "271 records are missing, 20 were counted as dropped"),
         ("link", Tally(109, 100, 15), "9 records are missing, 10 were counted as dropped and 0 as in flight"),
         ("link", Tally(110, 100, 16), "10 were counted as dropped and 1 as in flight, although no process"),
         ("process", Tally(150, 120, 30), ""),
@@ -126,6 +128,23 @@ def test_the_books_balance_after_each_failure(kind: FailureKind, after: Tally, p
     problems = books_problems(kind, 2, BEFORE, after)
     assert len(problems) == bool(problem)
     assert problem in "".join(problems)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "books", "problems"),
+    [
+        (["link", "task"], Tally(10, 10), 0),
+        (["link", "task"], Tally(11, 10), 2),
+        (["link", "process"], Tally(11, 10, 1), 0),
+        (["link", "process"], Tally(12, 10, 1), 1),
+        (["host"], Tally(9, 10, 1), 1),
+        (["task"], Tally(10, 10, disordered=1), 1),
+    ],
+)
+def test_at_the_end_all_is_counted_that_no_dead_process_had(
+    kinds: list[FailureKind], books: Tally, problems: int
+) -> None:
+    assert len(final_problems(kinds, books)) == problems
 
 
 def drill_of(path: Path, monkeypatch: pytest.MonkeyPatch, *, lost: int, dropped: int) -> Findings:
