@@ -245,7 +245,8 @@ class Client:
 
     ``address`` is an :class:`Address` or ``"HOST:PORT"``; ``secret`` is what the cluster's secret file
     holds; ``timeout`` bounds every request, in seconds. Whoever waits for a job, or follows it, does so also
-    while the coordinator is away, for ``reconnect_timeout`` seconds at most; ``find`` says where it is then.
+    while the coordinator is away, for ``reconnect_timeout`` seconds at most, and so does whoever asks again
+    over a connection that was there; ``find`` says where it is then.
     """
 
     def __init__(
@@ -324,6 +325,11 @@ class Client:
             if self._find is not None:
                 self.address = self._find()
 
+    def _read(self, message: ControlMessage, expected: type[Reply]) -> Reply:
+        """A request that changes nothing: who has been connected waits until a coordinator is back, and who
+        has not hears at once that there is none."""
+        return self.request(message, expected) if self._link is None else self.poll(message, expected, 0.0)
+
     def _connected(self) -> BlockingControlClient:
         if self._link is None:
             identity = Identity(Role.CLIENT, self.cluster, 0, 0)
@@ -376,7 +382,7 @@ class Client:
 
     def jobs(self) -> list[JobInfo]:
         """Every job that the coordinator knows, oldest first."""
-        return self.request(ListJobs(), JobList).jobs
+        return self._read(ListJobs(), JobList).jobs
 
     def job(self, job: str) -> JobInfo:
         """State, tasks and causes of one job.
@@ -384,7 +390,7 @@ class Client:
         Raises:
             UnknownName: there is no such job.
         """
-        return self.request(ShowJob(job=job), JobInfo)
+        return self._read(ShowJob(job=job), JobInfo)
 
     def handle(self, job: str) -> JobHandle:
         """The handle of a job that was submitted before."""
@@ -406,7 +412,7 @@ class Client:
 
     def status(self) -> ClusterStatus:
         """Workers with their connections, and jobs."""
-        return self.request(GetStatus(), ClusterStatus)
+        return self._read(GetStatus(), ClusterStatus)
 
     def stop_cluster(self) -> None:
         """Cancel all jobs and shut the workers and the coordinator down."""
@@ -427,7 +433,7 @@ class Client:
         """Files that the sinks of a job have completed, oldest first."""
         after = 0
         while True:
-            reply = self.request(GetFiles(job=job, after=after), JobFiles)
+            reply = self._read(GetFiles(job=job, after=after), JobFiles)
             yield from reply.files
             if not reply.files:
                 return

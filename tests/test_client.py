@@ -460,3 +460,26 @@ def test_whoever_waits_asks_again_when_the_coordinator_is_back_and_not_for_ever(
     with pytest.raises(PeerLost):
         JobHandle(client, "j1", "words", 1).wait_until_over(timeout=2.0)
     assert now == pytest.approx(2.0, abs=0.2), "no longer than it was to wait"
+
+
+def test_who_was_connected_asks_again_and_who_was_not_hears_at_once(
+    link: type[ScriptedLink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minishuffle.client.time.sleep", lambda seconds: None)
+    away = 0
+
+    def answer(message: ControlMessage) -> ControlMessage:
+        nonlocal away
+        if away:
+            away -= 1
+            raise PeerLost("the coordinator closed the connection")
+        return job("running")
+
+    link.answer = staticmethod(answer)
+    client = Client("127.0.0.1:1", b"s", reconnect_timeout=60.0)
+    client.job("j1")
+    away = 3
+    assert client.job("j1").state == "running" and away == 0
+    away = 1
+    with pytest.raises(PeerLost):
+        Client("127.0.0.1:1", b"s", reconnect_timeout=60.0).job("j1")

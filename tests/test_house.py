@@ -26,7 +26,6 @@ NO_TEST_OF_ITS_OWN = {
     "bench/peer.py": "a process, run by bench/test_wire.py",
     "examples/keyby.py": "run by examples/test_examples.py",
     "examples/wordcount.py": "run by examples/test_examples.py",
-    "remote/access.py": "what the tests of writer and reader connect with",
     "remote/connection.py": "a shell, run by the tests of writer and reader",
     "spark/gateway.py": "the JVM's process, run by spark/test_session.py",
     "transport/addresses.py": "run by the tests of tcp and control, which dial wrong addresses",

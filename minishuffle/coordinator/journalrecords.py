@@ -13,6 +13,8 @@ A record has a kind and a name, and takes the place of the one before of that ki
 ``past`` JOB/OP/I     the attempts of it that were replaced
 ``event`` JOB/NUMBER  an event of the job
 ``file`` JOB/NUMBER   a file that a sink of the job has completed
+``stream`` JOB/OP     a stream that external clients write: whose it is, writes that have begun and ended
+``result`` JOB/OP     rows that a sink keeps for external clients: where each part is, what was committed
 ====================  =====================================================================================
 
 What an attempt that runs has counted is not among them: its worker reports it again. Nor are rows and lines
@@ -22,7 +24,7 @@ for clients.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
@@ -40,11 +42,20 @@ from minishuffle.ids import Changes, RecordKey
 from minishuffle.wire.messages import Register
 from minishuffle.wire.packed import pack_placement, unpack_placement
 
-__all__ = ["Recorder", "job_records", "recalled_counts", "recalled_jobs", "recalled_workers"]
+__all__ = [
+    "Recorder",
+    "job_records",
+    "recalled_clients",
+    "recalled_counts",
+    "recalled_jobs",
+    "recalled_workers",
+]
 
 FORMAT: Final = 1
 """The first byte of each record; another version of it cannot be read."""
 OF_JOBS: Final = frozenset({"graph", "job", "task", "past", "event", "file"})
+OF_CLIENTS: Final = frozenset({"stream", "result"})
+"""Kinds of a job's operators that external clients write to or read from."""
 NUMBERED: Final = ("event", "file")
 """Kinds whose names end with a number that counts on."""
 
@@ -167,7 +178,7 @@ class Recorder:
                 continue
             self._held[key] = _digest(record)
             kind, name = key
-            if kind in OF_JOBS:
+            if kind in OF_JOBS | OF_CLIENTS:
                 job, _, rest = name.partition("/")
                 self._of_jobs.setdefault(job, set()).add(key)
                 if kind in NUMBERED:
@@ -195,6 +206,11 @@ class Recorder:
             last = self._last.get(job.id, {}).get(kind, 0)
             old = range(before.get(kind, 0) - kept + 1, last - kept + 1)
             self._put({(kind, f"{job.id}/{number}"): None for number in old if number > 0})
+
+    def clients(self, job: str, **kinds: Mapping[int, Mapping[str, Any]]) -> None:
+        """What there is of a job that external clients use, by kind and operator."""
+        for kind, operators in kinds.items():
+            self._put({(kind, f"{job}/{each}"): pack_record(fields) for each, fields in operators.items()})
 
     def forget_job(self, job: str) -> None:
         """It is not known any more."""
@@ -334,6 +350,22 @@ def recalled_workers(records: Mapping[RecordKey, bytes], now: float) -> list[Wor
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ShuffleError(f"the record of worker {name} cannot be read: {error}") from error
+    return found
+
+
+def recalled_clients(
+    records: Mapping[RecordKey, bytes],
+) -> Mapping[tuple[str, str], dict[int, dict[str, Any]]]:
+    """What :meth:`Recorder.clients` was called with last: by kind and job, and by operator.
+
+    Raises:
+        ShuffleError: a record cannot be read.
+    """
+    found: defaultdict[tuple[str, str], dict[int, dict[str, Any]]] = defaultdict(dict)
+    for (kind, name), record in records.items():
+        if kind in OF_CLIENTS:
+            job, _, operator = name.partition("/")
+            found[kind, job][int(operator)] = unpack_record((kind, name), record)
     return found
 
 

@@ -78,6 +78,8 @@ class Subtask(AttemptRecord):
     resumption: Resumption = Resumption()
     """Where the attempt goes on, if it is a source's, and which files of earlier ones are listed."""
     result: bytes = b""
+    announced: int = 0
+    """Where the rows end that readers of a kept result have heard of."""
 
     def __str__(self) -> str:
         return f"{self.name}[{self.index}]"
@@ -94,7 +96,7 @@ class Subtask(AttemptRecord):
     @property
     def rows_kept(self) -> int:
         """See :meth:`Job.rows_kept`."""
-        return max(self.resumption.first_row, self.counters.rows_kept)
+        return max(self.resumption.first_row, self.counters.rows_kept, self.announced)
 
     def info(self, totals: Totals, results: bool) -> TaskInfo:
         """As clients see it, with the totals of all its attempts."""

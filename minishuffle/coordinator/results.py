@@ -7,13 +7,15 @@ kept, so that it can read them again.
 Each attempt of a sink's subtask keeps a *part* of the rows. The next one numbers on from the greatest end
 that readers may have heard of. What a lost worker kept is lost, and counted unless a reader had dealt with
 it.
+
+Where the parts are, what was committed, and the ends that readers have heard of are journaled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from minishuffle import limits
 from minishuffle.coordinator.instructions import Instruction, Reply, refusal
@@ -69,6 +71,29 @@ class _Result:
     commits: list[list[int]]
     dropped: bool = False
 
+    def record(self) -> dict[str, Any]:
+        """For the journal."""
+        parts = [
+            [[part.begin, part.attempt, part.at and part.at.model_dump()] for part in parts]
+            for parts in self.parts
+        ]
+        return {"parts": parts, "commits": self.commits}
+
+    def recall(self, fields: Mapping[str, Any]) -> None:
+        """What :meth:`record` gave."""
+        self.commits = fields["commits"]
+        self.parts = [
+            [_Part(begin, attempt, at and WorkerAddress(**at)) for begin, attempt, at in parts]
+            for parts in fields["parts"]
+        ]
+
+    def announce(self) -> None:
+        """Readers are about to hear where the rows end."""
+        for task in self.job.tasks():
+            if task.operator == self.operator and task.announced < task.rows_kept:
+                task.announced = task.rows_kept
+                self.job.changed.add(task.key)
+
     def ranges(self, subtask: int) -> list[tuple[_Part, int]]:
         """The parts of a subtask that can be read, and where each ends."""
         parts = self.parts[subtask]
@@ -89,6 +114,11 @@ class _Result:
         ends.append(end)
         del ends[: -BATCHES_REPLAYABLE - 1]
         return True
+
+
+def _ended_at(results: Mapping[str, _Result]) -> float:
+    """When the job that has them ended."""
+    return next(iter(results.values())).job.ended_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +150,21 @@ class Results:
     _results: dict[str, dict[str, _Result]] = field(default_factory=dict)
     """By job and sink."""
     _over: list[str] = field(default_factory=list)
-    """Jobs that have ended and have results, in the order of their ends."""
+    """Jobs that have ended and have results."""
     _pending: dict[int, _PendingRead] = field(default_factory=dict)
+    _changed: set[str] = field(default_factory=set)
+    """Jobs of which there may be something new for the journal."""
+
+    # --- journal ---------------------------------------------------------------------------------
+
+    def changed(self) -> set[str]:
+        """Jobs to :meth:`record` since the last call."""
+        changed, self._changed = self._changed, set()
+        return changed
+
+    def record(self, job: str) -> dict[int, dict[str, Any]]:
+        """What the journal keeps of the job's results, by operator."""
+        return {result.operator: result.record() for result in self._results.get(job, {}).values()}
 
     # --- jobs ------------------------------------------------------------------------------------
 
@@ -133,8 +176,8 @@ class Results:
             if names.count(name) > 1:
                 raise InvalidGraph(f"two sinks are named {name!r}: give each another name, to_spark('...')")
 
-    def add(self, job: Job, graph: JobGraph) -> None:
-        """A job was submitted."""
+    def add(self, job: Job, graph: JobGraph, records: Mapping[int, Mapping[str, Any]]) -> None:
+        """A job was submitted, with no ``records``, or is recalled with what :meth:`record` gave."""
         found = {
             vertex.sink: _Result(
                 job,
@@ -151,15 +194,20 @@ class Results:
             for operator, vertex in enumerate(graph.vertices)
             if vertex.sink
         }
+        for result in found.values():
+            if (fields := records.get(result.operator)) is not None:
+                result.recall(fields)
         if found:
             self._results[job.id] = found
+            self._changed.add(job.id)
 
     def job_ended(self, job: Job) -> None:
         """A job has ended: the oldest results beyond the limit are given up."""
         if job.id in self._results:
             self._over.append(job.id)
         while len(self._over) > limits.JOB_RESULTS_KEPT:
-            oldest = self._over.pop(0)
+            oldest = min(self._over, key=lambda name: _ended_at(self._results[name]))
+            self._over.remove(oldest)
             for result in self._results[oldest].values():
                 result.dropped = True
             for worker in {
@@ -178,6 +226,7 @@ class Results:
                 at = self.address(job.placement[index])
                 parts[:] = [part for part in parts if part.begin < begin]
                 parts.append(_Part(begin, job.attempt_of(operator, index), at))
+                self._changed.add(job.id)
 
     def _held(self, result: _Result) -> set[int]:
         """Workers that still keep rows of it."""
@@ -232,6 +281,7 @@ class Results:
 
     def _described(self, result: _Result) -> ResultDescribed:
         job = result.job
+        result.announce()
         return ResultDescribed(
             job=job.id,
             name=job.name,
@@ -308,6 +358,7 @@ class Results:
                     f"subtask {subtask} has {rows[subtask]} rows and offset {offset} was committed: commit "
                     "only what was read"
                 )
+        self._changed.add(result.job.id)
         for subtask, offset in offsets.items():
             if result.commit(subtask, offset):
                 self._free(result, subtask, offset)

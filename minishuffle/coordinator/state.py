@@ -149,13 +149,15 @@ class CoordinatorState:
         for worker in journalrecords.recalled_workers(records, now):
             self._workers.recall(worker)
         self._awaiting = bool(self._workers.awaited())
+        kept = journalrecords.recalled_clients(records)
         for job in journalrecords.recalled_jobs(records, self._random):
             self._jobs[job.id] = job
-            self._results.add(job, job.graph)
+            self._results.add(job, job.graph, kept["result", job.id])
+            self._streams.add(job, job.graph, kept["stream", job.id])
             if job.terminal:
                 self._results.job_ended(job)
+                self._streams.remove(job)
             else:
-                self._streams.add(job, job.graph)
                 self._touch(job)
 
     # --- the verbs -------------------------------------------------------------------------------
@@ -523,8 +525,8 @@ class CoordinatorState:
         graph = submission.graph
         job = submission.make_job(*self._admit(graph), self._random)
         self._jobs[job.id] = job
-        self._streams.add(job, graph)
-        self._results.add(job, graph)
+        self._streams.add(job, graph, {})
+        self._results.add(job, graph, {})
         self._deploy(job, graph)
         for number, ahead in self._preparations.job_started(job, self._workers.alive()):
             self._send_to(number, ahead)
@@ -583,6 +585,8 @@ class CoordinatorState:
         """Note what has changed for the journal."""
         for job in self._jobs.keys() & jobs:
             self._recorder.job(self._jobs[job])
+        for name in self._jobs.keys() & (self._streams.changed() | self._results.changed()):
+            self._recorder.clients(name, stream=self._streams.record(name), result=self._results.record(name))
         for worker in self._changed.values():
             self._recorder.worker(worker)
         self._changed.clear()
@@ -591,6 +595,7 @@ class CoordinatorState:
     def _all_are_back(self, now: float) -> None:
         """Every worker has come back, or is lost: what was due meanwhile follows."""
         self._awaiting = False
+        self._streams.all_are_back()
         for job in self._jobs.active():
             self._touch(job)
         postponed, self._postponed = self._postponed, []

@@ -5,13 +5,17 @@ write to all subtasks, so that event time waits for it everywhere; then it annou
 subtask's worker, which answers how much of it is there, and sends the writer there with a ticket. A commit
 asks every subtask whether its partitions are complete, and ends the write, and a bounded stream with it.
 
+Which writes have begun and ended, and whose a bounded stream is, is journaled. What a coordinator had asked
+when it was lost is not: clients ask the next one again, and that one tells every subtask what it should have
+heard.
+
 A subtask that restarts gets from its job how far each partition is (``WriteProgress``), and from here which
 writes have begun and ended. What its last attempt did not answer is asked of the next one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -133,6 +137,41 @@ class Streams:
         """Streams whose job ended, the last ones: how, which a task that tries again must hear; and the id
         of a job that finished and took any number of writes, whose last may yet be committed."""
         self._tickets = tickets
+        self._changed: set[str] = set()
+        """Jobs of which there may be something new for the journal."""
+
+    # --- journal ---------------------------------------------------------------------------------
+
+    def changed(self) -> set[str]:
+        """Jobs to :meth:`record` since the last call."""
+        changed, self._changed = self._changed, set()
+        return changed
+
+    def record(self, job: str) -> dict[int, dict[str, Any]]:
+        """What the journal keeps of the job's streams, by operator."""
+        return {
+            stream.operator: {
+                "writer": stream.writer,
+                "ended": stream.ended,
+                "ended_by": stream.ended_by,
+                "writes": [
+                    [name, write.partitions, write.open_answers == 0, write.ended]
+                    for name, write in stream.writes.items()
+                ],
+                "forgotten": stream.forgotten,
+            }
+            for stream in self._streams.values()
+            if stream.job.id == job
+        }
+
+    def all_are_back(self) -> None:
+        """No worker is awaited any more: each subtask hears again what it should have heard."""
+        for stream in self._streams.values():
+            for index in range(stream.parallelism):
+                if stream.job.hears(stream.operator, index):
+                    self._repeat(stream, index)
+
+    # --- jobs ------------------------------------------------------------------------------------
 
     def check(self, graph: JobGraph) -> None:
         """
@@ -152,13 +191,26 @@ class Streams:
                     "cancel that job, or name the stream otherwise"
                 )
 
-    def add(self, job: Job, graph: JobGraph) -> None:
+    def add(self, job: Job, graph: JobGraph, records: Mapping[int, Mapping[str, Any]]) -> None:
+        """A job was submitted, with no ``records``, or is recalled with what :meth:`record` gave."""
         for operator, vertex in enumerate(graph.vertices):
             if vertex.stream:
                 self._over.pop(vertex.stream, None)
-                self._streams[vertex.stream] = _Stream(
+                stream = self._streams[vertex.stream] = _Stream(
                     vertex.stream, job, operator, vertex.parallelism, vertex.bounded, vertex.stream_schema
                 )
+                if (fields := records.get(operator)) is not None:
+                    self._recall(stream, fields)
+                self._changed.add(job.id)
+
+    def _recall(self, stream: _Stream, fields: Mapping[str, Any]) -> None:
+        """A write that had not begun everywhere begins now."""
+        stream.writer, stream.ended = fields["writer"], fields["ended"]
+        stream.ended_by, stream.forgotten = fields["ended_by"], dict(fields["forgotten"])
+        for name, partitions, begun, ended in fields["writes"]:
+            write = stream.writes[name] = _Write(partitions, 0, ended=ended)
+            if not begun:
+                self._announce(stream, name, write)
 
     def remove(self, job: Job) -> list[Instruction]:
         """The job has ended: requests that still wait fail."""
@@ -204,6 +256,7 @@ class Streams:
         if isinstance(message, CommitWrite) and (job := self._over.get(message.stream, ("", ""))[1]):
             return [Reply(link, request, Accepted(job=job))]
         stream = self._stream(message.stream)
+        self._changed.add(stream.job.id)
         match message:
             case DescribeStream():
                 info = StreamInfo(
@@ -257,11 +310,15 @@ class Streams:
         event time pass by what it is about to bring.
         """
         self._forget_writes(stream)
-        write = stream.writes[message.write] = _Write(message.partitions, stream.parallelism)
-        for index in range(stream.parallelism):
-            begin = BeginWrite(partitions=message.partitions, **self._about(stream, index, message.write))
-            self._ask(stream, begin, write)
+        write = stream.writes[message.write] = _Write(message.partitions, 0)
+        self._announce(stream, message.write, write)
         return write
+
+    def _announce(self, stream: _Stream, name: str, write: _Write) -> None:
+        write.open_answers = stream.parallelism
+        for index in range(stream.parallelism):
+            begin = BeginWrite(partitions=write.partitions, **self._about(stream, index, name))
+            self._ask(stream, begin, write)
 
     def _forgotten(self, stream: _Stream) -> UpstreamOpened:
         """To a writer of a batch that has ended long ago: there is nothing left to do, anywhere."""
@@ -421,6 +478,7 @@ class Streams:
         question = self._questions.pop(message.ticket, None)
         if question is None:
             return []
+        self._changed.add(question.stream.job.id)
         if isinstance(question.by, _Write):
             return self._begun(question.stream, question.by)
         if isinstance(message, UpstreamExpected):

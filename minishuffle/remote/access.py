@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from minishuffle.config import default_secret_file, default_state_dir, read_secret
-from minishuffle.errors import UsageError
+from minishuffle.errors import PeerLost, UsageError
 from minishuffle.ids import Address
 from minishuffle.transport.control import BlockingControlClient
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
+from minishuffle.wire.messages import ControlMessage
 
-__all__ = ["Access", "find_access"]
+__all__ = ["AWAY_SECONDS_MAX", "Access", "find_access"]
 
 REQUEST_SECONDS = 30.0
+AWAY_SECONDS_MAX = 60.0
+"""How long a program that is at work waits for a coordinator that is started again."""
+RETRY_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,30 @@ class Access:
         address = Address(self.host, self.port)
         with BlockingControlClient(address, identity, self.secret, REQUEST_SECONDS) as control:
             yield control
+
+    def request(
+        self, message: ControlMessage, seconds: float = REQUEST_SECONDS, *, away_seconds: float = 0.0
+    ) -> ControlMessage:
+        """The reply to a request, which may be asked again.
+
+        Args:
+            seconds: for each reply.
+            away_seconds: how long to ask again while no coordinator answers.
+
+        Raises:
+            ShuffleError: what the coordinator answered, or PeerLost when none did.
+        """
+        deadline: float | None = None
+        while True:
+            try:
+                with self.control() as control:
+                    return control.request(message, seconds)
+            except PeerLost:
+                now = time.monotonic()
+                deadline = now + away_seconds if deadline is None else deadline
+                if now >= deadline:
+                    raise
+            time.sleep(RETRY_SECONDS)
 
 
 def find_access(

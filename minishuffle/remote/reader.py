@@ -15,7 +15,7 @@ from minishuffle.exchange.channels import GateBuffers
 from minishuffle.exchange.elements import AssemblyBudget, decode
 from minishuffle.exchange.gate import InputGate
 from minishuffle.protocol.connection import ConnectionEvent
-from minishuffle.remote.access import Access
+from minishuffle.remote.access import AWAY_SECONDS_MAX, Access
 from minishuffle.remote.connection import ExternalConnection
 from minishuffle.transport.tcp import DataLink
 from minishuffle.wire.clients import CommitResult, DescribeResult, OpenResult, ResultDescribed, ResultOpened
@@ -74,10 +74,13 @@ class ResultInfo:
         return sum(rows.end - rows.begin for rows in self.subtasks) - self.rows_lost
 
 
-def describe_result(access: Access, job: str, sink: str | None = None) -> ResultInfo:
+def describe_result(
+    access: Access, job: str, sink: str | None = None, *, away_seconds: float = 0.0
+) -> ResultInfo:
     """What there is to read now.
 
     Args:
+        away_seconds: how long to wait for a coordinator that is started again.
         job: an id, or a name: the newest job of it.
         sink: the name given to ``to_spark``; may be left out if the job has one only.
 
@@ -88,8 +91,7 @@ def describe_result(access: Access, job: str, sink: str | None = None) -> Result
     """
     import pyarrow as pa
 
-    with access.control() as control:
-        reply = control.request(DescribeResult(job=job, sink=sink or ""))
+    reply = access.request(DescribeResult(job=job, sink=sink or ""), away_seconds=away_seconds)
     if not isinstance(reply, ResultDescribed):
         raise RemoteProtocolError(f"the coordinator answered with {type(reply).__name__}")
     return ResultInfo(
@@ -134,9 +136,8 @@ def wait_result(
         if left <= 0:
             raise TimeoutError(f"job {info.job} ({info.name}) still runs after {timeout:g} s")
         wait = min(left, LONG_POLL_SECONDS)
-        with access.control() as control:
-            control.request(WaitJob(job=info.job, wait_seconds=wait))
-        info = describe_result(access, info.job, info.sink)
+        access.request(WaitJob(job=info.job, wait_seconds=wait), away_seconds=AWAY_SECONDS_MAX)
+        info = describe_result(access, info.job, info.sink, away_seconds=AWAY_SECONDS_MAX)
     if info.state == "failed":
         raise TaskFailed(f"job {info.job} ({info.name}) failed: {info.cause}")
     if info.state == "canceled":
@@ -164,8 +165,8 @@ def commit_result(access: Access, job: str, sink: str, offsets: Mapping[int, int
         UsageError: an offset is beyond what there is.
         ShuffleError: as :func:`describe_result`.
     """
-    with access.control() as control:
-        reply = control.request(CommitResult(job=job, sink=sink, offsets=dict(offsets)))
+    message = CommitResult(job=job, sink=sink, offsets=dict(offsets))
+    reply = access.request(message, away_seconds=AWAY_SECONDS_MAX)
     if not isinstance(reply, Accepted):
         raise RemoteProtocolError(f"the coordinator answered with {type(reply).__name__}")
 
@@ -252,8 +253,8 @@ class ResultReader:
 
     def _open(self, begin: int) -> ResultOpened:
         """Where the rows from ``begin`` on are."""
-        with self._access.control() as control:
-            reply = control.request(self._request.model_copy(update={"begin": begin}))
+        request = self._request.model_copy(update={"begin": begin})
+        reply = self._access.request(request, away_seconds=AWAY_SECONDS_MAX / RECONNECTS_MAX)
         if not isinstance(reply, ResultOpened) or not begin < reply.end <= self._request.end:
             raise RemoteProtocolError(f"the coordinator answered with {type(reply).__name__}")
         return reply

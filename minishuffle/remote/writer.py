@@ -26,7 +26,7 @@ from minishuffle.exchange.subpartition import serve
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.limits import BATCH_ROWS_MAX, WRITER_KEPT_BYTES_MAX
 from minishuffle.protocol.connection import ConnectionEvent, PartitionRequested
-from minishuffle.remote.access import Access
+from minishuffle.remote.access import AWAY_SECONDS_MAX, Access
 from minishuffle.remote.connection import ExternalConnection
 from minishuffle.transport.tcp import DataLink
 from minishuffle.wire.clients import (
@@ -129,7 +129,7 @@ class StreamWriter:
         self._attached = False
 
     def __enter__(self) -> StreamWriter:
-        self._reply = self._ask()
+        self._reply = self._ask(AWAY_SECONDS_MAX)
         if not self._reply.complete:
             try:
                 self._connect()
@@ -152,10 +152,9 @@ class StreamWriter:
 
     # --- connections -----------------------------------------------------------------------------
 
-    def _ask(self) -> UpstreamOpened:
+    def _ask(self, away_seconds: float = 0.0) -> UpstreamOpened:
         """Where to write, and what is there; waits while the task restarts."""
-        with self._access.control() as control:
-            reply = control.request(self._request, OPEN_SECONDS_MAX)
+        reply = self._access.request(self._request, OPEN_SECONDS_MAX, away_seconds=away_seconds)
         if not isinstance(reply, UpstreamOpened):
             raise RemoteProtocolError(f"the coordinator answered with {type(reply).__name__}")
         return reply
@@ -247,8 +246,7 @@ class StreamWriter:
 
     def _check_job(self) -> None:
         """Raises TaskFailed: the job has ended, or is about to."""
-        with self._access.control() as control:
-            job = control.request(ShowJob(job=self._opened.job))
+        job = self._access.request(ShowJob(job=self._opened.job))
         if isinstance(job, JobInfo) and job.state not in ("created", "running"):
             cause = f": {job.causes[0].text}" if job.causes else ""
             raise TaskFailed(
@@ -379,14 +377,20 @@ class StreamWriter:
         return self._attached and self._partition.subpartitions[0].view is None
 
 
-def _request(access: Access, message: ControlMessage) -> ControlMessage:
-    with access.control() as control:
-        return control.request(message, OPEN_SECONDS_MAX)
+def _request(
+    access: Access, message: ControlMessage, away_seconds: float = AWAY_SECONDS_MAX
+) -> ControlMessage:
+    return access.request(message, OPEN_SECONDS_MAX, away_seconds=away_seconds)
 
 
 def describe_stream(access: Access, stream: str) -> StreamInfo:
-    """Raises UnknownName: no running job reads that stream."""
-    info = _request(access, DescribeStream(stream=stream))
+    """What there is to write to; no coordinator is waited for.
+
+    Raises:
+        UnknownName: no running job reads that stream.
+        PeerLost: the coordinator cannot be reached.
+    """
+    info = _request(access, DescribeStream(stream=stream), away_seconds=0.0)
     if not isinstance(info, StreamInfo):
         raise RemoteProtocolError(f"the coordinator answered with {type(info).__name__}")
     return info

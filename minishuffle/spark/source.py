@@ -40,7 +40,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from minishuffle.errors import PeerLost, TaskCancelled, TaskFailed, UnknownName, UsageError
-from minishuffle.remote.access import Access, find_access
+from minishuffle.remote.access import AWAY_SECONDS_MAX, Access, find_access
 from minishuffle.remote.reader import ResultInfo, ResultReader, commit_result, describe_result, wait_result
 from minishuffle.remote.writer import StreamWriter, abort_write, commit_write, describe_stream
 from minishuffle.spark.schemas import (
@@ -277,7 +277,7 @@ class ResultStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             UsageError: the checkpoint is of another one than is asked for, or of another cluster's.
         """
         name, _, submitted = str(start[JOB]).partition("@")
-        info = describe_result(self._access, name, self._sink)
+        info = describe_result(self._access, name, self._sink, away_seconds=AWAY_SECONDS_MAX)
         if self._job not in (info.job, info.name) or submitted != repr(info.submitted_at):
             raise UsageError(
                 f"the checkpoint is of another job than {self._job!r}, job {name}: name another "

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from minishuffle.client import Client
@@ -22,6 +23,9 @@ from minishuffle.dataflow.stream import Stream
 from minishuffle.ids import Address
 from minishuffle.launch import settings_flags
 from minishuffle.local import LocalCluster
+from minishuffle.remote.access import Access
+from minishuffle.remote.reader import ResultInfo, ResultReader, describe_result, wait_result
+from minishuffle.remote.writer import StreamWriter, commit_write
 from minishuffle.wire.requests import JobInfo
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]
@@ -164,6 +168,57 @@ def test_a_local_cluster_starts_its_coordinator_again_and_who_waits_for_a_job_no
         new = cluster._running().coordinator
         assert cluster.status().pid == new.pid != old.pid
         assert old.process.returncode == -signal.SIGKILL
+
+
+SCHEMA = pa.schema([("n", pa.int64())])
+
+
+def rows(begin: int, end: int) -> pa.RecordBatch:
+    return pa.record_batch([pa.array(range(begin, end), pa.int64())], SCHEMA)
+
+
+def kill_coordinator(cluster: LocalCluster) -> None:
+    """And return at once: it is started again meanwhile."""
+    coordinator = cluster._running().coordinator.process
+    coordinator.kill()
+    coordinator.wait()
+
+
+def read(access: Access, info: ResultInfo) -> list[int]:
+    """All rows that are there."""
+    found: list[int] = []
+    for subtask, begin, end in info.subtasks:
+        with ResultReader(access, info.job, info.sink, subtask, range(begin, end)) as reader:
+            found += [n for batch in reader.batches() for n in batch["n"].to_pylist()]
+    return found
+
+
+def test_what_external_clients_write_and_read_goes_on_over_the_loss_of_the_coordinator() -> None:
+    """It is killed while rows are written, before the commit, and before they are read."""
+    with LocalCluster(workers=2, slots=1, restart_workers=False) as cluster:
+        address = cluster.client.address
+        access = Access(address.host, address.port, "local", cluster._secret)
+        stream = Stream.from_spark("numbers", SCHEMA, bounded=True).to_spark()
+        job = cluster.submit(stream, parallelism=2)
+        for partition in range(2):
+            begin = 1_000 * partition
+            with StreamWriter(
+                access, "numbers", SCHEMA, write="w", partition=partition, partitions=2, attempt=1
+            ) as writer:
+                writer.write(rows(begin, begin + 500))
+                if partition == 0:
+                    kill_coordinator(cluster)
+                writer.write(rows(begin + 500, begin + 1_000))
+                assert writer.finish() == 1_000
+        kill_coordinator(cluster)
+        commit_write(access, "numbers", "w", [0, 1])
+        info = wait_result(access, job.id, timeout=SECONDS_MAX)
+        assert info.rows == 2_000 and info.rows_lost == 0
+        kill_coordinator(cluster)
+        assert sorted(read(access, info)) == list(range(2_000))
+        shown = describe_result(access, job.id, away_seconds=SECONDS_MAX)
+        assert (shown.state, shown.subtasks) == ("finished", info.subtasks)
+        assert cluster.status().term == 4
 
 
 def test_cluster_up_starts_its_coordinator_again_where_cluster_down_finds_it(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -44,11 +43,7 @@ class Told:
         )
         self.answers = list(answers)
 
-    @contextmanager
-    def control(self) -> Iterator[Told]:
-        yield self
-
-    def request(self, message: Any, seconds: float = 0.0) -> Any:
+    def request(self, message: Any, seconds: float = 0.0, *, away_seconds: float = 0.0) -> Any:
         if not isinstance(message, OpenUpstream):
             return self.job
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
