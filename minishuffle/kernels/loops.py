@@ -18,11 +18,11 @@ Word: TypeAlias = Any
 
 FIRST = uint64(0xBF58_476D_1CE4_E5B9)
 SECOND = uint64(0x94D0_49BB_1331_11EB)
-S3, S27, S30, S31, S32 = uint64(3), uint64(27), uint64(30), uint64(31), uint64(32)
+S3, S27, S30, S31, S32, S64 = uint64(3), uint64(27), uint64(30), uint64(31), uint64(32), uint64(64)
 LENGTH_BITS = uint64(8)
-HIGH_HALF = uint64(0xFFFF_FFFF_0000_0000)
+GOLDEN = uint64(0x9E37_79B9_7F4A_7C15)
 LOW_HALF = uint64(0xFFFF_FFFF)
-ABSENT = uint64(0)
+ABSENT, ONE = uint64(0), uint64(1)
 SUM, MINIMUM = 0, 1
 
 
@@ -101,50 +101,54 @@ def arrange(positions: Vector, order: Vector, bounds: Vector, consumers: int, ro
 
 # --- tables of keys -------------------------------------------------------------------------------
 #
-# A hash table with open addressing. A place holds the upper half of the hash and, in its lower half, the
-# slot + 1: most probes that meet another key end without a look at the keys. These lie one after
-# the other in ``stored``, ``width`` words each.
+# A hash table with open addressing and 2**bits places. A place holds the lower half of the hash and, in
+# its own lower half, the slot + 1: most probes that meet another key end without a look at the keys. These
+# lie one after the other in ``stored``, ``width`` words each. The hash is multiplicative (Knuth, "The Art of
+# Computer Programming", volume 3, 6.4): its upper bits, which give the place, spread numbers that follow
+# each other so evenly that hardly two of them meet.
 
 
 @njit(forceinline=True)
 def hash_of_row(words: Vector, row: int, width: int) -> Word:
-    value: Word = uint64(width)
-    for at in range(row * width, row * width + width):
-        value = mixed(value ^ uint64(words[at]))
+    value: Word = uint64(words[row * width]) * GOLDEN  # outside the loop: most keys have one word
+    for at in range(1, width):
+        value = (value ^ (value >> S32) ^ uint64(words[row * width + at])) * GOLDEN
     return value
 
 
 @njit(forceinline=True)
 def same_words(words: Vector, row: int, stored: Vector, slot: int, width: int) -> bool:
-    at = 0
+    if words[row * width] != stored[slot * width]:
+        return False
+    at = 1
     while at < width and words[row * width + at] == stored[slot * width + at]:
         at += 1
-    return at == width
+    return at >= width
 
 
 @njit(forceinline=True)
 def place_of(
-    table: Vector, mask: Word, stored: Vector, width: int, words: Vector, row: int, value: Word
+    table: Vector, bits: Word, stored: Vector, width: int, words: Vector, row: int, value: Word
 ) -> Word:
     """Where the key with that hash stands, or the place that is free for it."""
-    place = value & mask
+    place = value >> (S64 - bits)
     while table[place] != ABSENT:
-        if (table[place] ^ value) & HIGH_HALF == ABSENT:
+        if table[place] >> S32 == value & LOW_HALF:
             slot = int64(table[place] & LOW_HALF) - 1
             if same_words(words, row, stored, slot, width):
                 break
-        place = (place + uint64(1)) & mask
+        place = (place + ONE) & ((ONE << bits) - ONE)
     return place
 
 
 def find_keys(
-    table: Vector, mask: Word, stored: Vector, width: int, words: Vector, slots: Vector, rows: int
+    table: Vector, bits: Word, stored: Vector, width: int, words: Vector, slots: Vector, rows: int
 ) -> int:
     """The slot of each row of words, -1 for those that have none; how many these are."""
     absent = 0
     for row in range(rows):
         value = hash_of_row(words, row, width)
-        slot = int64(table[place_of(table, mask, stored, width, words, row, value)] & LOW_HALF) - 1
+        slot = int64(table[place_of(table, bits, stored, width, words, row, value)] & LOW_HALF) - 1
         slots[row] = slot
         if slot < 0:
             absent += 1
@@ -153,7 +157,7 @@ def find_keys(
 
 def add_keys(
     table: Vector,
-    mask: Word,
+    bits: Word,
     stored: Vector,
     width: int,
     words: Vector,
@@ -167,27 +171,27 @@ def add_keys(
     there are ``room`` keys and one more comes, or ``rows``; ``count`` (one number) has how many there are."""
     for row in range(begin, rows):
         value = hash_of_row(words, row, width)
-        place = place_of(table, mask, stored, width, words, row, value)
+        place = place_of(table, bits, stored, width, words, row, value)
         if table[place] == ABSENT:
             slot = count[0]
             if slot == room:
                 return row
             for at in range(width):
                 stored[slot * width + at] = words[row * width + at]
-            table[place] = (value & HIGH_HALF) | uint64(slot + 1)
+            table[place] = (value << S32) | uint64(slot + 1)
             count[0] = slot + 1
         slots[row] = int64(table[place] & LOW_HALF) - 1
     return rows
 
 
-def fill_table(table: Vector, mask: Word, stored: Vector, width: int, rows: int) -> int:
+def fill_table(table: Vector, bits: Word, stored: Vector, width: int, rows: int) -> int:
     """Enter all stored keys, which are distinct, into an empty table."""
     for slot in range(rows):
         value = hash_of_row(stored, slot, width)
-        place = value & mask
+        place = value >> (S64 - bits)
         while table[place] != ABSENT:
-            place = (place + uint64(1)) & mask
-        table[place] = (value & HIGH_HALF) | uint64(slot + 1)
+            place = (place + ONE) & ((ONE << bits) - ONE)
+        table[place] = (value << S32) | uint64(slot + 1)
     return rows
 
 
@@ -255,7 +259,6 @@ def last_rows(slots: Vector, last: Vector, chosen: Vector, rows: int) -> int:
         last[slots[row]] = row
     found = 0
     for row in range(rows):
-        if last[slots[row]] == row:
-            chosen[found] = row
-            found += 1
+        chosen[found] = row  # in any case: a branch that is taken every other time costs more
+        found += last[slots[row]] == row
     return found

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minishuffle.exchange.keys import FIRST, MASK, SECOND, mix
+from minishuffle.exchange.keys import MASK, mix
 from minishuffle.kernels.machinecode import kernel
 
 SUM, MINIMUM, MAXIMUM = 0, 1, 2
@@ -82,23 +82,14 @@ def test_rows_are_arranged_by_consumer(hashes: list[int], consumers: int) -> Non
 # --- tables of keys -------------------------------------------------------------------------------
 
 
-def unmixed(word: int) -> int:
-    """The word that ``mix`` makes this one of."""
-    word ^= word >> 31 ^ word >> 62
-    word = word * pow(SECOND, -1, 2**64) & MASK
-    word ^= word >> 27 ^ word >> 54
-    word = word * pow(FIRST, -1, 2**64) & MASK
-    return word ^ word >> 30 ^ word >> 60
-
-
 def key_with_hash(value: int) -> int:
     """The key of one word that has this hash in a table."""
-    key = unmixed(value) ^ 1
+    key = value * pow(0x9E37_79B9_7F4A_7C15, -1, 2**64) & MASK
     return key - 2**64 if key >= 2**63 else key
 
 
-ALIKE = [key_with_hash(5 << 32 | number << 20 | 15) for number in range(12)]
-"""Keys whose place in a table of 16 is the last, and whose tag there is the same."""
+ALIKE = [key_with_hash(31 << 59 | number << 40 | 5) for number in range(12)]
+"""Keys whose place in a table of 32 is the last, and whose tag there is the same."""
 
 
 @pytest.mark.parametrize("width", [1, 3])
@@ -111,7 +102,7 @@ def test_keys_get_slots_as_they_come(width: int, numbers: list[int]) -> None:
         slots.setdefault(row, len(slots))
     table, stored = np.zeros(32, np.uint64), np.zeros(24 * width, np.int64)
     found, count = np.empty(len(rows), np.int64), ints(0)
-    arguments = (table, 31, stored, width, given_words)
+    arguments = (table, 5, stored, width, given_words)
     reached = kernel("add_keys")(*arguments, found, 0, len(rows), count, 3)
     assert count[0] == min(3, len(slots))
     assert reached == next((at for at, row in enumerate(rows) if slots[row] == 3), len(rows))
@@ -121,13 +112,13 @@ def test_keys_get_slots_as_they_come(width: int, numbers: list[int]) -> None:
     for again in (table, filled(stored, width, len(slots))):
         asked = ints(*given_words, *[99] * width)
         found = np.empty(len(rows) + 1, np.int64)
-        assert kernel("find_keys")(again, 31, stored, width, asked, found, len(rows) + 1) == 1
+        assert kernel("find_keys")(again, 5, stored, width, asked, found, len(rows) + 1) == 1
         assert found.tolist() == [*(slots[row] for row in rows), -1]
 
 
 def filled(stored: np.ndarray, width: int, count: int) -> np.ndarray:
     table = np.zeros(32, np.uint64)
-    kernel("fill_table")(table, 31, stored, width, count)
+    kernel("fill_table")(table, 5, stored, width, count)
     return table
 
 

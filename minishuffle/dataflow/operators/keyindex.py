@@ -18,7 +18,7 @@ from minishuffle.dataflow.operators.keycolumns import (
     null_marks,
 )
 from minishuffle.dataflow.operators.widertype import wider
-from minishuffle.dataflow.operators.wordtable import WordTable, first_rows
+from minishuffle.dataflow.operators.wordtable import WordTable
 from minishuffle.errors import UsageError
 
 __all__ = ["KeyIndex"]
@@ -75,13 +75,10 @@ class KeyIndex:
             self._columns = [key_column(array.type) for array in arrays]
             self._table = WordTable(len(self._columns))
         given = [self._fitted(number, array) for number, array in enumerate(arrays)]
-        slots = self._find(given)
-        missing = np.flatnonzero(slots < 0)
-        if len(missing):
+        slots, absent = self._find(given)
+        if absent:
             self._make_room(given)
-            absent = self._words(given)[missing]
-            self._table.insert(absent[first_rows(absent)])
-            slots[missing] = self._table.find(absent)
+            slots = self._table.add(self._words(given))
         return slots
 
     def find(self, arrays: Sequence[pa.Array]) -> Vector:
@@ -101,7 +98,7 @@ class KeyIndex:
                 fitted, unlike = as_far_as_they_fit(array, column.kind)
                 absent |= unlike
             given.append(fitted)
-        slots = self._find(given)
+        slots, _ = self._find(given)
         slots[absent] = -1
         return slots
 
@@ -125,13 +122,15 @@ class KeyIndex:
             "exactly: cast the column to one type first"
         )
 
-    def _find(self, given: list[pa.Array]) -> Vector:
-        slots = self._table.find(self._words(given))
+    def _find(self, given: list[pa.Array]) -> tuple[Vector, int]:
+        """The slots of those keys, -1 for those that have none, and whether there are such (0: none)."""
+        slots, absent = self._table.find(self._words(given))
         if not self._heads:
             for nulls in map(null_marks, given):
                 if nulls is not None:
                     slots[nulls] = -1
-        return slots
+                    absent += 1
+        return slots, absent
 
     def _words(self, given: list[pa.Array]) -> Matrix:
         """The rows of words of those keys; without bits for nulls as long as no key has any."""
@@ -169,4 +168,4 @@ class KeyIndex:
         for column, array in zip(self._columns, keys, strict=True):
             column.width = max(column.width, column.width_for(array))
         self._table = WordTable(self._heads + sum(column.width for column in self._columns))
-        self._table.insert(self._words(keys))
+        self._table.add(self._words(keys))

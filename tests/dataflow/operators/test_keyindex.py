@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minishuffle.dataflow.operators import wordtable
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.errors import UsageError
 from minishuffle.exchange.keys import canonical
@@ -119,18 +118,6 @@ def test_one_column_against_a_dict(batches: Batches) -> None:
 @given(batches_of(st.integers(2, 3)))
 def test_several_columns_against_a_dict(batches: Batches) -> None:
     check(batches)
-
-
-def weak(words: np.ndarray[Any, Any], bits: int, multiplier: int = 0) -> np.ndarray[Any, Any]:
-    """Three places at the table's end."""
-    return (1 << bits) - 1 - np.bitwise_xor.reduce(words, axis=1) % 3
-
-
-@given(batches_of(st.integers(1, 3)))
-def test_keys_of_one_place_are_told_apart(batches: Batches) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wordtable, "_scatter", weak)
-        check(batches)
 
 
 @pytest.mark.parametrize(
