@@ -125,17 +125,12 @@ class JobHandle:
             TimeoutError: ``timeout`` seconds passed; the job runs on.
         """
         info = self.wait_until_over(timeout)
-        if info.state == "failed":
-            raise TaskFailed(failure_text(info))
-        if info.state == "canceled":
-            raise TaskCancelled(f"job {info.job} ({info.name}) was cancelled")
-        if info.state == "finished_with_loss" and not allow_loss:
-            raise RowsLost(loss_text(info, self.events()))
+        self._check_end(info, allow_loss)
         return JobResult(
             job=info.job,
             name=info.name,
             state=info.state,
-            rows=list(self.rows(allow_loss=True)),
+            rows=list(self._rows()),
             results=[
                 SinkResult(task.name, task.index, unpack_result(task.result))
                 for task in info.tasks
@@ -144,6 +139,15 @@ class JobHandle:
             tasks=info.tasks,
             seconds=info.ended_at - info.submitted_at,
         )
+
+    def _check_end(self, info: JobInfo, allow_loss: bool) -> None:
+        """Raise what the end of the job was, if it was not to finish."""
+        if info.state == "failed":
+            raise TaskFailed(failure_text(info))
+        if info.state == "canceled":
+            raise TaskCancelled(f"job {info.job} ({info.name}) was cancelled")
+        if info.state == "finished_with_loss" and not allow_loss:
+            raise RowsLost(loss_text(info, self.events()))
 
     def wait_until_over(self, timeout: float | None = None) -> JobInfo:
         """Like :meth:`wait`, but whatever the end is, only the state of the job is returned.
@@ -167,8 +171,16 @@ class JobHandle:
 
         Raises:
             ResourceExhausted: they are too many to be kept for a job that ended a while ago.
+            TaskFailed: after the last row, if the job failed.
+            TaskCancelled: after the last row, if the job was cancelled.
             RowsLost: after the last row, if others were lost and that is not allowed.
         """
+        yield from self._rows()
+        self._check_end(self.info(), allow_loss)
+
+    __iter__ = rows
+
+    def _rows(self) -> Iterator[Any]:
         from minishuffle.exchange.elements import unpack_rows
 
         after = 0
@@ -180,10 +192,6 @@ class JobHandle:
             if reply.terminal and reply.next == after:
                 break
             after = reply.next
-        if not allow_loss and (info := self.info()).state == "finished_with_loss":
-            raise RowsLost(loss_text(info, self.events()))
-
-    __iter__ = rows
 
     def events(self, follow: bool = False) -> Iterator[JobEvent]:
         """What happened to the job; with ``follow`` until it ends."""

@@ -226,6 +226,22 @@ def test_rows_of_a_job_that_lost_some_are_given_before_it_raises(link: type[Scri
     assert list(handle.rows(allow_loss=True)) == [1, 2]
 
 
+@pytest.mark.parametrize(("state", "error"), [("failed", TaskFailed), ("canceled", TaskCancelled)])
+def test_rows_of_a_job_that_did_not_finish_end_with_its_error(
+    link: type[ScriptedLink], state: str, error: type[Exception]
+) -> None:
+    def answer(message: ControlMessage) -> ControlMessage:
+        if isinstance(message, GetRows):
+            return JobRows(batches=[pack_rows([1])] if message.after == 0 else [], next=1, terminal=True)
+        return job(state)
+
+    link.answer = staticmethod(answer)  # type: ignore[assignment]
+    rows = iter(connect().handle("j1"))
+    assert next(rows) == 1
+    with pytest.raises(error, match="j1"):
+        next(rows)
+
+
 def test_a_cancelled_job_raises(link: type[ScriptedLink]) -> None:
     link.answer = staticmethod(lambda message: job("canceled"))  # type: ignore[assignment]
     with pytest.raises(TaskCancelled, match="j1"):
