@@ -38,6 +38,8 @@ class WatermarkValve:
 
     def __init__(self) -> None:
         self.watermark = BEGINNING_OF_TIME
+        self.greatest = BEGINNING_OF_TIME
+        """The greatest time that any channel sent: what all have reached once all have ended."""
         self.idle = False
         self._times: list[int] = []
         self._statuses: list[_Status] = []
@@ -75,6 +77,7 @@ class WatermarkValve:
         watermark, was_idle = self.watermark, self.idle
         if time > self._times[channel]:
             self._times[channel] = time
+            self.greatest = max(self.greatest, time)
             self._lags[channel] = self._lags[channel] and time < watermark
             self._move(channel, self._counting(channel))
         status = _Status.IDLE if idle else self._counting(channel)

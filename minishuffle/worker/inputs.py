@@ -16,7 +16,7 @@ from minishuffle.dataflow.operators.base import (
 )
 from minishuffle.exchange.elements import decode
 from minishuffle.exchange.gate import InputGate
-from minishuffle.exchange.watermarks import WatermarkValve
+from minishuffle.exchange.watermarks import END_OF_TIME, WatermarkValve
 
 __all__ = ["Inputs", "Item"]
 
@@ -110,6 +110,8 @@ class Inputs:
                 self._ready.append((number, SplitMark(split, state)))
         elif gate.marked:
             gate.marked = False
+            if gate.valve.watermark == END_OF_TIME:
+                each.input.valve.update(each.position, gate.valve.greatest, False)
             each.input.valve.update(each.position, gate.valve.watermark, gate.valve.idle)
             self._emit_marks(each.input)
         if element is not None:
@@ -126,6 +128,9 @@ class Inputs:
         """Have the operator receive what has changed of its input's watermark."""
         time, idle = each.valve.watermark, each.valve.idle
         last_time, was_idle = each.emitted
+        if time == END_OF_TIME and last_time < each.valve.greatest:
+            # However channels' ends and their last watermarks meet, this comes before the end.
+            self._ready.append((each.number, Watermark(each.valve.greatest)))
         if time > last_time:
             self._ready.append((each.number, Watermark(time)))
         elif was_idle and not idle:

@@ -93,6 +93,7 @@ def test_gates_of_one_input_are_as_far_as_the_last_of_them() -> None:
         (0, ["b"]),
         (0, Watermark(25)),
         (0, ["y"]),
+        (0, Watermark(30)),  # The greatest of all comes before the end.
         (0, END),
     ]
 

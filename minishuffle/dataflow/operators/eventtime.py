@@ -176,6 +176,7 @@ class AssignEventTime(ChainedOperator):
                 else:
                     self._tell_in_time(emit)
             case Watermark(time) if time == END_OF_TIME:
+                self._tell(emit)
                 self._told = END_OF_TIME
                 emit(mark)
 

@@ -50,6 +50,8 @@ class JoinProgress:
         self.how = how
         self.within = min(within, TIME_MAX - TIME_MIN)
         self.reached = [BEGINNING_OF_TIME, BEGINNING_OF_TIME]
+        self._last = [BEGINNING_OF_TIME, BEGINNING_OF_TIME]
+        """What each input had reached before its end."""
         self._idle = [False, False]
 
     @property
@@ -69,6 +71,8 @@ class JoinProgress:
         self._idle[input] = isinstance(mark, Idle)
         if isinstance(mark, Watermark):
             self.reached[input] = max(mark.time, self.reached[input])
+            if mark.time != END_OF_TIME:
+                self._last[input] = self.reached[input]
         for one, other in ((LEFT, RIGHT), (RIGHT, LEFT)):
             if self._idle[one] and not self._idle[other] and self.reached[other] != END_OF_TIME:
                 self.reached[one] = max(self.reached[one], self.reached[other])
@@ -89,6 +93,11 @@ class JoinProgress:
         if self.how == "full":
             time = min(time, self.reached[RIGHT], held_right - 1)
         return END_OF_TIME if self.ended else time
+
+    @property
+    def last(self) -> int:
+        """What the output has reached when nothing comes any more."""
+        return max(self._last) if self.how == "full" else self._last[LEFT]
 
 
 class IntervalJoin(ChainedOperator):
@@ -164,6 +173,9 @@ class IntervalJoin(ChainedOperator):
         for side in (LEFT, RIGHT):
             self.let_go(side, progress.limit(side), emit)
         time = progress.watermark((self.earliest(LEFT), self.earliest(RIGHT)))
+        if time == END_OF_TIME and progress.last > self._told:
+            self._told = progress.last
+            emit(Watermark(progress.last))
         if time > self._told:
             self._told, self._told_idle = time, False
             emit(Watermark(time))
