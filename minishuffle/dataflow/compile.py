@@ -12,7 +12,7 @@ from typing import Any
 
 from minishuffle.dataflow.arguments import checked_parallelism
 from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
-from minishuffle.dataflow.nodes import Exchange, Feed, Node, check_waits, inputs_first
+from minishuffle.dataflow.nodes import Exchange, Feed, Node, check_waits, inputs_first, one_of_each
 from minishuffle.dataflow.operators.base import Operator, Output, Program
 from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.dataflow.pickling import pickle_program
@@ -66,7 +66,7 @@ def compile_job(
                 f"the stream ends with {end.label!r} and goes nowhere: end it with collect(), to_count(), "
                 "print(), to_files(path) or to(sink)"
             )
-    nodes = list(inputs_first(ends))
+    nodes = list(inputs_first(one_of_each(ends)))
     check_waits(nodes)
     _check_claims(nodes)
     widths = _parallelisms(nodes, checked_parallelism(parallelism, "parallelism"))

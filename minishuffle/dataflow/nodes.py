@@ -23,6 +23,7 @@ __all__ = [
     "Node",
     "check_not_sinks",
     "inputs_first",
+    "one_of_each",
     "check_waits",
     "with_last_step",
 ]
@@ -71,6 +72,8 @@ class Node:
     is_auxiliary: bool = False
     """Serves the step after it (``key_by``) and is left out of names."""
     is_sink: bool = False
+    changed: Node | None = None
+    """The same step before it was named or made parallel: where both are read, it still is one."""
 
     @property
     def bounded(self) -> bool:
@@ -165,7 +168,52 @@ def with_last_step(feed: Feed, method: str, change: Callable[[Node], Node]) -> F
     node = feed.node
     if node.is_auxiliary and len(node.feeds) == 1 and node.feeds[0].exchange is None:
         return replace(feed, node=replace(node, feeds=(with_last_step(node.feeds[0], method, change),)))
-    return replace(feed, node=change(node))
+    return replace(feed, node=replace(change(node), changed=node))
+
+
+def one_of_each(ends: Sequence[Node]) -> list[Node]:
+    """The ends with every step once: one of which a side output is read beside its named or parallel self
+    is that self.
+
+    Raises:
+        InvalidGraph: it was changed in two ways.
+    """
+    nodes = list(inputs_first(ends))
+    aside = {_origin(feed.node) for node in nodes for feed in node.feeds if feed.side is not None}
+    versions: dict[Node, Node] = {}
+    for node in nodes:
+        origin = _origin(node)
+        if origin in aside:
+            before = versions.setdefault(origin, node)
+            if before in _history(node):
+                versions[origin] = node
+            elif node not in _history(before):
+                raise InvalidGraph(
+                    f"the step {origin.label!r} is changed in two ways, {before.label!r} and {node.label!r}, "
+                    "and its late records are read: call name() and parallel() once, and use what they give"
+                )
+    if not versions:
+        return list(ends)
+    made: dict[Node, Node] = {}
+
+    def remade(node: Node) -> Node:
+        node = versions.get(_origin(node), node)
+        if node not in made:
+            made[node] = replace(
+                node, feeds=tuple(replace(feed, node=remade(feed.node)) for feed in node.feeds)
+            )
+        return made[node]
+
+    return list(map(remade, ends))
+
+
+def _history(node: Node) -> list[Node]:
+    """The step and what it was before."""
+    return [node] if node.changed is None else [node, *_history(node.changed)]
+
+
+def _origin(node: Node) -> Node:
+    return _history(node)[-1]
 
 
 def check_not_sinks(feeds: Sequence[Feed], method: str) -> None:

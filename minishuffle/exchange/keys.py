@@ -13,6 +13,7 @@ Decimal                                   the equal integer or float if there is
 str; bytes                                itself (hashed as UTF-8); itself
 datetime, Arrow timestamp                 the moment in UTC (hashed as nanoseconds)
 date                                      itself; never equal to a timestamp
+UUID                                      itself (hashed as its 16 bytes)
 tuple                                     the canonical forms in order
 None, Arrow null                          a key of its own
 ========================================  =====================================================
@@ -30,6 +31,7 @@ from itertools import chain
 from operator import ne
 from types import NoneType
 from typing import Any, Final, TypeAlias
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -66,7 +68,7 @@ __all__ = [
 # through the finaliser eight little-endian bytes at a time. Longer integers are digested by BLAKE2b.
 
 
-KEY_TYPES: Final = "bool, int, float, Decimal, str, bytes, datetime, date, None, or a tuple of these"
+KEY_TYPES: Final = "bool, int, float, Decimal, str, bytes, datetime, date, UUID, None, or a tuple of these"
 
 MASK: Final = (1 << 64) - 1
 FIRST: Final = 0xBF58_476D_1CE4_E5B9
@@ -152,6 +154,8 @@ def hash_form(form: Any) -> int:
             return mix((form.toordinal() - _EPOCH_ORDINAL & MASK) ^ DATE)
         case Decimal():
             return _hash_decimal(form)
+        case UUID():
+            return _hash_bytes(form.bytes, BINARY)
     raise AssertionError(f"{type(form).__name__} is no canonical form")
 
 
@@ -438,6 +442,8 @@ def canonical(value: Any) -> Hashable:
             return value
         case Decimal():
             return decimal_form(value)
+        case UUID():
+            return value
         case np.bool_() | np.integer():
             return int(value)
         case np.floating():

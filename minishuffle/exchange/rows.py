@@ -276,7 +276,7 @@ def pack_result(result: Any) -> bytes:
         UnserializableRecord: names the type at fault, and the fix.
     """
     try:
-        return _pack_marked([result])
+        return _pack_marked([result]) if _form_of([result]) else _pack(result)
     except _MISFITS as error:
         reason = f"it holds a {error}" if type(error) is TypeError else f"{error}"
         raise UnserializableRecord(
@@ -353,6 +353,8 @@ def unpack_rows(data: Any) -> list[Any]:
 
 def unpack_result(data: Any) -> Any:
     """What :func:`pack_result` was given. Raises as :func:`unpack_rows`."""
+    if not _mark_of(data):
+        return _value(data)
     match _unpack(data):
         case [result]:
             return result

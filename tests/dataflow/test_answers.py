@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
-from datetime import timedelta
+from datetime import time, timedelta
 from typing import Any
+from uuid import UUID
 
+import pyarrow as pa
 import pytest
 
+from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.stream import Stream
+from minishuffle.errors import InvalidGraph
 from support.cutjobs import Cut, run
 
 CUTS = [Cut(1), Cut(1, seed=3, merges=True), Cut(1, seed=1, rows=1), Cut(2, seed=2, rows=3, merges=True)]
@@ -142,3 +146,126 @@ def test_a_sink_may_change_what_it_gets(cut: Cut) -> None:
     rows = Stream.items([{"k": 1, "v": 1} for _ in range(5)])
     run(rows.key_by("k").reduce(total, "each").to(Keeper()), cut)
     assert not seen
+
+
+# --- the end -----------------------------------------------------------------------------------------
+
+
+def set_first(row: Any, context: Any) -> None:
+    if "n" not in context.state:
+        context.state["n"] = 0
+        context.set_timer(1_000_000)
+
+
+def set_next(at: Any, context: Any) -> list[Any]:
+    context.state["n"] += 1
+    if context.state["n"] < 20:
+        context.set_timer((context.state["n"] + 1) * 1_000_000)
+    return [context.state["n"]]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_timers_that_timers_set_fire_as_far_as_event_time_comes(seed: int) -> None:
+    """At the end the last watermark comes first, however it and the ends of channels meet."""
+    rows = [{"k": 1, "t": second * 1_000_000} for second in range(10)]
+    timed = Stream.items(rows).event_time("t").key_by("k").process(set_first, set_next)
+    found = run(timed.collect(), Cut(1 + seed % 4, seed, 3, merges=True)).rows
+    # Those up to the last watermark, and the one that is set when time ends.
+    assert found == list(range(1, 10))
+
+
+# --- joins -------------------------------------------------------------------------------------------
+
+
+def as_arrow(rows: list[dict[str, Any]]) -> Stream[Any]:
+    return Stream.items(pa.Table.from_pylist(rows)).event_time("t")
+
+
+def as_rows(rows: list[dict[str, Any]]) -> Stream[Any]:
+    return Stream.items(rows).event_time("t")
+
+
+@pytest.mark.parametrize("make", [as_arrow, as_rows])
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_a_broadcast_join_with_nothing_gives_nothing(cut: Cut, make: Any) -> None:
+    small = Stream.items([{"k": 1, "b": 1}]).filter(lambda row: False)
+    assert run(make([{"k": 1, "t": 0}]).broadcast_join(small, "k").collect(), cut).rows == []
+
+
+@pytest.mark.parametrize("make", [as_arrow, as_rows])
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_three_way_joins_keep_all_columns_apart(cut: Cut, make: Any) -> None:
+    one, two, three = ([{"k": 1, "t": 0, "v": value}] for value in (1, 2, 3))
+    joined = make(one).broadcast_join(make(two), "k").broadcast_join(make(three), "k")
+    (row,) = run(joined.collect(), cut).rows
+    assert row == {
+        "k": 1, "t": 0, "v": 1, "t_right": 0, "v_right": 2, "t_right_right": 0, "v_right_right": 3
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [as_arrow, as_rows])
+@pytest.mark.parametrize("how", ["inner", "left"])
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_a_number_is_no_text_in_any_join(cut: Cut, how: Any, make: Any) -> None:
+    numbers = [{"k": number, "t": 0} for number in range(3)]
+    texts = [{"k": str(number), "t": 0, "b": 1} for number in range(3)]
+    schema = pa.schema({"k": pa.string(), "t": pa.int64(), "b": pa.int64()})
+    right = make(texts).schema(schema).event_time("t")
+    expected = 3 if how == "left" else 0
+    assert len(run(make(numbers).broadcast_join(right, "k", how).collect(), cut).rows) == expected
+    joined = make(numbers).key_by("k").join(right.key_by("k"), how)
+    assert len(run(joined.collect(), cut).rows) == expected
+    mixed = [{"k": [2, "2"][number % 2], "t": 0} for number in range(4)]
+    if make is as_rows:
+        pairs = make(mixed).key_by("k").join(right.key_by("k"), how).collect()
+        assert sum(pair[2] is not None for pair in run(pairs, cut).rows) == 2
+
+
+# --- aggregates --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("emit", ["each", "end"])
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_a_mean_that_fits_is_given_though_the_sum_does_not(cut: Cut, emit: Any) -> None:
+    values = [1_700_000_000_000_000_000 + number for number in range(10)] + [-(2**63)] * 3
+    rows = [{"k": number // 10, "v": value} for number, value in enumerate(values)]
+    found = run(Stream.items(rows).key_by("k").aggregate(emit, m=("v", "mean")).collect(), cut).rows
+    last = {row["k"]: row["m"] for row in found}
+    assert last == {0: pytest.approx(1.7e18, rel=1e-15), 1: -(2.0**63)}
+
+
+# --- records that on_error drops ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_keys_that_cannot_be_are_dropped_with_their_records(cut: Cut) -> None:
+    keys: list[Any] = [1, {2}, "a", 1, [3], object]
+    counted = Stream.items(list(range(6))).key_by(lambda n: keys[n], on_error="skip").count()
+    done = run(counted.collect(), cut)
+    assert in_order(done.rows) == in_order([(1, 2), ("a", 1)])
+    assert done.counters.user_errors == {"skip": 3}
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_a_uuid_is_a_key_and_a_time_a_value(cut: Cut) -> None:
+    rows = [(UUID(int=number % 3), time(number)) for number in range(9)]
+    done = run(Stream.items(rows).key_by(lambda row: row[0]).reduce(max).collect(), cut)
+    assert dict(done.rows) == {UUID(int=n): (UUID(int=n), time(n + 6)) for n in range(3)}
+
+
+# --- one step ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_step_that_is_named_beside_its_late_records_runs_once(turned: bool) -> None:
+    rows = [{"k": 1, "t": second * 1_000_000} for second in (0, 100, 1, 101, 200, 5)]
+    timed = Stream.items(rows).parallel(1).event_time("t", watermarks="each")
+    counted = timed.key_by("k").window(timedelta(seconds=10), late="side").count()
+    ends = [counted.name("windows").parallel(3).collect(), counted.late.map(repr).print().name("late")]
+    graph = compile_job(Stream.together(*(ends[::-1] if turned else ends)))
+    names = [vertex.name for vertex in graph.vertices]
+    assert sum("window" in name for name in names) == 1
+    assert [vertex.parallelism for vertex in graph.vertices if "windows" in vertex.name] == [3]
+    both = Stream.together(counted.name("a").collect(), counted.name("b").collect(), counted.late.to_count())
+    with pytest.raises(InvalidGraph, match="changed in two ways, 'a' and 'b', and its late records are"):
+        compile_job(both)

@@ -134,6 +134,8 @@ class BroadcastArrow(_Broadcast):
             self.note_size(given.num_rows, given.nbytes)
             self._batches.append(given)
             return
+        if self._schema is None and not self.columns.is_left:
+            return  # no row of the small side, so no pair
         if self._small is None:
             self._small = self._build()
         small = self._small

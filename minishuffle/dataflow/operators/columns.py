@@ -286,29 +286,63 @@ class Fold:
 
 
 class Mean:
-    """Sum divided by the number of values, as float64."""
+    """Sum divided by the number of values, as float64.
+
+    Sums of integers are kept in two halves, so that one beyond int64 is no obstacle to a mean that fits:
+    the upper one is of the values' bits from 32 on.
+    """
 
     def __init__(self, name: str) -> None:
         self._sum = Fold("sum", name)
+        self._upper = Fold("sum", name)
         self._count = ValueCount()
 
     def grow(self, size: int) -> None:
-        self._sum.grow(size)
-        self._count.grow(size)
+        for part in (self._sum, self._upper, self._count):
+            part.grow(size)
 
     def update(self, slots: Vector, column: pa.Array) -> None:
-        self._sum.update(slots, column)
+        upper, lower = _halves(column)
+        self._upper.update(slots, upper)
+        self._sum.update(slots, lower)
         self._count.update(slots, column)
 
     def running(self, groups: Groups, slots: Vector, column: pa.Array) -> pa.Array:
-        return _quotient(self._sum.running(groups, slots, column), self._count.running(groups, slots, column))
+        upper, lower = _halves(column)
+        uppers = self._upper.running(groups, slots, upper)
+        total = _whole(uppers, self._sum.running(groups, slots, lower))
+        return _quotient(total, self._count.running(groups, slots, column))
 
     def at(self, slots: Vector | slice) -> pa.Array:
-        return _quotient(self._sum.at(slots), self._count.at(slots))
+        return _quotient(_whole(self._upper.at(slots), self._sum.at(slots)), self._count.at(slots))
 
     def keep(self, slots: Vector) -> None:
-        self._sum.keep(slots)
-        self._count.keep(slots)
+        for part in (self._sum, self._upper, self._count):
+            part.keep(slots)
+
+
+def _halves(column: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Integers of 64 bits as those from bit 32 on and those below; nothing and itself for others."""
+    kind = column.type
+    if not pa.types.is_integer(kind) or kind.bit_width < 64:
+        return pa.nulls(len(column)), column
+    upper = pc.shift_right(column, pa.scalar(32, kind))
+    return upper.cast(pa.int64()), pc.bit_wise_and(column, pa.scalar(0xFFFF_FFFF, kind)).cast(pa.int64())
+
+
+def _whole(upper: pa.Array, lower: pa.Array) -> pa.Array:
+    """Sums of halves put together: exact in int64 where that holds them, else as float64."""
+    if not pa.types.is_integer(upper.type):
+        return lower
+    upper = pc.fill_null(upper, 0)
+    parts = [part.cast(pa.float64(), safe=False) for part in (upper, lower)]
+    rough = pc.add(pc.multiply(parts[0], 2.0**32), parts[1])
+    if not pa.types.is_integer(lower.type):
+        return rough
+    exact = pc.add(pc.multiply(upper, 1 << 32), lower)
+    if (pc.max(pc.abs(rough)).as_py() or 0.0) < 2.0**62:
+        return exact
+    return pc.if_else(pc.less(pc.abs(rough), 2.0**62), exact.cast(pa.float64(), safe=False), rough)
 
 
 _NUMBERS = {1: pa.uint8(), 32: pa.int32(), 64: pa.int64()}

@@ -24,6 +24,7 @@ from minishuffle.dataflow.operators.chained import (
     preview,
 )
 from minishuffle.errors import UnknownName, UsageError
+from minishuffle.exchange.keys import hash_rows
 from minishuffle.limits import BATCH_ROWS_MAX
 
 __all__ = ["FilterRows", "FlatMapRows", "KeyRows", "KeyRowsByColumns", "MapBatches", "MapRows"]
@@ -127,8 +128,27 @@ class KeyRows(_PerRow):
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         assert isinstance(batch, list)
         rows, keys = self.call(batch)
+        if self.on_error != "fail":
+            rows, keys = self._with_keys_that_hash(rows, keys)
         if rows:
             emit(KeyedRows(keys, rows))
+
+    def _with_keys_that_hash(self, rows: list[Any], keys: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Drop the records whose key is of a type that cannot be one."""
+        try:
+            hash_rows(keys)
+        except UsageError:
+            kept = [self._hashes(key, row) for key, row in zip(keys, rows, strict=True)]
+            return list(compress(rows, kept)), list(compress(keys, kept))
+        return rows, keys
+
+    def _hashes(self, key: Any, row: Any) -> bool:
+        try:
+            hash_rows([key])
+        except UsageError as error:
+            self.drop(error, row)
+            return False
+        return True
 
 
 class KeyRowsByColumns(ChainedOperator):

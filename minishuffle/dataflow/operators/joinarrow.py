@@ -23,6 +23,7 @@ from minishuffle.dataflow.operators.joins import LEFT, RIGHT, IntervalJoin
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.dataflow.operators.moments import Vector
 from minishuffle.dataflow.operators.times import EventTime
+from minishuffle.exchange.keys import family
 
 __all__ = ["JoinArrow"]
 
@@ -54,7 +55,10 @@ class JoinArrow(IntervalJoin):
         self._declared = schemas
         self._schemas = [None if schema is None else plain_schema(schema) for schema in schemas]
         self._result: pa.Schema | None = None
-        self._index = KeyIndex()
+        index = KeyIndex()
+        self._indexes = [index, index]
+        """By side; two once their keys are of different families, of which none is equal to another."""
+        self._families: list[list[str] | None] = [None, None]
         self._held = (Held(self.progress.within), Held(self.progress.within))
 
     def take(self, batch: Batch, times: Vector, input: int, emit: Emit) -> None:
@@ -67,10 +71,25 @@ class JoinArrow(IntervalJoin):
             self._add_alone(self._as_held(given.filter(pa.array(nulls)), input), times[nulls], input, outbox)
             given, times = given.filter(pa.array(~nulls)), times[~nulls]
         if given.num_rows:
-            slots = self._index.lookup([key_array(column_of(given, name)) for name in names])
+            keys = [key_array(column_of(given, name)) for name in names]
+            self._compare_families(keys, input)
+            slots = self._indexes[input].lookup(keys)
             self._join(self._as_held(given, input), slots, times, input, outbox)
         outbox.flush()
         self._forget_keys()
+
+    def _compare_families(self, keys: list[pa.Array], input: int) -> None:
+        """Have keys that are never equal (of numbers and of texts, say) match nothing, as in other joins."""
+        if self._families[input] is not None:
+            return
+        self._families[input] = mine = [family(array.type) for array in keys]
+        theirs = self._families[1 - input]
+        if theirs is not None and mine != theirs:
+            self._indexes[input] = KeyIndex()
+
+    @property
+    def _is_apart(self) -> bool:
+        return self._indexes[LEFT] is not self._indexes[RIGHT]
 
     def _in_common_types(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch:
         """The batch in types for all of its side so far, which is then held in these too."""
@@ -92,7 +111,8 @@ class JoinArrow(IntervalJoin):
 
     def _join(self, batch: pa.RecordBatch, slots: Vector, times: Vector, input: int, outbox: Outbox) -> None:
         matched = np.zeros(len(slots), dtype=np.bool_)
-        for asked, run, rows in self._held[1 - input].find(slots, times):
+        others = self._held[1 - input]
+        for asked, run, rows in () if self._is_apart else others.find(slots, times):
             matched[asked] = True
             run.matched[rows] = True
             own, other = batch.take(pa.array(asked)), run.batch.take(pa.array(rows))
@@ -145,13 +165,17 @@ class JoinArrow(IntervalJoin):
 
     def _forget_keys(self) -> None:
         """Number the keys anew that have rows, once most have none."""
-        if len(self._index) <= SPARE_KEYS + 2 * self.state_rows():
-            return
-        runs = [run for held in self._held for run in held.runs]
+        for sides in [(LEFT,), (RIGHT,)] if self._is_apart else [(LEFT, RIGHT)]:
+            index, held = self._indexes[sides[0]], [self._held[side] for side in sides]
+            if len(index) > SPARE_KEYS + 2 * sum(map(len, held)):
+                self._number_anew(index, sides, [run for each in held for run in each.runs])
+
+    def _number_anew(self, index: KeyIndex, sides: tuple[int, ...], runs: list[Run]) -> None:
         live = np.unique(np.concatenate([run.slots for run in runs])) if runs else np.zeros(0, np.int64)
-        index = KeyIndex()
+        fewer = KeyIndex()
         if len(live):
-            index.lookup(self._index.keys(live))
-        self._index = index
+            fewer.lookup(index.keys(live))
+        for side in sides:
+            self._indexes[side] = fewer
         for run in runs:
             run.number(np.searchsorted(live, run.slots))

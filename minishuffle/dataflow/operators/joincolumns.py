@@ -43,14 +43,23 @@ _WIDE = (
 
 
 def joined_names(left: Sequence[str], right: Sequence[str]) -> list[str]:
-    """The left's names and the right's, which get a suffix where the left has them.
+    """The left's names and the right's, which get a suffix where the left has them, and so often that no
+    two are the same.
 
     Raises:
-        UsageError: two are the same even so.
+        UsageError: one side has two of one name.
     """
-    names = [*left, *(name + SUFFIX if name in left else name for name in right)]
-    if len(set(names)) < len(names):
-        raise UsageError(f"the join gives two columns of one name: rename some of {', '.join(names)}")
+    if len(set(left)) < len(left) or len(set(right)) < len(right):
+        raise UsageError(f"a join of two columns of one name: rename some of {', '.join([*left, *right])}")
+    taken = {*left, *(name for name in right if name not in left)}
+    names = list(left)
+    for name in right:
+        if name in left:
+            name += SUFFIX
+            while name in taken:
+                name += SUFFIX
+            taken.add(name)
+        names.append(name)
     return names
 
 

@@ -258,7 +258,7 @@ SECOND = datetime.datetime(1970, 1, 1, 0, 0, 1)
             pa.decimal128(22, 2),
             ("9.75", 3, "1.25", 7, 3.25),
         ),
-        ([pa.array([2**53 + 1]), pa.array([0.5])], pa.float64(), (2.0**53, 2, 0.5, 2.0**53, 2.0**52)),
+        ([pa.array([2**53 + 1]), pa.array([0.5])], pa.float64(), (2.0**53, 2, 0.5, 2.0**53, 2.0**52 + 1)),
     ],
     ids=lambda value: "-".join(str(array.type) for array in value) if isinstance(value, list) else str(value),
 )

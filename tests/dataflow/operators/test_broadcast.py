@@ -149,10 +149,12 @@ def test_rows_without_the_column_are_told() -> None:
         run(BroadcastRows(columns()), [[{"x": 1, "b": 1}, {"b": 1}]], [])
     with pytest.raises(UsageError, match=r"broadcast_join takes dict rows, but a row is \(1, 2\)"):
         run(BroadcastRows(columns()), [], [[(1, 2)]])
-    with pytest.raises(UsageError, match="the join gives two columns of one name"):
-        run(
-            BroadcastRows(columns()), [[{"x": 1, "b": 1, "v": 2}]], [[{"a": 1, "b": 1, "v": 1, "v_right": 1}]]
-        )
+
+
+def test_a_name_that_is_taken_with_its_suffix_gets_another() -> None:
+    small, big = {"x": 1, "b": 1, "v": 2}, {"a": 1, "b": 1, "v": 1, "v_right": 1}
+    (row,) = run(BroadcastRows(columns()), [[small]], [[big]])
+    assert row == {**big, "v_right_right": 2}
 
 
 def test_views_of_texts_are_joined_too_at_any_depth() -> None:

@@ -58,8 +58,8 @@ def plain(kind: type, fn: Callable[[Any], Any], rows: list[Any]) -> Any:
     return KeyedRows([fn(row) for row in rows], rows)
 
 
-def pairs_function(row: int) -> list[int]:
-    return [row] * (row % 3)
+def pairs_function(row: int) -> tuple[int, ...]:
+    return (row,) * (row % 3)
 
 
 @pytest.mark.parametrize("kind", OPERATORS)
@@ -96,10 +96,10 @@ def test_failure_is_the_users_own_and_names_operator_and_record(
 @pytest.mark.parametrize("kind", OPERATORS)
 @pytest.mark.parametrize("on_error", ["skip", "dead_letter"])
 def test_only_the_bad_records_are_dropped_counted_and_logged(kind: type, on_error: str) -> None:
-    def fn(row: int) -> list[int]:
+    def fn(row: int) -> tuple[int]:
         if row % 2:
             raise ValueError(f"odd {row}")
-        return [row]
+        return (row,)
 
     lines: list[str] = []
     context = TaskContext("job", "task", 0, 1, 1, log=lines.append)

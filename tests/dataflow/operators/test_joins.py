@@ -360,7 +360,7 @@ def test_many_steps_leave_nothing_behind(make: Make, convert: Make, monkeypatch:
         most = max(most, sum(held(run.operator)))
         assert run.operator.state_rows() == sum(held(run.operator)) > 0
         if isinstance(run.operator, JoinArrow):
-            assert len(run.operator._index) <= 50 + 2 * 40
+            assert len(run.operator._indexes[LEFT]) <= 50 + 2 * 40
             assert sum(len(each) for side in run.operator._held for each in side.runs) <= 80
         else:
             assert sum(len(side._by_key) for side in run.operator._sides) <= 40
