@@ -18,6 +18,7 @@ __all__ = [
     "CoordinatorSnapshot",
     "GateSnapshot",
     "Histogram",
+    "LIMITS",
     "JobRecoveries",
     "OperatorCounters",
     "PartitionSnapshot",
@@ -107,6 +108,12 @@ class ConnectionCounters:
     credits_received: int = 0
 
 
+LIMITS: Final = ("exclusive", "floating", "credit", "queue", "pool", "writer")
+"""What fills up under back-pressure, in this order. On the side of a consumer: all exclusive buffers of a
+channel are in use; it waits in line, as the gate has no floating one left; all credit of it is used. On that
+of the producer: a subpartition has all segments that the output keeps for one consumer; the output has none
+left; the task waits for one. Channels inside a worker have the last three alone."""
+
 COUNTED_MAX: Final = (1 << 63) - 1
 """The greatest count that a control message carries."""
 
@@ -157,12 +164,18 @@ class TaskCounters:
     """By reason: upstream_unavailable, suspected, queue_discarded, partial_element, failed_batch; the
     coordinator adds sink_unfinished and, for a job, result_lost."""
 
+    limits_hit: dict[str, float] = field(default_factory=dict)
+    """By limit (LIMITS), the wall clock at which it was first hit, in seconds since 1970. The loop writes
+    those of a consumer, the task those of a producer."""
+
     def plus(self, later: TaskCounters) -> TaskCounters:
         """The totals of two attempts; ``later`` is the newer one. Counts stop at ``COUNTED_MAX``."""
         values: dict[str, Any] = {}
         for each in fields(self):
             ours, theirs = getattr(self, each.name), getattr(later, each.name)
-            if isinstance(ours, dict):
+            if each.name == "limits_hit":
+                values[each.name] = {**theirs, **ours}
+            elif isinstance(ours, dict):
                 names = ours | theirs
                 values[each.name] = {
                     name: min(COUNTED_MAX, ours.get(name, 0) + theirs.get(name, 0)) for name in names

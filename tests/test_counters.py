@@ -73,3 +73,11 @@ def test_sums_stay_within_what_a_message_carries() -> None:
     both = most.plus(most)
     assert (both.records_in, both.rows_dropped) == (COUNTED_MAX, dropped)
     assert both.busy_seconds == float(COUNTED_MAX)
+
+
+def test_a_limit_was_first_hit_by_the_first_attempt_that_hit_it() -> None:
+    first, second = (
+        TaskCounters(limits_hit={"pool": 5.0}),
+        TaskCounters(limits_hit={"queue": 8.0, "pool": 9.0}),
+    )
+    assert first.plus(second).limits_hit == {"queue": 8.0, "pool": 5.0}

@@ -17,7 +17,7 @@ from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.graph import JobSettings
 from minishuffle.errors import ShuffleError, TaskFailed, UsageError
 from minishuffle.limits import PARALLELISM_MAX
-from minishuffle.wire.requests import JobEvent
+from minishuffle.wire.requests import JobEvent, JobInfo
 
 __all__ = ["jobs", "submit"]
 
@@ -68,7 +68,8 @@ def submit(
     describe: bool,
     as_json: bool,
 ) -> None:
-    """Start JOB: a built-in name (ads, keyby, wordcount), module:attribute or file.py:attribute.
+    """Start JOB: a built-in name (ads, backpressure, keyby, wordcount), or a Stream of your own as
+    module:attribute or file.py:attribute.
 
     The attribute is a Stream, or a function that returns one, whose annotated parameters are the --set
     keys.
@@ -149,9 +150,10 @@ def _run_and_wait(client: Client, start: Callable[[str], JobHandle], as_json: bo
     except BaseException:  # Ctrl-C or SIGTERM, at any time.
         _cancel_submission(client, submission)
         raise
-    _show_result(result, as_json)
+    info = handle.info()
+    _show_result(result, info, as_json)
     if result.state == "finished_with_loss":
-        click.echo(f"minishuffle: {loss_text(handle.info(), handle.events(follow=True))}", err=True)
+        click.echo(f"minishuffle: {loss_text(info, handle.events(follow=True))}", err=True)
     return result
 
 
@@ -165,10 +167,12 @@ def _cancel_submission(client: Client, submission: str) -> None:
         click.echo(f"the job may still run: {error}; see 'minishuffle jobs list'", err=True)
 
 
-def _show_result(result: JobResult, as_json: bool) -> None:
+def _show_result(result: JobResult, info: JobInfo, as_json: bool) -> None:
     if as_json:
-        print_json(_as_map(result))
+        print_json({**_as_map(result), "limits": tables.limits_hit(info)})
         return
+    if any("writer" in task.counters.limits_hit for task in info.tasks):
+        tables.show_limits(info)
     if result.rows:
         click.echo(tables.preview(result.rows, ROWS_SHOWN))
     for sink in result.results:

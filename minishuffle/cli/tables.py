@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from minishuffle.client import cause_text
-from minishuffle.counters import TaskCounters
+from minishuffle.counters import LIMITS, TaskCounters
 from minishuffle.exchange.rows import unpack_result
 from minishuffle.wire.requests import ClusterStatus, JobInfo, TaskInfo
 
@@ -18,16 +18,26 @@ __all__ = [
     "byte_text",
     "console",
     "job_map",
+    "limits_hit",
     "new_table",
     "preview",
     "rate_text",
     "seconds_text",
     "show_job",
     "show_jobs",
+    "show_limits",
     "show_status",
     "status_map",
 ]
 
+_LIMIT_TEXTS = {
+    "exclusive": "exclusive buffers of a channel: all in use",
+    "floating": "floating buffers of the gate: none left, a channel waits in line",
+    "credit": "credit of that channel: 0",
+    "queue": "queue of a subpartition: all segments that the output keeps for one consumer",
+    "pool": "output buffers: none left",
+    "writer": "writer: blocked until one is free",
+}
 MIN_WIDTH = 120
 TASKS_SHOWN = 5
 """Tasks that a line names at most."""
@@ -163,6 +173,8 @@ def show_job(job: JobInfo) -> None:
             *_state_texts(counters),
         )
     out.print(table)
+    if any(task.counters.limits_hit for task in job.tasks):
+        show_limits(job)
     if job.restarts:
         counts = ", ".join(f"{count:,} {reason}" for reason, count in job.restarts.items())
         out.print(f"restarts, by how the attempt before ended: {counts}")
@@ -182,6 +194,30 @@ def show_job(job: JobInfo) -> None:
         out.print(f"{label}: {cause_text(cause)}")
         if number == 0 and cause.traceback:
             out.print(cause.traceback.rstrip())
+
+
+def limits_hit(job: JobInfo) -> list[dict[str, Any]]:
+    """When limits of flow control were first hit in a job, the earliest first: ``limit``, ``task``, and
+    ``seconds`` since the job was submitted. On several machines their clocks are compared."""
+    order = {limit: number for number, limit in enumerate(LIMITS)}
+    found = [
+        (at, order[limit], f"{task.name}[{task.index}]", limit)
+        for task in job.tasks
+        for limit, at in task.counters.limits_hit.items()
+        if limit in order
+    ]
+    return [
+        {"limit": limit, "task": task, "seconds": round(at - job.submitted_at, 6)}
+        for at, _, task, limit in sorted(found)
+    ]
+
+
+def show_limits(job: JobInfo) -> None:
+    """The table of :func:`limits_hit`, with what each of them means."""
+    table = new_table(["after", "task", "first hit its limit"], ["after"])
+    for hit in limits_hit(job):
+        table.add_row(f"{hit['seconds']:.3f} s", hit["task"], _LIMIT_TEXTS[hit["limit"]])
+    console().print(table)
 
 
 def _state_texts(counters: TaskCounters) -> list[str]:

@@ -8,6 +8,7 @@ __all__ = ["BUILT_IN"]
 
 BUILT_IN: Final[dict[str, str]] = {
     "ads": "minishuffle.examples.ads:ads",
+    "backpressure": "minishuffle.examples.backpressure:backpressure",
     "keyby": "minishuffle.examples.keyby:keyby",
     "wordcount": "minishuffle.examples.wordcount:wordcount",
 }

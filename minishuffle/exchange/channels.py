@@ -89,6 +89,8 @@ class GateBuffers:
         self.exclusive_held = 0
         """Exclusive buffers of all attachments that are open."""
         self.local_credit = exclusive + floating
+        self.note_limits: Callable[[ConsumerChannel], None] = lambda channel: None
+        """Called whenever a channel may be at a limit: see :meth:`ReceiveCredit.limits_hit`."""
         pool.on_available(self.serve)
 
     def take_exclusive(self) -> list[FreeBuffer]:
@@ -382,6 +384,7 @@ class RemoteAttachment:
 
     def wait_in_line(self, channel: ConsumerChannel) -> None:
         self._buffers.line.append(self)
+        self._buffers.note_limits(channel)
 
     def leave_line(self, channel: ConsumerChannel) -> None:
         if self in self._buffers.line:
@@ -397,6 +400,7 @@ class RemoteAttachment:
         if received.data_type == _DATA:
             self.rows_received += received.rows
             self.channel.deliver(received)
+            self._buffers.note_limits(self.consumer)
         else:
             self.channel.deliver_event(self, bytes(received.payload))
             if self.channel.events_queued > EVENTS_QUEUED_PER_CHANNEL_MAX:

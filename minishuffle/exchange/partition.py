@@ -12,6 +12,7 @@ from minishuffle.exchange.buffers import BufferBuilder, Flush
 from minishuffle.exchange.segments import Segment
 from minishuffle.exchange.subpartition import Subpartition
 from minishuffle.ids import PartitionId
+from minishuffle.limits import OUTPUT_BUFFERS_PER_SUBPARTITION_MAX
 from minishuffle.wire.frames import EventKind
 
 __all__ = ["ResultPartition"]
@@ -31,6 +32,7 @@ class ResultPartition:
         notify: tells the loop that a subpartition wants its attention.
         flushing: when data leave of a segment that is not full; on request: at each :meth:`flush`.
         drops: rows for a consumer that has gone are dropped until it is back; else they wait for it.
+        full: called each time that a subpartition has all segments that the output keeps for one consumer.
     """
 
     def __init__(
@@ -43,8 +45,10 @@ class ResultPartition:
         *,
         flushing: Flush = Flush.ON_REQUEST,
         drops: bool = False,
+        full: Callable[[], None] = lambda: None,
     ) -> None:
         self.id = partition_id
+        self._full = full
         self.first = consumers.start
         self.subpartitions = [Subpartition(each, notify, flushing, drops=drops) for each in consumers]
         self._acquire = acquire
@@ -176,6 +180,8 @@ class ResultPartition:
             self._dirty.append(subpartition)
 
     def _begin(self, subpartition: Subpartition) -> BufferBuilder:
+        if subpartition.backlog() + 1 >= OUTPUT_BUFFERS_PER_SUBPARTITION_MAX:  # with the one that is begun
+            self._full()
         builder = BufferBuilder(self._acquire())
         subpartition.open = builder
         return builder

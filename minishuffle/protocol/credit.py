@@ -180,6 +180,13 @@ class ReceiveCredit(Generic[B]):
         self.granted += credit
         return credit
 
+    def limits_hit(self) -> list[str]:
+        """Which limits it is at, by their names in :data:`~minishuffle.counters.LIMITS`."""
+        limits = [] if self.exclusive else ["exclusive"]
+        if self.waiting:
+            limits += ["floating"] if self.idle else ["floating", "credit"]
+        return limits
+
     def void(self) -> tuple[list[B], list[B]]:
         """The channel has ended: give up every idle buffer, as (exclusive, floating)."""
         exclusive, floating = list(self.exclusive), list(self.floating)

@@ -165,11 +165,13 @@ class TaskPaths:
         if self.cancelled:
             raise TaskCancelled("the task was cancelled")
 
-    def acquire(self, pool: LocalPool) -> Segment:
-        """A segment for writing; waits for one (hard back-pressure, measured) if need be."""
+    def acquire(self, pool: LocalPool, hit: Callable[[str], None] = lambda limit: None) -> Segment:
+        """A segment for writing; waits for one (hard back-pressure, measured) if need be. ``hit`` is
+        called with the name of each limit (``counters.LIMITS``) that is hit."""
         self.check()
         segment = pool.request()
         if segment is None:
+            hit("writer")
             found: list[Segment] = []
 
             def ready() -> bool:
@@ -180,6 +182,8 @@ class TaskPaths:
 
             self.wait_until(ready)
             segment = found[0]
+        if pool.in_use >= pool.size:
+            hit("pool")
         return segment
 
     def wait_until(self, ready: Callable[[], bool]) -> None:

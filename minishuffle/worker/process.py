@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -245,6 +246,7 @@ class Worker:
             first_record=self._on_first_record,
             filed=self._on_filed,
             clock=self._loop.time,
+            wall=time.time,
             away=lambda: self._control is None,
         )
         readers = ResultReaders(lambda: state.term, self._deployment, self._inbox, self._send)

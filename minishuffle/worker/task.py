@@ -316,6 +316,7 @@ class Task:
             self.counters,
             # The task thread may add a policy at any moment: dict() copies without giving way to it.
             user_errors=dict(self.counters.user_errors),
+            limits_hit=dict(self.counters.limits_hit),
             rows_dropped=self._rows_dropped(),
             buffers_out=sum(partition.buffers_out() for partition in self.partitions.values()),
             busy_seconds=seconds.busy,

@@ -36,7 +36,7 @@ from minishuffle.exchange.segments import LocalPool, NetworkBufferPool
 from minishuffle.exchange.spool import Spool
 from minishuffle.exchange.subpartition import PipelinedView
 from minishuffle.ids import AttemptId, PartitionId
-from minishuffle.protocol.channel import Outgoing
+from minishuffle.protocol.channel import ConsumerChannel, Outgoing
 from minishuffle.wire.frames import DataType
 from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import (
@@ -105,6 +105,8 @@ class WorkerServices:
     """Called on the loop with the generation; see :class:`InputChannel`."""
     clock: Callable[[], float]
     """Seconds, of any origin; called on all threads."""
+    wall: Callable[[], float]
+    """Seconds since 1970; called on all threads."""
     away: Callable[[], bool]
     """Whether there is no coordinator; called on any thread."""
 
@@ -177,6 +179,15 @@ class Attempt:
             age=self._spec.positions_age,
         )
 
+    def _hit(self, limit: str) -> None:
+        """Note when a limit is hit for the first time."""
+        if limit not in self.counters.limits_hit:
+            self.counters.limits_hit[limit] = self._services.wall()
+
+    def _note_input_limits(self, channel: ConsumerChannel) -> None:
+        for limit in channel.credit.limits_hit():
+            self._hit(limit)
+
     def _build_partition(self, output: OutputSpec) -> None:
         """Its pool has at least n + 1 segments, as in Flink, and at most what its channels can use. One that
         is kept has none."""
@@ -198,17 +209,18 @@ class Attempt:
             output.count + 1,
             output.count * limits.OUTPUT_BUFFERS_PER_SUBPARTITION_MAX,
         )
-        paths = self.paths
+        paths, hit = self.paths, self._hit
         pool.on_available(paths.bell.ring)
         self._pools[output.edge] = pool
         self.partitions[output.edge] = ResultPartition(
             partition_id,
             range(output.first, output.first + output.count),
-            lambda: paths.acquire(pool),
+            lambda: paths.acquire(pool, hit),
             paths.notify,
             self.counters,
             flushing=flushing(self.settings.buffer_timeout),
             drops=self.settings.on_unavailable == "drop",
+            full=partial(hit, "queue"),
         )
 
     def _build_gate(self, spec: InputSpec) -> InputGate:
@@ -231,6 +243,7 @@ class Attempt:
             tolerant=settings.restart_strategy != "none",
             kept=partial(ElementLog, services.spool_directory, memory) if spec.kept else None,
         )
+        gate.buffers.note_limits = self._note_input_limits
         for producer in range(spec.first, spec.first + spec.count):
             on_event = partial(services.channel_event, ChannelKey(self.id, spec.edge, producer))
             self._channels[spec.edge, producer] = gate.add_channel(producer, on_event)
@@ -399,6 +412,7 @@ class Deployment:
         first_record: Callable[[AttemptId], None],
         filed: Callable[[AttemptId, CompleteFile], None],
         clock: Callable[[], float],
+        wall: Callable[[], float],
         away: Callable[[], bool] = lambda: False,
     ) -> None:
         self.pool = pool
@@ -423,6 +437,7 @@ class Deployment:
             spool_bytes_max,
             channel_event,
             clock,
+            wall,
             away,
         )
 

@@ -156,7 +156,11 @@ def test_a_module_of_the_working_directory(job_file: Path, monkeypatch: pytest.M
     ("spec", "kind", "text"),
     [
         ("keybi", UnknownName, "did you mean 'keyby'"),
-        ("nothing_like_it", UnknownName, "there are ads, keyby, wordcount, or write module:attribute"),
+        (
+            "nothing_like_it",
+            UnknownName,
+            "there are ads, backpressure, keyby, wordcount, or write module:attribute",
+        ),
         ("job.py", UsageError, "job.py:ATTRIBUTE"),
         ("absent.py:job", UnknownName, "there is no file absent.py"),
         ("absent_module_x:job", UnknownName, "there is no module 'absent_module_x'"),
@@ -211,7 +215,7 @@ def test_a_file_that_cannot_be_loaded_shows_why(tmp_path: Path, line: str) -> No
     assert not any(name.startswith("minishuffle_job_bad") for name in set(sys.modules) - before)
 
 
-@pytest.mark.parametrize("name", ["ads", "keyby", "wordcount"])
+@pytest.mark.parametrize("name", ["ads", "backpressure", "keyby", "wordcount"])
 def test_built_in_jobs_build(name: str) -> None:
     job = load_job(name)
     assert job.name == name

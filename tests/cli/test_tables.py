@@ -154,3 +154,19 @@ def test_no_jobs_names_the_next_command(capsys: pytest.CaptureFixture[str]) -> N
 def test_a_preview_says_how_much_is_left_out() -> None:
     assert tables.preview([("a", 1), ("b", 2)], 5) == "('a', 1)\n('b', 2)"
     assert tables.preview(list(range(1500)), 1) == "0\n… and 1,499 more; --json prints them all"
+
+
+def test_limits_are_listed_in_the_order_in_which_they_were_hit() -> None:
+    def task(name: str, hit: dict[str, float]) -> TaskInfo:
+        return TASK.model_copy(update={"name": name, "counters": TaskCounters(limits_hit=hit)})
+
+    tasks = [
+        task("producer", {"writer": 3.5, "pool": 3.25}),
+        task("consumer", {"credit": 2.0, "floating": 2.0}),
+    ]
+    assert tables.limits_hit(JOB.model_copy(update={"tasks": tasks})) == [
+        {"limit": "floating", "task": "consumer[0]", "seconds": 1.0},
+        {"limit": "credit", "task": "consumer[0]", "seconds": 1.0},
+        {"limit": "pool", "task": "producer[0]", "seconds": 2.25},
+        {"limit": "writer", "task": "producer[0]", "seconds": 2.5},
+    ]

@@ -17,7 +17,7 @@ from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.segments import NetworkBufferPool, Segment
 from minishuffle.exchange.subpartition import Subpartition
 from minishuffle.ids import JobId, PartitionId
-from minishuffle.limits import EVENTS_QUEUED_PER_CHANNEL_MAX
+from minishuffle.limits import EVENTS_QUEUED_PER_CHANNEL_MAX, OUTPUT_BUFFERS_PER_SUBPARTITION_MAX
 from minishuffle.protocol.channel import NextType
 from minishuffle.wire.frames import NO_ELEMENT_START, BufferFlags, CancelReason, DataType, EventKind
 
@@ -32,6 +32,8 @@ class Bench:
         self.local = self.pool.create_pool("p", 1, segments)
         self.counters = TaskCounters()
         self.notified: list[Subpartition] = []
+        self.full = 0
+        """How often a subpartition was said to have all that the output keeps for it."""
         self.partition = ResultPartition(
             PartitionId(JobId("j1"), 0, 0),
             range(count),
@@ -39,9 +41,13 @@ class Bench:
             self.notified.append,
             self.counters,
             flushing=flushing,
+            full=self._count_full,
         )
         self.first = self.partition.subpartitions[0]
         self.view = self.first.attach(1, lambda: None)
+
+    def _count_full(self) -> None:
+        self.full += 1
 
     def _acquire(self) -> Segment:
         return cast(Segment, self.local.request())
@@ -428,3 +434,14 @@ def test_events_are_counted_without_a_look_at_the_queue_that_the_loop_is_emptyin
     assert bench.view.next_type() is NextType.EVENT
     bench.first.attach(2, lambda: None)
     bench.first.add_event(EventKind.END_OF_DATA)
+
+
+def test_a_queue_is_full_with_the_segments_that_the_output_keeps_for_one_consumer() -> None:
+    bench = Bench(count=2)
+    for _ in range(OUTPUT_BUFFERS_PER_SUBPARTITION_MAX - 1):
+        bench.write(bytes(CAPACITY))
+    assert bench.full == 0
+    bench.write(b"", position=1)
+    assert bench.full == 0, "the other one has nothing queued"
+    bench.write(b"")
+    assert bench.full == 1

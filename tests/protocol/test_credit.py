@@ -186,3 +186,18 @@ class Ledgers(RuleBasedStateMachine):
 
 
 TestLedgers = Ledgers.TestCase
+
+
+def test_limits_are_hit_one_after_the_other() -> None:
+    pool = ["f1"]
+    credit = ReceiveCredit(["e1", "e2"])
+    assert credit.limits_hit() == []
+    credit.on_buffer()
+    assert credit.limits_hit() == [], "one exclusive buffer is left"
+    credit.on_buffer()
+    assert credit.limits_hit() == ["exclusive"]
+    credit.waiting = borrow(credit, credit.on_backlog(1), pool) < 3
+    assert credit.limits_hit() == ["exclusive", "floating"], "the one that was lent is credit"
+    credit.take_unannounced()
+    credit.on_buffer()
+    assert credit.limits_hit() == ["exclusive", "floating", "credit"]

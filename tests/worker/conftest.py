@@ -51,6 +51,7 @@ class Site:
             first_record=self.recovered.append,
             filed=self._on_filed,
             clock=asyncio.get_running_loop().time,
+            wall=lambda: 0.0,
         )
         self.reports: list[tuple[AttemptId, TaskOutcome | None]] = []
         self.outcomes: dict[AttemptId, TaskOutcome] = {}

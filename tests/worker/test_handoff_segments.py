@@ -122,6 +122,7 @@ def test_a_segment_that_comes_free_just_after_the_look_is_not_missed(
         """Finds the pool empty twice; the segment comes back right after the second look."""
 
         looks = 0
+        in_use = size = 1
 
         def on_available(self, listener: Callable[[], None]) -> None:
             pool.on_available(listener)
@@ -205,3 +206,13 @@ def test_segments_go_round_between_a_task_and_the_loop(long_waits: None, busy_sw
     network, pool = asyncio.run(scenario())
     network.validate()
     assert (pool.in_use, network.free) == (0, 1)
+
+
+def test_the_last_segment_of_an_output_is_a_limit(paths_of: PathsOf) -> None:
+    hits: list[str] = []
+    paths = paths_of()
+    pool = NetworkBufferPool(2, 16).create_pool("p", 1, 2)
+    paths.acquire(pool, hits.append)
+    assert hits == []
+    paths.acquire(pool, hits.append)
+    assert hits == ["pool"]
