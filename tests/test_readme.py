@@ -17,7 +17,8 @@ from minishuffle.dataflow.graph import JobSettings
 from minishuffle.protocol.credit import BufferKind, ReceiveCredit, SendCredit
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "minishuffle").rglob("README.md"))]
+FOLDERS = (ROOT / "minishuffle", ROOT / "deploy")
+DOCUMENTS = [ROOT / "README.md", *sorted(path for folder in FOLDERS for path in folder.rglob("README.md"))]
 NAMES = [path.relative_to(ROOT).as_posix() for path in DOCUMENTS]
 FIRST_BYTES_MAX = 10_000
 """Of the first document: what a newcomer reads in ten minutes."""

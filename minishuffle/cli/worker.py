@@ -75,6 +75,9 @@ def process_options(command: Any) -> Any:
     type=click.IntRange(0, PROCESSOR_MAX),
     help="Run on this processor alone, counted from 0. Default: on any.",
 )
+@click.option(
+    "--web-port", type=click.IntRange(0, 65535), default=0, help="Port of /metrics; 0 takes any free one."
+)
 @click.option("--standby", is_flag=True, help="Wait, with everything loaded, for the slots of a lost worker.")
 @process_options
 @click.pass_context
@@ -83,6 +86,7 @@ def start_worker(
     /,
     number: int,
     processor: int | None,
+    web_port: int,
     standby: bool,
     host: str,
     exit_with_parent: bool,
@@ -112,6 +116,7 @@ def start_worker(
             spool_directory=str(directory),
             find=lambda: read_coordinator(directory),
             web=serve_worker_web,
+            web_port=web_port,
             ready=ready,
             stop=stop,
         )

@@ -44,6 +44,7 @@ async def run_worker(
     spool_directory: str | None = None,
     find: Callable[[], CoordinatorPlace | None] = lambda: None,
     web: Callable[[Callable[[], WorkerSnapshot], str, int], Awaitable[_Closeable]],
+    web_port: int = 0,
     ready: Callable[[dict[str, Any]], None],
     stop: asyncio.Event,
 ) -> None:
@@ -52,7 +53,8 @@ async def run_worker(
     Args:
         spool_directory: where sinks keep what other programs read; None: the system's for temporary files.
         find: where the coordinator is by now, if that is known; ``coordinator`` is where it is at first.
-        web: starts the metrics server (snapshot, host, port). ``ready`` is called once registered.
+        web: starts the metrics server (snapshot, host, port), at ``web_port``; 0 takes any.
+        ready: called once registered.
 
     Raises:
         ShuffleError: it could not register, or lost its coordinator.
@@ -60,7 +62,7 @@ async def run_worker(
     tune_interpreter(settings.switch_interval)
     worker = Worker(settings, cluster, secret, spool_directory, find)
     data_port = await worker.endpoint.listen(host)
-    server = await web(worker.snapshot, host, 0)
+    server = await web(worker.snapshot, host, web_port)
 
     async def serve() -> None:
         identity = Identity(Role.WORKER, cluster, requested_worker, 0)
