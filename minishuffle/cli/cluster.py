@@ -213,6 +213,7 @@ def _tell(
     where = session.flags()
     web = f"http://{Address(processes.address.host, processes.web_port)}"
     spare = f", {standby} more on standby" if standby else ""
+    failure = f"worker kill {workers}" if processes.workers else "cluster status"  # Spark's may be elsewhere
     lines = [
         f"cluster {session.cluster!r} is up: {workers} workers x {settings.slots} slots{spare}",
         f"  coordinator  {processes.address} (pid {processes.coordinator.pid})",
@@ -220,9 +221,9 @@ def _tell(
         f"  state, logs  {directory}",
         "next:",
         f"  minishuffle{where} submit keyby",
-        f"  minishuffle{where} cluster status",
         f"  {prometheus_command(directory / 'prometheus.yml')}",
-        f"  minishuffle{where} cluster down",
+        f"  minishuffle{where} {failure}",
+        f"'minishuffle{where} cluster down' stops it.",
     ]
     click.echo("\n".join(lines))
 

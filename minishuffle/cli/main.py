@@ -38,6 +38,16 @@ _COMMANDS = {
 }
 
 
+_GROUPS = {
+    "Start a cluster": ("demo", "cluster", "worker", "coordinator", "doctor"),
+    "Run jobs on it": ("submit", "pipeline"),
+    "Watch them": ("jobs",),
+    "Measure, and cause failures": ("bench", "drill"),
+}
+"""The commands by what a user wants, for the help."""
+assert sorted(_COMMANDS) == sorted(name for names in _GROUPS.values() for name in names)
+
+
 class Terminated(BaseException):
     """SIGTERM came: unwinds like Ctrl-C, so that whatever was started is stopped."""
 
@@ -54,6 +64,15 @@ class CommandLine(click.Group):
         module, _, attribute = _COMMANDS[cmd_name].partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Each group with a heading of its own."""
+        for title, names in _GROUPS.items():
+            found = [(name, self.get_command(ctx, name)) for name in names]
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name, command.get_short_help_str(80)) for name, command in found if command is not None]
+                )
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
