@@ -14,10 +14,10 @@ from minishuffle.dataflow.operators.base import Batch, Emit
 from minishuffle.dataflow.operators.chained import ChainedOperator, Emission
 from minishuffle.dataflow.operators.columns import Aggregate, Function, RowCount, aggregate_named
 from minishuffle.dataflow.operators.convert import column_of
-from minishuffle.dataflow.operators.groups import Groups
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.errors import UsageError
 from minishuffle.exchange.gather import take
+from minishuffle.kernels.machinecode import kernel
 from minishuffle.limits import BATCH_ROWS_MAX
 
 __all__ = ["AggregateArrow", "CountArrow"]
@@ -42,7 +42,8 @@ class _KeyedColumns(ChainedOperator):
         if len(set(self.names)) < len(self.names):
             raise UsageError(f"two output columns have one name: rename some of {', '.join(self.names)}")
         self._index = KeyIndex()
-        self._last = np.zeros(0, dtype=np.int32)
+        self._last = np.empty(0, dtype=np.int64)
+        """Scratch space."""
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         assert isinstance(batch, pa.RecordBatch)
@@ -65,22 +66,17 @@ class _KeyedColumns(ChainedOperator):
     def _running(
         self, piece: pa.RecordBatch, key_columns: list[pa.Array], slots: np.ndarray[Any, Any]
     ) -> pa.RecordBatch:
-        groups = Groups(slots)
-        values = [
-            aggregate.running(groups, slots, column_of(piece, column))
-            for _, column, aggregate in self.outputs
-        ]
+        values = [aggregate.running(slots, column_of(piece, column)) for _, column, aggregate in self.outputs]
         return pa.RecordBatch.from_arrays([*key_columns, *values], names=self.names)
 
     def _latest(self, batch: pa.RecordBatch, slots: np.ndarray[Any, Any]) -> pa.RecordBatch:
         """One row for each key of the batch, in the order of the keys' last rows."""
         if len(self._last) < len(self._index):
-            self._last = np.zeros(2 * len(self._index), dtype=np.int32)
-        numbers = np.arange(len(slots), dtype=np.int32)
-        self._last[slots] = numbers  # of equal slots the last assignment stays
-        is_last = self._last.take(slots) == numbers
-        columns = [_compressed(column_of(batch, name), is_last) for name in self.keys]
-        chosen = np.compress(is_last, slots)
+            self._last = np.empty(2 * len(self._index), dtype=np.int64)
+        rows = np.empty(len(slots), dtype=np.int64)
+        rows = rows[: kernel("last_rows")(slots, self._last, rows, len(slots))]
+        columns = [_taken(column_of(batch, name), rows) for name in self.keys]
+        chosen = slots.take(rows)
         values = [aggregate.at(chosen) for _, _, aggregate in self.outputs]
         return pa.RecordBatch.from_arrays([*columns, *values], names=self.names)
 
@@ -98,12 +94,11 @@ class _KeyedColumns(ChainedOperator):
         return len(self._index)
 
 
-def _compressed(column: pa.Array, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> pa.Array:
-    """The rows of ``column`` at which ``mask`` holds. numpy's compress is twice as fast as a filter, but
-    knows plain numbers only."""
+def _taken(column: pa.Array, rows: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Array:
+    """Those rows of a column; numpy takes plain numbers twice as fast as Arrow."""
     if pa.types.is_integer(column.type) and not column.null_count:
-        return pa.array(np.compress(mask, column.to_numpy()), type=column.type)
-    return take(column, pa.array(np.flatnonzero(mask)))
+        return pa.array(column.to_numpy().take(rows), type=column.type)
+    return take(column, pa.array(rows))
 
 
 class CountArrow(_KeyedColumns):

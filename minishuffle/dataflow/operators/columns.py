@@ -1,5 +1,5 @@
-"""Aggregates of Arrow columns as numpy vectors indexed by slot (the number of a key), and the kernels
-that bring them forward: no Python per row.
+"""Aggregates of Arrow columns as vectors indexed by slot (the number of a key), brought forward by compiled
+loops: no Python per row.
 
 Nulls count for nothing, as in SQL: a sum, mean, minimum or maximum of no value is null. A null is
 replaced by the operation's neutral element, so that the kernels need not know of it.
@@ -7,6 +7,7 @@ replaced by the operation's neutral element, so that the kernels need not know o
 
 from __future__ import annotations
 
+import operator
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -14,10 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from minishuffle.dataflow.operators.decimals import DIGITS_MAX, decimal_array, decimal_units, is_decimal
-from minishuffle.dataflow.operators.groups import Groups
-from minishuffle.dataflow.operators.sumguard import SumGuard
 from minishuffle.dataflow.operators.widertype import wider
 from minishuffle.errors import UsageError
+from minishuffle.kernels.machinecode import kernel
 
 __all__ = ["AGGREGATES", "Aggregate", "Function", "RowCount", "aggregate_named", "result_type"]
 
@@ -26,7 +26,7 @@ Vector: TypeAlias = "np.ndarray[Any, Any]"
 
 AGGREGATES: tuple[Function, ...] = ("sum", "count", "min", "max", "mean")
 
-_INT64_MAX = 2**63 - 1
+_INT64_MAX, _INT64_MIN = 2**63 - 1, np.int64(-(2**63))
 
 
 def _grown(vector: Vector, size: int, fill: Any) -> Vector:
@@ -43,6 +43,28 @@ def _valid(column: pa.Array) -> Vector:
     return valid
 
 
+_SUM, _MAXIMUM = 0, 2
+_OPERATIONS = {"sum": _SUM, "min": 1, "max": _MAXIMUM}
+"""As ``kernels/loops.py`` numbers them."""
+
+
+def _fold(operation: int, state: Vector, slots: Vector, numbers: Vector) -> tuple[Vector, int]:
+    """The state of each row's slot after that row, and for how many rows it was done: fewer than all if a
+    sum of int64 overflows in the next one."""
+    values = np.empty(len(slots), dtype=state.dtype)
+    loop = kernel("fold_ints" if state.dtype == np.int64 else "fold_floats")
+    return values, loop(operation, state, slots, numbers, values, len(slots))
+
+
+def _fold_objects(operation: int, state: Vector, slots: Vector, numbers: Vector) -> Vector:
+    """The same with Python's integers, row by row."""
+    plain: Any = [operator.add, min, max][operation]
+    values = np.empty(len(slots), dtype=object)
+    for row, (slot, number) in enumerate(zip(slots.tolist(), numbers.tolist(), strict=True)):
+        values[row] = state[slot] = plain(state[slot], number)
+    return values
+
+
 class Aggregate(Protocol):
     """One output column: its state for every slot."""
 
@@ -52,7 +74,7 @@ class Aggregate(Protocol):
     def update(self, slots: Vector, column: pa.Array) -> None:
         """Take a batch; only the state after it matters."""
 
-    def running(self, groups: Groups, slots: Vector, column: pa.Array) -> pa.Array:
+    def running(self, slots: Vector, column: pa.Array) -> pa.Array:
         """Take a batch; give the value after each row."""
 
     def at(self, slots: Vector | slice) -> pa.Array:
@@ -72,14 +94,14 @@ class RowCount:
         self.counts = _grown(self.counts, size, 0)
 
     def update(self, slots: Vector, column: pa.Array) -> None:
-        np.add.at(self.counts, slots, 1)
+        _fold(_SUM, self.counts, slots, self._counted(column))
 
-    def running(self, groups: Groups, slots: Vector, column: pa.Array) -> pa.Array:
-        result = np.empty(len(slots), dtype=np.int64)
-        result[groups.order] = groups.position + 1
-        result += self.counts[slots]
-        self.counts[groups.slots] += groups.ends - groups.starts + 1
-        return pa.array(result)
+    def running(self, slots: Vector, column: pa.Array) -> pa.Array:
+        return pa.array(_fold(_SUM, self.counts, slots, self._counted(column))[0])
+
+    def _counted(self, column: pa.Array) -> Vector:
+        """How many each row counts for."""
+        return np.ones(len(column), dtype=np.int64)
 
     def at(self, slots: Vector | slice) -> pa.Array:
         return pa.array(self.counts[slots])
@@ -91,17 +113,13 @@ class RowCount:
 class ValueCount(RowCount):
     """Number of values that are not null."""
 
-    def update(self, slots: Vector, column: pa.Array) -> None:
-        super().update(slots[_valid(column)] if column.null_count else slots, column)
-
-    def running(self, groups: Groups, slots: Vector, column: pa.Array) -> pa.Array:
-        if not column.null_count:
-            return super().running(groups, slots, column)
-        return pa.array(groups.running(np.add, _valid(column).astype(np.int64), self.counts))
+    def _counted(self, column: pa.Array) -> Vector:
+        return _valid(column).astype(np.int64) if column.null_count else super()._counted(column)
 
 
 class Fold:
-    """Sum, minimum or maximum: a ufunc over the values, from its neutral element on.
+    """Sum, minimum or maximum of the values, from the operation's neutral element on. The state is a vector
+    of int64 or float64, and of Python's integers once a decimal needs more than 64 bits.
 
     Integers and booleans sum as int64, floats as float64, decimals as decimal128 of 38 digits. If columns
     of several types come, the state gets the wider one, whichever came first; beside floats, an integer
@@ -114,7 +132,7 @@ class Fold:
         self.type: pa.DataType | None = None
         self.state: Vector
         self._seen: Vector | None = None
-        """By slot, whether there was a value; None as long as no null has come: then all had one."""
+        """By slot 1 if there was a value, else 0; None as long as no null has come: then all had one."""
         self._size = self._known = 0
 
     def _takes(self, kind: pa.DataType) -> bool:
@@ -146,73 +164,63 @@ class Fold:
         floats = pa.types.is_float32(kind) or pa.types.is_float64(kind)
         self.result = result_type(self.function, self.name, kind)
         self.type = self.result if self.function == "sum" else kind
-        self.neutral: float | int = 0
-        self.operation: np.ufunc
-        if is_decimal(kind):
-            self.stored = pa.int64()
-            self.operation = {"sum": np.add, "min": np.minimum, "max": np.maximum}[self.function]
-            if self.function != "sum":
-                self.neutral = _INT64_MAX if self.function == "min" else -_INT64_MAX - 1
-        elif self.function == "sum":
-            self.stored = self.result
-            self.operation = np.add
+        self.number = self.type if floats or not _is_moment(kind) else _NUMBERS[kind.bit_width]
+        self.stored = pa.float64() if floats else pa.int64()
+        self.neutral: float | int
+        if self.function == "sum":
+            self.neutral = 0
+        elif floats:
+            self.neutral = np.nan
         else:
-            lowest = self.function == "min"
-            self.stored = kind if floats or pa.types.is_integer(kind) else _NUMBERS[kind.bit_width]
-            if floats:
-                self.operation, self.neutral = np.fmin if lowest else np.fmax, np.nan
-            else:
-                bounds = np.iinfo(self.stored.to_pandas_dtype())
-                self.operation = np.minimum if lowest else np.maximum
-                self.neutral = int(bounds.max if lowest else bounds.min)
+            self.neutral = _INT64_MAX if self.function == "min" else int(_INT64_MIN)
         size = self._size if self._seen is None else len(self._seen)
         self.state = np.full(size, self.neutral, dtype=self.stored.to_pandas_dtype())
-        guard = SumGuard(self.name) if self.function == "sum" and not floats else None
-        self._guard = None if is_decimal(kind) else guard
-        self._units_guard = guard if is_decimal(kind) else None
 
     def grow(self, size: int) -> None:
         self._known, self._size = self._size, size
         if self.type is not None:
             self.state = _grown(self.state, size, self.neutral)
         if self._seen is not None:
-            self._seen = _grown(self._seen, size, False)
+            self._seen = _grown(self._seen, size, 0)
 
     def update(self, slots: Vector, column: pa.Array) -> None:
-        if not self._takes(column.type):
-            return
-        numbers = self._numbers(column)
-        seen = self._seen_from(column)
-        if seen is not None:
-            seen[slots[_valid(column)]] = True
-        if self._guard is None or self._guard.is_safe(numbers, self.state):
-            self.operation.at(self.state, slots, numbers)
-        else:
-            rough = self.state.astype(np.float64)
-            np.add.at(rough, slots, numbers)
-            np.add.at(self.state, slots, numbers)
-            self._guard.compare(self.state, rough)
+        if self._takes(column.type):
+            self._fold(slots, column)
 
-    def running(self, groups: Groups, slots: Vector, column: pa.Array) -> pa.Array:
+    def running(self, slots: Vector, column: pa.Array) -> pa.Array:
         if not self._takes(column.type):
             return pa.nulls(len(slots))
+        values, seen = self._fold(slots, column)
+        return self._array(values, None if seen is None else seen == 0)
+
+    def _fold(self, slots: Vector, column: pa.Array) -> tuple[Vector, Vector | None]:
+        """The state of each row's slot after that row, and whether it had a value, if some had none."""
         numbers = self._numbers(column)
-        seen = self._seen_from(column)
-        if self._guard is None or self._guard.is_safe(numbers, self.state):
-            values = groups.running(self.operation, numbers, self.state)
-        else:
-            rough = groups.running(np.add, numbers.astype(np.float64), self.state.astype(np.float64))
-            values = groups.running(np.add, numbers, self.state)
-            self._guard.compare(values, rough)
-        missing = None if seen is None else ~groups.running(np.logical_or, _valid(column), seen)
-        return self._array(values, missing)
+        seen = None
+        if column.null_count:
+            self._note_nulls()
+        if self._seen is not None:
+            seen, _ = _fold(_MAXIMUM, self._seen, slots, _valid(column).astype(np.int64))
+        operation = _OPERATIONS[self.function]
+        if self.state.dtype == object:
+            return _fold_objects(operation, self.state, slots, numbers), seen
+        values, done = _fold(operation, self.state, slots, numbers)
+        if done == len(slots):
+            return values, seen
+        if not is_decimal(self.result):
+            raise UsageError(
+                f"a sum of column {self.name!r} leaves the range of int64: cast the column to float64 first"
+            )
+        self.state = self.state.astype(object)
+        rest = _fold_objects(operation, self.state, slots[done:], numbers[done:].astype(object))
+        return np.concatenate((values[:done].astype(object), rest)), seen
 
     def at(self, slots: Vector | slice) -> pa.Array:
         if self.type is None:
             assert self._seen is not None
             return pa.nulls(len(self._seen[slots]))
         state = self.state[slots] if isinstance(slots, slice) else self.state.take(slots)
-        return self._array(state, None if self._seen is None else ~self._seen[slots])
+        return self._array(state, None if self._seen is None else self._seen[slots] == 0)
 
     def keep(self, slots: Vector) -> None:
         if self.type is not None:
@@ -234,8 +242,9 @@ class Fold:
                 column = column.cast(self.type, safe=not rounds)
             if is_decimal(self.type):
                 return self._units(column)
-            if self.type != self.stored:
-                column = column.cast(self.stored)
+            if self.type == pa.uint64():
+                return self._shifted(column)
+            column = column.cast(self.number).cast(self.stored)
         except pa.ArrowException as error:
             raise UsageError(
                 f"{self.function} of column {self.name!r}: type {given} does not fit the state of type "
@@ -246,43 +255,43 @@ class Fold:
         numbers: Vector = column.to_numpy(zero_copy_only=False)
         return numbers
 
+    def _shifted(self, column: pa.Array) -> Vector:
+        """Unsigned numbers moved down by 2**63, which keeps their order."""
+        numbers: Vector = column.fill_null(0).to_numpy().view(np.int64) ^ _INT64_MIN
+        if column.null_count:
+            numbers[~_valid(column)] = self.neutral
+        return numbers
+
     def _units(self, column: pa.Array) -> Vector:
         """Decimals in their smallest unit: int64 as long as that holds state and values."""
         units = decimal_units(column, int(self.neutral))
-        is_wide = self.state.dtype == object
-        if is_wide or (
-            units.dtype != object
-            and (self._units_guard is None or self._units_guard.is_safe(units, self.state))
-        ):
-            return units.astype(self.state.dtype, copy=False)
-        unseen = self._unseen()
-        self.state = self.state.astype(object)
-        if self.function != "sum":
-            self.neutral = 10 ** (DIGITS_MAX + 1) * (1 if self.function == "min" else -1)
-            self.state[unseen] = self.neutral
+        if units.dtype == self.state.dtype:
+            return units
+        if self.state.dtype != object:
+            unseen = self._unseen()
+            self.state = self.state.astype(object)
+            if self.function != "sum":
+                self.neutral = 10 ** (DIGITS_MAX + 1) * (1 if self.function == "min" else -1)
+                self.state[unseen] = self.neutral
         return decimal_units(column, int(self.neutral)).astype(object)
-
-    def _seen_from(self, column: pa.Array) -> Vector | None:
-        """The marks of slots that had a value, if this or an earlier batch has a null."""
-        if column.null_count:
-            self._note_nulls()
-        return self._seen
 
     def _note_nulls(self) -> None:
         if self._seen is None:
-            self._seen = np.zeros(self._size if self.type is None else len(self.state), dtype=bool)
-            self._seen[: self._known] = True
+            self._seen = np.zeros(self._size if self.type is None else len(self.state), dtype=np.int64)
+            self._seen[: self._known] = 1
 
     def _unseen(self) -> Vector:
         """Which slots had no value before this batch."""
-        return np.arange(len(self.state)) >= self._known if self._seen is None else ~self._seen
+        return np.arange(len(self.state)) >= self._known if self._seen is None else self._seen == 0
 
     def _array(self, values: Vector, missing: Vector | None) -> pa.Array:
         if is_decimal(self.result):
             what = f"{self.function} of column {self.name!r}"
             return decimal_array(values, missing, self.result, what)
+        if self.type == pa.uint64():
+            values = (values ^ _INT64_MIN).view(np.uint64)
         array = pa.array(values, mask=missing)
-        return array if array.type == self.result else array.cast(self.result)
+        return array if array.type == self.result else array.cast(self.number).cast(self.result)
 
 
 class Mean:
@@ -307,11 +316,11 @@ class Mean:
         self._sum.update(slots, lower)
         self._count.update(slots, column)
 
-    def running(self, groups: Groups, slots: Vector, column: pa.Array) -> pa.Array:
+    def running(self, slots: Vector, column: pa.Array) -> pa.Array:
         upper, lower = _halves(column)
-        uppers = self._upper.running(groups, slots, upper)
-        total = _whole(uppers, self._sum.running(groups, slots, lower))
-        return _quotient(total, self._count.running(groups, slots, column))
+        uppers = self._upper.running(slots, upper)
+        total = _whole(uppers, self._sum.running(slots, lower))
+        return _quotient(total, self._count.running(slots, column))
 
     def at(self, slots: Vector | slice) -> pa.Array:
         return _quotient(_whole(self._upper.at(slots), self._sum.at(slots)), self._count.at(slots))

@@ -360,3 +360,14 @@ def test_the_end_comes_in_chunks() -> None:
     out = run(CountArrow(("k",), "end"), pa.record_batch({"k": keys}))
     assert [len(chunk) for chunk in out] == [BATCH_ROWS_MAX, 1]
     assert sorted(row["k"] for chunk in out for row in chunk.to_pylist()) == keys
+
+
+@every_emission
+def test_sums_of_decimals_go_on_beyond_64_bits_within_a_batch(emit: Emission) -> None:
+    large = Decimal(2**62)
+    column = pa.array([large, large, None, large, -large], pa.decimal128(30, 0))
+    running = [large, 2 * large, 2 * large, 3 * large, 2 * large]
+    found = aggregated("sum", emit, column, column)
+    assert found[-1] == 4 * large
+    if emit == "each":
+        assert found == [*running, *(2 * large + after for after in running)]
