@@ -132,27 +132,32 @@ class Findings:
         return problems
 
 
-def books_problems(kind: FailureKind, victims: int, before: Tally, after: Tally) -> list[str]:
-    """What does not balance after a failure that struck so many keyed subtasks. Totals of the whole run."""
+def books_problems(each: FailureRound, before: Tally, after: Tally) -> list[str]:
+    """What does not balance after a failure. Totals of the whole run."""
     problems = []
     missing, dropped = after.missing - before.missing, after.dropped - before.dropped
     in_flight = after.in_flight - before.in_flight
-    most = IN_FLIGHT_SECONDS_MAX * RATE * victims / PARALLELISM
-    uncounted = range(int(most) + 1) if kind == "link" else range(1)
-    if kind in EXACT and (missing - dropped not in uncounted or in_flight > 0):
+    read = IN_FLIGHT_SECONDS_MAX * RATE / WORKERS
+    broken = _broken_links(each)
+    if each.kind in EXACT and (missing < dropped or missing > dropped and not broken or in_flight > 0):
         problems.append(
             f"{missing} records are missing, {dropped} were counted as dropped and {in_flight} as in flight, "
             "although no process died"
+        )
+    if after.in_sockets - before.in_sockets > broken * read:
+        problems.append(
+            f"{after.in_sockets - before.in_sockets} records more are missing than were counted, and "
+            f"{broken} connections broke between workers that live"
         )
     if not after.dropped <= after.missing <= after.dropped + after.in_flight + after.in_sockets:
         problems.append(
             f"{after.missing} records are missing so far, {after.dropped} were dropped and at most "
             f"{after.in_flight + after.in_sockets} more were in flight through what died or broke"
         )
-    if kind in ("process", "host") and in_flight > most:
+    if each.kind in ("process", "host") and in_flight > read:
         problems.append(
-            f"{in_flight} records were in flight, more than {IN_FLIGHT_SECONDS_MAX:g} s of what the victim "
-            f"reads ({most:.0f})"
+            f"{in_flight} records were in flight, more than {IN_FLIGHT_SECONDS_MAX:g} s of what a worker "
+            f"reads ({read:.0f})"
         )
     if dropped < 0:
         problems.append(f"the count of dropped records fell by {-dropped}")
@@ -165,11 +170,15 @@ def books_problems(kind: FailureKind, victims: int, before: Tally, after: Tally)
     return [f"books: {problem}" for problem in problems]
 
 
+def _broken_links(each: FailureRound) -> int:
+    """Connections between workers that live, which had rows in their sockets."""
+    return (each.kind == "link") + each.suspicions
+
+
 def final_problems(kinds: Iterable[FailureKind], books: Tally) -> list[str]:
     """What does not balance once the job has ended: nothing is in sockets then."""
-    if set(kinds) <= EXACT:
-        return books_problems("task", 0, Tally(), books)
-    return books_problems("stop", 0, Tally(), books)
+    kind: FailureKind = "task" if set(kinds) <= EXACT else "stop"
+    return books_problems(FailureRound(kind, 0, frozenset(), 0, 0), Tally(), books)
 
 
 # --- on a job of its own --------------------------------------------------------------------------
@@ -244,10 +253,10 @@ class Drill:
         before, deadline = self._books, time.monotonic() + BOOKS_SECONDS_MAX
         while True:
             after = _books(output, count, info, before.in_sockets)
-            if each.kind == "link":
-                lost = after.missing - before.missing - (after.dropped - before.dropped)
-                after = replace(after, in_sockets=before.in_sockets + max(0, lost))
-            problems = books_problems(each.kind, len(each.victims), before, after)
+            if _broken_links(each):
+                more = max(0, after.missing - after.dropped - after.in_flight - after.in_sockets)
+                after = replace(after, in_sockets=before.in_sockets + more)
+            problems = books_problems(each, before, after)
             if not problems or time.monotonic() > deadline:
                 self._books = self.findings.books = after
                 return problems

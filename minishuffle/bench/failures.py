@@ -56,6 +56,8 @@ class FailureRound:
     """When all tasks ran again, and as many standby workers were there as before."""
     restarted: int
     """Attempts of other tasks that were replaced, since the end of the failure before."""
+    suspicions: int = 0
+    """How often a worker was suspected that was not struck, which broke a connection of it."""
     phases: dict[str, float] = field(default_factory=dict)
     """Milliseconds from the failure to the last victim's."""
 
@@ -125,6 +127,7 @@ class FailureSeries:
         keyed = {task.index: task for task in before.tasks if task.name == KEYED}
         home = next(task.worker for task in before.tasks if task.name != KEYED)
         events = max((event.number for event in self._handle.events()), default=0)
+        worker = 0
         if kind == "task":
             victims = frozenset([self._choose(PARALLELISM)])
             at, wall = self._ask_task("fail", "failed", min(victims))
@@ -146,7 +149,9 @@ class FailureSeries:
         found = FailureRound(kind, at, victims, whole_at, _restarted(self._last or before, after, struck))
         self._last = after
         for event in self._handle.events():
-            if event.number > events and event.kind in _EVENTS:
+            if event.number > events and event.kind == "worker suspected" and event.worker != worker:
+                found.suspicions += 1
+            elif event.number > events and event.kind in _EVENTS:
                 phase, passed = _EVENTS[event.kind], (event.at - wall) * 1000
                 found.phases[phase] = max(found.phases.get(phase, 0.0), passed)
         return found

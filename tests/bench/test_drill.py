@@ -105,7 +105,11 @@ BEFORE = Tally(missing=100, dropped=90, in_flight=15)
             "11 records are missing, 10 were counted as dropped and 0 as in flight",
         ),
         ("link", Tally(112, 100, 15, in_sockets=2), ""),
-        ("link", Tally(371, 110, 15, in_sockets=251), "271 records are missing, 20 were counted as dropped"),
+        (
+            "link",
+            Tally(371, 110, 15, in_sockets=251),
+            "251 records more are missing than were counted, and 1 conn",
+        ),
         ("link", Tally(109, 100, 15), "9 records are missing, 10 were counted as dropped and 0 as in flight"),
         ("link", Tally(110, 100, 16), "10 were counted as dropped and 1 as in flight, although no process"),
         ("process", Tally(150, 120, 30), ""),
@@ -115,7 +119,7 @@ BEFORE = Tally(missing=100, dropped=90, in_flight=15)
         (
             "host",
             Tally(200, 100, 266),
-            "251 records were in flight, more than 0.5 s of what the victim reads",
+            "251 records were in flight, more than 0.5 s of what a worker reads",
         ),
         ("stop", Tally(200, 100, 266), ""),
         ("process", Tally(100, 89, 20), "the count of dropped records fell by 1"),
@@ -125,9 +129,21 @@ BEFORE = Tally(missing=100, dropped=90, in_flight=15)
 )
 def test_the_books_balance_after_each_failure(kind: FailureKind, after: Tally, problem: str) -> None:
     """A worker runs two of the eight keyed subtasks: it reads 500 records per second."""
-    problems = books_problems(kind, 2, BEFORE, after)
+    problems = books_problems(FailureRound(kind, 0, frozenset([1, 5]), 0, 0), BEFORE, after)
     assert len(problems) == bool(problem)
     assert problem in "".join(problems)
+
+
+def test_a_suspicion_among_those_that_live_breaks_a_connection_too() -> None:
+    """What it had in its sockets is counted at the end."""
+    each = FailureRound("stop", 0, frozenset([1, 5]), 0, 0, suspicions=1)
+    after = Tally(missing=120, dropped=100, in_flight=15, in_sockets=5)
+    assert books_problems(each, BEFORE, after) == []
+    each.suspicions = 0
+    assert books_problems(each, BEFORE, after) == [
+        "books: 5 records more are missing than were counted, and 0 connections broke between workers that "
+        "live"
+    ]
 
 
 @pytest.mark.parametrize(

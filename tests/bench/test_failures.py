@@ -12,7 +12,7 @@ import pytest
 from minishuffle.bench import failures
 from minishuffle.bench.failures import FailureSeries
 from minishuffle.errors import ShuffleError
-from minishuffle.wire.requests import JobInfo, TaskInfo
+from minishuffle.wire.requests import JobEvent, JobInfo, TaskInfo
 
 
 def task(name: str, index: int, state: str = "running", attempt: int = 1, worker: int = 1) -> TaskInfo:
@@ -118,6 +118,23 @@ def test_attempts_that_are_replaced_between_two_failures_count_too(tmp_path: Pat
     assert series.fail("task", 0.0).restarted == 0
     (tmp_path / "failed-7").touch()
     assert series.fail("task", 0.0).restarted == 1
+
+
+def test_a_suspicion_counts_if_it_is_not_of_the_worker_that_was_struck(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = job(task("Numbered", 0), *(task("process", index, worker=2) for index in range(8)))
+    later = job(task("Numbered", 0), *(task("process", index, attempt=2, worker=3) for index in range(8)))
+    series = failing(tmp_path, whole, later)
+    series._cluster.kill_worker = lambda worker, number: None  # type: ignore[method-assign]
+    kinds = ["worker suspected", "worker suspected", "worker trusted"]
+    events = [
+        JobEvent(number=number, at=0.0, kind=kind, text="", worker=worker)
+        for number, (kind, worker) in enumerate(zip(kinds, (2, 4, 4), strict=True), 1)
+    ]
+    looks = [[], events]
+    series._handle.events = lambda follow=False: iter(looks.pop(0))  # type: ignore[method-assign]
+    assert series.fail("stop", 0.0).suspicions == 1
 
 
 def test_reports_are_waited_for_from_every_worker(tmp_path: Path) -> None:
