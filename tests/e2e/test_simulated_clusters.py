@@ -9,13 +9,16 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Final, TypeAlias
 
 import pytest
 
+from minishuffle.dataflow.graph import Edge
 from support.simulated_faults import DURING_RECOVERY, HEADLESS
 from support.simulated_jobs import Strategy
 from support.simulated_runs import Run, Scenario
+from support.simulated_writes import WriteLog
 
 BATCH: Final = 10
 Play: TypeAlias = "Callable[[range, Sequence[Scenario]], None]"
@@ -116,3 +119,35 @@ def test_the_seeds_reach_every_end() -> None:
         if not missing:
             return
     assert not missing
+
+
+def test_rows_that_a_producer_skips_reach_nobody_and_there_are_some() -> None:
+    """Every run compares its log of what producers skipped and wrote with what came (``WriteLog.check``)."""
+    skipped = 0
+    for seed in range(80):
+        run = Run(seed, RECOVERING)
+        run.play()
+        skipped += run.rows_skipped
+        if skipped:
+            return
+    assert skipped
+
+
+@pytest.mark.parametrize(
+    ("written", "skipped", "problem"),
+    [
+        ({4}, {5}, ""),
+        ({4, 5}, {5}, "1 rows for .* were skipped and written"),
+        (set(), {4}, r"which \(0, 0, 1\) had skipped"),
+        ({5}, set(), r"which \(0, 0, 1\) never wrote"),
+    ],
+)
+def test_the_log_of_what_was_skipped_can_fail_a_run(
+    written: set[int], skipped: set[int], problem: str
+) -> None:
+    """Row 4 of attempt 1 of subtask 0[0] came to 1[2]."""
+    sender, log = (0, 0, 1), WriteLog()
+    log.written[0, 2] = {(sender, number) for number in written}
+    log.skipped[0, 2] = {(sender, number) for number in skipped}
+    with pytest.raises(AssertionError, match=problem) if problem else nullcontext():
+        log.check([Edge(source=0, target=1, partitioner="hash")], {(1, 2, 7): {sender: [4]}})

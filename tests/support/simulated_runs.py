@@ -66,6 +66,8 @@ class Run:
         """What happened last."""
         self.end = ""
         """The state in which the job ended."""
+        self.rows_skipped = 0
+        """Rows that producers did not write since their consumer had gone."""
         self.random = Random(f"plan {seed}")
         self.plan: Plan = make_plan(
             self.random, seed, scenario.strategy, scenario.bounded_share, side=scenario.side
@@ -142,6 +144,8 @@ class Play:
         run.end = info.state
         self._check_end(info)
         cluster.audit.check_attempts(run.plan.repeated)
+        cluster.writes.check(run.plan.graph.edges, cluster.audit.received)
+        run.rows_skipped = sum(map(len, cluster.writes.skipped.values()))
         assert not cluster.audit.twice, cluster.audit.twice[:5]
         self._check_home()
         self._check_books()

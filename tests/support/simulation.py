@@ -44,6 +44,7 @@ from support.simulated_jobs import AUDITS, Audit
 from support.simulated_loop import Host, World
 from support.simulated_network import Network
 from support.simulated_threads import SimulatedTime, Threads, running_host
+from support.simulated_writes import WriteLog, log_writes
 
 __all__ = ["Client", "Cluster", "SimulatedWorker", "simulated"]
 
@@ -219,6 +220,7 @@ class Cluster:
         self.settings = settings
         self.network = Network(world)
         self.audit = AUDITS[seed] = Audit(lambda: world.now, self.threads.sleep, world.random)
+        self.writes = WriteLog()
         self.workers: list[SimulatedWorker] = []
         self.attempts: list[tuple[SimulatedWorker, Attempt]] = []
         """Every attempt that was ever built."""
@@ -368,6 +370,7 @@ def simulated(seed: int, settings: ClusterSettings) -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patch:
         _simulate_threads_and_clocks(patch, cluster)
         _watch(patch, cluster)
+        cluster.writes = log_writes(patch)
         try:
             cluster.start()
             yield cluster

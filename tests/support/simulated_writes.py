@@ -1,0 +1,104 @@
+"""The debug log of a simulated run: for each consumer, which rows producers wrote, and which they skipped."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import pytest
+
+from minishuffle.dataflow.graph import Edge
+from minishuffle.exchange.elements import KeyedRows
+from minishuffle.exchange.partitioner import Partitioner
+from minishuffle.worker import task
+from support.simulated_jobs import Sender
+
+__all__ = ["WriteLog", "log_writes"]
+
+Consumer: TypeAlias = tuple[int, int]
+"""Edge, and index of the consumer."""
+Row: TypeAlias = tuple[Sender, int]
+"""Who has sent it last, and the number that this attempt gave it."""
+
+
+def _no_rows() -> defaultdict[Consumer, set[Row]]:
+    return defaultdict(set)
+
+
+@dataclass
+class WriteLog:
+    """By consumer, rows by their sender and its number."""
+
+    written: defaultdict[Consumer, set[Row]] = field(default_factory=_no_rows)
+    """Also those that were cut off while they were being written."""
+    skipped: defaultdict[Consumer, set[Row]] = field(default_factory=_no_rows)
+    """Their consumer had gone."""
+
+    def check(self, edges: list[Edge], received: Mapping[Sender, Mapping[Sender, list[int]]]) -> None:
+        """What was skipped was neither written nor received, by any attempt, and nothing came that was not
+        written for that very subtask."""
+        between = {(edge.source, edge.target): number for number, edge in enumerate(edges)}
+        for consumer, skipped in self.skipped.items():
+            both = skipped & self.written[consumer]
+            assert not both, f"{len(both)} rows for {consumer} were skipped and written: {sorted(both)[:3]}"
+        for receiver, senders in received.items():
+            for sender, numbers in senders.items():
+                consumer = between[sender[0], receiver[0]], receiver[1]
+                came = {(sender, number) for number in numbers}
+                skipped, foreign = came & self.skipped[consumer], came - self.written[consumer]
+                assert not skipped, f"{receiver} received {sorted(skipped)[:3]}, which {sender} had skipped"
+                assert not foreign, f"{receiver} received {sorted(foreign)[:3]}, which {sender} never wrote"
+
+
+class _LoggedPartition:
+    """A partition as its writer sees it; ``hand.rows`` is what the writer has in hand."""
+
+    def __init__(self, partition: Any, log: WriteLog, hand: threading.local) -> None:
+        self.subpartitions = partition.subpartitions
+        self._partition, self._log, self._hand = partition, log, hand
+
+    def skips(self, position: int, rows: int) -> bool:
+        skipped: bool = self._partition.skips(position, rows)
+        if skipped:
+            self._note(self._log.skipped, position)
+        return skipped
+
+    def write(self, position: int, rows: int, parts: list[Any]) -> None:
+        self._note(self._log.written, position)
+        self._partition.write(position, rows, parts)
+
+    def broadcast(self, positions: list[int], rows: int, parts: list[Any]) -> None:
+        for position in positions:
+            self._note(self._log.written, position)
+        self._partition.broadcast(positions, rows, parts)
+
+    def _note(self, noted: defaultdict[Consumer, set[Row]], position: int) -> None:
+        consumer = self._partition.id.edge, self.subpartitions[position].consumer
+        noted[consumer].update(((row[2], row[3], row[4]), row[5]) for row in self._hand.rows)
+
+
+def log_writes(patch: pytest.MonkeyPatch) -> WriteLog:
+    """Have every writer log what it does, as long as the patch lasts."""
+    log, hand, edge_writer = WriteLog(), threading.local(), task._edge_writer
+
+    class NotingPartitioner(Partitioner):
+        def split(self, batch: Any) -> Iterator[tuple[int, Any]]:
+            for position, piece in super().split(batch):
+                hand.rows = piece.rows if isinstance(piece, KeyedRows) else piece
+                yield position, piece
+
+    def logged(output: Any, partition: Any, start: int) -> Callable[[Any], None]:
+        write = edge_writer(output, _LoggedPartition(partition, log, hand), start)  # type: ignore[arg-type]
+
+        def note(batch: Any) -> None:
+            hand.rows = batch.rows if isinstance(batch, KeyedRows) else batch
+            write(batch)
+
+        return note
+
+    patch.setattr(task, "Partitioner", NotingPartitioner)
+    patch.setattr(task, "_edge_writer", logged)
+    return log
