@@ -16,7 +16,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -91,6 +91,8 @@ class Findings:
     """The longest silence of another subtask around each failure, in milliseconds."""
     quiet: list[float] = field(default_factory=list)
     """The same in times without a failure."""
+    progress: Callable[[str], None] = lambda text: None
+    """Is given a line after each failure."""
     books: Tally | None = None
     """None: there is no log to compare with."""
     failed: list[str] = field(default_factory=list)
@@ -112,6 +114,8 @@ class Findings:
         problems = [*wrong, *self._problems(each, output, end)]
         self.failed += [f"failure {len(self.rounds)} ({each.kind}): {problem}" for problem in problems]
         self.recovered += not problems
+        found = "; ".join(problems) or f"recovered, others were silent for {self.gaps[-1]:.0f} ms"
+        self.progress(f"failure {len(self.rounds)} ({each.kind}): {found}")
 
     def _problems(self, each: FailureRound, output: OutputTimes, end: int) -> list[str]:
         problems = []
@@ -191,9 +195,16 @@ class Drill:
         directory: of the job, see :func:`numbered_job`.
     """
 
-    def __init__(self, failures: FailureSeries, handle: JobHandle, directory: str, every: float) -> None:
+    def __init__(
+        self,
+        failures: FailureSeries,
+        handle: JobHandle,
+        directory: str,
+        every: float,
+        progress: Callable[[str], None] = lambda text: None,
+    ) -> None:
         self._books = Tally()
-        self.findings = Findings(books=self._books)
+        self.findings = Findings(progress=progress, books=self._books)
         self._failures, self._handle = failures, handle
         self._directory = Path(directory)
         self._every = every
@@ -291,9 +302,18 @@ def _books(output: NumberedOutput, count: int, info: JobInfo, in_sockets: int) -
     )
 
 
-def run_drill(kinds: Sequence[FailureKind], *, every: float, seed: int) -> dict[str, Any]:
+def run_drill(
+    kinds: Sequence[FailureKind],
+    *,
+    every: float,
+    seed: int,
+    progress: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
     """Bring these failures about, in order, at least ``every`` seconds apart; the seed decides whom they
     strike. Times are in milliseconds, ``failed_checks`` is empty if all is well.
+
+    Args:
+        progress: is given a line after each failure.
 
     Raises:
         UsageError: hosts, which are network namespaces, cannot be made here.
@@ -308,7 +328,7 @@ def run_drill(kinds: Sequence[FailureKind], *, every: float, seed: int) -> dict[
             handle = cluster.submit(numbered_job(RATE, directory), name="drill", parallelism=PARALLELISM)
             choose = Random(seed).randrange
             failures = FailureSeries(cluster, handle, directory, standby=STANDBY, choose=choose)
-            drill = Drill(failures, handle, directory, every)
+            drill = Drill(failures, handle, directory, every, progress)
             findings = drill.findings
             try:
                 drill.begin()

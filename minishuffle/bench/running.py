@@ -280,6 +280,7 @@ def drill_running(
     *,
     every: float,
     seed: int,
+    progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Like :func:`run_drill`, on a job that runs already.
 
@@ -293,7 +294,7 @@ def drill_running(
                 f"{kind}: a running job can be drilled with {', '.join(RUNNING_KINDS)}; without --job the "
                 "drill starts a job of its own, which takes all kinds"
             )
-    findings = Findings()
+    findings = Findings(progress=progress)
     with _watching(job, client.job(job).tasks) as watch:
         running = RunningJob(client, job, watch, send, Random(seed).randrange)
         before = running.wait_until_whole()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Final
 
 import click
@@ -51,17 +52,20 @@ def drill(
     With --job the failures strike that job: workers are killed and stopped, and their connections cut. It has
     no log of what should have come out: no total may fall instead.
     """
+    progress = partial(click.echo, err=True)
     if job is None:
         from minishuffle.bench.drill import run_drill
 
         kinds = _in_turn([kind] if kind else _kinds_here(), times)
-        found = run_drill(kinds, every=every, seed=seed)
+        found = run_drill(kinds, every=every, seed=seed, progress=progress)
     else:
         from minishuffle.bench.running import RUNNING_KINDS, drill_running
 
         kinds = _in_turn([kind] if kind else RUNNING_KINDS, times)
         with session_of(context).client() as client:
-            found = drill_running(client, job, kinds, signal_worker, every=every, seed=seed)
+            found = drill_running(
+                client, job, kinds, signal_worker, every=every, seed=seed, progress=progress
+            )
     if as_json:
         print_json(found)
     else:

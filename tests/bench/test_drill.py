@@ -71,6 +71,18 @@ def test_a_silence_is_held_against_the_quiet_times_of_the_same_run() -> None:
     assert found.recovered == 2
 
 
+def test_each_failure_has_a_line_at_once() -> None:
+    lines: list[str] = []
+    found = Findings(progress=lines.append)
+    found.stay_quiet(Output({}), 0, SECOND)
+    for restarted in (0, 1):
+        found.look(FailureRound("link", SECOND, frozenset(), SECOND, restarted), Output({}), 2 * SECOND, [])
+    assert lines == [
+        "failure 1 (link): recovered, others were silent for 40 ms",
+        "failure 2 (link): 1 attempts of other tasks were replaced",
+    ]
+
+
 def test_quiet_times_behind_a_failure_excuse_nothing() -> None:
     found = findings(2, Output({10: 340.0, 19: 100.0}))
     assert [text[:16] for text in found.failed] == ["failure 1 (task)"]
@@ -215,7 +227,7 @@ def test_a_job_takes_failures_of_every_kind() -> None:
 def test_the_command_says_which_check_failed(failed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    def run(kinds: list[str], *, every: float, seed: int) -> dict[str, Any]:
+    def run(kinds: list[str], *, every: float, seed: int, progress: Any) -> dict[str, Any]:
         asked.append((kinds, every, seed))
         times = {"p50": 1.0, "max": 2.0}
         spreads = dict.fromkeys(("outage_ms", "others_gap_ms", "others_gap_baseline_ms"), times)
@@ -248,8 +260,9 @@ def test_without_a_kind_all_are_drilled_that_this_user_can_cause(
 ) -> None:
     asked: list[list[str]] = []
 
-    def run(kinds: list[str], *, every: float, seed: int) -> dict[str, Any]:
+    def run(kinds: list[str], *, every: float, seed: int, progress: Any) -> dict[str, Any]:
         asked.append(kinds)
+        progress("failure 1 (task): recovered")
         return {"failed_checks": []}
 
     monkeypatch.setattr(drill, "run_drill", run)
@@ -257,3 +270,4 @@ def test_without_a_kind_all_are_drilled_that_this_user_can_cause(
     shown = CliRunner().invoke(cli, ["drill", "--times", "6", "--json"])
     assert (shown.exit_code, asked) == (0, [kinds.split()])
     assert ("only root can make" in shown.stderr) == bool(user)
+    assert "failure 1 (task): recovered" in shown.stderr
