@@ -91,8 +91,9 @@ RESTART_FAILURES_MAX: Final = 1_000_000
 RESTART_FAILURE_WINDOW_SECONDS: Final = 300.0
 """Older failures of a subtask do not count against its job."""
 COORDINATOR_RESTARTS_MAX: Final = 5
-COORDINATOR_RESTART_WINDOW_SECONDS: Final = 60.0
-"""Within which a launcher starts its coordinator again that often, and then ends the cluster."""
+"""How often in a row a launcher starts a coordinator again that is lost soon after its start."""
+COORDINATOR_YOUNG_SECONDS: Final = 5.0
+"""How soon that is."""
 SOURCE_LEASE_ROWS_MAX: Final = 1 << 40
 LEASE_SECONDS: Final = 0.25
 """How long the rows of a source's lease last at its present rate, unless its job says otherwise."""

@@ -97,14 +97,19 @@ def _delay(process: _Process) -> float:
 class CoordinatorRestarts:
     """When the one coordinator of a launcher starts again."""
 
-    def __init__(self) -> None:
-        self._ends: list[float] = []
+    def __init__(self, started: float) -> None:
+        self._started = started
+        self._young_losses = 0
+        """In a row."""
+
+    def started(self, now: float) -> None:
+        """A process of it."""
+        self._started = now
 
     def due(self, ended: float) -> float | None:
         """Its process ended then: when to start the next one; None if that happens too often."""
-        since = ended - limits.COORDINATOR_RESTART_WINDOW_SECONDS
-        self._ends = [*(at for at in self._ends if at > since), ended]
-        before = len(self._ends) - 1
-        if before >= limits.COORDINATOR_RESTARTS_MAX:
+        young = ended < self._started + limits.COORDINATOR_YOUNG_SECONDS
+        self._young_losses = self._young_losses + 1 if young else 0
+        if self._young_losses > limits.COORDINATOR_RESTARTS_MAX:
             return None
-        return ended + (BACKOFF_SECONDS * 2.0 ** (before - 1) if before else 0.0)
+        return ended + (BACKOFF_SECONDS * 2.0 ** (self._young_losses - 2) if self._young_losses > 1 else 0.0)

@@ -64,7 +64,7 @@ class Supervisor:
         self._client = client
         self._replaces_coordinator = coordinator
         self._replaces_workers = workers
-        self._restarts = CoordinatorRestarts()
+        self._restarts = CoordinatorRestarts(time.monotonic())
         self._restart_at: float | None = None
         """When the next coordinator is to be started; None while one runs."""
         self._replacements = Replacements(list(processes.workers), standby)
@@ -162,6 +162,7 @@ class Supervisor:
             with signals_later():
                 new = processes.coordinator_launch.start(processes.address.port, processes.web_port)
                 processes.coordinator = new
+                self._restarts.started(now)
         except (OSError, UsageError) as error:
             self.failure = PeerLost(f"the coordinator cannot be started again: {error}")
             raise self.failure from error
@@ -204,7 +205,7 @@ class Supervisor:
 
 def _lost_too_often(last: Child, code: int) -> PeerLost:
     return PeerLost(
-        f"the coordinator was lost {limits.COORDINATOR_RESTARTS_MAX + 1} times within "
-        f"{limits.COORDINATOR_RESTART_WINDOW_SECONDS:g} s and is not started again; the last time it "
+        f"the coordinator was lost {limits.COORDINATOR_RESTARTS_MAX + 1} times in a row within "
+        f"{limits.COORDINATOR_YOUNG_SECONDS:g} s of its start, and is not started again; the last time it "
         f"{how_it_ended(code)}: look at {last.log}\n{last.tail()}".rstrip()
     )

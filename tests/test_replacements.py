@@ -166,12 +166,19 @@ def test_in_the_end_there_are_as_many_of_each_as_at_the_beginning(data: st.DataO
     assert sum(roles.values()) == standby
 
 
-def test_a_coordinator_starts_again_at_once_then_less_and_less_soon_and_not_for_ever() -> None:
-    restarts = CoordinatorRestarts()
-    waits, now = [], 100.0
+def test_a_coordinator_that_is_lost_soon_each_time_starts_less_and_less_soon_and_not_for_ever() -> None:
+    restarts = CoordinatorRestarts(100.0)
+    waits, now = [], 101.0
     while (due := restarts.due(now)) is not None:
         waits.append(due - now)
-        now = due
+        restarts.started(due)
+        now = due + 1.0
     assert waits == [0.0, 0.5, 1.0, 2.0, 4.0]
-    assert restarts.due(now + 1.0) is None
-    assert restarts.due(now + limits.COORDINATOR_RESTART_WINDOW_SECONDS + 2.0) is not None
+
+
+def test_a_coordinator_that_ran_for_a_while_starts_again_at_once_any_number_of_times() -> None:
+    restarts, now = CoordinatorRestarts(100.0), 100.0
+    for _ in range(3 * limits.COORDINATOR_RESTARTS_MAX):
+        now += limits.COORDINATOR_YOUNG_SECONDS
+        assert restarts.due(now) == now
+        restarts.started(now)
