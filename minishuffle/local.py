@@ -88,9 +88,9 @@ class LocalCluster:
     ``standby`` more workers wait, with everything loaded, for the slots of a lost one. For each worker
     process that is lost a new one is started, unless ``restart_workers`` is false: as a standby worker if
     there are too few, and else as a regular one. A coordinator that is lost is started again, unless
-    ``restart_coordinator`` is false; whoever waits for a job waits on meanwhile. If it is lost more than
-    ``limits.COORDINATOR_RESTARTS_MAX`` times within a minute, the workers are stopped, and whoever waits gets
-    the reason.
+    ``restart_coordinator`` is false; whoever waits for a job waits on meanwhile. If it is lost soon after its
+    start more than ``limits.COORDINATOR_RESTARTS_MAX`` times in a row, the workers are stopped, and whoever
+    waits gets the reason.
 
     Entering it starts them and waits until all are registered; leaving it stops them and removes
     their state directory. The processes end with this one even if it is killed, and the next cluster
@@ -268,6 +268,12 @@ class LocalCluster:
         if worker not in workers:
             raise UnknownName(f"there is no worker {worker}; the workers are {sorted(workers)}")
         workers[worker].process.send_signal(signal)
+
+    def kill_coordinator(self) -> None:
+        """Send SIGKILL to the coordinator's process, and wait for its end."""
+        process = self._running().coordinator.process
+        process.kill()
+        process.wait()
 
     def _running(self) -> LocalProcesses:
         if self._processes is None:

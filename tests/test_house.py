@@ -23,6 +23,7 @@ NO_TEST_OF_ITS_OWN = {
     "exchange/declining.py": "an end of a channel: exchange/test_channels.py",
     "worker/instructions.py": "types only, used by every test of the worker's state",
     "limits.py": "constants",
+    "bench/headless.py": "run by bench/test_recovery.py",
     "bench/peer.py": "a process, run by bench/test_wire.py",
     "examples/keyby.py": "run by examples/test_examples.py",
     "examples/wordcount.py": "run by examples/test_examples.py",

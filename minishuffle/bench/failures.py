@@ -26,9 +26,10 @@ __all__ = [
     "wait_until_whole",
 ]
 
-FailureKind = Literal["process", "task", "stop", "host", "link"]
+FailureKind = Literal["process", "task", "stop", "host", "link", "coordinator"]
 """A worker is killed, a function raises, a worker is stopped until it has been replaced, its host has no
-network until then, or the data connection of two workers breaks."""
+network until then, or the data connection of two workers breaks; or the coordinator is killed, see
+:mod:`~minishuffle.bench.headless`."""
 
 RECOVERY_SECONDS_MAX: Final = 60.0
 POLL_SECONDS: Final = 0.02

@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 
 from minishuffle.bench.failures import RECOVERY_SECONDS_MAX, FailureRound, FailureSeries
+from minishuffle.bench.headless import HEADLESS_PHASES, lose_coordinator
 from minishuffle.bench.hosts import HostCluster
 from minishuffle.bench.numbered import PARALLELISM, NumberedOutput, numbered_job
 from minishuffle.errors import ShuffleError
@@ -26,7 +27,7 @@ from minishuffle.wire.requests import JobInfo
 
 __all__ = ["Failure", "measure_recovery"]
 
-Failure = Literal["process", "task", "stop", "host"]
+Failure = Literal["process", "task", "stop", "host", "coordinator"]
 """Kinds whose outage is measured."""
 
 WORKERS: Final = 4
@@ -47,7 +48,8 @@ PHASES: Final = (
 def measure_recovery(*, failure: Failure, standby: int, kills: int, rate: float) -> dict[str, Any]:
     """Run it once. Times are in milliseconds; ``dropped``, ``in_flight`` and ``missing`` count rows.
 
-    Without standby workers each worker has one slot to spare.
+    Without standby workers each worker has one slot to spare. The loss of a coordinator strikes no subtask:
+    there is no outage then, and the others are all of them.
 
     Raises:
         UsageError: hosts, which are network namespaces, cannot be made here.
@@ -69,7 +71,10 @@ def measure_recovery(*, failure: Failure, standby: int, kills: int, rate: float)
             rounds = []
             for _ in range(kills):
                 time.sleep(WINDOW_SECONDS)
-                rounds.append(failures.fail(failure, WINDOW_SECONDS))
+                if failure == "coordinator":
+                    rounds.append(lose_coordinator(cluster, handle, failures, WINDOW_SECONDS))
+                else:
+                    rounds.append(failures.fail(failure, WINDOW_SECONDS))
             rss = _rss(cluster)
             Path(directory, "stop").touch()
             info = handle.wait_until_over(RECOVERY_SECONDS_MAX)
@@ -93,16 +98,17 @@ def measure_recovery(*, failure: Failure, standby: int, kills: int, rate: float)
 
 def _times(output: NumberedOutput, rounds: Sequence[FailureRound]) -> dict[str, Any]:
     window = int(WINDOW_SECONDS * 1e9)
-    outages = [output.outage(each.at, each.victims) for each in rounds]
-    for each, outage in zip(rounds, outages, strict=True):
+    outages = [output.outage(each.at, each.victims) for each in rounds if each.victims]
+    for each, outage in zip(rounds, outages, strict=False):
         each.phases["first record"] = outage
     gaps = [gap.ms for each in rounds for gap in output.gaps(each.at, each.at + window, each.victims)]
     quiet = [gap.ms for each in rounds for gap in output.gaps(each.at - window, each.at, each.victims)]
+    p95 = round(float(np.percentile(outages, 95)), 1) if outages else 0.0
     return {
-        "outage_ms": {**_spread(outages), "p95": round(float(np.percentile(outages, 95)), 1)},
+        "outage_ms": {**_spread(outages), "p95": p95} if outages else None,
         "phases_ms": {
             phase: _spread([each.phases[phase] for each in rounds if phase in each.phases])
-            for phase in PHASES
+            for phase in (PHASES if outages else HEADLESS_PHASES)
         },
         "others_gap_ms": _spread(gaps),
         "others_gap_baseline_ms": _spread(quiet),

@@ -162,11 +162,11 @@ def latency(as_json: bool, rate: float, seconds: float, buffer_timeout: float | 
 @bench.command()
 @click.option(
     "--failure",
-    type=click.Choice(["process", "task", "stop", "host"]),
+    type=click.Choice(["process", "task", "stop", "host", "coordinator"]),
     default="process",
     show_default=True,
-    help="A worker process is killed, a function raises, a process is stopped, or its host has no network "
-    "(hosts are network namespaces: as root).",
+    help="A worker process is killed, a function raises, a process is stopped, its host has no network "
+    "(hosts are network namespaces: as root), or the coordinator is killed.",
 )
 @click.option(
     "--standby",
@@ -193,7 +193,8 @@ def recovery(as_json: bool, **options: Any) -> None:
         ("others_gap_ms", "longest silence of each other subtask"),
         ("others_gap_baseline_ms", "the same without a failure"),
     ):
-        table.add_row(text, f"{measured[name]['p50']} ms", f"{measured[name]['max']} ms")
+        if measured[name] is not None:
+            table.add_row(text, f"{measured[name]['p50']} ms", f"{measured[name]['max']} ms")
     for phase, times in measured["phases_ms"].items():
         table.add_row(f"from the failure to: {phase}", f"{times['p50']} ms", f"{times['max']} ms")
     console().print(table)

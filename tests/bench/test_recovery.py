@@ -7,7 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from minishuffle.bench import recovery
+from minishuffle.bench import headless, recovery
 from minishuffle.cli.main import cli
 
 
@@ -27,3 +27,17 @@ def test_only_what_failed_restarts_and_the_books_say_what_is_missing(failure: st
     assert 0 < found["outage_ms"]["p50"] <= found["outage_ms"]["p95"] <= found["outage_ms"]["max"]
     assert found["others_gap_ms"]["max"] > 0 and found["others_gap_baseline_ms"]["max"] > 0
     assert found["rss_bytes"] > 0
+
+
+@pytest.mark.slow
+def test_the_loss_of_the_coordinator_costs_no_row_and_no_attempt() -> None:
+    options = ["--failure", "coordinator", "--standby", "0", "--kills", "1", "--rate", "2000", "--json"]
+    result = CliRunner().invoke(cli, ["bench", "recovery", *options])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["outage_ms"] is None
+    assert list(found["phases_ms"]) == list(headless.HEADLESS_PHASES)
+    assert 0 < found["phases_ms"]["job shown"]["max"] <= found["phases_ms"]["workers back"]["max"]
+    books = ("others_restarted", "dropped", "in_flight", "missing", "duplicated")
+    assert [found[name] for name in books] == [0] * len(books)
+    assert found["others_gap_ms"]["max"] > 0 and found["others_gap_baseline_ms"]["max"] > 0

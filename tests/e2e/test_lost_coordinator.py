@@ -84,9 +84,7 @@ def test_tasks_run_on_without_a_coordinator_and_the_next_one_recovers_what_died_
             lambda: (info := cluster.client.job(job)).state == "running" and info, "the job to run"
         )
         pids = {number: cluster.workers[number] for number in {task.worker for task in before.tasks}}
-        coordinator = cluster._running().coordinator.process
-        coordinator.kill()
-        coordinator.wait()
+        cluster.kill_coordinator()
         for pid in pids.values():
             seen = written(pid)
             wait_until(lambda pid=pid, seen=seen: written(pid) > seen + RATE // 2, "output to go on")
@@ -177,13 +175,6 @@ def rows(begin: int, end: int) -> pa.RecordBatch:
     return pa.record_batch([pa.array(range(begin, end), pa.int64())], SCHEMA)
 
 
-def kill_coordinator(cluster: LocalCluster) -> None:
-    """And return at once: it is started again meanwhile."""
-    coordinator = cluster._running().coordinator.process
-    coordinator.kill()
-    coordinator.wait()
-
-
 def read(access: Access, info: ResultInfo) -> list[int]:
     """All rows that are there."""
     found: list[int] = []
@@ -207,14 +198,14 @@ def test_what_external_clients_write_and_read_goes_on_over_the_loss_of_the_coord
             ) as writer:
                 writer.write(rows(begin, begin + 500))
                 if partition == 0:
-                    kill_coordinator(cluster)
+                    cluster.kill_coordinator()
                 writer.write(rows(begin + 500, begin + 1_000))
                 assert writer.finish() == 1_000
-        kill_coordinator(cluster)
+        cluster.kill_coordinator()
         commit_write(access, "numbers", "w", [0, 1])
         info = wait_result(access, job.id, timeout=SECONDS_MAX)
         assert info.rows == 2_000 and info.rows_lost == 0
-        kill_coordinator(cluster)
+        cluster.kill_coordinator()
         assert sorted(read(access, info)) == list(range(2_000))
         shown = describe_result(access, job.id, away_seconds=SECONDS_MAX)
         assert (shown.state, shown.subtasks) == ("finished", info.subtasks)
