@@ -131,8 +131,17 @@ def graph(notes: Notes) -> Stream[Any]:
         return [(key, at)]
 
     left, right = source("left"), source("right")
-    joined = left.key_by(lambda row: row["key"]).join(right.key_by(lambda row: row["key"]))
-    pairs = joined.map(lambda found: (checked("join")(found)[0], found[1]["at"]))
+
+    def whole(found: tuple[int, Any, Any]) -> bool:
+        """A row that found no partner is noted with the side that is missing, and goes no further."""
+        key, one, other = found
+        if one is None or other is None:
+            side, there = ("left", other) if one is None else ("right", one)
+            notes.append(f"without-{side}", f"{key} {there['at']}\n")
+        return one is not None and other is not None
+
+    joined = left.key_by(lambda row: row["key"]).join(right.key_by(lambda row: row["key"]), how="full")
+    pairs = joined.filter(whole).map(lambda found: (checked("join")(found)[0], found[1]["at"]))
     second = pairs.key_by(lambda pair: pair[0]).process(in_order)
     names = Stream.items([{"key": key, "name": f"key {key}"} for key in range(SPLITS)])
     rows = second.map(lambda pair: {"key": pair[0], "at": pair[1]}).rebalance()
@@ -207,6 +216,20 @@ class Run:
             books = (info.rows_dropped, info.rows_in_flight, info.state_rows_lost)
             assert 0 < missing <= lost, (missing, books)
         assert self.notes.lines("disorder") == []
+        self.audit_sides(expected - set(files), set(files) | set(rows))
+
+    def audit_sides(self, missing: set[tuple[int, int]], came: set[tuple[int, int]]) -> None:
+        """Which side of each missing pair was not there when the other one found no partner. The rest were
+        lost on both sides, in the state of the join, or behind it."""
+        without = {
+            side: {(key, at) for key, at in self.notes.lines(f"without-{side}")} for side in ("left", "right")
+        }
+        for side, pairs in without.items():
+            assert not pairs & came, f"the {side} side of a pair was missing, which came all the same"
+        apart = {side: len(pairs & missing) for side, pairs in without.items()}
+        rest = len(missing - without["left"] - without["right"])
+        print(f"of {len(missing)} missing pairs, by the side that is missing: {apart}; neither: {rest}")
+        assert sum(apart.values()) > 0
 
     def expected(self) -> set[tuple[int, int]]:
         """Every row that both sources had, by what their last attempts wrote down."""
