@@ -54,7 +54,7 @@ class FailureRound:
     victims: frozenset[int]
     """Keyed subtasks that the failure strikes."""
     whole_at: int
-    """When all tasks ran again, and as many standby workers were there as before."""
+    """When all tasks ran again, and as many workers were there as before, those on standby too."""
     restarted: int
     """Attempts of other tasks that were replaced, since the end of the failure before."""
     suspicions: int = 0
@@ -89,7 +89,8 @@ class FailureSeries:
 
     def wait_until_whole(self) -> JobInfo:
         """See :func:`wait_until_whole`."""
-        return wait_until_whole(self._handle.info, self._cluster.status, self._standby)
+        workers = len(self._cluster.workers)
+        return wait_until_whole(self._handle.info, self._cluster.status, self._standby, workers)
 
     def wait_for_reports(self, since: int) -> JobInfo:
         """Until every worker has said what it counts, later than that monotonic nanosecond.
@@ -212,9 +213,9 @@ class FailureSeries:
 
 
 def wait_until_whole(
-    info_of: Callable[[], JobInfo], status: Callable[[], ClusterStatus], standby: int
+    info_of: Callable[[], JobInfo], status: Callable[[], ClusterStatus], standby: int, alive: int = 0
 ) -> JobInfo:
-    """Until every task runs and there are so many standby workers, with the job loaded.
+    """Until every task runs, so many workers are alive, and so many of them on standby with the job loaded.
 
     Raises:
         ShuffleError: the job has ended, or that took too long.
@@ -224,11 +225,10 @@ def wait_until_whole(
         info = info_of()
         if info.state not in ("created", "running"):
             raise ShuffleError(f"the job is {info.state} instead of running")
-        spare = sum(
-            worker.standby and worker.state == "alive" and worker.report.jobs_loaded > 0
-            for worker in status().workers
-        )
-        if all(task.state == "running" for task in info.tasks) and spare >= standby:
+        workers = [worker for worker in status().workers if worker.state == "alive"]
+        spare = sum(worker.standby and worker.report.jobs_loaded > 0 for worker in workers)
+        whole = len(workers) >= alive and spare >= standby
+        if whole and all(task.state == "running" for task in info.tasks):
             return info
         time.sleep(POLL_SECONDS)
     raise ShuffleError(f"the job has not recovered within {RECOVERY_SECONDS_MAX:g} s")

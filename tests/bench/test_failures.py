@@ -43,7 +43,7 @@ def failing(path: Path, *infos: JobInfo, standby: int = 0, ages: list[float] | N
     handle: Any = SimpleNamespace(
         info=lambda: looks.pop(0) if len(looks) > 1 else looks[0], events=lambda: iter(())
     )
-    cluster: Any = SimpleNamespace(status=status)
+    cluster: Any = SimpleNamespace(status=status, workers=dict.fromkeys(range(1, 6), 4711))
     return FailureSeries(cluster, handle, str(path), standby=standby, choose=lambda count: count - 1)
 
 
@@ -66,6 +66,18 @@ def test_a_job_that_has_ended_or_lacks_a_standby_worker_is_not(
         failing(tmp_path, job(task("process", 0)), standby=1).wait_until_whole()
     with pytest.raises(ShuffleError, match="has had no output"):
         failing(tmp_path, job(task("process", 0))).wait_for_output()
+
+
+def test_a_job_is_whole_when_a_process_has_taken_the_place_of_each_lost_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its slots are those that the next failure needs, where nobody is on standby."""
+    monkeypatch.setattr(failures, "RECOVERY_SECONDS_MAX", 0.05)
+    series = failing(tmp_path, job(task("process", 0)))
+    series.wait_until_whole()
+    series._cluster.workers[6] = 4712
+    with pytest.raises(ShuffleError, match="has not recovered"):
+        series.wait_until_whole()
 
 
 def test_a_task_that_does_not_answer_fails_the_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
