@@ -180,6 +180,14 @@ def _broken_links(each: FailureRound) -> int:
     return (each.kind == "link") + each.suspicions
 
 
+def lost_in_sockets(each: FailureRound, before: Tally, after: Tally) -> int:
+    """How many records were in the sockets of connections that broke: missing, and not counted so far."""
+    lost = after.missing - before.missing - (after.dropped - before.dropped)
+    if each.kind not in EXACT:  # some of it is in flight through what died
+        lost -= after.in_flight - before.in_flight
+    return max(0, lost) if _broken_links(each) else 0
+
+
 def final_problems(kinds: Iterable[FailureKind], books: Tally) -> list[str]:
     """What does not balance once the job has ended: nothing is in sockets then."""
     kind: FailureKind = "task" if set(kinds) <= EXACT else "stop"
@@ -265,9 +273,7 @@ class Drill:
         before, deadline = self._books, time.monotonic() + BOOKS_SECONDS_MAX
         while True:
             after = _books(output, count, info, before.in_sockets)
-            if _broken_links(each):
-                more = max(0, after.missing - after.dropped - after.in_flight - after.in_sockets)
-                after = replace(after, in_sockets=before.in_sockets + more)
+            after = replace(after, in_sockets=before.in_sockets + lost_in_sockets(each, before, after))
             problems = books_problems(each, before, after)
             if not problems or time.monotonic() > deadline:
                 self._books = self.findings.books = after

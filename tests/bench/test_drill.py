@@ -15,7 +15,15 @@ import pytest
 from click.testing import CliRunner
 
 from minishuffle.bench import drill
-from minishuffle.bench.drill import Drill, Findings, Tally, books_problems, final_problems, run_drill
+from minishuffle.bench.drill import (
+    Drill,
+    Findings,
+    Tally,
+    books_problems,
+    final_problems,
+    lost_in_sockets,
+    run_drill,
+)
 from minishuffle.bench.failures import FailureKind, FailureRound
 from minishuffle.bench.numbered import ENTRY, KEYS, PARALLELISM, Gap, keyed_subtasks
 from minishuffle.cli.main import cli
@@ -144,6 +152,16 @@ def test_the_books_balance_after_each_failure(kind: FailureKind, after: Tally, p
     problems = books_problems(FailureRound(kind, 0, frozenset([1, 5]), 0, 0), BEFORE, after)
     assert len(problems) == bool(problem)
     assert problem in "".join(problems)
+
+
+@pytest.mark.parametrize(
+    ("kind", "suspicions", "lost"),
+    [("link", 0, 12), ("task", 0, 0), ("task", 1, 12), ("stop", 0, 0), ("stop", 1, 5)],
+)
+def test_what_was_in_sockets_is_what_nobody_counted(kind: FailureKind, suspicions: int, lost: int) -> None:
+    """Whatever room the bound of what is in flight leaves, which may shrink later. It is 7 more now."""
+    each = FailureRound(kind, 0, frozenset([1]), 0, 0, suspicions)
+    assert lost_in_sockets(each, BEFORE, Tally(missing=132, dropped=110, in_flight=22)) == lost
 
 
 def test_a_suspicion_among_those_that_live_breaks_a_connection_too() -> None:
