@@ -213,6 +213,8 @@ class Drill:
         progress: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._books = Tally()
+        self._quiet_since = 0
+        """Monotonic nanoseconds at which what had failed before was back."""
         self.findings = Findings(progress=progress, books=self._books)
         self._failures, self._handle = failures, handle
         self._directory = Path(directory)
@@ -226,10 +228,8 @@ class Drill:
         """
         self._failures.wait_for_output()
         self._failures.wait_until_whole()
-        begin = time.monotonic_ns()
+        self._quiet_since = time.monotonic_ns()
         time.sleep(QUIET_SECONDS)
-        end = time.monotonic_ns()
-        self.findings.stay_quiet(self._output_behind(end)[0], begin, end)
 
     def fail(self, kind: FailureKind) -> None:
         """One failure and what has to hold after it.
@@ -239,12 +239,13 @@ class Drill:
         """
         self._failures.wait_until_whole()
         time.sleep(self._every)
-        window = int(self._every * 1e9)
         each = self._failures.fail(kind, self._every)
-        end = max(each.whole_at, each.at + window)
+        end = max(each.whole_at, each.at + int(self._every * 1e9))
         self._output_behind(time.monotonic_ns())  # what failed is back, and nothing more is dropped
-        output, count = self._output_behind(time.monotonic_ns())
-        self.findings.stay_quiet(output, each.at - window, each.at)
+        back = time.monotonic_ns()
+        output, count = self._output_behind(back)
+        self.findings.stay_quiet(output, self._quiet_since, each.at)
+        self._quiet_since = back
         self.findings.look(each, output, end, self._balance(each, output, count))
 
     def _output_behind(self, at: int) -> tuple[NumberedOutput, int]:
