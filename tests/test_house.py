@@ -51,6 +51,7 @@ NOT_A_MODULE = {
     "deploy/test_rules.py": "the same",
     "deploy/test_walkthrough.py": "the same, on hosts of their own",
     "deploy/test_watched.py": "the same, with a real Prometheus",
+    "dataflow/test_metamorphic.py": "random jobs, cut in many ways",
     "examples/test_examples.py": "the built-in jobs",
     "pipelines/test_interrupt.py": "signals to whole pipelines",
     "transport/test_conformance.py": "one suite for all transports",

@@ -100,7 +100,8 @@ class KeyedStream(Generic[T]):
 
         The functions are sum, count, min, max and mean; nulls count for nothing. Rows become Arrow
         before they are exchanged, see :meth:`Stream.schema`. A column that comes in several types counts
-        in the wider one: integers beside floats as float64, rounded beyond 2**53.
+        in the wider one: integers beside floats as float64, rounded beyond 2**53. A column that a row lacks
+        is null there; its keys it must have.
 
         Raises:
             UsageError: no columns, an unknown function, or two columns of one name.
@@ -112,7 +113,8 @@ class KeyedStream(Generic[T]):
         keys, when = self._check_aggregates(columns), self._emission(emit)
         operator = AggregateArrow(keys, columns, when)  # type: ignore[arg-type]
         schema = aggregated_schema(self._stream._schema, keys, columns, at_end=when == "end")
-        return self._on_arrow(operator, (*keys, *columns), schema)
+        used = tuple(column for column, _ in columns.values())
+        return self._on_arrow(operator, (*keys, *columns), schema, used=used)
 
     def window(self, size: timedelta, *, late: Literal["drop", "side"] = "drop") -> WindowedStream[T]:
         """Cut the records of each key into tumbling windows of event time, aligned to 1970 UTC.
@@ -227,10 +229,13 @@ class KeyedStream(Generic[T]):
         operator: Operator,
         columns: tuple[str, ...],
         schema: pa.Schema | None,
+        *,
         label: str | None = None,
+        used: tuple[str, ...] | None = None,
     ) -> Stream[Any]:
+        """``used`` are the columns of rows that the operator reads, beside the keys; None: all."""
         exchange = Exchange("hash", keys=self._keys)
-        convert = self._stream._to_arrow()
+        convert = self._stream._to_arrow(self._keys or (), used)
         if convert:
             feeds: tuple[Feed, ...] = (Feed(self._auxiliary("to_arrow", convert), exchange),)
         elif any(feed.exchange is not None for feed in self._feeds):

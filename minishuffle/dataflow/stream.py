@@ -85,7 +85,8 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         """What ``fn(batch)`` makes of each ``pyarrow.RecordBatch``: another, a table, or None for no rows.
 
         On a stream of rows, batches are made with the schema declared by :meth:`schema`, or with
-        what the rows of each subtask show so far: a column's type becomes wider if a value needs it.
+        what the rows of each subtask show so far: a column's type becomes wider if a value needs it, and
+        columns are added that rows before had not.
         """
         from minishuffle.dataflow.operators.functions import MapBatches
 

@@ -129,11 +129,14 @@ class StreamBase:
         check_not_sinks(self._feeds, method)
         return self._feeds
 
-    def _to_arrow(self) -> tuple[Operator, ...]:
-        """What makes Arrow of this stream's batches, if they are not."""
+    def _to_arrow(
+        self, keys: tuple[str, ...] = (), columns: tuple[str, ...] | None = None
+    ) -> tuple[Operator, ...]:
+        """What makes Arrow of this stream's batches, if they are not; of rows without a declared schema only
+        the ``keys`` and ``columns``, if these are given."""
         from minishuffle.dataflow.operators.convert import ToArrow
 
-        return () if self._format == "arrow" else (ToArrow(self._schema),)
+        return () if self._format == "arrow" else (ToArrow(self._schema, keys, columns),)
 
     def _to_rows(self) -> tuple[Operator, ...]:
         """What makes rows of this stream's batches, if they are not."""

@@ -134,6 +134,9 @@ class WindowedStream(Generic[T]):
         outputs = [(name, columns[name][0], aggregate) for name, aggregate in aggregates.items()]
         operator = WindowArrow(self._windows(sides), keys, outputs)
         result = aggregated_schema(schema, keys, columns, windows=True)
-        stream = self._keyed._on_arrow(operator, tuple(operator.names), result, label)
+        used = (self._time.column, *(column for column, _ in columns.values()))
+        stream = self._keyed._on_arrow(
+            operator, tuple(operator.names), result, label=label, used=None if sides else used
+        )
         stream._time, stream._sides = EventTime(column="window_end", shift=-1), sides
         return stream

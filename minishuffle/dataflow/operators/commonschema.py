@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.widertype import wider
+from minishuffle.dataflow.operators.widertype import as_type, in_schema, wider
 from minishuffle.errors import UsageError
 
 __all__ = ["common_schema", "conformed"]
@@ -72,15 +72,9 @@ def _decoded(kind: pa.DataType) -> pa.DataType:
 
 def _casts(kind: pa.DataType, wide: pa.DataType) -> bool:
     try:
-        return _cast(pa.nulls(0, kind), wide) is not None
+        return as_type(pa.nulls(0, kind), wide) is not None
     except pa.ArrowException:
         return False
-
-
-def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    if array.type == kind:
-        return array
-    return (array.dictionary_decode() if pa.types.is_dictionary(array.type) else array).cast(kind)
 
 
 def conformed(batch: pa.RecordBatch, schema: pa.Schema, path: str) -> pa.RecordBatch:
@@ -89,17 +83,5 @@ def conformed(batch: pa.RecordBatch, schema: pa.Schema, path: str) -> pa.RecordB
     Raises:
         UsageError: a value does not fit the common type whole (an int64 of 17 digits a float64, say).
     """
-    if batch.schema.equals(schema):
-        return batch
-    arrays = []
-    for field in schema:
-        number = batch.schema.get_field_index(field.name)
-        array = pa.nulls(batch.num_rows, field.type) if number < 0 else batch.column(number)
-        try:
-            arrays.append(_cast(array, field.type))
-        except pa.ArrowException as error:
-            raise UsageError(
-                f"{path}: column {field.name!r} has a value that does not fit {field.type}, the type for "
-                f"those of all files ({error}): write the files anew with one type"
-            ) from error
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    found: pa.RecordBatch = in_schema(batch, schema, path)
+    return found

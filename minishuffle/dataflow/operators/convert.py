@@ -6,6 +6,7 @@ Dict rows are taken by name, tuples and lists by position (which needs a declare
 from __future__ import annotations
 
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -114,12 +115,24 @@ class RowsToArrow:
     """Turns lists of rows into record batches of one schema, declared or taken from the first list.
 
     A schema that is not declared gets a wider type for a column when its values need one: any for None
-    alone, float64 for integers, more digits for decimals, more fields for dicts. Later batches have it.
+    alone, float64 for integers, integers for booleans, more digits for decimals, more fields for dicts; and
+    the columns that rows have and those before had not. Later batches have it.
+
+    Args:
+        keys: columns that each row must have, if the schema is not declared.
+        columns: the others that are wanted; null where a row lacks one. None: all.
     """
 
-    def __init__(self, schema: pa.Schema | None) -> None:
+    def __init__(
+        self,
+        schema: pa.Schema | None,
+        keys: tuple[str, ...] = (),
+        columns: tuple[str, ...] | None = None,
+    ) -> None:
         self.declared = schema is not None
         self.schema = schema
+        self._keys = keys
+        self._wanted = None if columns is None else tuple(dict.fromkeys((*keys, *columns)))
 
     def convert(self, rows: list[Any]) -> pa.RecordBatch:
         """Rows (at least one, all dicts or all tuples or lists) as one batch.
@@ -128,8 +141,13 @@ class RowsToArrow:
             UsageError: the rows do not fit the schema, or have no names and none is declared.
         """
         columns = self._columns(rows)
-        if self.schema is None:
-            self.schema = pa.schema([(name, _infer(name, values)) for name, values in columns.items()])
+        if not self.declared:
+            known = pa.schema([]) if self.schema is None else self.schema
+            new = [
+                (name, _infer(name, values)) for name, values in columns.items() if name not in known.names
+            ]
+            self.schema = pa.schema([*known, *(pa.field(name, kind) for name, kind in new)])
+        assert self.schema is not None
         arrays = [
             _array(field, values, self.declared)
             for field, values in zip(self.schema, columns.values(), strict=True)
@@ -157,14 +175,21 @@ class RowsToArrow:
         return _columns_by_position(rows, self.schema.names)
 
     def _columns_by_name(self, rows: list[Any]) -> dict[str, Sequence[Any]]:
-        if self.schema is None:
-            names = list(dict.fromkeys(name for row in rows for name in row))
-            if not names or not all(isinstance(name, str) for name in names):
-                raise UsageError(f"rows like {preview(rows[0])} do not name their columns with strings")
-        else:
+        if self.declared:
+            assert self.schema is not None
             names = self.schema.names
             if not set(names).issuperset(set().union(*rows)):
                 raise self._extra_column(rows)
+        elif self._wanted is not None:
+            names = list(self._wanted)
+            for name in self._keys:
+                if (row := next((row for row in rows if name not in row), None)) is not None:
+                    raise UnknownName(f"no column {name!r} to key by: the row has {', '.join(map(str, row))}")
+        else:
+            known = [] if self.schema is None else self.schema.names
+            names = list(dict.fromkeys([*known, *(name for row in rows for name in row)]))
+            if not names or not all(isinstance(name, str) for name in names):
+                raise UsageError(f"rows like {preview(rows[0])} do not name their columns with strings")
         return {name: [row.get(name) for row in rows] for name in names}
 
     def _extra_column(self, rows: list[Any]) -> UsageError:
@@ -173,11 +198,7 @@ class RowsToArrow:
         row, name = next((row, name) for row in rows for name in row if name not in known)
         return UsageError(
             f"column {name!r} of the row {preview(row)} is not in the schema ({', '.join(known)}): "
-            + (
-                "correct Stream.schema(...), or map the rows to it"
-                if self.declared
-                else "the first rows set it; declare it with Stream.schema(...)"
-            )
+            "correct Stream.schema(...), or map the rows to it"
         )
 
 
@@ -191,9 +212,20 @@ def _columns_by_position(rows: list[Any], names: list[str]) -> dict[str, Sequenc
     return dict(zip(names, zip(*rows, strict=True), strict=True))
 
 
+_NUMBERS = frozenset((int, float, Decimal))
+
+
+def _as_numbers(values: Sequence[Any]) -> Sequence[Any]:
+    """True and False as 1 and 0, which they equal, where they stand beside numbers."""
+    kinds = set(map(type, values))
+    if bool not in kinds or not kinds & _NUMBERS:
+        return values
+    return [int(value) if type(value) is bool else value for value in values]
+
+
 def _infer(name: str, values: Sequence[Any]) -> pa.DataType:
     try:
-        return type_of(values)
+        return type_of(_as_numbers(values))
     except MISFITS as error:
         raise UsageError(
             f"no Arrow type fits the values of column {name!r} ({error}): "
@@ -202,6 +234,9 @@ def _infer(name: str, values: Sequence[Any]) -> pa.DataType:
 
 
 def _array(field: pa.Field, values: Sequence[Any], declared: bool) -> pa.Array:
+    if not declared:
+        is_number = not pa.types.is_boolean(field.type) and pa.types.is_primitive(field.type)
+        values = _as_numbers([*values, 0])[:-1] if is_number and bool in set(map(type, values)) else values
     try:
         array = array_of(field.type, values)
     except MISFITS as error:
@@ -220,7 +255,11 @@ def _array(field: pa.Field, values: Sequence[Any], declared: bool) -> pa.Array:
 def _widened(kind: pa.DataType, values: Sequence[Any]) -> pa.Array | None:
     """Values that do not fit ``kind`` in a type that also holds those that do; None if there is none."""
     try:
+        if pa.types.is_boolean(kind) and not _NUMBERS.isdisjoint(map(type, values)):
+            kind, values = pa.int64(), _as_numbers(values)
         wide = wider(kind, type_of(values))
+        if wide == kind:
+            return array_of(wide, values)
         return None if wide is None or wide == kind else array_of(wide, values)
     except MISFITS:
         return None
@@ -254,18 +293,27 @@ class ToRows(ChainedOperator):
 class ToArrow(ChainedOperator):
     """Emits lists of rows as Arrow batches; Arrow batches pass as they are.
 
-    Without a declared schema the first rows (dicts) of each subtask set it, and later ones make its types
-    wider if need be.
+    Without a declared schema the first rows (dicts) of each subtask set it, and later ones add columns and
+    make its types wider if need be.
+
+    Args:
+        keys: see :class:`RowsToArrow`, as ``columns``.
 
     Raises:
         UsageError: a row or value does not fit; names column and value.
+        UnknownName: a row lacks one of the ``keys``.
     """
 
     name = "to_arrow"
     only_reads = True
 
-    def __init__(self, schema: pa.Schema | None = None) -> None:
-        self._converter = RowsToArrow(schema)
+    def __init__(
+        self,
+        schema: pa.Schema | None = None,
+        keys: tuple[str, ...] = (),
+        columns: tuple[str, ...] | None = None,
+    ) -> None:
+        self._converter = RowsToArrow(schema, keys, columns)
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         if isinstance(batch, pa.RecordBatch):

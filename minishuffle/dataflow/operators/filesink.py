@@ -27,12 +27,14 @@ import pyarrow.parquet as pq
 from minishuffle.dataflow.operators.base import Batch, CompleteFile, Emit, OutputFiles, TaskContext
 from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.dataflow.operators.convert import RowsToArrow, rows_of
-from minishuffle.dataflow.operators.widertype import wider_schema
+from minishuffle.dataflow.operators.widertype import in_schema, wider_schema
 from minishuffle.errors import LocalProtocolError, UsageError
 from minishuffle.limits import BATCH_ROWS_MAX, MIB
 
 __all__ = ["FileSink", "Roll"]
 
+WHERE: Final = "the file sink"
+"""What errors about columns name."""
 ROW_GROUP_BYTES: Final = 64 * MIB
 """Columns in memory that make a row group, if BATCH_ROWS_MAX rows have fewer."""
 
@@ -116,7 +118,7 @@ class _Part:
         if self._writer is not None:
             schema = self._writer.schema
         for given in dict.fromkeys(batch.schema for batch in self._kept):
-            schema = given if schema is None else _common(schema, given)
+            schema = wider_schema(schema, given, WHERE)
         assert schema is not None
         if self._writer is None:
             self._begin(schema)
@@ -124,7 +126,8 @@ class _Part:
             self._widen(schema)
         if self._kept:
             assert self._writer is not None
-            self._writer.write_table(pa.concat_tables(_cast(batch, schema) for batch in self._kept))
+            batches = [in_schema(batch, schema, WHERE) for batch in self._kept]
+            self._writer.write_table(pa.Table.from_batches(batches, schema))
         self._kept, self._kept_rows, self.kept_bytes = [], 0, 0
         return schema
 
@@ -147,7 +150,7 @@ class _Part:
             assert self._writer is not None
             with pq.ParquetFile(narrow) as file:
                 for number in range(file.num_row_groups):
-                    self._writer.write_table(_cast(file.read_row_group(number), schema))
+                    self._writer.write_table(in_schema(file.read_row_group(number), schema, WHERE))
         finally:
             narrow.unlink()
 
@@ -369,31 +372,3 @@ def _named(rows: list[Any]) -> list[Any]:
     if odd is not None:
         raise UsageError(f"the file sink cannot write {first!r:.80} and {odd!r:.80} into the same columns")
     return [dict(zip(names, row, strict=True)) for row in rows]
-
-
-def _common(some: pa.Schema, other: pa.Schema) -> pa.Schema:
-    if some.equals(other):
-        return some
-    schema = wider_schema(some, other)
-    if schema is None:
-        raise UsageError(
-            f"the columns of the file sink changed from ({_described(some)}) to ({_described(other)}): "
-            "make them alike with map_batches, or declare Stream.schema(...)"
-        )
-    return schema
-
-
-def _cast(batch: pa.RecordBatch | pa.Table, schema: pa.Schema) -> pa.Table:
-    table = batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch])
-    try:
-        return table if table.schema.equals(schema) else table.cast(schema)
-    except pa.ArrowException as error:
-        raise UsageError(
-            f"the columns of the file sink came as ({_described(table.schema)}) and have to be "
-            f"({_described(schema)}) for others, but a value does not fit ({error}): make them alike with "
-            "map_batches, or declare Stream.schema(...)"
-        ) from error
-
-
-def _described(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name}: {field.type}" for field in schema)

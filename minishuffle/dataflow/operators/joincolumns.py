@@ -9,11 +9,10 @@ import numpy as np
 import pyarrow as pa
 
 from minishuffle.dataflow.operators.base import Emit
-from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.joins import LEFT, How
 from minishuffle.dataflow.operators.moments import Vector
 from minishuffle.dataflow.operators.times import EventTime
-from minishuffle.dataflow.operators.widertype import wider
+from minishuffle.dataflow.operators.widertype import as_type, in_schema, wider_schema
 from minishuffle.errors import UsageError
 from minishuffle.exchange.schemas import with_innermost
 from minishuffle.limits import BATCH_ROWS_MAX
@@ -86,55 +85,12 @@ def plain(batch: pa.RecordBatch, schema: pa.Schema | None) -> pa.RecordBatch:
     """
     if schema is None:
         schema = plain_schema(batch.schema)
-    if batch.schema.equals(schema):
-        return batch
-    _check_names(batch.schema, schema)
-    arrays = [_cast(column_of(batch, field.name), field.type, field.name) for field in schema]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return in_schema(batch, schema, "the join")
 
 
 def common_schema(before: pa.Schema | None, given: pa.Schema) -> pa.Schema:
-    """The schema for batches of both, of whatever types they come in: the columns in the order of those
-    ``before`` (None: there were none).
-
-    Raises:
-        UsageError: they have other columns, or one of types that have none in common.
-    """
-    if before is None or before.equals(given):
-        return given
-    _check_names(given, before)
-    fields = []
-    for field in before:
-        its = given.field(field.name)
-        kind = wider(field.type, its.type)
-        if kind is None:
-            kinds = " and ".join(sorted((str(field.type), str(its.type))))
-            raise UsageError(
-                f"column {field.name!r} of the join has values of the types {kinds}, which have none in "
-                "common that is exact: cast the column to one type first"
-            )
-        fields.append(field.with_type(kind).with_nullable(field.nullable or its.nullable))
-    return pa.schema(fields)
-
-
-def _check_names(given: pa.Schema, before: pa.Schema) -> None:
-    if set(given.names) != set(before.names) or len(given) != len(before):
-        raise UsageError(
-            f"a batch of the join has the columns {', '.join(given.names)}, and others before it had "
-            f"{', '.join(before.names)}: declare them with .schema(...), or make them the same"
-        )
-
-
-def _cast(array: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
-    if array.type == kind:
-        return array
-    try:
-        return array.cast(kind)
-    except pa.ArrowException as error:
-        raise UsageError(
-            f"column {name!r} of the join has the type {array.type}, which does not fit {kind} ({error}): "
-            "cast the column to one type first"
-        ) from error
+    """The schema for batches of both; see :func:`wider_schema`."""
+    return wider_schema(before, given, "the join")
 
 
 def key_array(array: pa.Array) -> pa.Array:
@@ -251,7 +207,7 @@ class JoinColumns:
         arrays = []
         for number, field in enumerate(list(schema)[: len(schema) - others]):
             if number < len(self.keys[0]):
-                arrays.append(_cast(right.column(others + number), field.type, field.name))
+                arrays.append(as_type(right.column(others + number), field.type))
             elif field.name == self.left_time.column:
                 arrays.append(_time_array(times - self.left_time.shift, field.type, field.name))
             else:

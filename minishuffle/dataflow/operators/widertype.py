@@ -1,14 +1,17 @@
-"""The one type for columns that come in several, the same whichever comes first."""
+"""The one type, and the one schema, for columns that come in several, the same whichever comes first; and how
+values get there whole."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from minishuffle.dataflow.operators.decimals import DIGITS_MAX
+from minishuffle.errors import UsageError
 
-__all__ = ["wider", "wider_schema"]
+__all__ = ["as_type", "in_schema", "wider", "wider_schema"]
 
 _WIDE_DIGITS_MAX: Final = 76
 """Digits of a decimal256."""
@@ -106,14 +109,59 @@ def _unified(some: pa.DataType, other: pa.DataType) -> pa.DataType | None:
         return None
 
 
-def wider_schema(some: pa.Schema, other: pa.Schema) -> pa.Schema | None:
-    """The schema for batches of both; None if there is none, or they have other columns or another order."""
-    if some.names != other.names:
-        return None
+def wider_schema(some: pa.Schema | None, other: pa.Schema, where: str) -> pa.Schema:
+    """The schema for batches of both: the columns of ``some`` and then those that only ``other`` has, each
+    nullable where it is in one or one lacks it. None: there were no batches before.
+
+    Raises:
+        UsageError: a column has types with none in common, or two columns have one name.
+    """
+    if some is None or some.equals(other):
+        return other
+    for schema in (some, other):
+        if len(set(schema.names)) < len(schema):
+            raise UsageError(f"{where} has two columns of one name: rename some of {', '.join(schema.names)}")
     fields = []
-    for mine, its in zip(some, other, strict=True):
-        field = _wider_field(mine, its)
+    for name in dict.fromkeys([*some.names, *other.names]):
+        kinds = [schema.field(name) for schema in (some, other) if name in schema.names]
+        field = kinds[0].with_nullable(True) if len(kinds) == 1 else _wider_field(*kinds)
         if field is None:
-            return None
+            types = " and ".join(sorted(str(each.type) for each in kinds))
+            raise UsageError(
+                f"column {name!r} of {where} has values of the types {types}, which have none in common that "
+                "is exact: cast the column to one type first, or declare Stream.schema(...)"
+            )
         fields.append(field)
     return pa.schema(fields, some.metadata)
+
+
+def in_schema(data: Any, schema: pa.Schema, where: str) -> Any:
+    """A batch or a table with the columns of ``schema``, those that it lacks null.
+
+    Raises:
+        UsageError: a value does not fit its type whole (an int64 of 17 digits a float64, say).
+    """
+    if data.schema.equals(schema):
+        return data
+    arrays = []
+    for field in schema:
+        number = data.schema.get_field_index(field.name)
+        if number < 0:
+            arrays.append(pa.nulls(data.num_rows, field.type))
+            continue
+        column = data.column(number)
+        try:
+            arrays.append(as_type(column, field.type))
+        except pa.ArrowException as error:
+            raise UsageError(
+                f"column {field.name!r} of {where} has the type {column.type}, and a value that does not fit "
+                f"{field.type}, the type for those of all ({error}): cast the column to one type first"
+            ) from error
+    return type(data).from_arrays(arrays, schema=schema)
+
+
+def as_type(column: Any, kind: pa.DataType) -> Any:
+    """The column in a type, dictionaries decoded. Raises ArrowException rather than lose part of a value."""
+    if column.type == kind:
+        return column
+    return (pc.dictionary_decode(column) if pa.types.is_dictionary(column.type) else column).cast(kind)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import pytest
 
-from minishuffle.dataflow.operators.widertype import wider, wider_schema
+from minishuffle.dataflow.operators.widertype import in_schema, wider, wider_schema
+from minishuffle.errors import UsageError
 
 
 @pytest.mark.parametrize(
@@ -58,6 +61,27 @@ def test_structs_get_the_fields_of_both() -> None:
 def test_the_wider_schema() -> None:
     some = pa.schema([pa.field("a", pa.null()), pa.field("b", pa.int64(), nullable=False)])
     other = pa.schema([("a", pa.string()), ("b", pa.float64())])
-    assert wider_schema(some, other) == other
-    assert wider_schema(some, other.remove(0)) is None
-    assert wider_schema(other, pa.schema([("a", pa.string()), ("b", pa.bool_())])) is None
+    assert wider_schema(None, some, "it") == some
+    assert wider_schema(some, other, "it") == wider_schema(other, some, "it") == other
+    with pytest.raises(UsageError, match="column 'b' of it has values of the types bool and double"):
+        wider_schema(other, pa.schema([("a", pa.string()), ("b", pa.bool_())]), "it")
+    with pytest.raises(UsageError, match="it has two columns of one name: rename some of a, a"):
+        wider_schema(some, pa.schema([("a", pa.null()), ("a", pa.null())]), "it")
+
+
+def test_a_column_of_one_schema_alone_may_be_null() -> None:
+    some = pa.schema([pa.field("a", pa.int64(), nullable=False)])
+    other = pa.schema([pa.field("b", pa.int64(), nullable=False)])
+    assert wider_schema(some, other, "it") == pa.schema([("a", pa.int64()), ("b", pa.int64())])
+
+
+@pytest.mark.parametrize("kind", [pa.RecordBatch, pa.Table])
+def test_what_a_batch_lacks_is_null_and_what_does_not_fit_refused(kind: Any) -> None:
+    schema = pa.schema({"a": pa.float64(), "b": pa.string(), "c": pa.string()})
+    names = pa.array(["x"]).dictionary_encode()
+    found = in_schema(kind.from_pydict({"c": names, "a": pa.array([1])}), schema, "it")
+    assert type(found) is kind
+    assert found.schema == schema
+    assert found.to_pylist() == [{"a": 1.0, "b": None, "c": "x"}]
+    with pytest.raises(UsageError, match="column 'a' of it has the type int64, and a value that"):
+        in_schema(kind.from_pydict({"a": pa.array([2**53 + 1])}), schema, "it")

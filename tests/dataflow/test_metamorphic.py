@@ -1,0 +1,417 @@
+"""Random pipelines on random rows give the same answer however they are cut, and it is that of plain Python.
+
+A pipeline is steps of rows, then one that brings records together, then maybe another step. Each knows what
+it adds to a stream and what it makes of a list. ``MINISHUFFLE_SOAK=1`` runs 20,000 of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.windowed import WindowedStream
+from minishuffle.exchange.keys import canonical
+from support.cutjobs import Cut, run
+
+MANY = 20_000 if os.environ.get("MINISHUFFLE_SOAK") == "1" else 300
+
+Row: TypeAlias = dict[str, Any]
+Rows: TypeAlias = list[Any]
+SECOND = 1_000_000
+SCHEMA = pa.schema(
+    {"k": pa.int64(), "g": pa.string(), "t": pa.int64(), "v": pa.int64(), "x": pa.float64(), "o": pa.int64()}
+)
+
+
+class Given:
+    """A source of rows, or of Arrow, in some splits."""
+
+    bounded = True
+
+    def __init__(self, rows: Rows, splits: int, format: str) -> None:
+        self.rows, self.count, self.format = rows, splits, format
+
+    def splits(self) -> range:
+        return range(self.count)
+
+    def read(self, split: int, offset: int) -> Iterator[Any]:
+        rows = self.rows[split :: self.count][offset:]
+        if rows:
+            yield rows if self.format == "rows" else pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
+
+
+def source(rows: Rows, splits: int, format: str) -> Stream[Any]:
+    stream = Stream.source(Given(rows, splits, format))
+    if format == "arrow":
+        stream = stream.schema(SCHEMA)
+    return stream.event_time("t", out_of_order=timedelta(seconds=1000))
+
+
+# --- rows --------------------------------------------------------------------------------------------
+
+QUARTERS = st.integers(-40, 40).map(lambda n: n / 4)
+KEYS = st.sampled_from([0, 1, True, 1.0, "a", None, (1, "b"), 0.5])
+
+
+def rows_of(keys: st.SearchStrategy[Any], optional: bool) -> st.SearchStrategy[Rows]:
+    fields = {
+        "k": keys,
+        "g": st.sampled_from("pqr"),
+        "t": st.integers(0, 60).map(lambda n: n * SECOND),
+        "v": st.integers(-100, 100) | (st.booleans() if optional else st.nothing()),
+        "x": st.none() | QUARTERS,
+    }
+    others = {"o": st.integers(0, 5), "u": st.integers(0, 1) | st.text(max_size=1), "l": st.just([1])}
+    return st.lists(st.fixed_dictionaries(fields, optional=others if optional else {}), max_size=24)
+
+
+# --- steps of rows ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Step:
+    name: str
+    add: Callable[[Stream[Any]], Stream[Any]]
+    plain: Callable[[Rows], Rows]
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def doubled(row: Row) -> Row:
+    row["v"] = 2 * row["v"]
+    return row
+
+
+def is_kept(row: Row) -> bool:
+    return bool(row["v"] % 3)
+
+
+def repeated(row: Row) -> Rows:
+    return [row] * (abs(row["v"]) % 3)
+
+
+def all_doubled(rows: Rows) -> Rows:
+    return [doubled(dict(row)) for row in rows]
+
+
+STEPS = st.sampled_from(
+    [
+        Step("map", lambda s: s.map(doubled), all_doubled),
+        Step("filter", lambda s: s.filter(is_kept), lambda rows: list(filter(is_kept, rows))),
+        Step("flat_map", lambda s: s.flat_map(repeated), lambda rows: sum(map(repeated, rows), [])),
+        Step("rebalance", lambda s: s.rebalance().map(doubled), all_doubled),
+        Step("partition", lambda s: s.partition(lambda row, n: row["v"] % n).map(doubled), all_doubled),
+        Step("union", lambda s: s.union(s.map(doubled)), lambda rows: rows + all_doubled(rows)),
+    ]
+)
+
+
+# --- steps that bring records together ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Keyed:
+    """``add`` and ``plain`` take both sides, of which only joins read the second. With ``last`` the last
+    row of each key is what counts."""
+
+    name: str
+    add: Callable[[Stream[Any], Stream[Any]], Stream[Any]]
+    plain: Callable[[Rows, Rows], Rows]
+    last: bool = False
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def groups(rows: Rows, key: Callable[[Row], Any]) -> dict[Any, Rows]:
+    found: dict[Any, Rows] = {}
+    for row in rows:
+        found.setdefault(canonical(key(row)), []).append(row)
+    return found
+
+
+def summed(given: Row, row: Row) -> Row:
+    given["v"] += row["v"]
+    given.setdefault("n", []).append(1)
+    return {"v": given["v"], "n": given["n"]}
+
+
+def folded(given: dict[str, Any], row: Row) -> dict[str, Any]:
+    given["vs"] = sorted([*given.get("vs", []), row["v"]])
+    return given
+
+
+def total(pair: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Changes what it gets."""
+    key, value = pair
+    if isinstance(value, dict):
+        value = (value.pop("v", 0), len(value.pop("n", [1])), tuple(value.pop("vs", ())))
+    return key, value
+
+
+def plain_reduce(rows: Rows) -> Rows:
+    return [(key, (sum(row["v"] for row in some), max(1, len(some) - 1), ()))
+            for key, some in groups(rows, lambda row: row["k"]).items()]  # fmt: skip
+
+
+def plain_fold(rows: Rows) -> Rows:
+    return [(key, (0, 1, tuple(sorted(row["v"] for row in some))))
+            for key, some in groups(rows, lambda row: row["k"]).items()]  # fmt: skip
+
+
+AGGREGATES = {
+    "n": ("x", "count"), "low": ("x", "min"), "high": ("v", "max"), "all": ("v", "sum"), "mid": ("x", "mean"),
+    "some": ("o", "sum"),
+}  # fmt: skip
+
+
+def values(rows: Rows, name: str) -> list[Any]:
+    return [row[name] for row in rows if row.get(name) is not None]
+
+
+def aggregated(rows: Rows) -> Row:
+    xs, vs, os = (values(rows, name) for name in "xvo")
+    return {
+        "n": len(xs),
+        "low": min(xs, default=None),
+        "high": max(vs, default=None),
+        "all": sum(vs) if vs else None,
+        "mid": sum(xs) / len(xs) if xs else None,
+        "some": sum(os) if os else None,
+    }
+
+
+def plain_aggregate(rows: Rows) -> Rows:
+    return [{"g": g, **aggregated(some)} for g, some in groups(rows, lambda row: row["g"]).items()]
+
+
+def window_start(row: Row) -> datetime:
+    return datetime.fromtimestamp(row["t"] // SECOND // 10 * 10, UTC)
+
+
+def plain_windows(rows: Rows) -> Rows:
+    found = groups(rows, lambda row: (row["k"], window_start(row).timestamp()))
+    return [(key, window_start(some[0]), len(some)) for (key, _), some in found.items()]
+
+
+def as_tuple(row: Any) -> tuple[Any, ...]:
+    """What Arrow gives for a window, as rows give it."""
+    return (row["k"], row["window_start"], row["count"]) if isinstance(row, dict) else row
+
+
+def plain_window_aggregate(rows: Rows) -> Rows:
+    found = groups(rows, lambda row: (row["g"], window_start(row).timestamp()))
+    return [
+        {"g": key, "window_start": window_start(some[0]),
+         "window_end": window_start(some[0]) + timedelta(seconds=10), **aggregated(some)}
+        for (key, _), some in found.items()
+    ]  # fmt: skip
+
+
+def has_null(key: Any) -> bool:
+    return key is None or (isinstance(key, tuple) and any(map(has_null, key)))
+
+
+def plain_join(how: str, within: int) -> Callable[[Rows, Rows], Rows]:
+    def joined(left: Rows, right: Rows) -> Rows:
+        out, met = [], set()
+        for row in left:
+            mine = [
+                (place, other) for place, other in enumerate(right)
+                if not has_null(row["k"]) and canonical(other["k"]) == canonical(row["k"])
+                and abs(other["t"] - row["t"]) <= within * SECOND
+            ]  # fmt: skip
+            met.update(place for place, _ in mine)
+            out += [(row["k"], row, other) for _, other in mine]
+            if not mine and how != "inner":
+                out.append((row["k"], row, None))
+        if how == "full":
+            out += [(row["k"], None, row) for place, row in enumerate(right) if place not in met]
+        return out
+
+    return joined
+
+
+def looked_up(how: str) -> Callable[[Rows, Rows], Rows]:
+    def joined(left: Rows, right: Rows) -> Rows:
+        out = []
+        for row in left:
+            mine = [other for other in right if other["g"] == row["g"]]
+            if not mine and how == "left":
+                mine = [{}]
+            out += [(row["v"], other.get("v"), row["t"], other.get("t")) for other in mine]
+        return out
+
+    return joined
+
+
+def sides(row: Row) -> tuple[Any, ...]:
+    return row["v"], row.get("v_right"), row["t"], row.get("t_right")
+
+
+def flat(joined: Any) -> tuple[Any, ...]:
+    """Changes the rows that it gets; from Arrow they come as one, in which ``v`` is null where a side is."""
+    if isinstance(joined, dict):
+        left = None if joined["v"] is None else (joined["v"] + 1, joined["t"], 1)
+        right = None if joined["v_right"] is None else (joined["v_right"] + 1, joined["t_right"], 1)
+        return joined["k"], left, right
+    key, left, right = joined
+    for row in (left, right):
+        if row is not None:
+            row["v"] += 1
+            row.setdefault("l", []).append(2)
+    return key, *(None if row is None else (row["v"], row["t"], len(row["l"])) for row in (left, right))
+
+
+def plain_flat(rows: Rows) -> Rows:
+    return [flat(copy.deepcopy(row)) for row in rows]
+
+
+def remember(row: Row, context: Any) -> list[Any]:
+    context.state.setdefault("vs", []).append(row["v"])
+    context.state["vs"].sort()
+    context.set_timer(1000 * SECOND)
+    return []
+
+
+def tell(at: datetime, context: Any) -> list[Any]:
+    return [(context.key, context.state["vs"])]
+
+
+def joins(how: Any, within: int) -> Keyed:
+    join = plain_join(how, within)
+    return Keyed(
+        f"{how}_join",
+        lambda s, o: s.key_by("k").join(o.key_by("k"), how, timedelta(seconds=within)).map(flat),
+        lambda rows, others: plain_flat(join(rows, others)),
+    )
+
+
+def lookups(how: Any) -> Keyed:
+    return Keyed(f"broadcast_{how}", lambda s, o: s.broadcast_join(o, "g", how).map(sides), looked_up(how))
+
+
+def by_k(row: Row) -> Any:
+    return row["k"]
+
+
+def emitting(emit: Any) -> list[Keyed]:
+    """What gives values by key, when ``emit`` says."""
+    last = emit != "end"
+    return [
+        Keyed(
+            f"count_{emit}",
+            lambda s, o: s.key_by(by_k).count(emit),
+            lambda rows, o: [(key, len(some)) for key, some in groups(rows, by_k).items()],
+            last,
+        ),
+        Keyed(
+            f"reduce_{emit}",
+            lambda s, o: s.key_by("k").reduce(summed, emit).map(total),
+            lambda rows, o: plain_reduce(rows),
+            last,
+        ),
+        Keyed(
+            f"fold_{emit}",
+            lambda s, o: s.key_by(by_k).fold(dict, folded, emit).map(total),
+            lambda rows, o: plain_fold(rows),
+            last,
+        ),
+        Keyed(
+            f"aggregate_{emit}",
+            lambda s, o: s.key_by("g").aggregate(emit, **AGGREGATES),
+            lambda rows, o: plain_aggregate(rows),
+            last,
+        ),
+    ]
+
+
+def windows(stream: Stream[Any], key: str) -> WindowedStream[Any]:
+    return stream.key_by(key).window(timedelta(seconds=10))
+
+
+KEYED = [
+    Keyed("nothing", lambda s, o: s, lambda rows, o: rows),
+    *(keyed for emit in ("each", "batch", "end") for keyed in emitting(emit)),
+    Keyed("window", lambda s, o: windows(s, "k").count().map(as_tuple), lambda rows, o: plain_windows(rows)),
+    Keyed(
+        "window_aggregate",
+        lambda s, o: windows(s, "g").aggregate(**AGGREGATES),
+        lambda rows, o: plain_window_aggregate(rows),
+    ),
+    Keyed(
+        "process",
+        lambda s, o: s.key_by("k").process(remember, tell),
+        lambda rows, o: [(key, sorted(values(some, "v"))) for key, some in groups(rows, by_k).items()],
+    ),
+    *(joins(how, within) for how, within in (("inner", 5), ("left", 0), ("full", 5))),
+    *(lookups(how) for how in ("inner", "left")),
+]
+
+
+# --- comparing ----------------------------------------------------------------------------------------
+
+
+def form(value: Any) -> Any:
+    """Numbers of one value alike, floats to 1e-9."""
+    if isinstance(value, dict):
+        return tuple(sorted((name, form(each)) for name, each in value.items() if each is not None))
+    if isinstance(value, list | tuple):
+        return (type(value).__name__, *map(form, value))
+    if isinstance(value, bool | int | float):
+        return repr(int(value)) if math.isfinite(value) and value == int(value) else f"{value:.9g}"
+    return repr(value)
+
+
+def answer(rows: Rows, last: bool) -> Counter[Any]:
+    if last:
+        latest = {form(row["g"] if isinstance(row, dict) else row[0]): row for row in rows}
+        rows = list(latest.values())
+    return Counter(map(form, rows))
+
+
+CUTS = st.tuples(
+    st.builds(Cut, st.just(1), st.integers(0, 99), st.none(), st.just(True)),
+    st.builds(Cut, st.just(1), st.integers(0, 99), st.integers(1, 4)),
+    st.builds(Cut, st.just(2), st.integers(0, 99), st.integers(1, 9) | st.none(), st.booleans()),
+    st.builds(Cut, st.just(4), st.integers(0, 99), st.integers(1, 9) | st.none(), st.booleans()),
+)
+
+
+@st.composite
+def pipelines(draw: st.DrawFn) -> tuple[str, Rows, Rows, list[Step], Keyed]:
+    format = draw(st.sampled_from(["rows", "rows", "arrow"]))
+    keys = KEYS if format == "rows" else st.none() | st.integers(0, 2)
+    rows = [draw(rows_of(keys, format == "rows")) for _ in range(2)]
+    return format, *rows, draw(st.lists(STEPS, max_size=3)), draw(st.sampled_from(KEYED))  # type: ignore[return-value]
+
+
+@pytest.mark.slow
+@settings(max_examples=MANY, phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink))
+@given(pipelines(), CUTS, st.integers(1, 3))
+def test_an_answer_does_not_depend_on_the_cut(
+    pipeline: tuple[str, Rows, Rows, list[Step], Keyed], cuts: tuple[Cut, ...], splits: int
+) -> None:
+    format, rows, others, steps, keyed = pipeline
+    stream, other = source(rows, splits, format), source(others, 1, format)
+    expected = copy.deepcopy(rows)
+    for step in steps:
+        stream = step.add(stream)
+        expected = copy.deepcopy(step.plain(expected))
+    job = keyed.add(stream, other).collect()
+    wanted = answer(keyed.plain(expected, copy.deepcopy(others)), False)
+    for cut in cuts:
+        assert answer(run(job, cut).rows, keyed.last) == wanted, cut
