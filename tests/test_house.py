@@ -100,7 +100,7 @@ MAY_BE_UNREAD = {
 }
 """Fields that the package writes and does not read, and who does."""
 CALLED_BY_OTHERS = re.compile(
-    r"^(data_received|get_buffer|buffer_updated|eof_received|list_commands|get_command|initialOffset|latestOffset"
+    r"^(data_received|get_buffer|buffer_updated|eof_received|list_commands|get_command|format_commands|initialOffset|latestOffset"
     r"|getDefaultReadLimit|prepareForTriggerAvailableNow|streamWriter|_(int|event)_(arrow|rows)|test_\w+)$"
 )
 """What asyncio, click and Spark call by name, and what is looked up by a name that is put together."""

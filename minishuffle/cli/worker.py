@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import click
@@ -115,8 +116,7 @@ def start_worker(
             standby=standby,
             spool_directory=str(directory),
             find=lambda: read_coordinator(directory),
-            web=serve_worker_web,
-            web_port=web_port,
+            web=partial(serve_worker_web, port=web_port),
             ready=ready,
             stop=stop,
         )

@@ -43,8 +43,7 @@ async def run_worker(
     standby: bool = False,
     spool_directory: str | None = None,
     find: Callable[[], CoordinatorPlace | None] = lambda: None,
-    web: Callable[[Callable[[], WorkerSnapshot], str, int], Awaitable[_Closeable]],
-    web_port: int = 0,
+    web: Callable[[Callable[[], WorkerSnapshot], str], Awaitable[_Closeable]],
     ready: Callable[[dict[str, Any]], None],
     stop: asyncio.Event,
 ) -> None:
@@ -53,7 +52,7 @@ async def run_worker(
     Args:
         spool_directory: where sinks keep what other programs read; None: the system's for temporary files.
         find: where the coordinator is by now, if that is known; ``coordinator`` is where it is at first.
-        web: starts the metrics server (snapshot, host, port), at ``web_port``; 0 takes any.
+        web: starts the metrics server (snapshot, host).
         ready: called once registered.
 
     Raises:
@@ -62,7 +61,7 @@ async def run_worker(
     tune_interpreter(settings.switch_interval)
     worker = Worker(settings, cluster, secret, spool_directory, find)
     data_port = await worker.endpoint.listen(host)
-    server = await web(worker.snapshot, host, web_port)
+    server = await web(worker.snapshot, host)
 
     async def serve() -> None:
         identity = Identity(Role.WORKER, cluster, requested_worker, 0)
@@ -82,8 +81,7 @@ async def run_worker(
         if reason := await worker.ended:
             raise PeerLost(reason)
 
-    serving = asyncio.create_task(serve(), name="serve")
-    stopping = asyncio.create_task(stop.wait(), name="stop")
+    serving, stopping = asyncio.create_task(serve()), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
         if not stop.is_set():

@@ -174,7 +174,7 @@ class Coordinator:
         """Start a worker without waiting for anything."""
         running = Running(asyncio.Event())
 
-        async def web(snapshot: Callable[[], WorkerSnapshot], host: str, port: int) -> Web:
+        async def web(snapshot: Callable[[], WorkerSnapshot], host: str) -> Web:
             running.web.append(Web(snapshot))
             return running.web[0]
 
