@@ -44,6 +44,7 @@ OBSERVE = 8
 
 MAY_BLOCK = frozenset(
     {
+        "kernels/machinecode.py",
         "transport/tcp.py",
         "transport/control.py",
         "worker/activity.py",

@@ -17,6 +17,7 @@ import hashlib
 import logging
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -55,6 +56,10 @@ KERNELS: Final[dict[str, tuple[str, ...]]] = {
 
 _CHECKSUM_BYTES: Final = 16
 
+_loading: Final = threading.Lock()
+"""Tasks may be the first to need a loop, several at once, in processes that are no workers."""
+_loaded: Final[dict[str, Loop]] = {}
+
 
 def kernel(name: str) -> Loop:
     """The compiled loop of that name in :data:`KERNELS`.
@@ -65,19 +70,15 @@ def kernel(name: str) -> Loop:
     return load_kernels()[name]
 
 
-@cache
 def load_kernels() -> dict[str, Loop]:
     """All loops by name, compiled first if they never were on this machine."""
-    loops: dict[str, Loop] = {}
-    for name, kinds in KERNELS.items():
-        prototype = ctypes.CFUNCTYPE(ctypes.c_int64, *map(_argument, kinds))
-        loops[name] = prototype(_engine().get_function_address(name))
-    return loops
+    with _loading:
+        if not _loaded:
+            _loaded.update(_load())
+    return _loaded
 
 
-@cache
-def _engine() -> Any:
-    """What owns the code in memory, for as long as the process lives."""
+def _load() -> dict[str, Loop]:
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()
@@ -85,7 +86,13 @@ def _engine() -> Any:
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target())
     engine.add_object_file(llvm.ObjectFileRef.from_data(_object_code()))
     engine.finalize_object()
-    return engine
+    loops: dict[str, Loop] = {}
+    for name, kinds in KERNELS.items():
+        prototype = ctypes.CFUNCTYPE(ctypes.c_int64, *map(_argument, kinds))
+        loops[name] = prototype(engine.get_function_address(name))
+    # The code is never freed: a thread without the interpreter's lock may run it until the process is gone.
+    engine.detach()
+    return loops
 
 
 @cache

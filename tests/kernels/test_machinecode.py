@@ -147,6 +147,24 @@ def test_only_the_first_process_loads_the_compiler(tmp_path: Path) -> None:
     assert [run.stderr for run in runs] == ["", ""]
 
 
+def test_threads_that_load_the_loops_at_once_run_the_same_code() -> None:
+    """Code that one of them loaded and another one let go crashed the process."""
+    program = (
+        "import threading, numpy as np\n"
+        "from minishuffle.kernels.machinecode import kernel\n"
+        "together = threading.Barrier(8)\n"
+        "def run():\n"
+        "    together.wait()\n"
+        "    for _ in range(100):\n"
+        "        kernel('hash_words')(np.arange(9), 1, 0, np.empty(9, np.uint64), 9)\n"
+        "threads = [threading.Thread(target=run) for _ in range(8)]\n"
+        "[thread.start() for thread in threads]\n"
+        "[thread.join() for thread in threads]\n"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
 def test_each_loop_of_the_table_is_there() -> None:
     assert load_kernels().keys() == KERNELS.keys()
 
