@@ -6,9 +6,9 @@ On a cluster and a job of its own, which is that of ``bench recovery``. After ea
 - no attempt of another task was replaced;
 - the output of none of the others was silent for longer than in the times of the same run in which nothing
   failed, and :data:`GAP_ALLOWANCE_MS` more;
-- the books balance: what is missing from the collector's log is what the runtime counts. Exactly, if a
-  function raised; what a process takes with it when it dies is bounded. Rows that a broken connection had in
-  its sockets are counted when the attempts at both ends have ended: they are bounded until the job ends.
+- the books balance: what is missing from the collector's log is what the runtime counts. What a process takes
+  with it when it dies is bounded. Rows that were in sockets when a function raised or a connection broke are
+  counted when all attempts there have ended: they are bounded until the job ends, and exact then.
 """
 
 from __future__ import annotations
@@ -176,8 +176,9 @@ def books_problems(each: FailureRound, before: Tally, after: Tally) -> list[str]
 
 
 def _broken_links(each: FailureRound) -> int:
-    """Connections between workers that live, which had rows in their sockets."""
-    return (each.kind == "link") + each.suspicions
+    """Connections between workers that live, which had rows in their sockets. So had those of a task that
+    raised: rows on their way to it are counted once its siblings on that worker have ended as well."""
+    return (each.kind in EXACT) + each.suspicions
 
 
 def lost_in_sockets(each: FailureRound, before: Tally, after: Tally) -> int:
