@@ -12,6 +12,8 @@ flight through something that died. To what workers report the coordinator adds 
   source which died may have emitted within its lease are among them.
 - Of partitions that are kept nothing is lost: whatever becomes of one of their ends, all of them is sent
   again. What is counted of them, and of the tasks that write them, is left out.
+- Of a source whose next attempt writes its rows once more nothing is lost either, unless some consumers get
+  none of them: what was in flight from it is counted then, and no row that was sent is undelivered.
 - *sink unfinished*: rows that a file sink had taken when its attempt ended early or died, without those in
   files that were listed.
 
@@ -68,6 +70,9 @@ class AttemptRecord:
     """Rows in files that were listed."""
     rows_made: int = 0
     """Rows that a source which died may have emitted, its leases included, or skipped."""
+    repeated: Literal["", "all", "part"] = ""
+    """The next attempt writes the rows of this one once more, for all that have yet to read them, or for some
+    of those: see :mod:`~minishuffle.coordinator.ends`."""
 
     @property
     def key(self) -> TaskKey:
@@ -149,8 +154,14 @@ class Books:
                 ended.traffic,
                 ended.rows_listed,
                 ended.rows_made,
+                ended.repeated,
             )
         )
+
+    def repeat_in_part(self, key: TaskKey) -> None:
+        """Not everybody gets the rows of earlier attempts of a source that are written once more."""
+        for record in self._ended.get(key, ()):
+            record.repeated = "part" if record.repeated else ""
 
     def report(
         self, worker: int, key: TaskKey, attempt: int, traffic: bytes, rows_dropped: dict[str, int]
@@ -255,6 +266,9 @@ class _Ledger:
         """By the producer's place, rows sent to what died with it."""
         self._between: defaultdict[Place, Counter[Place]] = defaultdict(Counter)
         """By the consumer's place and the producer's, rows that were sent and not received."""
+        repeated = {record.place for record in records if record.repeated}
+        restarted = {record.place for record in records if record.end == "early"}
+        """Those get nothing once more, nor do the attempts that take their place."""
         for record in records:
             self._members[record.place].append(record)
             died_on = record.worker if record.end == "died" else None
@@ -266,10 +280,12 @@ class _Ledger:
                     continue
                 consumer = (edges[peer.edge].target, peer.worker, peer.attempt)
                 producer = (edges[peer.edge].source, peer.worker, peer.attempt)
-                self._sent_to[consumer] += peer.sent
-                self._received[record.place] += peer.received
-                self._between[consumer][record.place] += peer.sent
-                self._between[record.place][producer] -= peer.received
+                if record.place not in repeated or consumer in restarted:
+                    self._sent_to[consumer] += peer.sent
+                    self._between[consumer][record.place] += peer.sent
+                if producer not in repeated or record.place in restarted:
+                    self._received[record.place] += peer.received
+                    self._between[record.place][producer] -= peer.received
                 if peer.worker != died_on or record.operator not in self._reading:
                     self._sent_by_survivors[consumer] += peer.sent
                 if peer.worker != died_on:
@@ -307,6 +323,8 @@ class _Ledger:
             operator, worker, _ = place
             if not members or operator in self._repeatable:
                 continue
+            if all(record.repeated == "all" for record in members):
+                continue
             if operator not in self._reading:
                 balance[worker] += max(0, self._made_and_not_passed_on(place, members))
                 continue
@@ -333,7 +351,7 @@ class _Ledger:
 
     def held_rows(self, record: AttemptRecord) -> bool:
         """Whether an attempt ended before its work was done and may have held rows then."""
-        if record.operator in self._repeatable:
+        if record.operator in self._repeatable or record.repeated == "all":
             return False
         if record.end == "died":
             return bool(self._sent_to[record.place] or record.counters.records_out)

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Final, TypeAlias
+from typing import Final
 
 from minishuffle import limits
 from minishuffle.coordinator.books import Books, Losses, TaskKey
+from minishuffle.coordinator.ends import Done, Ends, done_with, is_stale, wanted_again
 from minishuffle.coordinator.failover import DELAY_SECONDS_MIN, Failures, Regions
 from minishuffle.coordinator.history import History
 from minishuffle.coordinator.lifecycle import (
@@ -30,12 +31,12 @@ from minishuffle.coordinator.recoveries import Recoveries
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import JobGraph, Placement
 from minishuffle.errors import PeerLost, ResourceExhausted, ShuffleError, TaskCancelled
-from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.wire.messages import (
+    ChannelEnds,
     Collected,
     DeployTasks,
+    EndsRead,
     ErrorInfo,
-    LogLines,
     RecoverySteps,
     SourcePositions,
     TaskReleased,
@@ -45,12 +46,7 @@ from minishuffle.wire.messages import (
 from minishuffle.wire.outputs import FileCompleted
 from minishuffle.wire.requests import JobInfo, JobRows
 
-__all__ = ["Job", "JobReport"]
-
-JobReport: TypeAlias = (
-    TaskStateChanged | TaskReleased | Collected | SourcePositions | FileCompleted | LogLines | RecoverySteps
-)
-"""What workers say of a job."""
+__all__ = ["Job"]
 
 RESULT_BYTES_MAX: Final = 16 * limits.MIB
 """What all sinks of a job together may return at their close."""
@@ -62,8 +58,8 @@ class Job:
 
     Invariants: a terminal job has only tasks that have ended; a finished one only finished tasks; a
     failed or failing one has a cause, and no other job has; a task is pending if and only if there is a time
-    for it; no task of a job that stops is pending; a finished task whose worker is lost has no consumer that
-    has yet to finish.
+    for it; no task of a job that stops is pending; a finished task whose worker is lost is needed by no
+    consumer.
 
     Args:
         segments: how many segments the job requires on each worker.
@@ -100,8 +96,8 @@ class Job:
         self.restarts: Counter[str] = Counter()
         """Attempts that took the place of another, by how that one ended."""
         kept = graph.kept_edges()
-        self._repeatable = frozenset(graph.edges[edge].source for edge in kept)
-        """Operators whose partitions are kept: their next attempts write everything once more."""
+        self.ends = Ends(graph, kept)
+        """What has been read to the end."""
         self._books = Books(graph.edges, kept)
         self.changed: set[TaskKey] = set()
         """Subtasks that the journal is behind with."""
@@ -223,35 +219,16 @@ class Job:
 
     # --- what happens to it ----------------------------------------------------------------------
 
-    def heard(
-        self,
-        worker: int,
-        message: JobReport,
-        at: float,
-    ) -> bool:
-        """A worker says something of it; False if that is not (any more) so."""
-        match message:
-            case TaskStateChanged():
-                return self.task_changed(worker, message, at)
-            case TaskReleased():
-                return self.task_released(worker, message)
-            case Collected():
-                return self.collected(worker, message, at)
-            case SourcePositions():
-                return self.source_moved(worker, message, at)
-            case RecoverySteps():
-                self.recovered(message, at)
-                return True
-            case FileCompleted():
-                return self.file_completed(worker, message)
-            case LogLines(lines=lines):
-                self.history.log(lines)
-                return True
-
     def _named(
         self,
         worker: int,
-        message: TaskStateChanged | TaskReleased | Collected | TaskReport | SourcePositions | FileCompleted,
+        message: TaskStateChanged
+        | TaskReleased
+        | Collected
+        | TaskReport
+        | SourcePositions
+        | FileCompleted
+        | ChannelEnds,
     ) -> Subtask | None:
         """The subtask of a message, if it is about the current attempt and of the worker that runs it."""
         task = self._tasks.get((message.operator, message.index))
@@ -274,10 +251,34 @@ class Job:
             self._moved(message, at)
         if message.state == "finished":
             self._keep_result(task, message.result, at)
+            self._read_to_the_end([*self.ends.finished(task.key), task.key])
         elif message.state != "running":
             self._ended_early(task, error, asked, at)
         self._advance(at)
         return True
+
+    def ends_read(self, worker: int, message: EndsRead) -> bool:
+        """Tasks have read partitions to the end; False if some are not (any more) current attempts."""
+        known = True
+        for each in message.ends:
+            task = self._named(worker, each)
+            known = known and task is not None
+            if task is not None:
+                self._read_to_the_end(self.ends.read(task.key, each.edge, each.producers))
+        return known
+
+    def _read_to_the_end(self, producers: Iterable[TaskKey]) -> None:
+        """The partitions of these are released if they have finished and nobody needs them."""
+        self.ends.spent += [key for key in producers if self.is_spent(self._tasks[key])]
+
+    def is_spent(self, task: Subtask) -> bool:
+        """Whether it has finished, and nobody needs its partitions any more. Sinks have none to be freed."""
+        return task.state == "finished" and self.ends.is_released(task.key)
+
+    def take_spent(self) -> list[Subtask]:
+        """Tasks that are to be released, and were not given before."""
+        spent, self.ends.spent = [self._tasks[key] for key in self.ends.spent], []
+        return [task for task in spent if task.on_worker and self.is_spent(task)]
 
     def _keep_result(self, task: Subtask, result: bytes, at: float) -> None:
         self._result_bytes += len(result)
@@ -388,7 +389,7 @@ class Job:
             self.changed.add(task.key)
         lost = [task for task in here if task.state in ("created", "running")]
         if self._restarts and not self.stopping:
-            lost += self._wanted_again(lost, here)
+            lost += wanted_again(self.graph, self.ends, self._tasks, lost, here)
         for task in lost:
             task.rows_made = self.positions.rows_made(*task.key) + self.writes.rows_made(*task.key)
             self._set(task, "lost", at, f"{task} was lost with worker {worker}: {cause.text}")
@@ -489,17 +490,13 @@ class Job:
 
     def _restart_together(self, keys: list[TaskKey], at: float) -> None:
         """A region has ended: it is deployed at the latest of its times. What has finished restarts too if a
-        consumer does, which has to read the ends of all."""
-        tasks = [self._tasks[key] for key in keys]
-
-        def needed(task: Subtask) -> bool:
-            consumers = (self._tasks[key] for key in self.graph.consumers(*task.key))
-            return task.state == "finished" and any(consumer.state in PENDING for consumer in consumers)
-
-        while found := [task for task in tasks if needed(task)]:
+        consumer does which has yet to read its end, or reads it again."""
+        finished = [key for key in keys if self._tasks[key].state == "finished"]
+        while found := [self._tasks[key] for key in finished if self.ends.needed(key, self._tasks)]:
+            finished = [key for key in finished if self._tasks[key] not in found]
             for task in found:
                 self._restart_at(task, at, at, f"attempt {task.attempt + 1} follows with those that it feeds")
-        pending = [task.key for task in tasks if task.state == "restarting"]
+        pending = [key for key in keys if self._tasks[key].state == "restarting"]
         due = max((self._times[key] for key in pending), default=at)
         self._times.update(dict.fromkeys(pending, due))
         self.changed.update(pending)
@@ -508,23 +505,6 @@ class Job:
         self.restarts[task.state] += 1
         self._set(task, "restarting", at, text)
         self._times[task.key] = due
-
-    def _wanted_again(self, lost: list[Subtask], here: list[Subtask]) -> list[Subtask]:
-        """Finished tasks, here and on workers lost before, whose partitions are lost while some consumer has
-        yet to finish, or starts again for this very reason."""
-        found: dict[TaskKey, Subtask] = {}
-        for task in here:
-            consumers = (self._tasks[key] for key in self.graph.consumers(*task.key))
-            if task.state == "finished" and any(consumer.state != "finished" for consumer in consumers):
-                found[task.key] = task
-        fresh = [*(task.key for task in lost), *found]
-        while fresh:
-            for key in self.graph.producers(*fresh.pop()):
-                task = self._tasks[key]
-                if task.state == "finished" and not task.on_worker and key not in found:
-                    found[key] = task
-                    fresh.append(key)
-        return list(found.values())
 
     def next_time(self) -> float | None:
         """When a pending task is due, or has waited long enough for a slot."""
@@ -571,7 +551,9 @@ class Job:
     def deployed(self, task: Subtask, at: float) -> int | None:
         """The next attempt takes the place of the last; gives the worker that still has the last, if any."""
         last = task.worker if task.on_worker else None
-        if task.operator in self._repeatable:
+        if task.repeated:
+            self.positions.begin_anew(*task.key, task.resumption.positions)
+        elif self.ends.keeps(task.operator):
             self.positions.begin_anew(*task.key)
         files, kept, writes = self.manifest.counts(*task.key), task.rows_kept, self.writes.resume(*task.key)
         task.resumption = self.positions.resume(*task.key, at)._replace(
@@ -579,16 +561,16 @@ class Job:
         )
         self._books.close(task, self._tasks.values())
         worker = self.placement[task.index]
-        task.attempt += 1
+        task.attempt, task.round = task.attempt + 1, self.ends.round
+        if not task.repeated:
+            task.base, task.base_round = task.attempt, task.round
         where = "in its slot" if last is not None else f"in place of worker {task.worker}"
         task.worker, task.on_worker = worker, True
         self._result_bytes -= len(task.result)
         task.counters, task.traffic, task.result, task.rows_made = TaskCounters(), b"", b"", 0
-        task.rows_listed = 0
+        task.rows_listed, task.repeated = 0, ""
         del self._times[task.key]
-        graph, (operator, index) = self.graph, task.key
-        inputs = sum(len(graph.producers_of(edge, index)) for edge in graph.inputs_of(operator))
-        outputs = sum(len(graph.consumers_of(edge, index)) for edge in graph.outputs_of(operator))
+        inputs, outputs = self.ends.channels_left(task.key)
         self.recoveries.deployed(task.key, at, inputs=inputs, outputs=outputs)
         self._note(task, "task rescheduled", at, f"{task} to worker {worker}, {where}")
         self._set(task, "created", at, str(task), kind="task deployed")
@@ -604,14 +586,9 @@ class Job:
             if done is not None:
                 self._note(task, done.kind, done.at, f"{task} {done.text}")
 
-    def attempts(self) -> dict[TaskKey, int]:
-        """The current attempt, or the next while it is pending, of each subtask that is not at its first."""
-        found = {}
-        for key, task in self._tasks.items():
-            attempt = task.attempt + (task.state in PENDING)
-            if attempt != FIRST_ATTEMPT:
-                found[key] = attempt
-        return found
+    def done_with(self, key: TaskKey) -> Done:
+        """See :func:`~minishuffle.coordinator.ends.done_with`."""
+        return done_with(self.graph, self.ends, self._tasks, key)
 
     # --- states ----------------------------------------------------------------------------------
 
@@ -620,6 +597,8 @@ class Job:
         self._states[task.state] -= 1
         self._states[state] += 1
         self.changed.add(task.key)
+        if task.state in ("created", "running", "finished") and state not in ("running", "finished"):
+            self._leave_channels(task)
         task.state = state
         if state in ENDED:
             self._regions.ended(task.key)
@@ -629,6 +608,19 @@ class Job:
         self._losses = None
         self.recoveries.moved(task.key, state, at)
         self._note(task, kind or f"task {state}", at, text)
+
+    def _leave_channels(self, task: Subtask) -> None:
+        """An attempt ends early, or one that had finished is lost."""
+        self.ends.begins_anew(task.key)
+        if task.operator in self.ends.repeating and (task.state == "finished" or task.base < task.attempt):
+            consumers = [self._tasks[key] for key in self.graph.consumers(*task.key)]
+            left = [each for each in consumers if not self.ends.read_between(task.key, each.key)]
+            task.repeated = "part" if any(is_stale(each, task) for each in left) else "all"
+        for key in self.graph.producers(*task.key):
+            if key[0] in self.ends.repeating and not self.ends.read_between(key, task.key):
+                producer = self._tasks[key]
+                producer.repeated = "part" if producer.repeated else ""
+                self._books.repeat_in_part(key)
 
     def _note(self, task: Subtask, kind: str, at: float, text: str) -> None:
         self.history.note(
@@ -693,7 +685,7 @@ class Job:
             if task.on_worker and not self.released:
                 assert task.index not in self._lost_slots and task.worker == self.placement[task.index]
             if not task.on_worker and task.state == "finished" and self.state in ("created", "running"):
-                consumers = [self._tasks[key].state for key in self.graph.consumers(*task.key)]
-                assert not self._restarts or set(consumers) <= {"finished"}
+                assert not self._restarts or not self.ends.needed(task.key, self._tasks)
         assert set(self._segments) == set(self.slots_held())
+        self.ends.validate()
         self.history.validate()

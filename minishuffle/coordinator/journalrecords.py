@@ -9,7 +9,7 @@ A record has a kind and a name, and takes the place of the one before of that ki
 ``graph`` JOB         a job as it was submitted, its pickled functions included, until it has ended
 ``job`` JOB           the job's state, placement, restarts, causes, and totals of what it lost
 ``task`` JOB/OP/I     a subtask and its current attempt, when the next is due and since when it recovers,
-                      its failures, its positions
+                      its failures, its positions, and what it has read to the end
 ``past`` JOB/OP/I     the attempts of it that were replaced
 ``event`` JOB/NUMBER  an event of the job
 ``file`` JOB/NUMBER   a file that a sink of the job has completed
@@ -129,6 +129,7 @@ def _task(job: Job, key: TaskKey) -> dict[str, Any]:
         "failures": failures.record() if failures is not None else None,
         "source": job.positions.record(*key),
         "writes": job.writes.record(*key),
+        "ends": job.ends.record(key),
     }
 
 
@@ -269,6 +270,8 @@ def _recall(
         job._tasks[key] = recalled_subtask(fields["task"])
         job.positions.recall(*key, fields["source"])
         job.writes.recall(*key, fields["writes"])
+        job.ends.recall(key, fields.get("ends", ()))
+        job.ends.round = max(job.ends.round, job._tasks[key].round)
         job.recoveries.recall(key, fields["recovery"])
         if fields["due"] is not None:
             job._times[key] = fields["due"]

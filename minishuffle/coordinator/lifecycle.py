@@ -20,7 +20,8 @@ its worker is lost, which it may have to wait for::
        +--deployed-- waiting for a slot <---+
 
 With the strategies ``region`` and ``full`` others are cancelled then and restart with it, once all of them
-have ended. Of those that have finished, the ones restart that a consumer which restarts reads from.
+have ended. Of those that have finished, the ones restart that a consumer which restarts has yet to read to
+the end.
 
 A job with the restart strategy ``none`` fails with its first task. A job on its way to ``failed`` or
 ``canceled`` ends there whatever its tasks report meanwhile.
@@ -80,6 +81,13 @@ class Subtask(AttemptRecord):
     result: bytes = b""
     announced: int = 0
     """Where the rows end that readers of a kept result have heard of."""
+    base: int = FIRST_ATTEMPT
+    """The first of the attempts that write the same rows, this one the last: see
+    :mod:`~minishuffle.coordinator.ends`."""
+    round: int = 0
+    """Counts the decisions of a job by which attempts were deployed: that of this attempt."""
+    base_round: int = 0
+    """That of its base."""
 
     def __str__(self) -> str:
         return f"{self.name}[{self.index}]"

@@ -76,9 +76,11 @@ class SourceProgress:
         subtask = self._subtasks.get((operator, index))
         return 0 if subtask is None else sum(entry.end for entry in subtask.splits.values()) - subtask.began
 
-    def begin_anew(self, operator: int, index: int) -> None:
-        """The next attempt of a subtask emits everything once more."""
-        self._subtasks.pop((operator, index), None)
+    def begin_anew(self, operator: int, index: int, positions: bytes = b"") -> None:
+        """The next attempt of a subtask emits everything once more from there on, by default all."""
+        subtask = self._subtasks.pop((operator, index), None)
+        if subtask is not None:
+            self.report(operator, index, positions, subtask.reported_at)
 
     def resume(self, operator: int, index: int, at: float) -> Resumption:
         """Have the next attempt of a subtask go on, now: the leases of the one before are closed."""

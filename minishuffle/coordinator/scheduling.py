@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from minishuffle.coordinator.books import TaskKey
+from minishuffle.coordinator.ends import Done, repeating
 from minishuffle.coordinator.jobs import Job
-from minishuffle.coordinator.lifecycle import Subtask
+from minishuffle.coordinator.lifecycle import PENDING, Subtask
 from minishuffle.coordinator.positions import Resumption
 from minishuffle.coordinator.workers import Worker
 from minishuffle.dataflow.arguments import checked_job_name
@@ -45,6 +46,7 @@ __all__ = [
     "move_lost_slots",
     "place",
     "redeployments",
+    "releases",
     "segments_required",
     "slots_used",
     "worker_need",
@@ -274,6 +276,7 @@ def move_lost_slots(
 # --- deployment -----------------------------------------------------------------------------------
 
 
+_NOTHING_DONE: Final = Done({}, {})
 _Range: TypeAlias = "tuple[int, int, int]"
 """Operator, first subtask and number of subtasks."""
 
@@ -287,8 +290,9 @@ def deployments(
     job: str,
     name: str,
     tasks: Iterable[TaskKey] | None = None,
-    attempts: Mapping[TaskKey, int] = MappingProxyType({}),
+    attempts: Mapping[TaskKey, TaskAttempt] = MappingProxyType({}),
     resumptions: Mapping[TaskKey, Resumption] = MappingProxyType({}),
+    done: Mapping[TaskKey, Done] = MappingProxyType({}),
 ) -> dict[int, DeployTasks]:
     """What to send to each worker that takes part; ``addresses`` are of all of these.
 
@@ -300,13 +304,15 @@ def deployments(
         tasks: those to deploy; by default all.
         attempts: of subtasks that are not at their first.
         resumptions: where tasks go on.
+        done: what tasks need not exchange.
     """
     if tasks is None:
         tasks = [(o, index) for o, vertex in enumerate(graph.vertices) for index in range(vertex.parallelism)]
     specs: dict[int, list[TaskSpec]] = {}
     kept = graph.kept_edges()
     for operator, index in tasks:
-        spec = _task(graph, (operator, index), attempts.get((operator, index), FIRST_ATTEMPT), kept)
+        key = (operator, index)
+        spec = _task(graph, key, attempts.get(key), done.get(key, _NOTHING_DONE), kept)
         if (resumption := resumptions.get((operator, index))) is not None:
             update = {"files": dict(resumption.files), "writes": list(resumption.writes)}
             spec = spec.model_copy(update=resumption._asdict() | update)
@@ -339,7 +345,7 @@ def _tables(graph: JobGraph, specs: Sequence[TaskSpec], placement: Placement) ->
 
 def _attempts_beside(
     specs: Sequence[TaskSpec],
-    attempts: Mapping[TaskKey, int],
+    attempts: Mapping[TaskKey, TaskAttempt],
     known: dict[frozenset[_Range], list[TaskAttempt]],
 ) -> list[TaskAttempt]:
     """Those of the producers and consumers of these tasks; ``known`` are the answers so far."""
@@ -349,7 +355,7 @@ def _attempts_beside(
     )
     if ranges not in known:
         known[ranges] = [
-            TaskAttempt(operator=operator, index=index, attempt=attempt)
+            attempt
             for (operator, index), attempt in attempts.items()
             if any(operator == beside and first <= index < first + count for beside, first, count in ranges)
         ]
@@ -366,10 +372,12 @@ def _at_ends(
     return [address for address in addresses if address.worker in ends]
 
 
-def _task(graph: JobGraph, key: TaskKey, attempt: int, kept: Container[int]) -> TaskSpec:
+def _task(
+    graph: JobGraph, key: TaskKey, attempt: TaskAttempt | None, done: Done, kept: frozenset[int]
+) -> TaskSpec:
     operator, index = key
     vertex = graph.vertices[operator]
-    inputs, outputs = [], []
+    inputs, outputs, again = [], [], repeating(graph, kept)
     for number in graph.inputs_of(operator):
         edge, producers = graph.edges[number], graph.producers_of(number, index)
         inputs.append(
@@ -380,6 +388,8 @@ def _task(graph: JobGraph, key: TaskKey, attempt: int, kept: Container[int]) -> 
                 first=producers.start,
                 count=len(producers),
                 kept=number in kept,
+                ended=done.ended.get(number, []),
+                waits=edge.source in again,
             )
         )
     for number in graph.outputs_of(operator):
@@ -392,6 +402,7 @@ def _task(graph: JobGraph, key: TaskKey, attempt: int, kept: Container[int]) -> 
                 count=len(consumers),
                 kept=number in kept,
                 shared=graph.edges[number].partitioner == "broadcast",
+                closed=done.closed.get(number, []),
             )
         )
     return TaskSpec(
@@ -399,12 +410,13 @@ def _task(graph: JobGraph, key: TaskKey, attempt: int, kept: Container[int]) -> 
         name=vertex.name,
         index=index,
         parallelism=vertex.parallelism,
-        attempt=attempt,
+        attempt=attempt.attempt if attempt is not None else FIRST_ATTEMPT,
         inputs=inputs,
         outputs=outputs,
         stream=vertex.stream,
         sink=vertex.sink,
         bounded=vertex.bounded,
+        base=attempt.base if attempt is not None else 0,
     )
 
 
@@ -418,6 +430,7 @@ def redeployments(
     and goes on.
     """
     released: dict[int, list[TaskAttempt]] = {}
+    job.ends.round += 1
     for task in tasks:
         last = TaskAttempt(operator=task.operator, index=task.index, attempt=task.attempt)
         worker = job.deployed(task, at)
@@ -434,16 +447,15 @@ def redeployments(
         list(addresses.values()),
         name=job.name,
         tasks=[task.key for task in tasks],
-        attempts=job.attempts(),
+        attempts=_named_attempts(job),
         resumptions={task.key: task.resumption for task in tasks},
+        done={task.key: job.done_with(task.key) for task in tasks},
         term=term,
         job=job.id,
     ).items()
     restarted: dict[int, dict[TaskKey, PlacedAttempt]] = {}
     for task, workers_beside in zip(tasks, _workers_beside(job, tasks), strict=True):
-        placed = PlacedAttempt(
-            operator=task.operator, index=task.index, attempt=task.attempt, worker=task.worker
-        )
+        placed = placed_attempt(task)
         for worker in workers_beside:
             restarted.setdefault(worker, {})[task.key] = placed
     for worker, attempts in sorted(restarted.items()):
@@ -453,9 +465,34 @@ def redeployments(
     return messages
 
 
+def _named_attempts(job: Job) -> dict[TaskKey, TaskAttempt]:
+    """The current attempt, or the next while it is pending, of each subtask that is not at its first."""
+    found = {}
+    for task in job.tasks():
+        attempt = task.attempt + (task.state in PENDING)
+        if attempt != FIRST_ATTEMPT:
+            base = task.base if task.repeated or task.base < task.attempt else 0
+            found[task.key] = TaskAttempt(
+                operator=task.operator, index=task.index, attempt=attempt, base=base
+            )
+    return found
+
+
+def placed_attempt(task: Subtask) -> PlacedAttempt:
+    """The current attempt of a subtask."""
+    return PlacedAttempt(
+        operator=task.operator,
+        index=task.index,
+        attempt=task.attempt,
+        base=task.base if task.base < task.attempt else 0,
+        worker=task.worker,
+    )
+
+
 def _workers_beside(job: Job, tasks: Sequence[Subtask]) -> list[set[int]]:
     """For each of these tasks, which are deployed together, its own worker and those of attempts that
-    exchange rows with it, or may be asked for some. What is deployed with it knows of it by that."""
+    exchange rows with it, or may be asked for some; those that have read all of its rows are not among them.
+    What is deployed with it knows of it by that."""
     together = {task.key for task in tasks}
     others: dict[int, list[Subtask]] = {}
     for task in job.tasks():
@@ -466,9 +503,25 @@ def _workers_beside(job: Job, tasks: Sequence[Subtask]) -> list[set[int]]:
     for task in tasks:
         workers = {task.worker}
         for operator, indices in job.graph.beside(*task.key):
-            workers.update(other.worker for other in others.get(operator, ()) if other.index in indices)
+            workers.update(
+                other.worker
+                for other in others.get(operator, ())
+                if other.index in indices and not job.ends.read_between(task.key, other.key)
+            )
         found.append(workers)
     return found
+
+
+def releases(job: Job, *, term: int) -> list[tuple[int, ControlMessage]]:
+    """Free what finished tasks keep for consumers that need it no more: what to send to whom."""
+    named: dict[int, list[TaskAttempt]] = {}
+    for task in job.take_spent():
+        attempt = TaskAttempt(operator=task.operator, index=task.index, attempt=task.attempt)
+        named.setdefault(task.worker, []).append(attempt)
+    return [
+        (worker, ReleaseJob(term=term, job=job.id, attempts=attempts))
+        for worker, attempts in sorted(named.items())
+    ]
 
 
 def cancellations(job: Job, *, term: int) -> list[tuple[int, ControlMessage]]:

@@ -23,7 +23,8 @@ from minishuffle.coordinator.instructions import (
     Stopped,
     refusal,
 )
-from minishuffle.coordinator.jobs import Job, JobReport
+from minishuffle.coordinator.jobreports import JobReport, RepeatedReport, heard
+from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.jobtable import JobTable
 from minishuffle.coordinator.polls import LongPolls, require_room
 from minishuffle.coordinator.results import ResultRequest, Results
@@ -34,6 +35,7 @@ from minishuffle.coordinator.scheduling import (
     deployments,
     move_lost_slots,
     redeployments,
+    releases,
     segments_required,
     slots_used,
 )
@@ -66,13 +68,10 @@ from minishuffle.wire.messages import (
     Registered,
     ReleaseJob,
     Shutdown,
-    SourcePositions,
-    TaskReleased,
-    TaskStateChanged,
     WorkerAddress,
     WorkerLost,
 )
-from minishuffle.wire.outputs import FileCompleted, GetFiles
+from minishuffle.wire.outputs import GetFiles
 from minishuffle.wire.requests import (
     Accepted,
     CancelJob,
@@ -317,7 +316,7 @@ class CoordinatorState:
         match message:
             case Heartbeat():
                 self._heartbeat(worker, message)
-            case TaskStateChanged() | TaskReleased() | Collected() | SourcePositions() | FileCompleted():
+            case _ if isinstance(message, RepeatedReport):
                 if self._is_new(worker, message.number):
                     self._about_job(worker, message, at)
             case LogLines() | RecoverySteps():
@@ -375,7 +374,7 @@ class CoordinatorState:
         at: float,
     ) -> None:
         job = self._jobs.get(message.job)
-        if job is None or not job.heard(worker.worker, message, at):
+        if job is None or not heard(job, worker.worker, message, at):
             self.ignored += 1
             return
         if isinstance(message, Collected):
@@ -612,7 +611,8 @@ class CoordinatorState:
         """
         if self._awaiting:
             return
-        for number, message in cancellations(job, term=self._facts.term):
+        term = self._facts.term
+        for number, message in [*releases(job, term=term), *cancellations(job, term=term)]:
             self._send_to(number, message)
         due = job.due(at)
         if not due:
@@ -627,7 +627,7 @@ class CoordinatorState:
         ready = [task for task in due if not job.is_lost(task.index)]
         if ready:
             addresses = {worker.worker: worker.address for worker in workers}
-            messages = redeployments(job, ready, addresses, term=self._facts.term, at=at)
+            messages = redeployments(job, ready, addresses, term=term, at=at)
             for number, message in messages:
                 self._send_to(number, self._preparations.shortened(number, message))
             for task in ready:

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping
 from minishuffle.coordinator.books import TaskKey
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.lifecycle import Subtask
+from minishuffle.coordinator.scheduling import placed_attempt
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.wire.messages import (
     CancelTasks,
     ControlMessage,
     HeldAttempt,
-    PlacedAttempt,
     ReleaseJob,
     TaskAttempt,
     TasksRestarted,
@@ -66,7 +66,7 @@ def reconciled(
         ReleaseJob(term=term, job=job) for job in sorted(there) if job not in active
     ]
     for job in active.values():
-        wanted = {(*task.key, task.attempt) for task in _tasks_on(worker, job)}
+        wanted = {(*task.key, task.attempt) for task in _tasks_on(worker, job) if not job.is_spent(task)}
         surplus = [
             TaskAttempt(operator=each.operator, index=each.index, attempt=each.attempt)
             for each in there.get(job.id, ())
@@ -86,7 +86,7 @@ def _restarted(
 ) -> TasksRestarted | None:
     """The attempts at the other end of its channels, as far as they are not the first."""
     beside = [
-        PlacedAttempt(operator=task.operator, index=task.index, attempt=task.attempt, worker=task.worker)
+        placed_attempt(task)
         for task in _tasks_beside(worker, job)
         if task.attempt > FIRST_ATTEMPT and task.worker in addresses
     ]

@@ -19,6 +19,8 @@ from typing import Protocol, TypeAlias
 from minishuffle.errors import RemoteProtocolError, ShuffleError
 from minishuffle.exchange.declining import ConsumerLink, DecliningAttachment
 from minishuffle.exchange.elements import Assembler
+from minishuffle.exchange.notices import Attached, Notice, QueuedWatermark
+from minishuffle.exchange.repeats import NEW, Rendition, RowsTaken
 from minishuffle.exchange.segments import LocalPool, Segment
 from minishuffle.exchange.subpartition import Subpartition
 from minishuffle.ids import FIRST_ATTEMPT
@@ -43,7 +45,6 @@ from minishuffle.wire.frames import (
 )
 
 __all__ = [
-    "Attached",
     "Attachment",
     "ChannelEvent",
     "Detached",
@@ -53,7 +54,6 @@ __all__ = [
     "LocalAttachment",
     "LocalBuffer",
     "QueuedEvent",
-    "QueuedWatermark",
     "ReadyLine",
     "RemoteAttachment",
 ]
@@ -166,12 +166,6 @@ class GateBuffers:
 # --- what a queue holds ---------------------------------------------------------------------------
 
 
-class Notice:
-    """An entry of a channel's queue that carries no data."""
-
-    __slots__ = ()
-
-
 class QueuedEvent(Notice):
     """An event of the producer."""
 
@@ -180,26 +174,6 @@ class QueuedEvent(Notice):
     def __init__(self, attachment: Attachment, payload: bytes) -> None:
         self.attachment = attachment
         self.payload = payload
-
-
-class QueuedWatermark(Notice):
-    """A watermark of the producer. The loop lets a newer one take its place until the task takes it."""
-
-    __slots__ = ("_state", "_taken")
-
-    def __init__(self, time: int, idle: bool) -> None:
-        self._state = (time, idle)
-        self._taken = False
-
-    def overtake(self, time: int, idle: bool) -> bool:
-        """(Loop.) Say something newer instead; False if the task may have taken it before."""
-        self._state = (time, idle)  # one store, before the look: the task sees all of it or none
-        return not self._taken
-
-    def take(self) -> tuple[int, bool]:
-        """(Task.) Time and idleness."""
-        self._taken = True  # before the look at what it says: see overtake
-        return self._state
 
 
 class Detached(Notice):
@@ -215,12 +189,6 @@ class Detached(Notice):
         self.attachment = channel
         self.generation = generation
         self.error = error
-
-
-class Attached(Notice):
-    """What follows comes from a new attachment, and begins with an element."""
-
-    __slots__ = ()
 
 
 class LocalBuffer:
@@ -521,7 +489,11 @@ class InputChannel:
         self.current: Received | LocalBuffer | None = None
         """(Task.) The buffer that the assembler reads."""
         self.ended = False
-        """(Task.) The end of the partition was read."""
+        """(Task.) The end of the partition was read. Whatever may follow is not new."""
+        self.reopened = False
+        """(Task.) The producer, or its next attempt, was attached once more all the same."""
+        self.rows = RowsTaken()
+        """(Task.) How far it is in what comes, and what of that comes once more."""
         self.events_read = 0
         """(Task.) Of all that were queued, but for watermarks."""
         self.rows_incomplete = 0
@@ -559,18 +531,22 @@ class InputChannel:
 
     # --- loop ------------------------------------------------------------------------------------
 
-    def attach_remote(self, link: ConsumerLink, request: PartitionRequest) -> None:
+    def attach_remote(self, link: ConsumerLink, request: PartitionRequest, *, base: int = 0) -> None:
         """Read from a producer behind ``link`` from now on; no effect once the channel is closed.
 
         What the attachment before received is filled in. A channel that has ended says so to the producer
         instead, closed or not.
+
+        Args:
+            base: see :class:`Rendition`; 0: that attempt itself.
         """
         if self._done:
             declining = DecliningAttachment(self, link, request.generation, self._buffers.segment_bytes)
             self.attachment = declining
             declining.open(request)
         elif not self._closed:
-            received, last = self._replace()
+            attempt = request.producer_attempt
+            received, last = self._replace(Rendition(attempt, base or attempt))
             attachment = RemoteAttachment(self, self._buffers, link, request.generation)
             self.attachment = attachment
             attachment.open(replace(request, rows_received=received, last_sequence=last))
@@ -582,6 +558,7 @@ class InputChannel:
         handed_over: Callable[[Outgoing], None],
         *,
         attempt: int = FIRST_ATTEMPT,
+        writes: Rendition = NEW,
     ) -> None:
         """Read from a producer in this process from now on; no effect once the channel is closed. A channel
         that has ended says so to the producer instead.
@@ -593,18 +570,20 @@ class InputChannel:
             view.release(CancelReason.ENDED)
             self.on_event(generation, ChannelEvent.END)
         elif not self._closed:
-            self._replace()
+            self._replace(writes)
             credit = self._buffers.local_credit
             attachment = LocalAttachment(self, subpartition, generation, credit, handed_over, attempt=attempt)
             self.attachment = attachment
             attachment.pump()
 
-    def _replace(self) -> tuple[int, int]:
+    def _replace(self, writes: Rendition) -> tuple[int, int]:
         """Make room for an attachment; gives rows and last sequence that the one before received."""
         self.detach()
         before = self._before
         if self._detached or before is not None:
-            self.deliver(Attached())
+            self.deliver(Attached(writes, silent=before is None or before.last_sequence == NO_SEQUENCE))
+        else:
+            self.rows.attach(writes)
         return (0, NO_SEQUENCE) if before is None else (before.rows_received, before.last_sequence)
 
     def detach(self, error: ShuffleError | None = None) -> None:
@@ -688,13 +667,18 @@ class InputChannel:
         queue, self.queue = self.queue, deque()
         current, self.current = self.current, None
         untaken = self.assembler.clear()
+        self.rows_incomplete += self.rows.close()
         if current is None:
             self.rows_incomplete += untaken
         else:
-            self.rows_discarded += untaken
+            self._discard(untaken)
             current.attachment.consumed(current)
         for item in queue:
             if not isinstance(item, Notice):
-                self.rows_discarded += item.rows
+                self._discard(item.rows)
                 item.attachment.consumed(item)
         self._before = None  # attachments know their channel: nobody replaces one any more
+
+    def _discard(self, rows: int) -> None:
+        """Count rows that were received and not taken, but for those that come once more."""
+        self.rows_discarded += rows - self.rows.take(rows)

@@ -261,6 +261,16 @@ class KeyedRows:
 Batch: TypeAlias = "list[Any] | KeyedRows | pa.RecordBatch"
 Part: TypeAlias = "bytes | memoryview"
 
+
+def slice_of(batch: Batch, begin: int, end: int) -> Batch:
+    """The rows of a batch from ``begin`` up to ``end``."""
+    if isinstance(batch, KeyedRows):
+        return KeyedRows(batch.keys[begin:end], batch.rows[begin:end])
+    if isinstance(batch, list):
+        return batch[begin:end]
+    return batch.slice(begin, end - begin)
+
+
 _SCHEMA_LENGTH: Final = struct.Struct(">I4x")
 _SCHEMAS_KEPT: Final = 256
 _schemas: dict[bytes, Any] = {}

@@ -16,20 +16,18 @@ from typing import Any, Literal
 from minishuffle.counters import GateSnapshot, TaskCounters
 from minishuffle.errors import RemoteProtocolError
 from minishuffle.exchange.channels import (
-    Attached,
     ChannelEvent,
     Detached,
     GateBuffers,
     GivenBack,
     InputChannel,
-    Notice,
     QueuedEvent,
-    QueuedWatermark,
     ReadyLine,
     RemoteAttachment,
 )
 from minishuffle.exchange.elements import ELEMENT_HEADER, Assembler, AssemblyBudget
 from minishuffle.exchange.kept import ElementLog
+from minishuffle.exchange.notices import Attached, Notice, QueuedWatermark
 from minishuffle.exchange.watermarks import BEGINNING_OF_TIME, END_OF_TIME, WatermarkValve
 from minishuffle.wire.frames import EventKind
 
@@ -44,6 +42,8 @@ class Element:
     format: int
     rows: int
     payload: Any
+    skip: int = 0
+    """So many of its rows, the first, have been given out before."""
 
 
 class InputGate:
@@ -57,6 +57,7 @@ class InputGate:
         tolerant: a channel that fails is left out until it is attached again; else the task fails.
         kept: gives the log in which a channel's elements wait for the end of its partition, see
             :mod:`~minishuffle.exchange.kept`; None: they do not wait.
+        waits: event time waits for a channel that has failed, since its rows may come once more.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class InputGate:
         counters: TaskCounters,
         tolerant: bool = False,
         kept: Callable[[], ElementLog] | None = None,
+        waits: bool = False,
     ) -> None:
         self.edge = edge
         self.input = input_number
@@ -88,6 +90,7 @@ class InputGate:
         self._give_back = give_back
         self._counters = counters
         self._tolerant = tolerant
+        self._waits = waits or kept is not None
         self._unfinished = 0
         self._make_log = kept
         self._logs: dict[InputChannel, ElementLog] = {}
@@ -108,6 +111,12 @@ class InputGate:
         self.channels.append(channel)
         self._unfinished += 1
         return channel
+
+    def add_ended_channel(self, producer: int) -> None:
+        """A channel that an earlier attempt of the task has read to the end."""
+        channel = self.add_channel(producer)
+        channel.ended = True
+        self._on_end(channel)
 
     # --- loop ------------------------------------------------------------------------------------
 
@@ -154,7 +163,7 @@ class InputGate:
         if self.kept:
             return {}
         return {
-            "queue_discarded": sum(channel.rows_discarded for channel in self.channels),
+            "queue_discarded": sum(each.rows_discarded + each.rows.lost for each in self.channels),
             "partial_element": sum(channel.rows_incomplete for channel in self.channels),
         }
 
@@ -192,7 +201,10 @@ class InputGate:
             if element is not None and self._make_log is not None:
                 self._keep(channel, *element)
             elif element is not None:
-                return Element(channel, *element)
+                rows = element[1]
+                skip = channel.rows.take(rows)
+                if skip < rows or not rows:
+                    return Element(channel, *element, skip=skip)
         return None
 
     def _keep(self, channel: InputChannel, kind: int, rows: int, payload: Any) -> None:
@@ -252,7 +264,7 @@ class InputGate:
             case Detached():
                 self._on_detached(channel, notice)
             case Attached():
-                self._on_attached(channel)
+                self._on_attached(channel, notice)
 
     def _on_event(self, channel: InputChannel, event: QueuedEvent) -> None:
         payload = event.payload
@@ -260,7 +272,7 @@ class InputGate:
         if kind == EventKind.END_OF_DATA:
             self.marked |= self.valve.end(channel.number)
         elif kind == EventKind.END_OF_PARTITION:
-            if channel.ended and not self.kept:
+            if channel.ended and not (self.kept or channel.reopened):
                 raise RemoteProtocolError(f"the partition of producer {channel.producer} ended twice")
             if channel.assembler.partial:
                 lost = channel.assembler.clear()
@@ -270,16 +282,19 @@ class InputGate:
                 )
             ended_before, channel.ended = channel.ended, True
             self._give_back(event)
+            if ended_before:
+                return
             if self._make_log is None:
+                channel.rows.finish()
                 self._on_end(channel)
-            elif not ended_before:
+            else:
                 log = self._logs.pop(channel) if channel in self._logs else self._make_log()
                 self._whole.append((channel, log, 0))
         else:
             raise RemoteProtocolError(f"event of unknown kind {kind} and {len(payload)} bytes")
 
     def _on_end(self, channel: InputChannel) -> None:
-        """Nothing follows on that channel, unless a new attachment takes the end back."""
+        """Nothing new follows on that channel."""
         self._unfinished -= 1
         self.marked |= self.valve.end(channel.number)
 
@@ -291,20 +306,24 @@ class InputGate:
                 tolerant.
         """
         if channel.ended:
+            channel.assembler.clear()
             return
-        channel.rows_incomplete += channel.assembler.clear()
+        half = channel.assembler.clear()
+        if self._waits:
+            channel.rows.detach(half)
+        else:
+            channel.rows_incomplete += half
         self._logs.pop(channel, None)
         if notice.error is not None and not self._tolerant:
             raise notice.error
-        if not self.kept:  # else event time waits: all of the partition is yet to come
+        if not self._waits:
             self.marked |= self.valve.suspend(channel.number)
         self._give_back(notice)
 
-    def _on_attached(self, channel: InputChannel) -> None:
+    def _on_attached(self, channel: InputChannel, notice: Attached) -> None:
         """The producer says anew how far it is."""
-        if self.kept:
-            return
+        channel.rows_incomplete += channel.rows.attach(notice.writes, silent=notice.silent)
         if channel.ended:
-            channel.ended = False
-            self._unfinished += 1
-        self.marked |= self.valve.rejoin(channel.number)
+            channel.reopened = True
+        elif not self._waits:
+            self.marked |= self.valve.rejoin(channel.number)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from minishuffle.counters import TaskCounters
@@ -33,6 +33,9 @@ class ResultPartition:
         flushing: when data leave of a segment that is not full; on request: at each :meth:`flush`.
         drops: rows for a consumer that has gone are dropped until it is back; else they wait for it.
         full: called each time that a subpartition has all segments that the output keeps for one consumer.
+        repeats: it writes the rows of an earlier attempt once more, for the attempts of its consumers that
+            have read from that one.
+        closed: consumers that get none of its rows, but the end.
     """
 
     def __init__(
@@ -46,11 +49,16 @@ class ResultPartition:
         flushing: Flush = Flush.ON_REQUEST,
         drops: bool = False,
         full: Callable[[], None] = lambda: None,
+        repeats: bool = False,
+        closed: Iterable[int] = (),
     ) -> None:
         self.id = partition_id
         self._full = full
         self.first = consumers.start
         self.subpartitions = [Subpartition(each, notify, flushing, drops=drops) for each in consumers]
+        for consumer in closed:
+            self.subpartitions[consumer - self.first].close()
+        self._repeats = repeats
         self._acquire = acquire
         self._counters = counters
         self._notify = notify
@@ -71,7 +79,8 @@ class ResultPartition:
 
     def skips(self, position: int, rows: int) -> bool:
         """Whether the next element for subpartition number ``position`` is left out, and its rows counted,
-        because the consumer has gone. Ask before it is serialised.
+        because the consumer has gone; those that nobody will ever want are not counted. Ask before it is
+        serialised.
 
         Raises:
             TaskCancelled: the task was abandoned, and what it had in hand is counted.
@@ -84,6 +93,8 @@ class ResultPartition:
         if subpartition.open is not None:  # its segment goes home
             subpartition.finish_open(ends=True)
             self._end_together()
+        if subpartition.closed:
+            return True
         if subpartition.suspected:
             self._rows_suspected += rows
         else:
@@ -202,13 +213,16 @@ class ResultPartition:
             subpartition.fail(error)
 
     def fence(self, consumer: int, attempt: int) -> None:
-        """(Loop.) That attempt of the consumer takes the place of earlier ones: these read no more."""
+        """(Loop.) That attempt of the consumer takes the place of earlier ones: these read no more. It cannot
+        tell which rows they took of those that come once more, and gets none."""
         subpartition = self.subpartition(consumer)
         if subpartition is None:
             return
         subpartition.suspected, view = False, subpartition.view
         if view is not None and view.attempt < attempt:
             view.fail(Superseded(f"attempt {view.attempt} of consumer {consumer} was replaced by {attempt}"))
+        if self._repeats:
+            subpartition.close()
 
     def discard(self, written_off: bool) -> None:
         """(Loop.) Nobody reads from it any more: see :meth:`Subpartition.discard`."""

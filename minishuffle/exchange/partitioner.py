@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from minishuffle.errors import UnknownName, UsageError
-from minishuffle.exchange.elements import Batch, KeyedRows
+from minishuffle.exchange.elements import Batch, KeyedRows, slice_of
 from minishuffle.exchange.gather import take
 from minishuffle.exchange.keys import CHUNK_ROWS, destination, hash_columns, hash_rows
 from minishuffle.exchange.rows import preview
@@ -106,7 +106,7 @@ class Partitioner:
         begin = 0
         for number in range(count):
             end = begin + size + (number < longer)
-            yield (first + number) % consumers, _slice(batch, begin, end)
+            yield (first + number) % consumers, slice_of(batch, begin, end)
             begin = end
 
     def _by_key(self, batch: Batch) -> Pieces:
@@ -195,14 +195,6 @@ def _column_number(schema: pa.Schema, name: str) -> int:
 def _word(kind: pa.DataType) -> Any:
     """The unsigned integer that can stand for values of a type, or None."""
     return _WORDS.get(kind.bit_width) if pa.types.is_primitive(kind) else None
-
-
-def _slice(batch: Batch, begin: int, end: int) -> Batch:
-    if isinstance(batch, KeyedRows):
-        return KeyedRows(batch.keys[begin:end], batch.rows[begin:end])
-    if isinstance(batch, list):
-        return batch[begin:end]
-    return batch.slice(begin, end - begin)
 
 
 def _arrange(positions: Vector, consumers: int) -> tuple[Vector, list[int]]:

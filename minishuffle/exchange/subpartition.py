@@ -15,6 +15,9 @@ that is written is counted in exactly one place::
 
     written = sent (by all views) + skipped by the writer + discarded from the queue + still queued
 
+but for those that nobody wants, since the subpartition was *closed*: its consumer has read it to the end,
+maybe from an earlier attempt of the producer.
+
 What is dropped because the consumer's worker answers no Ping is counted apart, as *suspected*, until another
 view is attached or the coordinator names the consumer's next attempt.
 
@@ -66,7 +69,8 @@ class Subpartition:
     """Queue of one producer subtask towards one consumer subtask.
 
     Invariants: ``polled ≤ written``; at most one builder is open, and it is not in the queue once its
-    successor is open; at most one view is current, and none while this is unavailable.
+    successor is open; at most one view is current; while this is unavailable there is none, or it is closed,
+    and the view passes events on alone.
 
     Args:
         consumer: index of the consumer subtask.
@@ -87,6 +91,7 @@ class Subpartition:
         "_written",
         "available",
         "buffers_out",
+        "closed",
         "consumer",
         "dirty",
         "error",
@@ -113,6 +118,9 @@ class Subpartition:
         """(Set by the loop.) False: nobody will read what is written until the next view is attached."""
         self.suspected = False
         """(Set by the loop.) It is unavailable since the consumer's worker answers no Ping."""
+        self.closed = False
+        """(Set by the loop.) Nobody will ever want a row of it: its consumer has them from an earlier attempt
+        of the producer. Events are passed on."""
         self.held = False
         """The loop does not want to know of what is published before it looks anyhow."""
         self.dirty = False
@@ -217,7 +225,7 @@ class Subpartition:
             before.end()
         self.view = view = PipelinedView(self, generation, self._state.events(), on_available, on_failed)
         view.attempt = attempt
-        self.available = not self._discarded
+        self.available = not (self._discarded or self.closed)
         if before is not None:
             was, now = (f"generation {each.generation} of attempt {each.attempt}" for each in (before, view))
             text = f"subpartition {self.consumer} was requested again: {now} takes the place of {was}"
@@ -226,10 +234,18 @@ class Subpartition:
 
     def lose(self, reason: CancelReason) -> None:
         """Its consumer has gone. One that has read to the end wants nothing more, whatever there may be."""
-        if self._drops or reason is CancelReason.ENDED:
+        if reason is CancelReason.ENDED:
+            self.close()
+        elif self._drops:
             self.suspected = reason is CancelReason.SUSPECTED  # first: the writer looks at it second
             self.available = self.held = False
             self._discard_queued()
+
+    def close(self) -> None:
+        """Nobody wants a row of it any more; what is queued is freed."""
+        self.closed = True  # first: the writer looks at it second
+        self.available = self.held = False
+        self._discard_queued()
 
     def fail(self, error: ShuffleError) -> None:
         """The producer has failed: tell the consumer, if there is one."""
@@ -254,21 +270,29 @@ class Subpartition:
         """Free what is queued, and leave out what is published in the open segment; rows are counted."""
         queue, builder = self._queue, self._open  # the open one first: see PipelinedView._head
         while queue:  # one by one: the writer may append
-            item = queue.popleft()
-            if isinstance(item, Event):
+            if isinstance(item := queue[0], Event):
+                queue.popleft()
                 self.take_event(item)
             else:
-                self._polled += 1
-                self._leave_out(item)
-                if not item.drained:
-                    item.drain()
+                self.leave_out_first()
         if builder is not None:
             self._leave_out(builder)
+
+    def leave_out_first(self) -> None:
+        """Free the first in the queue, which is no event."""
+        builder = self._queue.popleft()
+        assert isinstance(builder, BufferBuilder)
+        self._polled += 1
+        self._leave_out(builder)
+        if not builder.drained:
+            builder.drain()
 
     def _leave_out(self, builder: BufferBuilder) -> None:
         if builder.unsent():
             rows, cut = builder.leave_out()
-            if self.suspected:
+            if self.closed:
+                pass  # they are not lost
+            elif self.suspected:
                 self.rows_suspected += rows
             else:
                 self.rows_discarded += rows
@@ -286,6 +310,7 @@ class Subpartition:
         """Whether the open segment may be sent, as far as it is published."""
         return (
             builder is not None
+            and not self.closed
             and (self.flushing is not _ON_REQUEST or builder.flush_requested)
             and builder.unsent()
             and (builder.holder is None or builder.holder is not self.view)
@@ -410,6 +435,9 @@ class PipelinedView:
             head = queue[0]
             if isinstance(head, Event):
                 return head
+            if subpartition.closed:
+                subpartition.leave_out_first()
+                continue
             if self._skipping:
                 self._skip(head)
             if head.unsent():

@@ -144,6 +144,8 @@ class TaskAttempt(ControlMessage):
     operator: int
     index: int
     attempt: int
+    base: int = 0
+    """The attempt whose rows it writes once more, from the first on; 0: it writes others."""
 
 
 class HeldAttempt(TaskAttempt):
@@ -168,6 +170,10 @@ class InputSpec(ControlMessage):
     count: int = Field(ge=0)
     kept: bool = False
     """The producers keep what they have written, and send all of it to each attempt."""
+    ended: list[int] = Field(default_factory=list)
+    """Producers that an earlier attempt has read to the end: nothing more comes of them."""
+    waits: bool = False
+    """Event time waits for the next attempt of a producer that is lost: it may write rows once more."""
 
 
 class OutputSpec(ControlMessage):
@@ -181,6 +187,8 @@ class OutputSpec(ControlMessage):
     """It keeps what it has written for the next attempts of its consumers."""
     shared: bool = False
     """All consumers get the same."""
+    closed: list[int] = Field(default_factory=list)
+    """Consumers that get no rows, since they have read them from an earlier attempt, but the end."""
 
 
 class WritePosition(ControlMessage):
@@ -230,6 +238,15 @@ class TaskSpec(ControlMessage):
     """What is there of partitions that external clients write, if the task reads a stream."""
     first_row: int = 0
     """The number of the first row that it keeps, if it is a sink whose records external clients read."""
+    base: int = 0
+    """See :class:`TaskAttempt`."""
+
+
+class ChannelEnds(TaskAttempt):
+    """The producers whose partitions an attempt has read to the end, over one edge."""
+
+    edge: int
+    producers: list[int]
 
 
 Step: TypeAlias = Literal["inputs", "outputs", "first record"]
@@ -291,8 +308,8 @@ class TaskStateChanged(ControlMessage):
     type: Literal["task_state"] = "task_state"
     term: int
     number: int = 0
-    """Counts the reports of a worker (these, Collected, FileCompleted, SourcePositions, TaskReleased) from 1;
-    see Acknowledge."""
+    """Counts the reports of a worker (these, Collected, EndsRead, FileCompleted, SourcePositions,
+    TaskReleased) from 1; see Acknowledge."""
     job: str
     operator: int
     index: int
@@ -341,6 +358,17 @@ class TaskReleased(ControlMessage):
     traffic: TrafficTable
     rows_dropped: dict[str, int] = Field(default_factory=dict)
     """By reason."""
+
+
+class EndsRead(ControlMessage):
+    """What tasks of a job that run on a worker have read to the end since its last such message. One that
+    finishes has read everything, and says so by that."""
+
+    type: Literal["ends_read"] = "ends_read"
+    term: int
+    number: int = 0
+    job: str
+    ends: list[ChannelEnds]
 
 
 class Collected(ControlMessage):
@@ -453,12 +481,17 @@ class DeployTasks(ControlMessage):
         return self
 
     def channels(self, spec: InputSpec) -> Iterator[tuple[int, int, int]]:
-        """Producer index, its attempt and its worker, of each channel of an input."""
+        """Producer index, its attempt and its worker, of each channel of an input that has not ended."""
         attempts = {each.index: each.attempt for each in self.attempts if each.operator == spec.operator}
         begin, end = (WORKER_BYTES * number for number in (spec.first, spec.first + spec.count))
-        table = self.placement.get(spec.operator, b"")[begin:end]
+        table, ended = self.placement.get(spec.operator, b"")[begin:end], set(spec.ended)
         for producer, worker in enumerate(unpack_placement(table), spec.first):
-            yield producer, attempts.get(producer, FIRST_ATTEMPT), worker
+            if producer not in ended:
+                yield producer, attempts.get(producer, FIRST_ATTEMPT), worker
+
+    def bases(self, operator: int) -> dict[int, int]:
+        """By subtask of an operator at the other end, the base of its attempt, if that is another one."""
+        return {each.index: each.base for each in self.attempts if each.operator == operator and each.base}
 
 
 class PrepareJob(ControlMessage):

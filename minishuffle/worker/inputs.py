@@ -14,7 +14,7 @@ from minishuffle.dataflow.operators.base import (
     SplitMark,
     Watermark,
 )
-from minishuffle.exchange.elements import decode
+from minishuffle.exchange.elements import decode, slice_of
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.watermarks import END_OF_TIME, WatermarkValve
 
@@ -118,7 +118,10 @@ class Inputs:
             if changes is not None and element.channel.producer != each.split:
                 each.split = element.channel.producer
                 self._ready.append((number, SplitMark(each.split, "current")))
-            self._ready.append((number, decode(element.format, element.rows, element.payload)))
+            batch = decode(element.format, element.rows, element.payload)
+            if element.skip:
+                batch = slice_of(batch, element.skip, element.rows)
+            self._ready.append((number, batch))
         if gate.finished:
             each.ended = True
             each.input.valve.end(each.position)

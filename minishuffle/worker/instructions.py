@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from minishuffle.counters import TaskCounters
 from minishuffle.errors import ShuffleError
 from minishuffle.ids import AttemptId, JobId, OperatorId, SubtaskId
 from minishuffle.wire.clients import (
@@ -19,6 +20,7 @@ from minishuffle.wire.frames import PartitionRequest
 from minishuffle.wire.messages import (
     ControlMessage,
     DeployTasks,
+    ErrorInfo,
     SourcePositions,
     TaskAttempt,
     TaskSpec,
@@ -58,6 +60,29 @@ def attempt_id(
 ) -> AttemptId:
     """The attempt that a message about ``job`` names."""
     return AttemptId(SubtaskId(JobId(job), OperatorId(spec.operator), spec.index), spec.attempt)
+
+
+def state_change(
+    term: int,
+    key: AttemptId,
+    state: str,
+    error: ErrorInfo | None = None,
+    result: bytes = b"",
+    *,
+    counters: TaskCounters | None = None,
+) -> TaskStateChanged:
+    """What the coordinator is to hear of an attempt."""
+    return TaskStateChanged(
+        term=term,
+        job=key.subtask.job,
+        operator=key.subtask.operator,
+        index=key.subtask.index,
+        attempt=key.attempt,
+        state=state,
+        error=error,
+        result=result,
+        counters=counters or TaskCounters(),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +162,8 @@ class RequestPartition:
     worker: int
     channel: ChannelKey
     request: PartitionRequest
+    base: int = 0
+    """See ``TaskAttempt``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +173,8 @@ class ConnectLocal:
     channel: ChannelKey
     producer: AttemptId
     generation: int
+    base: int = 0
+    """See ``TaskAttempt``."""
 
 
 @dataclass(frozen=True, slots=True)

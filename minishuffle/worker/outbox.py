@@ -14,14 +14,23 @@ from typing import Final, TypeAlias
 from minishuffle import limits
 from minishuffle.errors import clipped
 from minishuffle.ids import AttemptId
-from minishuffle.wire.messages import Collected, LogLines, SourcePositions, TaskReleased, TaskStateChanged
+from minishuffle.wire.messages import (
+    Collected,
+    EndsRead,
+    LogLines,
+    SourcePositions,
+    TaskReleased,
+    TaskStateChanged,
+)
 from minishuffle.wire.outputs import FileCompleted
 from minishuffle.wire.packed import pack_positions, unpack_positions
 from minishuffle.worker.handoff import TaskPaths
 
 __all__ = ["NumberedReport", "Outbox", "OutboxSender", "ReportLog"]
 
-NumberedReport: TypeAlias = Collected | FileCompleted | SourcePositions | TaskStateChanged | TaskReleased
+NumberedReport: TypeAlias = (
+    Collected | EndsRead | FileCompleted | SourcePositions | TaskStateChanged | TaskReleased
+)
 
 LINE_BYTES: Final = 64
 """What a line takes besides its characters."""
@@ -187,7 +196,7 @@ class ReportLog:
                 size = len(payload)
             case TaskStateChanged(result=result):
                 size = len(result)
-            case FileCompleted() | SourcePositions() | TaskReleased():
+            case EndsRead() | FileCompleted() | SourcePositions() | TaskReleased():
                 size = 0
         self._kept.append((report, size))
         self._bytes += size
@@ -214,15 +223,15 @@ class ReportLog:
             self._kept = deque(kept for kept in self._kept if kept[0].number not in numbers)
         return report.model_copy(update={"positions": pack_positions(entries)})
 
-    def acknowledge(self, number: int) -> list[SourcePositions | FileCompleted]:
+    def acknowledge(self, number: int) -> list[EndsRead | SourcePositions | FileCompleted]:
         """The coordinator has applied everything up to that number: gives the reports that somebody waits
         for that with."""
-        applied: list[SourcePositions | FileCompleted] = []
+        applied: list[EndsRead | SourcePositions | FileCompleted] = []
         while self._kept and self._kept[0][0].number <= number:
             report, size = self._kept.popleft()
             self._bytes -= size
             if (
-                isinstance(report, FileCompleted)
+                isinstance(report, EndsRead | FileCompleted)
                 or isinstance(report, SourcePositions)
                 and (report.writes or report.number > self._excused)
             ):

@@ -243,7 +243,7 @@ class PeerLinks:
         """Open a channel; nothing happens if its task or the link is gone meanwhile."""
         link = self._links.get(instruction.worker)
         if channel is not None and link is not None:
-            channel.attach_remote(link, instruction.request)
+            channel.attach_remote(link, instruction.request, base=instruction.base)
 
     def attach(self, instruction: Attach, partition: ResultPartition | None) -> PipelinedView | None:
         """Serve a peer's request from a partition here; gives the view by which it reads."""

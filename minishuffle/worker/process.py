@@ -33,6 +33,7 @@ from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import (
     ControlMessage,
+    EndsRead,
     Heartbeat,
     Register,
     Registered,
@@ -419,7 +420,9 @@ class Worker:
     def _acknowledged(self, number: int) -> None:
         """The coordinator has applied reports: rows that wait behind them may follow."""
         for report in self._reports.acknowledge(number):
-            if isinstance(report, FileCompleted):
+            if isinstance(report, EndsRead):
+                self._state.ends_known(report)
+            elif isinstance(report, FileCompleted):
                 attempt = self._deployment.attempts.get(attempt_id(report.job, report))
                 if attempt is not None:
                     attempt.task.files.acknowledge()
@@ -447,8 +450,8 @@ class Worker:
                 self._start(instruction)
             case LoadPrograms(job, programs):
                 self._programs.load(job, programs)
-            case ConnectLocal(key, producer, generation):
-                deployment.connect_local(key, producer, generation)
+            case ConnectLocal(key, producer, generation, base):
+                deployment.connect_local(key, producer, generation, base=base)
             case RequestPartition():
                 self._peers.request(instruction, deployment.channel(instruction.channel))
                 deployment.count_received(instruction)

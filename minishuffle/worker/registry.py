@@ -43,9 +43,9 @@ __all__ = [
 # - *down* when the task has read all that was delivered: it waits for the coordinator to name an attempt, or
 #   for the time to request the same one again;
 # - *ended* when the task has read the end of the partition, which may be after the link broke behind it. If
-#   the producer is run again all the same (others may need what it writes), its next attempt is requested
-#   in order to say that nothing more is wanted: else it would wait for this consumer. That ends as soon as
-#   the producer answers, and the task sees nothing of it.
+#   the producer is run again before the coordinator has heard of that (others need what it wrote), its next
+#   attempt is requested in order to say that nothing more is wanted: else it would wait for this consumer.
+#   That ends as soon as the producer answers, and the task sees nothing of it.
 #
 # A task of a job that does not restart fails instead of draining. In each cell, the phase that follows; none
 # where the event cannot happen to a generation in that phase. What leads to wanted begins the next
@@ -109,10 +109,11 @@ Progress: TypeAlias = "tuple[float, int, int] | None"
 
 
 class Upstream(NamedTuple):
-    """An attempt of a producer, and the worker that runs it."""
+    """An attempt of a producer, the worker that runs it, and its base: see ``TaskAttempt``."""
 
     attempt: int
     worker: int
+    base: int = 0
 
 
 @dataclass(slots=True)
@@ -133,11 +134,15 @@ class ChannelEntry:
     """What the task had done when it was looked at last; while the channel is cached."""
     failures: int = 0
     """Generations in a row that failed before their producer answered."""
+    base: int = 0
+    """See :class:`Upstream`."""
+    known: bool = False
+    """The coordinator has heard that the end was read: no next attempt has anything for this channel."""
 
     @property
     def upstream(self) -> Upstream:
         """What it reads from, or is to read from next."""
-        return self.cached or Upstream(self.request.producer_attempt, self.worker)
+        return self.cached or Upstream(self.request.producer_attempt, self.worker, self.base)
 
 
 class InputRegistry:
@@ -200,7 +205,7 @@ class InputRegistry:
             entry.failures = 0
         generation = entry.request.generation + 1
         entry.request = replace(entry.request, producer_attempt=upstream.attempt, generation=generation)
-        entry.worker, entry.retry_at = upstream.worker, None
+        entry.worker, entry.retry_at, entry.base = upstream.worker, None, upstream.base
         self._by_worker.setdefault(upstream.worker, {})[key] = None
 
     def _leave_worker(self, key: ChannelKey, worker: int) -> None:
@@ -298,6 +303,8 @@ class _Partition:
 
     producer: AttemptId
     output: OutputSpec
+    repeats: bool
+    """It writes the rows of an earlier attempt once more."""
     readers: dict[int, tuple[int, int]] = field(default_factory=dict)
     """By consumer index: attempt and generation of the request that was granted last."""
 
@@ -322,15 +329,19 @@ class PartitionRegistry:
         self._attempts: dict[SubtaskId, int] = {}
         """The highest attempt that the coordinator has named, where that is not the first."""
 
-    def learn(self, attempt: AttemptId) -> None:
-        """The coordinator speaks of that attempt."""
-        if attempt.attempt > self._attempts.get(attempt.subtask, FIRST_ATTEMPT):
-            self._attempts[attempt.subtask] = attempt.attempt
+    def learn(self, attempt: AttemptId) -> bool:
+        """The coordinator speaks of that attempt; False if it had spoken of it or of a later one before."""
+        if attempt.attempt <= self._attempts.get(attempt.subtask, FIRST_ATTEMPT):
+            return False
+        self._attempts[attempt.subtask] = attempt.attempt
+        return True
 
-    def add(self, producer: AttemptId, outputs: list[OutputSpec]) -> None:
+    def add(self, producer: AttemptId, outputs: list[OutputSpec], *, repeats: bool = False) -> None:
         for output in outputs:
             partition = PartitionId(producer.subtask.job, output.edge, producer.subtask.index)
-            self._partitions.setdefault(partition, {})[producer.attempt] = _Partition(producer, output)
+            self._partitions.setdefault(partition, {})[producer.attempt] = _Partition(
+                producer, output, repeats
+            )
 
     def remove(self, producer: AttemptId, outputs: list[OutputSpec]) -> None:
         """The attempt was released."""
@@ -371,15 +382,17 @@ class PartitionRegistry:
         partition.readers[request.subpartition] = (request.consumer_attempt, request.generation)
         return partition.producer
 
-    def read_before(self, consumer: AttemptId) -> list[tuple[AttemptId, int]]:
-        """Producers here, with the edge, whose partitions an earlier attempt of ``consumer`` reads."""
+    def read_before(self, consumer: AttemptId, *, new: bool = False) -> list[tuple[AttemptId, int]]:
+        """Producers here, with the edge, whose partitions an earlier attempt of ``consumer`` reads, or may
+        have read from an earlier attempt of theirs if this one of the consumer is ``new``."""
         subtask = consumer.subtask
         return [
             (each.producer, each.output.edge)
             for attempts in self._partitions.values()
             for each in attempts.values()
             if (each.producer.subtask.job, each.output.operator) == (subtask.job, subtask.operator)
-            and each.readers.get(subtask.index, (consumer.attempt, 0))[0] < consumer.attempt
+            and each.readers.get(subtask.index, (0 if each.repeats and new else consumer.attempt, 0))[0]
+            < consumer.attempt
         ]
 
     def _consumer_attempt(self, partition: _Partition, request: PartitionRequest) -> int:

@@ -32,6 +32,7 @@ from minishuffle.wire.messages import (
     ControlMessage,
     DeployTasks,
     Dial,
+    EndsRead,
     ErrorInfo,
     HeldAttempt,
     PeerSuspicion,
@@ -40,12 +41,12 @@ from minishuffle.wire.messages import (
     Shutdown,
     TaskSpec,
     TasksRestarted,
-    TaskStateChanged,
     WorkerAddress,
     WorkerLost,
     WritePosition,
 )
 from minishuffle.worker.dialing import Dialing, backoff_seconds
+from minishuffle.worker.endreports import EndReports
 from minishuffle.worker.instructions import (
     AbandonTask,
     Acknowledged,
@@ -68,6 +69,7 @@ from minishuffle.worker.instructions import (
     ServeStream,
     StartTask,
     attempt_id,
+    state_change,
 )
 from minishuffle.worker.reattachments import Reattachments
 from minishuffle.worker.registry import (
@@ -136,6 +138,7 @@ class WorkerState:
         """A heap: when to request a channel again that failed, a running number, and the generation."""
         self._repairs_begun = 0
         self._reattachments = Reattachments()
+        self._ends = EndReports()
         self._peers = Dialing(worker)
 
     def held(self) -> list[HeldAttempt]:
@@ -212,7 +215,7 @@ class WorkerState:
             self._newest[key.subtask] = spec.attempt
             repairs = message.settings.get("restart_strategy") != "none"
             self._tasks[key] = _TaskEntry(spec, repairs)
-            self._partitions.add(key, spec.outputs)
+            self._partitions.add(key, spec.outputs, repeats=bool(spec.base))
             self._partitions.learn(key)
             new.append((key, spec))
             instructions.append(StartTask(message, spec))
@@ -224,6 +227,7 @@ class WorkerState:
         """Ask for what a task reads, as soon as its producers can be asked."""
         instructions: list[Instruction] = []
         for gate in spec.inputs:
+            bases = message.bases(gate.operator)
             for producer, attempt, worker in message.channels(gate):
                 request = PartitionRequest(
                     0, message.job, gate.edge, producer, spec.index, attempt, spec.attempt, 1, 0
@@ -231,6 +235,7 @@ class WorkerState:
                 channel = ChannelKey(key, gate.edge, producer)
                 subtask = SubtaskId(key.subtask.job, OperatorId(gate.operator), producer)
                 entry = ChannelEntry(subtask, worker, request, self._tasks[key].repairs)
+                entry.base = bases.get(producer, 0)
                 self.inputs.want(channel, entry)
                 instructions += self._request(channel, entry, now)
         return instructions
@@ -243,11 +248,11 @@ class WorkerState:
             instructions += self._announce(address, now)
         for placed in message.tasks:
             restarted = attempt_id(message.job, placed)
-            self._partitions.learn(restarted)
-            for producer, edge in self._partitions.read_before(restarted):
+            new = self._partitions.learn(restarted)
+            for producer, edge in self._partitions.read_before(restarted, new=new):
                 instructions.append(Fence(producer, edge, restarted))
             for channel in self.inputs.readers(restarted.subtask):
-                upstream = Upstream(placed.attempt, placed.worker)
+                upstream = Upstream(placed.attempt, placed.worker, placed.base)
                 instructions += self._reattach(channel, upstream, now)
         return [*instructions, *self._serve_waiting(now)]
 
@@ -294,7 +299,7 @@ class WorkerState:
         entry = self._tasks.get(key)
         if entry is None or entry.terminal:
             return []
-        return [Send(self._state_message(key, "running"))]
+        return [Send(state_change(self.term, key, "running"))]
 
     def first_record(self, key: AttemptId, now: float) -> None:
         """The attempt has passed its first batch on."""
@@ -318,7 +323,7 @@ class WorkerState:
             return []
         entry.finished = state == "finished"
         self._end(key)
-        ended = self._state_message(key, state, error, result, counters)
+        ended = state_change(self.term, key, state, error, result, counters=counters)
         found = {"traffic": traffic, "positions": positions, "writes": list(writes)}
         return [Send(ended.model_copy(update=found))]
 
@@ -326,32 +331,13 @@ class WorkerState:
         """The attempt is terminal: it reads nothing any more."""
         self._tasks[key].terminal = True
         self._canceling.pop(key, None)
+        self._ends.forget(key)
         if not self._tasks[key].finished:
             self._forget_channels(key)
 
     def _forget_channels(self, key: AttemptId) -> None:
         for channel in self.inputs.remove(key):
             self._waiting.pop((self.worker, channel), None)
-
-    def _state_message(
-        self,
-        key: AttemptId,
-        state: str,
-        error: ErrorInfo | None = None,
-        result: bytes = b"",
-        counters: TaskCounters | None = None,
-    ) -> TaskStateChanged:
-        return TaskStateChanged(
-            term=self.term,
-            job=key.subtask.job,
-            operator=key.subtask.operator,
-            index=key.subtask.index,
-            attempt=key.attempt,
-            state=state,
-            error=error,
-            result=result,
-            counters=counters or TaskCounters(),
-        )
 
     # --- channels --------------------------------------------------------------------------------
 
@@ -364,6 +350,8 @@ class WorkerState:
         entry = self.inputs.move(channel, generation, event)
         if entry is None:
             return []
+        if event is ChannelEvent.END:
+            self._ends.read(channel, now)
         match event:
             case ChannelEvent.ATTACH:
                 entry.failures = 0
@@ -375,6 +363,14 @@ class WorkerState:
             case ChannelEvent.DRAIN if entry.retry_at is not None and now >= entry.retry_at:
                 return self._renew(channel, entry.upstream, now)
         return []
+
+    def ends_known(self, report: EndsRead) -> None:
+        """The coordinator has applied that report."""
+        for each in report.ends:
+            for producer in each.producers:
+                entry = self.inputs.get(ChannelKey(attempt_id(report.job, each), each.edge, producer))
+                if entry is not None and entry.phase is ChannelPhase.ENDED:
+                    entry.known = True
 
     def _attached(self, channel: ChannelKey, entry: ChannelEntry, now: float) -> None:
         producer = AttemptId(entry.producer, entry.request.producer_attempt)
@@ -390,7 +386,7 @@ class WorkerState:
             return [self._fail(channel, PeerLost(f"worker {worker} was declared lost"), now)]
         if self._peers.is_up(worker):
             self.inputs.move(channel, request.generation, ChannelEvent.REQUEST)
-            return [RequestPartition(worker, channel, request)]
+            return [RequestPartition(worker, channel, request, entry.base)]
         return self._want_link(worker, now)
 
     def _renew(self, channel: ChannelKey, upstream: Upstream, now: float) -> list[Instruction]:
@@ -402,7 +398,7 @@ class WorkerState:
     def _reattach(self, channel: ChannelKey, upstream: Upstream, now: float) -> list[Instruction]:
         """The coordinator has named the attempt to read from; an older word changes nothing."""
         entry = self.inputs[channel]
-        if upstream.attempt < entry.upstream.attempt or upstream == entry.upstream:
+        if upstream.attempt < entry.upstream.attempt or upstream == entry.upstream or entry.known:
             return []
         instructions: list[Instruction] = []
         if entry.phase in (ChannelPhase.REQUESTED, ChannelPhase.ATTACHED):
@@ -598,7 +594,7 @@ class WorkerState:
         entry = self.inputs.move(channel, request.generation, ChannelEvent.ATTACH)
         assert entry is not None
         self._attached(channel, entry, now)
-        return ConnectLocal(channel, producer, request.generation)
+        return ConnectLocal(channel, producer, request.generation, entry.base)
 
     def _refused(self, waiting: Waiting, error: ShuffleError, now: float) -> Instruction:
         if waiting.channel is None:
@@ -622,7 +618,8 @@ class WorkerState:
 
     def next_deadline(self) -> float | None:
         """When :meth:`handle_timer` wants to be called; None for not at all."""
-        times = [self._peers.next_deadline(), self.inputs.drain_by(), self._reattachments.next_deadline()]
+        times = [self._peers.next_deadline(), self.inputs.drain_by()]
+        times += [self._reattachments.next_deadline(), self._ends.next_deadline()]
         times.append(self._repairs[0][0] if self._repairs else None)
         times.append(next(iter(self._canceling.values()), None))
         times.append(next((waiting.deadline for waiting in self._waiting.values()), None))
@@ -637,6 +634,7 @@ class WorkerState:
         instructions += self._refuse_expired(now)
         instructions += self._repair(now)
         instructions += map(Send, self._reattachments.take(self.term, now))
+        instructions += map(Send, self._ends.take(self.term, now))
         return instructions + self._chase_peers(now)
 
     def _abandon_uncancelled(self, now: float) -> list[Instruction]:
@@ -649,7 +647,7 @@ class WorkerState:
     def _abandon(self, key: AttemptId, error: ErrorInfo | None) -> list[Instruction]:
         self._end(key)
         self.abandoned += 1
-        return [AbandonTask(key), Send(self._state_message(key, "abandoned", error))]
+        return [AbandonTask(key), Send(state_change(self.term, key, "abandoned", error))]
 
     def _refuse_expired(self, now: float) -> list[Instruction]:
         expired = [number for number, waiting in self._waiting.items() if now >= waiting.deadline]

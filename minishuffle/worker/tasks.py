@@ -32,6 +32,7 @@ from minishuffle.exchange.elements import AssemblyBudget
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.kept import ElementLog, KeptPartition
 from minishuffle.exchange.partition import ResultPartition
+from minishuffle.exchange.repeats import Rendition
 from minishuffle.exchange.segments import LocalPool, NetworkBufferPool
 from minishuffle.exchange.spool import Spool
 from minishuffle.exchange.subpartition import PipelinedView
@@ -54,7 +55,13 @@ from minishuffle.wire.messages import (
 from minishuffle.worker.client_gate import UpstreamGate
 from minishuffle.worker.filereports import FileReports
 from minishuffle.worker.handoff import LoopInbox, TaskPaths
-from minishuffle.worker.instructions import Attach, Fence, RequestPartition, StartTask, attempt_id
+from minishuffle.worker.instructions import (
+    Attach,
+    Fence,
+    RequestPartition,
+    StartTask,
+    attempt_id,
+)
 from minishuffle.worker.leases import SourceLeases, WriteLeases
 from minishuffle.worker.outbox import Outbox
 from minishuffle.worker.registry import ChannelKey, Progress
@@ -221,6 +228,8 @@ class Attempt:
             flushing=flushing(self.settings.buffer_timeout),
             drops=self.settings.on_unavailable == "drop",
             full=partial(hit, "queue"),
+            repeats=bool(self._spec.base),
+            closed=output.closed,
         )
 
     def _build_gate(self, spec: InputSpec) -> InputGate:
@@ -242,9 +251,14 @@ class Attempt:
             counters=self.counters,
             tolerant=settings.restart_strategy != "none",
             kept=partial(ElementLog, services.spool_directory, memory) if spec.kept else None,
+            waits=spec.waits,
         )
         gate.buffers.note_limits = self._note_input_limits
+        ended = set(spec.ended)
         for producer in range(spec.first, spec.first + spec.count):
+            if producer in ended:
+                gate.add_ended_channel(producer)
+                continue
             on_event = partial(services.channel_event, ChannelKey(self.id, spec.edge, producer))
             self._channels[spec.edge, producer] = gate.add_channel(producer, on_event)
         return gate
@@ -475,14 +489,20 @@ class Deployment:
         attempt = self.attempts.get(producer)
         return attempt.partitions.get(edge) if attempt is not None else None
 
-    def connect_local(self, key: ChannelKey, producer: AttemptId, generation: int) -> None:
+    def connect_local(self, key: ChannelKey, producer: AttemptId, generation: int, *, base: int = 0) -> None:
         channel, partition = self.channel(key), self.partition(producer, key.edge)
         if channel is None or partition is None:
             return
         subpartition = partition.subpartition(key.attempt.subtask.index)
         assert subpartition is not None
         reader = key.attempt
-        channel.attach_local(subpartition, generation, self._handed_over, attempt=reader.attempt)
+        channel.attach_local(
+            subpartition,
+            generation,
+            self._handed_over,
+            attempt=reader.attempt,
+            writes=Rendition(producer.attempt, base or producer.attempt),
+        )
         if subpartition.error is not None:
             subpartition.fail(subpartition.error)
         worker = self._services.worker

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from minishuffle.coordinator.jobreports import heard
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.positions import Resumption, SourceProgress
 from minishuffle.dataflow.graph import JobGraph
@@ -77,21 +78,21 @@ def test_a_job_keeps_what_current_attempts_report(make_graph: Callable[..., JobG
         (entry,) = unpack_positions(job.positions.resume(0, 0, 101.0).positions)
         return entry
 
-    assert job.heard(1, moved(10), 101.0)
-    assert not job.heard(1, moved(99, attempt=2), 101.0)
-    assert not job.heard(2, moved(99), 101.0)
+    assert heard(job, 1, moved(10), 101.0)
+    assert not heard(job, 1, moved(99, attempt=2), 101.0)
+    assert not heard(job, 2, moved(99), 101.0)
     assert kept() == SplitPosition(0, 10, 8)
-    assert job.heard(1, moved(20), 101.0)
+    assert heard(job, 1, moved(20), 101.0)
     table = packed(SplitPosition(0, 23))
     ended = {"term": TERM, "job": "j1", "operator": 0, "index": 0, "attempt": 1, "state": "failed"}
-    assert job.heard(1, TaskStateChanged(positions=table, **ended), 101.0)
-    assert not job.heard(1, moved(99), 101.0)
+    assert heard(job, 1, TaskStateChanged(positions=table, **ended), 101.0)
+    assert not heard(job, 1, moved(99), 101.0)
     assert kept() == SplitPosition(0, 23)
 
 
 def test_a_job_without_leases_repeats(make_graph: Callable[..., JobGraph]) -> None:
     job = Job("j1", "count", make_graph(source_lease=0), (1, 2), {1: 0, 2: 0}, at=100.0, random=lambda: 0.5)
-    assert job.heard(1, moved(10), 101.0)
+    assert heard(job, 1, moved(10), 101.0)
     assert job.positions.resume(0, 0, 101.0) == Resumption(packed(SplitPosition(0, 10)), 0.0)
 
 

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from minishuffle.coordinator.books import TaskKey
 from minishuffle.coordinator.scheduling import deployments
 from minishuffle.dataflow.graph import Edge, JobGraph
-from minishuffle.wire.messages import WorkerAddress
+from minishuffle.wire.messages import TaskAttempt, WorkerAddress
 
 ADDRESSES = [WorkerAddress(worker=w, epoch=w, host="10.0.0.1", data_port=5000 + w) for w in (1, 2)]
 
@@ -92,12 +93,16 @@ def test_producers_learn_what_to_do_with_rows_for_a_consumer_that_restarts(
     assert resolved(graph.model_copy(update={"vertices": [endless, graph.vertices[1]]})) == {"drop"}
 
 
+def named(attempts: dict[TaskKey, int]) -> dict[TaskKey, TaskAttempt]:
+    return {key: TaskAttempt(operator=key[0], index=key[1], attempt=n) for key, n in attempts.items()}
+
+
 def test_one_task_is_deployed_with_the_attempts_of_those_that_read_it(
     make_graph: Callable[..., JobGraph],
 ) -> None:
     """Its worker may know nothing of the job so far, and lets nobody read whose attempt was not named."""
     graph = make_graph(2, 2)
-    attempts = {(0, 0): 2, (0, 1): 4, (1, 0): 2}
+    attempts = named({(0, 0): 2, (0, 1): 4, (1, 0): 2})
     (message,) = deployments(
         graph, (1, 2), ADDRESSES, term=3, job="j5", name="words", tasks=[(0, 0)], attempts=attempts
     ).values()
@@ -108,7 +113,7 @@ def test_one_task_is_deployed_with_the_attempts_of_those_that_it_reads(
     make_graph: Callable[..., JobGraph],
 ) -> None:
     graph = make_graph(3, 2)
-    attempts = {(0, 1): 4, (1, 0): 2, (1, 1): 3}
+    attempts = named({(0, 1): 4, (1, 0): 2, (1, 1): 3})
     (message,) = deployments(
         graph, (1, 2, 1), ADDRESSES, term=3, job="j5", name="words", tasks=[(1, 1)], attempts=attempts
     ).values()
@@ -129,7 +134,7 @@ def test_a_producer_without_a_worker_is_asked_for_at_the_consumers_own(
         job="j5",
         name="words",
         tasks=[(1, 0)],
-        attempts={(0, 1): 2},
+        attempts={(0, 1): TaskAttempt(operator=0, index=1, attempt=2)},
     ).values()
     assert list(message.channels(message.tasks[0].inputs[0])) == [(0, 1, 1), (1, 2, 1)]
     assert message.workers == ADDRESSES[:1]

@@ -20,7 +20,7 @@ from minishuffle.wire.frames import (
 from support.interleave import Stepped
 from support.producers import Producer, check_elements
 
-ENDED, FAILED, MOVED = CancelReason.ENDED, CancelReason.FAILED, CancelReason.MOVED
+FAILED, MOVED = CancelReason.FAILED, CancelReason.MOVED
 SUSPECTED = CancelReason.SUSPECTED
 
 
@@ -130,7 +130,7 @@ class TheBooksBalance(RuleBasedStateMachine):
         self.times[position].append([])
         self.ends[position].append(0)
 
-    @rule(position=st.integers(0, 1), reason=st.sampled_from([FAILED, SUSPECTED, MOVED, ENDED, None]))
+    @rule(position=st.integers(0, 1), reason=st.sampled_from([FAILED, SUSPECTED, MOVED, None]))
     def lose(self, position: int, reason: CancelReason | None) -> None:
         """None: a newer attempt of the consumer is named."""
         view = self.subpartitions[position].view

@@ -200,7 +200,35 @@ def test_a_consumer_that_has_ended_wants_nothing_more_whatever_the_policy(drops:
     view.release(ENDED)
     producer.write(2, 40, rows=3)
     producer.attend()
-    assert (producer.dropped, producer.pool.in_use) == ((2, 3), 0)
+    assert (producer.dropped, producer.pool.in_use) == ((0, 0), 0), "nothing of that is lost"
+
+
+def test_a_consumer_that_is_closed_gets_the_end_alone() -> None:
+    """It has read the rows from an earlier attempt of the producer."""
+    producer = Producer(closed=[0])
+    producer.write(1, 40, rows=2)
+    producer.partition.broadcast_event(EventKind.END_OF_PARTITION)
+    view = producer.attach()
+    piece = view.poll()
+    assert piece is not None and piece.payload[0] == EventKind.END_OF_PARTITION
+    assert view.poll() is None
+    assert (producer.dropped, producer.pool.in_use) == ((0, 0), 0)
+
+
+@pytest.mark.parametrize("named_first", [True, False])
+def test_a_new_attempt_of_a_consumer_gets_no_rows_that_come_once_more(named_first: bool) -> None:
+    """What the one before took of them is not known."""
+    producer = Producer(drops=False, repeats=True)
+    view = producer.attach() if not named_first else None
+    producer.write(1, 40, rows=2)
+    producer.partition.fence(0, 2)
+    producer.write(2, 40, rows=3)
+    assert view is None or not view.current
+    producer.partition.broadcast_event(EventKind.END_OF_PARTITION)
+    producer.attend()
+    piece = producer.attach().poll()
+    assert piece is not None and piece.payload[0] == EventKind.END_OF_PARTITION
+    assert (producer.dropped, producer.pool.in_use) == ((0, 0), 0)
 
 
 # --- elements that are cut ------------------------------------------------------------------------------

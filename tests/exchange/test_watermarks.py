@@ -3,7 +3,6 @@ invariants under any order of steps; then on a gate, behind subpartitions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import RemoteProtocolError
-from minishuffle.exchange.channels import QueuedWatermark
 from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.segments import NetworkBufferPool, Segment
 from minishuffle.exchange.subpartition import Subpartition
@@ -21,7 +19,6 @@ from minishuffle.ids import JobId, PartitionId
 from minishuffle.limits import EVENTS_QUEUED_PER_CHANNEL_MAX
 from minishuffle.protocol.channel import NextType
 from minishuffle.wire.frames import WATERMARK_EVENT, EventKind
-from support.interleave import interleaved
 
 if TYPE_CHECKING:
     from conftest import Setup
@@ -450,19 +447,6 @@ def test_watermarks_replace_each_other_at_a_consumer_that_does_not_poll(
     settle()
     assert gate.poll() is None
     assert (gate.valve.watermark, gate.valve.idle) == (10_100, False), "one that was read is not changed"
-
-
-def test_a_watermark_is_replaced_whole_or_not_at_all_while_the_task_takes_it() -> None:
-    taken: list[tuple[int, bool]] = []
-    replaced: list[bool] = []
-
-    def make() -> tuple[Callable[[], object], Callable[[], object]]:
-        mark = QueuedWatermark(1, False)
-        return lambda: taken.append(mark.take()), lambda: replaced.append(mark.overtake(2, True))
-
-    for _ in interleaved(make):
-        assert taken[-1] == (2, True) or (taken[-1] == (1, False) and not replaced[-1])
-    assert set(taken) == {(1, False), (2, True)} and set(replaced) == {False, True}
 
 
 def test_watermarks_of_two_attachments_do_not_replace_each_other(make_setup: type[Setup]) -> None:

@@ -26,7 +26,14 @@ class Producer:
     """
 
     def __init__(
-        self, consumers: int = 1, drops: bool = True, flushing: Flush = Flush.ON_REQUEST, segments: int = 64
+        self,
+        consumers: int = 1,
+        drops: bool = True,
+        flushing: Flush = Flush.ON_REQUEST,
+        segments: int = 64,
+        *,
+        repeats: bool = False,
+        closed: Iterable[int] = (),
     ) -> None:
         self.network = NetworkBufferPool(segments, CAPACITY)
         self.pool = self.network.create_pool("p", 1, segments)
@@ -40,6 +47,8 @@ class Producer:
             self.counters,
             flushing=flushing,
             drops=drops,
+            repeats=repeats,
+            closed=closed,
         )
         self.subpartitions = self.partition.subpartitions
         self.first = self.subpartitions[0]

@@ -59,14 +59,15 @@ class Book:
             dropped_in={reason: rows for reason, rows in dropped.items() if reason not in OF_THE_CHAIN},
         )
 
-    def check(self) -> None:
+    def check(self, again: bool) -> None:
         """A writer that was interrupted may have begun an element that does not count as written: for one
-        consumer, or, if it was broadcast, for all of them."""
+        consumer, or, if it was broadcast, for all of them. If some task has run ``again`` for consumers that
+        had yet to read its end, there are rows that others leave out, which are counted nowhere."""
         if self.repeats:
             return
         out = self.sent + sum(self.dropped_out.values()) - self.written
-        assert 0 <= out <= (0 if self.finished else BATCH_ROWS_MAX * self.consumers), (
+        assert (again or out >= 0) and out <= (0 if self.finished else BATCH_ROWS_MAX * self.consumers), (
             f"{out} rows too many are sent or dropped: {self}"
         )
         left = self.received - self.taken - sum(self.dropped_in.values())
-        assert left == 0, f"{left} rows that came were neither read nor counted as dropped: {self}"
+        assert left == 0 or (again and left > 0), f"{left} rows that came are in no place: {self}"

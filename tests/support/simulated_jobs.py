@@ -68,6 +68,8 @@ class Audit:
     """Rows of sides that came to an attempt once more."""
     passed: dict[int, set[tuple[int, int]]] = field(default_factory=dict)
     """By operator, the rows of sources (split and number) that its subtasks have had."""
+    came: dict[tuple[int, int], Counter[tuple[int, int]]] = field(default_factory=dict)
+    """By the operators at both ends, how often each row of sources came, whichever attempts were there."""
     watermarks: dict[tuple[Sender, int], int] = field(default_factory=dict)
     """The last one that an attempt had at an input."""
     mischief: list[tuple[int, int, Mischief]] = field(default_factory=list)
@@ -92,6 +94,8 @@ class Audit:
         self.rows += len(rows)
         self.passed.setdefault(receiver[0], set()).update((row[0], row[1]) for row in rows)
         mine = self.received.setdefault(receiver, {})
+        for row in rows:
+            self.came.setdefault((row[2], receiver[0]), Counter())[row[0], row[1]] += 1
         for split, at, operator, index, attempt, number, padding in rows:
             assert padding == padding_of(split, at), f"row {at} of split {split} has changed"
             numbers = mine.setdefault((operator, index, attempt), [])
@@ -139,6 +143,15 @@ class Audit:
                     f"{receiver} received row {numbers[0]} of {sender}, an earlier attempt row {last}"
                 )
                 highest[key] = numbers[-1]
+
+    def check_once(self, graph: JobGraph, sources: int) -> None:
+        """No consumer of a source gets a row twice, in whatever attempts of both."""
+        for edge in graph.edges:
+            if edge.source < sources:
+                times = graph.vertices[edge.target].parallelism if edge.partitioner == "broadcast" else 1
+                counts = self.came.get((edge.source, edge.target), Counter())
+                twice = [row for row, count in counts.items() if count > times]
+                assert not twice, f"{twice[:5]} and others of {edge.source} came to {edge.target} again"
 
     def numbers(self, sender: Sender, operator: int) -> Counter[int]:
         """How often each row of ``sender`` came to subtasks of ``operator``."""

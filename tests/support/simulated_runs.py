@@ -28,6 +28,15 @@ PROGRESS_SECONDS = 2.0
 STEPS_MAX = 1_000_000
 ANSWER_SECONDS = 10.0
 """Within which a client is answered, also if the coordinator is away for a while."""
+WITHOUT_COORDINATOR = (
+    "isolate",
+    "stop",
+    "stop for long",
+    "stop coordinator",
+    "kill coordinator",
+    "replace coordinator",
+)
+"""Sources that get no answer go on, and emit again what nobody has heard of if they are lost then."""
 ENDED = ("finished", "finished_with_loss", "failed", "canceled")
 SECONDS_TO_END = 10.0
 """Within which a job that was cancelled has ended, and nothing of it is left."""
@@ -146,6 +155,8 @@ class Play:
         cluster.audit.check_attempts(run.plan.repeated)
         cluster.writes.check(run.plan.graph.edges, cluster.audit.received)
         run.rows_skipped = sum(map(len, cluster.writes.skipped.values()))
+        if not any(fault.kind in WITHOUT_COORDINATOR for fault in run.faults):
+            cluster.audit.check_once(run.plan.graph, run.plan.sources)
         assert not cluster.audit.twice, cluster.audit.twice[:5]
         self._check_home()
         self._check_books()
@@ -286,8 +297,9 @@ class Play:
     def _check_books(self) -> None:
         """Each row is in one place in every worker, and the coordinator's sums are the same."""
         books = [Book.of(attempt) for worker, attempt in self.cluster.attempts if not worker.host.lost]
+        again = any(attempt._spec.base for _, attempt in self.cluster.attempts)
         for book in books:
-            book.check()
+            book.check(again)
         if (
             self._run.scenario.strategy == "none"
             or any(book.repeats for book in books)

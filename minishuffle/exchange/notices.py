@@ -1,0 +1,44 @@
+"""Entries of a channel's queue that carry no data, and know of no attachment."""
+
+from __future__ import annotations
+
+from minishuffle.exchange.repeats import NEW, Rendition
+
+__all__ = ["Attached", "Notice", "QueuedWatermark"]
+
+
+class Notice:
+    """An entry of a channel's queue that carries no data."""
+
+    __slots__ = ()
+
+
+class QueuedWatermark(Notice):
+    """A watermark of the producer. The loop lets a newer one take its place until the task takes it."""
+
+    __slots__ = ("_state", "_taken")
+
+    def __init__(self, time: int, idle: bool) -> None:
+        self._state = (time, idle)
+        self._taken = False
+
+    def overtake(self, time: int, idle: bool) -> bool:
+        """(Loop.) Say something newer instead; False if the task may have taken it before."""
+        self._state = (time, idle)  # one store, before the look: the task sees all of it or none
+        return not self._taken
+
+    def take(self) -> tuple[int, bool]:
+        """(Task.) Time and idleness."""
+        self._taken = True  # before the look at what it says: see overtake
+        return self._state
+
+
+class Attached(Notice):
+    """What follows comes from a new attachment, and begins with an element."""
+
+    __slots__ = ("silent", "writes")
+
+    def __init__(self, writes: Rendition = NEW, *, silent: bool = False) -> None:
+        self.writes = writes
+        self.silent = silent
+        """Nothing came of the attachment before."""
