@@ -12,7 +12,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -141,6 +141,7 @@ class Chain:
     Args:
         partitions: by edge.
         index: of the subtask.
+        kept: numbers of the inputs that the next attempt gets all of again.
     """
 
     def __init__(
@@ -149,8 +150,12 @@ class Chain:
         partitions: Mapping[int, ResultPartition],
         index: int,
         totals: TaskCounters,
+        kept: Collection[int] = (),
     ) -> None:
         self.operators = program.operators
+        side = program.operators[0].first_input if program.operators else None
+        self._losing = program.operators[side in kept :]
+        """Those whose state is lost with the task; the first holds nothing but a side that is kept."""
         self.counters = [OperatorCounters(operator.name) for operator in program.operators]
         self._keeping = [operator for operator in program.operators if operator.keeps_rows]
         self._outlet = _Outlet(
@@ -190,8 +195,8 @@ class Chain:
         return self.counters[number - 1] if number else OperatorCounters("")
 
     def state_rows(self) -> int:
-        """Rows of state that the operators hold: see :meth:`Operator.state_rows`."""
-        return sum(operator.state_rows() for operator in self.operators)
+        """Rows of state that would be lost with the task: see :meth:`Operator.state_rows`."""
+        return sum(operator.state_rows() for operator in self._losing)
 
     def rows_kept(self) -> int:
         """Rows of state that stand for rows of which nothing was emitted yet."""
@@ -411,7 +416,8 @@ class Task:
             for operator in program.operators:
                 operator.open(context)
                 opened.append(operator)
-            chain = Chain(program, self.partitions, context.index, self.counters)
+            kept = {gate.input for gate in self.gates if gate.kept}
+            chain = Chain(program, self.partitions, context.index, self.counters, kept)
             produced = [] if program.source is None else [OperatorCounters(self.name.partition(" -> ")[0])]
             self.operators = (*produced, *chain.counters)
             self.paths.post(self.report, self, None)

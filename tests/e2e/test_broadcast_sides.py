@@ -47,6 +47,7 @@ def test_a_join_that_restarts_goes_on_matching(tmp_path: Path) -> None:
         result = handle.wait(SECONDS_MAX, allow_loss=True)
         info = handle.info()
     assert info.restarts == {"failed": 1}
+    assert info.state_rows_lost == 0, "the next attempt has all of the side again"
     (restarted,) = [task for task in info.tasks if task.attempt == 2]
     found = {row["n"] for row in result.rows}
     assert len(found) == len(result.rows)
