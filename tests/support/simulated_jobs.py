@@ -145,9 +145,10 @@ class Audit:
                 highest[key] = numbers[-1]
 
     def check_once(self, graph: JobGraph, sources: int) -> None:
-        """No consumer of a source gets a row twice, in whatever attempts of both."""
-        for edge in graph.edges:
-            if edge.source < sources:
+        """No consumer of a source gets a row twice, in whatever attempts of both, but for what is kept."""
+        kept = graph.kept_edges()
+        for number, edge in enumerate(graph.edges):
+            if edge.source < sources and number not in kept:
                 times = graph.vertices[edge.target].parallelism if edge.partitioner == "broadcast" else 1
                 counts = self.came.get((edge.source, edge.target), Counter())
                 twice = [row for row, count in counts.items() if count > times]
