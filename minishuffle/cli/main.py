@@ -31,6 +31,7 @@ _COMMANDS = {
     "coordinator": "minishuffle.cli.worker:coordinator",
     "submit": "minishuffle.cli.jobs:submit",
     "jobs": "minishuffle.cli.jobs:jobs",
+    "top": "minishuffle.cli.top:top",
     "pipeline": "minishuffle.cli.pipeline:pipeline",
     "bench": "minishuffle.cli.bench:bench",
     "drill": "minishuffle.cli.drill:drill",
@@ -41,7 +42,7 @@ _COMMANDS = {
 _GROUPS = {
     "Start a cluster": ("demo", "cluster", "worker", "coordinator", "doctor"),
     "Run jobs on it": ("submit", "pipeline"),
-    "Watch them": ("jobs",),
+    "Watch them": ("top", "jobs"),
     "Measure, and cause failures": ("bench", "drill"),
 }
 """The commands by what a user wants, for the help."""

@@ -40,7 +40,7 @@ def test_help_lists_exactly_the_commands_that_work(run: Run) -> None:
     assert listed == {
         "Start a cluster:": ["demo", "cluster", "worker", "coordinator", "doctor"],
         "Run jobs on it:": ["submit", "pipeline"],
-        "Watch them:": ["jobs"],
+        "Watch them:": ["top", "jobs"],
         "Measure, and cause failures:": ["bench", "drill"],
     }
 
@@ -49,7 +49,7 @@ def test_help_lists_exactly_the_commands_that_work(run: Run) -> None:
     ("arguments", "text"),
     [
         (["sumbit"], "there is no command 'sumbit'; did you mean 'submit'?"),
-        (["top"], "there is no command 'top'; there are demo, cluster,"),
+        (["xyz"], "there is no command 'xyz'; there are demo, cluster,"),
         (["cluster", "upp"], "upp"),
         (["cluster", "up", "--standby", "-1"], "--standby"),
         (["jobs", "show"], "JOB"),

@@ -73,6 +73,14 @@ def test_a_slow_consumer_back_pressures_its_producers_while_the_job_runs(
         assert all(states["busy_seconds"] > 0.5 for states in consumers)
         table = command(seen, "jobs", "show", job)
         assert "back-pressured" in table and "busy" in table and "idle" in table
+        (shown,) = json.loads(command(seen, "top", job, "--once", "--json"))["jobs"]
+        source, sink = shown["vertices"]
+        assert (source["name"], source["level"], sink["level"]) == ("generate", "HIGH", "OK")
+        assert sink["busy"] > 0.5 and sink["records_in"] > 0
     finally:
         command(seen, "jobs", "cancel", job)
     assert seen.cluster.client.handle(job).wait_until_over(30).state == "canceled"
+    words = [sys.executable, "-m", "minishuffle.cli", *seen.flags, "top", job]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert f"job {job} is canceled: 'minishuffle jobs show {job}' has its totals" in ended.stderr

@@ -1,0 +1,60 @@
+"""What a vertex did between two looks at its job."""
+
+from __future__ import annotations
+
+import pytest
+
+from minishuffle.cli.top import VertexLoad, level_of, vertex_loads
+from minishuffle.counters import TaskCounters
+from minishuffle.wire.requests import JobInfo, TaskInfo
+
+
+def job(*counters: tuple[str, int, TaskCounters]) -> JobInfo:
+    """A job of these subtasks: vertex, index, counters."""
+    names = sorted({name for name, _, _ in counters})
+    tasks = [
+        TaskInfo(
+            operator=names.index(name),
+            name=name,
+            index=index,
+            attempt=1,
+            state="running",
+            worker=1 + index,
+            counters=each,
+        )
+        for name, index, each in counters
+    ]
+    return JobInfo(
+        job="j1", name="words", state="running", submitted_at=1.0, ended_at=0.0, tasks=tasks, causes=[]
+    )
+
+
+@pytest.mark.parametrize(
+    ("share", "level"),
+    [(0.0, "OK"), (0.10, "OK"), (0.11, "LOW"), (0.50, "LOW"), (0.51, "HIGH"), (1.0, "HIGH")],
+)
+def test_levels_are_those_of_flink(share: float, level: str) -> None:
+    assert level_of(share) == level
+
+
+def test_a_vertex_is_as_back_pressured_as_its_worst_subtask() -> None:
+    before = job(
+        ("lines", 0, TaskCounters(busy_seconds=5.0, records_out=100)),
+        ("lines", 1, TaskCounters(busy_seconds=5.0, backpressured_seconds=1.0)),
+    )
+    after = job(
+        ("lines", 0, TaskCounters(busy_seconds=6.5, backpressured_seconds=0.5, records_out=300)),
+        ("lines", 1, TaskCounters(busy_seconds=5.25, backpressured_seconds=1.75, records_out=50)),
+    )
+    (load,) = vertex_loads(before, after)
+    assert isinstance(load, VertexLoad)
+    assert (load.level, load.backpressured, load.most_backpressured) == ("HIGH", 0.75, 1)
+    assert (load.busy, load.busiest) == (0.75, 0)
+    assert load.records_out == 100 + 50, "each by its own two seconds and one"
+    assert [(each.index, each.worker) for each in load.subtasks] == [(0, 1), (1, 2)]
+
+
+def test_a_subtask_of_which_nothing_was_heard_has_no_rates() -> None:
+    silent = job(("count", 0, TaskCounters(busy_seconds=5.0, records_in=10)))
+    (load,) = vertex_loads(silent, silent)
+    assert (load.level, load.busy, load.records_in) == ("OK", 0.0, 0.0)
