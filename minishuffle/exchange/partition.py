@@ -191,7 +191,9 @@ class ResultPartition:
             self._dirty.append(subpartition)
 
     def _begin(self, subpartition: Subpartition) -> BufferBuilder:
-        if subpartition.backlog() + 1 >= OUTPUT_BUFFERS_PER_SUBPARTITION_MAX:  # with the one that is begun
+        if (
+            subpartition.unsent_segments() + 1 >= OUTPUT_BUFFERS_PER_SUBPARTITION_MAX
+        ):  # with the one that is begun
             self._full()
         builder = BufferBuilder(self._acquire())
         subpartition.open = builder

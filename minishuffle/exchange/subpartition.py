@@ -316,9 +316,13 @@ class Subpartition:
             and (builder.holder is None or builder.holder is not self.view)
         )
 
+    def unsent_segments(self) -> int:
+        """(Any thread.) Segments that were begun and are not all sent, more or less: the loop goes on."""
+        return self._written - self._polled
+
     def backlog(self) -> int:
-        """Finished segments that are not all sent, and the open one if it is to go out whatever the consumer
-        does: one that keeps no buffers for this channel grants credit for nothing else."""
+        """(Loop.) Finished segments that are not all sent, and the open one if it is to go out whatever the
+        consumer does: one that keeps no buffers for this channel grants credit for nothing else."""
         queue, backlog = self._queue, self._written - self._polled
         if queue and isinstance(head := queue[0], BufferBuilder) and not head.unsent():
             backlog -= 1

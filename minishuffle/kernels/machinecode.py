@@ -57,7 +57,7 @@ KERNELS: Final[dict[str, tuple[str, ...]]] = {
 _CHECKSUM_BYTES: Final = 16
 
 _loading: Final = threading.Lock()
-"""Tasks may be the first to need a loop, several at once, in processes that are no workers."""
+"""Several tasks may be the first to need a loop, in processes that do not load them at their start."""
 _loaded: Final[dict[str, Loop]] = {}
 
 

@@ -186,15 +186,6 @@ class Attempt:
             age=self._spec.positions_age,
         )
 
-    def _hit(self, limit: str) -> None:
-        """Note when a limit is hit for the first time."""
-        if limit not in self.counters.limits_hit:
-            self.counters.limits_hit[limit] = self._services.wall()
-
-    def _note_input_limits(self, channel: ConsumerChannel) -> None:
-        for limit in channel.credit.limits_hit():
-            self._hit(limit)
-
     def _build_partition(self, output: OutputSpec) -> None:
         """Its pool has at least n + 1 segments, as in Flink, and at most what its channels can use. One that
         is kept has none."""
@@ -216,7 +207,7 @@ class Attempt:
             output.count + 1,
             output.count * limits.OUTPUT_BUFFERS_PER_SUBPARTITION_MAX,
         )
-        paths, hit = self.paths, self._hit
+        paths, hit = self.paths, partial(_note_limit, self.counters, self._services.wall)
         pool.on_available(paths.bell.ring)
         self._pools[output.edge] = pool
         self.partitions[output.edge] = ResultPartition(
@@ -253,7 +244,7 @@ class Attempt:
             kept=partial(ElementLog, services.spool_directory, memory) if spec.kept else None,
             waits=spec.waits,
         )
-        gate.buffers.note_limits = self._note_input_limits
+        gate.buffers.note_limits = partial(_note_input_limits, self.counters, services.wall)
         ended = set(spec.ended)
         for producer in range(spec.first, spec.first + spec.count):
             if producer in ended:
@@ -696,3 +687,14 @@ def short_failure(term: int, attempt_id: AttemptId, state: str, error: Exception
         state="canceled" if state == "canceled" else "failed",
         error=ErrorInfo(code=ResourceExhausted.code, text=clipped(text, limits.ERROR_TEXT_BYTES_MAX // 64)),
     )
+
+
+def _note_limit(counters: TaskCounters, wall: Callable[[], float], limit: str) -> None:
+    """Note when a limit is hit for the first time."""
+    if limit not in counters.limits_hit:
+        counters.limits_hit[limit] = wall()
+
+
+def _note_input_limits(counters: TaskCounters, wall: Callable[[], float], channel: ConsumerChannel) -> None:
+    for limit in channel.credit.limits_hit():
+        _note_limit(counters, wall, limit)

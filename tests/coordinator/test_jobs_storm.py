@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MakeGraph = Callable[..., JobGraph]
 BOOM = ErrorInfo(code=TaskFailed.code, text="count[0]: ValueError: never", traceback="in fail\n")
 FAILURES_MAX = 10
-FEW, MANY = 200, 2_000
+FEW, MANY = 600, 2_000
 BYTES_PER_RESTART = 8
 """What a restart may leave behind for good: numbers that grow, and nothing else."""
 

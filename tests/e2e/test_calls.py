@@ -141,4 +141,4 @@ def test_a_user_partitioner_is_called_once_for_each_record(cluster: LocalCluster
     numbers = Stream.generate(records=RECORDS).partition(choose).map(abs).to(Where())
     result = cluster.submit(numbers, parallelism=2).wait(60)
     assert chosen.read() == Counter(str(number) for number in range(RECORDS))
-    assert sorted(sink.value for sink in result.results) == [(0, (0,)), (1, (1,))]
+    assert sorted(sink.value for sink in result.results) == [[0, [0]], [1, [1]]]

@@ -10,6 +10,7 @@ import pytest
 
 from minishuffle import LocalCluster, Stream
 from minishuffle.dataflow.graph import JobSettings
+from minishuffle.errors import TaskCancelled
 from support.waiting import until
 
 ROWS = 50_000
@@ -65,7 +66,10 @@ def test_a_source_whose_worker_is_killed_loses_its_lease_at_most_and_repeats_not
         skipped = sum(task.counters.rows_skipped for task in job.info().tasks)
         in_flight = job.info().rows_in_flight
         job.cancel()
-        rows = list(job.rows(allow_loss=True))
+        rows = []
+        with pytest.raises(TaskCancelled):
+            for row in job.rows(allow_loss=True):
+                rows.append(row)
     assert len(rows) == len(set(rows))
     missing = set(range(max(rows) - RATE // 2)) - set(rows)
     unsent = RATE // 20

@@ -34,7 +34,9 @@ class Results:
         self.asked: list[str] = []
         self.committed: list[tuple[str, dict[int, int]]] = []
 
-    def describe(self, access: Access, job: str, sink: str | None = None) -> ResultInfo:
+    def describe(
+        self, access: Access, job: str, sink: str | None = None, *, away_seconds: float = 0.0
+    ) -> ResultInfo:
         self.asked.append(job)
         return self.info
 

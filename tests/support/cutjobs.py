@@ -71,6 +71,7 @@ class _Element:
     format: int
     rows: int
     payload: bytes
+    skip: int = 0
 
 
 class _Gate:

@@ -431,11 +431,11 @@ def _pausing_paths(cluster: Cluster) -> type[handoff.TaskPaths]:
             super().give_back(buffer)
             threads.pause()
 
-        def acquire(self, pool: Any) -> Any:
+        def acquire(self, pool: Any, *hit: Any) -> Any:
             threads.pause()
             self.overdue = lambda: pool.available
             try:
-                return super().acquire(pool)
+                return super().acquire(pool, *hit)
             finally:
                 self.overdue = lambda: False
 

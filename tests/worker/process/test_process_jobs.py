@@ -27,6 +27,7 @@ from minishuffle.wire.messages import (
     AskDial,
     CancelTasks,
     Collected,
+    EndsRead,
     Heartbeat,
     LogLines,
     PrepareJob,
@@ -500,7 +501,11 @@ async def test_rows_wait_for_acknowledgements_when_too_many_are_kept(
             lambda seen=seen: len(coordinator.said(Collected)) > seen or len(coordinator.ended()) == 2
         )
     assert sum(rows_of(batch) for batch in coordinator.said(Collected)) == 3_000
-    numbers = [each.number for each in coordinator.messages if isinstance(each, Collected | TaskStateChanged)]
+    numbers = [
+        each.number
+        for each in coordinator.messages
+        if isinstance(each, Collected | TaskStateChanged | EndsRead)
+    ]
     assert numbers == list(range(1, len(numbers) + 1))
 
 
