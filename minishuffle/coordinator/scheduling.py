@@ -123,17 +123,18 @@ def worker_need(graph: JobGraph, slots: Iterable[int]) -> BufferNeed:
     """The least number of segments that a worker has to have for these slots of the job.
 
     An input gate needs ``channels x exclusive + 1``, wherever its producers are: they may move. One that
-    external clients write to needs ``exclusive + 1``, a result partition ``consumers + 1``: the minimums with
-    which a worker creates its local pools. An attempt that was abandoned keeps its pools while the next one
-    runs beside it: so there is room for one more task, the largest.
+    external clients write to needs ``exclusive + 1``, a result partition ``consumers + 1``, or none if it is
+    kept on the disk: the minimums with which a worker creates its local pools. An attempt that was abandoned
+    keeps its pools while the next one runs beside it: so there is room for one more task, the largest.
     """
     need = BufferNeed()
     largest, name = 0, ""
+    kept = graph.kept_edges()
     for slot in slots:
         for operator, vertex in enumerate(graph.vertices):
             if slot < vertex.parallelism:
                 before = need.segments
-                _add_task(need, graph, operator, slot)
+                _add_task(need, graph, (operator, slot), kept)
                 if need.segments - before > largest:
                     largest, name = need.segments - before, vertex.name
     if largest and graph.settings.restart_strategy != "none":
@@ -141,7 +142,8 @@ def worker_need(graph: JobGraph, slots: Iterable[int]) -> BufferNeed:
     return need
 
 
-def _add_task(need: BufferNeed, graph: JobGraph, operator: int, index: int) -> None:
+def _add_task(need: BufferNeed, graph: JobGraph, task: TaskKey, kept: frozenset[int]) -> None:
+    operator, index = task
     vertex, exclusive = graph.vertices[operator], graph.settings.buffers_per_channel
     if vertex.stream:
         need.add(f"stream {vertex.stream}: {exclusive} exclusive + 1 floating", exclusive + 1)
@@ -152,6 +154,8 @@ def _add_task(need: BufferNeed, graph: JobGraph, operator: int, index: int) -> N
             f"{gate}: {channels} channels x {exclusive} exclusive + 1 floating", channels * exclusive + 1
         )
     for number in graph.outputs_of(operator):
+        if number in kept:
+            continue
         consumers = len(graph.consumers_of(number, index))
         need.add(f"output of {vertex.name}: {consumers} consumers + 1", consumers + 1)
 

@@ -80,6 +80,17 @@ def test_a_job_that_restarts_needs_room_for_one_more_task_the_largest(
     assert "a restart of count beside an attempt that does not stop = 9" in needs[1].arithmetic()
 
 
+def test_a_side_that_is_kept_on_the_disk_needs_no_buffers_where_it_is_written(
+    make_graph: Callable[..., JobGraph],
+) -> None:
+    two = make_graph(1, 1, restart_strategy="individual")
+    edges = [*two.edges, Edge(source=2, target=1, partitioner="broadcast", input=1)]
+    graph = two.model_copy(update={"vertices": [*two.vertices, two.vertices[0]], "edges": edges})
+    assert graph.kept_edges() == {1}
+    # The gates of count with one channel each, the output of read, and room for count once more.
+    assert worker_need(graph, [0]).segments == 2 * (2 + 1) + (1 + 1) + 2 * (2 + 1)
+
+
 def test_what_a_worker_needs_is_the_sum_over_its_slots(make_graph: Callable[..., JobGraph]) -> None:
     graph = make_graph(4, 2)
     parts = [worker_need(graph, [slot]).segments for slot in range(4)]
