@@ -247,13 +247,16 @@ def move_lost_slots(
     """Give lost slots of a job to workers with a free slot and the segments for it, if there are any.
 
     Standby workers come first, and are regular workers from then on; before another one those in ``called``,
-    which have been called upon for the same loss, and to which others are added. Then comes the worker with
+    which have been called upon for the same loss, and to which others are added. One that still loads the
+    programs of the jobs comes last: a free slot elsewhere takes over sooner. Then comes the worker with
     the fewest slots of the job; then the emptiest; then the lowest id.
     """
+    running = sum(not each.stopping for each in jobs)
 
-    def order(worker: Worker) -> tuple[bool, bool, int, int, int]:
-        number = worker.worker
-        return number not in called, not worker.standby, held[number], -free[number], number
+    def order(worker: Worker) -> tuple[bool, int, int, int, int]:
+        number, loaded = worker.worker, worker.report.jobs_loaded >= running
+        rank = 1 if not worker.standby else 0 if loaded else 2
+        return number not in called, rank, held[number], -free[number], number
 
     used, required = slots_used(jobs), segments_required(jobs)
     held, segments = job.slots_held(), job.segments_held()

@@ -218,9 +218,11 @@ class FakeCluster:
         """Its process is killed: the link closes."""
         self.do(self.state.link_closed(worker.link, self.now))
 
-    def heartbeat(self, sender: FakeWorker, tasks: list[TaskReport] | None = None, **fields: Any) -> None:
+    def heartbeat(
+        self, sender: FakeWorker, tasks: list[TaskReport] | None = None, loaded: int = 0, **fields: Any
+    ) -> None:
         values = {"term": self.term, "worker": sender.worker, "epoch": sender.epoch, "peers": [], **fields}
-        self.send(sender, Heartbeat(report=WorkerReport(), tasks=tasks or [], **values))
+        self.send(sender, Heartbeat(report=WorkerReport(jobs_loaded=loaded), tasks=tasks or [], **values))
 
     def report(self, worker: FakeWorker, key: tuple[str, int, int], state: str, **fields: Any) -> None:
         """A task changed its state."""

@@ -91,6 +91,8 @@ def test_it_takes_all_slots_of_a_lost_worker_before_any_free_slot(
     cluster.submit(restarting(4, 4))
     lost = {index for (_, index), (_, worker) in placed(cluster).items() if worker == 1}
     assert len(lost) == 2
+    for each in (spare, other):
+        cluster.heartbeat(each, loaded=1)
     kill(cluster, first)
     assert {index for (_, index), (_, worker) in placed(cluster).items() if worker == spare.worker} == lost
     assert standby(cluster) == [other.worker], "one is enough"
@@ -133,9 +135,9 @@ def test_slots_that_do_not_fit_go_to_the_next_and_then_to_free_slots(
     first = cluster.add(slots=3)
     cluster.submit(restarting(3, 3))
     cluster.add(slots=1)
-    cluster.add(slots=1, standby=True)
-    cluster.add(slots=1, standby=True, segments=1)
-    cluster.add(slots=1, standby=True)
+    spares = [cluster.add(slots=1, standby=True, segments=segments) for segments in (2048, 1, 2048)]
+    for spare in spares:
+        cluster.heartbeat(spare, loaded=1)
     kill(cluster, first)
     assert {index: where for (_, index), where in placed(cluster).items()} == {
         0: (2, 3),
@@ -143,6 +145,17 @@ def test_slots_that_do_not_fit_go_to_the_next_and_then_to_free_slots(
         2: (2, 2),
     }
     assert standby(cluster) == [4], "it has too few buffers"
+
+
+def test_a_standby_worker_that_still_loads_comes_behind_a_free_slot(
+    cluster: FakeCluster, restarting: MakeGraph
+) -> None:
+    first = cluster.add(slots=2)
+    cluster.submit(restarting(2, 2))
+    free, spare = cluster.add(slots=1), cluster.add(slots=1, standby=True)
+    kill(cluster, first)
+    assert {worker for _, worker in placed(cluster).values()} == {free.worker, spare.worker}
+    assert placed(cluster)["read", 0][1] == free.worker
 
 
 def test_two_losses_take_two_and_a_third_waits_for_the_next(
