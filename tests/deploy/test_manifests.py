@@ -100,12 +100,14 @@ def test_no_secret_is_shipped(deploy: Path) -> None:
 
 def test_units_are_well_formed_and_do_not_run_as_root(deploy: Path, tmp_path: Path) -> None:
     units = []
+    program = tmp_path / "minishuffle"  # a unit would need quotes around a path with a space
+    program.symlink_to(BIN / "minishuffle")
     for path in sorted((deploy / "systemd").glob("*.service")):
         text = path.read_text()
         assert "User=minishuffle\n" in text and "NoNewPrivileges=yes\n" in text
         assert "Restart=always\n" in text
         unit = tmp_path / path.name.replace("@", "@1")
-        unit.write_text(text.replace("/opt/minishuffle/bin/minishuffle", str(BIN / "minishuffle")))
+        unit.write_text(text.replace("/opt/minishuffle/bin/minishuffle", str(program)))
         units.append(unit)
     assert len(units) == 2
     if shutil.which("systemd-analyze"):
