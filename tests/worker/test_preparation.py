@@ -12,6 +12,7 @@ import cloudpickle
 import pytest
 
 from minishuffle.worker.preparation import ProgramLoader
+from support.waiting import until
 
 SECONDS_MAX = 20.0
 
@@ -110,7 +111,6 @@ def test_a_program_that_is_slow_to_load_holds_nobody_up() -> None:
     loader.load("j1", [cloudpickle.dumps(Waits())])
     (slow,) = loader.threads
     loader.load("j2", [cloudpickle.dumps(1)])
-    loader.threads[-1].join(SECONDS_MAX)
-    assert slow.is_alive() == (slow in loader.threads)
+    until(lambda: [*loader.threads] == [slow], "the end of the other one")
     Waits.go.set()
     assert ended(loader)
