@@ -246,12 +246,13 @@ class WorkerState:
         instructions: list[Instruction] = []
         for address in message.workers:
             instructions += self._announce(address, now)
-        for placed in message.tasks:
+        for placed in message.tasks:  # first: what reads for an earlier attempt is not attached once more
             restarted = attempt_id(message.job, placed)
             new = self._partitions.learn(restarted)
             for producer, edge in self._partitions.read_before(restarted, new=new):
                 instructions.append(Fence(producer, edge, restarted))
-            for channel in self.inputs.readers(restarted.subtask):
+        for placed in message.tasks:
+            for channel in self.inputs.readers(attempt_id(message.job, placed).subtask):
                 upstream = Upstream(placed.attempt, placed.worker, placed.base)
                 instructions += self._reattach(channel, upstream, now)
         return [*instructions, *self._serve_waiting(now)]
