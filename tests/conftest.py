@@ -47,6 +47,9 @@ def hypothesis_profile() -> str:
 
 settings.load_profile(hypothesis_profile())
 
+# The JVMs of Spark live for seconds here: what the second compiler does for them comes too late.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
+
 # libuv opens a signal pipe for the whole process at its first loop, which is no test's leak.
 with asyncio.Runner(loop_factory=uvloop.new_event_loop) as first_loop:
     first_loop.run(asyncio.sleep(0))
@@ -63,13 +66,7 @@ class Held:
     @classmethod
     def now(cls) -> Held:
         threads = {thread.ident: f"thread {thread.name!r}" for thread in threading.enumerate()}
-        children = {}
-        for child in psutil.Process().children():
-            try:
-                children[child.pid, child.create_time()] = f"process {child.pid} ({child.name()})"
-            except psutil.NoSuchProcess:
-                continue
-        return cls(threads, open_descriptors(), children)
+        return cls(threads, open_descriptors(), child_processes())
 
     def beyond(self, before: Held) -> list[str]:
         """Descriptions of what is held now and was not before."""
@@ -89,6 +86,23 @@ def open_descriptors() -> dict[tuple[int, str], str]:
         except FileNotFoundError:  # The directory's own.
             continue
         found[int(name), target] = f"file descriptor {name} ({target})"
+    return found
+
+
+def child_processes() -> dict[tuple[int, float], str]:
+    """By number and start. The kernel lists each thread's; psutil looks at all processes of the machine."""
+    found = {}
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            numbers = Path(f"/proc/self/task/{thread}/children").read_text().split()
+        except FileNotFoundError:  # The thread has ended.
+            continue
+        for number in map(int, numbers):
+            try:
+                child = psutil.Process(number)
+                found[number, child.create_time()] = f"process {number} ({child.name()})"
+            except psutil.NoSuchProcess:
+                continue
     return found
 
 
