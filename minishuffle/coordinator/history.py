@@ -182,7 +182,7 @@ class History:
         if number < self._lost:
             raise ResourceExhausted(
                 f"{self._lost - number} batches that nobody had fetched were lost with the coordinator; "
-                "run the job again, or write its rows with to_parquet"
+                "run the job again, or write its rows with to_files"
             )
         if number < self._dropped:
             which, most = "have ended", limits.COLLECTED_ENDED_BYTES_MAX
