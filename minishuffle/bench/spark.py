@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["measure_spark"]
 
 JOB_SECONDS_MAX: Final = 600.0
-WARM_ROUNDS: Final = 3
-"""Before what is measured: until then the JVM compiles, and the ways get faster from round to round."""
 SCHEMA: Final = pa.schema(
     [("user", pa.string()), ("city", pa.string()), ("ts", pa.int64()), ("amount", pa.float64())]
 )
@@ -48,8 +46,10 @@ def _drop(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     return iter(())
 
 
-def measure_spark(records: int, rounds: int, partitions: int) -> dict[str, Any]:
-    """Rows per second of each way, medians over ``rounds`` after ``WARM_ROUNDS``.
+def measure_spark(records: int, warm_up: int, rounds: int, partitions: int) -> dict[str, Any]:
+    """Rows per second of each way, medians over ``rounds`` after those of the warm-up.
+
+    While the JVM compiles, the ways get faster from round to round.
 
     Raises:
         ShuffleError: a job did not count every row, or a read gave another number of them.
@@ -57,7 +57,7 @@ def measure_spark(records: int, rounds: int, partitions: int) -> dict[str, Any]:
     spark = spark_session("bench spark", master=f"local[{partitions}]")
     try:
         with LocalCluster(workers=2, slots=2) as cluster, tempfile.TemporaryDirectory() as directory:
-            return _Bench(spark, cluster, directory, records, partitions).run(rounds)
+            return _Bench(spark, cluster, directory, records, partitions).run(warm_up, rounds)
     finally:
         stop_spark(spark)
 
@@ -78,7 +78,7 @@ class _Bench:
         }
         self._rounds = 0
 
-    def run(self, rounds: int) -> dict[str, Any]:
+    def run(self, warm_up: int, rounds: int) -> dict[str, Any]:
         self._result = self._kept()
         self._read_frame().write.parquet(self._parquet)
         self._check(self._rows().count())
@@ -90,11 +90,11 @@ class _Bench:
             "parquet_read": self._parquet_read,
         }
         times: dict[str, list[float]] = {name: [] for name in ways}
-        for number in range(WARM_ROUNDS + rounds):
+        for number in range(warm_up + rounds):
             for name, way in ways.items():
                 began = time.monotonic()
                 way()
-                if number >= WARM_ROUNDS:
+                if number >= warm_up:
                     times[name].append(time.monotonic() - began)
         rates = {name: round(self._records / median(seconds)) for name, seconds in times.items()}
         return {

@@ -232,14 +232,21 @@ def scale(as_json: bool) -> None:
 @click.option(
     "--rounds", default=5, show_default=True, type=click.IntRange(1, 99), help="Shows their medians."
 )
+@click.option(
+    "--warm-up",
+    default=3,
+    show_default=True,
+    type=click.IntRange(0, 99),
+    help="Rounds before these, while Java compiles.",
+)
 @click.option("--partitions", default=2, show_default=True, type=click.IntRange(1, 64), help="Spark's tasks.")
 @json_option
 @late_global_options
-def spark(as_json: bool, records: int, rounds: int, partitions: int) -> None:
+def spark(as_json: bool, records: int, rounds: int, warm_up: int, partitions: int) -> None:
     """DataFrames into a job and back, against Spark's own noop sink and Parquet from disk."""
     from minishuffle.bench.spark import measure_spark
 
-    measured = measure_spark(records, rounds, partitions)
+    measured = measure_spark(records, warm_up, rounds, partitions)
     if as_json:
         print_json(measured)
         return

@@ -15,7 +15,7 @@ WAYS = ("write", "noop", "python", "read", "parquet_read")
 @pytest.mark.timeout(270)
 def test_every_way_is_measured() -> None:
     command = [sys.executable, "-m", "minishuffle.cli", "bench", "spark"]
-    options = ["--records", "20000", "--rounds", "1", "--json"]
+    options = ["--records", "20000", "--rounds", "1", "--warm-up", "0", "--json"]
     done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
