@@ -21,11 +21,12 @@ from minishuffle.bench.failures import RECOVERY_SECONDS_MAX, FailureRound, Failu
 from minishuffle.bench.headless import HEADLESS_PHASES, lose_coordinator
 from minishuffle.bench.hosts import HostCluster
 from minishuffle.bench.numbered import PARALLELISM, NumberedOutput, numbered_job
+from minishuffle.coordinator.failover import QUIET_SECONDS
 from minishuffle.errors import ShuffleError
 from minishuffle.local import LocalCluster
 from minishuffle.wire.requests import JobInfo
 
-__all__ = ["Failure", "measure_recovery"]
+__all__ = ["Failure", "measure_recovery", "seconds_until_quiet"]
 
 Failure = Literal["process", "task", "stop", "host", "coordinator"]
 """Kinds whose outage is measured."""
@@ -48,8 +49,9 @@ PHASES: Final = (
 def measure_recovery(*, failure: Failure, standby: int, kills: int, rate: float) -> dict[str, Any]:
     """Run it once. Times are in milliseconds; ``dropped``, ``in_flight`` and ``missing`` count rows.
 
-    Without standby workers each worker has one slot to spare. The loss of a coordinator strikes no subtask:
-    there is no outage then, and the others are all of them.
+    Without standby workers each worker has one slot to spare. Tasks fail in turn, and none a second time
+    before its restart is at once again: a delay that is added on purpose is left out. The loss of a
+    coordinator strikes no subtask: there is no outage then, and the others are all of them.
 
     Raises:
         UsageError: hosts, which are network namespaces, cannot be made here.
@@ -71,6 +73,8 @@ def measure_recovery(*, failure: Failure, standby: int, kills: int, rate: float)
             rounds = []
             for _ in range(kills):
                 time.sleep(WINDOW_SECONDS)
+                if failure == "task":
+                    time.sleep(seconds_until_quiet(rounds, time.monotonic_ns()))
                 if failure == "coordinator":
                     rounds.append(lose_coordinator(cluster, handle, failures, WINDOW_SECONDS))
                 else:
@@ -94,6 +98,13 @@ def measure_recovery(*, failure: Failure, standby: int, kills: int, rate: float)
         "duplicated": output.duplicated,
         "rss_bytes": rss,
     }
+
+
+def seconds_until_quiet(rounds: Sequence[FailureRound], now: int) -> float:
+    """Until the task whose turn is next has been quiet for long enough; ``now`` in monotonic nanoseconds."""
+    if len(rounds) < PARALLELISM:
+        return 0.0
+    return max(0.0, QUIET_SECONDS - (now - rounds[-PARALLELISM].at) / 1e9)
 
 
 def _times(output: NumberedOutput, rounds: Sequence[FailureRound]) -> dict[str, Any]:

@@ -8,6 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from minishuffle.bench import headless, recovery
+from minishuffle.bench.failures import FailureRound
+from minishuffle.bench.numbered import PARALLELISM
 from minishuffle.cli.main import cli
 
 
@@ -41,3 +43,12 @@ def test_the_loss_of_the_coordinator_costs_no_row_and_no_attempt() -> None:
     books = ("others_restarted", "dropped", "in_flight", "missing", "duplicated")
     assert [found[name] for name in books] == [0] * len(books)
     assert found["others_gap_ms"]["max"] > 0 and found["others_gap_baseline_ms"]["max"] > 0
+
+
+def test_a_task_fails_again_once_its_restart_is_at_once() -> None:
+    second = 10**9
+    rounds = [FailureRound("task", at * second, frozenset([at]), at, 0) for at in range(PARALLELISM)]
+    assert recovery.seconds_until_quiet(rounds[:-1], 0) == 0.0, "the last one has not failed yet"
+    assert recovery.seconds_until_quiet(rounds, 10 * second) == recovery.QUIET_SECONDS - 10
+    assert recovery.seconds_until_quiet([rounds[-1], *rounds], 10 * second) == recovery.QUIET_SECONDS - 10
+    assert recovery.seconds_until_quiet(rounds, int(recovery.QUIET_SECONDS) * second) == 0.0
