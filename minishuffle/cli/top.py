@@ -1,7 +1,6 @@
 """``minishuffle top``: how busy and how back-pressured each vertex of the running jobs is, and its rates.
 
-Everything comes from two looks at what heartbeats have carried. A subtask is busy, idle or back-pressured at
-any time, so the growth of the three is the time between the looks, whatever delays heartbeats had.
+Everything comes from two looks at what heartbeats have carried: see :mod:`~minishuffle.observe.loads`.
 """
 
 from __future__ import annotations
@@ -9,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Final, Literal, TypeAlias
+from dataclasses import asdict
+from typing import Final
 
 import click
 from rich.live import Live
@@ -20,104 +19,18 @@ from minishuffle.cli.session import json_option, late_global_options, print_json
 from minishuffle.cli.tables import console, new_table, rate_text
 from minishuffle.client import Client
 from minishuffle.errors import UsageError
-from minishuffle.wire.requests import JobInfo, TaskInfo
+from minishuffle.observe.loads import Level, seconds_of, vertex_loads
+from minishuffle.wire.requests import JobInfo
 
 __all__ = ["top"]
 
-LOW_FROM: Final = 0.10
-HIGH_FROM: Final = 0.50
-"""Shares of a subtask's time in back-pressure beyond which a vertex is LOW and HIGH, as in Flink's page."""
 SPAN_SECONDS: Final = 1.0
 """The time of a subtask that is looked at, at least."""
 LOOK_SECONDS: Final = 0.1
 LOOKS_SECONDS_MAX: Final = 10.0
 """After which subtasks of which nothing was heard count with what there is."""
 
-Level: TypeAlias = Literal["OK", "LOW", "HIGH"]
 _STYLES: Final[dict[Level, str]] = {"OK": "", "LOW": "yellow", "HIGH": "red"}
-
-
-@dataclass(frozen=True, slots=True)
-class SubtaskLoad:
-    """Shares of its time, 0 to 1, and records per second."""
-
-    index: int
-    worker: int
-    state: str
-    busy: float
-    backpressured: float
-    records_in: float
-    records_out: float
-
-
-@dataclass(frozen=True, slots=True)
-class VertexLoad:
-    """The greatest shares of any subtask, with its index, and the sums of the rates."""
-
-    name: str
-    level: Level
-    backpressured: float
-    most_backpressured: int
-    busy: float
-    busiest: int
-    records_in: float
-    records_out: float
-    subtasks: list[SubtaskLoad]
-
-
-def level_of(backpressured: float) -> Level:
-    """OK ≤ 0.10 < LOW ≤ 0.50 < HIGH."""
-    return "OK" if backpressured <= LOW_FROM else "LOW" if backpressured <= HIGH_FROM else "HIGH"
-
-
-def seconds_of(task: TaskInfo) -> float:
-    """The time that a subtask has reported, over all attempts."""
-    counters = task.counters
-    return counters.busy_seconds + counters.idle_seconds + counters.backpressured_seconds
-
-
-def vertex_loads(before: JobInfo, after: JobInfo) -> list[VertexLoad]:
-    """What the vertices of a job did between two looks at it."""
-    earlier = {(task.operator, task.index): task for task in before.tasks}
-    vertices: dict[int, list[tuple[str, SubtaskLoad]]] = {}
-    for task in after.tasks:
-        load = _subtask_load(earlier[task.operator, task.index], task)
-        vertices.setdefault(task.operator, []).append((task.name, load))
-    return [_vertex_load(found[0][0], [load for _, load in found]) for _, found in sorted(vertices.items())]
-
-
-def _subtask_load(before: TaskInfo, after: TaskInfo) -> SubtaskLoad:
-    was, now = before.counters, after.counters
-    seconds = max(0.0, seconds_of(after) - seconds_of(before))
-
-    def per_second(growth: float) -> float:
-        return max(0.0, growth) / seconds if seconds else 0.0
-
-    return SubtaskLoad(
-        after.index,
-        after.worker,
-        after.state,
-        round(per_second(now.busy_seconds - was.busy_seconds), 4),
-        round(per_second(now.backpressured_seconds - was.backpressured_seconds), 4),
-        round(per_second(now.records_in - was.records_in), 1),
-        round(per_second(now.records_out - was.records_out), 1),
-    )
-
-
-def _vertex_load(name: str, subtasks: list[SubtaskLoad]) -> VertexLoad:
-    held = max(subtasks, key=lambda load: load.backpressured)
-    busiest = max(subtasks, key=lambda load: load.busy)
-    return VertexLoad(
-        name,
-        level_of(held.backpressured),
-        held.backpressured,
-        held.index,
-        busiest.busy,
-        busiest.index,
-        round(sum(load.records_in for load in subtasks), 1),
-        round(sum(load.records_out for load in subtasks), 1),
-        subtasks,
-    )
 
 
 @click.command()
@@ -192,7 +105,7 @@ def _later(client: Client, before: list[JobInfo]) -> list[JobInfo]:
             for was, now in zip(earlier.tasks, later.tasks, strict=True)
             if now.state == "running"
         ]
-        if all(seconds_of(now) - seconds_of(was) >= SPAN_SECONDS for was, now in pairs):
+        if all(seconds_of(now.counters) - seconds_of(was.counters) >= SPAN_SECONDS for was, now in pairs):
             return after
         if time.monotonic() > deadline:
             return after

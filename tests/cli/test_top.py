@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from minishuffle.cli.top import VertexLoad, level_of, vertex_loads
 from minishuffle.counters import TaskCounters
+from minishuffle.observe.loads import VertexLoad, level_of, vertex_loads
 from minishuffle.wire.requests import JobInfo, TaskInfo
 
 
