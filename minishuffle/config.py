@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import hmac
 import json
 import logging
 import os
@@ -35,6 +36,7 @@ __all__ = [
     "load_settings",
     "read_coordinator",
     "read_secret",
+    "web_token",
     "write_coordinator",
 ]
 
@@ -264,6 +266,11 @@ def create_secret(path: Path) -> bytes:
             f"cannot write a secret to {path}: {error.strerror}; name another place with --secret-file"
         ) from error
     return secret
+
+
+def web_token(secret: bytes) -> str:
+    """What the REST interface asks for: it follows from the secret, and does not give it away."""
+    return hmac.digest(secret, b"minishuffle web token", "sha256").hex()
 
 
 def read_secret(path: Path) -> bytes:

@@ -36,6 +36,7 @@ NO_TEST_OF_ITS_OWN = {
     "worker/service.py": "a shell, run by worker/process",
     "worker/peers.py": "a shell, run by worker/process and transport/test_conformance.py",
     "coordinator/status.py": "read by coordinator/test_state_requests.py",
+    "web/pools.py": "served by both processes: web/test_rest.py",
     "protocol/channel.py": "the ends of a channel need a connection: protocol/test_connection.py",
     "remote/reader.py": "run against real workers by e2e/test_results.py",
 }

@@ -26,7 +26,7 @@ from minishuffle.cli.session import (
     settings_options,
 )
 from minishuffle.client import Client
-from minishuffle.config import ClusterSettings, create_secret
+from minishuffle.config import ClusterSettings, create_secret, web_token
 from minishuffle.errors import PeerLost, ResourceExhausted, ShuffleError, UsageError
 from minishuffle.ids import Address
 from minishuffle.launch import Child, LocalProcesses, settings_flags, start_processes, stop_children
@@ -218,6 +218,7 @@ def _tell(
         f"cluster {session.cluster!r} is up: {workers} workers x {settings.slots} slots{spare}",
         f"  coordinator  {processes.address} (pid {processes.coordinator.pid})",
         f"  metrics      {web}/metrics, targets at {web}/sd/prometheus",
+        f"  REST         {web}/openapi.json",
         f"  state, logs  {directory}",
         "next:",
         f"  minishuffle{where} submit keyby",
@@ -299,6 +300,14 @@ def status(context: click.Context, as_json: bool) -> None:
         print_json(tables.status_map(state))
     else:
         tables.show_status(state)
+
+
+@cluster.command()
+@late_global_options
+@click.pass_context
+def token(context: click.Context) -> None:
+    """Print what the web page and the REST interface ask for before they change anything."""
+    click.echo(web_token(session_of(context).secret()))
 
 
 @cluster.command()

@@ -25,7 +25,7 @@ from minishuffle.cli.session import (
     settings_from,
     settings_options,
 )
-from minishuffle.config import ClusterSettings, read_coordinator
+from minishuffle.config import ClusterSettings, read_coordinator, web_token
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.launch import DETACH
 from minishuffle.wire.messages import WORKER_NUMBER_MAX
@@ -116,7 +116,7 @@ def start_worker(
             standby=standby,
             spool_directory=str(directory),
             find=lambda: read_coordinator(directory),
-            web=partial(serve_worker_web, port=web_port),
+            web=partial(serve_worker_web, port=web_port, token=web_token(secret)),
             ready=ready,
             stop=stop,
         )
@@ -166,7 +166,7 @@ def start_coordinator(
             port=port,
             state_dir=directory,
             secret=secret,
-            web=serve_coordinator_web,
+            web=partial(serve_coordinator_web, token=web_token(secret)),
             web_port=web_port,
             ready=ready,
             stop=stop,

@@ -184,15 +184,15 @@ class Job:
             self._losses = self._books.losses(self._tasks.values())
         return self._losses
 
-    def info(self, *, results: bool) -> JobInfo:
-        """As clients see it; ``results`` of sinks may be left out for brevity."""
+    def info(self, *, results: bool, tasks: bool = True) -> JobInfo:
+        """As clients see it; ``results`` of sinks, or all ``tasks``, may be left out for brevity."""
         return JobInfo(
             job=self.id,
             name=self.name,
             state=self.state,
             submitted_at=self.submitted_at,
             ended_at=self.ended_at,
-            tasks=[task.info(self._books.totals(task), results) for task in self._tasks.values()],
+            tasks=[task.info(self._books.totals(task), results) for task in self.tasks() if tasks],
             causes=self.history.causes,
             collected_batches=self.history.batches,
             restarts=dict(self.restarts),
@@ -201,6 +201,7 @@ class Job:
             state_rows_lost=self.losses().state_rows,
             files_listed=self.manifest.files,
             file_rows=self.manifest.rows,
+            task_states=dict(+self._states),
         )
 
     def rows_after(self, number: int) -> JobRows:

@@ -35,11 +35,13 @@ from minishuffle.coordinator.instructions import (
     SendToWorker,
     Stopped,
 )
+from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.journal import CoordinatorJournal
 from minishuffle.coordinator.state import CoordinatorState
 from minishuffle.coordinator.status import CoordinatorFacts
+from minishuffle.coordinator.workers import Worker
 from minishuffle.counters import CoordinatorSnapshot
-from minishuffle.errors import ResourceExhausted, ShuffleError
+from minishuffle.errors import ResourceExhausted, ShuffleError, error_from_code
 from minishuffle.ids import Address, Changes, RecordKey
 from minishuffle.transport.addresses import cannot_listen
 from minishuffle.transport.admission import RefusalLog
@@ -53,6 +55,8 @@ __all__ = ["Coordinator", "run_coordinator"]
 
 STOP_SECONDS_MAX: Final = 10.0
 """How much longer than ``task_cancel_timeout`` an orderly stop may take."""
+OWN_LINK: Final = 0
+"""The number of no link: requests of this process itself."""
 TERM_SECONDS: Final = 1.0
 """Between two looks whether another coordinator has taken over."""
 _log = logging.getLogger("minishuffle.coordinator")
@@ -114,20 +118,24 @@ class Coordinator:
         self._loop = asyncio.get_running_loop()
         self.stopped: asyncio.Future[None] = self._loop.create_future()
         """Resolved when the cluster is shut down."""
+        self._wall_offset = time.time() - self._loop.time()
         facts = CoordinatorFacts(
             cluster=cluster,
             version=metadata.version("minishuffle"),
             python=".".join(platform.python_version_tuple()[:2]),
             pid=os.getpid(),
             term=journal.term,
-            wall_offset=time.time() - self._loop.time(),
+            wall_offset=self._wall_offset,
         )
         self._state = CoordinatorState(settings, facts, journal.records, random.random, self._loop.time())
         self._journal = journal
         self._cluster = cluster
         self._server = ControlServer()
         self._links: dict[int, ControlLink] = {}
-        self._links_seen = 0
+        self._links_seen = OWN_LINK
+        self._replies: dict[int, asyncio.Future[ControlMessage]] = {}
+        """Requests of this process itself that wait for their reply."""
+        self._asked = 0
         self._instructions: deque[Instruction] = deque()
         self._is_writing = False
         """The journal is; what is to be done waits behind that."""
@@ -161,6 +169,33 @@ class Coordinator:
     def web_started(self, port: int) -> None:
         """Have ``cluster status`` tell where the metrics are."""
         self._state.web_port = port
+
+    async def ask(self, request: ControlMessage) -> ControlMessage:
+        """What a client would be replied.
+
+        Raises:
+            ShuffleError: the request cannot be fulfilled.
+        """
+        self._asked += 1
+        number, reply = self._asked, self._loop.create_future()
+        self._replies[number] = reply
+        try:
+            self._carry_out(self._state.client_request(OWN_LINK, number, request, self._loop.time()))
+            message: ControlMessage = await reply
+        finally:
+            del self._replies[number]
+        if isinstance(message, Failure):
+            raise error_from_code(message.code, message.text)
+        return message
+
+    @property
+    def clock(self) -> float:
+        """Seconds since 1970 on the clock of all events, which does not jump."""
+        return self._loop.time() + self._wall_offset
+
+    def look(self) -> tuple[list[Job], list[Worker]]:
+        """Jobs that have not ended, and all workers, as they are until the caller waits for something."""
+        return self._state.look()
 
     def snapshot(self) -> CoordinatorSnapshot:
         """Everything that ``/metrics`` is made from."""
@@ -287,6 +322,8 @@ class Coordinator:
             self._instructions.extend(self._state.undeployable(worker, message, error, self._loop.time()))
 
     def _reply(self, number: int, request: int, message: ControlMessage) -> None:
+        if number == OWN_LINK and (asked := self._replies.get(request)) is not None and not asked.done():
+            asked.set_result(message)
         link = self._links.get(number)
         if link is None:
             return
@@ -337,7 +374,7 @@ async def run_coordinator(
     port: int,
     state_dir: Path,
     secret: bytes,
-    web: Callable[[Callable[[], CoordinatorSnapshot], str, int], Awaitable[_Server]],
+    web: Callable[[Coordinator, str, int], Awaitable[_Server]],
     web_port: int,
     ready: Callable[[dict[str, Any]], None],
     stop: asyncio.Event,
@@ -348,7 +385,7 @@ async def run_coordinator(
 
     Args:
         state_dir: exists; the journal is kept there.
-        web: starts the metrics server (snapshot, host, port).
+        web: starts the HTTP server (coordinator, host, port).
         ready: called with both ports and the term once it listens.
 
     Raises:
@@ -366,7 +403,7 @@ async def run_coordinator(
         server: _Server | None = None
         try:
             listening = await coordinator.listen(host, port, secret)
-            server = await web(coordinator.snapshot, host, web_port)
+            server = await web(coordinator, host, web_port)
             coordinator.web_started(server.port)
             write_coordinator(state_dir, CoordinatorPlace(Address(host, listening), journal.term))
             ready({"port": listening, "web_port": server.port, "term": journal.term})

@@ -41,7 +41,13 @@ from minishuffle.coordinator.scheduling import (
 )
 from minishuffle.coordinator.shutdown import OrderlyStop
 from minishuffle.coordinator.standby import Preparations
-from minishuffle.coordinator.status import CoordinatorFacts, cluster_status, coordinator_snapshot
+from minishuffle.coordinator.status import (
+    ClusterView,
+    CoordinatorFacts,
+    StatusRequest,
+    coordinator_snapshot,
+    status_reply,
+)
 from minishuffle.coordinator.streams import StreamRequest, Streams
 from minishuffle.coordinator.submissions import Submission, Submissions
 from minishuffle.coordinator.takeover import missing, reconciled
@@ -71,7 +77,6 @@ from minishuffle.wire.messages import (
     WorkerAddress,
     WorkerLost,
 )
-from minishuffle.wire.outputs import GetFiles
 from minishuffle.wire.requests import (
     Accepted,
     CancelJob,
@@ -79,10 +84,6 @@ from minishuffle.wire.requests import (
     GetEvents,
     GetLogs,
     GetRows,
-    GetStatus,
-    JobList,
-    ListJobs,
-    ShowJob,
     StopCluster,
     SubmitJob,
     WaitJob,
@@ -449,19 +450,13 @@ class CoordinatorState:
             case SubmitJob():
                 self._submit(link, request, message, self._wall(now))
                 return
-            case ListJobs():
-                reply: ControlMessage = JobList(jobs=[job.info(results=False) for job in self._jobs.values()])
-            case ShowJob(job=name):
-                reply = self._jobs.named(name).info(results=True)
-            case GetFiles(job=name, after=after):
-                reply = self._jobs.named(name).manifest.after(after)
             case CancelJob(job=name):
-                reply = self._cancel(self._jobs.named(name), now)
+                reply: ControlMessage = self._cancel(self._jobs.named(name), now)
             case CancelSubmission(submission=submission):
                 reply = self._cancel_submission(submission, now)
-            case GetStatus():
-                jobs = list(self._jobs.values())
-                reply = cluster_status(self._facts, self.web_port, self._workers, jobs, now)
+            case _ if isinstance(message, StatusRequest):
+                seen = ClusterView(self._facts, self.web_port, self._workers, self._jobs)
+                reply = status_reply(message, seen, now)
             case StopCluster():
                 self._out.append(Reply(link, request, Accepted()))
                 self._begin_stop(now)
@@ -671,6 +666,10 @@ class CoordinatorState:
             self._out.append(Stopped())
 
     # --- statistics ------------------------------------------------------------------------------
+
+    def look(self) -> tuple[list[Job], list[Worker]]:
+        """Jobs that have not ended, and all workers; to be read before anything else happens."""
+        return self._jobs.active(), list(self._workers)
 
     def snapshot(self, now: float, refused: dict[str, int]) -> CoordinatorSnapshot:
         """Everything that ``/metrics`` is made from; ``refused`` counts connections by reason."""

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 from minishuffle.coordinator.jobs import Job
+from minishuffle.coordinator.jobtable import JobTable
 from minishuffle.coordinator.scheduling import slots_used
-from minishuffle.coordinator.workers import Worker
+from minishuffle.coordinator.workers import Worker, WorkerRegistry
 from minishuffle.counters import CoordinatorSnapshot, JobRecoveries
-from minishuffle.wire.requests import ClusterStatus
+from minishuffle.wire.messages import ControlMessage
+from minishuffle.wire.outputs import GetFiles
+from minishuffle.wire.requests import (
+    ClusterStatus,
+    EdgeInfo,
+    GetStatus,
+    GraphInfo,
+    JobList,
+    ListJobs,
+    ShowGraph,
+    ShowJob,
+    VertexInfo,
+)
 
-__all__ = ["CoordinatorFacts", "cluster_status", "coordinator_snapshot"]
+__all__ = ["CoordinatorFacts", "ClusterView", "StatusRequest", "coordinator_snapshot", "status_reply"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +43,64 @@ class CoordinatorFacts:
     """Wall clock minus the clock of ``now``, in seconds."""
 
 
-def cluster_status(
-    facts: CoordinatorFacts, web_port: int, workers: Iterable[Worker], jobs: Sequence[Job], now: float
-) -> ClusterStatus:
-    """Workers with their connections, and jobs without what their sinks returned."""
-    used = slots_used(job for job in jobs if not job.terminal)
+class ClusterView(NamedTuple):
+    """What replies to questions about the whole cluster are made from."""
+
+    facts: CoordinatorFacts
+    web_port: int
+    workers: WorkerRegistry
+    jobs: JobTable
+
+
+StatusRequest: TypeAlias = ListJobs | ShowJob | ShowGraph | GetFiles | GetStatus
+"""Requests that are answered at once and change nothing."""
+
+
+def status_reply(request: StatusRequest, cluster: ClusterView, now: float) -> ControlMessage:
+    """The reply to a client.
+
+    Raises:
+        UnknownName: there is no such job.
+    """
+    match request:
+        case ListJobs(tasks=tasks):
+            return JobList(jobs=[job.info(results=False, tasks=tasks) for job in cluster.jobs.values()])
+        case ShowJob(job=name, results=results):
+            return cluster.jobs.named(name).info(results=results)
+        case ShowGraph(job=name):
+            return _graph_info(cluster.jobs.named(name))
+        case GetFiles(job=name, after=after):
+            return cluster.jobs.named(name).manifest.after(after)
+        case GetStatus(jobs=jobs):
+            return _cluster_status(cluster, now, show_jobs=jobs)
+
+
+def _cluster_status(cluster: ClusterView, now: float, *, show_jobs: bool) -> ClusterStatus:
+    """Workers with their connections, and jobs, if any are shown, without what their sinks returned."""
+    facts = cluster.facts
+    used = slots_used(cluster.jobs.active())
     return ClusterStatus(
         cluster=facts.cluster,
         version=facts.version,
         term=facts.term,
         pid=facts.pid,
-        web_port=web_port,
-        workers=[worker.info(used[worker.worker], now) for worker in workers],
-        jobs=[job.info(results=False) for job in jobs],
+        web_port=cluster.web_port,
+        workers=[worker.info(used[worker.worker], now) for worker in cluster.workers],
+        jobs=[job.info(results=False) for job in cluster.jobs.values() if show_jobs],
+    )
+
+
+def _graph_info(job: Job) -> GraphInfo:
+    """The graph of a job as clients see it."""
+    vertices = [
+        VertexInfo(**vertex.model_dump(include=set(VertexInfo.model_fields))) for vertex in job.graph.vertices
+    ]
+    return GraphInfo(
+        job=job.id,
+        vertices=vertices,
+        edges=[EdgeInfo(**edge.model_dump()) for edge in job.graph.edges],
+        restart_strategy=job.graph.settings.restart_strategy,
+        on_unavailable=job.graph.on_unavailable,
     )
 
 

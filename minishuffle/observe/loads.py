@@ -1,7 +1,7 @@
 """How busy and how back-pressured subtasks and vertices are, and their rates: the growth between two looks.
 
-A subtask is busy, idle or back-pressured at any time, so the growth of the three is the time between the looks,
-whatever delays heartbeats had. The levels are those of Flink's web page (``JobVertexBackPressureHandler``).
+A subtask is busy, idle or back-pressured at any time, so the growth of the three is the time between the
+looks, whatever delays heartbeats had. Levels are those of Flink (``JobVertexBackPressureHandler``).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The HTTP servers of a worker and of the coordinator: ``/metrics``, and ``/sd/prometheus``.
+"""The HTTP servers of a worker and of the coordinator: metrics and REST.
 
 They run on the process's own event loop and read snapshots, so a scrape costs the loop a few
-milliseconds and the data path nothing. Everything here is for reading. The ``Host`` of a request is
-checked, so that a web page in somebody's browser cannot read a cluster on loopback by pointing a
-name of its own there. Connections are few and do not stay idle: whoever opens many, or sends half of
+milliseconds and the data path nothing. Who may ask for what is decided in :mod:`~minishuffle.web.guard`.
+Connections are few and do not stay idle: whoever opens many, or sends half of
 a request, costs a process a bounded number of file descriptors for a bounded time.
 """
 
@@ -14,11 +13,9 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
-from ipaddress import ip_address
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.typedefs import Handler
 from prometheus_client import CollectorRegistry
 from prometheus_client.aiohttp import make_aiohttp_handler
 
@@ -28,6 +25,9 @@ from minishuffle.ids import Address
 from minishuffle.observe.metrics import coordinator_registry, worker_registry
 from minishuffle.observe.prometheus import SD_REFRESH_SECONDS
 from minishuffle.transport.addresses import cannot_listen
+from minishuffle.web.guard import check_host, check_reader, reached_at
+from minishuffle.web.pools import BUFFERS_PATH, worker_buffers
+from minishuffle.web.rest import CoordinatorSource, RestInterface
 
 __all__ = ["HttpLimits", "WebServer", "serve_coordinator_web", "serve_worker_web"]
 
@@ -73,70 +73,54 @@ class WebServer:
 
 
 async def serve_worker_web(
-    snapshot: Callable[[], WorkerSnapshot], host: str, port: int, http: HttpLimits = DEFAULT
+    snapshot: Callable[[], WorkerSnapshot], host: str, port: int, token: str, http: HttpLimits = DEFAULT
 ) -> WebServer:
-    """Serve a worker's ``/metrics``; port 0 takes a free one.
+    """Serve a worker's ``/metrics``, and the buffers of its tasks; port 0 takes a free one.
 
     Raises:
         UsageError: the port is taken, or ``host`` is not an address of this machine.
     """
-    registry = worker_registry(snapshot, version("minishuffle"))
-    return await _serve(_application(host, registry), host, port, http)
+    app = _application(host, token, worker_registry(snapshot, version("minishuffle")))
+
+    async def buffers(_request: web.Request) -> web.Response:
+        return web.Response(
+            body=worker_buffers(snapshot()).model_dump_json().encode(), content_type="application/json"
+        )
+
+    app.router.add_get(BUFFERS_PATH, buffers)
+    return await _serve(app, host, port, http)
 
 
 async def serve_coordinator_web(
-    snapshot: Callable[[], CoordinatorSnapshot], host: str, port: int, http: HttpLimits = DEFAULT
+    source: CoordinatorSource, host: str, port: int, token: str, http: HttpLimits = DEFAULT
 ) -> WebServer:
-    """Serve the coordinator's ``/metrics``, ``/sd/prometheus`` and a page that lists the workers'.
+    """Serve the coordinator's ``/metrics``, ``/sd/prometheus`` and REST interface.
 
     Raises:
         UsageError: the port is taken, or ``host`` is not an address of this machine.
     """
-    app = _application(host, coordinator_registry(snapshot, version("minishuffle")))
+    release = version("minishuffle")
+    app = _application(host, token, coordinator_registry(source.snapshot, release))
 
     async def service_discovery(request: web.Request) -> web.Response:
         return web.json_response(
-            _target_groups(_reached_at(request), snapshot()),
+            _target_groups(reached_at(request), source.snapshot()),
             headers={"X-Prometheus-Refresh-Interval-Seconds": str(SD_REFRESH_SECONDS)},
         )
 
     async def index(request: web.Request) -> web.Response:
-        return web.Response(text=_index_page(_reached_at(request), snapshot()))
+        return web.Response(text=_index_text(reached_at(request), source.snapshot()))
 
     app.router.add_get("/sd/prometheus", service_discovery)
     app.router.add_get("/", index)
+    RestInterface(source, release, token).add_to(app)
     return await _serve(app, host, port, http)
 
 
-def _application(bound: str, registry: CollectorRegistry) -> web.Application:
-    @web.middleware
-    async def check_host(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if not _host_allowed(request.headers.get("Host", ""), bound, _reached_at(request).host):
-            raise web.HTTPForbidden(text=f"this server answers as {bound} or as localhost only\n")
-        return await handler(request)
-
-    app = web.Application(middlewares=[check_host])
+def _application(bound: str, token: str, registry: CollectorRegistry) -> web.Application:
+    app = web.Application(middlewares=[check_host(bound), check_reader(token)])
     app.router.add_get("/metrics", make_aiohttp_handler(registry, disable_compression=True))
     return app
-
-
-def _host_allowed(header: str, bound: str, local: str) -> bool:
-    """Loopback by name or address, the host that we were bound to, or the address reached."""
-    name = (header[1:].partition("]")[0] if header.startswith("[") else header.partition(":")[0]).lower()
-    if name in ("localhost", bound.lower(), local):
-        return True
-    try:
-        return ip_address(name).is_loopback
-    except ValueError:
-        return False
-
-
-def _reached_at(request: web.Request) -> Address:
-    """The address of ours that the client's connection leads to."""
-    name = request.get_extra_info("sockname")
-    if name is None:
-        raise web.HTTPBadRequest(text="the connection is closed\n")
-    return Address(name[0], name[1])
 
 
 async def _serve(app: web.Application, host: str, port: int, http: HttpLimits) -> WebServer:
@@ -205,12 +189,13 @@ def _target(worker: WorkerEntry) -> str:
     return str(Address(worker.host, worker.metrics_port))
 
 
-def _index_page(coordinator: Address, snapshot: CoordinatorSnapshot) -> str:
+def _index_text(coordinator: Address, snapshot: CoordinatorSnapshot) -> str:
     lines = [
         "minishuffle coordinator",
         "",
         f"http://{coordinator}/metrics",
         f"http://{coordinator}/sd/prometheus",
+        f"http://{coordinator}/openapi.json",
         "",
         *(
             f"worker {worker.worker} ({worker.state})  http://{_target(worker)}/metrics"

@@ -136,6 +136,8 @@ class WorkerReport(ControlMessage):
     loop_lag_p99_seconds: float = 0.0
     jobs_loaded: int = 0
     """Jobs whose programs, sent ahead of need, are loaded with all that they import."""
+    loop_lag_seconds: float = 0.0
+    """How late the event loop was at most since the last heartbeat."""
 
 
 class TaskAttempt(ControlMessage):

@@ -23,11 +23,13 @@ __all__ = [
     "CancelJob",
     "CancelSubmission",
     "ClusterStatus",
+    "EdgeInfo",
     "Failure",
     "GetEvents",
     "GetLogs",
     "GetRows",
     "GetStatus",
+    "GraphInfo",
     "JobEvent",
     "JobEvents",
     "JobInfo",
@@ -35,10 +37,12 @@ __all__ = [
     "JobLogs",
     "JobRows",
     "ListJobs",
+    "ShowGraph",
     "ShowJob",
     "StopCluster",
     "SubmitJob",
     "TaskInfo",
+    "VertexInfo",
     "WaitJob",
     "WorkerInfo",
 ]
@@ -112,11 +116,24 @@ class SubmitJob(ControlMessage):
 
 
 class ListJobs(ControlMessage):
+    """Without ``tasks``, jobs come with the number of their tasks by state alone."""
+
     type: Literal["list_jobs"] = "list_jobs"
+    tasks: bool = True
 
 
 class ShowJob(ControlMessage):
+    """Answered with ``JobInfo``; ``results`` of sinks may be left out."""
+
     type: Literal["show_job"] = "show_job"
+    job: str
+    results: bool = True
+
+
+class ShowGraph(ControlMessage):
+    """Answered with ``GraphInfo``."""
+
+    type: Literal["show_graph"] = "show_graph"
     job: str
 
 
@@ -168,7 +185,10 @@ class WaitJob(ControlMessage):
 
 
 class GetStatus(ControlMessage):
+    """Without ``jobs``, only workers are listed."""
+
     type: Literal["get_status"] = "get_status"
+    jobs: bool = True
 
 
 class StopCluster(ControlMessage):
@@ -219,11 +239,45 @@ class JobInfo(ControlMessage):
     """Files that its sinks have completed."""
     file_rows: int = 0
     """Rows in them."""
+    task_states: dict[str, int] = Field(default_factory=dict)
+    """Number of its tasks by state."""
 
 
 class JobList(ControlMessage):
     type: Literal["job_list"] = "job_list"
     jobs: list[JobInfo]
+
+
+class VertexInfo(ControlMessage):
+    """A vertex of the job graph; its number is that of ``TaskInfo.operator``."""
+
+    name: str
+    parallelism: int
+    operators: list[str]
+    is_source: bool
+    bounded: bool
+    stream: str
+    sink: str
+
+
+class EdgeInfo(ControlMessage):
+    """``source`` and ``target`` are numbers of vertices; ``input`` is the target's input number."""
+
+    source: int
+    target: int
+    input: int
+    partitioner: str
+
+
+class GraphInfo(ControlMessage):
+    """The graph of a job, without its programs."""
+
+    type: Literal["graph_info"] = "graph_info"
+    job: str
+    vertices: list[VertexInfo]
+    edges: list[EdgeInfo]
+    restart_strategy: str
+    on_unavailable: str
 
 
 class JobEvents(ControlMessage):

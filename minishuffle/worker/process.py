@@ -621,19 +621,20 @@ class Worker:
     def _heartbeat(self) -> None:
         state = self._state
         self._look_for_successor()
+        report = worker_report(
+            self.pool,
+            self.remote,
+            self._deployment,
+            self.loop_lag,
+            abandoned=state.abandoned,
+            jobs_loaded=self._programs.loaded,
+        )
         self._send(
             Heartbeat(
                 term=state.term,
                 worker=state.worker,
                 epoch=state.epoch,
-                report=worker_report(
-                    self.pool,
-                    self.remote,
-                    self._deployment,
-                    self.loop_lag,
-                    abandoned=state.abandoned,
-                    jobs_loaded=self._programs.loaded,
-                ),
+                report=report.model_copy(update={"loop_lag_seconds": self._timers.take_latest()}),
                 tasks=self._deployment.reports(),
                 peers=self._peers.reports(),
             )

@@ -55,6 +55,12 @@ class Timers:
         self._loop = loop
         self._lag = lag
         self._due: dict[str, tuple[float, _Handle]] = {}
+        self._latest = 0.0
+
+    def take_latest(self) -> float:
+        """How late the latest call was since this was asked for last, in seconds."""
+        latest, self._latest = self._latest, 0.0
+        return latest
 
     def every(self, name: str, seconds: float | None, call: Callable[[], None]) -> None:
         """Run ``call`` every ``seconds``; None: no more.
@@ -73,6 +79,7 @@ class Timers:
         def fire() -> None:
             now = self._loop.time()
             self._lag.observe(max(0.0, now - due))
+            self._latest = max(self._latest, now - due)
             self._at(name, now + seconds, seconds, call)
             call()
 

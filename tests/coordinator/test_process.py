@@ -15,10 +15,9 @@ import uvloop
 
 from minishuffle import limits
 from minishuffle.config import ClusterSettings
-from minishuffle.coordinator.process import run_coordinator
-from minishuffle.counters import CoordinatorSnapshot
+from minishuffle.coordinator.process import Coordinator, run_coordinator
 from minishuffle.dataflow.graph import JobGraph
-from minishuffle.errors import AuthenticationError, ResourceExhausted, UsageError
+from minishuffle.errors import AuthenticationError, ResourceExhausted, UnknownName, UsageError
 from minishuffle.ids import Address
 from minishuffle.transport.admission import REFUSAL_LINES
 from minishuffle.transport.control import ControlLink, connect_control
@@ -37,9 +36,12 @@ from minishuffle.wire.messages import (
 )
 from minishuffle.wire.requests import (
     Accepted,
+    CancelJob,
     ClusterStatus,
     Failure,
+    GetEvents,
     GetStatus,
+    JobEvents,
     JobInfo,
     ShowJob,
     StopCluster,
@@ -72,10 +74,10 @@ class Web:
     def __init__(self) -> None:
         self.port = 4711
         self.closed = False
-        self.snapshot: Callable[[], CoordinatorSnapshot]
+        self.coordinator: Coordinator
 
-    async def start(self, snapshot: Callable[[], CoordinatorSnapshot], host: str, port: int) -> Web:
-        self.snapshot = snapshot
+    async def start(self, coordinator: Coordinator, host: str, port: int) -> Web:
+        self.coordinator = coordinator
         return self
 
     async def close(self) -> None:
@@ -207,7 +209,7 @@ def test_a_job_is_deployed_and_followed_to_its_end(
             status = await client.request(GetStatus(), ClusterStatus)
             assert (status.cluster, status.web_port, status.term) == ("blue", 4711, 1)
             assert [(w.state, w.pid, w.slots_free) for w in status.workers] == [("alive", 42, 2)]
-            assert running.web.snapshot().slots == {"used": 0, "free": 2, "standby": 0}
+            assert running.web.coordinator.snapshot().slots == {"used": 0, "free": 2, "standby": 0}
             worker.close()
 
     run(main())
@@ -267,7 +269,7 @@ def test_a_wrong_secret_is_refused_and_counted(run: Run, tmp_path: Path) -> None
             with pytest.raises(AuthenticationError, match="only workers and clients"):
                 await running.link(Role.COORDINATOR)
             # The refused peer hears of it before the coordinator has read its farewell.
-            while running.web.snapshot().connections_refused != {"secret": 1, "peer": 1}:
+            while running.web.coordinator.snapshot().connections_refused != {"secret": 1, "peer": 1}:
                 await asyncio.sleep(0.01)
 
     run(main())
@@ -288,7 +290,7 @@ def test_refusals_are_counted_and_logged_at_a_bounded_rate(
             await worker.closed
             await client.closed
             expected = {"secret": 20, "peer": 1, "malformed": 1}
-            while running.web.snapshot().connections_refused != expected:
+            while running.web.coordinator.snapshot().connections_refused != expected:
                 await asyncio.sleep(0.01)
             lines = [line for line in caplog.messages if "refused" in line]
             assert len(lines) == REFUSAL_LINES
@@ -429,5 +431,32 @@ def test_a_journal_that_cannot_be_written_refuses_the_submission_and_all_else_ru
             await worker.receive(ReleaseJob)
             assert (await client.request(submission(make_graph(1, 1)), Accepted)).job == "j2"
             worker.close()
+
+    run(main())
+
+
+def test_the_web_server_asks_as_clients_do(
+    run: Run, tmp_path: Path, make_graph: Callable[..., JobGraph]
+) -> None:
+    async def main() -> None:
+        async with coordinator(tmp_path) as running:
+            worker, client = await running.link(Role.WORKER), await running.link(Role.CLIENT)
+            await worker.register()
+            await client.request(submission(make_graph(1, 1)), Accepted)
+            source = running.web.coordinator
+            assert await source.ask(ShowJob(job="j1")) == await client.request(ShowJob(job="j1"), JobInfo)
+            (job,), (registered,) = source.look()
+            assert (job.id, registered.worker) == ("j1", 1)
+            with pytest.raises(UnknownName):
+                await source.ask(ShowJob(job="j9"))
+            events = await source.ask(GetEvents(job="j1"))
+            assert isinstance(events, JobEvents)
+            assert events.events[0].at <= source.clock
+            waiting = asyncio.create_task(
+                source.ask(GetEvents(job="j1", after=len(events.events), wait_seconds=SECONDS_MAX))
+            )
+            cancelled = await source.ask(CancelJob(job="j1"))
+            assert cancelled == Accepted(job="j1")
+            assert isinstance(await waiting, JobEvents)
 
     run(main())

@@ -19,6 +19,7 @@ from minishuffle.wire.requests import (
     GetRows,
     GetStatus,
     ListJobs,
+    ShowGraph,
     ShowJob,
     WaitJob,
 )
@@ -143,3 +144,26 @@ def test_the_snapshot_counts(cluster: FakeCluster, pair: Any, make_graph: MakeGr
         (3, "lost", 1.5),
     ]
     assert snapshot.workers[0].metrics_port == pair[0].about.metrics_port
+
+
+def test_lists_may_be_without_what_is_long(cluster: FakeCluster, pair: Any, make_graph: MakeGraph) -> None:
+    cluster.submit(make_graph())
+    (listed,) = cluster.request(ListJobs(tasks=False)).jobs
+    assert (listed.tasks, listed.task_states) == ([], {"created": 4})
+    cluster.report(pair[1], COUNT1, "finished", result=b"result")
+    shown = cluster.request(ShowJob(job="j1", results=False))
+    assert {task.result for task in shown.tasks} == {b""}
+    assert b"result" in {task.result for task in cluster.request(ShowJob(job="j1")).tasks}
+    assert cluster.request(GetStatus(jobs=False)).jobs == []
+    assert len(cluster.request(GetStatus()).jobs) == 1
+
+
+def test_the_graph_is_shown_without_its_programs(
+    cluster: FakeCluster, pair: Any, make_graph: MakeGraph
+) -> None:
+    cluster.submit(make_graph())
+    shown = cluster.request(ShowGraph(job="j1"))
+    assert [(vertex.name, vertex.parallelism) for vertex in shown.vertices] == [("read", 2), ("count", 2)]
+    assert [(edge.source, edge.target, edge.input) for edge in shown.edges] == [(0, 1, 0)]
+    assert "program" not in shown.model_dump_json()
+    assert cluster.request(ShowGraph(job="j9")).code == UnknownName.code

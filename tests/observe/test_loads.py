@@ -1,4 +1,4 @@
-"""Loads between two looks at subtasks that may be those of a job that a client sees, or the coordinator's own."""
+"""Loads between two looks at subtasks, as a client or the coordinator itself sees them."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ import pytest
 from minishuffle.counters import CoordinatorSnapshot, TaskCounters, TaskSnapshot, WorkerEntry, WorkerSnapshot
 from minishuffle.observe.prometheus import prometheus_command, prometheus_config
 from minishuffle.web.server import WebServer, serve_coordinator_web, serve_worker_web
+from support.coordinators import ScriptedCoordinator
 from support.prometheus import query, running_prometheus
 from support.waiting import until
 
@@ -40,12 +41,17 @@ def cluster_web(
         return make_worker(worker=number, tasks=(make_task(index=number - 1, counters=counters),))
 
     async def start() -> list[WebServer]:
-        servers = [await serve_worker_web(lambda n=n: worker_snapshot(n), HOST, 0) for n in WORKERS]
+        servers = [await serve_worker_web(lambda n=n: worker_snapshot(n), HOST, 0, "") for n in WORKERS]
         entries = tuple(
             WorkerEntry(n, "alive", HOST, server.port, 0.1)
             for n, server in zip(WORKERS, servers, strict=True)
         )
-        return [*servers, await serve_coordinator_web(lambda: make_coordinator(workers=entries), HOST, 0)]
+
+        class Source(ScriptedCoordinator):
+            def snapshot(self) -> CoordinatorSnapshot:
+                return make_coordinator(workers=entries)
+
+        return [*servers, await serve_coordinator_web(Source(), HOST, 0, "")]
 
     with running_loop() as loop:
         servers = asyncio.run_coroutine_threadsafe(start(), loop).result(STEP_SECONDS_MAX)

@@ -29,11 +29,13 @@ from minishuffle.counters import (
 )
 from minishuffle.errors import UsageError
 from minishuffle.web.server import HttpLimits, WebServer, serve_coordinator_web, serve_worker_web
+from support.coordinators import ScriptedCoordinator
 
 T = TypeVar("T")
 Run = Callable[[Awaitable[T]], T]
 
 HOST = "127.0.0.1"
+TOKEN = "open sesame"
 SECONDS_MAX = 20.0
 
 WORKER = WorkerSnapshot(
@@ -106,12 +108,19 @@ async def closing(starting: Awaitable[WebServer]) -> AsyncIterator[WebServer]:
         await server.close()
 
 
+class Source(ScriptedCoordinator):
+    """A coordinator with other workers in its metrics."""
+
+    def snapshot(self) -> CoordinatorSnapshot:
+        return COORDINATOR
+
+
 def worker_web(host: str = HOST, http: HttpLimits = HttpLimits()) -> Awaitable[WebServer]:  # noqa: B008
-    return serve_worker_web(lambda: WORKER, host, 0, http)
+    return serve_worker_web(lambda: WORKER, host, 0, TOKEN, http)
 
 
 def coordinator_web(port: int = 0) -> Awaitable[WebServer]:
-    return serve_coordinator_web(lambda: COORDINATOR, HOST, port)
+    return serve_coordinator_web(Source(), HOST, port, TOKEN)
 
 
 def test_a_worker_answers_in_the_format_that_is_asked_for(run: Run[None]) -> None:
@@ -138,7 +147,7 @@ def test_each_scrape_takes_one_snapshot(run: Run[None]) -> None:
             taken += 1
             return replace(WORKER, connections=taken)
 
-        async with closing(serve_worker_web(snapshot, HOST, 0)) as server:
+        async with closing(serve_worker_web(snapshot, HOST, 0, TOKEN)) as server:
             for expected in (1, 2):
                 _, _, text = await get(server, "/metrics")
                 assert f"minishuffle_connections {expected}.0\n" in text
@@ -250,7 +259,7 @@ def test_after_close_the_port_is_free(run: Run[None]) -> None:
             await server.close()
             with pytest.raises(aiohttp.ClientConnectorError):
                 await get(server, "/metrics")
-            async with closing(serve_worker_web(lambda: WORKER, HOST, server.port)) as again:
+            async with closing(serve_worker_web(lambda: WORKER, HOST, server.port, TOKEN)) as again:
                 assert (await get(again, "/metrics"))[0] == 200
 
     run(body())
@@ -352,7 +361,7 @@ def test_a_failing_snapshot_is_an_answer_and_a_line_in_the_log(
         def snapshot() -> WorkerSnapshot:
             raise RuntimeError("no snapshot today")
 
-        async with closing(serve_worker_web(snapshot, HOST, 0)) as server:
+        async with closing(serve_worker_web(snapshot, HOST, 0, TOKEN)) as server:
             assert (await get(server, "/metrics"))[0] == 500
 
     run(body())

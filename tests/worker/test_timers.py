@@ -102,6 +102,16 @@ def test_the_lag_is_how_late_calls_come(stand: Stand) -> None:
     assert (stand.lag.count, stand.lag.total) == (2, 1.0)
 
 
+def test_the_latest_call_is_that_since_it_was_asked_for_last(stand: Stand) -> None:
+    assert stand.timers.take_latest() == 0.0
+    stand.every(2.0)
+    for late in (0.25, 0.5, 0.125):
+        stand.loop.late = late
+        stand.loop.run_until(stand.loop.now + 2.5)
+    assert stand.timers.take_latest() == 0.5
+    assert stand.timers.take_latest() == 0.0
+
+
 # --- the next deadline -----------------------------------------------------------------------------
 
 

@@ -1,0 +1,113 @@
+"""Operations of a REST interface, and the OpenAPI document that describes them.
+
+An operation says what it takes and gives by pydantic models. The document follows from these, so it cannot
+say anything else than what is served.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict
+from pydantic.json_schema import models_json_schema
+
+from minishuffle.wire.requests import Failure
+
+__all__ = ["NoQuery", "Operation", "openapi_document"]
+
+OPENAPI_VERSION: Final = "3.1.0"
+_REFERENCE: Final = "#/components/schemas/{model}"
+
+
+class NoQuery(BaseModel):
+    """What an operation without parameters takes after the question mark."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+Handle: TypeAlias = Callable[[str, Any], Awaitable[BaseModel]]
+"""Takes the job of the path, or an empty text, and the query."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method of one path; ``{job}`` in the path is its parameter."""
+
+    method: Literal["GET", "POST"]
+    path: str
+    summary: str
+    answer: type[BaseModel]
+    handle: Handle
+    query: type[BaseModel] = NoQuery
+
+    @property
+    def changes(self) -> bool:
+        return self.method != "GET"
+
+
+def openapi_document(operations: Sequence[Operation], version: str) -> dict[str, Any]:
+    """The document as plain maps and lists."""
+    models = {operation.answer for operation in operations} | {Failure}
+    ordered = sorted(models, key=lambda model: model.__name__)
+    references, definitions = models_json_schema(
+        [(model, "serialization") for model in ordered], ref_template=_REFERENCE
+    )
+    schemas = {model: references[model, "serialization"] for model in ordered}
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in operations:
+        described = _described(operation, schemas[operation.answer], schemas[Failure])
+        paths.setdefault(operation.path, {})[operation.method.lower()] = described
+    return {
+        "openapi": OPENAPI_VERSION,
+        "info": {
+            "title": "minishuffle",
+            "version": version,
+            "description": (
+                "Jobs, workers and buffers of one cluster. Reads are open on the coordinator's own machine; "
+                "elsewhere they need the token, and every change does."
+            ),
+        },
+        "paths": paths,
+        "components": {
+            "schemas": definitions["$defs"],
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _described(operation: Operation, answer: dict[str, Any], failure: dict[str, Any]) -> dict[str, Any]:
+    failed = {"content": {"application/json": {"schema": failure}}}
+    words = re.findall(r"\w+", operation.path.removeprefix("/api/v1").replace("jobs/{job}", "job"))
+    return {
+        "operationId": "_".join([operation.method.lower(), *words]),
+        "summary": operation.summary,
+        "parameters": [*_path_parameters(operation.path), *_query_parameters(operation.query)],
+        "security": [{"token": []}] if operation.changes else [{}, {"token": []}],
+        "responses": {
+            "200": {"description": "OK", "content": {"application/json": {"schema": answer}}},
+            "400": {"description": "A parameter is not what it should be", **failed},
+            "401": {"description": "The token is missing or wrong"},
+            "403": {"description": "Another site asks, or under a name that is not this server's"},
+            "404": {"description": "There is no such job", **failed},
+            "409": {"description": "Not in the state that the job or cluster is in", **failed},
+            "503": {"description": "Some limit is reached", **failed},
+        },
+    }
+
+
+def _path_parameters(path: str) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in re.findall(r"{(\w+)}", path)
+    ]
+
+
+def _query_parameters(query: type[BaseModel]) -> list[dict[str, Any]]:
+    schema = query.model_json_schema()
+    return [
+        {"name": name, "in": "query", "required": False, "schema": each}
+        for name, each in schema.get("properties", {}).items()
+    ]

@@ -1,0 +1,250 @@
+"""The coordinator's REST interface: the objects that the command line shows, as JSON under ``/api/v1``.
+
+Requests become those that clients send over their control links, and are answered with the same messages.
+``/openapi.json`` describes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any, Final, Protocol, TypeVar
+
+import aiohttp
+from aiohttp import web
+from aiohttp.typedefs import Handler
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from minishuffle.coordinator.jobs import Job
+from minishuffle.coordinator.workers import Worker
+from minishuffle.counters import CoordinatorSnapshot
+from minishuffle.errors import ResourceExhausted, ShuffleError, UnknownName, UsageError
+from minishuffle.ids import Address
+from minishuffle.observe.loads import VertexLoad
+from minishuffle.web.openapi import Operation, openapi_document
+from minishuffle.web.pools import ANSWER_SECONDS_MAX, JobBuffers, asked_workers
+from minishuffle.web.samples import SAMPLE_SECONDS, JobSamples, Samples, WorkersSamples
+from minishuffle.wire.messages import ControlMessage
+from minishuffle.wire.outputs import GetFiles, JobFiles
+from minishuffle.wire.requests import (
+    Accepted,
+    CancelJob,
+    ClusterStatus,
+    Failure,
+    GetEvents,
+    GetLogs,
+    GetStatus,
+    GraphInfo,
+    JobEvents,
+    JobInfo,
+    JobList,
+    JobLogs,
+    ListJobs,
+    ShowGraph,
+    ShowJob,
+)
+
+__all__ = ["CoordinatorSource", "RestInterface"]
+
+WAIT_SECONDS_MAX: Final = 15.0
+"""A request may wait so long for something new; less than the time after which connections are closed."""
+NUMBER_MAX: Final = (1 << 53) - 1
+_STATUS: Final = ((UnknownName, 404), (UsageError, 409), (ResourceExhausted, 503), (ShuffleError, 500))
+
+Reply = TypeVar("Reply", bound=ControlMessage)
+
+
+class CoordinatorSource(Protocol):
+    """What the coordinator gives to its web server."""
+
+    @property
+    def clock(self) -> float: ...
+
+    def snapshot(self) -> CoordinatorSnapshot: ...
+
+    def look(self) -> tuple[list[Job], list[Worker]]: ...
+
+    async def ask(self, request: ControlMessage) -> ControlMessage: ...
+
+
+class After(BaseModel):
+    """What is numbered from ``after`` on, or above it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    after: int = Field(0, ge=0, le=NUMBER_MAX)
+
+
+class AfterOrWait(After):
+    """Waits so long for something new."""
+
+    wait_seconds: float = Field(0.0, ge=0.0, le=WAIT_SECONDS_MAX)
+
+
+class JobLoads(BaseModel):
+    """What the vertices of a job did in the last seconds; none if it does not run."""
+
+    job: str
+    name: str
+    state: str
+    vertices: list[VertexLoad]
+
+
+class RestInterface:
+    """Adds its paths to an application, and looks at all jobs every SAMPLE_SECONDS while that runs.
+
+    Args:
+        token: what workers on other machines want to see.
+    """
+
+    def __init__(self, source: CoordinatorSource, version: str, token: str) -> None:
+        self._source = source
+        self._token = token
+        self._samples = Samples()
+        self._session: aiohttp.ClientSession | None = None
+        of_job = "/api/v1/jobs/{job}"
+        events, logs = (
+            "Events of a job numbered above 'after'",
+            "Lines of a job's log after the first 'after'",
+        )
+        files, history = "Files that a job has completed", "Samples of a job of the last ten minutes"
+        self._operations = [
+            Operation("GET", "/api/v1/cluster", "The cluster and its workers", ClusterStatus, self._cluster),
+            Operation(
+                "GET",
+                "/api/v1/workers/history",
+                "Samples of all workers of the last ten minutes",
+                WorkersSamples,
+                self._workers_history,
+                After,
+            ),
+            Operation("GET", "/api/v1/jobs", "All jobs, without their tasks", JobList, self._jobs),
+            Operation("GET", of_job, "One job with its tasks", JobInfo, self._job),
+            Operation("GET", f"{of_job}/graph", "The graph of a job", GraphInfo, self._graph),
+            Operation("GET", f"{of_job}/loads", "How busy a job's vertices are now", JobLoads, self._loads),
+            Operation("GET", f"{of_job}/history", history, JobSamples, self._history, After),
+            Operation("GET", f"{of_job}/buffers", "Pools and channels of a job", JobBuffers, self._buffers),
+            Operation("GET", f"{of_job}/events", events, JobEvents, self._events, AfterOrWait),
+            Operation("GET", f"{of_job}/logs", logs, JobLogs, self._logs, AfterOrWait),
+            Operation("GET", f"{of_job}/files", files, JobFiles, self._files, After),
+            Operation("POST", f"{of_job}/cancel", "Cancel a job", Accepted, self._cancel),
+        ]
+        self.document = openapi_document(self._operations, version)
+        """What is served at ``/openapi.json``."""
+
+    def add_to(self, app: web.Application) -> None:
+        """Serve it."""
+        for operation in self._operations:
+            app.router.add_route(operation.method, operation.path, _handler(operation))
+        app.router.add_get("/openapi.json", self._openapi)
+        app.cleanup_ctx.append(self._running)
+
+    async def _openapi(self, _request: web.Request) -> web.Response:
+        return web.json_response(self.document)
+
+    async def _running(self, _app: web.Application) -> AsyncIterator[None]:
+        """Look at jobs and workers until the server is closed."""
+        timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS_MAX)
+        headers = {"Authorization": f"Bearer {self._token}"}
+        looking = asyncio.create_task(self._look_on(), name="samples")
+        async with aiohttp.ClientSession(timeout=timeout, headers=headers) as self._session:
+            yield
+        looking.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await looking
+
+    async def _look_on(self) -> None:
+        while True:
+            self._samples.look(*self._source.look(), self._source.clock)
+            await asyncio.sleep(SAMPLE_SECONDS)
+
+    async def _ask(self, request: ControlMessage, kind: type[Reply]) -> Reply:
+        reply = await self._source.ask(request)
+        assert isinstance(reply, kind)
+        return reply
+
+    # --- what is read ----------------------------------------------------------------------------
+
+    async def _cluster(self, _job: str, _query: Any) -> ClusterStatus:
+        return await self._ask(GetStatus(jobs=False), ClusterStatus)
+
+    async def _workers_history(self, _job: str, query: After) -> WorkersSamples:
+        return self._samples.of_workers(query.after)
+
+    async def _jobs(self, _job: str, _query: Any) -> JobList:
+        return await self._ask(ListJobs(tasks=False), JobList)
+
+    async def _job(self, job: str, _query: Any) -> JobInfo:
+        return await self._ask(ShowJob(job=job, results=False), JobInfo)
+
+    async def _graph(self, job: str, _query: Any) -> GraphInfo:
+        return await self._ask(ShowGraph(job=job), GraphInfo)
+
+    async def _loads(self, job: str, _query: Any) -> JobLoads:
+        info = await self._job(job, None)
+        runs = info.state in ("created", "running")
+        loads = self._samples.loads(job) if runs else []
+        return JobLoads(job=job, name=info.name, state=info.state, vertices=loads)
+
+    async def _history(self, job: str, query: After) -> JobSamples:
+        await self._graph(job, None)
+        return self._samples.of_job(job, query.after)
+
+    async def _buffers(self, job: str, _query: Any) -> JobBuffers:
+        info = await self._job(job, None)
+        status = await self._cluster("", None)
+        wanted = {task.worker for task in info.tasks if task.state in ("created", "running")}
+        workers = [
+            (each.worker, Address(each.host, each.metrics_port))
+            for each in status.workers
+            if each.worker in wanted and each.state == "alive"
+        ]
+        assert self._session is not None
+        return await asked_workers(self._session, workers, job)
+
+    async def _events(self, job: str, query: AfterOrWait) -> JobEvents:
+        request = GetEvents(job=job, after=query.after, wait_seconds=query.wait_seconds)
+        return await self._ask(request, JobEvents)
+
+    async def _logs(self, job: str, query: AfterOrWait) -> JobLogs:
+        request = GetLogs(job=job, after=query.after, wait_seconds=query.wait_seconds)
+        return await self._ask(request, JobLogs)
+
+    async def _files(self, job: str, query: After) -> JobFiles:
+        return await self._ask(GetFiles(job=job, after=query.after), JobFiles)
+
+    # --- what is changed -------------------------------------------------------------------------
+
+    async def _cancel(self, job: str, _query: Any) -> Accepted:
+        return await self._ask(CancelJob(job=job), Accepted)
+
+
+def _handler(operation: Operation) -> Handler:
+    async def handler(request: web.Request) -> web.Response:
+        return await _answer(operation, request)
+
+    return handler
+
+
+async def _answer(operation: Operation, request: web.Request) -> web.Response:
+    try:
+        query = operation.query.model_validate(dict(request.query))
+        answer = await operation.handle(request.match_info.get("job", ""), query)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        text = f"parameter {'.'.join(map(str, first['loc']))}: {first['msg']}"
+        return _json(Failure(code=UsageError.code, text=text), 400)
+    except ShuffleError as error:
+        status = next(status for kind, status in _STATUS if isinstance(error, kind))
+        return _json(Failure(code=error.code, text=str(error)), status)
+    return _json(answer, 200)
+
+
+def _json(answer: BaseModel, status: int) -> web.Response:
+    return web.Response(
+        body=answer.model_dump_json().encode(),
+        status=status,
+        content_type="application/json",
+        headers={"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"},
+    )

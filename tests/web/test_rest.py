@@ -1,0 +1,313 @@
+"""REST over a real socket, answered by the coordinator's own machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from pydantic import TypeAdapter
+
+from minishuffle.counters import (
+    LAG_SECONDS_BOUNDS,
+    ConnectionCounters,
+    GateSnapshot,
+    Histogram,
+    PartitionSnapshot,
+    PoolSnapshot,
+    TaskCounters,
+    TaskSnapshot,
+    WorkerSnapshot,
+)
+from minishuffle.web.pools import JobBuffers, WorkerBuffers
+from minishuffle.web.rest import SAMPLE_SECONDS
+from minishuffle.web.server import serve_coordinator_web, serve_worker_web
+from minishuffle.wire.requests import (
+    ClusterStatus,
+    GetEvents,
+    GraphInfo,
+    JobEvents,
+    JobInfo,
+    JobList,
+    ShowJob,
+)
+from support.coordinators import ScriptedCoordinator
+
+HOST = "127.0.0.1"
+TOKEN = "open sesame"
+SECONDS_MAX = 20.0
+
+
+class Rest:
+    """A client of a coordinator's REST interface."""
+
+    def __init__(self, coordinator: ScriptedCoordinator, port: int, session: aiohttp.ClientSession) -> None:
+        self.coordinator = coordinator
+        self._base = f"http://{HOST}:{port}"
+        self._session = session
+
+    async def ask(self, path: str, method: str = "GET", **headers: str) -> tuple[int, Any]:
+        """Status and what the JSON says, or the text."""
+        url = self._base + path
+        async with self._session.request(method, url, headers=headers) as response:
+            text = await response.text()
+            is_json = response.content_type == "application/json"
+            return response.status, json.loads(text) if is_json else text
+
+    async def get(self, path: str) -> Any:
+        status, answer = await self.ask(path)
+        assert status == 200, answer
+        return answer
+
+
+@asynccontextmanager
+async def rest(coordinator: ScriptedCoordinator | None = None) -> AsyncIterator[Rest]:
+    source = coordinator or ScriptedCoordinator()
+    server = await serve_coordinator_web(source, HOST, 0, TOKEN)
+    try:
+        async with aiohttp.ClientSession() as session:
+            yield Rest(source, server.port, session)
+    finally:
+        await server.close()
+
+
+def bounded(body: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await asyncio.wait_for(body(), SECONDS_MAX)
+
+    asyncio.run(main())
+
+
+# --- what is served --------------------------------------------------------------------------------
+
+
+def test_jobs_and_workers_are_those_that_clients_see() -> None:
+    async def body() -> None:
+        async with rest() as api:
+            job = api.coordinator.submit(parallelism=2)
+            shown = JobInfo.model_validate(await api.get(f"/api/v1/jobs/{job}"))
+            assert shown == api.coordinator.request(ShowJob(job=job))
+            assert len(shown.tasks) == 4
+            (listed,) = JobList.model_validate(await api.get("/api/v1/jobs")).jobs
+            assert (listed.job, listed.tasks, listed.task_states) == (job, [], {"running": 4})
+            status = ClusterStatus.model_validate(await api.get("/api/v1/cluster"))
+            assert (status.cluster, status.term, status.jobs) == ("blue", 3, [])
+            assert [worker.slots_free for worker in status.workers] == [2]
+            graph = GraphInfo.model_validate(await api.get(f"/api/v1/jobs/{job}/graph"))
+            assert [vertex.name for vertex in graph.vertices] == ["read", "count"]
+            assert [(edge.source, edge.target, edge.partitioner) for edge in graph.edges] == [(0, 1, "hash")]
+            assert (graph.restart_strategy, graph.on_unavailable) == ("individual", "drop")
+
+    bounded(body)
+
+
+def test_events_come_from_where_the_reader_is() -> None:
+    async def body() -> None:
+        async with rest() as api:
+            job = api.coordinator.submit()
+            path = f"/api/v1/jobs/{job}/events"
+            all_events = JobEvents.model_validate(await api.get(path))
+            assert all_events == api.coordinator.request(GetEvents(job=job))
+            assert [event.kind for event in all_events.events] == [
+                "created",
+                "task running",
+                "task running",
+                "running",
+            ]
+            some = JobEvents.model_validate(await api.get(f"{path}?after=2"))
+            assert some.events == all_events.events[2:]
+            assert await api.get(f"/api/v1/jobs/{job}/logs") == {
+                "type": "job_logs",
+                "lines": [],
+                "next": 0,
+                "terminal": False,
+            }
+            assert await api.get(f"/api/v1/jobs/{job}/files") == {"type": "job_files", "files": [], "next": 0}
+
+    bounded(body)
+
+
+def test_loads_and_history_are_those_of_the_last_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minishuffle.web.rest.SAMPLE_SECONDS", 0.01)
+    assert SAMPLE_SECONDS > 0.01
+
+    async def body() -> None:
+        async with rest() as api:
+            job = api.coordinator.submit()
+            base, busy = f"/api/v1/jobs/{job}", 0.0
+            while True:  # Each look finds that the job was busy since the last one.
+                busy += 1.0
+                counters = TaskCounters(busy_seconds=busy, records_out=int(100 * busy))
+                api.coordinator.heartbeat({(job, 0, 0): counters})
+                loads = await api.get(f"{base}/loads")
+                if loads["vertices"] and loads["vertices"][0]["busy"]:
+                    break
+                await asyncio.sleep(0)
+            assert (loads["job"], loads["name"], loads["state"]) == (job, "words", "running")
+            first = loads["vertices"][0]
+            assert (first["name"], first["level"], first["records_out"]) == ("read", "OK", 100.0)
+            assert [subtask["index"] for subtask in first["subtasks"]] == [0]
+            history = await api.get(f"{base}/history")
+            assert history["next"] >= 1
+            assert 1.0 in history["vertices"][0]["busy"]
+            workers = await api.get("/api/v1/workers/history?after=1")
+            assert [worker["worker"] for worker in workers["workers"]] == [1]
+
+    bounded(body)
+
+
+GATE = GateSnapshot(3, 2, 4, 1, 8, 2, 1, 5, 0, None)
+PARTITION = PartitionSnapshot(6, PoolSnapshot(7, 9))
+
+
+def worker_with(*jobs: str) -> WorkerSnapshot:
+    tasks = tuple(
+        TaskSnapshot(
+            job=job,
+            job_name="words",
+            operator=1,
+            name="count",
+            index=0,
+            attempt=1,
+            state="running",
+            counters=TaskCounters(),
+            blocks=Histogram(LAG_SECONDS_BOUNDS),
+            operators=(),
+            gates=(GATE,),
+            partitions=(PARTITION,),
+        )
+        for job in jobs
+    )
+    return WorkerSnapshot(
+        worker=1,
+        epoch=1,
+        slots=2,
+        slots_used=1,
+        remote=ConnectionCounters(),
+        local_bytes=0,
+        local_buffers=0,
+        connections=1,
+        segments_total=64,
+        segments_free=64,
+        segments_peak=0,
+        segments_extra=0,
+        segment_bytes=32768,
+        assembly_bytes=0,
+        loop_lag=Histogram(LAG_SECONDS_BOUNDS),
+        abandoned_tasks=0,
+        connections_refused={},
+        tasks=tasks,
+    )
+
+
+def test_pools_and_channels_come_from_the_workers() -> None:
+    async def body() -> None:
+        worker = await serve_worker_web(lambda: worker_with("j1", "j2"), HOST, 0, TOKEN)
+        try:
+            async with rest(ScriptedCoordinator(metrics_port=worker.port)) as api:
+                job = api.coordinator.submit()
+                found = JobBuffers.model_validate(await api.get(f"/api/v1/jobs/{job}/buffers"))
+                assert found.silent == []
+                (task,) = found.tasks
+                assert (task.job, task.operator, task.worker) == (job, 1, 1)
+                assert TypeAdapter(list[GateSnapshot]).dump_python(task.gates) == [
+                    TypeAdapter(GateSnapshot).dump_python(GATE)
+                ]
+                assert task.partitions == [PARTITION]
+        finally:
+            await worker.close()
+
+    bounded(body)
+
+
+def test_a_worker_that_does_not_answer_is_named() -> None:
+    async def body() -> None:
+        async with rest(ScriptedCoordinator(metrics_port=9)) as api:
+            job = api.coordinator.submit()
+            assert await api.get(f"/api/v1/jobs/{job}/buffers") == {"tasks": [], "silent": [1]}
+
+    bounded(body)
+
+
+def test_a_worker_serves_the_buffers_of_all_its_tasks() -> None:
+    async def body() -> None:
+        worker = await serve_worker_web(lambda: worker_with("j1", "j2"), HOST, 0, TOKEN)
+        try:
+            url = f"http://{HOST}:{worker.port}/api/v1/buffers"
+            async with aiohttp.ClientSession() as session, session.get(url) as response:
+                found = WorkerBuffers.model_validate_json(await response.read())
+            assert [task.job for task in found.tasks] == ["j1", "j2"]
+        finally:
+            await worker.close()
+
+    bounded(body)
+
+
+# --- what is changed, and what is refused ----------------------------------------------------------
+
+
+def test_cancelling_needs_the_token() -> None:
+    async def body() -> None:
+        async with rest() as api:
+            job = api.coordinator.submit()
+            path = f"/api/v1/jobs/{job}/cancel"
+            for headers in ({}, {"Authorization": "Bearer no"}, {"Authorization": f"Basic {TOKEN}"}):
+                status, text = await api.ask(path, "POST", **headers)
+                assert (status, "minishuffle cluster token" in text) == (401, True)
+            assert (await api.get(f"/api/v1/jobs/{job}"))["state"] == "running"
+            status, answer = await api.ask(path, "POST", Authorization=f"Bearer {TOKEN}")
+            assert (status, answer) == (200, {"type": "accepted", "job": job})
+            assert (await api.get(f"/api/v1/jobs/{job}"))["state"] == "canceling"
+            status, _ = await api.ask(path, "GET", Authorization=f"Bearer {TOKEN}")
+            assert status == 405
+
+    bounded(body)
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "text"),
+    [
+        ("/api/v1/jobs/j9", 404, "there is no job 'j9'; the latest are j1"),
+        ("/api/v1/jobs/j9/graph", 404, "there is no job"),
+        ("/api/v1/jobs/j9/loads", 404, "there is no job"),
+        ("/api/v1/jobs/j9/history", 404, "there is no job"),
+        ("/api/v1/jobs/j9/buffers", 404, "there is no job"),
+        ("/api/v1/jobs/j1/events?after=-1", 400, "parameter after: "),
+        ("/api/v1/jobs/j1/events?after=x", 400, "parameter after: "),
+        ("/api/v1/jobs/j1/events?wait_seconds=1e9", 400, "parameter wait_seconds: "),
+        ("/api/v1/jobs/j1/events?wait_seconds=nan", 400, "parameter wait_seconds: "),
+        ("/api/v1/jobs?page=2", 400, "parameter page: "),
+    ],
+)
+def test_what_cannot_be_answered_says_why(path: str, status: int, text: str) -> None:
+    async def body() -> None:
+        async with rest() as api:
+            api.coordinator.submit()
+            found, answer = await api.ask(path)
+            assert (found, answer["type"]) == (status, "failure")
+            assert answer["text"].startswith(text)
+
+    bounded(body)
+
+
+def test_a_job_that_has_ended_cannot_be_cancelled() -> None:
+    async def body() -> None:
+        async with rest() as api:
+            job = api.coordinator.submit()
+            for operator in (0, 1):
+                api.coordinator.report(job, operator, 0, "finished")
+            headers = {"Authorization": f"Bearer {TOKEN}"}
+            status, answer = await api.ask(f"/api/v1/jobs/{job}/cancel", "POST", **headers)
+            assert (status, "is finished already" in answer["text"]) == (409, True)
+            assert await api.get(f"/api/v1/jobs/{job}/loads") == {
+                "job": job,
+                "name": "words",
+                "state": "finished",
+                "vertices": [],
+            }
+
+    bounded(body)
