@@ -54,7 +54,15 @@ if TYPE_CHECKING:
     from minishuffle.dataflow.graph import JobSettings
     from minishuffle.dataflow.stream import Stream
 
-__all__ = ["Client", "JobHandle", "JobResult", "SinkResult", "new_submission", "workers_at_work"]
+__all__ = [
+    "Client",
+    "JobHandle",
+    "JobResult",
+    "SinkResult",
+    "new_submission",
+    "results_of",
+    "workers_at_work",
+]
 
 LONG_POLL_SECONDS = 5.0
 RECONNECT_SECONDS = 0.1
@@ -131,11 +139,7 @@ class JobHandle:
             name=info.name,
             state=info.state,
             rows=list(self._rows()),
-            results=[
-                SinkResult(task.name, task.index, unpack_result(task.result))
-                for task in info.tasks
-                if task.result
-            ],
+            results=results_of(info),
             tasks=info.tasks,
             seconds=info.ended_at - info.submitted_at,
         )
@@ -165,6 +169,11 @@ class JobHandle:
                 return info
             if left <= 0:
                 raise TimeoutError(f"job {self.id} ({self.name}) is still {info.state} after {timeout} s")
+
+    def results(self) -> list[SinkResult]:
+        """What the sinks' subtasks that have ended gave at their close: all of a job that was cancelled too,
+        none of those that failed."""
+        return results_of(self.info())
 
     def rows(self, *, allow_loss: bool = False) -> Iterator[Any]:
         """The rows of the ``collect`` sink as they arrive, until the job ends.
@@ -205,6 +214,13 @@ class JobHandle:
     def logs(self, follow: bool = False) -> Iterator[str]:
         """What its ``print`` sinks and its functions logged; with ``follow`` until it ends."""
         return self._client.logs(self.id, follow)
+
+
+def results_of(info: JobInfo) -> list[SinkResult]:
+    """What the sinks of a job gave at their close."""
+    return [
+        SinkResult(task.name, task.index, unpack_result(task.result)) for task in info.tasks if task.result
+    ]
 
 
 def cause_text(cause: ErrorInfo) -> str:

@@ -137,6 +137,8 @@ class TaskCounters:
     """By policy: skip, dead_letter."""
     records_late: int = 0
     """Records that came behind the watermark that closed what they belong to."""
+    late_dropped: int = 0
+    """Those of them that nobody got."""
     rows_kept: int = 0
     """Rows that a sink has kept for other programs to read, those that were read and given up, and those of
     earlier attempts included."""

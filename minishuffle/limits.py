@@ -118,6 +118,8 @@ PARALLELISM_MAX: Final = 32_768
 SLOTS_MAX: Final = 1_024
 """Slots of one worker."""
 BATCH_ROWS_MAX: Final = 65_536
+BATCH_BYTES_MAX: Final = 8 * MIB
+"""A batch with more is cut before it is sent; a single row may be longer."""
 DURATION_MAX: Final = timedelta(days=36_500)
 """Longest of windows, delays and the like: a hundred years, far from where the arithmetic of moments ends."""
 CSV_BLOCK_BYTES: Final = 8 * MIB
@@ -136,13 +138,16 @@ into a file."""
 KEPT_BYTES_MAX: Final = 16 * 1024 * MIB
 """The size of a kept partition."""
 JOB_EVENTS_KEPT: Final = 10_000
-JOB_LOG_LINES_KEPT: Final = 1_000
+JOB_LOG_LINES_KEPT: Final = 100_000
+JOB_LOG_CHARS_KEPT: Final = 8 * MIB
+"""Characters of all log lines of a job together; the oldest make room."""
 LOG_LINE_CHARS_MAX: Final = 10_000
-"""So many lines of this length still fit in one message."""
 TASK_NAME_CHARS_MAX: Final = 1_000
 """In an error; the name of a chain grows with its operators."""
 ERROR_CAUSES_KEPT: Final = 10
 ROW_PREVIEW_CHARS: Final = 200
+DEAD_LETTER_CHARS: Final = 8_000
+"""What the line of a dead letter shows of the record."""
 WATERMARK_SECONDS_MIN: Final = 0.2
 """Between two watermarks of an operator that does not emit each."""
 SPOOL_FILE_BYTES: Final = 1 << 30
@@ -179,6 +184,7 @@ assert RECEIVE_BUFFER_BYTES >= 4 * SEGMENT_BYTES_DEFAULT
 assert min(COLLECTED_RUNNING_BYTES_MAX, COLLECTED_ENDED_BYTES_MAX) >= COLLECT_BYTES_MAX
 assert HANDSHAKE_FRAME_BYTES_MAX < SEGMENT_BYTES_DEFAULT
 assert 2 * PREPARED_PROGRAM_BYTES_MAX <= CONTROL_PAYLOAD_BYTES_MAX
+assert 2 * BATCH_BYTES_MAX <= SPILL_ELEMENT_BYTES
 assert SPILL_ELEMENT_BYTES <= ASSEMBLY_BYTES_MAX <= ELEMENT_BYTES_MAX
 assert NETWORK_MEMORY_BYTES_DEFAULT >= 64 * SEGMENT_BYTES_DEFAULT
 assert max(BUFFERS_PER_CHANNEL_DEFAULT, FLOATING_BUFFERS_PER_GATE_DEFAULT) <= JOB_BUFFERS_MAX

@@ -102,11 +102,11 @@ MAY_BE_UNREAD = {
 """Fields that the package writes and does not read, and who does."""
 CALLED_BY_OTHERS = re.compile(
     r"^(data_received|get_buffer|buffer_updated|eof_received|list_commands|get_command|format_commands|initialOffset|latestOffset"
-    r"|getDefaultReadLimit|prepareForTriggerAvailableNow|streamWriter|_(int|event)_(arrow|rows)|test_\w+)$"
+    r"|getDefaultReadLimit|prepareForTriggerAvailableNow|streamWriter|_(int|event)_(arrow|rows)|test_\w+|get_(source|filename))$"
 )
-"""What asyncio, click and Spark call by name, and what is looked up by a name that is put together."""
-PUBLIC_API = frozenset({"kill_worker"})
-"""What only users call."""
+"""What asyncio, click, importlib and Spark call by name, and what is looked up by a name put together."""
+PUBLIC_API = frozenset({"kill_worker", "divided"})
+"""What only users call; and how state is divided among subtasks, which snapshots will call."""
 PRIVATES = re.compile(r"\._(?!_)\w+\._(?!_)\w+")
 ARGUMENTS_MAX = 5
 MANY_ARGUMENTS = {

@@ -10,9 +10,10 @@ import click
 from pydantic import ValidationError
 
 from minishuffle.cli import tables
+from minishuffle.cli.leftout import left_out, left_out_texts
 from minishuffle.cli.loading import Job, load_job
 from minishuffle.cli.session import Session, json_option, late_global_options, print_json, session_of
-from minishuffle.client import Client, JobHandle, JobResult, loss_text, new_submission
+from minishuffle.client import Client, JobHandle, JobResult, loss_text, new_submission, results_of
 from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.graph import JobSettings
 from minishuffle.errors import ShuffleError, TaskFailed, UsageError
@@ -53,6 +54,9 @@ RECOVERIES = frozenset({"task restarting", "task waiting for a slot"})
 )
 @click.option("--wait", is_flag=True, help="Wait for the end; Ctrl-C and SIGTERM cancel the job.")
 @click.option("--allow-loss", is_flag=True, help="With --wait: exit with 0, not 3, when rows were lost.")
+@click.option(
+    "--strict", is_flag=True, help="With --wait: exit with 3 when any records were dropped, late or skipped."
+)
 @click.option("--describe", is_flag=True, help="Show the job's parameters and operators; run nothing.")
 @json_option
 @late_global_options
@@ -65,6 +69,7 @@ def submit(
     parallelism: int | None,
     wait: bool,
     allow_loss: bool,
+    strict: bool,
     describe: bool,
     as_json: bool,
 ) -> None:
@@ -90,8 +95,8 @@ def submit(
             )
 
         if wait:
-            result = _run_and_wait(client, start, as_json)
-            if result.state == "finished_with_loss" and not allow_loss:
+            result, info = _run_and_wait(client, start, as_json)
+            if result.state == "finished_with_loss" and not allow_loss or strict and left_out(info):
                 raise SystemExit(EXIT_ROWS_LOST)
             return
         handle = start(new_submission())
@@ -129,7 +134,9 @@ def _tell_submitted(session: Session, handle: JobHandle) -> None:
     click.echo(f"next: {command} show {handle.id}, {command} logs {handle.id}, {command} cancel {handle.id}")
 
 
-def _run_and_wait(client: Client, start: Callable[[str], JobHandle], as_json: bool) -> JobResult:
+def _run_and_wait(
+    client: Client, start: Callable[[str], JobHandle], as_json: bool
+) -> tuple[JobResult, JobInfo]:
     """Submit a job, wait for its end and show that; ``start`` gets the submission's id."""
     submission = new_submission()
     try:
@@ -154,7 +161,7 @@ def _run_and_wait(client: Client, start: Callable[[str], JobHandle], as_json: bo
     _show_result(result, info, as_json)
     if result.state == "finished_with_loss":
         click.echo(f"minishuffle: {loss_text(info, handle.events(follow=True))}", err=True)
-    return result
+    return result, info
 
 
 def _cancel_submission(client: Client, submission: str) -> None:
@@ -162,22 +169,29 @@ def _cancel_submission(client: Client, submission: str) -> None:
     try:
         job = client.cancel_submission(submission)
         if job:
-            client.handle(job).wait_until_over(CANCEL_SECONDS)
+            _show_sinks(client.handle(job).wait_until_over(CANCEL_SECONDS), err=True)
     except (ShuffleError, TimeoutError) as error:
         click.echo(f"the job may still run: {error}; see 'minishuffle jobs list'", err=True)
 
 
 def _show_result(result: JobResult, info: JobInfo, as_json: bool) -> None:
     if as_json:
-        print_json({**_as_map(result), "limits": tables.limits_hit(info)})
+        print_json({**_as_map(result), "limits": tables.limits_hit(info), "left_out": left_out(info)})
         return
     if any("writer" in task.counters.limits_hit for task in info.tasks):
         tables.show_limits(info)
     if result.rows:
         click.echo(tables.preview(result.rows, ROWS_SHOWN))
-    for sink in result.results:
-        click.echo(f"{sink.name}[{sink.index}]: {sink.value}")
+    _show_sinks(info)
+    for line in left_out_texts(info):
+        click.echo(line)
     click.echo(f"job {result.job} ({result.name}) is {result.state} after {result.seconds:.2f} s")
+
+
+def _show_sinks(info: JobInfo, *, err: bool = False) -> None:
+    """What each gave at its close; also of a job that was cancelled."""
+    for sink in results_of(info):
+        click.echo(f"{sink.name}[{sink.index}]: {sink.value}", err=err)
 
 
 def _as_map(result: JobResult) -> dict[str, Any]:
@@ -283,8 +297,10 @@ def cancel(context: click.Context, job: str, as_json: bool) -> None:
         handle.cancel()
         info = handle.wait_until_over(CANCEL_SECONDS)
     if as_json:
-        print_json({"job": info.job, "name": info.name, "state": info.state})
+        results = [{"name": r.name, "index": r.index, "value": r.value} for r in results_of(info)]
+        print_json({"job": info.job, "name": info.name, "state": info.state, "results": results})
     else:
+        _show_sinks(info)
         click.echo(f"job {info.job} ({info.name}) is {info.state}")
 
 

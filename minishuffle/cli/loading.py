@@ -10,8 +10,9 @@ import inspect
 import json
 import sys
 import typing
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
@@ -19,6 +20,8 @@ from typing import Any, Generic, TypeVar
 import cloudpickle
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
+from minishuffle.cli.localmodules import local_modules
+from minishuffle.dataflow.pickling import send_modules
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ShuffleError, UnknownName, UsageError, told_from_outside
 from minishuffle.examples import BUILT_IN
@@ -104,6 +107,8 @@ class Found(Generic[Made]):
     doc: str
     parameters: tuple[JobParameter, ...]
     target: Made | Callable[..., Any]
+    directory: Path | None = None
+    """Where its functions import from: that of its file; None for what is built in."""
 
     def build(self, settings: Sequence[str] = ()) -> Made:
         """Make it with ``settings`` of the form ``key=value``.
@@ -117,7 +122,8 @@ class Found(Generic[Made]):
         assert callable(self.target)
         what = f"{self.kind.name} {self.name}"
         try:
-            made = self.target(**values)
+            with _by_value(self.directory, self.kind):
+                made = self.target(**values)
         except ShuffleError:
             raise
         except (Exception, SystemExit) as error:
@@ -176,11 +182,12 @@ def _load(spec: str, kind: Kind[Made]) -> Found[Made]:
     if not source or not attribute:
         raise UsageError(f"{spec!r} is not a {kind.name}: write module:attribute or file.py:attribute")
     is_file = source.endswith(".py") or "/" in source
-    before = set(sys.modules)
-    module = _load_file(Path(source)) if is_file else _load_module(source)
     directory = Path(source).resolve().parent if is_file else Path.cwd()
-    _send_by_value(before, directory, _pickles(kind))
-    return _found_in(module, attribute, spec, kind)
+    with _by_value(directory, kind):
+        module = _load_file(Path(source)) if is_file else _load_module(source)
+    if module.__file__ is not None:
+        send_modules(local_modules(Path(module.__file__), directory))
+    return replace(_found_in(module, attribute, spec, kind), directory=directory)
 
 
 def _built_in(name: str, kind: Kind[Made]) -> Found[Made]:
@@ -210,21 +217,15 @@ def _load_file(path: Path) -> ModuleType:
         raise UsageError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    sys.path.insert(0, str(path.parent))
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ShuffleError(f"{path} cannot be loaded: {told_from_outside(error, _is_ours)}") from error
-    finally:
-        sys.path.remove(str(path.parent))
     return module
 
 
 def _load_module(name: str) -> ModuleType:
-    directory = Path.cwd()
-    if str(directory) not in sys.path:
-        sys.path.insert(0, str(directory))
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -246,11 +247,23 @@ def _pickles(kind: Kind[Any]) -> list[Any]:
     return [cloudpickle, importlib.import_module("pyspark.cloudpickle")]
 
 
-def _send_by_value(before: set[str], directory: Path, pickles: Sequence[Any]) -> None:
-    """Have ``pickles`` send modules that were just loaded from ``directory``: workers lack them.
+@contextmanager
+def _by_value(directory: Path | None, kind: Kind[Any]) -> Iterator[None]:
+    """Code in here may import from ``directory``; what it loads from there is sent by value, as workers lack
+    it.
 
     Installed packages go by name, also from a virtual environment under that directory.
     """
+    if directory is None:
+        yield
+        return
+    before, pickles = set(sys.modules), _pickles(kind)
+    sys.path.insert(0, str(directory))
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # the user's code may have changed it
+            sys.path.remove(str(directory))
     for name in set(sys.modules) - before:
         module = sys.modules[name]
         file = getattr(module, "__file__", None)

@@ -23,23 +23,29 @@ REPLY_BYTES_MAX = 16 * limits.MIB
 
 _FOLLOWS = frozenset({PeerLost.code, PartitionNotFound.code, TaskCancelled.code})
 
-assert 4 * limits.LOG_LINE_CHARS_MAX * limits.JOB_LOG_LINES_KEPT < limits.CONTROL_FRAME_BYTES_MAX
+REPLY_LINES_MAX = 1000
+"""Log lines in one reply."""
+
+assert 4 * limits.LOG_LINE_CHARS_MAX * REPLY_LINES_MAX < limits.CONTROL_FRAME_BYTES_MAX
+assert limits.LOG_LINE_CHARS_MAX < limits.JOB_LOG_CHARS_KEPT
 assert 4 * TEXT_CHARS_MAX * REPLY_EVENTS_MAX < limits.CONTROL_FRAME_BYTES_MAX
 
 
 class History:
     """Bounded in every part; numbers go on counting when the oldest are dropped.
 
-    Invariants: ``len(events) ≤ JOB_EVENTS_KEPT``; ``len(lines) ≤ JOB_LOG_LINES_KEPT``;
-    ``collected_bytes ≤ COLLECT_BYTES_MAX``; ``len(causes) ≤ ERROR_CAUSES_KEPT``.
+    Invariants: ``len(events) ≤ JOB_EVENTS_KEPT``; ``len(lines) ≤ JOB_LOG_LINES_KEPT``, and all of them have
+    at most ``JOB_LOG_CHARS_KEPT`` characters; ``collected_bytes ≤ COLLECT_BYTES_MAX``; ``len(causes) ≤
+    ERROR_CAUSES_KEPT``.
     """
 
     def __init__(self) -> None:
         self.collected_bytes = 0
         self._events: deque[JobEvent] = deque(maxlen=limits.JOB_EVENTS_KEPT)
         self._event_number = 0
-        self._lines: deque[str] = deque(maxlen=limits.JOB_LOG_LINES_KEPT)
+        self._lines: deque[str] = deque()
         self._lines_seen = 0
+        self._line_chars = 0
         self._batches: list[bytes] = []
         self._dropped = 0
         """Batches that are not kept any more: the first ones."""
@@ -84,6 +90,9 @@ class History:
         for line in lines:
             self._lines_seen += 1
             self._lines.append(line[: limits.LOG_LINE_CHARS_MAX])
+            self._line_chars += len(self._lines[-1])
+        while len(self._lines) > limits.JOB_LOG_LINES_KEPT or self._line_chars > limits.JOB_LOG_CHARS_KEPT:
+            self._line_chars -= len(self._lines.popleft())
 
     def collect(self, payload: bytes) -> bool:
         """Keep a batch of rows; False, and nothing kept, when it would be too much."""
@@ -166,11 +175,11 @@ class History:
         )
 
     def logs_after(self, number: int, terminal: bool) -> JobLogs:
-        """``number`` counts the lines that the caller has had."""
-        new = max(0, min(self._lines_seen - number, len(self._lines)))
-        return JobLogs(
-            lines=list(self._lines)[len(self._lines) - new :], next=self._lines_seen, terminal=terminal
-        )
+        """``number`` counts the lines that the caller has had; bounded by REPLY_LINES_MAX."""
+        first = len(self._lines) - max(0, min(self._lines_seen - number, len(self._lines)))
+        lines = list(islice(self._lines, first, first + REPLY_LINES_MAX))
+        after = self._lines_seen - len(self._lines) + first + len(lines)
+        return JobLogs(lines=lines, next=after, terminal=terminal)
 
     def rows_after(self, number: int, terminal: bool) -> JobRows:
         """``number`` counts the batches that the caller has had; bounded by REPLY_BYTES_MAX.
@@ -223,6 +232,7 @@ class History:
         """Check the invariants; for tests, after each step."""
         assert len(self._events) <= min(self._event_number, limits.JOB_EVENTS_KEPT)
         assert len(self._lines) <= min(self._lines_seen, limits.JOB_LOG_LINES_KEPT)
+        assert sum(map(len, self._lines)) == self._line_chars <= limits.JOB_LOG_CHARS_KEPT
         assert 0 <= self.collected_bytes <= limits.COLLECT_BYTES_MAX
         assert self.collected_bytes == sum(map(len, self._batches))
         assert 0 <= self._fetched <= self.batches

@@ -18,6 +18,7 @@ __all__ = [
     "arrow_schema",
     "check_callable",
     "check_columns",
+    "check_late",
     "checked_duration",
     "checked_name",
     "checked_parallelism",
@@ -97,6 +98,12 @@ def is_name(name: Any) -> bool:
         and name.isprintable()
         and len(name.encode()) <= NAME_BYTES_MAX
     )
+
+
+def check_late(late: Any) -> None:
+    """Raises UsageError unless it says what becomes of late records."""
+    if late not in ("drop", "side", "fail"):
+        raise UsageError(f"late is {late!r}: write 'drop', 'side' or 'fail'")
 
 
 def check_columns(names: Sequence[str], known: Sequence[str] | None, method: str) -> None:

@@ -115,6 +115,8 @@ def _chains_and_edges(nodes: list[Node], widths: dict[Node, int]) -> tuple[list[
     for node in nodes:
         if len(node.feeds) == 1 and readers[node.feeds[0].node] == 1 and _chains(node, widths):
             chain_of[node] = chain_of[node.feeds[0].node]
+            if node.feeds[0].exchange is not None:
+                chains[chain_of[node]].nodes.append(_forwarding())
             chains[chain_of[node]].nodes.append(node)
             continue
         chain_of[node] = target = len(chains)
@@ -131,6 +133,13 @@ def _chains_and_edges(nodes: list[Node], widths: dict[Node, int]) -> tuple[list[
                 Edge(source=source, target=target, input=feed.input, partitioner=exchange.partitioner)
             )
     return chains, edges
+
+
+def _forwarding() -> Node:
+    """What an exchange does to rows, where none is."""
+    from minishuffle.dataflow.operators.functions import Forwarded
+
+    return Node("forward", operators=(Forwarded(),), is_auxiliary=True)
 
 
 def _chains(node: Node, widths: dict[Node, int]) -> bool:

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from minishuffle.dataflow.arguments import check_columns, checked_duration
+from minishuffle.dataflow.arguments import check_columns, check_late, checked_duration
 from minishuffle.dataflow.nodes import Exchange, Feed, Node, check_waits, inputs_first
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.dataflow.stream import Stream
-from minishuffle.dataflow.stream_base import SideOutput
+from minishuffle.dataflow.stream_base import SideOutput, late_of
 from minishuffle.errors import InvalidGraph, UsageError
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from minishuffle.dataflow.keyed import KeyedStream
     from minishuffle.dataflow.operators.base import Operator
     from minishuffle.dataflow.operators.joins import How
+    from minishuffle.dataflow.operators.late import Late, LatePolicy
 
 __all__ = ["On", "broadcast_join", "interval_join"]
 
@@ -32,7 +33,7 @@ def interval_join(
     right: KeyedStream[Any],
     how: How = "inner",
     within: timedelta = timedelta(0),
-    late: Literal["drop", "side"] = "drop",
+    late: LatePolicy = "drop",
 ) -> Stream[Any]:
     """Pairs of records of one key whose event times are at most ``within`` apart.
 
@@ -53,8 +54,7 @@ def interval_join(
         raise UsageError(f"join takes a keyed stream, not a {type(right).__name__}: call key_by() first")
     if how not in ("inner", "left", "full"):
         raise UsageError(f"how is {how!r}: write 'inner', 'left' or 'full'")
-    if late not in ("drop", "side"):
-        raise UsageError(f"late is {late!r}: write 'drop' or 'side'")
+    check_late(late)
     micros = checked_duration(within, "join(within=...)")
     times = (_time_of(left, "left"), _time_of(right, "right"))
     if left._keys is not None and right._keys is not None and len(left._keys) != len(right._keys):
@@ -84,9 +84,9 @@ def _is_arrow(keyed: KeyedStream[Any]) -> bool:
 
 
 def _late_sides(
-    left: KeyedStream[Any], right: KeyedStream[Any], late: str, format: Literal["rows", "arrow"]
+    left: KeyedStream[Any], right: KeyedStream[Any], late: LatePolicy, format: Literal["rows", "arrow"]
 ) -> dict[str, SideOutput]:
-    if late == "drop":
+    if late != "side":
         return {}
     return {
         "late": SideOutput.late_of(left._stream, format),
@@ -94,8 +94,8 @@ def _late_sides(
     }
 
 
-def _tags(sides: dict[str, SideOutput]) -> tuple[str | None, str | None]:
-    return (sides["late"].tag, sides["late_right"].tag) if sides else (None, None)
+def _late(late: LatePolicy, sides: dict[str, SideOutput]) -> tuple[Late, Late]:
+    return late_of(late, sides.get("late")), late_of(late, sides.get("late_right"))
 
 
 # --- rows -----------------------------------------------------------------------------------------
@@ -106,13 +106,13 @@ def _joined_rows(
     right: KeyedStream[Any],
     how: How,
     within: int,
-    late: str,
+    late: LatePolicy,
     times: tuple[EventTime, EventTime],
 ) -> Stream[Any]:
     from minishuffle.dataflow.operators.joinrows import JoinedTime, JoinRows
 
     sides = _late_sides(left, right, late, "rows")
-    operator = JoinRows(how, within, times, _tags(sides))
+    operator = JoinRows(how, within, times, _late(late, sides))
     node = Node(operator.name, (left._rows_by_key(), right._rows_by_key(1)), operators=(operator,))
     return Stream((Feed(node),), "rows", time=EventTime(fn=JoinedTime(*times)), sides=sides)
 
@@ -125,7 +125,7 @@ def _joined_arrow(
     right: KeyedStream[Any],
     how: How,
     within: int,
-    late: str,
+    late: LatePolicy,
     times: tuple[EventTime, EventTime],
 ) -> Stream[Any]:
     from minishuffle.dataflow.operators.joinarrow import JoinArrow
@@ -141,7 +141,7 @@ def _joined_arrow(
     schemas = (left._stream._schema, right._stream._schema)
     columns = JoinColumns(left._keys, right._keys, how, times[0])
     sides = _late_sides(left, right, late, "arrow")
-    operator = JoinArrow(columns, within, times, schemas, _tags(sides))
+    operator = JoinArrow(columns, within, times, schemas, _late(late, sides))
     schema: pa.Schema | None = None
     names: tuple[str, ...] | None = None
     if schemas[0] is not None and schemas[1] is not None:

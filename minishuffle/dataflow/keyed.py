@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from minishuffle.dataflow.arguments import check_callable, check_columns, checked_duration
 from minishuffle.dataflow.nodes import Exchange, Feed, Format, Node
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from minishuffle.dataflow.operators.chained import Emission, OnError
     from minishuffle.dataflow.operators.joins import How
+    from minishuffle.dataflow.operators.late import LatePolicy
     from minishuffle.dataflow.operators.process import ProcessContext
     from minishuffle.dataflow.windowed import WindowedStream
 
@@ -116,12 +117,12 @@ class KeyedStream(Generic[T]):
         used = tuple(column for column, _ in columns.values())
         return self._on_arrow(operator, (*keys, *columns), schema, used=used)
 
-    def window(self, size: timedelta, *, late: Literal["drop", "side"] = "drop") -> WindowedStream[T]:
+    def window(self, size: timedelta, *, late: LatePolicy = "drop") -> WindowedStream[T]:
         """Cut the records of each key into tumbling windows of event time, aligned to 1970 UTC.
 
         A window's values go out when the watermark has reached its end. A record that comes after that
         is late: it is counted (``records_late``) and dropped, or with ``"side"`` put into the stream
-        :attr:`Stream.late` of what follows.
+        :attr:`Stream.late` of what follows, or with ``"fail"`` ends the job with an error.
 
         Raises:
             InvalidGraph: the records have no event time: see :meth:`Stream.event_time`.
@@ -135,7 +136,7 @@ class KeyedStream(Generic[T]):
         other: KeyedStream[Any],
         how: How = "inner",
         within: timedelta = timedelta(0),
-        late: Literal["drop", "side"] = "drop",
+        late: LatePolicy = "drop",
     ) -> Stream[Any]:
         """Pairs of records of one key whose event times are at most ``within`` apart.
 
@@ -145,7 +146,8 @@ class KeyedStream(Generic[T]):
         a key that is null has none. The event time is the left record's, or that of a right one alone.
 
         A record is late if it is not after its own side's watermark: it is counted (``records_late``)
-        and dropped, or with ``"side"`` put into :attr:`Stream.late` or :attr:`Stream.late_right`.
+        and dropped, with ``"side"`` put into :attr:`Stream.late` or :attr:`Stream.late_right`, or with
+        ``"fail"`` ends the job with an error.
 
         Raises:
             InvalidGraph: a stream has no event time, or an outer join of Arrow does not know the columns

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import cloudpickle
 
-from minishuffle.dataflow.operators.base import Program
+from minishuffle.dataflow.operators.base import ModuleSource, Program
 from minishuffle.errors import UsageError
 
-__all__ = ["pickle_program"]
+__all__ = ["pickle_program", "send_modules"]
+
+_modules: dict[str, ModuleSource] = {}
+
+
+def send_modules(modules: Mapping[str, ModuleSource]) -> None:
+    """Have the programs that are pickled from here on take the sources of these modules along."""
+    _modules.update(modules)
 
 
 def pickle_program(program: Program, name: str) -> bytes:
     """Cloudpickle the program of the vertex ``name``.
 
     Functions of ``__main__`` and of modules registered with ``cloudpickle.register_pickle_by_value``
-    travel by value, those of other modules by name.
+    travel by value, those of other modules by name. What :func:`send_modules` was given goes along.
 
     Raises:
         UsageError: a part cannot be pickled; names the operator, what it holds, and the fix.
     """
+    program.modules = dict(_modules)
     try:
         pickled: bytes = cloudpickle.dumps(program)
     except Exception as error:  # whatever the user's own objects raise when they are pickled

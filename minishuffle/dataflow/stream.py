@@ -139,6 +139,7 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         out_of_order: timedelta = timedelta(0),
         idle_after: timedelta | None = None,
         watermarks: Literal["batch", "each"] = "batch",
+        on_error: OnError = "fail",
     ) -> Stream[T]:
         """Say when each record happened, for windows, joins and timers; call it right after the source.
 
@@ -151,6 +152,7 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
             idle_after: without a record for so long, this stream holds no other's time back.
             watermarks: ``"batch"``: after a batch, several times a second. ``"each"``: after each
                 record, so that what is late depends on the records' order alone.
+            on_error: what becomes of a record that has no time.
 
         Raises:
             UnknownName: the stream's columns are known, and this is not among them.
@@ -164,12 +166,12 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         stream: Stream[T] = self
         if isinstance(time, str):
             check_columns([time], self._columns, "event_time")
-            place = EventTime(column=time)
+            place = EventTime(column=time, each=watermarks == "each")
         else:
             check_callable(time, "event_time")
-            place = EventTime(fn=time)
+            place = EventTime(fn=time, each=watermarks == "each")
             stream = self._as_rows("event_time")
-        operator = AssignEventTime(place, late_by, idle, watermarks)
+        operator = AssignEventTime(place, late_by, idle, watermarks, on_error)
         timed: Stream[T] = stream._beside("event_time", operator, stream._format)
         timed._time = place
         return timed

@@ -16,9 +16,10 @@ from minishuffle.errors import InvalidGraph
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from minishuffle.dataflow.operators.late import Late, LatePolicy
     from minishuffle.dataflow.stream import Stream
 
-__all__ = ["Columns", "Feeds", "SideOutput", "StreamBase"]
+__all__ = ["Columns", "Feeds", "SideOutput", "StreamBase", "late_of"]
 
 Columns: TypeAlias = tuple[str, ...] | None
 Feeds: TypeAlias = tuple[Feed, ...]
@@ -42,6 +43,13 @@ class SideOutput:
 
 
 _TAGS = count(1)
+
+
+def late_of(policy: LatePolicy, side: SideOutput | None) -> Late:
+    """What becomes of late records, of which ``side`` are those that are put aside."""
+    from minishuffle.dataflow.operators.late import Late
+
+    return Late(policy, "" if side is None else side.tag)
 
 
 class StreamBase:

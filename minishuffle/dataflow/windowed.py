@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from minishuffle.dataflow.arguments import check_callable
+from minishuffle.dataflow.arguments import check_callable, check_late
 from minishuffle.dataflow.operators.times import EventTime, LastMoment
 from minishuffle.dataflow.schemas import aggregated_schema
 from minishuffle.dataflow.stream import Stream, T
-from minishuffle.dataflow.stream_base import SideOutput
-from minishuffle.errors import InvalidGraph, UsageError
+from minishuffle.dataflow.stream_base import SideOutput, late_of
+from minishuffle.errors import InvalidGraph
 
 if TYPE_CHECKING:
     from minishuffle.dataflow.keyed import KeyedStream
     from minishuffle.dataflow.operators.chained import OnError
     from minishuffle.dataflow.operators.columns import Aggregate
+    from minishuffle.dataflow.operators.late import LatePolicy
     from minishuffle.dataflow.operators.windows import OpenWindows
 
 __all__ = ["WindowedStream"]
@@ -35,9 +36,8 @@ class WindowedStream(Generic[T]):
 
     __slots__ = ("_keyed", "_late", "_size", "_time")
 
-    def __init__(self, keyed: KeyedStream[T], size: int, late: Literal["drop", "side"]) -> None:
-        if late not in ("drop", "side"):
-            raise UsageError(f"late is {late!r}: write 'drop' or 'side'")
+    def __init__(self, keyed: KeyedStream[T], size: int, late: LatePolicy) -> None:
+        check_late(late)
         time = keyed._stream._time
         if time is None:
             raise InvalidGraph(
@@ -95,14 +95,14 @@ class WindowedStream(Generic[T]):
     # --- making nodes ----------------------------------------------------------------------------
 
     def _sides(self, format: Literal["rows", "arrow"]) -> dict[str, SideOutput]:
-        if self._late == "drop":
+        if self._late != "side":
             return {}
         return {"late": SideOutput.late_of(self._keyed._stream, format)}
 
     def _windows(self, sides: dict[str, SideOutput]) -> OpenWindows:
         from minishuffle.dataflow.operators.windows import OpenWindows
 
-        return OpenWindows(self._time, self._size, sides["late"].tag if sides else None)
+        return OpenWindows(self._time, self._size, late_of(self._late, sides.get("late")))
 
     def _on_rows(
         self,

@@ -39,7 +39,10 @@ __all__ = [
     "decode",
     "encode",
     "pack_rows",
+    "payload_of",
+    "slice_of",
     "unpack_rows",
+    "with_header",
 ]
 
 
@@ -284,21 +287,28 @@ def encode(batch: Batch) -> tuple[int, list[Part]]:
         UnserializableRecord: the row format cannot carry a row; names it.
         UsageError: the element would be longer than ``ELEMENT_BYTES_MAX``.
     """
-    rows = len(batch)
-    body: list[Part]
+    return len(batch), with_header(len(batch), *payload_of(batch))
+
+
+def payload_of(batch: Batch) -> tuple[ElementFormat, list[Part]]:
+    """The payload of a batch's element, and its format. Raises UnserializableRecord as :func:`encode`."""
     if isinstance(batch, list):
-        kind, body = ElementFormat.ROWS, [pack_rows(batch)]
-    elif isinstance(batch, KeyedRows):
-        kind, body = ElementFormat.KEYED_ROWS, [pack_keyed_rows(batch.keys, batch.rows)]
-    else:
-        kind, body = ElementFormat.ARROW, _encode_arrow(batch)
+        return ElementFormat.ROWS, [pack_rows(batch)]
+    if isinstance(batch, KeyedRows):
+        return ElementFormat.KEYED_ROWS, [pack_keyed_rows(batch.keys, batch.rows)]
+    return ElementFormat.ARROW, _encode_arrow(batch)
+
+
+def with_header(rows: int, kind: ElementFormat, body: list[Part]) -> list[Part]:
+    """The parts of an element. Raises UsageError as :func:`encode`."""
     size = sum(map(len, body))
     if size > ELEMENT_BYTES_MAX:
+        what = "a row" if rows == 1 else f"a batch of {rows} rows"
         raise UsageError(
-            f"a batch of {rows} rows takes {size} bytes, and an element at most {ELEMENT_BYTES_MAX}: "
-            "emit smaller batches"
+            f"{what} takes {size} bytes, and at most {ELEMENT_BYTES_MAX} can be sent at once: keep such "
+            "values in a file, and write its path instead"
         )
-    return rows, [ELEMENT_HEADER.pack(size, rows, kind), *body]
+    return [ELEMENT_HEADER.pack(size, rows, kind), *body]
 
 
 def decode(kind: int, rows: int, payload: Any) -> Batch:

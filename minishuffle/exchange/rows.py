@@ -187,13 +187,13 @@ def _restore(code: int, body: bytes) -> Any:
     return msgpack.ExtType(code, body)
 
 
-def preview(row: Any) -> str:
-    """The row's repr, cut at ``ROW_PREVIEW_CHARS``."""
+def preview(row: Any, chars: int = ROW_PREVIEW_CHARS) -> str:
+    """The row's repr, cut at so many characters."""
     try:
         text = repr(row)
     except Exception as error:  # a repr of the user's; the record must be named even so
         return f"a {type(row).__name__} whose repr raises {type(error).__name__}"
-    return text if len(text) <= ROW_PREVIEW_CHARS else text[:ROW_PREVIEW_CHARS] + "…"
+    return text if len(text) <= chars else text[:chars] + "…"
 
 
 def _refusal(records: Sequence[Any], what: str) -> UnserializableRecord | None:

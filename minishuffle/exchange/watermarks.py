@@ -85,6 +85,10 @@ class WatermarkValve:
             self._move(channel, status)
         return self.watermark != watermark or self.idle is not was_idle
 
+    def time_of(self, channel: int) -> int:
+        """The greatest time that the producer of that channel has sent."""
+        return self._times[channel]
+
     def _counting(self, channel: int) -> _Status:
         """The status of a channel that is not idle."""
         return _Status.LAGGING if self._lags[channel] else _Status.ACTIVE

@@ -11,12 +11,13 @@ from minishuffle.dataflow.operators.base import (
     Batch,
     Idle,
     Mark,
+    Reached,
     SplitMark,
     Watermark,
 )
 from minishuffle.exchange.elements import decode, slice_of
 from minishuffle.exchange.gate import InputGate
-from minishuffle.exchange.watermarks import END_OF_TIME, WatermarkValve
+from minishuffle.exchange.watermarks import BEGINNING_OF_TIME, END_OF_TIME, WatermarkValve
 
 __all__ = ["Inputs", "Item"]
 
@@ -32,6 +33,8 @@ class _Input:
     valve: WatermarkValve
     emitted: tuple[int, bool]
     """Watermark and idleness that the operator has received."""
+    reached: int = BEGINNING_OF_TIME
+    """How far the producer of the last batch was, as the operator has received it."""
 
 
 @dataclass(slots=True)
@@ -50,9 +53,10 @@ class Inputs:
 
     Args:
         first_input: while gates of that input have not ended no other is read; None: all in turn.
+        by_channel: say of each batch how far its producer is (:class:`Reached`).
     """
 
-    def __init__(self, gates: list[InputGate], first_input: int | None) -> None:
+    def __init__(self, gates: list[InputGate], first_input: int | None, by_channel: bool = False) -> None:
         inputs: dict[int, _Input] = {}
         self._gates: list[_Gate] = []
         for gate in gates:
@@ -60,6 +64,7 @@ class Inputs:
             each = inputs.setdefault(gate.input, _Input(gate.input, valve, (valve.watermark, valve.idle)))
             self._gates.append(_Gate(gate, each, each.valve.add()))
         self._first_input = first_input
+        self._by_channel = by_channel
         self.repeated = {gate.input for gate in gates if gate.kept}
         """Numbers of inputs that the next attempt gets all of again."""
         self._ready: deque[tuple[int, Item]] = deque()
@@ -118,6 +123,12 @@ class Inputs:
             if changes is not None and element.channel.producer != each.split:
                 each.split = element.channel.producer
                 self._ready.append((number, SplitMark(each.split, "current")))
+            if (
+                self._by_channel
+                and (time := gate.valve.time_of(element.channel.number)) != each.input.reached
+            ):
+                each.input.reached = time
+                self._ready.append((number, Reached(time)))
             batch = decode(element.format, element.rows, element.payload)
             if element.skip:
                 batch = slice_of(batch, element.skip, element.rows)

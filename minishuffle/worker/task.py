@@ -38,6 +38,7 @@ from minishuffle.dataflow.operators.base import (
     TaskContext,
     Watermark,
 )
+from minishuffle.dataflow.operators.chained import dropper_of
 from minishuffle.dataflow.operators.copies import own_rows
 from minishuffle.dataflow.operators.reader import SourceReader
 from minishuffle.errors import (
@@ -45,15 +46,17 @@ from minishuffle.errors import (
     ShuffleError,
     TaskCancelled,
     TaskFailed,
+    UnserializableRecord,
     clipped,
     described,
     text_of,
 )
-from minishuffle.exchange.elements import encode, pack_rows
+from minishuffle.exchange.elements import pack_rows
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.partitioner import Partitioner
 from minishuffle.exchange.rows import pack_result
+from minishuffle.exchange.sizes import encode_all, sendable
 from minishuffle.exchange.spool import Spool
 from minishuffle.ids import FIRST_ATTEMPT, AttemptId
 from minishuffle.wire.frames import EventKind
@@ -61,6 +64,7 @@ from minishuffle.wire.messages import ErrorInfo
 from minishuffle.worker.filereports import FileReports
 from minishuffle.worker.handoff import TaskPaths
 from minishuffle.worker.inputs import Inputs
+from minishuffle.worker.jobimports import import_from
 from minishuffle.worker.leases import SourceLeases
 from minishuffle.worker.outbox import Outbox
 
@@ -79,6 +83,7 @@ class _Outlet:
         partitions: by edge.
         index: of the subtask; the first consumer that it deals to.
         last: of the operator in front.
+        drop: what drops rows that cannot be sent; None: they raise.
     """
 
     def __init__(
@@ -88,12 +93,14 @@ class _Outlet:
         index: int,
         totals: TaskCounters,
         last: OperatorCounters,
+        *,
+        drop: Callable[[Exception, Any], None] | None,
     ) -> None:
         self._partitions = partitions
         self._totals = totals
         self._last = last
         self._writers = [
-            (output.side, _edge_writer(output, partitions[output.edge], index)) for output in outputs
+            (output.side, _edge_writer(output, partitions[output.edge], index, drop)) for output in outputs
         ]
         self._plain = [write for side, write in self._writers if side is None]
         self._watermark = BEGINNING_OF_TIME
@@ -158,9 +165,9 @@ class Chain:
         """Those whose state is lost with the task; the first holds nothing but a side that is kept."""
         self.counters = [OperatorCounters(operator.name) for operator in program.operators]
         self._keeping = [operator for operator in program.operators if operator.keeps_rows]
-        self._outlet = _Outlet(
-            program.outputs, partitions, index, totals, self._before(len(program.operators))
-        )
+        self.drop = dropper_of(program.operators)
+        last = self._before(len(program.operators))
+        self._outlet = _Outlet(program.outputs, partitions, index, totals, last, drop=self.drop)
         self._stages: list[Emit] = [self._outlet.take]
         for number in reversed(range(len(program.operators))):
             self._stages.insert(0, self._stage(number, 0, self._stages[0]))
@@ -222,7 +229,12 @@ class Chain:
             operator.finish(following)
 
 
-def _edge_writer(output: Output, partition: ResultPartition, start: int) -> Callable[[Any], None]:
+def _edge_writer(
+    output: Output,
+    partition: ResultPartition,
+    start: int,
+    drop: Callable[[Exception, Any], None] | None,
+) -> Callable[[Any], None]:
     consumers = len(partition.subpartitions)
     partitioner = Partitioner(output.partitioner, consumers, output.keys, output.choose, start)
     broadcast = output.partitioner == "broadcast"
@@ -233,12 +245,13 @@ def _edge_writer(output: Output, partition: ResultPartition, start: int) -> Call
         if broadcast:
             to = [position for position in range(consumers) if not partition.skips(position, len(batch))]
             if to:
-                partition.broadcast(to, *encode(batch))
+                for rows, parts in encode_all(batch, drop):
+                    partition.broadcast(to, rows, parts)
             return
         for position, piece in partitioner.split(batch):
             if not partition.skips(position, len(piece)):
-                rows, parts = encode(piece)
-                partition.write(position, rows, parts)
+                for rows, parts in encode_all(piece, drop):
+                    partition.write(position, rows, parts)
 
     return write
 
@@ -306,6 +319,10 @@ class Task:
     _inputs: Inputs | None = field(default=None, init=False)
     _cpu_clock: int | None = field(default=None, init=False)
     """The thread's clock while it runs."""
+    _drop: Callable[[Exception, Any], None] | None = field(default=None, init=False)
+    """What drops a row that cannot be collected; None: the task fails."""
+    _closed_with: bytes = field(default=b"", init=False)
+    """What the sink gave at its close when the task was cancelled."""
     _cpu_seconds: float = field(default=0.0, init=False)
     """What the thread has used, once it has ended."""
 
@@ -375,7 +392,7 @@ class Task:
         try:
             return TaskOutcome("finished", result=self._execute())
         except TaskCancelled:
-            return TaskOutcome("canceled")
+            return TaskOutcome("canceled", result=self._closed_with)
         except BaseException as error:  # whatever user code raises, SystemExit included, ends this task alone
             state = "canceled" if self.paths.cancelled else "failed"
             return TaskOutcome(state, self._blame(error))
@@ -397,6 +414,7 @@ class Task:
     def _execute(self) -> bytes:
         self._recovers = self.attempt_id.attempt > FIRST_ATTEMPT
         program: Program = cloudpickle.loads(self.program)
+        import_from(program.modules)
         context = TaskContext(
             job=self.attempt_id.subtask.job,
             name=self.name,
@@ -418,6 +436,7 @@ class Task:
                 opened.append(operator)
             kept = {gate.input for gate in self.gates if gate.kept}
             chain = Chain(program, self.partitions, context.index, self.counters, kept)
+            self._drop = chain.drop
             produced = [] if program.source is None else [OperatorCounters(self.name.partition(" -> ")[0])]
             self.operators = (*produced, *chain.counters)
             self.paths.post(self.report, self, None)
@@ -426,8 +445,7 @@ class Task:
                 self._run_source(program.source, chain, emit, produced[0])
                 emit(Watermark(END_OF_TIME))
             else:
-                first = program.operators[0].first_input if program.operators else None
-                self._inputs = inputs = Inputs(self.gates, first)
+                self._inputs = inputs = _inputs_of(program, self.gates)
                 try:
                     self._run_gates(inputs, chain)
                 finally:
@@ -436,15 +454,11 @@ class Task:
             self.counters.state_rows = 0
             self._end_partitions()
         except BaseException as error:
-            _close(opened, error)
+            results = _close(opened, error)
+            if isinstance(error, TaskCancelled):
+                self._closed_with = _packed_result(results)
             raise
-        found = [result for result in _close(opened, None) if result is not None]
-        packed = pack_result(found[-1]) if found else b""
-        if len(packed) > MESSAGE_BYTES_MAX:
-            raise ResourceExhausted(
-                f"the sink's result has {len(packed)} bytes and at most {MESSAGE_BYTES_MAX} fit: "
-                "write large results to a file in the sink, and return its name"
-            )
+        packed = _packed_result(_close(opened, None))
         self.outbox.drain()
         return packed
 
@@ -545,7 +559,12 @@ class Task:
         self.counters.last_input_at = time.time()
 
     def _collect(self, rows: list[Any]) -> None:
-        payload = pack_rows(rows)
+        try:
+            payload = pack_rows(rows)
+        except UnserializableRecord:
+            if self._drop is None:
+                raise
+            payload = pack_rows(rows := list(sendable(rows, self._drop)))  # type: ignore[arg-type]
         if len(payload) <= MESSAGE_BYTES_MAX:
             self.outbox.collect(payload)
         elif len(rows) > 1:
@@ -557,6 +576,14 @@ class Task:
                 f"a row of {len(payload)} bytes cannot be collected, at most {MESSAGE_BYTES_MAX} fit: "
                 "write such rows with to_files or a sink of your own"
             )
+
+
+def _inputs_of(program: Program, gates: list[InputGate]) -> Inputs:
+    """As the first operator wants them."""
+    if not program.operators:
+        return Inputs(gates, None)
+    first = program.operators[0]
+    return Inputs(gates, first.first_input, first.by_channel)
 
 
 def _close(operators: list[Operator], error: BaseException | None) -> list[Any]:
@@ -576,6 +603,18 @@ def _close(operators: list[Operator], error: BaseException | None) -> list[Any]:
     if first is not None and error is None:
         raise first
     return results
+
+
+def _packed_result(results: list[Any]) -> bytes:
+    """What the sink, the last operator, gave at its close; nothing if that is None."""
+    found = [result for result in results if result is not None]
+    packed = pack_result(found[-1]) if found else b""
+    if len(packed) > MESSAGE_BYTES_MAX:
+        raise ResourceExhausted(
+            f"the sink's result has {len(packed)} bytes and at most {MESSAGE_BYTES_MAX} fit: "
+            "write large results to a file in the sink, and return its name"
+        )
+    return packed
 
 
 def describe_failure(error: BaseException, task: str) -> ErrorInfo:

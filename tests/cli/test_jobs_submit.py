@@ -11,9 +11,10 @@ from minishuffle.cli.loading import load_job
 from minishuffle.cli.main import Terminated
 from minishuffle.client import Client, JobResult
 from minishuffle.config import create_secret
+from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import JobSettings
 from minishuffle.errors import PeerLost
-from minishuffle.wire.requests import JobEvent, JobInfo
+from minishuffle.wire.requests import JobEvent, JobInfo, TaskInfo
 
 Run = Callable[..., Result]
 
@@ -115,8 +116,9 @@ class Cluster:
         assert job == "j1"
         return self
 
-    def wait_until_over(self, seconds: float) -> None:
+    def wait_until_over(self, seconds: float) -> JobInfo:
         self.asked.append("wait until over")
+        return JobInfo(job="j1", name="endless", state="canceled", submitted_at=0.0)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), Terminated()])
@@ -190,7 +192,8 @@ class Lossy(Cluster):
 
 def test_who_waits_sees_each_failure_and_what_was_lost(capsys: pytest.CaptureFixture[str]) -> None:
     cluster = Lossy()
-    assert _run_and_wait(cluster, cluster.submit, as_json=False).state == "finished_with_loss"  # type: ignore[arg-type]
+    result, _ = _run_and_wait(cluster, cluster.submit, as_json=False)  # type: ignore[arg-type]
+    assert result.state == "finished_with_loss"
     shown = capsys.readouterr()
     assert shown.out.splitlines() == ["7", "job j1 (lossy) is finished_with_loss after 1.50 s"]
     lines = shown.err.splitlines()
@@ -220,3 +223,32 @@ def test_a_wait_for_a_job_that_lost_rows_exits_with_3_unless_that_is_allowed(
     found = json.loads(result.stdout)
     assert (found["state"], found["rows"]) == ("finished_with_loss", [7])
     assert "1,200 queue_discarded" in result.stderr
+
+
+class Careless(Lossy):
+    """One whose job finishes, and leaves out some records."""
+
+    def wait(self, *, allow_loss: bool) -> Any:
+        return JobResult("j1", "careless", "finished", [7], [], [], 1.5)
+
+    def info(self) -> JobInfo:
+        counters = TaskCounters(records_late=3, late_dropped=3, user_errors={"dead_letter": 2})
+        task = TaskInfo(
+            operator=0, name="map", index=0, attempt=1, state="finished", worker=1, counters=counters
+        )
+        return JobInfo(job="j1", name="careless", state="finished", submitted_at=0.0, tasks=[task])
+
+
+@pytest.mark.parametrize(("flags", "code"), [([], 0), (["--strict"], 3)])
+def test_a_wait_counts_what_was_left_out_and_exits_with_3_if_there_is_to_be_nothing(
+    run: Run, own_state: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], code: int
+) -> None:
+    create_secret(own_state / "secret")
+    cluster = Careless()
+    monkeypatch.setattr(Client, "submit", lambda *_, submission, **__: cluster.submit(submission))
+    result = run("submit", "keyby", "--wait", *flags)
+    assert result.exit_code == code, result.output
+    assert "3 records came too late and were dropped" in result.stdout
+    assert "2 records are dead letters" in result.stdout
+    found = json.loads(run("submit", "keyby", "--wait", "--json", *flags).stdout)
+    assert found["left_out"] == {"late": 3, "dead_letters": 2}

@@ -9,6 +9,7 @@ from pyspark import cloudpickle as spark_pickle
 from pyspark.serializers import CloudPickleSerializer
 
 from minishuffle.cli.loading import load_job, load_pipeline
+from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ShuffleError, UnknownName, UsageError
 
@@ -221,3 +222,37 @@ def test_built_in_jobs_build(name: str) -> None:
     assert job.name == name
     assert job.doc
     assert isinstance(job.build(), Stream)
+
+
+LATE_IMPORTS = """
+from minishuffle import Stream
+
+def late(n):
+    import helper_of_job
+    from helper_of_job import double
+    return double(n) + helper_of_job.double(1)
+
+def built() -> Stream:
+    from helper_of_job import double
+    return Stream.items([1, 2]).map(double).map(late).collect()
+"""
+
+
+def test_functions_may_import_what_lies_beside_the_file_whenever_they_run(job_file: Path) -> None:
+    """Those that build the job, here, and those that run in tasks, which lack the file."""
+    job_file.write_text(LATE_IMPORTS)
+    stream = load_job(f"{job_file}:built").build()
+    assert str(job_file.parent) not in sys.path
+    (vertex,) = compile_job(stream).vertices
+    program = (
+        "import sys, cloudpickle\n"
+        "from minishuffle.worker.jobimports import import_from\n"
+        "program = cloudpickle.loads(sys.stdin.buffer.read())\n"
+        "import_from(program.modules)\n"
+        "first, then, _ = program.operators\n"
+        "print(then.fn(first.fn(3)))"
+    )
+    there = subprocess.run(
+        [sys.executable, "-c", program], input=vertex.program, capture_output=True, timeout=60, cwd="/"
+    )
+    assert (there.stdout, there.stderr) == (b"14\n", b"")

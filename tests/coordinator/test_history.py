@@ -3,7 +3,13 @@ from __future__ import annotations
 import pytest
 
 from minishuffle import limits
-from minishuffle.coordinator.history import REPLY_BYTES_MAX, REPLY_EVENTS_MAX, TEXT_CHARS_MAX, History
+from minishuffle.coordinator.history import (
+    REPLY_BYTES_MAX,
+    REPLY_EVENTS_MAX,
+    REPLY_LINES_MAX,
+    TEXT_CHARS_MAX,
+    History,
+)
 from minishuffle.errors import PartitionNotFound, PeerLost, TaskCancelled, TaskFailed
 from minishuffle.wire.messages import ErrorInfo
 from minishuffle.wire.requests import JobEvent
@@ -47,13 +53,22 @@ def test_log_lines_are_counted_on_when_the_oldest_are_dropped() -> None:
     assert (second.lines, second.next) == (["c" * limits.LOG_LINE_CHARS_MAX], 3)
     history.log(f"line {i}" for i in range(limits.JOB_LOG_LINES_KEPT))
     history.validate()
-    everything = history.logs_after(0, True)
-    assert everything.lines[0] == "line 0"
-    assert (len(everything.lines), everything.next) == (
-        limits.JOB_LOG_LINES_KEPT,
-        limits.JOB_LOG_LINES_KEPT + 3,
-    )
-    assert history.logs_after(everything.next, True).lines == []
+    lines, after = [], 0
+    while found := (reply := history.logs_after(after, True)).lines:
+        assert len(found) <= REPLY_LINES_MAX
+        lines, after = lines + found, reply.next
+    assert lines == [f"line {i}" for i in range(limits.JOB_LOG_LINES_KEPT)]
+    assert after == limits.JOB_LOG_LINES_KEPT + 3
+
+
+def test_long_lines_make_the_oldest_make_room() -> None:
+    history = History()
+    fit = limits.JOB_LOG_CHARS_KEPT // limits.LOG_LINE_CHARS_MAX
+    history.log(str(number).rjust(limits.LOG_LINE_CHARS_MAX) for number in range(fit + 3))
+    history.validate()
+    first = history.logs_after(0, True)
+    assert first.lines[0].strip() == "3"
+    assert first.next == fit + 3 == 841
 
 
 def test_rows_come_in_replies_of_bounded_size() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from minishuffle.coordinator import jobs as jobs_module
 from minishuffle.coordinator.lifecycle import TASK_MOVES
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import JobGraph
@@ -253,6 +254,21 @@ def test_a_cancelled_job_restarts_nothing(cluster: FakeCluster, pair: Any, resta
         cluster.report(worker, key, "canceled")
     assert cluster.show("j1").state == "canceled"
     assert len(pair[1].got(DeployTasks)) == 2
+
+
+def test_what_sinks_give_when_a_job_is_cancelled_is_kept(
+    cluster: FakeCluster, pair: Any, restarting: MakeGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As far as it fits: a job that is being cancelled does not fail any more."""
+    monkeypatch.setattr(jobs_module, "RESULT_BYTES_MAX", 10)
+    cluster.submit(restarting())
+    cluster.request(CancelJob(job="j1"))
+    cluster.report(pair[0], COUNT0, "canceled", result=bytes(8))
+    cluster.report(pair[1], COUNT1, "canceled", result=bytes(8))
+    for worker, key in ((pair[0], READ0), (pair[1], READ1)):
+        cluster.report(worker, key, "canceled")
+    info = cluster.show("j1")
+    assert (info.state, [len(task.result) for task in info.tasks]) == ("canceled", [0, 0, 8, 0])
 
 
 def test_a_job_whose_last_open_tasks_wait_for_their_restart_ends_when_it_is_cancelled(

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from datetime import time, timedelta
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
 from minishuffle.dataflow.compile import compile_job
+from minishuffle.dataflow.operators.base import TaskContext
+from minishuffle.dataflow.operators.functions import FlatMapRows
 from minishuffle.dataflow.stream import Stream
-from minishuffle.errors import InvalidGraph
+from minishuffle.errors import InvalidGraph, UsageError
+from minishuffle.exchange import elements
+from minishuffle.limits import BATCH_ROWS_MAX
 from support.cutjobs import Cut, run
 
 CUTS = [Cut(1), Cut(1, seed=3, merges=True), Cut(1, seed=1, rows=1), Cut(2, seed=2, rows=3, merges=True)]
@@ -246,6 +253,50 @@ def test_keys_that_cannot_be_are_dropped_with_their_records(cut: Cut) -> None:
     assert done.counters.user_errors == {"skip": 3}
 
 
+@pytest.mark.parametrize("on_error", ["skip", "dead_letter"])
+@pytest.mark.parametrize("format", ["rows", "arrow"])
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_records_without_a_time_are_dropped(cut: Cut, format: str, on_error: Any) -> None:
+    rows = [{"k": 1, "t": None if number % 3 == 0 else number * 1_000_000} for number in range(9)]
+    source = Stream.items(rows if format == "rows" else pa.Table.from_pylist(rows))
+    timed = source.event_time("t", out_of_order=timedelta(seconds=100), on_error=on_error)
+    done = run(timed.key_by("k").window(timedelta(seconds=100)).count().map(tuple_of).collect(), cut)
+    assert [row[-1] for row in done.rows] == [6]
+    assert done.counters.user_errors == {on_error: 3}
+    assert len(done.log) == (3 if on_error == "dead_letter" else 0)
+    assert all("'t': None" in line and line.startswith("dead letter: event_time: ") for line in done.log)
+
+
+def tuple_of(row: Any) -> tuple[Any, ...]:
+    return tuple(row.values()) if isinstance(row, dict) else row
+
+
+@pytest.mark.parametrize("kind", ["map", "flat_map", "keyed", "fold"])
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_results_that_cannot_be_sent_are_dropped(cut: Cut, kind: str) -> None:
+    """At an exchange; a function that shares the thread may have them."""
+    rows = Stream.items(list(range(9)))
+    if kind == "map":
+        made = rows.map(odd_ones, on_error="skip").rebalance()
+    elif kind == "flat_map":
+        made = rows.flat_map(lambda n: [odd_ones(n)], on_error="skip").broadcast().map(abs).parallel(1)
+    elif kind == "keyed":
+        keyed = rows.map(odd_ones, on_error="skip").key_by(lambda row: 1)
+        made = (
+            keyed.fold(int, lambda n, row: n + 1).map(lambda pair: (pair[1],) * 5).flat_map(list).rebalance()
+        )
+    else:
+        folded = rows.key_by(lambda n: n).fold(int, lambda _, n: odd_ones(n), on_error="skip")
+        made = folded.map(lambda pair: pair[1], on_error="skip").rebalance()
+    done = run(made.collect(), cut)
+    assert in_order(done.rows) == ([5] * 5 if kind == "keyed" else [0, 2, 4, 6, 8])
+    assert done.counters.user_errors == {"skip": 4}
+
+
+def odd_ones(number: int) -> Any:
+    return {number} if number % 2 else number
+
+
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_a_uuid_is_a_key_and_a_time_a_value(cut: Cut) -> None:
     rows = [(UUID(int=number % 3), time(number)) for number in range(9)]
@@ -269,3 +320,157 @@ def test_a_step_that_is_named_beside_its_late_records_runs_once(turned: bool) ->
     both = Stream.together(counted.name("a").collect(), counted.name("b").collect(), counted.late.to_count())
     with pytest.raises(InvalidGraph, match="changed in two ways, 'a' and 'b', and its late records are"):
         compile_job(both)
+
+
+# --- what values are ---------------------------------------------------------------------------------
+
+
+class Point(NamedTuple):
+    x: int
+    tags: list[int]
+
+
+@pytest.mark.parametrize("exchange", ["forward", "rebalance"])
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_named_tuples_are_plain_behind_an_exchange_chained_or_not(cut: Cut, exchange: str) -> None:
+    points = Stream.items([1, 2]).map(lambda x: Point(x, [x]))
+    sent = points.forward() if exchange == "forward" else points.rebalance()
+    shown = sent.map(lambda row: (type(row).__name__, row, type(row[1]).__name__))
+    assert in_order(run(shown.collect(), cut).rows) == [("tuple", (x, [x]), "list") for x in (1, 2)]
+    here = points.map(lambda row: type(row).__name__)
+    assert run(here.collect(), cut).rows == ["Point"] * 2
+
+
+# --- long rows -----------------------------------------------------------------------------------------
+
+LONG = "x" * (1 << 20)
+
+
+@pytest.mark.parametrize("exchange", ["rebalance", "broadcast", "hash"])
+def test_a_batch_of_long_rows_crosses_an_exchange(exchange: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many of them a source or a function gives at once."""
+    monkeypatch.setattr(elements, "ELEMENT_BYTES_MAX", 1 << 24)
+    rows = Stream.items(list(range(20))).map(lambda number: (number, LONG)).parallel(1)
+    if exchange == "hash":
+        lengths = rows.key_by(lambda row: row[0] % 2).fold(int, lambda n, row: n + len(row[1]))
+        assert sorted(run(lengths.collect()).rows) == [(0, 10 << 20), (1, 10 << 20)]
+    else:
+        sent = rows.rebalance() if exchange == "rebalance" else rows.broadcast()
+        found = run(sent.map(lambda row: (row[0], len(row[1]))).collect()).rows
+        assert sorted(found) == [(number, 1 << 20) for number in range(20)]
+
+
+def test_flat_map_passes_rows_on_as_soon_as_they_are_many() -> None:
+    made = passed = most = 0
+
+    def words(line: int) -> Iterator[str]:
+        nonlocal made, most
+        for _ in range(10_000):
+            made += 1
+            yield "word"
+        most = max(most, made - passed)
+
+    def take(batch: Any) -> None:
+        nonlocal passed
+        passed += len(batch)
+
+    operator = FlatMapRows(words)
+    operator.open(TaskContext("job", "task", 0, 1, 1))
+    operator.process(list(range(100)), 0, take)
+    assert passed == made == 1_000_000
+    assert most <= BATCH_ROWS_MAX + 10_000
+
+
+# --- late records --------------------------------------------------------------------------------------
+
+
+class Splits:
+    """Lists of rows, one for each split."""
+
+    bounded = True
+
+    def __init__(self, *splits: list[dict[str, Any]]) -> None:
+        self.rows = splits
+
+    def splits(self) -> range:
+        return range(len(self.rows))
+
+    def read(self, split: int, offset: int) -> Iterator[list[dict[str, Any]]]:
+        yield self.rows[split][offset:]
+
+
+@pytest.mark.parametrize("format", ["rows", "arrow"])
+def test_late_records_end_the_job_if_they_are_to(format: str) -> None:
+    rows = [{"k": 1, "t": second * 1_000_000} for second in (0, 100, 1)]
+    timed = Stream.source(Splits(rows)).event_time("t", watermarks="each")
+    keyed = (timed if format == "rows" else timed.map_batches(same)).key_by("k")
+    with pytest.raises(UsageError, match=r"came too late, behind the watermark: \{'k': 1, 't': 1000000\}"):
+        run(keyed.window(timedelta(seconds=10), late="fail").count().collect())
+    other = (as_rows if format == "rows" else as_arrow)(rows[:1]).key_by("k")
+    with pytest.raises(UsageError, match="came too late"):
+        run(keyed.join(other, within=timedelta(seconds=1), late="fail").collect())
+    assert len(run(keyed.window(timedelta(seconds=10), late="drop").count().collect()).rows) == 2
+
+
+@pytest.mark.parametrize("kind", ["window", "aggregate", "join"])
+def test_what_is_late_depends_on_the_order_of_each_split_alone(kind: str) -> None:
+    """However the records of both splits meet: the third of each comes behind its own second one."""
+    splits = [[{"k": key, "t": second * 1_000_000, "s": s} for key in (0, 1) for second in (0, 50, 3, 60)]
+              for s in (0, 1)]  # fmt: skip
+    found = set()
+    for seed in range(20):
+        timed = Stream.source(Splits(*copy.deepcopy(splits))).event_time("t", watermarks="each")
+        keyed = timed.key_by("k")
+        if kind == "join":
+            joined = keyed.join(keyed, within=timedelta(seconds=0))
+            answer = joined.map(lambda pair: (pair[0], pair[1]["t"], pair[2]["t"]))
+        elif kind == "window":
+            answer = keyed.window(timedelta(seconds=10)).count()
+        else:
+            answer = keyed.window(timedelta(seconds=10)).aggregate(n=("s", "count"))
+        done = run(answer.collect(), Cut(2, seed, 2, merges=seed % 2 == 0))
+        found.add(repr((in_order(done.rows), done.counters.records_late)))
+    assert len(found) == 1, found
+
+
+# --- types ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["inner", "left", "full"])
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_keys_that_no_one_type_holds_are_compared_exactly(cut: Cut, turned: bool, how: Any) -> None:
+    """2**53 + 1 is no float64, 2.5 no int64."""
+    schemas = [pa.schema({"k": kind, "t": pa.int64()}) for kind in (pa.int64(), pa.float64())]
+    keys = [[2**53 + 1, 2, 7], [2.5, 2.0, 2.0**53]]
+    sides = [
+        Stream.items(pa.Table.from_pydict({"k": values, "t": [0] * 3}, schema=schema))
+        .schema(schema).event_time("t").key_by("k")
+        for values, schema in zip(keys, schemas, strict=True)
+    ]  # fmt: skip
+    one, other = sides[::-1] if turned else sides
+    if how == "full":  # where a right record is alone, its key stands in the left's column
+        with pytest.raises(UsageError, match="cast"):
+            run(one.join(other, how).collect(), cut)
+        return
+    rows = run(one.join(other, how).collect(), cut).rows
+    assert sorted(row["k"] for row in rows if row["t_right"] is not None) == [2]
+    assert len(rows) == (3 if how == "left" else 1)
+
+
+@pytest.mark.parametrize("value", [3, 2.5])
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_true_stands_beside_numbers_whoever_made_the_batches(cut: Cut, value: Any, tmp_path: Path) -> None:
+    """Batches of booleans alone and of numbers alone meet behind an exchange."""
+    truths = Stream.items([{"k": 1, "v": True}]).map_batches(same)
+    numbers = Stream.items([{"k": 1, "v": value}]).map_batches(same)
+    both = truths.union(numbers).rebalance()
+    run(both.to_files(tmp_path / "out").parallel(1), cut)
+    found = pa.parquet.read_table(tmp_path / "out").column("v").to_pylist()
+    assert sorted(found) == [1, value]
+    big = Stream.items(pa.table({"k": [1]})).broadcast_join(truths.union(numbers), "k")
+    assert sorted(row["v"] for row in run(big.collect(), cut).rows) == [1, value]
+
+
+def same(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch

@@ -101,7 +101,7 @@ def test_late_records_of_both_sides_are_streams() -> None:
     (late,), (late_right,) = joined.late._feeds, joined.late_right._feeds
     operator = last(joined).operators[0]
     assert isinstance(operator, JoinArrow)
-    assert operator.late_tags == (late.side, late_right.side)
+    assert tuple(each.tag for each in operator.late) == (late.side, late_right.side)
     assert late.side != late_right.side
     assert joined.late._schema == LEFT
     assert joined.late_right._schema == RIGHT
@@ -122,7 +122,7 @@ def test_a_full_join_forgets_the_time_where_a_key_column_cannot_hold_it() -> Non
     ("options", "told"),
     [
         ({"how": "outer"}, "how is 'outer': write 'inner', 'left' or 'full'"),
-        ({"late": "keep"}, "late is 'keep': write 'drop' or 'side'"),
+        ({"late": "keep"}, "late is 'keep': write 'drop', 'side' or 'fail'"),
         ({"within": 5}, r"join\(within=...\) takes a datetime.timedelta, not 5"),
         ({"within": -HOUR}, "takes a time from 0"),
         ({"other": right()}, r"join takes a keyed stream, not a Stream: call key_by\(\) first"),

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pytest
@@ -33,6 +33,7 @@ SECOND = 1_000_000
 SCHEMA = pa.schema(
     {"k": pa.int64(), "g": pa.string(), "t": pa.int64(), "v": pa.int64(), "x": pa.float64(), "o": pa.int64()}
 )
+FLOAT_KEYS = SCHEMA.set(0, pa.field("k", pa.float64()))
 
 
 class Given:
@@ -40,8 +41,8 @@ class Given:
 
     bounded = True
 
-    def __init__(self, rows: Rows, splits: int, format: str) -> None:
-        self.rows, self.count, self.format = rows, splits, format
+    def __init__(self, rows: Rows, splits: int, format: str, schema: pa.Schema) -> None:
+        self.rows, self.count, self.format, self.schema = rows, splits, format, schema
 
     def splits(self) -> range:
         return range(self.count)
@@ -49,27 +50,35 @@ class Given:
     def read(self, split: int, offset: int) -> Iterator[Any]:
         rows = self.rows[split :: self.count][offset:]
         if rows:
-            yield rows if self.format == "rows" else pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
+            yield rows if self.format == "rows" else pa.RecordBatch.from_pylist(rows, schema=self.schema)
 
 
-def source(rows: Rows, splits: int, format: str) -> Stream[Any]:
-    stream = Stream.source(Given(rows, splits, format))
+def source(rows: Rows, splits: int, format: str, schema: pa.Schema = SCHEMA) -> Stream[Any]:
+    stream = Stream.source(Given(rows, splits, format, schema))
     if format == "arrow":
-        stream = stream.schema(SCHEMA)
-    return stream.event_time("t", out_of_order=timedelta(seconds=1000))
+        stream = stream.schema(schema)
+    return stream.event_time("t", out_of_order=timedelta(seconds=1000), on_error="skip")
+
+
+def timed(rows: Rows) -> Rows:
+    """Those that have a time."""
+    return [row for row in rows if row["t"] is not None]
 
 
 # --- rows --------------------------------------------------------------------------------------------
 
 QUARTERS = st.integers(-40, 40).map(lambda n: n / 4)
 KEYS = st.sampled_from([0, 1, True, 1.0, "a", None, (1, "b"), 0.5])
+INTEGER_KEYS = st.none() | st.integers(0, 2)
+KEYS_APART = (INTEGER_KEYS | st.just(2**53 + 1), st.none() | st.sampled_from([0.0, 1.0, 2.5, 2.0**53]))
+"""Integers and floats that no one type holds."""
 
 
 def rows_of(keys: st.SearchStrategy[Any], optional: bool) -> st.SearchStrategy[Rows]:
     fields = {
         "k": keys,
         "g": st.sampled_from("pqr"),
-        "t": st.integers(0, 60).map(lambda n: n * SECOND),
+        "t": st.integers(0, 60).map(lambda n: n * SECOND) | (st.none() if optional else st.nothing()),
         "v": st.integers(-100, 100) | (st.booleans() if optional else st.nothing()),
         "x": st.none() | QUARTERS,
     }
@@ -103,6 +112,39 @@ def repeated(row: Row) -> Rows:
     return [row] * (abs(row["v"]) % 3)
 
 
+class Pair(NamedTuple):
+    row: Row
+    tags: list[int]
+
+
+def as_pair(row: Row) -> Pair:
+    return Pair(row, [1])
+
+
+def row_of_pair(pair: Any) -> Row:
+    """Changes what it gets; which is no ``Pair`` behind any exchange."""
+    assert type(pair) is tuple, pair
+    row: Row = pair[0]
+    row["v"] += pair[1].pop()
+    return row
+
+
+def unsendable_if_odd(row: Row) -> Any:
+    return {row["v"]} if row["v"] % 2 else row
+
+
+def all_more(rows: Rows) -> Rows:
+    return [{**row, "v": row["v"] + 1} for row in rows]
+
+
+def all_even(rows: Rows) -> Rows:
+    return [row for row in rows if not row["v"] % 2]
+
+
+def skipping(stream: Stream[Any]) -> Stream[Any]:
+    return stream.map(unsendable_if_odd, on_error="skip").rebalance().map(dict)
+
+
 def all_doubled(rows: Rows) -> Rows:
     return [doubled(dict(row)) for row in rows]
 
@@ -114,6 +156,9 @@ STEPS = st.sampled_from(
         Step("flat_map", lambda s: s.flat_map(repeated), lambda rows: sum(map(repeated, rows), [])),
         Step("rebalance", lambda s: s.rebalance().map(doubled), all_doubled),
         Step("partition", lambda s: s.partition(lambda row, n: row["v"] % n).map(doubled), all_doubled),
+        Step("forward", lambda s: s.map(as_pair).forward().map(row_of_pair), all_more),
+        Step("exchanged", lambda s: s.map(as_pair).rebalance().map(row_of_pair), all_more),
+        Step("skip", skipping, all_even),
         Step("union", lambda s: s.union(s.map(doubled)), lambda rows: rows + all_doubled(rows)),
     ]
 )
@@ -391,27 +436,72 @@ CUTS = st.tuples(
 )
 
 
+@dataclass(frozen=True)
+class Pipeline:
+    format: str
+    rows: Rows
+    others: Rows
+    steps: list[Step]
+    keyed: Keyed
+    schemas: tuple[pa.Schema, pa.Schema]
+
+
 @st.composite
-def pipelines(draw: st.DrawFn) -> tuple[str, Rows, Rows, list[Step], Keyed]:
-    format = draw(st.sampled_from(["rows", "rows", "arrow"]))
-    keys = KEYS if format == "rows" else st.none() | st.integers(0, 2)
-    rows = [draw(rows_of(keys, format == "rows")) for _ in range(2)]
-    return format, *rows, draw(st.lists(STEPS, max_size=3)), draw(st.sampled_from(KEYED))  # type: ignore[return-value]
+def pipelines(draw: st.DrawFn) -> Pipeline:
+    is_rows = draw(st.sampled_from([True, True, False]))
+    steps, keyed = draw(st.lists(STEPS, max_size=3)), draw(st.sampled_from(KEYED))
+    apart = not is_rows and keyed.name in ("inner_join", "left_join") and draw(st.booleans())
+    keys = KEYS_APART if apart else (KEYS if is_rows else INTEGER_KEYS,) * 2
+    rows, others = (draw(rows_of(each, is_rows)) for each in keys)
+    schemas = (SCHEMA, FLOAT_KEYS if apart else SCHEMA)
+    return Pipeline("rows" if is_rows else "arrow", rows, others, steps, keyed, schemas)
 
 
 @pytest.mark.slow
 @settings(max_examples=MANY, phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink))
 @given(pipelines(), CUTS, st.integers(1, 3))
-def test_an_answer_does_not_depend_on_the_cut(
-    pipeline: tuple[str, Rows, Rows, list[Step], Keyed], cuts: tuple[Cut, ...], splits: int
-) -> None:
-    format, rows, others, steps, keyed = pipeline
-    stream, other = source(rows, splits, format), source(others, 1, format)
-    expected = copy.deepcopy(rows)
-    for step in steps:
+def test_an_answer_does_not_depend_on_the_cut(pipeline: Pipeline, cuts: tuple[Cut, ...], splits: int) -> None:
+    keyed, (schema, other_schema) = pipeline.keyed, pipeline.schemas
+    stream = source(pipeline.rows, splits, pipeline.format, schema)
+    other = source(pipeline.others, 1, pipeline.format, other_schema)
+    expected = timed(copy.deepcopy(pipeline.rows))
+    for step in pipeline.steps:
         stream = step.add(stream)
         expected = copy.deepcopy(step.plain(expected))
     job = keyed.add(stream, other).collect()
-    wanted = answer(keyed.plain(expected, copy.deepcopy(others)), False)
+    wanted = answer(keyed.plain(expected, timed(copy.deepcopy(pipeline.others))), False)
     for cut in cuts:
         assert answer(run(job, cut).rows, keyed.last) == wanted, cut
+
+
+TIMES = st.lists(st.integers(0, 30), max_size=12)
+
+
+@pytest.mark.slow
+@settings(max_examples=MANY // 10, phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink))
+@given(st.lists(TIMES, min_size=1, max_size=2), st.integers(0, 9), CUTS, st.sampled_from(["rows", "arrow"]))
+def test_what_is_late_after_each_record_does_not_depend_on_the_cut(
+    splits: list[list[int]], delay: int, cuts: tuple[Cut, ...], format: str
+) -> None:
+    """Where each subtask reads one split; the order in each says what is late for windows of 10 s."""
+    counted: Counter[Any] = Counter()
+    for times in splits:
+        closed = -1000
+        for at in times:
+            if at // 10 * 10 + 10 > closed:
+                counted[at // 10 * 10] += 1
+            closed = max(closed, at - delay)
+    width = max(len(times) for times in splits)
+    rows = [
+        {"k": 1, "t": times[n] * SECOND} if n < len(times) else {"k": None, "t": None}
+        for n in range(width) for times in splits
+    ]  # fmt: skip
+    stream = Stream.source(Given(rows, len(splits), format, SCHEMA)).parallel(len(splits))
+    if format == "arrow":
+        stream = stream.schema(SCHEMA)
+    late_by = timedelta(seconds=delay)
+    each = stream.event_time("t", out_of_order=late_by, watermarks="each", on_error="skip")
+    job = windows(each, "k").count().map(as_tuple).collect()
+    for cut in cuts:
+        found = {int(start.timestamp()): count for _, start, count in run(job, cut).rows}
+        assert found == counted, cut

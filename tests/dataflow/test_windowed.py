@@ -125,7 +125,7 @@ def test_windows_need_a_size_and_event_time() -> None:
     ):
         with pytest.raises(UsageError, match=f"window {told}"):
             keyed.window(size)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="write 'drop' or 'side'"):
+    with pytest.raises(UsageError, match="write 'drop', 'side' or 'fail'"):
         keyed.window(HOUR, late="keep")  # type: ignore[arg-type]
     with pytest.raises(InvalidGraph, match=r"call event_time\(...\) before key_by, and again after a map"):
         arrow().key_by("user").window(HOUR)

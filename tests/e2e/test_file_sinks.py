@@ -12,7 +12,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from minishuffle.client import JobHandle
+from minishuffle.client import JobHandle, results_of
 from minishuffle.dataflow.stream import Stream
 from minishuffle.local import LocalCluster
 
@@ -97,4 +97,6 @@ def test_files_of_an_endless_stream_are_there_while_it_runs_and_after_a_cancel(
         found = values(out)
     assert sorted(found) == list(range(len(found)))
     assert len(found) == info.file_rows
+    (closed,) = results_of(info)
+    assert closed.value == {"files": info.files_listed, "rows": info.file_rows}
     assert info.state == "canceled" and info.rows_dropped.keys() <= {"sink_unfinished", "failed_batch"}

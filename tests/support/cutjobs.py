@@ -209,7 +209,8 @@ class _Task:
             for edge, gate in zip(graph.inputs_of(vertex), gates, strict=True):
                 for producer in graph.producers_of(edge, index):
                     gate.channel(producer)
-            self._inputs = Inputs(gates, self._program.operators[0].first_input)  # type: ignore[arg-type]
+            first = self._program.operators[0]
+            self._inputs = Inputs(gates, first.first_input, first.by_channel)  # type: ignore[arg-type]
             self._entrances = {gate.input: self._chain.entrance(gate.input) for gate in gates}
         else:
             in_turn = any(operator.by_split for operator in self._program.operators)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from minishuffle.dataflow.operators.base import END_OF_TIME, Active, Idle, SplitMark, Watermark
+from minishuffle.dataflow.operators.base import END_OF_TIME, Active, Idle, Reached, SplitMark, Watermark
 from minishuffle.dataflow.stream import Stream
 from minishuffle.exchange.elements import ElementFormat, pack_rows
 from minishuffle.exchange.gate import Element, InputGate
@@ -46,14 +46,14 @@ class Gate:
                 case None:
                     return None
                 case (int(producer), list(rows)):
-                    channel = type("Channel", (), {"producer": producer})()
+                    channel = type("Channel", (), {"producer": producer, "number": 0})()
                     return Element(channel, ElementFormat.ROWS, len(rows), pack_rows(rows))
         return None
 
 
-def read(*gates: Gate, first: int | None = None) -> list[tuple[int, Any]]:
+def read(*gates: Gate, first: int | None = None, by_channel: bool = False) -> list[tuple[int, Any]]:
     """Everything until the end."""
-    inputs = Inputs([cast(InputGate, gate) for gate in gates], first)
+    inputs = Inputs([cast(InputGate, gate) for gate in gates], first, by_channel)
     found: list[tuple[int, Any]] = []
     for _ in range(200):
         if inputs.finished:
@@ -110,6 +110,16 @@ def test_each_input_has_a_watermark_of_its_own_and_an_end() -> None:
         (1, Idle()),
         (1, END),
     ]
+
+
+def test_a_batch_is_said_how_far_its_producer_is_by_itself() -> None:
+    ahead = Gate(0, (10, False), (0, ["a"]), (0, ["b"]), (30, False), (0, ["c"]), "end")
+    behind = Gate(0, (5, False), (0, ["x"]), "end")
+    found = read(ahead, behind, by_channel=True)
+    assert [item for _, item in found] == [
+        Reached(10), ["a"], Watermark(5), Reached(5), ["x"], Reached(10), ["b"],
+        Watermark(10), Watermark(30), Reached(30), ["c"], END,
+    ]  # fmt: skip
 
 
 def test_an_input_is_active_again_when_one_of_its_gates_is() -> None:

@@ -15,6 +15,7 @@ from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.operators.base import Batch, TaskContext
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import InvalidGraph, TaskFailed, UnserializableRecord
+from minishuffle.exchange.rows import unpack_result
 from minishuffle.wire.messages import ErrorInfo
 from minishuffle.worker import task as task_module
 from minishuffle.worker.task import PACKAGE, TaskOutcome, describe_failure
@@ -241,6 +242,19 @@ async def test_printed_rows_become_log_lines(site: Site) -> None:
     assert site.lines == ["1", "'two'"]
 
 
+async def test_rows_that_cannot_be_collected_are_dropped_if_their_function_says_so(site: Site) -> None:
+    """Sets are no rows."""
+    (task,) = site.deploy(Stream.items([1, 2, 3, 4]).map(set_of_even, on_error="dead_letter").collect())
+    assert [outcome.state for outcome in await site.finish()] == ["finished"]
+    assert sorted(site.rows) == [1, 3]
+    assert task.counters.user_errors == {"dead_letter": 2}
+    assert all(line.startswith("dead letter: map: UnserializableRecord: ") for line in site.lines)
+
+
+def set_of_even(number: int) -> Any:
+    return number if number % 2 else {number}
+
+
 async def test_collected_rows_are_cut_to_what_a_message_takes(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -375,6 +389,15 @@ async def test_cancel_ends_a_busy_source_and_its_consumer(site: Site) -> None:
     outcomes = await site.finish()
     assert [(outcome.state, outcome.result) for outcome in outcomes] == [("canceled", b"")] * 2
     assert CLOSED == ["sink"]
+
+
+async def test_what_a_sink_gives_at_its_close_survives_a_cancel(site: Site) -> None:
+    tasks = site.deploy(Stream.source(Endless()).rebalance().to_count())
+    await site.until(lambda: tasks[1].counters.records_in > 1000)
+    for task in tasks:
+        task.paths.cancel()
+    _, sink = await site.finish()
+    assert (sink.state, unpack_result(sink.result)) == ("canceled", tasks[1].counters.records_in)
 
 
 async def test_cancel_ends_a_source_that_has_nothing(site: Site) -> None:

@@ -4,7 +4,7 @@ vectors by slot (``columns.py``), and no Python runs per row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,16 @@ import pyarrow as pa
 
 from minishuffle.dataflow.operators.base import Batch, Emit
 from minishuffle.dataflow.operators.chained import ChainedOperator, Emission
-from minishuffle.dataflow.operators.columns import Aggregate, Function, RowCount, aggregate_named
+from minishuffle.dataflow.operators.columns import (
+    Function,
+    Outputs,
+    RowCount,
+    aggregate_named,
+    merge_states,
+    states_of,
+)
 from minishuffle.dataflow.operators.convert import column_of
+from minishuffle.dataflow.operators.keyedstate import StatePart, by_columns, key_columns_of
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.errors import UsageError
 from minishuffle.exchange.gather import take
@@ -30,9 +38,7 @@ switches of the interpreter's lock at each vector operation do not count (8 Ki r
 class _KeyedColumns(ChainedOperator):
     """Columns by key; ``outputs`` are (name, input column, aggregate)."""
 
-    def __init__(
-        self, keys: tuple[str, ...], outputs: list[tuple[str, str, Aggregate]], emit: Emission
-    ) -> None:
+    def __init__(self, keys: tuple[str, ...], outputs: Outputs, emit: Emission) -> None:
         self.keys = tuple(keys)
         self.outputs = outputs
         self.emission = emit
@@ -93,6 +99,15 @@ class _KeyedColumns(ChainedOperator):
     def state_rows(self) -> int:
         return len(self._index)
 
+    def write_state(self) -> Iterator[StatePart]:
+        if size := len(self._index):
+            yield from by_columns("keys", self._index.keys(), states_of(self.outputs, slice(0, size)))
+
+    def read_state(self, parts: Iterable[StatePart]) -> None:
+        for part in parts:
+            slots = self._index.lookup(key_columns_of(part))
+            merge_states(self.outputs, slots, len(self._index), part.batch)
+
 
 def _taken(column: pa.Array, rows: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Array:
     """Those rows of a column; numpy takes plain numbers twice as fast as Arrow."""
@@ -128,7 +143,7 @@ class AggregateArrow(_KeyedColumns):
     def __init__(
         self, keys: tuple[str, ...], columns: Mapping[str, tuple[str, Function]], emit: Emission
     ) -> None:
-        outputs = [
+        outputs: Outputs = [
             (name, column, aggregate_named(function, column)) for name, (column, function) in columns.items()
         ]
         super().__init__(keys, outputs, emit)

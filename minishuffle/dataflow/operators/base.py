@@ -9,7 +9,7 @@ Event times are int, microseconds since 1970 in UTC.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -21,6 +21,8 @@ from minishuffle.exchange.watermarks import BEGINNING_OF_TIME, END_OF_TIME
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from minishuffle.dataflow.operators.keyedstate import StatePart
+
 __all__ = [
     "BEGINNING_OF_TIME",
     "END_OF_TIME",
@@ -31,10 +33,12 @@ __all__ = [
     "Idle",
     "KeyedRows",
     "Mark",
+    "ModuleSource",
     "Operator",
     "Output",
     "OutputFiles",
     "Program",
+    "Reached",
     "Side",
     "Source",
     "SplitMark",
@@ -78,6 +82,15 @@ class Active(Mark):
     input's watermark again, so that what the records lead to does not come late. (Flink:
     ``WatermarkStatus.ACTIVE``.)
     """
+
+
+@dataclass(frozen=True, slots=True)
+class Reached(Mark):
+    """The watermark of the one producer that the batches which follow come from: at least that of all, and
+    the same in every run. For the first operator of a task that asks for it (``by_channel``), and ends there.
+    """
+
+    time: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +179,8 @@ class Operator(Protocol):
     """The number of the input that is read to its end before any other is; None: in turn."""
     by_split: bool
     """It keeps the splits of a source apart (:class:`SplitMark`), which are then read in turn."""
+    by_channel: bool
+    """It looks at how far each producer is by itself (:class:`Reached`)."""
     keeps_rows: bool
     """Its state is of rows that may be emitted, or lead to what is, later on."""
     shares: bool
@@ -196,9 +211,15 @@ class Operator(Protocol):
         """How much state would be lost with the task, in rows: both sides of a join, the keys of an
         aggregation, those of every open window. Called after each batch: more rows must not slow it down."""
 
+    def write_state(self) -> Iterator[StatePart]:
+        """All that is held by key, and how far event time is, between two batches."""
+
+    def read_state(self, parts: Iterable[StatePart]) -> None:
+        """(After open, before the first batch.) Go on with what operators of this kind have written."""
+
     def close(self) -> Any:
         """Let go of resources; called once, also after a failure. A sink's return value (what
-        msgpack takes, or None) becomes its result. Not a result after a failure."""
+        msgpack takes, or None) becomes its result, after a cancel too. Not a result after a failure."""
 
 
 @runtime_checkable
@@ -235,10 +256,23 @@ class Output:
     side: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ModuleSource:
+    """A module of the user's that workers do not have."""
+
+    text: str
+    path: str
+    is_package: bool
+
+
 @dataclass(slots=True)
 class Program:
-    """What is cloudpickled for a vertex: a source (or None), the chain, and its outputs."""
+    """What is cloudpickled for a vertex: a source (or None), the chain, and its outputs.
+
+    ``modules`` are what functions may import on workers, by name.
+    """
 
     source: Source | None
     operators: list[Operator]
     outputs: list[Output]
+    modules: Mapping[str, ModuleSource] = field(default_factory=dict)

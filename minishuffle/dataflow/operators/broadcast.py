@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from minishuffle.dataflow.operators.base import Batch, Emit, Mark
-from minishuffle.dataflow.operators.chained import ChainedOperator, emit_rows, preview
+from minishuffle.dataflow.operators.chained import ChainedOperator, preview
 from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.joincolumns import (
     Outbox,
@@ -31,6 +31,7 @@ from minishuffle.errors import ResourceExhausted, UnknownName, UsageError
 from minishuffle.exchange.elements import pack_rows
 from minishuffle.exchange.gather import taken
 from minishuffle.exchange.keys import canonical_rows
+from minishuffle.exchange.sizes import RowsOut
 from minishuffle.limits import BATCH_ROWS_MAX, BROADCAST_BYTES_MAX, MIB
 
 __all__ = ["BroadcastArrow", "BroadcastColumns", "BroadcastRows"]
@@ -231,17 +232,16 @@ class BroadcastRows(_Broadcast):
                 if None not in form:
                     self._rows.setdefault(form, []).append(row)
             return
-        out: list[Any] = []
+        out = RowsOut(emit)
         unmatched: list[dict[str, Any]] = [{}] if self.columns.is_left else []
         for form, row in zip(_forms(batch, self.columns.keys), batch, strict=True):
             names = self._names_beside(tuple(row))
             for partner in self._rows.get(form, unmatched):
                 added = zip(names, map(partner.get, self._others), strict=True)
-                out.append({**row, **dict(added)})
-            if len(out) >= BATCH_ROWS_MAX:
-                emit_rows(out, emit)
-                out = []
-        emit_rows(out, emit)
+                out.rows.append({**row, **dict(added)})
+            if len(out.rows) >= out.room:
+                out.look()
+        out.flush()
 
     def _names_beside(self, big: tuple[str, ...]) -> list[str]:
         names = self._renamed.get(big)

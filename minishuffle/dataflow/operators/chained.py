@@ -3,18 +3,29 @@ whose function raises."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
-from minishuffle.dataflow.operators.base import Emit, Mark, TaskContext
+from minishuffle.dataflow.operators.base import Emit, Mark, Operator, TaskContext
+from minishuffle.dataflow.operators.keyedstate import StatePart
 from minishuffle.errors import (
     UsageError,
     described,
 )
 from minishuffle.exchange.rows import preview
-from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.exchange.sizes import RowsOut
+from minishuffle.limits import DEAD_LETTER_CHARS
 
-__all__ = ["ChainedOperator", "Emission", "OnError", "RecordOperator", "emit_rows", "preview"]
+__all__ = [
+    "ChainedOperator",
+    "Emission",
+    "ForgivingOperator",
+    "OnError",
+    "RecordOperator",
+    "dropper_of",
+    "emit_rows",
+    "preview",
+]
 
 OnError: TypeAlias = Literal["fail", "skip", "dead_letter"]
 """``fail`` ends the task; ``skip`` drops and counts that record alone; ``dead_letter`` also logs it."""
@@ -29,6 +40,7 @@ class ChainedOperator:
     name = "operator"
     first_input: int | None = None
     by_split = False
+    by_channel = False
     keeps_rows = False
     shares = False
     only_reads = False
@@ -51,6 +63,13 @@ class ChainedOperator:
     def state_rows(self) -> int:
         return 0
 
+    def write_state(self) -> Iterator[StatePart]:
+        """What is held by key; nothing."""
+        return iter(())
+
+    def read_state(self, parts: Iterable[StatePart]) -> None:
+        """Go on with state that operators of this kind have written; there is none."""
+
     def close(self) -> Any:
         return None
 
@@ -60,18 +79,13 @@ class ChainedOperator:
         return None
 
 
-class RecordOperator(ChainedOperator):
-    """Calls a function of the user, under one of the policies of :data:`OnError`."""
+class ForgivingOperator(ChainedOperator):
+    """Deals with records that something is wrong with by one of the policies of :data:`OnError`."""
 
-    def __init__(self, fn: Callable[..., Any], on_error: OnError) -> None:
+    def __init__(self, on_error: OnError) -> None:
         if on_error not in ("fail", "skip", "dead_letter"):
             raise UsageError(f"on_error is {on_error!r}: write 'fail', 'skip' or 'dead_letter'")
-        self.fn = fn
         self.on_error = on_error
-
-    def note_failure(self, error: Exception, record: Any) -> None:
-        """Add to the error which record raised it, and where."""
-        error.add_note(f"raised in operator {self.name!r} by the record {preview(record)}")
 
     def drop(self, error: Exception, record: Any) -> None:
         """Count a record that is dropped because of ``error``; log it if it goes to the dead letters."""
@@ -79,14 +93,34 @@ class RecordOperator(ChainedOperator):
         errors[self.on_error] = errors.get(self.on_error, 0) + 1
         if self.on_error == "dead_letter":
             what = described(error)
-            self.context.log(f"dead letter: {self.name}: {what}: record {preview(record)}")
+            shown = preview(record, DEAD_LETTER_CHARS)
+            self.context.log(f"dead letter: {self.name}: {what}: record {shown}")
+
+
+class RecordOperator(ForgivingOperator):
+    """Calls a function of the user for each record."""
+
+    def __init__(self, fn: Callable[..., Any], on_error: OnError) -> None:
+        super().__init__(on_error)
+        self.fn = fn
+
+    def note_failure(self, error: Exception, record: Any) -> None:
+        """Add to the error which record raised it, and where."""
+        error.add_note(f"raised in operator {self.name!r} by the record {preview(record)}")
+
+
+def dropper_of(operators: Sequence[Operator]) -> Callable[[Exception, Any], None] | None:
+    """What drops a row that the chain gives and that cannot be sent: the operator that made the row, if its
+    ``on_error`` says so; None: such a row fails the task."""
+    for operator in reversed(operators):
+        if not operator.only_reads:
+            drops = isinstance(operator, ForgivingOperator) and operator.on_error != "fail"
+            return operator.drop if drops else None  # type: ignore[attr-defined]
+    return None
 
 
 def emit_rows(rows: list[Any], emit: Emit) -> None:
-    """Emit rows in batches of at most :data:`~minishuffle.limits.BATCH_ROWS_MAX`; none if there are none."""
-    if len(rows) <= BATCH_ROWS_MAX:
-        if rows:
-            emit(rows)
-        return
-    for start in range(0, len(rows), BATCH_ROWS_MAX):
-        emit(rows[start : start + BATCH_ROWS_MAX])
+    """Emit rows in batches within BATCH_ROWS_MAX and about BATCH_BYTES_MAX; none if there are none."""
+    out = RowsOut(emit)
+    out.rows = rows
+    out.flush()

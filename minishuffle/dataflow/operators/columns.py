@@ -19,7 +19,17 @@ from minishuffle.dataflow.operators.widertype import wider
 from minishuffle.errors import UsageError
 from minishuffle.kernels.machinecode import kernel
 
-__all__ = ["AGGREGATES", "Aggregate", "Function", "RowCount", "aggregate_named", "result_type"]
+__all__ = [
+    "AGGREGATES",
+    "Aggregate",
+    "Function",
+    "Outputs",
+    "RowCount",
+    "aggregate_named",
+    "merge_states",
+    "result_type",
+    "states_of",
+]
 
 Function: TypeAlias = Literal["sum", "count", "min", "max", "mean"]
 Vector: TypeAlias = "np.ndarray[Any, Any]"
@@ -83,6 +93,16 @@ class Aggregate(Protocol):
     def keep(self, slots: Vector) -> None:
         """Forget all slots but these, which are numbered anew in this order."""
 
+    def as_columns(self, slots: Vector | slice) -> list[pa.Array]:
+        """All that is known of these slots, as columns."""
+
+    def merge(self, slots: Vector, columns: list[pa.Array]) -> None:
+        """Add such columns to the slots."""
+
+
+Outputs: TypeAlias = "list[tuple[str, str, Aggregate]]"
+"""Name, input column and aggregate of each output."""
+
 
 class RowCount:
     """Number of rows."""
@@ -108,6 +128,12 @@ class RowCount:
 
     def keep(self, slots: Vector) -> None:
         self.counts = self.counts.take(slots)
+
+    def as_columns(self, slots: Vector | slice) -> list[pa.Array]:
+        return [self.at(slots)]
+
+    def merge(self, slots: Vector, columns: list[pa.Array]) -> None:
+        _fold(_SUM, self.counts, slots, columns[0].to_numpy())
 
 
 class ValueCount(RowCount):
@@ -229,6 +255,12 @@ class Fold:
             self._seen = self._seen.take(slots)
         self._size = self._known = len(slots)
 
+    def as_columns(self, slots: Vector | slice) -> list[pa.Array]:
+        return [self.at(slots)]
+
+    def merge(self, slots: Vector, columns: list[pa.Array]) -> None:
+        self.update(slots, columns[0])
+
     def _numbers(self, column: pa.Array) -> Vector:
         given = column.type
         assert self.type is not None
@@ -305,9 +337,10 @@ class Mean:
         self._sum = Fold("sum", name)
         self._upper = Fold("sum", name)
         self._count = ValueCount()
+        self._parts: tuple[Aggregate, ...] = (self._sum, self._upper, self._count)
 
     def grow(self, size: int) -> None:
-        for part in (self._sum, self._upper, self._count):
+        for part in self._parts:
             part.grow(size)
 
     def update(self, slots: Vector, column: pa.Array) -> None:
@@ -326,8 +359,32 @@ class Mean:
         return _quotient(_whole(self._upper.at(slots), self._sum.at(slots)), self._count.at(slots))
 
     def keep(self, slots: Vector) -> None:
-        for part in (self._sum, self._upper, self._count):
+        for part in self._parts:
             part.keep(slots)
+
+    def as_columns(self, slots: Vector | slice) -> list[pa.Array]:
+        return [part.at(slots) for part in self._parts]
+
+    def merge(self, slots: Vector, columns: list[pa.Array]) -> None:
+        for part, column in zip(self._parts, columns, strict=True):
+            part.merge(slots, [column])
+
+
+def states_of(outputs: Outputs, slots: Vector | slice) -> dict[str, pa.Array]:
+    """The states of all aggregates, each of whose columns has a name of its own."""
+    return {
+        f"{number}.{place}": column
+        for number, (_, _, aggregate) in enumerate(outputs)
+        for place, column in enumerate(aggregate.as_columns(slots))
+    }
+
+
+def merge_states(outputs: Outputs, slots: Vector, size: int, batch: pa.RecordBatch) -> None:
+    """Add columns that :func:`states_of` gave; there are slots up to ``size``."""
+    for number, (_, _, aggregate) in enumerate(outputs):
+        aggregate.grow(size)
+        names = [name for name in batch.schema.names if name.startswith(f"{number}.")]
+        aggregate.merge(slots, [batch.column(name) for name in names])
 
 
 def _halves(column: pa.Array) -> tuple[pa.Array, pa.Array]:

@@ -16,6 +16,7 @@ from minishuffle.dataflow.operators.chained import ChainedOperator, preview
 from minishuffle.dataflow.operators.pyvalues import MISFITS, array_of, type_of
 from minishuffle.dataflow.operators.widertype import wider
 from minishuffle.errors import UnknownName, UsageError
+from minishuffle.exchange.sizes import pieces
 
 __all__ = ["CheckSchema", "RowsToArrow", "ToArrow", "ToRows", "column_of", "rows_of"]
 
@@ -318,8 +319,10 @@ class ToArrow(ChainedOperator):
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         if isinstance(batch, pa.RecordBatch):
             emit(batch)
-        elif len(rows := rows_of(batch)):
-            emit(self._converter.convert(rows))
+        else:
+            for rows in pieces(rows_of(batch)):
+                if len(rows):
+                    emit(self._converter.convert(rows_of(rows)))
 
 
 class CheckSchema(ChainedOperator):

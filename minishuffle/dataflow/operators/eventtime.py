@@ -19,10 +19,13 @@ from minishuffle.dataflow.operators.base import (
     TaskContext,
     Watermark,
 )
-from minishuffle.dataflow.operators.chained import ChainedOperator
+from minishuffle.dataflow.operators.chained import ForgivingOperator, OnError
+from minishuffle.dataflow.operators.convert import rows_of
 from minishuffle.dataflow.operators.moments import Vector, event_times
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import UsageError
+from minishuffle.exchange.elements import slice_of
+from minishuffle.exchange.gather import chosen
 from minishuffle.limits import WATERMARK_SECONDS_MIN
 
 __all__ = ["AssignEventTime", "Watermarks"]
@@ -34,7 +37,7 @@ _NO_SPLIT = -1
 """The only split of a stream that does not come straight from a source."""
 
 
-class AssignEventTime(ChainedOperator):
+class AssignEventTime(ForgivingOperator):
     """Passes records on, and after them ``Watermark(greatest time - out_of_order - 1)``.
 
     The greatest time is kept for each split of the source; the least of those that are open counts,
@@ -47,6 +50,7 @@ class AssignEventTime(ChainedOperator):
         out_of_order: microseconds by which a record may come after one of a later time.
         idle_after: seconds without a record after which the stream is :class:`Idle`; None: never.
         watermarks: see :data:`Watermarks`.
+        on_error: what becomes of records without a time, or for which the function of ``time`` raises.
     """
 
     name = "event_time"
@@ -58,7 +62,9 @@ class AssignEventTime(ChainedOperator):
         out_of_order: int = 0,
         idle_after: float | None = None,
         watermarks: Watermarks = "batch",
+        on_error: OnError = "fail",
     ) -> None:
+        super().__init__(on_error)
         if watermarks not in ("batch", "each"):
             raise UsageError(f"watermarks is {watermarks!r}: write 'batch' or 'each'")
         self.time = time
@@ -82,7 +88,9 @@ class AssignEventTime(ChainedOperator):
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         if not len(batch):
             return
-        times = event_times(self.time, batch)
+        batch, times = self._timed(batch)
+        if not len(batch):
+            return
         if self._idle:
             self._idle = False
             emit(Active())
@@ -94,6 +102,24 @@ class AssignEventTime(ChainedOperator):
             emit(batch)
             self._take(int(times.max()))
             self._tell_in_time(emit)
+
+    def _timed(self, batch: Batch) -> tuple[Batch, Vector]:
+        """The records that have a time, and the times."""
+        try:
+            return batch, event_times(self.time, batch)
+        except Exception:
+            if self.on_error == "fail":
+                raise
+        has_time = np.ones(len(batch), np.bool_)
+        for number in range(len(batch)):
+            one = slice_of(batch, number, number + 1)
+            try:
+                event_times(self.time, one)
+            except Exception as error:
+                has_time[number] = False
+                self.drop(error, rows_of(one)[0])
+        batch = chosen(batch, has_time)
+        return batch, event_times(self.time, batch)
 
     def _take(self, greatest: int) -> None:
         self._open[self._current] = max(greatest, self._open.get(self._current, BEGINNING_OF_TIME))

@@ -29,6 +29,7 @@ from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.dataflow.operators.convert import RowsToArrow, rows_of
 from minishuffle.dataflow.operators.widertype import in_schema, wider_schema
 from minishuffle.errors import LocalProtocolError, UsageError
+from minishuffle.exchange.sizes import pieces
 from minishuffle.limits import BATCH_ROWS_MAX, MIB
 
 __all__ = ["FileSink", "Roll"]
@@ -260,11 +261,14 @@ class FileSink(ChainedOperator):
     # --- writing ---------------------------------------------------------------------------------
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        if not isinstance(batch, pa.RecordBatch):
-            rows = rows_of(batch)
-            if not rows:
-                return
-            batch = self._converter.convert(_named(rows))
+        if isinstance(batch, pa.RecordBatch):
+            self._write(batch)
+            return
+        for rows in pieces(rows_of(batch)):
+            if len(rows):
+                self._write(self._converter.convert(_named(rows_of(rows))))
+
+    def _write(self, batch: pa.RecordBatch) -> None:
         at = 0
         while at < batch.num_rows:
             part = self._part
@@ -329,19 +333,18 @@ class FileSink(ChainedOperator):
         self._finished = True
 
     def close(self) -> dict[str, Any] | None:
-        """After a failure or a cancel, what was complete still gets its name."""
+        """After a failure or a cancel, what was complete still gets its name, and is what counts."""
         if not self._opened:
             return None
-        if self._finished:
-            return {"files": self._named, "rows": self._rows}
-        try:
-            if self._part is not None:
-                self._part.discard()
-        finally:
-            if self._pending:
-                self._files.linger()
-            self._name_listed()
-        return None
+        if not self._finished:
+            try:
+                if self._part is not None:
+                    self._part.discard()
+            finally:
+                if self._pending:
+                    self._files.linger()
+                self._name_listed()
+        return {"files": self._named, "rows": self._rows - sum(part.rows for part in self._pending)}
 
 
 def _publish(hidden: Path, visible: Path) -> None:

@@ -9,7 +9,7 @@ StopIteration.) Under the other policies a plain loop drops the one record.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import compress, groupby
+from itertools import chain, compress, groupby, islice
 from operator import itemgetter, length_hint
 from typing import Any
 
@@ -20,14 +20,15 @@ from minishuffle.dataflow.operators.chained import (
     ChainedOperator,
     OnError,
     RecordOperator,
-    emit_rows,
     preview,
 )
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.exchange.keys import hash_rows
+from minishuffle.exchange.rows import pack_rows, unpack_rows
+from minishuffle.exchange.sizes import RowsOut
 from minishuffle.limits import BATCH_ROWS_MAX
 
-__all__ = ["FilterRows", "FlatMapRows", "KeyRows", "KeyRowsByColumns", "MapBatches", "MapRows"]
+__all__ = ["FilterRows", "FlatMapRows", "Forwarded", "KeyRows", "KeyRowsByColumns", "MapBatches", "MapRows"]
 
 
 class _PerRow(RecordOperator):
@@ -63,15 +64,22 @@ class _PerRow(RecordOperator):
 
 
 class MapRows(_PerRow):
-    """Emits ``fn(row)`` for each row."""
+    """Emits ``fn(row)`` for each row, in batches within BATCH_BYTES_MAX: the first results show how many
+    rows to take at a time."""
 
     name = "map"
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         assert isinstance(batch, list)
-        results = self.call(batch)[1]
-        if results:
-            emit(results)
+        out = RowsOut(emit)
+        begin = 0
+        while begin < len(batch):
+            end = begin + max(1, out.room - len(out.rows))
+            results = self.call(batch[begin:end] if begin or end < len(batch) else batch)[1]
+            out.rows = out.rows + results if out.rows else results
+            out.look()
+            begin = end
+        out.flush()
 
 
 class FilterRows(_PerRow):
@@ -97,26 +105,39 @@ class FlatMapRows(_PerRow):
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         assert isinstance(batch, list)
-        fn, fails = self.fn, self.on_error == "fail"
-        out: list[Any] = []
-        extend = out.extend
+        out = RowsOut(emit)
         left = iter(batch)
-        while True:
+        if self.on_error == "fail":
+            self._take_all(batch, left, out)
+        else:
+            self._take_one_by_one(left, out)
+        out.flush()
+
+    def _take_all(self, batch: list[Any], left: Iterator[Any], out: RowsOut) -> None:
+        """Also of an iterator without end no more is taken at a time than fits."""
+        fn = self.fn
+        items = chain.from_iterable(fn(row) for row in left)
+        found = [None]
+        while found:
             try:
-                if fails:
-                    for row in left:
-                        extend(fn(row))
-                else:
-                    for row in left:
-                        extend(list(fn(row)))
-                break
-            except Exception as error:
-                row = _last_taken(batch, left)
-                if fails:
-                    self.note_failure(error, row)
+                found = list(islice(items, max(1, out.room - len(out.rows))))
+            except Exception as raised:
+                error = _users_own(raised)
+                self.note_failure(error, _last_taken(batch, left))
+                if error is raised:
                     raise
+                raise error from None
+            out.rows += found
+            out.look()
+
+    def _take_one_by_one(self, left: Iterator[Any], out: RowsOut) -> None:
+        for row in left:
+            try:
+                out.rows += list(self.fn(row))
+            except Exception as error:
                 self.drop(error, row)
-        emit_rows(out, emit)
+            if len(out.rows) >= out.room:
+                out.look()
 
 
 class KeyRows(_PerRow):
@@ -186,6 +207,16 @@ class KeyRowsByColumns(ChainedOperator):
         return UnknownName(f"no column {missing!r} to key by: the row has {', '.join(map(str, row))}")
 
 
+class Forwarded(ChainedOperator):
+    """Emits rows as an exchange gives them out (instances of subclasses as their base, say): stands where
+    ``forward()`` leaves them in their thread."""
+
+    name = "forward"
+
+    def process(self, batch: Batch, input: int, emit: Emit) -> None:
+        emit(unpack_rows(pack_rows(batch)) if isinstance(batch, list) else batch)
+
+
 class MapBatches(RecordOperator):
     """Emits what ``fn(batch)`` makes of each Arrow batch: a RecordBatch, a Table, or None for nothing.
 
@@ -246,6 +277,12 @@ class MapBatches(RecordOperator):
                 "return a pyarrow.RecordBatch, a pyarrow.Table, or None for no rows"
             )
         return [piece for piece in result.to_batches(max_chunksize=BATCH_ROWS_MAX) if piece.num_rows]
+
+
+def _users_own(error: Exception) -> Exception:
+    """What a generator made of a StopIteration, as it was."""
+    is_ours = isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration)
+    return error.__cause__ if is_ours else error  # type: ignore[return-value]
 
 
 def _last_taken(rows: list[Any], left: Iterator[Any]) -> Any:

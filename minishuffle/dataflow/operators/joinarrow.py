@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -18,12 +19,13 @@ from minishuffle.dataflow.operators.joincolumns import (
     plain,
     plain_schema,
 )
-from minishuffle.dataflow.operators.joinheld import Held, Run
-from minishuffle.dataflow.operators.joins import LEFT, RIGHT, IntervalJoin
+from minishuffle.dataflow.operators.joinheld import Held, Mask, Run
+from minishuffle.dataflow.operators.joins import DROPPED, LEFT, RIGHT, SIDES, IntervalJoin
+from minishuffle.dataflow.operators.keyedstate import StatePart, by_columns, key_columns_of
 from minishuffle.dataflow.operators.keyindex import KeyIndex
+from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.moments import Vector
 from minishuffle.dataflow.operators.times import EventTime
-from minishuffle.exchange.keys import family
 
 __all__ = ["JoinArrow"]
 
@@ -34,8 +36,9 @@ SPARE_KEYS: Final = 4096
 class JoinArrow(IntervalJoin):
     """Emits the columns that :class:`JoinColumns` says.
 
-    One :class:`KeyIndex` numbers the keys of both sides, and each side holds its rows in a
-    :class:`Held`. When most keys have no rows any more, the others are numbered anew.
+    Each side numbers its keys in a :class:`KeyIndex` and holds its rows in a :class:`Held`; the other side's
+    keys are looked up there, of whatever type they are. When most keys have no rows any more, the others are
+    numbered anew.
 
     Args:
         schemas: of the left and right batches; None: as they come (inner joins only), so the results' types
@@ -48,17 +51,14 @@ class JoinArrow(IntervalJoin):
         within: int,
         times: tuple[EventTime, EventTime],
         schemas: tuple[pa.Schema | None, pa.Schema | None] = (None, None),
-        late_tags: tuple[str | None, str | None] = (None, None),
+        late: tuple[Late, Late] = DROPPED,
     ) -> None:
-        super().__init__(columns.how, within, times, late_tags)
+        super().__init__(columns.how, within, times, late)
         self.columns = columns
         self._declared = schemas
         self._schemas = [None if schema is None else plain_schema(schema) for schema in schemas]
         self._result: pa.Schema | None = None
-        index = KeyIndex()
-        self._indexes = [index, index]
-        """By side; two once their keys are of different families, of which none is equal to another."""
-        self._families: list[list[str] | None] = [None, None]
+        self._indexes = [KeyIndex(), KeyIndex()]
         self._held = (Held(self.progress.within), Held(self.progress.within))
 
     def take(self, batch: Batch, times: Vector, input: int, emit: Emit) -> None:
@@ -72,24 +72,11 @@ class JoinArrow(IntervalJoin):
             given, times = given.filter(pa.array(~nulls)), times[~nulls]
         if given.num_rows:
             keys = [key_array(column_of(given, name)) for name in names]
-            self._compare_families(keys, input)
-            slots = self._indexes[input].lookup(keys)
-            self._join(self._as_held(given, input), slots, times, input, outbox)
+            batch = self._as_held(given, input)
+            matched = self._match(batch, self._indexes[1 - input].find(keys), times, input, outbox)
+            self._hold(batch, self._indexes[input].lookup(keys), times, matched, input, outbox)
         outbox.flush()
-        self._forget_keys()
-
-    def _compare_families(self, keys: list[pa.Array], input: int) -> None:
-        """Have keys that are never equal (of numbers and of texts, say) match nothing, as in other joins."""
-        if self._families[input] is not None:
-            return
-        self._families[input] = mine = [family(array.type) for array in keys]
-        theirs = self._families[1 - input]
-        if theirs is not None and mine != theirs:
-            self._indexes[input] = KeyIndex()
-
-    @property
-    def _is_apart(self) -> bool:
-        return self._indexes[LEFT] is not self._indexes[RIGHT]
+        self._forget_keys(input)
 
     def _in_common_types(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch:
         """The batch in types for all of its side so far, which is then held in these too."""
@@ -109,15 +96,21 @@ class JoinArrow(IntervalJoin):
         names = self.columns.held_names(batch.schema.names, input)
         return batch.select(names)
 
-    def _join(self, batch: pa.RecordBatch, slots: Vector, times: Vector, input: int, outbox: Outbox) -> None:
+    def _match(self, batch: pa.RecordBatch, slots: Vector, times: Vector, input: int, outbox: Outbox) -> Mask:
+        """Put out the pairs of these records with what the other side holds, where their keys have ``slots``
+        (-1: none); which of them had a partner."""
         matched = np.zeros(len(slots), dtype=np.bool_)
-        others = self._held[1 - input]
-        for asked, run, rows in () if self._is_apart else others.find(slots, times):
+        for asked, run, rows in self._held[1 - input].find(slots, times) if (slots >= 0).any() else ():
             matched[asked] = True
             run.matched[rows] = True
             own, other = batch.take(pa.array(asked)), run.batch.take(pa.array(rows))
             left, right = (own, other) if input == LEFT else (other, own)
             outbox.add(self.columns.pairs(left, right, self._schema()))
+        return matched
+
+    def _hold(
+        self, batch: pa.RecordBatch, slots: Vector, times: Vector, matched: Mask, input: int, outbox: Outbox
+    ) -> None:
         stays = times > self.progress.limit(input)
         if stays.all():
             self._held[input].add(batch, slots, times, matched)
@@ -133,7 +126,7 @@ class JoinArrow(IntervalJoin):
         for run, rows in self._held[input].take_until(limit):
             self._add_unmatched(run, rows, input, outbox)
         outbox.flush()
-        self._forget_keys()
+        self._forget_keys(input)
 
     def _add_unmatched(self, run: Run, rows: Vector, input: int, outbox: Outbox) -> None:
         if self.goes_unmatched(input):
@@ -152,6 +145,34 @@ class JoinArrow(IntervalJoin):
     def earliest(self, input: int) -> int:
         return self._held[input].earliest
 
+    def write_sides(self) -> Iterator[StatePart]:
+        for name, index, held, schema in zip(SIDES, self._indexes, self._held, self._schemas, strict=True):
+            if schema is not None:
+                told = pa.RecordBatch.from_pydict({"schema": [schema.serialize().to_pybytes()]})
+                yield StatePart(name, told)
+            for run in map(Run.kept, held.runs):
+                if len(run):
+                    columns = {
+                        "time": pa.array(run.times),
+                        "matched": pa.array(run.matched),
+                        "row": run.batch.to_struct_array(),
+                    }
+                    yield from by_columns(name, index.keys(run.slots), columns)
+
+    def read_side(self, part: StatePart, input: int) -> None:
+        if "schema" in part.batch.schema.names:
+            schema = pa.ipc.read_schema(pa.py_buffer(part.batch["schema"][0].as_py()))
+            self._in_common_types(pa.RecordBatch.from_pylist([], schema=schema), input)
+            return
+        batch = pa.RecordBatch.from_struct_array(part.batch["row"])
+        schema = self._schemas[input]
+        assert schema is not None
+        names = self.columns.held_names(schema.names, input)
+        batch = plain(batch, pa.schema([schema.field(name) for name in names]))
+        slots = self._indexes[input].lookup(key_columns_of(part))
+        times, matched = part.batch["time"].to_numpy(), part.batch["matched"].to_numpy(zero_copy_only=False)
+        self._held[input].add(batch, slots, times, matched)
+
     def state_rows(self) -> int:
         return len(self._held[LEFT]) + len(self._held[RIGHT])
 
@@ -163,19 +184,14 @@ class JoinArrow(IntervalJoin):
             self._result = self.columns.result(left, right)
         return self._result
 
-    def _forget_keys(self) -> None:
-        """Number the keys anew that have rows, once most have none."""
-        for sides in [(LEFT,), (RIGHT,)] if self._is_apart else [(LEFT, RIGHT)]:
-            index, held = self._indexes[sides[0]], [self._held[side] for side in sides]
-            if len(index) > SPARE_KEYS + 2 * sum(map(len, held)):
-                self._number_anew(index, sides, [run for each in held for run in each.runs])
-
-    def _number_anew(self, index: KeyIndex, sides: tuple[int, ...], runs: list[Run]) -> None:
-        live = np.unique(np.concatenate([run.slots for run in runs])) if runs else np.zeros(0, np.int64)
-        fewer = KeyIndex()
+    def _forget_keys(self, input: int) -> None:
+        """Number the keys of a side anew that have rows, once most have none."""
+        index, held = self._indexes[input], self._held[input]
+        if len(index) <= SPARE_KEYS + 2 * len(held):
+            return
+        live = np.unique(np.concatenate([run.slots for run in held.runs] or [np.zeros(0, np.int64)]))
+        self._indexes[input] = fewer = KeyIndex()
         if len(live):
             fewer.lookup(index.keys(live))
-        for side in sides:
-            self._indexes[side] = fewer
-        for run in runs:
+        for run in held.runs:
             run.number(np.searchsorted(live, run.slots))

@@ -207,12 +207,23 @@ class JoinColumns:
         arrays = []
         for number, field in enumerate(list(schema)[: len(schema) - others]):
             if number < len(self.keys[0]):
-                arrays.append(as_type(right.column(others + number), field.type))
+                arrays.append(_key_array(right.column(others + number), field))
             elif field.name == self.left_time.column:
                 arrays.append(_time_array(times - self.left_time.shift, field.type, field.name))
             else:
                 arrays.append(pa.nulls(right.num_rows, field.type))
         return pa.RecordBatch.from_arrays([*arrays, *right.columns[:others]], schema=schema)
+
+
+def _key_array(keys: pa.Array, field: pa.Field) -> pa.Array:
+    """Keys in the type of the left's key column."""
+    try:
+        return as_type(keys, field.type)
+    except pa.ArrowException as error:
+        raise UsageError(
+            f"the key of a right record does not fit the left's column {field.name!r} of type {field.type} "
+            f"({error}), where it stands for a record without a partner: cast one of both keys first"
+        ) from error
 
 
 def _time_array(times: Vector, kind: pa.DataType, name: str) -> pa.Array:

@@ -17,7 +17,7 @@ from minishuffle.dataflow.operators.base import END_OF_TIME
 from minishuffle.dataflow.operators.moments import Vector
 from minishuffle.limits import BATCH_ROWS_MAX
 
-__all__ = ["Held", "Run", "places"]
+__all__ = ["Held", "Mask", "Run", "places"]
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 

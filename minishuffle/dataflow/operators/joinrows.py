@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from minishuffle.dataflow.operators.base import END_OF_TIME, Batch, Emit, KeyedRows
+from minishuffle.dataflow.operators.base import Batch, Emit, KeyedRows
 from minishuffle.dataflow.operators.chained import emit_rows
-from minishuffle.dataflow.operators.joins import LEFT, RIGHT, How, IntervalJoin
+from minishuffle.dataflow.operators.joins import DROPPED, LEFT, RIGHT, SIDES, How, IntervalJoin
+from minishuffle.dataflow.operators.keyedstate import (
+    StatePart,
+    by_rows,
+    chunks,
+    keys_of,
+    packed,
+    unpacked,
+)
+from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.moments import Vector, microseconds
+from minishuffle.dataflow.operators.timeheap import TimeHeap
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import UsageError
 from minishuffle.exchange.keys import canonical_rows
-from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.exchange.sizes import RowsOut
 
 __all__ = ["JoinRows", "JoinedTime"]
 
@@ -51,21 +60,21 @@ class _Side:
 
     def __init__(self) -> None:
         self._by_key: dict[Any, list[_Held]] = {}
-        self._by_time: list[tuple[int, int, _Held]] = []
-        """A heap."""
-        self._number = 0
+        self._by_time: TimeHeap[_Held] = TimeHeap()
 
     def __len__(self) -> int:
         return len(self._by_time)
 
+    def __iter__(self) -> Iterator[_Held]:
+        return (held for _, held in self._by_time)
+
     @property
     def earliest(self) -> int:
-        return self._by_time[0][0] if self._by_time else END_OF_TIME
+        return self._by_time.earliest
 
     def add(self, held: _Held) -> None:
         insort(self._by_key.setdefault(held.form, []), held, key=_time_of)
-        heapq.heappush(self._by_time, (held.time, self._number, held))
-        self._number += 1
+        self._by_time.push(held.time, held)
 
     def between(self, form: Any, first: int, last: int) -> list[_Held]:
         """The rows of a key with a time in first..last."""
@@ -77,8 +86,7 @@ class _Side:
 
     def take_until(self, limit: int) -> Iterator[_Held]:
         """Forget the rows up to ``limit`` and give them, in order of time."""
-        while self._by_time and self._by_time[0][0] <= limit:
-            held = heapq.heappop(self._by_time)[2]
+        for _, held in self._by_time.take_until(limit):
             rows = self._by_key.get(held.form)
             if rows is not None and rows[0].time <= limit:
                 del rows[: bisect_right(rows, limit, key=_time_of)]
@@ -98,9 +106,9 @@ class JoinRows(IntervalJoin):
         how: How,
         within: int,
         times: tuple[EventTime, EventTime],
-        late_tags: tuple[str | None, str | None] = (None, None),
+        late: tuple[Late, Late] = DROPPED,
     ) -> None:
-        super().__init__(how, within, times, late_tags)
+        super().__init__(how, within, times, late)
         self._sides = (_Side(), _Side())
 
     def take(self, batch: Batch, times: Vector, input: int, emit: Emit) -> None:
@@ -108,22 +116,21 @@ class JoinRows(IntervalJoin):
             raise UsageError(f"a join of rows takes rows with keys, not a {type(batch).__name__}")
         own, others, within = self._sides[input], self._sides[1 - input], self.progress.within
         limit, outer = self.progress.limit(input), self.goes_unmatched(input)
-        out: list[Any] = []
+        out = RowsOut(emit)
         forms = canonical_rows(batch.keys)
         for key, form, row, time in zip(batch.keys, forms, batch.rows, times.tolist(), strict=True):
             has_key = not _is_null(form)
             partners = others.between(form, time - within, time + within) if has_key else []
             for partner in partners:
                 partner.matched = True
-                out.append((key, row, partner.row) if input == LEFT else (key, partner.row, row))
+                out.rows.append((key, row, partner.row) if input == LEFT else (key, partner.row, row))
             if has_key and time > limit:
                 own.add(_Held(time, form, key, row, bool(partners)))
             elif outer and not partners:
-                out.append(_alone(key, row, input))
-            if len(out) >= BATCH_ROWS_MAX:
-                emit_rows(out, emit)
-                out = []
-        emit_rows(out, emit)
+                out.rows.append(_alone(key, row, input))
+            if len(out.rows) >= out.room:
+                out.look()
+        out.flush()
 
     def let_go(self, input: int, limit: int, emit: Emit) -> None:
         outer = self.goes_unmatched(input)
@@ -132,6 +139,23 @@ class JoinRows(IntervalJoin):
 
     def earliest(self, input: int) -> int:
         return self._sides[input].earliest
+
+    def write_sides(self) -> Iterator[StatePart]:
+        for name, side in zip(SIDES, self._sides, strict=True):
+            for some in chunks(side):
+                yield by_rows(
+                    name,
+                    [held.key for held in some],
+                    time=[held.time for held in some],
+                    row=packed(held.row for held in some),
+                    matched=[held.matched for held in some],
+                )
+
+    def read_side(self, part: StatePart, input: int) -> None:
+        keys, rows = keys_of(part), unpacked(part.batch["row"])
+        times, matched = part.batch["time"].to_pylist(), part.batch["matched"].to_pylist()
+        for entry in zip(times, canonical_rows(keys), keys, rows, matched, strict=True):
+            self._sides[input].add(_Held(*entry))
 
     def state_rows(self) -> int:
         return len(self._sides[LEFT]) + len(self._sides[RIGHT])

@@ -7,9 +7,11 @@ until the other side's watermark is ``within`` past it: nothing that could match
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from collections.abc import Iterable, Iterator
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 
 from minishuffle.dataflow.operators.base import (
     BEGINNING_OF_TIME,
@@ -18,12 +20,13 @@ from minishuffle.dataflow.operators.base import (
     Batch,
     Emit,
     Idle,
-    KeyedRows,
     Mark,
-    Side,
+    Reached,
     Watermark,
 )
 from minishuffle.dataflow.operators.chained import ChainedOperator
+from minishuffle.dataflow.operators.keyedstate import StatePart, greatest
+from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.moments import TIME_MAX, TIME_MIN, Vector, event_times
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.exchange.gather import chosen
@@ -34,6 +37,8 @@ How: TypeAlias = Literal["inner", "left", "full"]
 Mask: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.bool_]]"
 
 LEFT, RIGHT = 0, 1
+SIDES: Final = ("left", "right")
+DROPPED: Final = (Late(), Late())
 
 
 class JoinProgress:
@@ -94,6 +99,16 @@ class JoinProgress:
             time = min(time, self.reached[RIGHT], held_right - 1)
         return END_OF_TIME if self.ended else time
 
+    def write_state(self) -> StatePart:
+        """How far both inputs are."""
+        return StatePart(
+            "progress", pa.RecordBatch.from_pydict({"reached": self.reached, "last": self._last})
+        )
+
+    def read_state(self, part: StatePart) -> None:
+        self.reached = greatest(part, self.reached, "reached")
+        self._last = greatest(part, self._last, "last")
+
     @property
     def last(self) -> int:
         """What the output has reached when nothing comes any more."""
@@ -106,7 +121,7 @@ class IntervalJoin(ChainedOperator):
     Args:
         within: microseconds.
         times: where the times of the left and of the right records stand.
-        late_tags: the side outputs of late records; None: they are dropped.
+        late: what becomes of late records, left and right ones.
     """
 
     name = "join"
@@ -118,12 +133,15 @@ class IntervalJoin(ChainedOperator):
         how: How,
         within: int,
         times: tuple[EventTime, EventTime],
-        late_tags: tuple[str | None, str | None],
+        late: tuple[Late, Late],
     ) -> None:
         self.how = how
         self.times = times
-        self.late_tags = late_tags
+        self.late = late
         self.progress = JoinProgress(how, within)
+        self.by_channel = any(time.each for time in times)
+        self._own = [BEGINNING_OF_TIME, BEGINNING_OF_TIME]
+        """By input the watermark of the producer that the records at hand come from, where that decides."""
         self._told = BEGINNING_OF_TIME
         self._told_idle = False
 
@@ -141,9 +159,28 @@ class IntervalJoin(ChainedOperator):
         """The least time that a side holds; ``END_OF_TIME`` if it holds nothing."""
         raise NotImplementedError
 
+    def write_sides(self) -> Iterator[StatePart]:
+        """The records that are held, in parts "left" and "right"."""
+        raise NotImplementedError
+
+    def read_side(self, part: StatePart, input: int) -> None:
+        """Hold records that were written so."""
+        raise NotImplementedError
+
     def goes_unmatched(self, input: int) -> bool:
         """Whether records of a side go out without a partner."""
         return self.how == "full" or (self.how == "left" and input == LEFT)
+
+    def write_state(self) -> Iterator[StatePart]:
+        yield self.progress.write_state()
+        yield from self.write_sides()
+
+    def read_state(self, parts: Iterable[StatePart]) -> None:
+        for part in parts:
+            if part.name == "progress":
+                self.progress.read_state(part)
+            else:
+                self.read_side(part, SIDES.index(part.name))
 
     # --- records and marks --------------------------------------------------------------------------
 
@@ -151,20 +188,17 @@ class IntervalJoin(ChainedOperator):
         if not len(batch):
             return
         times = event_times(self.times[input], batch)
-        late = times <= self.progress.reached[input]
+        late = times <= max(self.progress.reached[input], self._own[input])
         if late.any():
-            self._set_aside(chosen(batch, late), input, emit)
+            self.late[input].take(chosen(batch, late), self.context, emit)
             batch, times = chosen(batch, ~late), times[~late]
         if len(batch):
             self.take(batch, times, input, emit)
 
-    def _set_aside(self, batch: Batch, input: int, emit: Emit) -> None:
-        self.context.counters.records_late += len(batch)
-        tag = self.late_tags[input]
-        if tag is not None:
-            emit(Side(tag, batch.rows if isinstance(batch, KeyedRows) else batch))
-
     def on_mark(self, mark: Mark, input: int, emit: Emit) -> None:
+        if isinstance(mark, Reached):
+            self._own[input] = mark.time if self.times[input].each else BEGINNING_OF_TIME
+            return
         if not isinstance(mark, Watermark | Idle | Active):
             emit(mark)
             return

@@ -13,8 +13,22 @@ from typing import Any
 
 from minishuffle.dataflow.operators.aggregate import AggregateArrow, CountArrow
 from minishuffle.dataflow.operators.base import Batch, Emit, KeyedRows
-from minishuffle.dataflow.operators.chained import ChainedOperator, Emission, OnError, RecordOperator
+from minishuffle.dataflow.operators.chained import (
+    ChainedOperator,
+    Emission,
+    OnError,
+    RecordOperator,
+    emit_rows,
+)
 from minishuffle.dataflow.operators.copies import copied
+from minishuffle.dataflow.operators.keyedstate import (
+    StatePart,
+    by_rows,
+    chunks,
+    keys_of,
+    packed,
+    unpacked,
+)
 from minishuffle.dataflow.operators.rowstate import NOTHING, KeyedValues
 from minishuffle.exchange.keys import canonical_rows
 from minishuffle.exchange.rows import SCALARS
@@ -47,7 +61,7 @@ class _Shown:
 
 def _emit_in_chunks(pairs: Iterator[tuple[Any, Any]], emit: Emit) -> None:
     while chunk := list(islice(pairs, BATCH_ROWS_MAX)):
-        emit(chunk)
+        emit_rows(chunk, emit)
 
 
 class CountRows(ChainedOperator):
@@ -85,6 +99,15 @@ class CountRows(ChainedOperator):
     def finish(self, emit: Emit) -> None:
         if self.emission == "end":
             _emit_in_chunks(self._shown.pairs(self._counts.items()), emit)
+
+    def write_state(self) -> Iterator[StatePart]:
+        for some in chunks(self._shown.pairs(self._counts.items())):
+            yield by_rows("counts", [key for key, _ in some], value=[count for _, count in some])
+
+    def read_state(self, parts: Iterable[StatePart]) -> None:
+        for part in parts:
+            forms = self._shown.canonical(keys_of(part))
+            self._counts.update(dict(zip(forms, part.batch["value"].to_pylist(), strict=True)))
 
     def state_rows(self) -> int:
         return len(self._counts)
@@ -161,6 +184,18 @@ class _FoldedRows(RecordOperator):
     def finish(self, emit: Emit) -> None:
         if self.emission == "end":
             _emit_in_chunks(self._shown.pairs(self._state.items()), emit)
+
+    def write_state(self) -> Iterator[StatePart]:
+        for some in chunks(self._shown.pairs(self._state.items())):
+            yield by_rows("values", [key for key, _ in some], value=packed(value for _, value in some))
+
+    def read_state(self, parts: Iterable[StatePart]) -> None:
+        for part in parts:
+            values = unpacked(part.batch["value"])
+            held, places = self._state.take(self._shown.canonical(keys_of(part)))
+            for place, value in zip(places, values, strict=True):
+                held[place] = value
+            self._state.put(values)
 
     def state_rows(self) -> int:
         return len(self._state)

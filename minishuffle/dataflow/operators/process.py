@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from itertools import islice
 from typing import Any, Final, Literal, TypeAlias
+
+import pyarrow as pa
 
 from minishuffle.dataflow.operators.base import (
     BEGINNING_OF_TIME,
@@ -18,15 +20,24 @@ from minishuffle.dataflow.operators.base import (
     TaskContext,
     Watermark,
 )
-from minishuffle.dataflow.operators.chained import OnError, RecordOperator, emit_rows
+from minishuffle.dataflow.operators.chained import OnError, RecordOperator
 from minishuffle.dataflow.operators.copies import copied
+from minishuffle.dataflow.operators.keyedstate import (
+    StatePart,
+    by_rows,
+    chunks,
+    greatest,
+    keys_of,
+    packed,
+    unpacked,
+)
 from minishuffle.dataflow.operators.moments import TIME_MAX, TIME_MIN, datetime_of, event_times, microseconds
 from minishuffle.dataflow.operators.timers import Timers
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import UsageError
 from minishuffle.exchange.keys import canonical_rows
 from minishuffle.exchange.rows import SCALARS
-from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.exchange.sizes import RowsOut
 
 __all__ = ["ProcessContext", "ProcessRows"]
 
@@ -153,6 +164,40 @@ class ProcessRows(RecordOperator):
     def state_rows(self) -> int:
         return len(self._entries)
 
+    def write_state(self) -> Iterator[StatePart]:
+        """Entries come before their timers."""
+        yield StatePart("reached", pa.RecordBatch.from_pydict({"watermark": [self.reached]}))
+        for entries in chunks(self._entries.values()):
+            yield by_rows(
+                "entries",
+                [entry.key for entry in entries],
+                state=packed(entry.state for entry in entries),
+                touched=[entry.touched for entry in entries],
+            )
+        for clock, timers in self._timers.items():
+            for some in chunks(timers):
+                yield by_rows(clock, [self._entries[form].key for form, _ in some], at=[at for _, at in some])
+
+    def read_state(self, parts: Iterable[StatePart]) -> None:
+        for part in parts:
+            if part.name == "reached":
+                (self.reached,) = greatest(part, [self.reached], "watermark")
+            elif part.name == "entries":
+                self._read_entries(part)
+            else:
+                forms = canonical_rows(keys_of(part))
+                for form, at in zip(forms, part.batch["at"].to_pylist(), strict=True):
+                    self._timers_of(part.name).set(form, at)  # type: ignore[arg-type]
+                    self._entries[form].timers += 1
+        self._entries = dict(sorted(self._entries.items(), key=lambda item: item[1].touched))
+
+    def _read_entries(self, part: StatePart) -> None:
+        keys, touched = keys_of(part), part.batch["touched"].to_pylist()
+        states = unpacked(part.batch["state"])
+        for key, form, state, at in zip(keys, canonical_rows(keys), states, touched, strict=True):
+            entry = self._entries[form] = _Entry(key, at)
+            entry.state = state
+
     # --- records and timers ---------------------------------------------------------------------------
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
@@ -160,14 +205,13 @@ class ProcessRows(RecordOperator):
         forms = canonical_rows(batch.keys)
         times = [None] * len(batch) if self.time is None else event_times(self.time, batch).tolist()
         now = self.context.now()
-        out: list[Any] = []
+        out = RowsOut(emit)
         for key, form, row, time in zip(batch.keys, forms, batch.rows, times, strict=True):
             self._given.time = None if time is None else datetime_of(time)
-            self._call(self.fn, row, form, self._entry(form, key, now), now, out)
-            if len(out) >= BATCH_ROWS_MAX:
-                emit_rows(out, emit)
-                out = []
-        emit_rows(out, emit)
+            self._call(self.fn, row, form, self._entry(form, key, now), now, out.rows)
+            if len(out.rows) >= out.room:
+                out.look()
+        out.flush()
         self._sweep(now)
 
     def _entry(self, form: Any, key: Any, now: float) -> _Entry:
@@ -228,7 +272,7 @@ class ProcessRows(RecordOperator):
 
     def _fire(self, clock: Clock, until: int, emit: Emit) -> None:
         now = self.context.now()
-        out: list[Any] = []
+        out = RowsOut(emit)
         for form, time in self._timers[clock].take_until(until):
             entry = self._entries[form]
             if now - entry.touched >= self.ttl:
@@ -237,12 +281,11 @@ class ProcessRows(RecordOperator):
             self._given.time = at = datetime_of(time)
             self._firing = (clock, time)
             assert self.on_timer is not None
-            self._call(self.on_timer, at, form, entry, now, out)
+            self._call(self.on_timer, at, form, entry, now, out.rows)
             self._firing = None
-            if len(out) >= BATCH_ROWS_MAX:
-                emit_rows(out, emit)
-                out = []
-        emit_rows(out, emit)
+            if len(out.rows) >= out.room:
+                out.look()
+        out.flush()
 
     # --- marks and the clock --------------------------------------------------------------------------
 

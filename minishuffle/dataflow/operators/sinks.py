@@ -26,8 +26,8 @@ class Sink(Protocol):
         """Take a list of rows or a ``pyarrow.RecordBatch``, as the stream before it has them."""
 
     def close(self) -> Any:
-        """Once at the end, also after a failure. The return value (what msgpack takes, or None)
-        is the subtask's result."""
+        """Once at the end, also after a failure or a cancel. The return value (what msgpack takes, or
+        None) is the subtask's result, unless it has failed."""
 
 
 class CollectSink(ChainedOperator):

@@ -10,6 +10,7 @@ from minishuffle.dataflow.nulls import misplaced_null
 from minishuffle.dataflow.operators.base import Batch, Emit, TaskContext
 from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.errors import LocalProtocolError, UsageError
+from minishuffle.exchange.sizes import pieces
 from minishuffle.exchange.spool import Spool
 from minishuffle.limits import BATCH_ROWS_MAX
 
@@ -60,7 +61,9 @@ class SpoolSink(ChainedOperator):
         if place is not None:
             raise UsageError(f"{self.name}: column {place!r} has nulls and is declared without")
         for start in range(0, batch.num_rows, BATCH_ROWS_MAX):
-            self._keep(batch.slice(start, BATCH_ROWS_MAX))
+            for piece in pieces(batch.slice(start, BATCH_ROWS_MAX)):
+                assert isinstance(piece, pa.RecordBatch)
+                self._keep(piece)
 
     def _cast(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if batch.schema.equals(self.schema):

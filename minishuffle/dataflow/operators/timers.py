@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator
 from typing import Any
+
+from minishuffle.dataflow.operators.timeheap import TimeHeap
 
 __all__ = ["Timers"]
 
@@ -16,10 +17,10 @@ class Timers:
     """
 
     def __init__(self) -> None:
-        self._set: dict[tuple[Any, int], int] = {}
-        self._heap: list[tuple[int, int, Any]] = []
-        """Entries of time, number and key; a timer that was deleted stays until most are such."""
-        self._number = 0
+        self._set: dict[tuple[Any, int], list[Any]] = {}
+        """What stands for each timer in the heap: its key alone in a list."""
+        self._heap: TimeHeap[list[Any]] = TimeHeap()
+        """A timer that was deleted stays, its list empty, until most are such."""
 
     def __len__(self) -> int:
         return len(self._set)
@@ -27,35 +28,41 @@ class Timers:
     def __contains__(self, timer: tuple[Any, int]) -> bool:
         return timer in self._set
 
+    def __iter__(self) -> Iterator[tuple[Any, int]]:
+        """All of them as (key, time), in the order in which they were set."""
+        return iter(self._set)
+
     def set(self, form: Any, time: int) -> bool:
         """False if there is that one already."""
         if (form, time) in self._set:
             return False
-        number = self._set[form, time] = self._number
-        self._number += 1
-        heapq.heappush(self._heap, (time, number, form))
+        self._set[form, time] = entry = [form]
+        self._heap.push(time, entry)
         return True
 
     def delete(self, form: Any, time: int) -> bool:
         """False if there is none."""
-        if self._set.pop((form, time), None) is None:
+        entry = self._set.pop((form, time), None)
+        if entry is None:
             return False
+        entry.clear()
         if len(self._heap) > 2 * len(self._set) + 64:
-            self._heap = [(at, number, key) for (key, at), number in self._set.items()]
-            heapq.heapify(self._heap)
+            self._heap = TimeHeap()
+            for (_, at), kept in self._set.items():
+                self._heap.push(at, kept)
         return True
 
     @property
     def earliest(self) -> int | None:
         """When the next one is due."""
         heap = self._heap
-        while heap and self._set.get((heap[0][2], heap[0][0])) != heap[0][1]:
-            heapq.heappop(heap)
-        return heap[0][0] if heap else None
+        while heap and not heap.first:
+            heap.pop()
+        return heap.earliest if heap else None
 
     def take_until(self, time: int) -> Iterator[tuple[Any, int]]:
         """Take those up to ``time``, also such as are set meanwhile: (key, time)."""
         while (due := self.earliest) is not None and due <= time:
-            form = heapq.heappop(self._heap)[2]
+            _, (form,) = self._heap.pop()
             del self._set[form, due]
             yield form, due

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -14,12 +14,14 @@ __all__ = ["EventTime", "LastMoment"]
 class EventTime:
     """A column, or a function of the row that gives a datetime or int microseconds; exactly one of both.
 
-    ``shift`` (microseconds) is added to what stands there.
+    ``shift`` (microseconds) is added to what stands there. With ``each`` a watermark follows each record, and
+    the order of its producer's records alone says which of them is late.
     """
 
     column: str | None = None
     fn: Callable[[Any], Any] | None = None
     shift: int = 0
+    each: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,7 +124,7 @@ def wider_schema(some: pa.Schema | None, other: pa.Schema, where: str) -> pa.Sch
     fields = []
     for name in dict.fromkeys([*some.names, *other.names]):
         kinds = [schema.field(name) for schema in (some, other) if name in schema.names]
-        field = kinds[0].with_nullable(True) if len(kinds) == 1 else _wider_field(*kinds)
+        field = kinds[0].with_nullable(True) if len(kinds) == 1 else _wider_field(*_as_numbers(*kinds))
         if field is None:
             types = " and ".join(sorted(str(each.type) for each in kinds))
             raise UsageError(
@@ -133,6 +133,14 @@ def wider_schema(some: pa.Schema | None, other: pa.Schema, where: str) -> pa.Sch
             )
         fields.append(field)
     return pa.schema(fields, some.metadata)
+
+
+def _as_numbers(*fields: pa.Field) -> list[pa.Field]:
+    """Columns of booleans as such of numbers where they stand beside numbers: True is 1."""
+    others = {field.type for field in fields if not pa.types.is_boolean(field.type)}
+    if not any(pa.types.is_integer(k) or pa.types.is_floating(k) or pa.types.is_decimal(k) for k in others):
+        return list(fields)
+    return [field.with_type(pa.uint8()) if pa.types.is_boolean(field.type) else field for field in fields]
 
 
 def in_schema(data: Any, schema: pa.Schema, where: str) -> Any:
@@ -164,4 +172,6 @@ def as_type(column: Any, kind: pa.DataType) -> Any:
     """The column in a type, dictionaries decoded. Raises ArrowException rather than lose part of a value."""
     if column.type == kind:
         return column
+    if pa.types.is_boolean(column.type) and pa.types.is_decimal(kind):
+        column = column.cast(pa.uint8())  # pyarrow casts booleans to no decimals
     return (pc.dictionary_decode(column) if pa.types.is_dictionary(column.type) else column).cast(kind)

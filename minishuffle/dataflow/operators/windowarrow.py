@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from minishuffle.dataflow.operators.aggregate import PIECE_ROWS
-from minishuffle.dataflow.operators.base import END_OF_TIME, Batch, Emit, Mark, Watermark
+from minishuffle.dataflow.operators.base import END_OF_TIME, Batch, Emit, Mark, Reached, Watermark
 from minishuffle.dataflow.operators.chained import ChainedOperator
-from minishuffle.dataflow.operators.columns import Aggregate
+from minishuffle.dataflow.operators.columns import Outputs, merge_states, states_of
 from minishuffle.dataflow.operators.convert import column_of
+from minishuffle.dataflow.operators.keyedstate import StatePart, by_columns, key_columns_of
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.dataflow.operators.windows import OpenWindows, Starts
 from minishuffle.errors import UsageError
@@ -45,15 +47,14 @@ class WindowArrow(ChainedOperator):
     name = "window"
     keeps_rows = True
 
-    def __init__(
-        self, windows: OpenWindows, keys: tuple[str, ...], outputs: list[tuple[str, str, Aggregate]]
-    ) -> None:
+    def __init__(self, windows: OpenWindows, keys: tuple[str, ...], outputs: Outputs) -> None:
         self.names = [*keys, "window_start", "window_end", *(name for name, _, _ in outputs)]
         if len(set(self.names)) < len(self.names):
             raise UsageError(f"two output columns have one name: rename some of {', '.join(self.names)}")
         self.keys = keys
         self.outputs = outputs
         self._windows = windows
+        self.by_channel = windows.time.each
         self._index = KeyIndex()
         self._slots: dict[int, list[Vector]] = {}
         """State of each open window, by its start."""
@@ -88,6 +89,9 @@ class WindowArrow(ChainedOperator):
             self._slots[start].append(group)
 
     def on_mark(self, mark: Mark, input: int, emit: Emit) -> None:
+        if isinstance(mark, Reached):
+            self._windows.own = mark.time
+            return
         if isinstance(mark, Watermark):
             self._fire(mark.time, emit)
         emit(mark)
@@ -97,6 +101,27 @@ class WindowArrow(ChainedOperator):
 
     def state_rows(self) -> int:
         return len(self._index) - self._fired_slots
+
+    def write_state(self) -> Iterator[StatePart]:
+        yield self._windows.write_state()
+        if len(live := self._live()):
+            starts, *keys = self._index.keys(live)
+            yield from by_columns("windows", keys, {"start": starts, **states_of(self.outputs, live)})
+
+    def read_state(self, parts: Iterable[StatePart]) -> None:
+        for part in parts:
+            if part.name == "fired":
+                self._windows.read_state(part)
+                continue
+            known, starts = len(self._index), part.batch["start"]
+            slots = self._index.lookup([starts, *key_columns_of(part)])
+            merge_states(self.outputs, slots, len(self._index), part.batch)
+            self._note_new(slots, starts.to_numpy(), known)
+
+    def _live(self) -> Vector:
+        """The slots of open windows, ascending."""
+        groups = [group for groups in self._slots.values() for group in groups]
+        return np.sort(np.concatenate(groups)) if groups else np.zeros(0, dtype=np.int64)
 
     def _fire(self, watermark: int, emit: Emit) -> None:
         fired = [slots for start in self._windows.due(watermark) for slots in self._slots.pop(start)]
@@ -118,8 +143,7 @@ class WindowArrow(ChainedOperator):
 
     def _compact(self) -> None:
         """Forget the slots of fired windows."""
-        groups = [group for groups in self._slots.values() for group in groups]
-        live = np.sort(np.concatenate(groups)) if groups else np.zeros(0, dtype=np.int64)
+        live = self._live()
         index = KeyIndex()
         index.lookup(self._index.keys(live))
         self._index = index

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from minishuffle.dataflow.operators.base import END_OF_TIME, Batch, Emit, KeyedRows, Mark, Watermark
+from minishuffle.dataflow.operators.base import END_OF_TIME, Batch, Emit, KeyedRows, Mark, Reached, Watermark
 from minishuffle.dataflow.operators.chained import OnError, RecordOperator, emit_rows
+from minishuffle.dataflow.operators.keyedstate import (
+    StatePart,
+    by_rows,
+    chunks,
+    keys_of,
+    packed,
+    unpacked,
+)
 from minishuffle.dataflow.operators.moments import datetime_of
 from minishuffle.dataflow.operators.windows import OpenWindows
 from minishuffle.exchange.keys import canonical_rows
@@ -34,6 +42,7 @@ class WindowRows(RecordOperator):
     ) -> None:
         super().__init__(add, on_error)
         self._windows = windows
+        self.by_channel = windows.time.each
         self._create = create
         self._values: dict[int, dict[Any, list[Any]]] = {}
         """[key as it came first, value] by window start and canonical key."""
@@ -48,8 +57,7 @@ class WindowRows(RecordOperator):
         for key, form, row, start in zip(kept.keys, forms, kept.rows, starts.tolist(), strict=True):
             window = values.get(start)
             if window is None:
-                window = values[start] = {}
-                self._windows.opened(start)
+                window = self._window(start)
             entry = window.get(form)
             try:
                 if entry is not None:
@@ -63,7 +71,16 @@ class WindowRows(RecordOperator):
                     raise
                 self.drop(error, row)
 
+    def _window(self, start: int) -> dict[Any, list[Any]]:
+        if start not in self._values:
+            self._values[start] = {}
+            self._windows.opened(start)
+        return self._values[start]
+
     def on_mark(self, mark: Mark, input: int, emit: Emit) -> None:
+        if isinstance(mark, Reached):
+            self._windows.own = mark.time
+            return
         if isinstance(mark, Watermark):
             self._fire(mark.time, emit)
         emit(mark)
@@ -79,6 +96,24 @@ class WindowRows(RecordOperator):
 
     def state_rows(self) -> int:
         return self._held
+
+    def write_state(self) -> Iterator[StatePart]:
+        yield self._windows.write_state()
+        for start, window in self._values.items():
+            for some in chunks(window.values()):
+                keys, values = [key for key, _ in some], packed(value for _, value in some)
+                yield by_rows("windows", keys, start=[start] * len(some), value=values)
+
+    def read_state(self, parts: Iterable[StatePart]) -> None:
+        for part in parts:
+            if part.name == "fired":
+                self._windows.read_state(part)
+                continue
+            keys, values = keys_of(part), unpacked(part.batch["value"])
+            starts = part.batch["start"].to_pylist()
+            for key, form, value, start in zip(keys, canonical_rows(keys), values, starts, strict=True):
+                self._window(start)[form] = [key, value]
+            self._held += len(keys)
 
 
 def one_more(count: int, row: Any) -> int:

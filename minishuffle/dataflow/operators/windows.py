@@ -6,13 +6,15 @@ The window of size s with a record of time t begins at the greatest multiple of 
 
 from __future__ import annotations
 
-import heapq
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
-import numpy as np
+import pyarrow as pa
 
-from minishuffle.dataflow.operators.base import BEGINNING_OF_TIME, Batch, Emit, KeyedRows, Side, TaskContext
+from minishuffle.dataflow.operators.base import BEGINNING_OF_TIME, Batch, Emit, TaskContext
+from minishuffle.dataflow.operators.keyedstate import StatePart, greatest
+from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.moments import Vector, event_times
+from minishuffle.dataflow.operators.timeheap import TimeHeap
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.exchange.gather import chosen
 
@@ -20,6 +22,7 @@ __all__ = ["OpenWindows", "Starts"]
 
 Starts: TypeAlias = Vector
 """Where each record's window begins, microseconds since 1970."""
+_DROPPED: Final = Late()
 
 
 class OpenWindows:
@@ -31,42 +34,45 @@ class OpenWindows:
     Args:
         time: where the records' times stand.
         size: of each window, microseconds.
-        late_tag: the side output of late records; None: they are dropped.
+        late: what becomes of late records.
     """
 
-    def __init__(self, time: EventTime, size: int, late_tag: str | None) -> None:
+    def __init__(self, time: EventTime, size: int, late: Late = _DROPPED) -> None:
         self.time = time
         self.size = size
-        self.late_tag = late_tag
+        self.late = late
+        self.own = BEGINNING_OF_TIME
+        """The watermark of the producer that the records at hand come from, where that decides."""
         self._watermark = BEGINNING_OF_TIME
-        self._starts: list[int] = []
-        """A heap."""
+        self._open: TimeHeap[None] = TimeHeap()
+        """By start."""
 
     def admit(self, batch: Batch, context: TaskContext, emit: Emit) -> tuple[Batch, Starts]:
-        """The records that are in time, and where their windows begin; late ones are counted."""
+        """The records that are in time, and where their windows begin."""
         times = event_times(self.time, batch)
         starts = times - times % self.size
-        late = starts <= max(self._last_start(self._watermark), BEGINNING_OF_TIME)
-        count = int(np.count_nonzero(late))
-        if not count:
+        closed = max(self._watermark, self.own)
+        late = starts <= max(self._last_start(closed), BEGINNING_OF_TIME)
+        if not late.any():
             return batch, starts
-        context.counters.records_late += count
-        if self.late_tag is not None:
-            set_aside = chosen(batch, late)
-            emit(Side(self.late_tag, set_aside.rows if isinstance(set_aside, KeyedRows) else set_aside))
+        self.late.take(chosen(batch, late), context, emit)
         return chosen(batch, ~late), starts[~late]
 
     def opened(self, start: int) -> None:
         """A window has its first record."""
-        heapq.heappush(self._starts, start)
+        self._open.push(start, None)
 
     def due(self, watermark: int) -> list[int]:
         """The starts of the windows that fire at ``watermark``, ascending; they are open no more."""
         self._watermark = max(watermark, self._watermark)
-        last, fired = self._last_start(self._watermark), []
-        while self._starts and self._starts[0] <= last:
-            fired.append(heapq.heappop(self._starts))
-        return fired
+        return [start for start, _ in self._open.take_until(self._last_start(self._watermark))]
+
+    def write_state(self) -> StatePart:
+        """How far windows have fired."""
+        return StatePart("fired", pa.RecordBatch.from_pydict({"watermark": [self._watermark]}))
+
+    def read_state(self, part: StatePart) -> None:
+        (self._watermark,) = greatest(part, [self._watermark], "watermark")
 
     def _last_start(self, watermark: int) -> int:
         """The latest start of a window that has fired at ``watermark``."""

@@ -225,3 +225,33 @@ def test_map_batches_drops_the_bad_row_alone() -> None:
     assert context.counters.user_errors == {"dead_letter": 1}
     assert lines == ["dead letter: map_batches: ValueError: three: record {'v': 3}"]
     assert [len(batch) for batch in calls.seen] == [3, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("rows", [63, 64, 65, 200, 70_000])
+def test_long_batches_are_mapped_row_by_row_in_order(rows: int) -> None:
+    calls = Calls(lambda row: row + 1)
+    out = run(MapRows(calls), list(range(rows)))
+    assert calls.seen == list(range(rows))
+    assert [row for batch in out for row in batch] == list(range(1, rows + 1))
+    assert (
+        [len(batch) for batch in out] == [rows]
+        if rows <= BATCH_ROWS_MAX
+        else [BATCH_ROWS_MAX, rows - BATCH_ROWS_MAX]
+    )
+
+
+def test_results_that_are_long_go_out_a_few_at_a_time() -> None:
+    passed = 0
+
+    def take(batch: Batch) -> None:
+        nonlocal passed
+        passed += len(batch)
+
+    def long(row: int) -> str:
+        assert row - passed < 64
+        return "x" * (1 << 20)
+
+    operator = MapRows(long)
+    operator.open(TaskContext("job", "task", 0, 1, 1))
+    operator.process(list(range(500)), 0, take)
+    assert passed == 500

@@ -13,6 +13,7 @@ from minishuffle.dataflow.operators.base import END_OF_TIME, TaskContext, Waterm
 from minishuffle.dataflow.operators.joinarrow import JoinArrow
 from minishuffle.dataflow.operators.joincolumns import JoinColumns
 from minishuffle.dataflow.operators.joins import LEFT, RIGHT, How
+from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.moments import microseconds
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import UsageError
@@ -159,7 +160,7 @@ def test_nothing_but_the_left_shows_the_right_columns_as_null() -> None:
 
 
 def test_late_records_with_views_of_texts_are_set_aside_as_they_are() -> None:
-    operator = simple(late_tags=("late", None))
+    operator = simple(late=(Late("side", "late"), Late()))
     operator.open(TaskContext("job", "task", 0, 1, 1))
     out: list[Any] = []
     operator.on_mark(Watermark(1), LEFT, out.append)

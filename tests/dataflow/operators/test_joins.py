@@ -29,11 +29,13 @@ from minishuffle.dataflow.operators.joinarrow import JoinArrow
 from minishuffle.dataflow.operators.joincolumns import JoinColumns
 from minishuffle.dataflow.operators.joinrows import JoinedTime, JoinRows
 from minishuffle.dataflow.operators.joins import LEFT, RIGHT, How, JoinProgress
+from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.moments import microseconds
 from minishuffle.dataflow.operators.times import EventTime
 
 TIMES = (EventTime(column="t"), EventTime(column="u"))
 LATE = ("late", "late_right")
+ASIDE = (Late("side", "late"), Late("side", "late_right"))
 
 Record: TypeAlias = tuple[Any, int, int]
 """Key, time, a number that tells it from the others."""
@@ -58,12 +60,12 @@ def arrow(input: int, records: list[Record]) -> pa.RecordBatch:
 
 
 def on_rows(how: How, within: int) -> JoinRows:
-    return JoinRows(how, within, TIMES, LATE)
+    return JoinRows(how, within, TIMES, ASIDE)
 
 
 def on_arrow(how: How, within: int) -> JoinArrow:
     columns = JoinColumns(("k",), ("key",), how, TIMES[LEFT])
-    return JoinArrow(columns, within, TIMES, (LEFT_SCHEMA, RIGHT_SCHEMA), LATE)
+    return JoinArrow(columns, within, TIMES, (LEFT_SCHEMA, RIGHT_SCHEMA), ASIDE)
 
 
 class Run:
@@ -282,7 +284,7 @@ def test_late_is_said_of_each_side_by_its_own_watermark(make: Make, convert: Mak
 @both
 def test_late_records_may_be_dropped(make: Make, convert: Make) -> None:
     operator = make("inner", 5)
-    operator.late_tags = (None, None)
+    operator.late = (Late(), Late())
     run = Run(operator)
     run.take(LEFT, Watermark(100))
     run.take(LEFT, convert(LEFT, [(1, 100, 2)]))

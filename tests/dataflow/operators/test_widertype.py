@@ -63,10 +63,33 @@ def test_the_wider_schema() -> None:
     other = pa.schema([("a", pa.string()), ("b", pa.float64())])
     assert wider_schema(None, some, "it") == some
     assert wider_schema(some, other, "it") == wider_schema(other, some, "it") == other
-    with pytest.raises(UsageError, match="column 'b' of it has values of the types bool and double"):
-        wider_schema(other, pa.schema([("a", pa.string()), ("b", pa.bool_())]), "it")
+    with pytest.raises(
+        UsageError, match="column 'b' of it has values of the types date32\\[day\\] and double"
+    ):
+        wider_schema(other, pa.schema([("a", pa.string()), ("b", pa.date32())]), "it")
     with pytest.raises(UsageError, match="it has two columns of one name: rename some of a, a"):
         wider_schema(some, pa.schema([("a", pa.null()), ("a", pa.null())]), "it")
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (pa.int64(), pa.int64()),
+        (pa.float64(), pa.float64()),
+        (pa.decimal128(2, 1), pa.decimal128(4, 1)),
+        (pa.bool_(), pa.bool_()),
+        (pa.null(), pa.bool_()),
+    ],
+    ids=str,
+)
+def test_a_column_of_booleans_beside_one_of_numbers_has_ones_and_zeros(
+    kind: pa.DataType, expected: pa.DataType
+) -> None:
+    booleans, numbers = pa.schema([("a", pa.bool_())]), pa.schema([("a", kind)])
+    wide = pa.schema([("a", expected)])
+    assert wider_schema(booleans, numbers, "it") == wider_schema(numbers, booleans, "it") == wide
+    batch = pa.RecordBatch.from_pydict({"a": [True, False, None]})
+    assert in_schema(batch, wide, "it")["a"].to_pylist() == [1, 0, None]
 
 
 def test_a_column_of_one_schema_alone_may_be_null() -> None:

@@ -24,6 +24,7 @@ from minishuffle.dataflow.operators.base import (
 from minishuffle.dataflow.operators.columns import Function, aggregate_named
 from minishuffle.dataflow.operators.convert import rows_of
 from minishuffle.dataflow.operators.eventtime import AssignEventTime
+from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.moments import microseconds
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.dataflow.operators.windowarrow import WindowArrow
@@ -60,11 +61,14 @@ def listed(values: list[Any], row: dict[str, Any]) -> list[Any]:
     return [*values, row["v"]]
 
 
-def on_rows(late: str | None = None, size: int = SIZE) -> WindowRows:
+ASIDE, DROPPED = Late("side", "late"), Late()
+
+
+def on_rows(late: Late = DROPPED, size: int = SIZE) -> WindowRows:
     return WindowRows(OpenWindows(T, size, late), list, listed)
 
 
-def on_arrow(late: str | None = None, size: int = SIZE) -> WindowArrow:
+def on_arrow(late: Late = DROPPED, size: int = SIZE) -> WindowArrow:
     outputs = [(str(name), "v", aggregate_named(name, "v")) for name in FUNCTIONS]
     return WindowArrow(OpenWindows(T, size, late), ("k",), outputs)
 
@@ -149,7 +153,7 @@ def streams(draw: st.DrawFn) -> list[list[Row] | int]:
 @given(items=streams())
 def test_rows_and_arrow_agree_with_a_loop_over_records(items: list[list[Row] | int]) -> None:
     out, late = reference(items)
-    for operator, convert in ((on_rows("late"), keyed), (on_arrow("late"), arrow)):
+    for operator, convert in ((on_rows(ASIDE), keyed), (on_arrow(ASIDE), arrow)):
         run = Run(operator)
         for number, item in enumerate(items, 1):
             run.take(Watermark(item) if isinstance(item, int) else convert(item))
@@ -159,7 +163,7 @@ def test_rows_and_arrow_agree_with_a_loop_over_records(items: list[list[Row] | i
         run.operator.finish(run.emit)
         assert run.out == out
         assert run.late == late
-        assert run.context.counters.records_late == len(late)
+        assert (run.context.counters.records_late, run.context.counters.late_dropped) == (len(late), 0)
 
 
 @given(batches=st.lists(rows_strategy, max_size=6), out_of_order=st.integers(0, 15))
@@ -173,7 +177,7 @@ def test_with_a_watermark_after_each_record_the_batches_do_not_matter(
         items += [[row], greatest - out_of_order - 1]
     out, late = reference([*items, END_OF_TIME])
     results = [item for item in out if not isinstance(item, Watermark)]
-    for operator, is_arrow in ((on_rows("late"), False), (on_arrow("late"), True)):
+    for operator, is_arrow in ((on_rows(ASIDE), False), (on_arrow(ASIDE), True)):
         run = Run(operator)
         timing = AssignEventTime(T, out_of_order, watermarks="each")
         timing.open(context())
@@ -219,7 +223,7 @@ def test_late_records_are_counted_and_dropped(make: Make, convert: Make) -> None
     run.take(Watermark(END_OF_TIME))
     assert run.out[1:-1] == [(1, 10, aggregates([6]))]
     assert run.late == []
-    assert run.context.counters.records_late == 1
+    assert (run.context.counters.records_late, run.context.counters.late_dropped) == (1, 1)
 
 
 @both
@@ -266,9 +270,7 @@ def test_fired_windows_leave_nothing_behind(
 
 def test_the_columns_and_types_of_an_arrow_result() -> None:
     out: list[Any] = []
-    operator = WindowArrow(
-        OpenWindows(T, SIZE, None), ("k", "t"), [("n", "v", aggregate_named("count", "v"))]
-    )
+    operator = WindowArrow(OpenWindows(T, SIZE), ("k", "t"), [("n", "v", aggregate_named("count", "v"))])
     operator.open(context())
     operator.process(arrow([("a", 3, 1), (None, 3, None), ("a", 3, 2)], pa.string()), 0, out.append)
     operator.finish(out.append)
@@ -281,7 +283,7 @@ def test_the_columns_and_types_of_an_arrow_result() -> None:
 
 def test_two_columns_of_one_name_are_refused() -> None:
     with pytest.raises(UsageError, match="two output columns have one name: rename some of k, window_start"):
-        WindowArrow(OpenWindows(T, 1, None), ("k",), [("window_start", "v", aggregate_named("sum", "v"))])
+        WindowArrow(OpenWindows(T, 1), ("k",), [("window_start", "v", aggregate_named("sum", "v"))])
 
 
 def test_windows_of_windows() -> None:
@@ -289,7 +291,7 @@ def test_windows_of_windows() -> None:
     first, second = (
         on_arrow(),
         WindowArrow(
-            OpenWindows(EventTime(column="window_end", shift=-1), 2 * SIZE, None),
+            OpenWindows(EventTime(column="window_end", shift=-1), 2 * SIZE),
             ("k",),
             [("total", "sum", aggregate_named("sum", "sum"))],
         ),
@@ -327,7 +329,7 @@ def test_windows_of_windows() -> None:
 
 def test_equal_keys_of_several_kinds_are_one_and_shown_as_the_first() -> None:
     out: list[Any] = []
-    operator = WindowRows(OpenWindows(T, SIZE, None), int, one_more)
+    operator = WindowRows(OpenWindows(T, SIZE), int, one_more)
     operator.open(context())
     operator.process(keyed([(1.0, 0, 1), (1, 1, 1), (True, 2, 1), ("1", 3, 1)]), 0, out.append)
     operator.finish(out.append)
@@ -338,7 +340,7 @@ def test_equal_keys_of_several_kinds_are_one_and_shown_as_the_first() -> None:
 
 def test_the_first_row_is_the_first_value_without_create() -> None:
     out: list[Any] = []
-    operator = WindowRows(OpenWindows(T, SIZE, None), None, lambda value, row: {"v": value["v"] + row["v"]})
+    operator = WindowRows(OpenWindows(T, SIZE), None, lambda value, row: {"v": value["v"] + row["v"]})
     operator.open(context())
     operator.process(keyed([(1, 0, 1), (1, 1, 2), (2, 1, 7)]), 0, out.append)
     operator.finish(out.append)
@@ -350,13 +352,13 @@ def test_a_record_whose_function_raises_is_dropped_alone_or_fails_the_task() -> 
         return total + 10 // row["v"]
 
     out: list[Any] = []
-    operator = WindowRows(OpenWindows(T, SIZE, None), int, add, "skip")
+    operator = WindowRows(OpenWindows(T, SIZE), int, add, "skip")
     operator.open(context())
     operator.process(keyed([(1, 0, 0), (2, 0, 5), (2, 1, 0), (2, 2, 2)]), 0, out.append)
     operator.finish(out.append)
     assert [(key, value) for key, _, value in out[0]] == [(2, 7)]
     assert operator.context.counters.user_errors == {"skip": 2}
-    failing = WindowRows(OpenWindows(T, SIZE, None), int, add)
+    failing = WindowRows(OpenWindows(T, SIZE), int, add)
     failing.open(context())
     with pytest.raises(ZeroDivisionError) as caught:
         failing.process(keyed([(1, 0, 0)]), 0, out.append)

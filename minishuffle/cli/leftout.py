@@ -1,0 +1,38 @@
+"""Which records a job left out of its results: dropped, late or skipped."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from minishuffle.wire.requests import JobInfo
+
+__all__ = ["left_out", "left_out_texts"]
+
+_TEXTS: Final = {
+    "late": "came too late and were dropped: raise out_of_order= of event_time(), or write late='side'",
+    "skipped": "were skipped, since a function raised for them (on_error='skip')",
+    "dead_letters": "are dead letters, since a function raised for them: see 'minishuffle jobs logs {job}'",
+    "never_made": "fell due at a source with a rate while it did not run, and were never made",
+    "dropped": "were dropped when a task or worker failed: see 'minishuffle jobs show {job}'",
+}
+
+
+def left_out(info: JobInfo) -> dict[str, int]:
+    """How many, by what became of them; those that are none do not appear."""
+    counters = [task.counters for task in info.tasks]
+    counts = {
+        "late": sum(each.late_dropped for each in counters),
+        "skipped": sum(each.user_errors.get("skip", 0) for each in counters),
+        "dead_letters": sum(each.user_errors.get("dead_letter", 0) for each in counters),
+        "never_made": sum(each.rows_skipped for each in counters),
+        "dropped": sum(info.rows_dropped.values()),
+    }
+    return {name: count for name, count in counts.items() if count}
+
+
+def left_out_texts(info: JobInfo) -> list[str]:
+    """The same, a line each; but for what is said of every job that lost rows."""
+    counts = left_out(info)
+    if info.state == "finished_with_loss":
+        counts.pop("dropped", None)
+    return [f"{count:,} records {_TEXTS[name].format(job=info.job)}" for name, count in counts.items()]

@@ -1,0 +1,43 @@
+"""Records that come behind the watermark that closed what they belong to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from minishuffle.dataflow.operators.base import Batch, Emit, KeyedRows, Side, TaskContext
+from minishuffle.dataflow.operators.chained import preview
+from minishuffle.dataflow.operators.convert import rows_of
+from minishuffle.errors import UsageError
+from minishuffle.exchange.elements import slice_of
+
+__all__ = ["Late", "LatePolicy"]
+
+LatePolicy: TypeAlias = Literal["drop", "side", "fail"]
+"""They are dropped, go to a side output, or end the task with an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """What becomes of late records; they are counted in any case. ``tag`` is that of the side output."""
+
+    policy: LatePolicy = "drop"
+    tag: str = ""
+
+    def take(self, batch: Batch, context: TaskContext, emit: Emit) -> None:
+        """Some records (at least one) are late.
+
+        Raises:
+            UsageError: there are to be none.
+        """
+        context.counters.records_late += len(batch)
+        if self.policy == "fail":
+            (first,) = rows_of(slice_of(batch, 0, 1))
+            raise UsageError(
+                f"a record came too late, behind the watermark: {preview(first)}: raise out_of_order= of "
+                "event_time(), or write late='drop' or late='side'"
+            )
+        if self.policy == "side":
+            emit(Side(self.tag, batch.rows if isinstance(batch, KeyedRows) else batch))
+        else:
+            context.counters.late_dropped += len(batch)

@@ -1,0 +1,131 @@
+"""Batches by bytes: how long rows are, judged by a few of them, and cutting what is too long.
+
+Weighing every row would cost as much as packing it. So a batch is cut by the weight of a few rows, and what
+turns out to be longer once it is packed is cut again (:func:`encode_all`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from minishuffle.errors import UnserializableRecord
+from minishuffle.exchange.elements import Batch, KeyedRows, Part, payload_of, slice_of, with_header
+from minishuffle.exchange.gather import chosen
+from minishuffle.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX
+
+__all__ = ["RowsOut", "encode_all", "pieces", "sendable"]
+
+Drop: TypeAlias = Callable[[Exception, Any], None]
+"""Takes what is wrong with a row, and the row."""
+
+SAMPLES: Final = 8
+"""Rows, and values in each of them, that are weighed."""
+FIRST_ROWS: Final = 64
+"""Rows that are gathered before they are weighed for the first time. Fewer never are: weighing would take as
+long as packing."""
+_DEPTH_MAX: Final = 3
+_VALUE_BYTES: Final = 9
+"""What a number takes, and any value with none that are weighed in it."""
+
+
+def _weight(value: Any, depth: int) -> int:
+    if isinstance(value, str | bytes | bytearray):
+        return len(value) + _VALUE_BYTES
+    if depth < _DEPTH_MAX:
+        if isinstance(value, dict):
+            return _weight_of_all(list(value), depth) + _weight_of_all(list(value.values()), depth)
+        if isinstance(value, list | tuple):
+            return _weight_of_all(value, depth)
+    return _VALUE_BYTES * (len(value) if isinstance(value, list | tuple | dict) else 1)
+
+
+def _weight_of_all(values: Sequence[Any], depth: int) -> int:
+    some = values[:: max(1, len(values) // SAMPLES)]
+    return sum(_weight(value, depth + 1) for value in some) * len(values) // max(1, len(some))
+
+
+def _bytes_of(batch: Batch) -> int:
+    """About how many bytes the rows of a batch, at least one, take; of Arrow exactly what its columns do."""
+    if isinstance(batch, KeyedRows):
+        return _weight_of_all(batch.rows, -1)
+    return _weight_of_all(batch, -1) if isinstance(batch, list) else int(batch.nbytes)
+
+
+def pieces(batch: Batch) -> Iterator[Batch]:
+    """The batch, or slices of it, in order, of about ``BATCH_BYTES_MAX`` each; a longer row by itself."""
+    rows = len(batch)
+    if rows < FIRST_ROWS or (size := _bytes_of(batch)) <= BATCH_BYTES_MAX:
+        yield batch
+        return
+    step = max(1, rows * BATCH_BYTES_MAX // size)
+    for begin in range(0, rows, step):
+        yield slice_of(batch, begin, min(begin + step, rows))
+
+
+def encode_all(batch: Batch, drop: Drop | None = None) -> Iterator[tuple[int, list[Part]]]:
+    """A batch as elements, in order: see ``elements.encode``. None has more than twice ``BATCH_BYTES_MAX``,
+    but one of a single row that is longer.
+
+    Raises: as ``encode``; but rows that no element takes are given to ``drop``, if there is one.
+    """
+    pending = list(pieces(batch))[::-1]
+    while pending:
+        piece = pending.pop()
+        rows = len(piece)
+        try:
+            kind, body = payload_of(piece)
+        except UnserializableRecord:
+            if drop is None:
+                raise
+            pending += [kept for kept in [sendable(piece, drop)] if len(kept)]
+            continue
+        if rows > 1 and sum(map(len, body)) > 2 * BATCH_BYTES_MAX:
+            pending += [slice_of(piece, rows // 2, rows), slice_of(piece, 0, rows // 2)]
+        else:
+            yield rows, with_header(rows, kind, body)
+
+
+def sendable(batch: Batch, drop: Drop) -> Batch:
+    """The batch without the rows that no element takes, which ``drop`` gets with the errors."""
+    fits = np.ones(len(batch), np.bool_)
+    for number in range(len(batch)):
+        one = slice_of(batch, number, number + 1)
+        try:
+            payload_of(one)
+        except UnserializableRecord as error:
+            fits[number] = False
+            drop(error, (one.rows if isinstance(one, KeyedRows) else one)[0])
+    return chosen(batch, fits)
+
+
+class RowsOut:
+    """Gathers rows and emits them in batches within ``BATCH_ROWS_MAX`` and about ``BATCH_BYTES_MAX``.
+
+    Whoever appends to ``rows`` calls :meth:`look` once there are ``room`` of them, and :meth:`flush` at last.
+    """
+
+    __slots__ = ("_emit", "room", "rows")
+
+    def __init__(self, emit: Callable[[Batch], None]) -> None:
+        self._emit = emit
+        self.rows: list[Any] = []
+        self.room = FIRST_ROWS
+
+    def look(self) -> None:
+        """Emit the rows, if there are as many as fit."""
+        rows = self.rows
+        if len(rows) >= self.room:
+            fitting = len(rows) * BATCH_BYTES_MAX // _bytes_of(rows)
+            self.room = max(1, min(BATCH_ROWS_MAX, fitting))
+            if len(rows) >= self.room:
+                self.flush()
+
+    def flush(self) -> None:
+        """Emit what there is."""
+        rows, self.rows = self.rows, []
+        for begin in range(0, len(rows), BATCH_ROWS_MAX):
+            for piece in pieces(rows[begin : begin + BATCH_ROWS_MAX] if len(rows) > BATCH_ROWS_MAX else rows):
+                self._emit(piece)

@@ -1,0 +1,224 @@
+"""State written by one subtask, read by three, written by these and read by two: nothing is lost or twice.
+
+Each operator with state takes a third of the records before, between and after, in whichever subtask the
+exchange gives each record to, and gives what one subtask gives that has seen all of them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from minishuffle.dataflow.operators.aggregate import AggregateArrow, CountArrow
+from minishuffle.dataflow.operators.base import (
+    END_OF_TIME,
+    KeyedRows,
+    Mark,
+    Operator,
+    TaskContext,
+    Watermark,
+)
+from minishuffle.dataflow.operators.chained import ChainedOperator
+from minishuffle.dataflow.operators.columns import aggregate_named
+from minishuffle.dataflow.operators.convert import rows_of
+from minishuffle.dataflow.operators.joinarrow import JoinArrow
+from minishuffle.dataflow.operators.joincolumns import JoinColumns
+from minishuffle.dataflow.operators.joinrows import JoinRows
+from minishuffle.dataflow.operators.keyed import CountRows, FoldRows, ReduceRows
+from minishuffle.dataflow.operators.keyedstate import StatePart, divided
+from minishuffle.dataflow.operators.process import ProcessRows
+from minishuffle.dataflow.operators.times import EventTime
+from minishuffle.dataflow.operators.windowarrow import WindowArrow
+from minishuffle.dataflow.operators.windowrows import WindowRows, one_more
+from minishuffle.dataflow.operators.windows import OpenWindows
+from minishuffle.exchange.partitioner import Partitioner
+
+T = EventTime(column="t")
+KEYS = [0, 1, True, 2.0, 2.5, "a", None, (1, "b"), b"x", datetime(2026, 1, 1, tzinfo=UTC)]
+SCHEMA = pa.schema(
+    {"k": pa.string(), "g": pa.int64(), "t": pa.int64(), "v": pa.int64(), "x": pa.float64(),
+     "d": pa.decimal128(9, 2), "b": pa.bool_(), "n": pa.null()}
+)  # fmt: skip
+RIGHT = pa.schema([field.with_name(f"{field.name}2") for field in SCHEMA])
+AGGREGATES = {
+    f"{function}_{column}": (column, function)
+    for function in ("sum", "count", "min", "max", "mean")
+    for column in ("v", "x", "d", "b")
+    if (function, column) != ("mean", "d")
+} | {"none": ("n", "max")}
+
+
+def record(dice: random.Random, number: int) -> dict[str, Any]:
+    return {
+        "k": dice.choice(["a", "b", "c", None, "x" * 80]),
+        "g": dice.randint(0, 3),
+        "t": number + dice.randint(0, 20),
+        "v": dice.choice([None, dice.randint(-9, 9), 2**62 // 50]),
+        "x": dice.choice([None, dice.randint(-40, 40) / 4]),
+        "d": dice.choice([None, Decimal(dice.randint(-900, 900)) / 100]),
+        "b": dice.choice([None, True, False]),
+        "n": None,
+    }
+
+
+def rows(records: list[dict[str, Any]], dice: random.Random, side: int) -> KeyedRows:
+    """With more kinds of keys than columns have, and some that are one key."""
+    return KeyedRows([KEYS[(each["t"] + 3 * each["g"]) % len(KEYS)] for each in records], records)
+
+
+def arrow(records: list[dict[str, Any]], dice: random.Random, side: int) -> pa.RecordBatch:
+    batch = pa.RecordBatch.from_pylist(records, schema=SCHEMA)
+    return batch.rename_columns(RIGHT.names) if side else batch
+
+
+def merged(given: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    return {"v": (given["v"] or 0) + (row["v"] or 0), "seen": [*given.get("seen", [1]), 1]}
+
+
+def listed(given: list[Any], row: dict[str, Any]) -> list[Any]:
+    return sorted([*given, row["t"]])
+
+
+def remember(row: dict[str, Any], context: Any) -> list[Any]:
+    seen = context.state.setdefault("seen", {})
+    seen[row["t"]] = seen.get(row["t"], 0) + 1
+    context.set_timer(row["t"] + 5)
+    context.set_timer(10**9)
+    context.delete_timer(row["t"] + 4)
+    return []
+
+
+def tell(at: datetime, context: Any) -> list[Any]:
+    return [(context.key, at, dict(sorted(context.state["seen"].items())))] if at.year > 1970 else [at]
+
+
+def outputs() -> list[Any]:
+    return [(name, column, aggregate_named(kind, column)) for name, (column, kind) in AGGREGATES.items()]  # type: ignore[arg-type]
+
+
+def join_arrow(how: Any) -> JoinArrow:
+    columns = JoinColumns(("k", "g"), ("k2", "g2"), how, T)
+    return JoinArrow(
+        columns, 5, (T, EventTime(column="t2")), (SCHEMA, RIGHT) if how != "inner" else (None, None)
+    )
+
+
+@dataclass(frozen=True)
+class Case:
+    make: Callable[[], Operator]
+    batch: Callable[[list[dict[str, Any]], random.Random, int], Any]
+    keys: tuple[tuple[str, ...] | None, ...] = (None,)
+    """Columns by which the batches of each input are partitioned; None: rows with keys."""
+
+
+CASES = {
+    "count": Case(lambda: CountRows("end"), rows),
+    "reduce": Case(lambda: ReduceRows(merged, "end"), rows),
+    "fold": Case(lambda: FoldRows(list, listed, "end"), rows),
+    "fold each": Case(lambda: FoldRows(list, listed, "each"), rows),
+    "window": Case(lambda: WindowRows(OpenWindows(T, 7), list, listed), rows),
+    "window count": Case(lambda: WindowRows(OpenWindows(T, 7), int, one_more), rows),
+    "process": Case(lambda: ProcessRows(remember, tell, T), rows),
+    "join": Case(lambda: JoinRows("full", 5, (T, T)), rows, (None, None)),
+    "count arrow": Case(lambda: CountArrow(("k",), "end"), arrow, (("k",),)),
+    "aggregate": Case(lambda: AggregateArrow(("k", "g"), AGGREGATES, "end"), arrow, (("k", "g"),)),  # type: ignore[arg-type]
+    "window arrow": Case(lambda: WindowArrow(OpenWindows(T, 7), ("k", "g"), outputs()), arrow, (("k", "g"),)),
+    "inner join arrow": Case(lambda: join_arrow("inner"), arrow, (("k", "g"), ("k2", "g2"))),
+    "full join arrow": Case(lambda: join_arrow("full"), arrow, (("k", "g"), ("k2", "g2"))),
+}
+
+
+class Subtasks:
+    """As many of one operator; what they emit."""
+
+    def __init__(self, case: Case, count: int, parts: list[StatePart]) -> None:
+        self.case = case
+        self.operators = [case.make() for _ in range(count)]
+        self.out: list[Any] = []
+        for index, operator in enumerate(self.operators):
+            operator.open(TaskContext("job", "task", index, count, 1))
+            operator.read_state(divided(parts, index, count))
+        self._partitioners = [Partitioner("hash", count, keys, None, 0) for keys in case.keys]
+
+    def emit(self, item: Any) -> None:
+        if not isinstance(item, Mark):
+            self.out += map(repr, rows_of(item))
+
+    def take(self, item: Any, input: int) -> None:
+        if isinstance(item, Mark):
+            for operator in self.operators:
+                operator.on_mark(item, input, self.emit)
+            return
+        for index, piece in self._partitioners[input].split(item):
+            self.operators[index].process(piece, input, self.emit)
+
+    def finish(self) -> None:
+        for operator in self.operators:
+            operator.finish(self.emit)
+
+    def parts(self) -> Iterator[StatePart]:
+        """What all have written, as it would come from a file."""
+        for operator in self.operators:
+            for part in operator.write_state():
+                buffer = part.batch.serialize()
+                batch = pa.ipc.read_record_batch(buffer, part.batch.schema)
+                yield StatePart(part.name, batch)
+
+
+def items(case: Case, dice: random.Random) -> list[tuple[Any, int]]:
+    """Batches and watermarks with the number of the input that they come by."""
+    found: list[tuple[Any, int]] = []
+    for start in range(0, 120, 6):
+        for side in range(len(case.keys)):
+            found.append((case.batch([record(dice, start + n) for n in range(6)], dice, side), side))
+            if dice.random() < 0.5:
+                found.append((Watermark(start), side))
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("seed", range(3))
+def test_state_goes_from_one_subtask_to_three_and_to_two(name: str, seed: int) -> None:
+    case, dice = CASES[name], random.Random(f"{name} {seed}")
+    given = items(case, dice)
+    ends = [(Watermark(END_OF_TIME), side) for side in range(len(case.keys))]
+    whole = Subtasks(case, 1, [])
+    for item in given + ends:
+        whole.take(*item)
+    whole.finish()
+    third = len(given) // 3
+    parts: list[StatePart] = []
+    out: list[Any] = []
+    for count, some in ((1, given[:third]), (3, given[third : 2 * third]), (2, given[2 * third :] + ends)):
+        tasks = Subtasks(case, count, parts)
+        for item in some:
+            tasks.take(*item)
+        if count == 2:
+            tasks.finish()
+        parts, out = list(tasks.parts()), out + tasks.out
+    assert whole.out, "the case shows nothing"
+    assert Counter(out) == Counter(whole.out)
+
+
+def test_three_subtasks_have_each_key_once_between_them() -> None:
+    counting = Subtasks(CASES["count"], 1, [])
+    counting.take(KeyedRows(list(range(100)), list(range(100))), 0)
+    (part,) = counting.parts()
+    shares = [list(divided([part], index, 3)) for index in range(3)]
+    assert [len(share) for share in shares] == [1, 1, 1]
+    assert sorted(share[0].batch.num_rows for share in shares)[0] > 15
+    assert sum(share[0].batch.num_rows for share in shares) == 100
+
+
+def test_an_operator_without_state_writes_none() -> None:
+    plain = ChainedOperator()
+    assert list(plain.write_state()) == []
+    plain.read_state([])
