@@ -89,8 +89,10 @@ class GateBuffers:
         self.exclusive_held = 0
         """Exclusive buffers of all attachments that are open."""
         self.local_credit = exclusive + floating
-        self.note_limits: Callable[[ConsumerChannel], None] = lambda channel: None
-        """Called whenever a channel may be at a limit: see :meth:`ReceiveCredit.limits_hit`."""
+        self.on_limit: Callable[[str], None] = lambda limit: None
+        """Called with the name of each limit that a channel hits, the first time that one does: see
+        :meth:`ReceiveCredit.limits_hit`."""
+        self._limits_hit: set[str] = set()
         pool.on_available(self.serve)
 
     def take_exclusive(self) -> list[FreeBuffer]:
@@ -147,6 +149,14 @@ class GateBuffers:
         self.exclusive_held += 1
         self.short[0].add_exclusive(segment)
         return True
+
+    def note_limits(self, channel: ConsumerChannel) -> None:
+        """The channel is at a limit."""
+        hit = self._limits_hit
+        for limit in channel.credit.limits_hit():
+            if limit not in hit:
+                hit.add(limit)
+                self.on_limit(limit)
 
     def serve(self) -> None:
         """The pool may have segments again."""
@@ -368,7 +378,9 @@ class RemoteAttachment:
         if received.data_type == _DATA:
             self.rows_received += received.rows
             self.channel.deliver(received)
-            self._buffers.note_limits(self.consumer)
+            credit = self.consumer.credit
+            if credit.waiting or not credit.exclusive:
+                self._buffers.note_limits(self.consumer)
         else:
             self.channel.deliver_event(self, bytes(received.payload))
             if self.channel.events_queued > EVENTS_QUEUED_PER_CHANNEL_MAX:

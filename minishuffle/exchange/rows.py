@@ -26,6 +26,7 @@ import msgpack
 import numpy as np
 
 from minishuffle.errors import RemoteProtocolError, UnserializableRecord
+from minishuffle.kernels.machinecode import kernel
 from minishuffle.limits import ROW_PREVIEW_CHARS
 
 __all__ = [
@@ -68,6 +69,9 @@ SCALARS: Final = frozenset(
 """The types of values that hold no others and cannot be changed."""
 _NESTED_MAX: Final = 512
 """msgpack refuses what is nested deeper."""
+_COUNTED_MIN: Final = 32
+"""From so many rows on, a compiled loop counts the arrays in what they are packed to, to see whether they
+hold any. That takes a tenth of a look at the types of all values; with fewer rows, the call takes longer."""
 _MALFORMED: Final = (
     msgpack.UnpackException,
     ValueError,
@@ -250,7 +254,24 @@ def _form_of(rows: Sequence[Any]) -> int:
     return _ROWS if rows_are_tuples and not any(tuple in kinds for kinds in found[1:]) else _MIXED
 
 
+def _arrays_in(packed: bytes) -> int:
+    return kernel("count_arrays")(np.frombuffer(packed, np.uint8), len(packed))
+
+
+def _arrays_of(rows: Sequence[Any], kinds: set[type]) -> int:
+    """How many arrays rows of these types pack to, if there are no lists and none of the rows holds an
+    array; else they pack to more."""
+    tuples = {kind for kind in kinds if issubclass(kind, tuple) and not issubclass(kind, msgpack.ExtType)}
+    if len(tuples) == len(kinds):
+        return 1 + len(rows)
+    return 1 + (sum(type(row) in tuples for row in rows) if tuples else 0)
+
+
 def _pack_marked(rows: Sequence[Any]) -> bytes:
+    if len(rows) >= _COUNTED_MIN:
+        packed = _pack(rows)
+        if _arrays_in(packed) == _arrays_of(rows, set(map(type, rows))):
+            return packed
     form = _form_of(rows)
     if not form:
         return _pack(rows)
@@ -291,7 +312,15 @@ def pack_keyed_rows(keys: Sequence[Any], rows: Sequence[Any]) -> bytes:
     Where every key is the very object at one place of its row, that place goes instead of the keys.
     """
     try:
-        place = _place_of_keys(keys, rows)
+        kinds = set(map(type, rows))
+        place = _place_of_keys(keys, rows) if kinds == {tuple} else None
+        if len(rows) >= _COUNTED_MIN:
+            packed = _pack((keys if place is None else place, rows))
+            expected = 1 + _arrays_of(rows, kinds)
+            if place is None:
+                expected += _arrays_of(keys, set(map(type, keys)))
+            if _arrays_in(packed) == expected:
+                return packed
         if not _form_of(rows) and (place is not None or not _form_of(keys)):
             return _pack((keys if place is None else place, rows))
         both = (_pack_marked(keys) if place is None else place, _pack_marked(rows))
@@ -301,12 +330,10 @@ def pack_keyed_rows(keys: Sequence[Any], rows: Sequence[Any]) -> bytes:
         raise refusal or UnserializableRecord(f"rows cannot be packed: {error}") from error
 
 
-def _place_of_keys(keys: Sequence[Any], rows: Sequence[Any]) -> int | None:
-    """Where in each row its key stands, if it is the same place in all of them."""
-    if not rows or type(rows[0]) is not tuple:
-        return None
+def _place_of_keys(keys: Sequence[Any], rows: Sequence[tuple[Any, ...]]) -> int | None:
+    """Where in each row its key stands, if it is the same place in all of them; there is at least one."""
     place = next((number for number, value in enumerate(rows[0]) if value is keys[0]), None)
-    if place is None or set(map(type, rows)) != {tuple}:
+    if place is None:
         return None
     try:
         return place if all(map(is_, keys, map(itemgetter(place), rows))) else None

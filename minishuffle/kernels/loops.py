@@ -99,6 +99,40 @@ def arrange(positions: Vector, order: Vector, bounds: Vector, consumers: int, ro
     return rows
 
 
+# --- rows -----------------------------------------------------------------------------------------
+
+
+def count_arrays(data: Vector, size: int) -> int:
+    """How many arrays there are in msgpack values that lie one after the other, at whatever depth.
+    (https://github.com/msgpack/msgpack/blob/master/spec.md has the bytes that values begin with.)"""
+    found = at = 0
+    while at < size:
+        tag = int64(data[at])
+        at += 1
+        if tag < 0xC0:
+            if tag >= 0xA0:  # a text of up to 31 bytes
+                at += tag & 0x1F
+            elif tag >= 0x90:
+                found += 1
+        elif tag < 0xE0:
+            if tag >= 0xCC and tag <= 0xD3:  # ints of 1, 2, 4 and 8 bytes, unsigned and signed
+                at += 1 << (tag & 3)
+            elif tag == 0xCA or tag == 0xCB:  # floats of 4 and 8
+                at += 4 << (tag & 1)
+            elif tag >= 0xD4 and tag <= 0xD8:  # extensions of 1, 2, 4, 8 and 16, and their code
+                at += 1 + (1 << (tag - 0xD4))
+            elif tag >= 0xDC:  # arrays and maps with a length of 2 or 4 bytes
+                found += tag <= 0xDD
+                at += 2 << (tag & 1)
+            elif tag >= 0xC4:  # bytes, extensions and texts with a length of 1, 2 or 4
+                width = 1 << (tag - 0xD9 if tag >= 0xD9 else (tag - 0xC4) % 3)
+                length = 0
+                for place in range(at, min(at + width, size)):
+                    length = (length << 8) | int64(data[place])
+                at += width + length + (tag >= 0xC7 and tag <= 0xC9)
+    return found
+
+
 # --- tables of keys -------------------------------------------------------------------------------
 #
 # A hash table with open addressing and 2**bits places. A place holds the lower half of the hash and, in

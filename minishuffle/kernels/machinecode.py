@@ -44,6 +44,7 @@ KERNELS: Final[dict[str, tuple[str, ...]]] = {
     "combine_hashes": (TO_WORDS, WORDS, INT),
     "choose_consumers": (WORDS, WORD, TO_INTS, INT),
     "arrange": (INTS, TO_INTS, TO_INTS, INT, INT),
+    "count_arrays": (BYTES, INT),
     "find_keys": (WORDS, WORD, INTS, INT, INTS, TO_INTS, INT),
     "add_keys": (TO_WORDS, WORD, TO_INTS, INT, INTS, TO_INTS, INT, INT, TO_INTS, INT),
     "fill_table": (TO_WORDS, WORD, INTS, INT, INT),

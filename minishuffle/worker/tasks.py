@@ -37,7 +37,7 @@ from minishuffle.exchange.segments import LocalPool, NetworkBufferPool
 from minishuffle.exchange.spool import Spool
 from minishuffle.exchange.subpartition import PipelinedView
 from minishuffle.ids import AttemptId, PartitionId
-from minishuffle.protocol.channel import ConsumerChannel, Outgoing
+from minishuffle.protocol.channel import Outgoing
 from minishuffle.wire.frames import DataType
 from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import (
@@ -244,7 +244,7 @@ class Attempt:
             kept=partial(ElementLog, services.spool_directory, memory) if spec.kept else None,
             waits=spec.waits,
         )
-        gate.buffers.note_limits = partial(_note_input_limits, self.counters, services.wall)
+        gate.buffers.on_limit = partial(_note_limit, self.counters, services.wall)
         ended = set(spec.ended)
         for producer in range(spec.first, spec.first + spec.count):
             if producer in ended:
@@ -693,8 +693,3 @@ def _note_limit(counters: TaskCounters, wall: Callable[[], float], limit: str) -
     """Note when a limit is hit for the first time."""
     if limit not in counters.limits_hit:
         counters.limits_hit[limit] = wall()
-
-
-def _note_input_limits(counters: TaskCounters, wall: Callable[[], float], channel: ConsumerChannel) -> None:
-    for limit in channel.credit.limits_hit():
-        _note_limit(counters, wall, limit)

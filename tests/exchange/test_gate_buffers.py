@@ -61,6 +61,22 @@ def test_a_channel_that_wants_more_goes_to_the_end_of_the_line(make_setup: type[
     assert setup.gate.snapshot().channels_starved == 1
 
 
+def test_each_limit_is_noted_when_the_first_channel_hits_it(make_setup: type[Setup]) -> None:
+    setup = make_setup(remote=2, exclusive=1, floating=1)
+    hit: list[str] = []
+    setup.gate.buffers.on_limit = hit.append
+    first, second = setup.remotes
+    setup.arrive(first, setup.element([1]))
+    assert hit == ["exclusive"]
+    setup.arrive(second, setup.element([2]))
+    consumer_of(first).on_backlog(1)
+    consumer_of(second).on_backlog(1)
+    assert hit == ["exclusive", "floating", "credit"]
+    assert setup.rows() == [1, 2]
+    setup.arrive(first, setup.element([3]))
+    assert hit == ["exclusive", "floating", "credit"]
+
+
 def test_a_waiting_channel_that_fails_leaves_the_line_and_its_buffers_to_the_others(
     make_setup: type[Setup],
 ) -> None:

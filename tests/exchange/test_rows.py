@@ -103,8 +103,9 @@ NESTED = st.recursive(
 )
 
 
-@given(st.lists(NESTED, max_size=6), st.integers(0, 3))
-def test_lists_stay_lists_and_tuples_tuples(rows: list[Any], keys: int) -> None:
+@given(st.lists(NESTED, max_size=6), st.integers(0, 3), st.sampled_from([1, 50]))
+def test_lists_stay_lists_and_tuples_tuples(rows: list[Any], keys: int, times: int) -> None:
+    rows = rows * times
     back = unpack_rows(pack_rows(rows))
     assert back == rows
     assert types_in(back) == types_in(rows)
@@ -115,8 +116,24 @@ def test_lists_stay_lists_and_tuples_tuples(rows: list[Any], keys: int) -> None:
     assert types_in(unpack_result(pack_result(rows))) == types_in(rows)
 
 
+@given(st.lists(st.tuples(st.integers()), min_size=60, max_size=60), st.integers(0, 59), NESTED)
+def test_one_row_among_many_stays_what_it_is(rows: list[Any], place: int, other: Any) -> None:
+    rows[place] = other
+    assert types_in(unpack_rows(pack_rows(rows))) == types_in(rows)
+    keys = list(range(60))
+    found = unpack_keyed_rows(pack_keyed_rows(rows, keys))
+    assert types_in(found) == types_in((rows, keys))
+
+
+def test_extensions_of_msgpack_are_not_taken_for_tuples() -> None:
+    rows = [msgpack.ExtType(9, b"x"), [1], *([(2,)] * 60)]
+    assert types_in(unpack_rows(pack_rows(rows))) == types_in(rows)
+
+
+@pytest.mark.parametrize("times", [1, 50])
 @pytest.mark.parametrize("among", [[], [[1]], [[1], (2,)], [{"a": [1, (2,)]}]])
-def test_subclasses_become_their_base_whatever_is_beside_them(among: list[Any]) -> None:
+def test_subclasses_become_their_base_whatever_is_beside_them(among: list[Any], times: int) -> None:
+    among = among * times
     rows = [Point(1, []), Name("n"), Tags([1]), Counter("a"), np.float64(0.5), HTTPStatus.OK, *among]
     back = unpack_rows(pack_rows(rows))
     assert back == [(1, []), "n", [1], {"a": 1}, 0.5, 200, *among]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 from hypothesis import given
@@ -77,6 +78,62 @@ def test_rows_are_arranged_by_consumer(hashes: list[int], consumers: int) -> Non
     assert bounds.tolist()[:-1] == [
         sum(at < consumer for at in expected) for consumer in range(consumers + 1)
     ]
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+PACKED = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.integers(-200, 300)
+    | st.floats(width=32)
+    | st.text(max_size=40)
+    | st.binary(max_size=20)
+    | st.binary(max_size=20).map(lambda body: msgpack.ExtType(7, body)),
+    lambda inner: st.lists(inner, max_size=20) | st.dictionaries(st.integers(0, 99), inner, max_size=18),
+    max_leaves=20,
+)
+
+
+def arrays_in(value: Any) -> int:
+    if isinstance(value, list):
+        return 1 + sum(map(arrays_in, value))
+    return sum(map(arrays_in, value.values())) if isinstance(value, dict) else 0
+
+
+def count_arrays(packed: bytes) -> int:
+    return kernel("count_arrays")(np.frombuffer(packed, np.uint8), len(packed))
+
+
+@given(PACKED, st.booleans())
+def test_arrays_are_counted_in_any_value(value: Any, single: bool) -> None:
+    packed = msgpack.packb([value, [1]], use_single_float=single)
+    assert count_arrays(packed) == arrays_in([value, [1]])
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 4, 8, 15, 16, 17, 31, 32, 255, 256, 65535, 65536])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda size: "x" * size,
+        bytes,
+        lambda size: [None] * size,
+        lambda size: dict.fromkeys(range(size)),
+        lambda size: msgpack.ExtType(3, b"\x91" * size),
+    ],
+    ids=["text", "bytes", "array", "map", "extension"],
+)
+def test_arrays_are_counted_behind_values_of_any_length(kind: Any, size: int) -> None:
+    value = [kind(size), [[]]]
+    assert count_arrays(msgpack.packb(value)) == arrays_in(value)
+
+
+def test_values_that_are_cut_are_counted_as_far_as_they_go() -> None:
+    packed = msgpack.packb([["x" * 300, [1.5, 2**40]], {"a": [b"y" * 70_000]}])
+    found = [count_arrays(packed[:size]) for size in [*range(330), len(packed) - 1]]
+    assert found == sorted(found)
+    assert found[-1] == count_arrays(packed) == 4
 
 
 # --- tables of keys -------------------------------------------------------------------------------
