@@ -70,7 +70,7 @@ def measure_recovery(*, failure: Failure, standby: int, kills: int, rate: float)
             )
             failures.wait_until_whole()
             time.sleep(WARM_UP_SECONDS)
-            rounds = []
+            rounds: list[FailureRound] = []
             for _ in range(kills):
                 time.sleep(WINDOW_SECONDS)
                 if failure == "task":
