@@ -1,4 +1,4 @@
-"""Spark attached to jobs whose workers are killed in turn: a save into one, a streaming query out of one."""
+"""Spark attached to jobs whose workers and coordinator are killed in turn: a save and a streaming query."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.dataset as pads
 import pytest
 
 from minishuffle.client import JobHandle
@@ -31,13 +32,26 @@ Until = Callable[..., Any]
 
 def kill_worker_of(cluster: LocalCluster, handle: JobHandle, task: int, wait_until: Until) -> None:
     """Kill the worker that the task is on, and see that it restarts."""
-    before = handle.info().restarts.get("lost", 0)
-    cluster.kill_worker(handle.info().tasks[task].worker)
-    wait_until(lambda: handle.info().restarts.get("lost", 0) > before, "the loss")
-    wait_until(lambda: handle.info().state == "running", "the next attempt")
+    before = handle.info().tasks[task]
+    cluster.kill_worker(before.worker)
+    wait_until(lambda: handle.info().tasks[task].attempt > before.attempt, "the loss")
+    wait_until(lambda: all_run(handle), "the next attempts")
 
 
-def test_a_save_goes_on_when_both_workers_are_killed_in_turn(
+def all_run(handle: JobHandle) -> bool:
+    return {task.state for task in handle.info().tasks} == {"running"}
+
+
+def kill_coordinator(cluster: LocalCluster, handle: JobHandle, wait_until: Until) -> None:
+    """Kill the coordinator; the next one has taken the tasks back before anything else is killed."""
+    term, attempts = cluster.status().term, [task.attempt for task in handle.info().tasks]
+    cluster.kill_coordinator()
+    wait_until(lambda: cluster.status().term > term, "the next coordinator")
+    wait_until(lambda: all_run(handle), "its word on the tasks")
+    assert [task.attempt for task in handle.info().tasks] == attempts
+
+
+def test_a_save_goes_on_when_the_workers_and_the_coordinator_are_killed_in_turn(
     spark: SparkSession, cluster: LocalCluster, options: Options, wait_until: Until, tmp_path: Path
 ) -> None:
     """No row comes twice, and what is missing is what the job counts."""
@@ -52,7 +66,8 @@ def test_a_save_goes_on_when_both_workers_are_killed_in_turn(
         return batch
 
     stream = Stream.from_spark("attached", arrow_schema_of(numbers.schema)).map_batches(taken)
-    handle = cluster.submit(stream.collect(), parallelism=2, name="attached")
+    out = str(tmp_path / "out")
+    handle = cluster.submit(stream.to_files(out), parallelism=2, name="attached")
     writer = numbers.write.format("minishuffle").options(**options).option("stream", "attached")
     writer = writer.option("partitions", 2).mode("append")
 
@@ -72,16 +87,19 @@ def test_a_save_goes_on_when_both_workers_are_killed_in_turn(
             wait_until(lambda task=task: taken_rows() > task * ROWS // 4, "rows")
             assert not saving.done()
             kill_worker_of(cluster, handle, task, wait_until)
+            kill_coordinator(cluster, handle, wait_until)
             (go / str(task + 1)).touch()
         saving.result(SECONDS_MAX)
-    found = [row["id"] for row in handle.wait(SECONDS_MAX, allow_loss=True).rows]
+    handle.wait(SECONDS_MAX, allow_loss=True)
+    written = pads.dataset(out, format="parquet", schema=pa.schema([("id", pa.int64())]))
+    found = written.to_table()["id"].to_pylist()
     assert len(found) == len(set(found)) and set(found) <= set(range(ROWS))
     info = handle.info()
     dropped = sum(info.rows_dropped.values())
     assert dropped <= ROWS - len(found) <= dropped + info.rows_in_flight
 
 
-def test_a_streaming_query_goes_on_when_both_workers_are_killed_in_turn(
+def test_a_streaming_query_goes_on_when_the_workers_and_the_coordinator_are_killed_in_turn(
     spark: SparkSession, cluster: LocalCluster, options: Options, wait_until: Until, tmp_path: Path
 ) -> None:
     """No row comes twice, and the rows that its batches passed over are those that the job counts."""
@@ -103,6 +121,7 @@ def test_a_streaming_query_goes_on_when_both_workers_are_killed_in_turn(
             before = rows_read()
             wait_until(lambda before=before: rows_read() > before, "rows")
             kill_worker_of(cluster, handle, task, wait_until)
+            kill_coordinator(cluster, handle, wait_until)
         before = rows_read()
         wait_until(lambda before=before: rows_read() > before + 2_000, "rows after the kills")
         assert query.isActive and query.exception() is None
