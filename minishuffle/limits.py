@@ -138,8 +138,8 @@ into a file."""
 KEPT_BYTES_MAX: Final = 16 * 1024 * MIB
 """The size of a kept partition."""
 JOB_EVENTS_KEPT: Final = 10_000
-JOB_LOG_LINES_KEPT: Final = 100_000
-JOB_LOG_CHARS_KEPT: Final = 8 * MIB
+JOB_LOG_LINES_KEPT: Final = 20_000
+JOB_LOG_CHARS_KEPT: Final = 2 * MIB
 """Characters of all log lines of a job together; the oldest make room."""
 LOG_LINE_CHARS_MAX: Final = 10_000
 TASK_NAME_CHARS_MAX: Final = 1_000

@@ -89,6 +89,7 @@ def test_thousands_of_restarts_keep_their_sums_and_leave_no_memory_behind(
 ) -> None:
     """Rare enough not to end the job."""
     monkeypatch.setattr(limits, "JOB_EVENTS_KEPT", 500)
+    monkeypatch.setattr(limits, "JOB_LOG_LINES_KEPT", 500)
     monkeypatch.setattr(books, "ATTEMPTS_KEPT", 8)
     graph = make_graph(restart_strategy="individual")
     job = Job("j1", "storm", graph, (1, 2), {}, at=0.0, random=Random(0).random)

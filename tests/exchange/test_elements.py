@@ -246,7 +246,7 @@ def test_schemas_are_kept_within_a_bound(monkeypatch: pytest.MonkeyPatch, throug
 
 def test_a_batch_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elements, "ELEMENT_BYTES_MAX", 100)
-    with pytest.raises(UsageError, match=r"a batch of 2 rows takes 1\d\d bytes, and an element at most 100"):
+    with pytest.raises(UsageError, match=r"a batch of 2 rows takes 1\d\d bytes, and at most 100 can be sent"):
         encode(["x" * 60, "y" * 60])
 
 
