@@ -90,7 +90,6 @@ SAME_NAME = {
     "Timers": "the loop's and the user's",
     "preview": "of a table and of a row",
     "common_schema": "of joins and of unions",
-    "key_array": "of joins and of keys",
     "null_marks": "of joins and of key columns",
     "Outbox": "of a join and of a task",
 }

@@ -21,37 +21,45 @@ __all__ = ["RowsOut", "encode_all", "pieces", "sendable"]
 Drop: TypeAlias = Callable[[Exception, Any], None]
 """Takes what is wrong with a row, and the row."""
 
-SAMPLES: Final = 8
+SAMPLES: Final = 4
 """Rows, and values in each of them, that are weighed."""
 FIRST_ROWS: Final = 64
 """Rows that are gathered before they are weighed for the first time. Fewer never are: weighing would take as
 long as packing."""
-_DEPTH_MAX: Final = 3
+_DEPTH_MAX: Final = 4
 _VALUE_BYTES: Final = 9
 """What a number takes, and any value with none that are weighed in it."""
+_TEXTS: Final = frozenset((str, bytes, bytearray))
+_HOLDING: Final = (dict, list, tuple)
 
 
 def _weight(value: Any, depth: int) -> int:
-    if isinstance(value, str | bytes | bytearray):
+    kind = type(value)
+    if kind in _TEXTS:
         return len(value) + _VALUE_BYTES
-    if depth < _DEPTH_MAX:
-        if isinstance(value, dict):
-            return _weight_of_all(list(value), depth) + _weight_of_all(list(value.values()), depth)
-        if isinstance(value, list | tuple):
-            return _weight_of_all(value, depth)
-    return _VALUE_BYTES * (len(value) if isinstance(value, list | tuple | dict) else 1)
+    if not issubclass(kind, _HOLDING):
+        return _VALUE_BYTES
+    if depth == _DEPTH_MAX:
+        return _VALUE_BYTES * len(value)
+    if issubclass(kind, dict):
+        return _weight_of_all(list(value), depth) + _weight_of_all(list(value.values()), depth)
+    return _weight_of_all(value, depth)
 
 
 def _weight_of_all(values: Sequence[Any], depth: int) -> int:
-    some = values[:: max(1, len(values) // SAMPLES)]
-    return sum(_weight(value, depth + 1) for value in some) * len(values) // max(1, len(some))
+    step = len(values) // SAMPLES
+    some = values[: step * SAMPLES : step] if step > 1 else values
+    total = 0
+    for value in some:
+        total += _weight(value, depth + 1)
+    return total * len(values) // max(1, len(some))
 
 
 def _bytes_of(batch: Batch) -> int:
     """About how many bytes the rows of a batch, at least one, take; of Arrow exactly what its columns do."""
     if isinstance(batch, KeyedRows):
-        return _weight_of_all(batch.rows, -1)
-    return _weight_of_all(batch, -1) if isinstance(batch, list) else int(batch.nbytes)
+        return _weight_of_all(batch.rows, 0)
+    return _weight_of_all(batch, 0) if isinstance(batch, list) else int(batch.nbytes)
 
 
 def pieces(batch: Batch) -> Iterator[Batch]:
@@ -126,6 +134,9 @@ class RowsOut:
     def flush(self) -> None:
         """Emit what there is."""
         rows, self.rows = self.rows, []
-        for begin in range(0, len(rows), BATCH_ROWS_MAX):
-            for piece in pieces(rows[begin : begin + BATCH_ROWS_MAX] if len(rows) > BATCH_ROWS_MAX else rows):
-                self._emit(piece)
+        if len(rows) <= self.room:
+            if rows:
+                self._emit(rows)
+            return
+        for begin in range(0, len(rows), self.room):
+            self._emit(rows[begin : begin + self.room])

@@ -25,6 +25,21 @@ from support.cutjobs import Cut, run
 CUTS = [Cut(1), Cut(1, seed=3, merges=True), Cut(1, seed=1, rows=1), Cut(2, seed=2, rows=3, merges=True)]
 
 
+class Splits:
+    """Lists of rows, one for each split."""
+
+    bounded = True
+
+    def __init__(self, *splits: list[Any]) -> None:
+        self.rows = splits
+
+    def splits(self) -> range:
+        return range(len(self.rows))
+
+    def read(self, split: int, offset: int) -> Iterator[list[Any]]:
+        yield self.rows[split][offset:]
+
+
 def numbered(rows: list[dict[str, Any]]) -> Stream[Any]:
     return Stream.items(copy.deepcopy(rows)).event_time("t", out_of_order=timedelta(seconds=100))
 
@@ -350,7 +365,7 @@ LONG = "x" * (1 << 20)
 def test_a_batch_of_long_rows_crosses_an_exchange(exchange: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many of them a source or a function gives at once."""
     monkeypatch.setattr(elements, "ELEMENT_BYTES_MAX", 1 << 24)
-    rows = Stream.items(list(range(20))).map(lambda number: (number, LONG)).parallel(1)
+    rows = Stream.source(Splits(list(range(20)))).map(lambda number: (number, LONG))
     if exchange == "hash":
         lengths = rows.key_by(lambda row: row[0] % 2).fold(int, lambda n, row: n + len(row[1]))
         assert sorted(run(lengths.collect()).rows) == [(0, 10 << 20), (1, 10 << 20)]
@@ -382,21 +397,6 @@ def test_flat_map_passes_rows_on_as_soon_as_they_are_many() -> None:
 
 
 # --- late records --------------------------------------------------------------------------------------
-
-
-class Splits:
-    """Lists of rows, one for each split."""
-
-    bounded = True
-
-    def __init__(self, *splits: list[dict[str, Any]]) -> None:
-        self.rows = splits
-
-    def splits(self) -> range:
-        return range(len(self.rows))
-
-    def read(self, split: int, offset: int) -> Iterator[list[dict[str, Any]]]:
-        yield self.rows[split][offset:]
 
 
 @pytest.mark.parametrize("format", ["rows", "arrow"])

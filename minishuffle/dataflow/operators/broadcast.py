@@ -19,7 +19,6 @@ from minishuffle.dataflow.operators.joincolumns import (
     Outbox,
     common_schema,
     joined_names,
-    key_array,
     null_marks,
     plain,
     plain_schema,
@@ -156,7 +155,7 @@ class BroadcastArrow(_Broadcast):
         return _Small(table, self.columns)
 
     def _join(self, batch: pa.RecordBatch, small: _Small, outbox: Outbox) -> None:
-        given = [key_array(column_of(batch, name)) for name in self.columns.keys]
+        given = [column_of(batch, name) for name in self.columns.keys]
         starts, counts = small.find(given)
         schema = self.columns.result(batch.schema, small.schema)
         wanted = np.maximum(counts, 1) if self.columns.is_left else counts
@@ -174,7 +173,7 @@ class _Small:
     def __init__(self, table: pa.Table, columns: BroadcastColumns) -> None:
         self.schema = table.schema
         names = columns.others(table.schema.names)
-        keys = [key_array(_whole(table.column(name))) for name in columns.small_keys]
+        keys = [_whole(table.column(name)) for name in columns.small_keys]
         nulls = null_marks(keys)
         rows = np.arange(table.num_rows) if nulls is None else np.flatnonzero(~nulls)
         self._index = KeyIndex()

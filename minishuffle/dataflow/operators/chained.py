@@ -123,4 +123,5 @@ def emit_rows(rows: list[Any], emit: Emit) -> None:
     """Emit rows in batches within BATCH_ROWS_MAX and about BATCH_BYTES_MAX; none if there are none."""
     out = RowsOut(emit)
     out.rows = rows
+    out.look()
     out.flush()

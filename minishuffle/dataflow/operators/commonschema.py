@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.widertype import as_type, in_schema, wider
+from minishuffle.dataflow.operators.widertype import as_type, wider
 from minishuffle.errors import UsageError
 
-__all__ = ["common_schema", "conformed"]
+__all__ = ["common_schema"]
 
 
 def common_schema(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
@@ -75,13 +75,3 @@ def _casts(kind: pa.DataType, wide: pa.DataType) -> bool:
         return as_type(pa.nulls(0, kind), wide) is not None
     except pa.ArrowException:
         return False
-
-
-def conformed(batch: pa.RecordBatch, schema: pa.Schema, path: str) -> pa.RecordBatch:
-    """The batch of one of the files with the schema common to all; columns that it lacks are null.
-
-    Raises:
-        UsageError: a value does not fit the common type whole (an int64 of 17 digits a float64, say).
-    """
-    found: pa.RecordBatch = in_schema(batch, schema, path)
-    return found

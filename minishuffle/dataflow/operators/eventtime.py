@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Literal, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 
 from minishuffle.dataflow.operators.base import (
     BEGINNING_OF_TIME,
@@ -21,6 +23,7 @@ from minishuffle.dataflow.operators.base import (
 )
 from minishuffle.dataflow.operators.chained import ForgivingOperator, OnError
 from minishuffle.dataflow.operators.convert import rows_of
+from minishuffle.dataflow.operators.keyedstate import StatePart
 from minishuffle.dataflow.operators.moments import Vector, event_times
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import UsageError
@@ -73,6 +76,8 @@ class AssignEventTime(ForgivingOperator):
         self.each = watermarks == "each"
         self._open: dict[int, int] = {}
         """The greatest time of each split that has not ended."""
+        self._before: dict[int, int] = {}
+        """The same of splits that subtasks had before, one of which may be this one's now."""
         self._current = _NO_SPLIT
         self._greatest = BEGINNING_OF_TIME
         self._told = BEGINNING_OF_TIME
@@ -183,7 +188,7 @@ class AssignEventTime(ForgivingOperator):
     def on_mark(self, mark: Mark, input: int, emit: Emit) -> None:
         match mark:
             case SplitMark(split, "open"):
-                self._open.setdefault(split, BEGINNING_OF_TIME)
+                self._open.setdefault(split, self._before.get(split, BEGINNING_OF_TIME))
                 self._last_record_at = self.context.now()
                 if self._idle:
                     self._idle = False
@@ -205,6 +210,17 @@ class AssignEventTime(ForgivingOperator):
                 self._tell(emit)
                 self._told = END_OF_TIME
                 emit(mark)
+
+    def write_state(self) -> Iterator[StatePart]:
+        """By split, whose number is the key: sources deal splits out, not the hash."""
+        splits = [split for split in self._open if split != _NO_SPLIT]
+        times = [self._open[split] for split in splits]
+        yield StatePart("splits", pa.RecordBatch.from_pydict({"split": splits, "greatest": times}))
+
+    def read_state(self, parts: Iterable[StatePart]) -> None:
+        for part in parts:
+            splits, times = (column.to_pylist() for column in part.batch.columns)
+            self._before.update(zip(splits, times, strict=True))
 
     def deadline(self) -> float | None:
         times = []

@@ -9,7 +9,8 @@ StopIteration.) Under the other policies a plain loop drops the one record.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import chain, compress, groupby, islice
+from inspect import isgeneratorfunction
+from itertools import compress, groupby, islice
 from operator import itemgetter, length_hint
 from typing import Any
 
@@ -107,28 +108,43 @@ class FlatMapRows(_PerRow):
         assert isinstance(batch, list)
         out = RowsOut(emit)
         left = iter(batch)
-        if self.on_error == "fail":
-            self._take_all(batch, left, out)
-        else:
+        if self.on_error != "fail":
             self._take_one_by_one(left, out)
+        elif isgeneratorfunction(self.fn):
+            self._take_items(left, out)
+        else:
+            while self._take(batch, left, out):
+                out.look()
+        out.look()
         out.flush()
 
-    def _take_all(self, batch: list[Any], left: Iterator[Any], out: RowsOut) -> None:
-        """Also of an iterator without end no more is taken at a time than fits."""
-        fn = self.fn
-        items = chain.from_iterable(fn(row) for row in left)
-        found = [None]
-        while found:
-            try:
-                found = list(islice(items, max(1, out.room - len(out.rows))))
-            except Exception as raised:
-                error = _users_own(raised)
-                self.note_failure(error, _last_taken(batch, left))
-                if error is raised:
+    def _take(self, batch: list[Any], left: Iterator[Any], out: RowsOut) -> bool:
+        """Call the function until there are as many rows as fit; False once it was called for all."""
+        fn, rows, room = self.fn, out.rows, out.room
+        extend = rows.extend
+        try:
+            for row in left:
+                extend(fn(row))
+                if len(rows) >= room:
+                    return True
+        except Exception as error:
+            self.note_failure(error, _last_taken(batch, left))
+            raise
+        return False
+
+    def _take_items(self, left: Iterator[Any], out: RowsOut) -> None:
+        """Also of a generator that gives very many, no more are taken at a time than fit."""
+        for row in left:
+            items = self.fn(row)
+            found: list[Any] = [None]
+            while found:
+                try:
+                    found = list(islice(items, max(1, out.room - len(out.rows))))
+                except Exception as error:
+                    self.note_failure(error, row)
                     raise
-                raise error from None
-            out.rows += found
-            out.look()
+                out.rows += found
+                out.look()
 
     def _take_one_by_one(self, left: Iterator[Any], out: RowsOut) -> None:
         for row in left:
@@ -277,12 +293,6 @@ class MapBatches(RecordOperator):
                 "return a pyarrow.RecordBatch, a pyarrow.Table, or None for no rows"
             )
         return [piece for piece in result.to_batches(max_chunksize=BATCH_ROWS_MAX) if piece.num_rows]
-
-
-def _users_own(error: Exception) -> Exception:
-    """What a generator made of a StopIteration, as it was."""
-    is_ours = isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration)
-    return error.__cause__ if is_ours else error  # type: ignore[return-value]
 
 
 def _last_taken(rows: list[Any], left: Iterator[Any]) -> Any:

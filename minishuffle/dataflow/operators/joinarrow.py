@@ -14,7 +14,6 @@ from minishuffle.dataflow.operators.joincolumns import (
     JoinColumns,
     Outbox,
     common_schema,
-    key_array,
     null_marks,
     plain,
     plain_schema,
@@ -71,7 +70,7 @@ class JoinArrow(IntervalJoin):
             self._add_alone(self._as_held(given.filter(pa.array(nulls)), input), times[nulls], input, outbox)
             given, times = given.filter(pa.array(~nulls)), times[~nulls]
         if given.num_rows:
-            keys = [key_array(column_of(given, name)) for name in names]
+            keys = [column_of(given, name) for name in names]
             batch = self._as_held(given, input)
             matched = self._match(batch, self._indexes[1 - input].find(keys), times, input, outbox)
             self._hold(batch, self._indexes[input].lookup(keys), times, matched, input, outbox)

@@ -1,4 +1,4 @@
-"""The columns of joins: names, types, and how key columns of several types are compared."""
+"""The columns of joins: their names and types."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from minishuffle.dataflow.operators.moments import Vector
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.dataflow.operators.widertype import as_type, in_schema, wider_schema
 from minishuffle.errors import UsageError
-from minishuffle.exchange.schemas import with_innermost
+from minishuffle.exchange.schemas import with_innermost, without_dictionary, without_view
 from minishuffle.limits import BATCH_ROWS_MAX
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "Outbox",
     "common_schema",
     "joined_names",
-    "key_array",
     "null_marks",
     "plain",
     "plain_schema",
@@ -30,15 +29,6 @@ __all__ = [
 
 SUFFIX = "_right"
 DAY = 86_400_000_000
-
-_WIDE = (
-    (pa.types.is_boolean, pa.int64()),
-    (pa.types.is_floating, pa.float64()),
-    (pa.types.is_string, pa.large_string()),
-    (pa.types.is_string_view, pa.large_string()),
-    (pa.types.is_binary, pa.large_binary()),
-    (pa.types.is_binary_view, pa.large_binary()),
-)
 
 
 def joined_names(left: Sequence[str], right: Sequence[str]) -> list[str]:
@@ -65,16 +55,13 @@ def joined_names(left: Sequence[str], right: Sequence[str]) -> list[str]:
 def plain_schema(schema: pa.Schema) -> pa.Schema:
     """The schema without metadata, dictionary encoding, and views, which pyarrow cannot take rows from."""
     return pa.schema(
-        [field.with_type(with_innermost(field.type, _plain_type)).remove_metadata() for field in schema]
+        [
+            field.with_type(
+                with_innermost(with_innermost(field.type, without_dictionary), without_view)
+            ).remove_metadata()
+            for field in schema
+        ]
     )
-
-
-def _plain_type(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_dictionary(kind):
-        return with_innermost(kind.value_type, _plain_type)
-    if pa.types.is_string_view(kind):
-        return pa.string()
-    return pa.binary() if pa.types.is_binary_view(kind) else kind
 
 
 def plain(batch: pa.RecordBatch, schema: pa.Schema | None) -> pa.RecordBatch:
@@ -91,21 +78,6 @@ def plain(batch: pa.RecordBatch, schema: pa.Schema | None) -> pa.RecordBatch:
 def common_schema(before: pa.Schema | None, given: pa.Schema) -> pa.Schema:
     """The schema for batches of both; see :func:`wider_schema`."""
     return wider_schema(before, given, "the join")
-
-
-def key_array(array: pa.Array) -> pa.Array:
-    """A key column in the widest type of its kind, so that those of both sides compare."""
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    kind = array.type
-    if pa.types.is_integer(kind) and kind != pa.uint64():
-        return array.cast(pa.int64())
-    if pa.types.is_timestamp(kind) and kind.unit in ("s", "ms"):
-        return array.cast(pa.timestamp("us", kind.tz))
-    for is_kind, wide in _WIDE:
-        if is_kind(kind):
-            return array.cast(wide)
-    return array
 
 
 def null_marks(arrays: Sequence[pa.Array]) -> np.ndarray[Any, np.dtype[np.bool_]] | None:

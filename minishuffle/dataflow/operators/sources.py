@@ -15,9 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from minishuffle.dataflow.operators.base import Batch
-from minishuffle.dataflow.operators.commonschema import common_schema, conformed
+from minishuffle.dataflow.operators.commonschema import common_schema
 from minishuffle.dataflow.operators.copies import set_apart
 from minishuffle.dataflow.operators.reader import SourceReader
+from minishuffle.dataflow.operators.widertype import in_schema
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.limits import BATCH_ROWS_MAX, MIB
 
@@ -133,7 +134,7 @@ class ParquetSource:
             batches = file.iter_batches(BATCH_ROWS_MAX, row_groups=[group], columns=self.columns)
             for batch in batches:
                 if offset < batch.num_rows:
-                    yield conformed(batch.slice(offset), self.schema, path)
+                    yield in_schema(batch.slice(offset), self.schema, path)
                 offset = max(0, offset - batch.num_rows)
 
 

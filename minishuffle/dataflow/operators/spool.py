@@ -9,6 +9,7 @@ import pyarrow as pa
 from minishuffle.dataflow.nulls import misplaced_null
 from minishuffle.dataflow.operators.base import Batch, Emit, TaskContext
 from minishuffle.dataflow.operators.chained import ChainedOperator
+from minishuffle.dataflow.operators.widertype import in_schema
 from minishuffle.errors import LocalProtocolError, UsageError
 from minishuffle.exchange.sizes import pieces
 from minishuffle.exchange.spool import Spool
@@ -74,18 +75,8 @@ class SpoolSink(ChainedOperator):
                 f"{self.name} was declared with the columns {', '.join(names)} and was given "
                 f"{', '.join(batch.schema.names)}: correct schema({{...}}) before it"
             )
-        columns = []
-        for field in self.schema:
-            column = batch.column(field.name)
-            try:
-                column = column.cast(field.type)
-            except pa.ArrowException as error:
-                raise UsageError(
-                    f"{self.name}: column {field.name!r} of type {column.type} does not fit the declared "
-                    f"{field.type} ({error}): cast it before, or declare what fits with schema({{...}})"
-                ) from error
-            columns.append(column)
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        found: pa.RecordBatch = in_schema(batch, self.schema, self.name)
+        return found
 
     def _keep(self, batch: pa.RecordBatch) -> None:
         if self._kept_rows + batch.num_rows > BATCH_ROWS_MAX:

@@ -163,7 +163,7 @@ def in_schema(data: Any, schema: pa.Schema, where: str) -> Any:
         except pa.ArrowException as error:
             raise UsageError(
                 f"column {field.name!r} of {where} has the type {column.type}, and a value that does not fit "
-                f"{field.type}, the type for those of all ({error}): cast the column to one type first"
+                f"{field.type} ({error}): cast the column first, or declare what fits with Stream.schema(...)"
             ) from error
     return type(data).from_arrays(arrays, schema=schema)
 

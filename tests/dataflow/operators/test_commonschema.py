@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from minishuffle.dataflow.operators.commonschema import common_schema, conformed
+from minishuffle.dataflow.operators.commonschema import common_schema
 from minishuffle.dataflow.operators.sources import ParquetSource
+from minishuffle.dataflow.operators.widertype import in_schema
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import UnknownName, UsageError
 from tests.dataflow.test_jobs import execute
@@ -117,7 +118,7 @@ def test_of_a_time_with_and_one_without_a_zone_the_latter_is_in_utc() -> None:
     naive = column([datetime(2024, 1, 1, 9)], pa.timestamp("ms"))
     zoned = column([None], pa.timestamp("us", "UTC"))
     schema = common_schema({"x": naive.schema, "y": zoned.schema})
-    batch = conformed(naive.to_batches()[0], schema, "x")
+    batch = in_schema(naive.to_batches()[0], schema, "x")
     assert batch.to_pylist() == [{"a": datetime(2024, 1, 1, 9, tzinfo=UTC)}]
 
 

@@ -23,12 +23,14 @@ from minishuffle.dataflow.operators.base import (
     KeyedRows,
     Mark,
     Operator,
+    SplitMark,
     TaskContext,
     Watermark,
 )
 from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.dataflow.operators.columns import aggregate_named
 from minishuffle.dataflow.operators.convert import rows_of
+from minishuffle.dataflow.operators.eventtime import AssignEventTime
 from minishuffle.dataflow.operators.joinarrow import JoinArrow
 from minishuffle.dataflow.operators.joincolumns import JoinColumns
 from minishuffle.dataflow.operators.joinrows import JoinRows
@@ -222,3 +224,29 @@ def test_an_operator_without_state_writes_none() -> None:
     plain = ChainedOperator()
     assert list(plain.write_state()) == []
     plain.read_state([])
+
+
+def test_the_event_time_of_splits_goes_with_them() -> None:
+    """Whichever subtask reads a split: it does not fall back behind what was emitted of it."""
+    before = AssignEventTime(T)
+    before.open(TaskContext("job", "task", 0, 1, 1))
+    for split, time in ((0, 70), (1, 50), (2, 90)):
+        before.on_mark(SplitMark(split, "open"), 0, ignore)
+        before.on_mark(SplitMark(split, "current"), 0, ignore)
+        before.process([{"t": time}], 0, ignore)
+    before.on_mark(SplitMark(1, "done"), 0, ignore)
+    parts = list(before.write_state())
+    told = []
+    for index, split in enumerate((0, 2)):
+        marks: list[Any] = []
+        after = AssignEventTime(T)
+        after.open(TaskContext("job", "task", index, 2, 2))
+        after.read_state(divided(parts, index, 2))
+        after.on_mark(SplitMark(split, "open"), 0, ignore)
+        after.on_mark(Watermark(END_OF_TIME), 0, marks.append)
+        told.append(marks)
+    assert told == [[Watermark(time), Watermark(END_OF_TIME)] for time in (69, 89)]
+
+
+def ignore(item: Any) -> None:
+    """What is emitted is not looked at."""
