@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 
 from minishuffle.errors import UnserializableRecord
 from minishuffle.exchange.elements import Batch, KeyedRows, Part, payload_of, slice_of, with_header
 from minishuffle.exchange.gather import chosen
 from minishuffle.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX
 
-__all__ = ["RowsOut", "encode_all", "pieces", "sendable"]
+__all__ = ["RowsOut", "encode_all", "pieces", "rows_that_fit", "sendable"]
 
 Drop: TypeAlias = Callable[[Exception, Any], None]
 """Takes what is wrong with a row, and the row."""
@@ -71,6 +72,12 @@ def pieces(batch: Batch) -> Iterator[Batch]:
     step = max(1, rows * BATCH_BYTES_MAX // size)
     for begin in range(0, rows, step):
         yield slice_of(batch, begin, min(begin + step, rows))
+
+
+def rows_that_fit(*batches: pa.RecordBatch) -> int:
+    """How many rows put together of one row of each batch fit into one."""
+    weight = sum(batch.nbytes / max(1, batch.num_rows) for batch in batches)
+    return max(1, min(BATCH_ROWS_MAX, int(BATCH_BYTES_MAX / max(1.0, weight))))
 
 
 def encode_all(batch: Batch, drop: Drop | None = None) -> Iterator[tuple[int, list[Part]]]:

@@ -19,7 +19,7 @@ from minishuffle.dataflow.operators.functions import FlatMapRows
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import InvalidGraph, UsageError
 from minishuffle.exchange import elements
-from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX
 from support.cutjobs import Cut, run
 
 CUTS = [Cut(1), Cut(1, seed=3, merges=True), Cut(1, seed=1, rows=1), Cut(2, seed=2, rows=3, merges=True)]
@@ -474,3 +474,41 @@ def test_true_stands_beside_numbers_whoever_made_the_batches(cut: Cut, value: An
 
 def same(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch
+
+
+class Sizes:
+    """A sink that gives the bytes of the longest batch, and the rows."""
+
+    def open(self, context: Any) -> None:
+        self.most = self.rows = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self.most = max(self.most, batch.nbytes)
+        self.rows += batch.num_rows
+
+    def close(self) -> None:
+        SEEN.append((self.most, self.rows))
+
+
+SEEN: list[tuple[int, int]] = []
+
+
+@pytest.mark.parametrize("kind", ["broadcast", "interval", "alone"])
+def test_joins_of_long_rows_give_batches_within_bytes(kind: str) -> None:
+    """One small row meets many, which share none of its bytes in the result; a run goes out alone."""
+    SEEN.clear()
+    text = "x" * (1 << 16)
+    few = pa.table({"k": [1], "t": [0], "text": [text]}).schema
+    small = Stream.items(pa.table({"k": [1], "t": [0], "text": [text]})).schema(few).event_time("t")
+    many = Stream.items(pa.table({"k": [1] * 600, "t": [0] * 600, "n": range(600)})).event_time("t")
+    if kind == "broadcast":
+        joined = many.broadcast_join(small, "k")
+    elif kind == "interval":
+        joined = many.key_by("k").join(small.key_by("k"))
+    else:
+        lone = pa.table({"k": [2] * 600, "t": [0] * 600, "text": [text] * 600})
+        joined = Stream.items(lone).event_time("t").key_by("k").join(small.key_by("k"), "left")
+    run(joined.to(Sizes()))
+    ((most, rows),) = SEEN
+    assert rows == 600
+    assert most <= 2 * BATCH_BYTES_MAX

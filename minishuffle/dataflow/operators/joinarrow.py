@@ -99,7 +99,7 @@ class JoinArrow(IntervalJoin):
         """Put out the pairs of these records with what the other side holds, where their keys have ``slots``
         (-1: none); which of them had a partner."""
         matched = np.zeros(len(slots), dtype=np.bool_)
-        for asked, run, rows in self._held[1 - input].find(slots, times) if (slots >= 0).any() else ():
+        for asked, run, rows in self._held[1 - input].find(slots, times, batch) if (slots >= 0).any() else ():
             matched[asked] = True
             run.matched[rows] = True
             own, other = batch.take(pa.array(asked)), run.batch.take(pa.array(rows))

@@ -15,7 +15,8 @@ from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.dataflow.operators.widertype import as_type, in_schema, wider_schema
 from minishuffle.errors import UsageError
 from minishuffle.exchange.schemas import with_innermost, without_dictionary, without_view
-from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.exchange.sizes import pieces
+from minishuffle.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX
 
 __all__ = [
     "JoinColumns",
@@ -91,28 +92,29 @@ def null_marks(arrays: Sequence[pa.Array]) -> np.ndarray[Any, np.dtype[np.bool_]
 
 
 class Outbox:
-    """Gathers small results and emits them in batches of at most ``BATCH_ROWS_MAX`` rows."""
+    """Gathers results and emits them in batches within ``BATCH_ROWS_MAX`` and about ``BATCH_BYTES_MAX``."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
         self._batches: list[pa.RecordBatch] = []
-        self._rows = 0
+        self._rows = self._bytes = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
+        for start in range(0, batch.num_rows, BATCH_ROWS_MAX):
+            for piece in pieces(batch.slice(start, BATCH_ROWS_MAX)):
+                self._add(piece)
+
+    def _add(self, batch: Any) -> None:
+        if self._rows + batch.num_rows > BATCH_ROWS_MAX or self._bytes + batch.nbytes > BATCH_BYTES_MAX:
+            self.flush()
         self._batches.append(batch)
         self._rows += batch.num_rows
-        if self._rows >= BATCH_ROWS_MAX:
-            self.flush()
+        self._bytes += batch.nbytes
 
     def flush(self) -> None:
-        if len(self._batches) == 1 and self._rows <= BATCH_ROWS_MAX:
-            self._emit(self._batches[0])
-        elif self._rows:
-            table = pa.Table.from_batches(self._batches)
-            for start in range(0, self._rows, BATCH_ROWS_MAX):
-                for batch in table.slice(start, BATCH_ROWS_MAX).combine_chunks().to_batches():
-                    self._emit(batch)
-        self._batches, self._rows = [], 0
+        if self._rows:
+            self._emit(self._batches[0] if len(self._batches) == 1 else pa.concat_batches(self._batches))
+        self._batches, self._rows, self._bytes = [], 0, 0
 
 
 class JoinColumns:

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from minishuffle.dataflow.operators.base import END_OF_TIME
 from minishuffle.dataflow.operators.moments import Vector
+from minishuffle.exchange.sizes import rows_that_fit
 from minishuffle.limits import BATCH_ROWS_MAX
 
 __all__ = ["Held", "Mask", "Run", "places"]
@@ -117,15 +118,19 @@ class Held:
                 )
             )
 
-    def find(self, slots: Vector, times: Vector) -> Iterator[tuple[Vector, Run, Vector]]:
-        """The partners of rows with these keys and times: (numbers given, run, numbers in it), pairwise."""
+    def find(
+        self, slots: Vector, times: Vector, batch: pa.RecordBatch
+    ) -> Iterator[tuple[Vector, Run, Vector]]:
+        """The partners of rows of ``batch`` with these keys and times: (numbers given, run, numbers in it),
+        pairwise, as many at a time as make a batch."""
         buckets = times // self._width
         words = [_words(slots, buckets + offset) for offset in self._offsets]
         for run in self.runs:
+            most = rows_that_fit(batch, run.batch)
             for given in words:
                 starts = np.searchsorted(run.words, given, "left")
                 counts = np.searchsorted(run.words, given, "right") - starts
-                for asked, found in places(starts, counts):
+                for asked, found in places(starts, counts, most):
                     rows = run.order[found]
                     fits = run.slots[rows] == slots[asked]
                     fits &= np.abs(run.times[rows] - times[asked]) <= self._within
@@ -152,17 +157,13 @@ def _is_worth_merging(before: Run, last: Run) -> bool:
     return size <= RUN_BYTES_MAX
 
 
-def places(starts: Vector, counts: Vector) -> Iterator[tuple[Vector, Vector]]:
-    """Every place in ``starts[i]`` .. ``starts[i] + counts[i]`` with its ``i``, some at a time."""
+def places(starts: Vector, counts: Vector, most: int = BATCH_ROWS_MAX) -> Iterator[tuple[Vector, Vector]]:
+    """Every place in ``starts[i]`` .. ``starts[i] + counts[i]`` with its ``i``, at most so many at a time."""
     hits = np.flatnonzero(counts)
-    counts = counts[hits]
-    ends = np.cumsum(counts)
-    first = 0
-    while first < len(hits):
-        before = int(ends[first - 1]) if first else 0
-        last = max(first + 1, int(np.searchsorted(ends, before + BATCH_ROWS_MAX, "right")))
-        some = counts[first:last]
-        asked = np.repeat(hits[first:last], some)
-        within = np.arange(len(asked)) - np.repeat(ends[first:last] - some - before, some)
-        yield asked, np.repeat(starts[hits[first:last]], some) + within
-        first = last
+    ends = np.cumsum(counts[hits])
+    offsets = starts[hits] - (ends - counts[hits])
+    total = int(ends[-1]) if len(hits) else 0
+    for begin in range(0, total, most):
+        numbers = np.arange(begin, min(begin + most, total))
+        which = np.searchsorted(ends, numbers, "right")
+        yield hits[which], offsets[which] + numbers

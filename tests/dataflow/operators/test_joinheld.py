@@ -24,7 +24,7 @@ def hold(held: Held, slots: Any, times: Any) -> None:
 
 def found(held: Held, slots: Any, times: Any) -> list[tuple[int, str]]:
     pairs = []
-    for asked, run, rows in held.find(slots, times):
+    for asked, run, rows in held.find(slots, times, pa.record_batch({"asked": slots})):
         names = run.batch.column("name").take(pa.array(rows)).to_pylist()
         pairs += list(zip(asked.tolist(), names, strict=True))
     return sorted(pairs)
@@ -88,14 +88,14 @@ def test_merging_leaves_out_what_is_gone_and_keeps_who_had_a_partner() -> None:
     assert run.matched.tolist() == [False, True, False, False]
 
 
-def test_places_come_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joinheld, "BATCH_ROWS_MAX", 5)
+def test_places_come_in_pieces() -> None:
     pieces = [
         list(zip(asked.tolist(), where.tolist(), strict=True))
-        for asked, where in places(vector(10, 20, 30, 40), vector(2, 0, 3, 7))
+        for asked, where in places(vector(10, 20, 30, 40), vector(2, 0, 3, 7), 5)
     ]
     assert pieces == [
         [(0, 10), (0, 11), (2, 30), (2, 31), (2, 32)],
-        [(3, number) for number in range(40, 47)],
+        [(3, number) for number in range(40, 45)],
+        [(3, 45), (3, 46)],
     ]
     assert list(places(vector(1), vector(0))) == []
