@@ -72,7 +72,7 @@ def cluster() -> None:
 @click.option("--detach", is_flag=True, help="Return when the cluster is ready; 'cluster down' stops it.")
 @click.option("--host", default=DEFAULT_HOST, show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True)
-@click.option("--web-port", type=click.IntRange(0, 65535), help="Metrics and targets. Default: --port + 1.")
+@click.option("--web-port", type=click.IntRange(0, 65535), help="Web page and metrics. Default: --port + 1.")
 @settings_options
 @late_global_options
 @click.pass_context
@@ -217,8 +217,8 @@ def _tell(
     lines = [
         f"cluster {session.cluster!r} is up: {workers} workers x {settings.slots} slots{spare}",
         f"  coordinator  {processes.address} (pid {processes.coordinator.pid})",
+        f"  web page     {web}/",
         f"  metrics      {web}/metrics, targets at {web}/sd/prometheus",
-        f"  REST         {web}/openapi.json",
         f"  state, logs  {directory}",
         "next:",
         f"  minishuffle{where} submit keyby",

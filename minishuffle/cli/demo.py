@@ -312,9 +312,10 @@ STAGES: dict[str, tuple[str, Callable[[LocalCluster, Console], Verdict]]] = {
 
 @click.command()
 @click.option("--only", type=click.Choice(list(STAGES)), help="Run one stage alone.")
+@click.option("--keep", is_flag=True, help="Keep the cluster, with a job that runs, until Ctrl-C.")
 @late_global_options
 @click.pass_context
-def demo(context: click.Context, only: str | None) -> None:
+def demo(context: click.Context, only: str | None, keep: bool) -> None:
     """See it work: a cluster of 3 workers, a checked word count, a keyBy job with its metrics, a worker
     killed under a join, and flights from Spark joined with the weather and held against Spark's answer."""
     out = tables.console()
@@ -324,11 +325,15 @@ def demo(context: click.Context, only: str | None) -> None:
     with LocalCluster(workers=WORKERS, slots=SLOTS) as cluster:
         text = f"worker processes {', '.join(map(str, cluster.workers.values()))}"
         results.append(("cluster", Verdict(True, text), time.monotonic() - began))
+        page = f"http://{Address(cluster.client.address.host, cluster.web_port)}/"
+        out.print(f"its web page: {page}")
         for name in [only] if only else STAGES:
             title, run = STAGES[name]
             out.print(f"\n{name}: {title}")
             began = time.monotonic()
             results.append((name, _judged(run, cluster, out), time.monotonic() - began))
+        if keep:
+            _keep(cluster, out, page)
         pids, directory = list(cluster.workers.values()), cluster.state_dir
         began = time.monotonic()
     left = [pid for pid in pids if doctor.is_minishuffle(pid)] or directory.exists()
@@ -336,6 +341,15 @@ def demo(context: click.Context, only: str | None) -> None:
     results.append(("clean-up", Verdict(not left, text), time.monotonic() - began))
     _last_screen(out, results)
     context.exit(0 if all(verdict.ok for _, verdict, _ in results) else 1)
+
+
+def _keep(cluster: LocalCluster, out: Console, page: str) -> None:
+    """Leave time to look at the page, with something to see."""
+    cluster.submit(keyby(), name="keyby")
+    out.print(f"\nthe cluster stays, with a keyBy job: {page}\nCtrl-C ends it.")
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            time.sleep(REFRESH_SECONDS)
 
 
 def _judged(run: Callable[[LocalCluster, Console], Verdict], cluster: LocalCluster, out: Console) -> Verdict:

@@ -136,7 +136,7 @@ def _pin(processor: int) -> None:
 
 @coordinator.command("start")
 @click.option("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True)
-@click.option("--web-port", type=click.IntRange(0, 65535), help="Metrics and targets. Default: --port + 1.")
+@click.option("--web-port", type=click.IntRange(0, 65535), help="Web page and metrics. Default: --port + 1.")
 @process_options
 @click.pass_context
 def start_coordinator(

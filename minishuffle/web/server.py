@@ -1,4 +1,4 @@
-"""The HTTP servers of a worker and of the coordinator: metrics and REST.
+"""The HTTP servers of a worker and of the coordinator: metrics, REST and the web page.
 
 They run on the process's own event loop and read snapshots, so a scrape costs the loop a few
 milliseconds and the data path nothing. Who may ask for what is decided in :mod:`~minishuffle.web.guard`.
@@ -26,6 +26,7 @@ from minishuffle.observe.metrics import coordinator_registry, worker_registry
 from minishuffle.observe.prometheus import SD_REFRESH_SECONDS
 from minishuffle.transport.addresses import cannot_listen
 from minishuffle.web.guard import check_host, check_reader, reached_at
+from minishuffle.web.pages import PageFile, page_files
 from minishuffle.web.pools import BUFFERS_PATH, worker_buffers
 from minishuffle.web.rest import CoordinatorSource, RestInterface
 
@@ -94,7 +95,7 @@ async def serve_worker_web(
 async def serve_coordinator_web(
     source: CoordinatorSource, host: str, port: int, token: str, http: HttpLimits = DEFAULT
 ) -> WebServer:
-    """Serve the coordinator's ``/metrics``, ``/sd/prometheus`` and REST interface.
+    """Serve the coordinator's ``/metrics``, ``/sd/prometheus``, REST interface and web page.
 
     Raises:
         UsageError: the port is taken, or ``host`` is not an address of this machine.
@@ -108,11 +109,18 @@ async def serve_coordinator_web(
             headers={"X-Prometheus-Refresh-Interval-Seconds": str(SD_REFRESH_SECONDS)},
         )
 
+    pages = {name: PageFile(name, content) for name, content in page_files().items()}
+
     async def index(request: web.Request) -> web.Response:
+        """The page for browsers, and a plain list of what can be read for others."""
+        if "text/html" in request.headers.get("Accept", ""):
+            return await pages["index.html"].serve(request)
         return web.Response(text=_index_text(reached_at(request), source.snapshot()))
 
     app.router.add_get("/sd/prometheus", service_discovery)
     app.router.add_get("/", index)
+    for name, page in pages.items():
+        app.router.add_get(f"/page/{name}", page.serve)
     RestInterface(source, release, token).add_to(app)
     return await _serve(app, host, port, http)
 

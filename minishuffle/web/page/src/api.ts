@@ -1,0 +1,385 @@
+// What the coordinator's REST interface gives, and how it is asked again and again.
+import { useEffect, useReducer, useRef, useState } from "preact/hooks";
+
+export type Level = "OK" | "LOW" | "HIGH";
+
+export interface Counters {
+  records_in: number;
+  records_out: number;
+  bytes_in: number;
+  bytes_out: number;
+  busy_seconds: number;
+  idle_seconds: number;
+  backpressured_seconds: number;
+  state_rows: number;
+}
+export interface Task {
+  operator: number;
+  name: string;
+  index: number;
+  attempt: number;
+  state: string;
+  worker: number;
+  counters: Counters;
+}
+export interface Cause {
+  text: string;
+  traceback: string;
+  task: string;
+}
+export interface Job {
+  job: string;
+  name: string;
+  state: string;
+  submitted_at: number;
+  ended_at: number;
+  tasks: Task[];
+  causes: Cause[];
+  restarts: Record<string, number>;
+  rows_dropped: Record<string, number>;
+  rows_in_flight: number;
+  state_rows_lost: number;
+  files_listed: number;
+  file_rows: number;
+  task_states: Record<string, number>;
+}
+export interface Worker {
+  worker: number;
+  state: string;
+  host: string;
+  pid: number;
+  data_port: number;
+  metrics_port: number;
+  slots: number;
+  slots_free: number;
+  standby: boolean;
+  heartbeat_age_seconds: number;
+  report: {
+    network_cap_bytes: number;
+    network_peak_bytes: number;
+    segments_free: number;
+    abandoned_tasks: number;
+    loop_lag_p99_seconds: number;
+    loop_lag_seconds: number;
+  };
+}
+export interface Cluster {
+  cluster: string;
+  version: string;
+  term: number;
+  pid: number;
+  workers: Worker[];
+}
+export interface Graph {
+  job: string;
+  vertices: { name: string; parallelism: number; operators: string[]; is_source: boolean; sink: string }[];
+  edges: { source: number; target: number; input: number; partitioner: string }[];
+  restart_strategy: string;
+  on_unavailable: string;
+}
+export interface SubtaskLoad {
+  index: number;
+  worker: number;
+  state: string;
+  busy: number;
+  backpressured: number;
+  records_in: number;
+  records_out: number;
+}
+export interface VertexLoad extends Omit<SubtaskLoad, "index" | "worker" | "state"> {
+  name: string;
+  level: Level;
+  most_backpressured: number;
+  busiest: number;
+  subtasks: SubtaskLoad[];
+}
+export interface Loads {
+  vertices: VertexLoad[];
+}
+export interface Gate {
+  queue_buffers: number;
+  exclusive_used: number;
+  exclusive_capacity: number;
+  floating_used: number;
+  floating_capacity: number;
+  channels: number;
+  channels_starved: number;
+  credits_announced: number;
+  credits_unannounced: number;
+}
+export interface TaskBuffers {
+  operator: number;
+  index: number;
+  attempt: number;
+  worker: number;
+  gates: Gate[];
+  partitions: { backlog_buffers: number; pool: { used: number; capacity: number } }[];
+}
+export interface Buffers {
+  tasks: TaskBuffers[];
+  silent: number[];
+}
+export interface JobEvent {
+  number: number;
+  at: number;
+  kind: string;
+  text: string;
+  operator: number;
+  index: number;
+  attempt: number;
+  worker: number;
+  since: number;
+}
+type Numbers = (number | null)[];
+export interface VertexSamples {
+  name: string;
+  backpressured: Numbers;
+  busy: Numbers;
+  records_in: Numbers;
+  records_out: Numbers;
+}
+export interface WorkerSamples {
+  worker: number;
+  loop_lag: Numbers;
+  segments_used: Numbers;
+}
+export interface History {
+  next: number;
+  at: number[];
+  vertices?: VertexSamples[];
+  workers?: WorkerSamples[];
+}
+
+const REQUEST_MS = 4000;
+const WAIT_SECONDS = 10;
+const RETRY_MS = 1000;
+const TOKEN = "minishuffle-token";
+const EVENTS_KEPT = 5000;
+
+/** A request that was answered, but not with what was asked for. */
+export class Refused extends Error {
+  constructor(
+    readonly status: number,
+    text: string,
+  ) {
+    super(text);
+  }
+}
+
+// --- whether the coordinator answers ---------------------------------------------------------------
+
+type Watcher = () => void;
+const watchers = new Set<Watcher>();
+let silentSince: number | null = null;
+let tokenWanted = false;
+
+function heard(): void {
+  if (silentSince !== null) {
+    silentSince = null;
+    watchers.forEach((each) => each());
+  }
+}
+
+function unheard(): void {
+  if (silentSince === null) {
+    silentSince = Date.now();
+    watchers.forEach((each) => each());
+  }
+}
+
+/** Since when the coordinator has not answered, and whether it wants a token for reading. */
+export function useLink(): { silentSince: number | null; tokenWanted: boolean } {
+  const [, again] = useReducer<number, void>((count) => count + 1, 0);
+  useEffect(() => {
+    const watcher = () => again();
+    watchers.add(watcher);
+    return () => void watchers.delete(watcher);
+  }, []);
+  return { silentSince, tokenWanted };
+}
+
+export function keptToken(): string | null {
+  return sessionStorage.getItem(TOKEN);
+}
+
+export function keepToken(token: string | null): void {
+  if (token === null) sessionStorage.removeItem(TOKEN);
+  else sessionStorage.setItem(TOKEN, token);
+  tokenWanted = false;
+  watchers.forEach((each) => each());
+}
+
+async function request(path: string, method: string, token: string | null, ms: number, stop?: AbortSignal) {
+  const headers: Record<string, string> = token === null ? {} : { Authorization: `Bearer ${token}` };
+  const timeout = AbortSignal.timeout(ms);
+  const signal = stop === undefined ? timeout : AbortSignal.any([stop, timeout]);
+  const response = await fetch(`api/v1/${path}`, { method, headers, signal, cache: "no-store" });
+  if (response.ok) return await response.json();
+  const text = await response.text();
+  throw new Refused(response.status, failureText(text));
+}
+
+function failureText(text: string): string {
+  try {
+    return String(JSON.parse(text).text);
+  } catch {
+    return text.trim();
+  }
+}
+
+/** Read once. */
+export async function read<T>(path: string, stop?: AbortSignal, ms = REQUEST_MS): Promise<T> {
+  try {
+    const answer = await request(path, "GET", keptToken(), ms, stop);
+    heard();
+    return answer as T;
+  } catch (error) {
+    if (error instanceof Refused) {
+      heard();
+      if (error.status === 401 && !tokenWanted) {
+        tokenWanted = true;
+        watchers.forEach((each) => each());
+      }
+    } else if (!stop?.aborted) unheard();
+    throw error;
+  }
+}
+
+/** Change something; the token may be the kept one or one that the user has just typed. */
+export async function change(path: string, token: string): Promise<void> {
+  await request(path, "POST", token, REQUEST_MS);
+}
+
+// --- again and again -------------------------------------------------------------------------------
+
+function pause(ms: number, stop: AbortSignal): Promise<void> {
+  return new Promise((resolve) => {
+    const timer = setTimeout(done, ms);
+    function done() {
+      clearTimeout(timer);
+      stop.removeEventListener("abort", done);
+      resolve();
+    }
+    stop.addEventListener("abort", done);
+  });
+}
+
+function seen(stop: AbortSignal): Promise<void> {
+  if (!document.hidden) return Promise.resolve();
+  return new Promise((resolve) => {
+    function look() {
+      if (document.hidden && !stop.aborted) return;
+      document.removeEventListener("visibilitychange", look);
+      stop.removeEventListener("abort", look);
+      resolve();
+    }
+    document.addEventListener("visibilitychange", look);
+    stop.addEventListener("abort", look);
+  });
+}
+
+/** Run a round again and again while the page is looked at; what it throws ends nothing. */
+function useRounds(round: (stop: AbortSignal) => Promise<number>, keys: unknown[]): void {
+  useEffect(() => {
+    const end = new AbortController();
+    void (async () => {
+      while (!end.signal.aborted) {
+        await seen(end.signal);
+        let ms = RETRY_MS;
+        try {
+          ms = await round(end.signal);
+        } catch (error) {
+          if (error instanceof Refused && error.status === 404) return;
+        }
+        if (ms > 0) await pause(ms, end.signal);
+      }
+    })();
+    return () => end.abort();
+  }, keys);
+}
+
+/** What is at a path, read every so often; `again` reads it at once when it changes. */
+export function usePoll<T>(path: string | null, ms: number, again: unknown = null): { data: T | null; error: string } {
+  const [state, set] = useState<{ path: string | null; data: T | null; error: string }>({ path, data: null, error: "" });
+  useRounds(
+    async (stop) => {
+      if (path === null) return ms;
+      try {
+        const data = await read<T>(path, stop);
+        if (!stop.aborted) set({ path, data, error: "" });
+      } catch (error) {
+        if (error instanceof Refused) set({ path, data: null, error: error.message });
+        throw error;
+      }
+      return ms;
+    },
+    [path, ms, again],
+  );
+  return state.path === path ? state : { data: null, error: "" };
+}
+
+/** Events of a job, as they come. */
+export function useEvents(job: string): JobEvent[] {
+  const [events, set] = useState<JobEvent[]>([]);
+  const last = useRef(0);
+  useRounds(
+    async (stop) => {
+      const path = `jobs/${job}/events?after=${last.current}&wait_seconds=${WAIT_SECONDS}`;
+      const found = await read<{ events: JobEvent[]; terminal: boolean }>(path, stop, 2 * REQUEST_MS + WAIT_SECONDS * 1000);
+      if (stop.aborted || found.events.length === 0) return found.terminal ? RETRY_MS * 2 : 0;
+      last.current = found.events[found.events.length - 1]!.number;
+      set((before) => [...before, ...found.events].slice(-EVENTS_KEPT));
+      return 0;
+    },
+    [job],
+  );
+  return events;
+}
+
+/** Samples of the last ten minutes, of which only new ones are read. */
+export function useHistory(path: string, ms: number): History {
+  const kept = useRef<History>({ next: 0, at: [] });
+  const [history, set] = useState<History>(kept.current);
+  useRounds(
+    async (stop) => {
+      const found = await read<History>(`${path}?after=${kept.current.next}`, stop);
+      if (stop.aborted) return ms;
+      kept.current = joined(kept.current, found);
+      set(kept.current);
+      return ms;
+    },
+    [path, ms],
+  );
+  return history;
+}
+
+const SAMPLES_KEPT = 300;
+
+function joined(before: History, after: History): History {
+  if (after.next < before.next) return after;
+  const tail = <T,>(old: T[] | undefined, young: T[], length: number): (T | null)[] =>
+    [...(old ?? Array<null>(length).fill(null)), ...young].slice(-SAMPLES_KEPT);
+  const length = before.at.length;
+  return {
+    next: after.next,
+    at: [...before.at, ...after.at].slice(-SAMPLES_KEPT),
+    vertices: after.vertices?.map((vertex, number) => {
+      const was = before.vertices?.[number];
+      return {
+        name: vertex.name,
+        backpressured: tail(was?.backpressured, vertex.backpressured, length),
+        busy: tail(was?.busy, vertex.busy, length),
+        records_in: tail(was?.records_in, vertex.records_in, length),
+        records_out: tail(was?.records_out, vertex.records_out, length),
+      };
+    }),
+    workers: after.workers?.map((worker) => {
+      const was = before.workers?.find((each) => each.worker === worker.worker);
+      return {
+        worker: worker.worker,
+        loop_lag: tail(was?.loop_lag, worker.loop_lag, length),
+        segments_used: tail(was?.segments_used, worker.segments_used, length),
+      };
+    }),
+  };
+}

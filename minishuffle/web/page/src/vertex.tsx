@@ -1,0 +1,162 @@
+// One vertex: its subtasks, their pools and channels, and its last ten minutes.
+import { useMemo } from "preact/hooks";
+import type { Buffers, Graph, History, Job, TaskBuffers, VertexLoad } from "./api";
+import { usePoll } from "./api";
+import { Chart } from "./chart";
+import { count, percent, rate } from "./format";
+import { Empty, LevelBadge, Section, Share, State, Table } from "./parts";
+
+const POLL_MS = 2000;
+
+export function Vertex(props: { graph: Graph; job: Job; number: number; load: VertexLoad | undefined; history: History; runs: boolean }) {
+  const { graph, job, number, load, history, runs } = props;
+  const vertex = graph.vertices[number]!;
+  const tasks = job.tasks.filter((task) => task.operator === number);
+  const samples = history.vertices?.[number];
+  const writes = graph.edges.some((edge) => edge.source === number) || vertex.is_source;
+  const shares = useMemo(
+    () => [
+      { name: "back-pressured", values: samples?.backpressured ?? [], colour: "high" },
+      { name: "busy", values: samples?.busy ?? [], colour: "busy", dash: [6, 3] },
+    ],
+    [samples],
+  );
+  const rates = useMemo(
+    () => [
+      ...(vertex.is_source ? [] : [{ name: "in", values: samples?.records_in ?? [], colour: "accent" }]),
+      ...(writes ? [{ name: "out", values: samples?.records_out ?? [], colour: "second", dash: [6, 3] }] : []),
+    ],
+    [samples, vertex, writes],
+  );
+  return (
+    <Section
+      title={vertex.name}
+      id="vertex"
+      note={
+        <>
+          {load !== undefined && <LevelBadge of={load.level} />} {vertex.operators.length > 1 && vertex.operators.join(" → ")}
+        </>
+      }
+    >
+      <div class="charts">
+        <Chart title="Share of time, most of any subtask" at={history.at} lines={shares} show={percent} top={1.04} />
+        <Chart title="Records per second, all subtasks" at={history.at} lines={rates} show={rate} />
+      </div>
+      <h3>Subtasks</h3>
+      <Table label={`Subtasks of ${vertex.name}`} tall>
+        <thead>
+          <tr>
+            <th class="number">Subtask</th>
+            <th>State</th>
+            <th class="number">Worker</th>
+            <th class="number">Attempt</th>
+            <th>Back-pressured</th>
+            <th>Busy</th>
+            <th class="number">In</th>
+            <th class="number">Out</th>
+            <th class="number">Records in</th>
+            <th class="number">Records out</th>
+          </tr>
+        </thead>
+        <tbody>
+          {tasks.map((task) => {
+            const now = load?.subtasks.find((each) => each.index === task.index);
+            return (
+              <tr key={task.index}>
+                <th scope="row" class="number">
+                  {task.index}
+                </th>
+                <td>
+                  <State state={task.state} />
+                </td>
+                <td class="number">{task.worker}</td>
+                <td class="number">{task.attempt}</td>
+                <td>{now === undefined ? "–" : <Share value={now.backpressured} kind="pressure" />}</td>
+                <td>{now === undefined ? "–" : <Share value={now.busy} kind="busy" />}</td>
+                <td class="number">{now === undefined ? "–" : rate(now.records_in)}</td>
+                <td class="number">{now === undefined ? "–" : rate(now.records_out)}</td>
+                <td class="number">{count(task.counters.records_in)}</td>
+                <td class="number">{count(task.counters.records_out)}</td>
+              </tr>
+            );
+          })}
+        </tbody>
+      </Table>
+      {runs && <BufferTable job={job.job} number={number} name={vertex.name} />}
+    </Section>
+  );
+}
+
+function BufferTable({ job, number, name }: { job: string; number: number; name: string }) {
+  const { data } = usePoll<Buffers>(`jobs/${job}/buffers`, POLL_MS);
+  const tasks = data?.tasks.filter((task) => task.operator === number) ?? [];
+  return (
+    <>
+      <h3>Pools and channels</h3>
+      {data !== null && data.silent.length > 0 && <Empty>worker {data.silent.join(", ")} did not answer</Empty>}
+      {data === null ? <Empty>asking the workers …</Empty> : <Table label={`Pools and channels of ${name}`} tall>{rows(tasks)}</Table>}
+    </>
+  );
+}
+
+const of = (used: number, capacity: number) => `${count(used)} / ${count(capacity)}`;
+
+function rows(tasks: TaskBuffers[]) {
+  return (
+    <>
+      <thead>
+        <tr>
+          <th class="number">Subtask</th>
+          <th>Side</th>
+          <th class="number">Channels</th>
+          <th class="number">Starved</th>
+          <th class="number">Queue</th>
+          <th class="number">Exclusive</th>
+          <th class="number">Floating</th>
+          <th class="number">Credit out</th>
+          <th class="number">Backlog</th>
+          <th class="number">Output pool</th>
+        </tr>
+      </thead>
+      <tbody>
+        {tasks.flatMap((task) => [
+          ...task.gates.map((gate, input) => (
+            <tr key={`${task.index} in ${input}`}>
+              <th scope="row" class="number">
+                {task.index}
+              </th>
+              <td>input {input}</td>
+              <td class="number">{count(gate.channels)}</td>
+              <td class={gate.channels_starved > 0 ? "number alert" : "number"}>
+                {gate.channels_starved > 0 && <span aria-hidden="true">▲ </span>}
+                {count(gate.channels_starved)}
+              </td>
+              <td class="number">{count(gate.queue_buffers)}</td>
+              <td class="number">{of(gate.exclusive_used, gate.exclusive_capacity)}</td>
+              <td class="number">{of(gate.floating_used, gate.floating_capacity)}</td>
+              <td class="number">{count(gate.credits_announced)}</td>
+              <td class="number">–</td>
+              <td class="number">–</td>
+            </tr>
+          )),
+          ...task.partitions.map((partition, output) => (
+            <tr key={`${task.index} out ${output}`}>
+              <th scope="row" class="number">
+                {task.index}
+              </th>
+              <td>output {output}</td>
+              <td class="number">–</td>
+              <td class="number">–</td>
+              <td class="number">–</td>
+              <td class="number">–</td>
+              <td class="number">–</td>
+              <td class="number">–</td>
+              <td class="number">{count(partition.backlog_buffers)}</td>
+              <td class="number">{of(partition.pool.used, partition.pool.capacity)}</td>
+            </tr>
+          )),
+        ])}
+      </tbody>
+    </>
+  );
+}
