@@ -116,13 +116,13 @@ class ScriptedCoordinator:
             raise error_from_code(self._reply.code, self._reply.text)
         return self._reply
 
-    def submit(self, name: str = "words", parallelism: int = 1) -> str:
-        """A job whose tasks run."""
+    def submit(self, name: str = "words", parallelism: int = 1, *, starts: bool = True) -> str:
+        """A job whose tasks run, if it starts."""
         graph = two_vertices(parallelism).to_bytes()
         reply = self.request(SubmitJob(name=name, python="3.13", graph=graph))
         assert isinstance(reply, Accepted)
         for job, operator, index in list(self.tasks):
-            if job == reply.job:
+            if job == reply.job and starts:
                 self.report(job, operator, index, "running")
         return reply.job
 

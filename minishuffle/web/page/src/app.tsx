@@ -86,7 +86,8 @@ function Page() {
 
 function Summary({ cluster }: { cluster: Cluster }) {
   const alive = cluster.workers.filter((worker) => worker.state === "alive");
-  const slots = alive.reduce((sum, worker) => sum + worker.slots, 0);
+  const standby = alive.filter((worker) => worker.standby).length;
+  const slots = alive.reduce((sum, worker) => sum + (worker.standby ? 0 : worker.slots), 0);
   const free = alive.reduce((sum, worker) => sum + worker.slots_free, 0);
   return (
     <p class="summary">
@@ -94,7 +95,8 @@ function Summary({ cluster }: { cluster: Cluster }) {
         cluster <strong>{cluster.cluster}</strong>
       </span>
       <span>
-        <strong>{count(alive.length)}</strong> {alive.length === 1 ? "worker" : "workers"}
+        <strong>{count(alive.length - standby)}</strong> {alive.length - standby === 1 ? "worker" : "workers"}
+        {standby > 0 && `, ${count(standby)} on standby`}
       </span>
       <span>
         <strong>{count(free)}</strong> of {count(slots)} slots free

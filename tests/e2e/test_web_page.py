@@ -1,0 +1,253 @@
+"""The web page in Chromium, on real clusters and jobs; the last test kills the coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser
+
+from minishuffle.client import JobHandle
+from minishuffle.config import web_token
+from minishuffle.dataflow.stream import Stream
+from minishuffle.examples.backpressure import backpressure
+from minishuffle.local import LocalCluster
+from minishuffle.web.server import serve_coordinator_web
+from support.browser import NOT_ANSWERED, Shown, chromium, shown
+from support.coordinators import ScriptedCoordinator
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.usefixtures("wider_resources")]
+
+HOST = "127.0.0.1"
+JOBS = 1_000 if os.environ.get("MINISHUFFLE_SOAK") == "1" else 250
+Until = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    sizes = {"slots": 8, "segment_bytes": 4096, "network_memory_bytes": 16 << 20}
+    with LocalCluster(workers=2, standby=1, **sizes) as started:
+        yield started
+
+
+@pytest.fixture
+def base(cluster: LocalCluster) -> str:
+    return f"http://{HOST}:{cluster.web_port}/"
+
+
+@contextmanager
+def running(cluster: LocalCluster, job: Stream[Any], name: str, parallelism: int = 2) -> Iterator[JobHandle]:
+    """The job, until the test is over."""
+    handle = cluster.submit(job, name=name, parallelism=parallelism)
+    yield handle
+    if handle.info().state in ("created", "running"):
+        handle.cancel()
+    handle.wait_until_over(60.0)
+
+
+def numbers(start: int, count: int) -> list[int]:
+    return list(range(start, start + count))
+
+
+def counted(rate: float = 2_000) -> Stream[Any]:
+    return (
+        Stream.generate(numbers, rate=rate).key_by(lambda number: number % 50).count(emit="batch").to_count()
+    )
+
+
+def level_of(page: Shown, vertex: str) -> str:
+    """What the graph says of the back-pressure of a vertex."""
+    return page.page.locator(".vertex", has_text=vertex).locator(".level").inner_text()
+
+
+# --- what is shown ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_an_empty_cluster(browser: Browser, base: str, width: int, scheme: Any) -> None:
+    with shown(browser, base, width=width, scheme=scheme) as page:
+        page.see("No jobs yet")
+        page.see("alive")
+        page.see("of 16 slots free", "header")
+        page.check()
+
+
+def test_a_healthy_job(browser: Browser, cluster: LocalCluster, base: str) -> None:
+    with running(cluster, counted(), "healthy") as job, shown(browser, base) as page:
+        page.page.get_by_role("link", name="healthy").click()
+        page.page.wait_for_function(
+            """() => {
+                const rates = [...document.querySelectorAll(".vertex .rates")].map((each) => each.innerText);
+                return rates.length === 2 && rates.every((each) => /(in|out) [1-9]/.test(each));
+            }"""
+        )
+        assert [level_of(page, vertex.name) for vertex in job.info().tasks[:1]] == ["● OK"]
+        assert page.page.locator(".partitioner").all_inner_texts() == ["hash"]
+        page.page.locator(".vertex").nth(0).click()
+        assert page.page.locator(".vertex").nth(0).get_attribute("aria-pressed") == "true"
+        page.see("output 0", "#vertex")
+        assert page.page.locator("#vertex h2").inner_text() == job.info().tasks[0].name
+        page.see("No task has failed or was lost", "#recovery")
+        assert page.page.title() == f"healthy ({job.id}) · minishuffle"
+        page.check()
+        page.page.set_viewport_size({"width": 390, "height": 844})
+        page.page.emulate_media(color_scheme="dark")
+        page.check()
+
+
+def test_back_pressure(browser: Browser, cluster: LocalCluster, base: str) -> None:
+    job = backpressure(seconds=600.0)
+    with running(cluster, job, "slow") as handle, shown(browser, f"{base}#/jobs/{handle.id}") as page:
+        page.page.locator(".vertex", has_text="producer").locator(".level.high").wait_for()
+        assert level_of(page, "producer") == "■ HIGH"
+        assert level_of(page, "consumer") == "● OK"
+        assert page.page.locator("#vertex h2").inner_text() == "consumer", "the busiest is chosen"
+        page.page.locator("#vertex td.alert", has_text="▲").first.wait_for()
+        page.check()
+
+
+def test_a_killed_worker(browser: Browser, cluster: LocalCluster, base: str, wait_until: Until) -> None:
+    with running(cluster, counted(), "hurt", 4) as job, shown(browser, f"{base}#/jobs/{job.id}") as page:
+        page.page.locator(".vertex .level").first.wait_for()
+        tasks = wait_until(
+            lambda: all(task.state == "running" for task in job.info().tasks) and job.info().tasks, "the job"
+        )
+        victim = tasks[-1].worker
+        lost = sum(task.worker == victim for task in tasks)
+        cluster.kill_worker(victim)
+        page.see(f"worker {victim} lost: {lost} tasks", "#recovery")
+        page.page.locator("#recovery h3", has_text="again after").wait_for()
+        page.page.locator("#recovery dd", has_text=f"{lost} lost").wait_for()
+        rows = page.page.locator("#recovery tbody tr")
+        assert rows.count() == lost
+        assert re.search(rf"{victim} → \d", rows.first.inner_text())
+        page.check()
+        page.page.get_by_role("link", name="Jobs").click()
+        page.page.locator("td.alert", has_text=str(lost)).wait_for()
+        page.see("■ lost")
+        page.check()
+
+
+def test_two_hundred_subtasks(browser: Browser, cluster: LocalCluster, base: str) -> None:
+    stream = Stream.generate(numbers, rate=200)
+    for _ in range(24):
+        stream = stream.rebalance().map(lambda number: number)
+    with (
+        running(cluster, stream.to_count(), "wide", 8) as job,
+        shown(browser, f"{base}#/jobs/{job.id}") as page,
+    ):
+        page.page.locator(".vertex .level").nth(24).wait_for()
+        assert page.page.locator(".vertex").count() == 25
+        assert len(job.info().tasks) == 200
+        assert page.page.locator("#vertex table").first.locator("tbody tr").count() == 8
+        page.check()
+        page.page.set_viewport_size({"width": 390, "height": 844})
+        page.check()
+
+
+@contextmanager
+def served(source: ScriptedCoordinator) -> Iterator[str]:
+    """The web server of such a coordinator, on an event loop in a thread of its own."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="web")
+    thread.start()
+    try:
+        starting = asyncio.run_coroutine_threadsafe(serve_coordinator_web(source, HOST, 0, "token"), loop)
+        server = starting.result(20.0)
+        try:
+            yield f"http://{HOST}:{server.port}/"
+        finally:
+            asyncio.run_coroutine_threadsafe(server.close(), loop).result(20.0)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(20.0)
+        loop.close()
+
+
+def test_many_jobs(browser: Browser) -> None:
+    """The coordinator's own machine, with a worker that does nothing: a real one would run 2,000 threads."""
+    coordinator = ScriptedCoordinator(slots=JOBS)
+    for number in range(JOBS):
+        coordinator.submit(f"counts of shop {number}", starts=False)
+    with served(coordinator) as url, shown(browser, url) as page:
+        page.see(f"{JOBS:,} running, 0 ended")
+        assert page.page.locator("tbody tr", has_text="shop").count() == 100
+        page.page.get_by_role("button", name=f"Show {JOBS - 100} more of {JOBS:,}").click()
+        assert page.page.locator("tbody tr", has_text="shop").count() == JOBS
+        page.page.get_by_label("Find a job").fill("shop 17")
+        page.page.get_by_role("link", name="counts of shop 177", exact=True).wait_for()
+        page.page.wait_for_function("() => document.querySelectorAll('tbody th.wide').length === 11")
+        page.check()
+
+
+# --- who may do what -------------------------------------------------------------------------------
+
+
+def test_a_job_is_cancelled_with_the_token_alone(browser: Browser, cluster: LocalCluster, base: str) -> None:
+    with running(cluster, counted(), "short") as job, shown(browser, f"{base}#/jobs/{job.id}") as page:
+        page.page.get_by_role("button", name="Cancel job").click()
+        dialog = page.page.locator("dialog")
+        dialog.get_by_label("Token").fill("wrong")
+        dialog.get_by_role("button", name="Cancel job").click()
+        page.see("that is not the cluster's token", "dialog")
+        assert page.faults() == []
+        assert job.info().state == "running"
+        dialog.get_by_label("Token").fill(web_token((cluster.state_dir / "secret").read_bytes().strip()))
+        dialog.get_by_role("button", name="Cancel job").click()
+        page.page.locator(".title .state", has_text="canceled").wait_for()
+        assert job.info().state == "canceled"
+        assert [line for line in page.console if NOT_ANSWERED not in line] == []
+
+
+def test_pages_of_another_origin_get_nothing(browser: Browser, cluster: LocalCluster, base: str) -> None:
+    worker = cluster.status().workers[0]
+    token = web_token((cluster.state_dir / "secret").read_bytes().strip())
+    with (
+        running(cluster, counted(), "ours") as job,
+        shown(browser, f"http://localhost:{worker.metrics_port}/metrics") as page,
+    ):
+        answers: list[int] = []
+        page.page.on("response", lambda response: answers.append(response.status))
+        ask = """async ([url, options]) => {
+            try { return (await fetch(url, options)).type; } catch (error) { return error.name; }
+        }"""
+        cancel = f"{base}api/v1/jobs/{job.id}/cancel"
+        bearer = {"Authorization": f"Bearer {token}"}
+        assert page.page.evaluate(ask, [f"{base}api/v1/jobs", {}]) == "TypeError"
+        assert page.page.evaluate(ask, [f"{base}api/v1/jobs", {"mode": "no-cors"}]) == "opaque"
+        assert page.page.evaluate(ask, [cancel, {"method": "POST", "mode": "no-cors"}]) == "opaque"
+        assert page.page.evaluate(ask, [cancel, {"method": "POST", "headers": bearer}]) == "TypeError"
+        assert answers
+        assert set(answers) <= {403, 405}
+        assert job.info().state == "running"
+        page.page.goto(base.replace(HOST, "localhost"))
+        page.see("ours")
+
+
+def test_a_coordinator_that_is_gone_and_comes_back(
+    browser: Browser, cluster: LocalCluster, base: str
+) -> None:
+    with running(cluster, counted(), "lasting") as job, shown(browser, f"{base}#/jobs/{job.id}") as page:
+        page.page.locator(".vertex .level").first.wait_for()
+        gone = page.page.locator(".gone")
+        cluster.kill_coordinator()
+        gone.wait_for()
+        assert "does not answer since" in gone.inner_text()
+        assert page.page.locator("h1").inner_text() == "lasting", "what was known stays"
+        gone.wait_for(state="detached")
+        page.page.locator(".summary", has_text="term 2").wait_for()
+        page.page.locator(".vertex .level").first.wait_for()
+        assert page.overflow() == (0, 0)
+        assert [line for line in page.console if NOT_ANSWERED not in line] == []
