@@ -25,6 +25,7 @@ from minishuffle.ids import Address
 from minishuffle.transport.control import BlockingControlClient
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
+from minishuffle.wire.inquiries import AskWorkers, WorkersAnswered
 from minishuffle.wire.messages import ControlMessage, ErrorInfo
 from minishuffle.wire.outputs import GetFiles, JobFiles, ListedFile
 from minishuffle.wire.requests import (
@@ -437,6 +438,14 @@ class Client:
     def status(self) -> ClusterStatus:
         """Workers with their connections, and jobs."""
         return self._read(GetStatus(), ClusterStatus)
+
+    def ask_workers(self, question: AskWorkers) -> WorkersAnswered:
+        """What workers hold and wait for: within a second, whatever their tasks do.
+
+        Raises:
+            UnknownName: a worker that is named is not alive.
+        """
+        return self._read(question, WorkersAnswered)
 
     def stop_cluster(self) -> None:
         """Cancel all jobs and shut the workers and the coordinator down."""

@@ -175,6 +175,15 @@ EXTERNAL_TICKETS_MAX: Final = 1_024
 again."""
 RESULT_READERS_MAX: Final = 64
 """External clients that read results from one worker at once."""
+DUMP_CHANNELS_MAX: Final = 64
+"""Channels of one gate or partition that a dump has; those that hold or wait for something come first."""
+DUMP_CHANNELS_IN_ALL_MAX: Final = 8_192
+"""Channels of one worker."""
+DUMP_TASKS_MAX: Final = 512
+DUMP_REQUESTS_MAX: Final = 256
+"""Partition requests of one worker that wait for an answer."""
+DUMP_FRAMES_MAX: Final = 30
+"""Frames of a thread's stack, the innermost ones."""
 RESULT_SEGMENTS: Final = 2 * RESULT_READERS_MAX
 """A worker's segments for what they read, separate from the memory reserved for jobs."""
 

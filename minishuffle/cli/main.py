@@ -32,6 +32,7 @@ _COMMANDS = {
     "submit": "minishuffle.cli.jobs:submit",
     "jobs": "minishuffle.cli.jobs:jobs",
     "top": "minishuffle.cli.top:top",
+    "dump": "minishuffle.cli.dump:dump",
     "pipeline": "minishuffle.cli.pipeline:pipeline",
     "bench": "minishuffle.cli.bench:bench",
     "drill": "minishuffle.cli.drill:drill",
@@ -42,7 +43,7 @@ _COMMANDS = {
 _GROUPS = {
     "Start a cluster": ("demo", "cluster", "worker", "coordinator", "doctor"),
     "Run jobs on it": ("submit", "pipeline"),
-    "Watch them": ("top", "jobs"),
+    "Watch them": ("top", "dump", "jobs"),
     "Measure, and cause failures": ("bench", "drill"),
 }
 """The commands by what a user wants, for the help."""

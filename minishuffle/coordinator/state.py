@@ -27,6 +27,7 @@ from minishuffle.coordinator.jobreports import JobReport, RepeatedReport, heard
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.jobtable import JobTable
 from minishuffle.coordinator.polls import LongPolls, require_room
+from minishuffle.coordinator.questions import Questions
 from minishuffle.coordinator.results import ResultRequest, Results
 from minishuffle.coordinator.scheduling import (
     admit,
@@ -57,6 +58,7 @@ from minishuffle.dataflow.graph import JobGraph, Placement
 from minishuffle.errors import PeerLost, ShuffleError, UsageError
 from minishuffle.ids import RecordKey
 from minishuffle.wire.clients import ResultExpected, UpstreamExpected, WriteBegun, WriteEnded
+from minishuffle.wire.inquiries import AskWorkers, WorkerAnswered
 from minishuffle.wire.messages import (
     Acknowledge,
     AskDial,
@@ -90,9 +92,6 @@ from minishuffle.wire.requests import (
 )
 
 __all__ = ["CoordinatorState"]
-
-
-# --- state ----------------------------------------------------------------------------------------
 
 
 class CoordinatorState:
@@ -134,6 +133,7 @@ class CoordinatorState:
         tickets = itertools.count(1)
         self._streams = Streams(facts.term, self._send_to, self._address, tickets)
         self._results = Results(facts.term, self._jobs, self._send_to, self._address, tickets)
+        self._questions = Questions(facts.term, self._send_to, tickets)
         self._out: list[Instruction] = []
         self._touched: dict[str, Job] = {}
         """Jobs to look after before the verb at hand returns."""
@@ -193,6 +193,7 @@ class CoordinatorState:
         self._polls.forget(link)
         self._streams.forget(link)
         self._results.forget(link)
+        self._questions.forget(link)
         self._postponed = [each for each in self._postponed if each[0] != link]
         worker = self._workers.by_link(link)
         if worker is not None:
@@ -237,6 +238,7 @@ class CoordinatorState:
             else:
                 self._cut_off(worker, f"it was silent for {seconds:g} s", now)
         self._workers.forget(now)
+        self._out += self._questions.due(now)
         for name in self._polls.due(now):
             self._touch(self._jobs[name])
         for job in self._timed():
@@ -250,6 +252,7 @@ class CoordinatorState:
         times = [
             self._workers.next_deadline(),
             self._polls.next_deadline(),
+            self._questions.next_deadline(),
             self._orderly_stop.next_deadline(),
             *(self._clock(time) for job in self._timed() if (time := job.next_time()) is not None),
         ]
@@ -287,9 +290,7 @@ class CoordinatorState:
         self._out.append(CloseLink(old, f"worker {worker.worker} has a new control link"))
         self._welcome(worker)
         number, at, jobs = worker.worker, self._wall(now), self._jobs.active()
-        addresses = {
-            each.worker: each.address for each in self._workers if each.state in ("alive", "awaited")
-        }
+        addresses = {each.worker: each.address for each in self._workers.there()}
         for each in reconciled(number, message.attempts, jobs, addresses, self._facts.term):
             self._send(worker, each)
         for job in jobs:
@@ -326,6 +327,8 @@ class CoordinatorState:
                 self._out += self._streams.answered(message)
             case ResultExpected():
                 self._out += self._results.answered(message)
+            case WorkerAnswered():
+                self._out += self._questions.answered(worker.worker, message)
             case AskDial(target=target):
                 dialer = self._workers.get_alive(target)
                 if dialer is not None and dialer is not worker:
@@ -349,12 +352,11 @@ class CoordinatorState:
             return
         worker.suspicions += message.suspected
         kind = "worker suspected" if message.suspected else "worker trusted"
-        text = (
-            f"worker {by.worker} {'gets no answer from' if message.suspected else 'is connected again to'} "
-        )
+        what = "gets no answer from" if message.suspected else "is connected again to"
+        text = f"worker {by.worker} {what} worker {worker.worker}"
         for job in self._jobs.active():
             if {by.worker, worker.worker} <= job.slots_held().keys():
-                job.history.note(at, kind, f"{text}worker {worker.worker}", worker=worker.worker)
+                job.history.note(at, kind, text, worker=worker.worker)
                 self._touch(job)
 
     def _is_new(self, worker: Worker, number: int) -> bool:
@@ -368,12 +370,7 @@ class CoordinatorState:
         self.ignored += not new
         return new
 
-    def _about_job(
-        self,
-        worker: Worker,
-        message: JobReport,
-        at: float,
-    ) -> None:
+    def _about_job(self, worker: Worker, message: JobReport, at: float) -> None:
         job = self._jobs.get(message.job)
         if job is None or not heard(job, worker.worker, message, at):
             self.ignored += 1
@@ -397,6 +394,7 @@ class CoordinatorState:
         self._changed[worker.worker] = worker
         self._preparations.worker_ended(worker.worker)
         self._out += self._results.worker_ended(worker.worker, self._wall(now))
+        self._out += self._questions.worker_ended(worker.worker)
         verdict = WorkerLost(term=self._facts.term, worker=worker.worker, epoch=worker.epoch)
         for other in self._workers.alive():
             self._send(other, verdict)
@@ -446,6 +444,9 @@ class CoordinatorState:
                 return
             case _ if isinstance(message, ResultRequest):
                 self._out += self._results.request(link, request, message)
+                return
+            case AskWorkers():
+                self._out += self._questions.ask(link, request, message, self._workers.alive(), now)
                 return
             case SubmitJob():
                 self._submit(link, request, message, self._wall(now))
@@ -622,8 +623,7 @@ class CoordinatorState:
         ready = [task for task in due if not job.is_lost(task.index)]
         if ready:
             addresses = {worker.worker: worker.address for worker in workers}
-            messages = redeployments(job, ready, addresses, term=term, at=at)
-            for number, message in messages:
+            for number, message in redeployments(job, ready, addresses, term=term, at=at):
                 self._send_to(number, self._preparations.shortened(number, message))
             for task in ready:
                 self._streams.redeployed(job, *task.key)

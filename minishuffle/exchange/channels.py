@@ -415,9 +415,9 @@ class LocalAttachment:
         self.generation = generation
         self.rows_received = 0
         self.channel = channel
-        self._credit = credit
+        self.credit = credit
         self._handed_over = handed_over
-        self._outstanding = 0
+        self.outstanding = 0
         self._pieces = 0
         self._view: SubpartitionView | None = subpartition.attach(
             generation, self.pump, self.fail, attempt=attempt
@@ -430,7 +430,7 @@ class LocalAttachment:
     def pump(self) -> None:
         """Hand over what is available and allowed."""
         while (view := self._view) is not None:
-            if self._outstanding >= self._credit and view.next_type() is not NextType.EVENT:
+            if self.outstanding >= self.credit and view.next_type() is not NextType.EVENT:
                 return
             piece = view.poll()
             if piece is None:
@@ -438,7 +438,7 @@ class LocalAttachment:
             self._pieces += 1
             self._handed_over(piece)
             if piece.data_type == DataType.DATA:
-                self._outstanding += 1
+                self.outstanding += 1
                 self.rows_received += piece.rows
                 self.channel.deliver(LocalBuffer(self, piece))
             else:
@@ -448,7 +448,7 @@ class LocalAttachment:
 
     def consumed(self, buffer: GivenBack) -> None:
         if isinstance(buffer, LocalBuffer):
-            self._outstanding -= 1
+            self.outstanding -= 1
             buffer.piece.released()
             self.pump()
         else:

@@ -99,6 +99,10 @@ class NetworkBufferPool:
         """Segments in use beside the network memory: see :meth:`lend`."""
         return len(self._extra)
 
+    def starving(self) -> list[str]:
+        """(Any thread.) Names of the pools that wait for a segment of any other, the longest wait first."""
+        return [pool.name for pool in list(self._starving)]
+
     @property
     def required(self) -> int:
         """Segments that minimums claim."""

@@ -316,6 +316,10 @@ class Subpartition:
             and (builder.holder is None or builder.holder is not self.view)
         )
 
+    def queued(self) -> int:
+        """(Any thread.) Segments and events in the queue."""
+        return len(self._queue)
+
     def unsent_segments(self) -> int:
         """(Any thread.) Segments that were begun and are not all sent, more or less: the loop goes on."""
         return self._written - self._polled

@@ -356,7 +356,7 @@ class Connection:
         self._last_requested = 0
         """The peer's highest channel id, without its direction bit: ids ascend."""
         self._control: deque[Frame] = deque()
-        self._producers = Producers(self._control, counters)
+        self.producers = Producers(self._control, counters)
         self._pong: Pong | None = None
         """The answer to the newest Ping; it takes the place of one that has not left yet."""
         self._granting: dict[int, ConsumerChannel] = {}
@@ -427,7 +427,7 @@ class Connection:
 
     def credit(self, channel: int, credit: int) -> None:
         """(For the decoder.) Credit for one of this side's producer channels."""
-        self._producers.on_credit(channel, credit)
+        self.producers.on_credit(channel, credit)
 
     def frame(self, frame: Frame) -> None:
         """(For the decoder.) Any other frame."""
@@ -442,7 +442,7 @@ class Connection:
                     consumer.on_backlog(backlog)
                     self.announce_credit(consumer)
             case CancelPartitionRequest(channel, reason):
-                if self._producers.cancel(channel, reason):
+                if self.producers.cancel(channel, reason):
                     self._events.append(PartitionCancelled(channel))
             case Error(channel, code, text) if channel:
                 consumer = self._consumers.pop(channel, None)
@@ -470,7 +470,7 @@ class Connection:
                 f"PartitionRequest names channel {channel:#x}, which is not the peer's to give"
             )
         self._last_requested = number
-        if self._producers.expect(request):
+        if self.producers.expect(request):
             self._events.append(PartitionRequested(request))
 
     def _check_id_was_given(self, channel: int) -> None:
@@ -539,19 +539,19 @@ class Connection:
 
     def attach(self, channel: int, view: SubpartitionView) -> ProducerChannel | None:
         """Answer a PartitionRequested; None (and the view released) if it was cancelled meanwhile."""
-        return self._producers.attach(channel, view)
+        return self.producers.attach(channel, view)
 
     def refuse(self, channel: int, error: ShuffleError) -> None:
         """Answer a PartitionRequested in the negative."""
-        self._producers.refuse(channel, error)
+        self.producers.refuse(channel, error)
 
     def fail_producer(self, channel: int, error: ShuffleError) -> None:
         """The producing task is gone: tell the consumer why."""
-        self._producers.fail(channel, error)
+        self.producers.fail(channel, error)
 
     def available(self, channel: int) -> None:
         """Something became available on a producer channel."""
-        self._producers.available(channel)
+        self.producers.available(channel)
 
     # --- sending --------------------------------------------------------------------------------
 
@@ -568,12 +568,17 @@ class Connection:
             self._pong = None
         if self._control:
             chunks.append(self._take_control())
-        pieces = self._producers.take_turns(buffers_max, chunks)
+        pieces = self.producers.take_turns(buffers_max, chunks)
         return chunks, pieces
 
     @property
+    def control_unsent(self) -> int:
+        """Control frames that wait to be sent, and channels with credit to announce."""
+        return len(self._control) + len(self._granting)
+
+    @property
     def wants_to_send(self) -> bool:
-        return bool(self._control or self._pong or self._granting or self._producers.ready)
+        return bool(self._control or self._pong or self._granting or self.producers.ready)
 
     def _take_credit(self) -> None:
         if self._granting:
@@ -626,7 +631,7 @@ class Connection:
         self._decoder.discard_payload()
         self._arriving = None
         suspected = isinstance(error, PeerSuspected)
-        self._producers.lost(CancelReason.SUSPECTED if suspected else CancelReason.FAILED)
+        self.producers.lost(CancelReason.SUSPECTED if suspected else CancelReason.FAILED)
         reason = error or PeerLost("the peer closed the connection")
         consumers = list(self._consumers.values())
         self._consumers.clear()
@@ -637,7 +642,7 @@ class Connection:
 
     def validate(self) -> None:
         """Check every invariant; for tests, after each step."""
-        self._producers.validate()
-        assert not set(self._producers.channels) & set(self._consumers)
+        self.producers.validate()
+        assert not set(self.producers.channels) & set(self._consumers)
         for consumer in self._consumers.values():
             consumer.validate()

@@ -74,7 +74,8 @@ class DataLink(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._gathers = isinstance(self._loop, uvloop.Loop)
         self._connected: asyncio.Transport | None = None
-        self._paused = False
+        self.paused = False
+        """The kernel takes no more for now."""
         self._flush_scheduled = False
         self._in_transport: list[Outgoing] = []
         self._error: ShuffleError | None = None
@@ -178,10 +179,10 @@ class DataLink(asyncio.BufferedProtocol):
             self._endpoint.handler.refused("closed", str(self._error), self.remote)
 
     def pause_writing(self) -> None:
-        self._paused = True
+        self.paused = True
 
     def resume_writing(self) -> None:
-        self._paused = False
+        self.paused = False
         pieces, self._in_transport = self._in_transport, []
         for piece in pieces:
             piece.released()
@@ -248,6 +249,11 @@ class DataLink(asyncio.BufferedProtocol):
 
     # --- sending --------------------------------------------------------------------------------
 
+    @property
+    def unsent_buffers(self) -> int:
+        """Buffers that the transport still holds."""
+        return len(self._in_transport)
+
     def flush_soon(self) -> None:
         """Send what the machine has at the end of this loop turn."""
         if not self._flush_scheduled and not self._lost and self.established:
@@ -256,7 +262,7 @@ class DataLink(asyncio.BufferedProtocol):
 
     def _flush(self) -> None:
         self._flush_scheduled = False
-        if self._paused or self._lost:
+        if self.paused or self._lost:
             return
         chunks, pieces = self.connection.data_to_send(limits.FLUSH_SEGMENTS_MAX)
         if not chunks:
@@ -266,7 +272,7 @@ class DataLink(asyncio.BufferedProtocol):
         else:
             for chunk in chunks:
                 self._transport.write(chunk)
-        if self._paused:
+        if self.paused:
             self._in_transport.extend(pieces)
             return
         for piece in pieces:

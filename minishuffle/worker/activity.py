@@ -64,6 +64,11 @@ class StateClock:
         with self._lock:
             return self._state, self._since
 
+    def age(self) -> float:
+        """(Any thread.) Seconds that the present state has lasted."""
+        with self._lock:
+            return self._now() - self._since
+
     def read(self) -> StateSeconds:
         """(Any thread.) The totals up to now."""
         with self._lock:

@@ -44,6 +44,10 @@ class LoopInbox:
         self._woken = False
         self._closed = False
 
+    def __len__(self) -> int:
+        """(Any thread.) What the loop has yet to look at."""
+        return len(self._items)
+
     def post(self, call: Callable[..., None], *args: Any) -> None:
         """(Any thread.) Have ``call(*args)`` run on the loop."""
         if self._closed:
@@ -139,6 +143,11 @@ class TaskPaths:
         if not self._returning:
             self._returning = True
             self.post(self._take_returned)
+
+    @property
+    def returned(self) -> int:
+        """Consumed buffers that the loop has yet to take back."""
+        return len(self._returned)
 
     def _take_returned(self) -> None:
         """(Loop.)"""

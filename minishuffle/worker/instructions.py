@@ -17,6 +17,7 @@ from minishuffle.wire.clients import (
     ServeResult,
 )
 from minishuffle.wire.frames import PartitionRequest
+from minishuffle.wire.inquiries import WorkerAsked
 from minishuffle.wire.messages import (
     ControlMessage,
     DeployTasks,
@@ -33,6 +34,7 @@ from minishuffle.worker.registry import ChannelKey
 __all__ = [
     "AbandonTask",
     "Acknowledged",
+    "AnswerQuestion",
     "Attach",
     "CancelTask",
     "CloseLinks",
@@ -228,6 +230,13 @@ class Acknowledged:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerQuestion:
+    """A client looks into this worker."""
+
+    message: WorkerAsked
+
+
+@dataclass(frozen=True, slots=True)
 class Exit:
     """Stop this worker; ``reason`` is empty for an orderly shutdown."""
 
@@ -253,5 +262,6 @@ Instruction: TypeAlias = (
     | ServeStream
     | KeepResults
     | Acknowledged
+    | AnswerQuestion
     | Exit
 )

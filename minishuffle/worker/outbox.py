@@ -129,6 +129,11 @@ class Outbox:
     def __bool__(self) -> bool:
         return bool(self._items)
 
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of what was not taken yet."""
+        return self._put - self._taken
+
     def take(self, term: int) -> Collected | LogLines | None:
         """The next message, or None; the task may go on."""
         if not self._items:
@@ -186,6 +191,10 @@ class ReportLog:
     def full(self) -> bool:
         """No rows are to be sent until the coordinator has acknowledged some. Ends of tasks always are."""
         return self._bytes >= limits.UNACKNOWLEDGED_BYTES_MAX
+
+    def __len__(self) -> int:
+        """Reports that are kept."""
+        return len(self._kept)
 
     def keep(self, report: NumberedReport) -> NumberedReport:
         """The report with its number."""
@@ -287,6 +296,10 @@ class OutboxSender:
         """There is something in it."""
         self._ready.append(outbox)
         self.pump()
+
+    def __len__(self) -> int:
+        """Tasks whose rows or lines wait for the control link."""
+        return len(self._ready)
 
     def pump(self) -> None:
         """Send one message of each task, while the link takes them; the rest in later turns of the loop."""

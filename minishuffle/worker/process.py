@@ -31,6 +31,7 @@ from minishuffle.transport.control import ControlLink, connect_control
 from minishuffle.transport.tcp import DataEndpoint
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
+from minishuffle.wire.inquiries import WorkerAnswered, WorkerAsked
 from minishuffle.wire.messages import (
     ControlMessage,
     EndsRead,
@@ -48,10 +49,12 @@ from minishuffle.wire.outputs import FileCompleted
 from minishuffle.wire.requests import Failure
 from minishuffle.worker.clients import ExternalClients, ResultReaders
 from minishuffle.worker.dialing import backoff_seconds
+from minishuffle.worker.dumps import DumpedWorker, worker_dump
 from minishuffle.worker.handoff import LoopInbox
 from minishuffle.worker.instructions import (
     AbandonTask,
     Acknowledged,
+    AnswerQuestion,
     Attach,
     CancelTask,
     CloseLinks,
@@ -491,6 +494,8 @@ class Worker:
                 self._peers.external.readers.serve(message)
             case Acknowledged(number):
                 self._acknowledged(number)
+            case AnswerQuestion(question):
+                self._answer_question(question)
             case Exit(reason):
                 self._end(reason)
 
@@ -646,6 +651,21 @@ class Worker:
         if control is not None and (place := self._find()) is not None and place.term > self._state.term:
             control.close()
             self._lose_coordinator(f"one of term {place.term} has taken its place")
+
+    def _answer_question(self, question: WorkerAsked) -> None:
+        """A client looks into this worker."""
+        dumped = DumpedWorker(
+            self._state,
+            self._deployment,
+            list(self.endpoint.links),
+            self._inbox,
+            self._sender,
+            self._reports,
+            self._control is not None,
+            self._loop.time(),
+        )
+        answer = worker_dump(dumped, question.job)
+        self._send(WorkerAnswered(term=self._state.term, ticket=question.ticket, answer=answer))
 
     def snapshot(self) -> WorkerSnapshot:
         """Everything that ``/metrics`` is made from. It may be asked for before the registration, which says

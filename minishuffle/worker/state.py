@@ -25,6 +25,7 @@ from minishuffle.wire.clients import (
     ServeResult,
 )
 from minishuffle.wire.frames import PartitionRequest
+from minishuffle.wire.inquiries import WorkerAsked
 from minishuffle.wire.messages import (
     Acknowledge,
     AskDial,
@@ -50,6 +51,7 @@ from minishuffle.worker.endreports import EndReports
 from minishuffle.worker.instructions import (
     AbandonTask,
     Acknowledged,
+    AnswerQuestion,
     Attach,
     CancelTask,
     CloseLinks,
@@ -153,6 +155,10 @@ class WorkerState:
             for key in self._tasks
         ]
 
+    def waiting(self) -> list[Waiting]:
+        """Requests for partitions that cannot be answered yet, the first that will be given up first."""
+        return list(self._waiting.values())
+
     # --- control messages ------------------------------------------------------------------------
 
     def handle(self, message: ControlMessage, now: float) -> list[Instruction]:
@@ -184,6 +190,8 @@ class WorkerState:
                 return [KeepResults(message)]
             case Acknowledge(number=number):
                 return [Acknowledged(number)]
+            case WorkerAsked():
+                return [AnswerQuestion(message)]
             case Shutdown():
                 return [Exit("")]
             case _:

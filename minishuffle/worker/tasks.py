@@ -140,8 +140,8 @@ class Attempt:
         self.reported: tuple[bytes, dict[str, int]] | None = None
         """What :meth:`rows` said at the end of the task."""
         self._services = services
-        self._spec = spec
-        self._pools: dict[int, LocalPool] = {}
+        self.spec = spec
+        self.pools: dict[int, LocalPool] = {}
         """The partitions' pools, by edge."""
         self._channels: dict[tuple[int, int], InputChannel] = {}
         """By edge and producer."""
@@ -182,8 +182,8 @@ class Attempt:
             self.paths,
             partial(self._services.moved, self.id, writes=[]) if restarts else None,
             rows=self.settings.source_lease,
-            resumed=self._spec.positions,
-            age=self._spec.positions_age,
+            resumed=self.spec.positions,
+            age=self.spec.positions_age,
         )
 
     def _build_partition(self, output: OutputSpec) -> None:
@@ -209,7 +209,7 @@ class Attempt:
         )
         paths, hit = self.paths, partial(_note_limit, self.counters, self._services.wall)
         pool.on_available(paths.bell.ring)
-        self._pools[output.edge] = pool
+        self.pools[output.edge] = pool
         self.partitions[output.edge] = ResultPartition(
             partition_id,
             range(output.first, output.first + output.count),
@@ -219,7 +219,7 @@ class Attempt:
             flushing=flushing(self.settings.buffer_timeout),
             drops=self.settings.on_unavailable == "drop",
             full=partial(hit, "queue"),
-            repeats=bool(self._spec.base),
+            repeats=bool(self.spec.base),
             closed=output.closed,
         )
 
@@ -229,7 +229,7 @@ class Attempt:
         services, settings = self._services, self.settings
         exclusive, floating = settings.buffers_per_channel, settings.floating_buffers_per_gate
         reserved = exclusive * spec.count
-        name = f"input {spec.input} of {self._spec.name}[{self._spec.index}]"
+        name = f"input {spec.input} of {self.spec.name}[{self.spec.index}]"
         pool = services.pool.create_pool(name, reserved + 1, reserved + floating)
         memory = limits.KEPT_MEMORY_BYTES // max(1, spec.count)
         gate = InputGate(
@@ -259,7 +259,7 @@ class Attempt:
         services, settings = self._services, self.settings
         exclusive, floating = settings.buffers_per_channel, settings.floating_buffers_per_gate
         pool = services.pool.create_pool(
-            f"stream {self._spec.stream} of {self._spec.name}[{self._spec.index}]",
+            f"stream {self.spec.stream} of {self.spec.name}[{self.spec.index}]",
             1 + exclusive,
             2 * (1 + exclusive) + floating,
         )
@@ -275,7 +275,7 @@ class Attempt:
             post=self.paths.post,
             leases=leases,
             moved=partial(services.moved, self.id, b""),
-            resumed=self._spec.writes,
+            resumed=self.spec.writes,
         )
 
     @property
@@ -308,7 +308,7 @@ class Attempt:
         task = self.task
         if task.state != "finished" and self.settings.restart_strategy != "none":
             error = TaskFailed(
-                f"attempt {self.id.attempt} of {task.name}[{self._spec.index}] is {task.state}"
+                f"attempt {self.id.attempt} of {task.name}[{self.spec.index}] is {task.state}"
             )
             for partition in self.partitions.values():
                 partition.fail(error)
@@ -325,7 +325,7 @@ class Attempt:
         self.close()
         for partition in self.partitions.values():
             partition.discard(self._writes)
-        for pool in self._pools.values():
+        for pool in self.pools.values():
             pool.destroy()
 
     @property
@@ -359,7 +359,7 @@ class Attempt:
             gates=tuple(gate.snapshot() for gate in self.gates),
             partitions=tuple(
                 PartitionSnapshot(self.partitions[edge].backlog(), PoolSnapshot(pool.in_use, pool.size))
-                for edge, pool in self._pools.items()
+                for edge, pool in self.pools.items()
             ),
         )
 

@@ -148,7 +148,7 @@ def test_credit_of_a_paused_task_falls_to_zero_and_the_queue_stays_within_what_w
         partition.write(0, 1, [setup.element_of(SEGMENT_BYTES, str(number))])
         wire.settle()
         assert len(channel.queue) <= consumer_of(channel).credit.granted <= 2 + 4
-    (sending,) = wire.producer._producers.channels.values()
+    (sending,) = wire.producer.producers.channels.values()
     assert sending.credit.available == 0
     assert len(channel.queue) == 6
     assert partition.backlog() == 44

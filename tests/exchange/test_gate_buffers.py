@@ -199,7 +199,7 @@ def test_close_tells_the_producer_and_what_comes_later_takes_no_segment(make_set
     wire.consumer.receive(data, 0.0)
     wire.settle()
     assert setup.pool.in_use == 0
-    assert wire.producer._producers.channels == {}
+    assert wire.producer.producers.channels == {}
     assert partition.subpartitions[0].view is None
 
 

@@ -241,7 +241,7 @@ class Link:
     def request(self, channel: int, generation: int) -> PartitionRequest:
         """The consumer asks for subpartition 0."""
         request = PartitionRequest(channel, "j1", 0, 0, 0, 1, 1, generation, 2)
-        self.connection._producers.expect(request)
+        self.connection.producers.expect(request)
         return request
 
 
@@ -261,7 +261,7 @@ def test_serving_a_request_joins_the_view_to_its_channel() -> None:
 def test_a_request_that_was_cancelled_meanwhile_leaves_no_attachment() -> None:
     producer, link = Producer(), Link()
     request = link.request(7, 1)
-    link.connection._producers.cancel(7, CancelReason.ENDED)
+    link.connection.producers.cancel(7, CancelReason.ENDED)
     assert not serve(link, request, producer.subpartition).view.current
     assert producer.subpartition.view is None
 

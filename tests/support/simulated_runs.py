@@ -297,7 +297,7 @@ class Play:
     def _check_books(self) -> None:
         """Each row is in one place in every worker, and the coordinator's sums are the same."""
         books = [Book.of(attempt) for worker, attempt in self.cluster.attempts if not worker.host.lost]
-        again = any(attempt._spec.base for _, attempt in self.cluster.attempts)
+        again = any(attempt.spec.base for _, attempt in self.cluster.attempts)
         for book in books:
             book.check(again)
         if (

@@ -137,7 +137,7 @@ class SimulatedWorker:
         """No attempt reads here whose successor the coordinator has named."""
         known = self.worker._state._partitions._attempts
         for attempt in self.worker._deployment.attempts.values():
-            for output in attempt._spec.outputs:
+            for output in attempt.spec.outputs:
                 partition = attempt.partitions.get(output.edge)
                 for part in partition.subpartitions if partition is not None else ():
                     consumer = SubtaskId(attempt.id.subtask.job, OperatorId(output.operator), part.consumer)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 import minishuffle.wire.clients
+import minishuffle.wire.inquiries
 import minishuffle.wire.outputs  # noqa: F401 - registers its messages
 from minishuffle import limits
 from minishuffle.errors import LocalProtocolError, RemoteProtocolError
@@ -90,7 +91,7 @@ def messages(cls: type[ControlMessage]) -> st.SearchStrategy[ControlMessage]:
 
 def test_every_module_of_messages_registers_its_own() -> None:
     modules = {cls.__module__.rpartition(".")[2] for cls in MESSAGE_TYPES}
-    assert modules == {"messages", "requests", "clients", "outputs"}
+    assert modules == {"messages", "requests", "clients", "outputs", "inquiries"}
     assert ErrorInfo not in MESSAGE_TYPES
 
 

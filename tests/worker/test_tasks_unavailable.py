@@ -109,7 +109,7 @@ async def test_a_consumer_that_asks_an_attempt_that_has_failed_hears_so_at_once(
     assert channel.attachment is None
     link = BareLink()
     request = PartitionRequest(7, "j1", 0, 0, 0, 1, 1, 2, 2)
-    link.connection._producers.expect(request)
+    link.connection.producers.expect(request)
     serve(link, request, source.partitions[0].subpartitions[0])
     chunks, _ = link.connection.data_to_send(16)
     assert f"attempt 1 of {source.name}[0] is failed".encode() in b"".join(chunks)
