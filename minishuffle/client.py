@@ -37,6 +37,7 @@ from minishuffle.wire.requests import (
     GetLogs,
     GetRows,
     GetStatus,
+    GraphInfo,
     JobEvent,
     JobEvents,
     JobInfo,
@@ -44,6 +45,7 @@ from minishuffle.wire.requests import (
     JobLogs,
     JobRows,
     ListJobs,
+    ShowGraph,
     ShowJob,
     StopCluster,
     SubmitJob,
@@ -416,6 +418,14 @@ class Client:
             UnknownName: there is no such job.
         """
         return self._read(ShowJob(job=job), JobInfo)
+
+    def graph(self, job: str) -> GraphInfo:
+        """Vertices and edges of one job.
+
+        Raises:
+            UnknownName: there is no such job.
+        """
+        return self._read(ShowGraph(job=job), GraphInfo)
 
     def handle(self, job: str) -> JobHandle:
         """The handle of a job that was submitted before."""

@@ -114,6 +114,22 @@ channel are in use; it waits in line, as the gate has no floating one left; all 
 of the producer: a subpartition has all segments that the output keeps for one consumer; the output has none
 left; the task waits for one. Channels inside a worker have the last three alone."""
 
+FLOW: Final = (
+    "looks",
+    "input",
+    "exclusive",
+    "floating",
+    "starved",
+    "queued",
+    "output",
+    "uncredited",
+    "unsent",
+)
+"""What is added up at each look at a task's buffers: 1 for the look itself; the shares in use of its input
+buffers, of the exclusive and the floating ones among them, and of its output buffers; and 1 if a channel
+waits in line for a floating buffer, a buffer waits for the task to read it, a channel has buffers to send and
+no credit, or has both and waits for the socket. The mean between two looks at a job tells how it was."""
+
 COUNTED_MAX: Final = (1 << 63) - 1
 """The greatest count that a control message carries."""
 
@@ -162,6 +178,8 @@ class TaskCounters:
     backpressured_seconds: float = 0.0
     cpu_seconds: float = 0.0
     """Processor time of the task's thread."""
+    cpu_wait_seconds: float = 0.0
+    """Time that the thread was ready to run and had no processor; 0.0 where the system does not say."""
     rows_dropped: dict[str, int] = field(default_factory=dict)
     """By reason: upstream_unavailable, suspected, queue_discarded, partial_element, failed_batch; the
     coordinator adds sink_unfinished and, for a job, result_lost."""
@@ -169,6 +187,11 @@ class TaskCounters:
     limits_hit: dict[str, float] = field(default_factory=dict)
     """By limit (LIMITS), the wall clock at which it was first hit, in seconds since 1970. The loop writes
     those of a consumer, the task those of a producer."""
+    flow: dict[str, float] = field(default_factory=dict)
+    """Sums over the looks that the loop takes at the task's buffers while it runs: see :data:`FLOW`."""
+    hot_keys: dict[str, float] = field(default_factory=dict)
+    """By ``EDGE:CONSUMER:KEY``, the share of the rows written over that edge that a key has, if it has many:
+    see :mod:`~minishuffle.exchange.hotkeys`."""
 
     def plus(self, later: TaskCounters) -> TaskCounters:
         """The totals of two attempts; ``later`` is the newer one. Counts stop at ``COUNTED_MAX``."""
@@ -177,6 +200,8 @@ class TaskCounters:
             ours, theirs = getattr(self, each.name), getattr(later, each.name)
             if each.name == "limits_hit":
                 values[each.name] = {**theirs, **ours}
+            elif each.name == "hot_keys":
+                values[each.name] = theirs or ours
             elif isinstance(ours, dict):
                 names = ours | theirs
                 values[each.name] = {
@@ -290,6 +315,8 @@ class WorkerSnapshot:
     tasks: tuple[TaskSnapshot, ...]
     suspicions: int = 0
     """How often another worker has answered no Ping of this one."""
+    gc_seconds: float = 0.0
+    """Time that Python's garbage collector held the process up."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -32,6 +32,7 @@ _COMMANDS = {
     "submit": "minishuffle.cli.jobs:submit",
     "jobs": "minishuffle.cli.jobs:jobs",
     "top": "minishuffle.cli.top:top",
+    "diagnose": "minishuffle.cli.diagnose:diagnose",
     "dump": "minishuffle.cli.dump:dump",
     "pipeline": "minishuffle.cli.pipeline:pipeline",
     "bench": "minishuffle.cli.bench:bench",
@@ -43,7 +44,7 @@ _COMMANDS = {
 _GROUPS = {
     "Start a cluster": ("demo", "cluster", "worker", "coordinator", "doctor"),
     "Run jobs on it": ("submit", "pipeline"),
-    "Watch them": ("top", "dump", "jobs"),
+    "Watch them": ("top", "diagnose", "dump", "jobs"),
     "Measure, and cause failures": ("bench", "drill"),
 }
 """The commands by what a user wants, for the help."""

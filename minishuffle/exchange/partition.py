@@ -9,6 +9,7 @@ from typing import TypeAlias
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import ShuffleError, Superseded, TaskCancelled
 from minishuffle.exchange.buffers import BufferBuilder, Flush
+from minishuffle.exchange.hotkeys import HotKeys
 from minishuffle.exchange.segments import Segment
 from minishuffle.exchange.subpartition import Subpartition
 from minishuffle.ids import PartitionId
@@ -58,6 +59,8 @@ class ResultPartition:
         self.subpartitions = [Subpartition(each, notify, flushing, drops=drops) for each in consumers]
         for consumer in closed:
             self.subpartitions[consumer - self.first].close()
+        self.hot_keys = HotKeys()
+        """Keys that many of its rows have, if they are dealt out by key."""
         self._repeats = repeats
         self._acquire = acquire
         self._counters = counters

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise, repeat
 from operator import itemgetter
 from typing import Any, Final, Literal, TypeAlias
@@ -13,6 +14,7 @@ import pyarrow as pa
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.exchange.elements import Batch, KeyedRows, slice_of
 from minishuffle.exchange.gather import take
+from minishuffle.exchange.hotkeys import HotKeys
 from minishuffle.exchange.keys import CHUNK_ROWS, destination, hash_columns, hash_rows
 from minishuffle.exchange.rows import preview
 from minishuffle.kernels.machinecode import kernel
@@ -42,6 +44,7 @@ class Partitioner:
         consumers: how many this producer feeds.
         start: the consumer that is dealt to first; the producer's index, so that not all begin with
             the same.
+        hot_keys: looks at some of the keys, if rows go by key.
     """
 
     def __init__(
@@ -51,6 +54,8 @@ class Partitioner:
         keys: tuple[str, ...] | None,
         choose: Callable[[Any, int], int] | None,
         start: int,
+        *,
+        hot_keys: HotKeys | None = None,
     ) -> None:
         assert kind != "custom" or choose is not None
         self._kind = kind
@@ -59,6 +64,7 @@ class Partitioner:
         self._keys = keys
         self._choose = choose
         self._next = start % consumers
+        self._hot_keys = hot_keys
         self._schema: pa.Schema | None = None
         self._words: list[Any] = []
         """By column of ``_schema``: the word that stands for its values, or None for any other type."""
@@ -112,6 +118,8 @@ class Partitioner:
     def _by_key(self, batch: Batch) -> Pieces:
         if isinstance(batch, KeyedRows):
             positions = destination(hash_rows(batch.keys), self._consumers)
+            if self._hot_keys is not None:
+                self._hot_keys.look(len(batch), batch.keys.__getitem__, positions)
             order, bounds = _arrange(positions, self._consumers)
             yield from _pick_rows(batch, order, bounds)
             return
@@ -123,8 +131,11 @@ class Partitioner:
     def _chunk_by_key(self, batch: pa.RecordBatch) -> Pieces:
         if batch.schema != self._schema:
             self._prepare(batch.schema)
-        hashes = hash_columns([batch.column(number) for number in self._key_columns])
-        order, bounds = _arrange(destination(hashes, self._consumers), self._consumers)
+        columns = [batch.column(number) for number in self._key_columns]
+        positions = destination(hash_columns(columns), self._consumers)
+        if self._hot_keys is not None:
+            self._hot_keys.look(len(batch), partial(_key_of, columns), positions)
+        order, bounds = _arrange(positions, self._consumers)
         return self._pick_columns(batch, order, bounds)
 
     def _prepare(self, schema: pa.Schema) -> None:
@@ -190,6 +201,11 @@ def _column_number(schema: pa.Schema, name: str) -> int:
     if number < 0:
         raise UnknownName(f"no key column {name!r} (or several): the batch has {', '.join(schema.names)}")
     return number
+
+
+def _key_of(columns: list[pa.Array], row: int) -> Any:
+    values = [column[row].as_py() for column in columns]
+    return values[0] if len(values) == 1 else tuple(values)
 
 
 def _word(kind: pa.DataType) -> Any:

@@ -35,7 +35,7 @@ from minishuffle.errors import LocalProtocolError, ShuffleError, Superseded
 from minishuffle.exchange.buffers import BufferBuilder, Event, EventState, Flush, Slice
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.limits import EVENTS_QUEUED_PER_CHANNEL_MAX, SEGMENT_HEADROOM_BYTES
-from minishuffle.protocol.channel import NextType
+from minishuffle.protocol.channel import NextType, ProducerChannel
 from minishuffle.protocol.connection import Connection
 from minishuffle.wire.frames import (
     NO_ELEMENT_START,
@@ -368,7 +368,9 @@ class PipelinedView:
         "_state",
         "_subpartition",
         "attempt",
+        "channel",
         "generation",
+        "link",
         "on_available",
         "on_failed",
         "rows_sent",
@@ -386,6 +388,9 @@ class PipelinedView:
         self.generation = generation
         self.attempt = FIRST_ATTEMPT
         """The consumer's."""
+        self.channel: ProducerChannel | None = None
+        self.link: ProducerLink | None = None
+        """The link that carries it, and its channel there; None in one process."""
         self.on_available = on_available
         """Wakes the consumer's side: there is something to poll."""
         self.on_failed = on_failed
@@ -572,6 +577,11 @@ class ProducerLink(Protocol):
     @property
     def connection(self) -> Connection: ...
 
+    @property
+    def paused(self) -> bool:
+        """The socket takes no more for now."""
+        ...
+
     def flush_soon(self) -> None: ...
 
 
@@ -602,7 +612,8 @@ class ProducerAttachment:
 def serve(link: ProducerLink, request: PartitionRequest, subpartition: Subpartition) -> ProducerAttachment:
     """Answer a PartitionRequest: its consumer reads ``subpartition`` from now on, instead of any other."""
     attachment = ProducerAttachment(link, request, subpartition)
-    link.connection.attach(request.channel, attachment.view)
+    attachment.view.link = link
+    attachment.view.channel = link.connection.attach(request.channel, attachment.view)
     if subpartition.error is not None:
         attachment.view.fail(subpartition.error)
     link.flush_soon()

@@ -234,6 +234,13 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "Seconds by which the event loop ran a timer late.",
         "worker",
     ),
+    MetricSpec(
+        "minishuffle_gc_seconds_total",
+        "counter",
+        (),
+        "Seconds that Python's garbage collector held the process up.",
+        "worker",
+    ),
     # --- tasks ------------------------------------------------------------------------------------
     MetricSpec(
         "minishuffle_task_records_total",
@@ -278,6 +285,13 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         _TASK,
         "Processor seconds of a subtask's thread; busy without them is waiting for a disk, another system or "
         "the interpreter.",
+        "worker",
+    ),
+    MetricSpec(
+        "minishuffle_task_cpu_wait_seconds_total",
+        "counter",
+        _TASK,
+        "Seconds that a subtask's thread was ready to run and had no processor; 0 where Linux does not say.",
         "worker",
     ),
     MetricSpec(

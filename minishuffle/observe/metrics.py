@@ -160,6 +160,7 @@ def _add_worker(scrape: _Scrape, snapshot: WorkerSnapshot) -> None:
     scrape.value("minishuffle_abandoned_tasks_total", snapshot.abandoned_tasks)
     scrape.value("minishuffle_suspicions_total", snapshot.suspicions)
     scrape.histogram("minishuffle_event_loop_lag_seconds", snapshot.loop_lag)
+    scrape.value("minishuffle_gc_seconds_total", snapshot.gc_seconds)
     refused = _from_zero(_REFUSALS, snapshot.connections_refused)
     scrape.by_label("minishuffle_connections_refused_total", refused)
 
@@ -206,6 +207,7 @@ def _add_task(scrape: _Scrape, labels: Sequence[str], task: TaskSnapshot) -> Non
     }
     scrape.by_label("minishuffle_task_time_seconds_total", times, labels)
     scrape.value("minishuffle_task_cpu_seconds_total", counters.cpu_seconds, *labels)
+    scrape.value("minishuffle_task_cpu_wait_seconds_total", counters.cpu_wait_seconds, *labels)
     scrape.histogram("minishuffle_backpressure_block_seconds", task.blocks, labels)
     errors = _from_zero(_ERROR_POLICIES, counters.user_errors)
     scrape.by_label("minishuffle_user_errors_total", errors, labels)

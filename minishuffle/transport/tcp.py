@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import struct
 from dataclasses import replace
-from typing import Protocol
+from typing import Final, Protocol
 
 import uvloop
 
@@ -40,6 +41,13 @@ from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Handshake, HandshakeRefused, Identity
 
 __all__ = ["DataEndpoint", "DataLink", "EndpointHandler"]
+
+TCP_INFO_BYTES: Final = 148
+"""The beginning of Linux' ``struct tcp_info``, up to ``tcpi_notsent_bytes``."""
+_U32: Final = struct.Struct("I")
+_ROUND_TRIP_AT: Final = 68
+"""``tcpi_rtt``, in microseconds, smoothed."""
+_UNSENT_AT: Final = 144
 
 
 class EndpointHandler(Protocol):
@@ -253,6 +261,19 @@ class DataLink(asyncio.BufferedProtocol):
     def unsent_buffers(self) -> int:
         """Buffers that the transport still holds."""
         return len(self._in_transport)
+
+    def measured(self) -> tuple[float, int]:
+        """The round trip that TCP has measured, in seconds (0.0: none), and the bytes that the kernel has
+        not sent yet."""
+        sock = self._transport.get_extra_info("socket")
+        info = b"" if sock is None else sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+        if len(info) < TCP_INFO_BYTES:
+            return 0.0, 0
+        (microseconds,), (unsent,) = (
+            _U32.unpack_from(info, _ROUND_TRIP_AT),
+            _U32.unpack_from(info, _UNSENT_AT),
+        )
+        return microseconds / 1e6, unsent
 
     def flush_soon(self) -> None:
         """Send what the machine has at the end of this loop turn."""

@@ -119,6 +119,10 @@ class PeerReport(ControlMessage):
     connections: int
     local: Name
     remote: Name
+    round_trip_seconds: float = 0.0
+    """As TCP has measured it; 0.0: not known."""
+    unsent_bytes: int = 0
+    """What the kernel took and has not sent so far."""
 
 
 class WorkerReport(ControlMessage):
@@ -138,6 +142,14 @@ class WorkerReport(ControlMessage):
     """Jobs whose programs, sent ahead of need, are loaded with all that they import."""
     loop_lag_seconds: float = 0.0
     """How late the event loop was at most since the last heartbeat."""
+    clock_seconds: float = 0.0
+    """The worker's clock when it said this, of any origin: what the next two are to be divided by."""
+    cpu_seconds: float = 0.0
+    """Processor time of the process."""
+    gc_seconds: float = 0.0
+    """Time that Python's garbage collector held the process up."""
+    segment_bytes: int = 0
+    """Payload bytes of a network buffer."""
 
 
 class TaskAttempt(ControlMessage):

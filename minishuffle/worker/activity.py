@@ -8,11 +8,21 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from minishuffle.counters import Histogram
 
-__all__ = ["BLOCK_SECONDS_BOUNDS", "StateClock", "StateSeconds", "ThreadState"]
+__all__ = ["BLOCK_SECONDS_BOUNDS", "StateClock", "StateSeconds", "ThreadState", "cpu_wait_seconds"]
 
 BLOCK_SECONDS_BOUNDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
 
 ThreadState: TypeAlias = Literal["busy", "idle", "backpressured"]
+
+
+def cpu_wait_seconds(thread: int) -> float:
+    """How long a thread of this process, by its native id, was ready to run and had no processor.
+
+    Raises:
+        OSError: it has ended, or the system does not say (Linux does, in ``schedstat``).
+    """
+    with open(f"/proc/self/task/{thread}/schedstat", "rb", buffering=0) as file:
+        return int(file.read(64).split()[1]) / 1e9
 
 
 class StateSeconds(NamedTuple):

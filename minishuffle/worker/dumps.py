@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from types import FrameType
@@ -44,14 +44,14 @@ class DumpedWorker:
 
     state: WorkerState
     deployment: Deployment
-    links: list[DataLink]
+    links: Collection[DataLink]
     inbox: LoopInbox
     outgoing: OutboxSender
     reports: ReportLog
-    connected: bool
-    """There is a coordinator."""
-    now: float
-    """The loop's clock, in seconds."""
+    connected: Callable[[], bool]
+    """Whether there is a coordinator."""
+    clock: Callable[[], float]
+    """The loop's, in seconds."""
 
 
 class _Room:
@@ -93,13 +93,13 @@ def worker_dump(worker: DumpedWorker, job: str) -> bytes:
             "waiting_pools": pool.starving(),
         },
         "control": {
-            "connected": worker.connected,
+            "connected": worker.connected(),
             "outboxes_waiting": len(worker.outgoing),
             "reports_unacknowledged": len(worker.reports),
         },
         "inbox": len(worker.inbox),
         "links": [_link(link) for link in worker.links],
-        "requests_waiting": [_request(each, worker.now) for each in waiting[: limits.DUMP_REQUESTS_MAX]],
+        "requests_waiting": [_request(each, worker.clock()) for each in waiting[: limits.DUMP_REQUESTS_MAX]],
         "requests_left_out": max(0, len(waiting) - limits.DUMP_REQUESTS_MAX),
         "tasks": tasks,
         "tasks_left_out": len(attempts) - len(tasks),

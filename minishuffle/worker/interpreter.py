@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import sys
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import numpy as np
 
 from minishuffle import limits
 
-__all__ = ["collect_garbage", "keep_freed_memory", "tune_interpreter"]
+__all__ = ["GarbageClock", "collect_garbage", "keep_freed_memory", "tune_interpreter"]
 
 LARGE_BYTES: Final = 16 * limits.MIB
 """Below 32 MiB, above which glibc does not learn from a block."""
@@ -38,6 +39,33 @@ def collect_garbage() -> None:
     """Give back what functions of ended jobs kept in reference cycles. Holds the whole process up for 20 ms
     and more: for a moment when no task runs."""
     gc.collect()
+
+
+class GarbageClock:
+    """How long Python's garbage collector has held this process up, since this was made and until it closes.
+
+    Args:
+        now: a clock, in seconds.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.seconds = 0.0
+        self._now = now
+        self._began: float | None = None
+        gc.callbacks.append(self._on_collection)
+
+    def _on_collection(self, phase: str, info: Mapping[str, Any]) -> None:
+        """Called by the interpreter, on the thread that collects; no other one runs Python meanwhile."""
+        if phase == "start":
+            self._began = self._now()
+        elif self._began is not None:
+            self.seconds += self._now() - self._began
+            self._began = None
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._on_collection in gc.callbacks:
+            gc.callbacks.remove(self._on_collection)
 
 
 def keep_freed_memory() -> None:

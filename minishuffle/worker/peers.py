@@ -278,7 +278,16 @@ class PeerLinks:
         for link in self._endpoint.links if self._endpoint is not None else ():
             if link.peer.role == Role.WORKER and self._early_of(link) is None:
                 links.setdefault(link.peer.worker, []).append(link)
-        return [
-            PeerReport(worker=peer, connections=len(all_), local=all_[0].local, remote=all_[0].remote)
-            for peer, all_ in sorted(links.items())
-        ]
+        return [_report(peer, all_) for peer, all_ in sorted(links.items())]
+
+
+def _report(peer: int, links: list[DataLink]) -> PeerReport:
+    round_trip, unsent = links[0].measured()
+    return PeerReport(
+        worker=peer,
+        connections=len(links),
+        local=links[0].local,
+        remote=links[0].remote,
+        round_trip_seconds=round_trip,
+        unsent_bytes=unsent,
+    )

@@ -31,7 +31,6 @@ from minishuffle.transport.control import ControlLink, connect_control
 from minishuffle.transport.tcp import DataEndpoint
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
-from minishuffle.wire.inquiries import WorkerAnswered, WorkerAsked
 from minishuffle.wire.messages import (
     ControlMessage,
     EndsRead,
@@ -49,8 +48,9 @@ from minishuffle.wire.outputs import FileCompleted
 from minishuffle.wire.requests import Failure
 from minishuffle.worker.clients import ExternalClients, ResultReaders
 from minishuffle.worker.dialing import backoff_seconds
-from minishuffle.worker.dumps import DumpedWorker, worker_dump
+from minishuffle.worker.flow import FLOW_SECONDS
 from minishuffle.worker.handoff import LoopInbox
+from minishuffle.worker.inspection import Inspection
 from minishuffle.worker.instructions import (
     AbandonTask,
     Acknowledged,
@@ -75,20 +75,16 @@ from minishuffle.worker.instructions import (
     StartTask,
     attempt_id,
 )
-from minishuffle.worker.interpreter import collect_garbage
+from minishuffle.worker.interpreter import GarbageClock, collect_garbage
 from minishuffle.worker.outbox import NumberedReport, OutboxSender, ReportLog
 from minishuffle.worker.peers import PeerLinks
 from minishuffle.worker.preparation import ProgramLoader
 from minishuffle.worker.registry import ChannelKey, Progress
 from minishuffle.worker.state import WorkerState
 from minishuffle.worker.task import Task, TaskOutcome, describe_failure
-from minishuffle.worker.tasks import (
-    Deployment,
-    short_failure,
-    worker_report,
-    worker_snapshot,
-)
+from minishuffle.worker.tasks import Deployment
 from minishuffle.worker.timers import Alarm, Timers
+from minishuffle.worker.workerreports import short_failure, worker_report, worker_snapshot
 
 __all__ = ["COORDINATOR_SECONDS_MAX", "Worker"]
 
@@ -119,6 +115,7 @@ class Worker:
         self._find = find
         self.remote = ConnectionCounters()
         self.loop_lag = Histogram(LAG_SECONDS_BOUNDS)
+        self._garbage = GarbageClock(time.perf_counter)
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Resolved with the reason why this worker is to stop; empty for an orderly one."""
         self._loop = asyncio.get_running_loop()
@@ -155,6 +152,7 @@ class Worker:
         self._machine: WorkerState | None = None
         self._deployed: Deployment | None = None
         self._outgoing: OutboxSender | None = None
+        self._inspection: Inspection | None = None
         self._reports = ReportLog()
         self._programs = ProgramLoader()
         self._answer: asyncio.Future[Registered] = self._loop.create_future()
@@ -253,6 +251,17 @@ class Worker:
             wall=time.time,
             away=lambda: self._control is None,
         )
+        self._inspection = Inspection(
+            state,
+            self._deployed,
+            self.endpoint.links,
+            self._inbox,
+            outgoing=self._outgoing,
+            reports=self._reports,
+            connected=lambda: self._control is not None,
+            clock=self._loop.time,
+        )
+        self._timers.every("flow", FLOW_SECONDS, self._inspection.look)
         readers = ResultReaders(lambda: state.term, self._deployment, self._inbox, self._send)
         external = ExternalClients(lambda: state.term, self._deployment, readers, self._send)
         self._peers.registered(self.endpoint, self._state, external)
@@ -374,6 +383,7 @@ class Worker:
     async def close(self) -> None:
         """Cancel what runs, close every socket; bounded by ``task_cancel_timeout``."""
         self._timers.cancel()
+        self._garbage.close()
         if self._return is not None:
             self._return.cancel()
             await asyncio.gather(self._return, return_exceptions=True)
@@ -494,8 +504,8 @@ class Worker:
                 self._peers.external.readers.serve(message)
             case Acknowledged(number):
                 self._acknowledged(number)
-            case AnswerQuestion(question):
-                self._answer_question(question)
+            case AnswerQuestion(question) if self._inspection is not None:
+                self._send(self._inspection.answer(question))
             case Exit(reason):
                 self._end(reason)
 
@@ -633,6 +643,9 @@ class Worker:
             self.loop_lag,
             abandoned=state.abandoned,
             jobs_loaded=self._programs.loaded,
+            clock=self._loop.time(),
+            cpu_seconds=time.process_time(),
+            gc_seconds=self._garbage.seconds,
         )
         self._send(
             Heartbeat(
@@ -652,21 +665,6 @@ class Worker:
             control.close()
             self._lose_coordinator(f"one of term {place.term} has taken its place")
 
-    def _answer_question(self, question: WorkerAsked) -> None:
-        """A client looks into this worker."""
-        dumped = DumpedWorker(
-            self._state,
-            self._deployment,
-            list(self.endpoint.links),
-            self._inbox,
-            self._sender,
-            self._reports,
-            self._control is not None,
-            self._loop.time(),
-        )
-        answer = worker_dump(dumped, question.job)
-        self._send(WorkerAnswered(term=self._state.term, ticket=question.ticket, answer=answer))
-
     def snapshot(self) -> WorkerSnapshot:
         """Everything that ``/metrics`` is made from. It may be asked for before the registration, which says
         where it is served."""
@@ -681,4 +679,5 @@ class Worker:
             loop_lag=self.loop_lag,
             abandoned=self._machine.abandoned if self._machine is not None else 0,
             suspicions=self._machine.suspicions if self._machine is not None else 0,
+            gc_seconds=self._garbage.seconds,
         )

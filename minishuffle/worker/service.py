@@ -18,9 +18,7 @@ from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
 from minishuffle.worker.interpreter import tune_interpreter
 from minishuffle.worker.process import COORDINATOR_SECONDS_MAX, Worker
-from minishuffle.worker.tasks import (
-    registration,
-)
+from minishuffle.worker.workerreports import registration
 
 __all__ = ["run_worker"]
 

@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -61,6 +62,7 @@ from minishuffle.exchange.spool import Spool
 from minishuffle.ids import FIRST_ATTEMPT, AttemptId
 from minishuffle.wire.frames import EventKind
 from minishuffle.wire.messages import ErrorInfo
+from minishuffle.worker.activity import cpu_wait_seconds
 from minishuffle.worker.filereports import FileReports
 from minishuffle.worker.handoff import TaskPaths
 from minishuffle.worker.inputs import Inputs
@@ -236,7 +238,9 @@ def _edge_writer(
     drop: Callable[[Exception, Any], None] | None,
 ) -> Callable[[Any], None]:
     consumers = len(partition.subpartitions)
-    partitioner = Partitioner(output.partitioner, consumers, output.keys, output.choose, start)
+    partitioner = Partitioner(
+        output.partitioner, consumers, output.keys, output.choose, start, hot_keys=partition.hot_keys
+    )
     broadcast = output.partitioner == "broadcast"
 
     def write(batch: list[Any] | KeyedRows | Any) -> None:
@@ -263,6 +267,8 @@ RUNTIME_CODE: Final = f"{PACKAGE}{os.sep}"
 USER_CODE_INSIDE: Final = tuple(f"{PACKAGE / part}{os.sep}" for part in ("examples", "bench"))
 MESSAGE_BYTES_MAX: Final = limits.CONTROL_PAYLOAD_BYTES_MAX
 """Most bytes of collected rows, or of a result, that a control frame takes."""
+HOT_KEYS_MAX: Final = 8
+"""Keys that one report names."""
 GATES_WAIT_SECONDS: Final = 1.0
 """How long a task that is not woken waits before it looks at its gates again."""
 _log = logging.getLogger("minishuffle.worker")
@@ -325,6 +331,7 @@ class Task:
     """What the sink gave at its close when the task was cancelled."""
     _cpu_seconds: float = field(default=0.0, init=False)
     """What the thread has used, once it has ended."""
+    _cpu_wait_seconds: float = field(default=0.0, init=False)
 
     def start(self) -> None:
         name = f"{self.attempt_id.subtask.job}:{self.name}[{self.attempt_id.subtask.index}]"
@@ -345,6 +352,8 @@ class Task:
             idle_seconds=seconds.idle,
             backpressured_seconds=seconds.backpressured,
             cpu_seconds=self._read_cpu_seconds(),
+            cpu_wait_seconds=self._read_cpu_wait_seconds(),
+            hot_keys=self._hot_keys(),
         )
 
     def write_off(self) -> None:
@@ -376,6 +385,23 @@ class Task:
             except OSError:  # the thread ended after the look at its clock
                 return self._cpu_seconds
         return self._cpu_seconds
+
+    def _read_cpu_wait_seconds(self) -> float:
+        """What is known last, once the thread has ended."""
+        thread = self.thread
+        if thread is not None and thread.native_id is not None and self._cpu_clock is not None:
+            try:
+                self._cpu_wait_seconds = cpu_wait_seconds(thread.native_id)
+            except OSError:  # the thread ended after the look at its clock, or nothing is known
+                return self._cpu_wait_seconds
+        return self._cpu_wait_seconds
+
+    def _hot_keys(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for edge, partition in self.partitions.items():
+            for (consumer, key), share in partition.hot_keys.shares().items():
+                found[f"{edge}:{partition.first + consumer}:{key}"] = round(share, 4)
+        return dict(islice(found.items(), HOT_KEYS_MAX))
 
     # --- the thread ------------------------------------------------------------------------------
 

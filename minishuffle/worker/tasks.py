@@ -5,27 +5,21 @@ Everything here is called on the loop thread and does not block.
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, Protocol
 
 from minishuffle import limits
-from minishuffle.config import ClusterSettings
 from minishuffle.counters import (
-    ConnectionCounters,
-    Histogram,
     PartitionSnapshot,
     PoolSnapshot,
     TaskCounters,
     TaskSnapshot,
-    WorkerSnapshot,
 )
 from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.operators.base import CompleteFile
-from minishuffle.errors import ResourceExhausted, TaskFailed, clipped, text_of
+from minishuffle.errors import TaskFailed
 from minishuffle.exchange.buffers import Flush
 from minishuffle.exchange.channels import ChannelEvent, GateBuffers, InputChannel
 from minishuffle.exchange.elements import AssemblyBudget
@@ -39,21 +33,18 @@ from minishuffle.exchange.subpartition import PipelinedView
 from minishuffle.ids import AttemptId, PartitionId
 from minishuffle.protocol.channel import Outgoing
 from minishuffle.wire.frames import DataType
-from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import (
     DeployTasks,
-    ErrorInfo,
     InputSpec,
     OutputSpec,
-    Register,
     TaskReport,
     TaskSpec,
     TaskStateChanged,
-    WorkerReport,
     WritePosition,
 )
 from minishuffle.worker.client_gate import UpstreamGate
 from minishuffle.worker.filereports import FileReports
+from minishuffle.worker.flow import FlowTotals, Turns
 from minishuffle.worker.handoff import LoopInbox, TaskPaths
 from minishuffle.worker.instructions import (
     Attach,
@@ -68,14 +59,7 @@ from minishuffle.worker.registry import ChannelKey, Progress
 from minishuffle.worker.task import Task, TaskOutcome
 from minishuffle.worker.traffic import Traffic
 
-__all__ = [
-    "Attempt",
-    "Deployment",
-    "registration",
-    "short_failure",
-    "worker_report",
-    "worker_snapshot",
-]
+__all__ = ["Attempt", "Deployment"]
 
 
 # --- attempts -------------------------------------------------------------------------------------
@@ -137,6 +121,7 @@ class Attempt:
         self.partitions: dict[int, ResultPartition] = {}
         """By edge."""
         self.traffic = Traffic()
+        self._flow = FlowTotals()
         self.reported: tuple[bytes, dict[str, int]] | None = None
         """What :meth:`rows` said at the end of the task."""
         self._services = services
@@ -307,9 +292,7 @@ class Attempt:
             gate.close()
         task = self.task
         if task.state != "finished" and self.settings.restart_strategy != "none":
-            error = TaskFailed(
-                f"attempt {self.id.attempt} of {task.name}[{self.spec.index}] is {task.state}"
-            )
+            error = TaskFailed(f"attempt {self.id.attempt} of {task.name}[{self.spec.index}] is {task.state}")
             for partition in self.partitions.values():
                 partition.fail(error)
                 partition.discard(self._writes)
@@ -334,6 +317,22 @@ class Attempt:
         task = self.task
         runs = task.thread is not None and task.thread.is_alive()
         return runs and task.state in ("deploying", "running", "abandoned")
+
+    # --- looks at its buffers ---------------------------------------------------------------------
+
+    @property
+    def channels(self) -> int:
+        """How many all gates and partitions have."""
+        inputs = sum(len(gate.channels) for gate in self.gates)
+        return inputs + sum(len(each.subpartitions) for each in self.partitions.values())
+
+    def look(self) -> None:
+        """Add up how full its buffers are."""
+        if self.task.state == "running":
+            self._flow.look(self.gates, self.partitions.values(), self.pools.values())
+
+    def _counted(self) -> TaskCounters:
+        return replace(self.task.read_counters(), flow=self._flow.read())
 
     # --- flushing and reports --------------------------------------------------------------------
 
@@ -388,7 +387,7 @@ class Attempt:
             operator=subtask.operator,
             index=subtask.index,
             attempt=self.id.attempt,
-            counters=self.task.read_counters(),
+            counters=self._counted(),
             traffic=self.traffic.table(),
         )
 
@@ -428,6 +427,7 @@ class Deployment:
         self.local_bytes = 0
         self.local_buffers = 0
         self.local_rows = 0
+        self._turns = Turns()
         self._services = WorkerServices(
             worker,
             pool,
@@ -556,6 +556,10 @@ class Deployment:
         for attempt in self.attempts.values():
             attempt.paths.bell.ring()
 
+    def look(self) -> None:
+        """Add up how full the buffers of some attempts are."""
+        self._turns.take(list(self.attempts.values()))
+
     def flush_intervals(self) -> set[float]:
         """The buffer timeouts of the jobs that have one, in seconds."""
         timeouts = (attempt.settings.buffer_timeout for attempt in self.attempts.values())
@@ -580,113 +584,6 @@ def flushing(buffer_timeout: float | Literal["adaptive"]) -> Flush:
     if buffer_timeout == "adaptive":
         return Flush.ADAPTIVE
     return Flush.AT_ONCE if buffer_timeout == 0 else Flush.ON_REQUEST
-
-
-# --- reports --------------------------------------------------------------------------------------
-
-
-def registration(
-    settings: ClusterSettings,
-    pool: NetworkBufferPool,
-    *,
-    host: str,
-    data_port: int,
-    metrics_port: int,
-    requested_worker: int,
-    standby: bool,
-) -> Register:
-    """What this process says when it registers."""
-    return Register(
-        host=host,
-        data_port=data_port,
-        metrics_port=metrics_port,
-        pid=os.getpid(),
-        slots=settings.slots,
-        python=".".join(platform.python_version_tuple()[:2]),
-        segments=pool.total,
-        segment_bytes=pool.segment_bytes,
-        requested_worker=requested_worker,
-        standby=standby,
-    )
-
-
-def worker_report(
-    pool: NetworkBufferPool,
-    remote: ConnectionCounters,
-    deployment: Deployment,
-    loop_lag: Histogram,
-    *,
-    abandoned: int,
-    jobs_loaded: int,
-) -> WorkerReport:
-    """For the heartbeat."""
-    stride = pool.segment_bytes + limits.SEGMENT_HEADROOM_BYTES
-    return WorkerReport(
-        network_cap_bytes=pool.total * stride,
-        network_peak_bytes=pool.peak_used * stride,
-        segments_free=pool.free,
-        abandoned_tasks=abandoned,
-        remote_bytes_out=remote.bytes_out,
-        remote_payload_bytes_out=remote.payload_bytes_out,
-        remote_records_out=remote.rows_out,
-        remote_records_discarded=remote.rows_discarded,
-        local_records_out=deployment.local_rows,
-        loop_lag_p99_seconds=loop_lag.quantile(0.99),
-        jobs_loaded=jobs_loaded,
-    )
-
-
-def worker_snapshot(
-    identity: Identity,
-    pool: NetworkBufferPool,
-    deployment: Deployment | None,
-    *,
-    slots: int,
-    remote: ConnectionCounters,
-    connections: int,
-    refused: dict[str, int],
-    loop_lag: Histogram,
-    abandoned: int,
-    suspicions: int,
-) -> WorkerSnapshot:
-    """For ``/metrics``; there is no deployment before the worker is registered."""
-    tasks = deployment.snapshots() if deployment is not None else ()
-    return WorkerSnapshot(
-        worker=identity.worker,
-        epoch=identity.epoch,
-        slots=slots,
-        slots_used=len({(task.job, task.index) for task in tasks}),
-        remote=remote,
-        local_bytes=deployment.local_bytes if deployment is not None else 0,
-        local_buffers=deployment.local_buffers if deployment is not None else 0,
-        connections=connections,
-        segments_total=pool.total,
-        segments_free=pool.free,
-        segments_peak=pool.peak_used,
-        segments_extra=pool.extra,
-        segment_bytes=pool.segment_bytes,
-        assembly_bytes=deployment.budget.used if deployment is not None else 0,
-        loop_lag=loop_lag,
-        abandoned_tasks=abandoned,
-        connections_refused=refused,
-        tasks=tasks,
-        suspicions=suspicions,
-    )
-
-
-def short_failure(term: int, attempt_id: AttemptId, state: str, error: Exception) -> TaskStateChanged:
-    """Instead of the report of how an attempt ended, which ``error`` kept from being sent."""
-    text = f"task {attempt_id} ended as {state}, which could not be reported: {text_of(error)}"
-    subtask = attempt_id.subtask
-    return TaskStateChanged(
-        term=term,
-        job=subtask.job,
-        operator=subtask.operator,
-        index=subtask.index,
-        attempt=attempt_id.attempt,
-        state="canceled" if state == "canceled" else "failed",
-        error=ErrorInfo(code=ResourceExhausted.code, text=clipped(text, limits.ERROR_TEXT_BYTES_MAX // 64)),
-    )
 
 
 def _note_limit(counters: TaskCounters, wall: Callable[[], float], limit: str) -> None:

@@ -14,6 +14,7 @@ class BareLink:
     def __init__(self, *, dialer: bool = False) -> None:
         self.connection = Connection(dialer=dialer, counters=ConnectionCounters(), ping_interval=5.0, now=0.0)
         self.flushes = 0
+        self.paused = False
 
     def flush_soon(self) -> None:
         self.flushes += 1

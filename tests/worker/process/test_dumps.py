@@ -77,28 +77,29 @@ async def test_a_stuck_task_is_shown_with_its_place_and_with_all_that_waits_for_
     stream = Stream.source(Endless()).partition(lambda row, consumers: 1).map(never_returns).to_count()
     coordinator.deploy(stream, {0: 1, 1: 2}, settings=SETTINGS)
 
-    async def settled() -> dict[str, Any] | None:
+    async def producing() -> tuple[dict[str, Any], dict[str, Any]]:
+        """What worker 1 holds, and its channel to the task that is stuck."""
         found = await dumped(coordinator, 1)
-        source = tasks_of(found)[0, 0]
-        return found if source["waits_for"].startswith("a segment of") else None
+        (partition,) = tasks_of(found)[0, 0]["partitions"]
+        return found, next(channel for channel in partition["channels"] if channel["consumer"] == 1)
 
     await coordinator.until(Held.reached.is_set)
-    producer = await settled()
-    while producer is None:
-        producer = await settled()
+    producer, full = await producing()
+    while full.get("credit") != 0 or not tasks_of(producer)[0, 0]["waits_for"].startswith("a segment of"):
+        producer, full = await producing()
     source = tasks_of(producer)[0, 0]
     assert (source["thread"], source["waits_for"]) == ("backpressured", "a segment of output j1/edge0.0")
     (partition,) = source["partitions"]
     assert partition["pool"]["in_use"] == partition["pool"]["size"]
-    full = next(channel for channel in partition["channels"] if channel["consumer"] == 1)
     assert (full["reader"], full["credit"], full["backlog"] > 0) == ("worker 2", 0, True)
     assert full["consumer_attempt"] == full["generation"] == 1
     assert [link["peer"] for link in producer["links"]] == ["worker 2"]
     idle = tasks_of(producer)[1, 0]
     assert (idle["thread"], idle["waits_for"]) == ("idle", "input")
 
-    consumer = await dumped(coordinator, 2)
-    sink = tasks_of(consumer)[1, 1]
+    sink = tasks_of(await dumped(coordinator, 2))[1, 1]
+    while sink["gates"][0]["waiting_for_floating"] != [0]:
+        sink = tasks_of(await dumped(coordinator, 2))[1, 1]
     assert sink["thread"] == "busy" and not sink["waits_for"]
     assert any(frame.endswith(" never_returns") for frame in sink["stack"]), sink["stack"]
     (gate,) = sink["gates"]

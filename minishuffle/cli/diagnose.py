@@ -1,0 +1,116 @@
+"""``minishuffle diagnose``: which task throttles a job, why, and what to do about it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from minishuffle.cli.session import json_option, late_global_options, print_json, session_of
+from minishuffle.client import Client
+from minishuffle.errors import UsageError
+from minishuffle.observe.diagnosis import Diagnosis, Link, Look, diagnose_job
+from minishuffle.observe.loads import seconds_of
+from minishuffle.wire.requests import JobInfo
+
+__all__ = ["diagnose", "diagnosis_lines"]
+
+SECONDS_DEFAULT = 3.0
+LOOK_SECONDS = 0.1
+RUNNING = ("created", "running")
+LATE_SECONDS_MAX = 5.0
+"""How much longer than asked for the second look is waited for, if subtasks report late."""
+
+
+@click.command()
+@click.argument("job", required=False)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.5, 600),
+    default=SECONDS_DEFAULT,
+    show_default=True,
+    help="Time between the two looks.",
+)
+@json_option
+@late_global_options
+@click.pass_context
+def diagnose(context: click.Context, job: str | None, seconds: float, as_json: bool) -> None:
+    """Name the task that throttles JOB, the rule by which it is found, its numbers and what to change.
+
+    Without JOB, the one that runs. What heartbeats carry is looked at twice. If no task waits for another to
+    take its rows, nothing is wrong.
+    """
+    with session_of(context).client() as client:
+        found = _diagnosis(client, job or _only_job(client), seconds)
+    if as_json:
+        print_json(asdict(found))
+        return
+    for line in diagnosis_lines(found):
+        click.echo(line)
+
+
+def diagnosis_lines(found: Diagnosis) -> list[str]:
+    """A diagnosis as text."""
+    if found.verdict == "healthy":
+        lines = [f"job {found.job}: {found.advice}"]
+    else:
+        lines = [f"job {found.job} is throttled by {found.task}: {found.rule}"]
+    width = max(map(len, found.evidence), default=0)
+    lines += [f"  {name.replace('_', ' '):{width}}  {_text(value)}" for name, value in found.evidence.items()]
+    return lines if found.verdict == "healthy" else [*lines, f"what to do: {found.advice}"]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_item_text, value)) or "none"
+    return f"{value:,}" if isinstance(value, int | float) else str(value)
+
+
+def _item_text(item: Any) -> str:
+    return f"{item['key']} ({item['share']:.0%})" if isinstance(item, dict) else str(item)
+
+
+def _only_job(client: Client) -> str:
+    """Raises UsageError: not exactly one job runs."""
+    running = [job.job for job in client.jobs() if job.state in RUNNING]
+    if not running:
+        raise UsageError("no job runs: 'minishuffle submit keyby' starts one")
+    if len(running) > 1:
+        raise UsageError(f"several jobs run, {', '.join(running)}: name one of them")
+    return running[0]
+
+
+def _diagnosis(client: Client, job: str, seconds: float) -> Diagnosis:
+    """Look twice, once every subtask that runs has reported so much time.
+
+    Raises:
+        UsageError: the job does not run.
+    """
+    before = _look(client, job)
+    deadline = time.monotonic() + seconds + LATE_SECONDS_MAX
+    links = [Link(edge.source, edge.target, edge.partitioner) for edge in client.graph(job).edges]
+    while True:
+        time.sleep(LOOK_SECONDS)
+        after = _look(client, job)
+        if _least_passed(before.job, after.job) >= seconds or time.monotonic() > deadline:
+            return diagnose_job(before, after, links)
+
+
+def _look(client: Client, job: str) -> Look:
+    info = client.job(job)
+    if info.state not in RUNNING:
+        raise UsageError(f"job {job} is {info.state}: only one that runs can be diagnosed")
+    return Look(info, client.status().workers)
+
+
+def _least_passed(before: JobInfo, after: JobInfo) -> float:
+    """The least time that any subtask that runs has reported in between."""
+    earlier = {(task.operator, task.index): task.counters for task in before.tasks}
+    passed = [
+        seconds_of(task.counters) - seconds_of(earlier[task.operator, task.index])
+        for task in after.tasks
+        if task.state == "running"
+    ]
+    return min(passed, default=0.0)

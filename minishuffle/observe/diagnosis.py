@@ -1,0 +1,520 @@
+"""What throttles a job: a pure function of two looks at what heartbeats carry, and of the job graph.
+
+A task is *throttled* while it waits for its output (``LOW_FROM`` of its time or more). Whoever throttles it
+is behind it, so the search follows the data: among the tasks that throttled ones write to, the one that is
+busy, or always has something to read, is the bottleneck; if none is, what lies between them is, the exchange.
+Then the rules are tried in their order (:data:`RULES`): each is a condition, the numbers that show it, and
+what to do.
+
+The rules on buffers are those of Flink's guide to back-pressure: output full and input full passes it on;
+output full and input empty is the network or its credit; one subtask full among many is skew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, Final, Literal, NamedTuple
+
+from minishuffle.observe.loads import LOW_FROM
+from minishuffle.wire.requests import JobInfo, TaskInfo, WorkerInfo
+
+__all__ = ["Diagnosis", "Link", "Look", "RULES", "diagnose_job"]
+
+BUSY_FROM: Final = 0.70
+"""Share of its time that a bottleneck is busy at least, unless input waits for it at most looks."""
+QUEUED_FROM: Final = 0.60
+IDLE_BUSY_MAX: Final = 0.25
+"""A task that is busy less than that throttles nobody, whatever waits for it."""
+GC_FROM: Final = 0.15
+CPU_WAIT_FROM: Final = 0.25
+WORKER_CPU_FROM: Final = 0.75
+"""Processor time per second of a worker from which its threads contend for the interpreter's lock."""
+SKEW_FROM: Final = 1.5
+"""Times the fair share of records."""
+SLOWER_FROM: Final = 1.5
+"""Times the busy seconds per record of the other subtasks."""
+WAITING_FROM: Final = 0.3
+ROUND_TRIP_SECONDS_FROM: Final = 0.002
+UNSENT_BYTES_FROM: Final = 65_536
+HOT_KEYS_SHOWN: Final = 3
+
+
+class Link(NamedTuple):
+    """An edge of the job graph: numbers of vertices, and how rows are dealt out."""
+
+    source: int
+    target: int
+    partitioner: str
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A job and the workers at one moment."""
+
+    job: JobInfo
+    workers: Sequence[WorkerInfo]
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """``verdict`` is ``healthy``, with no ``task`` and ``none`` as the ``rule``, or ``throttled``."""
+
+    job: str
+    verdict: Literal["healthy", "throttled"]
+    task: str
+    rule: str
+    evidence: dict[str, Any]
+    advice: str
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What a subtask did between the looks: shares of its time, rates per second, means of the looks at its
+    buffers (see ``TaskCounters.flow``)."""
+
+    info: TaskInfo
+    busy: float
+    idle: float
+    backpressured: float
+    cpu: float
+    cpu_wait: float
+    records_in: float
+    records_out: float
+    bytes_out: float
+    buffers_out: float
+    flow: Mapping[str, float]
+
+    @property
+    def name(self) -> str:
+        return f"{self.info.name}[{self.info.index}]"
+
+    @property
+    def records(self) -> float:
+        """Those that it takes in; of a source, those that it makes."""
+        return self.records_in or self.records_out
+
+    def looks(self, what: str) -> float:
+        """The mean of that over the looks at its buffers."""
+        return self.flow.get(what, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpan:
+    """What a worker's process did between the looks, in seconds per second."""
+
+    worker: int
+    cpu: float
+    gc: float
+    lag: float
+    """The event loop's lag at the 99th percentile, in seconds."""
+    round_trips: Mapping[int, float]
+    """Seconds, by peer."""
+    unsent_bytes: Mapping[int, int]
+    """What the kernel had not sent at both looks, by peer."""
+    segment_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A bottleneck and what is around it."""
+
+    task: Span
+    """The bottleneck; of an exchange, the producer that waits most."""
+    beside: list[Span]
+    """The other subtasks of its vertex."""
+    behind: list[Span]
+    """The tasks that it writes to."""
+    throttled: list[Span]
+    """The tasks that wait for it."""
+    here: WorkerSpan
+    """Its worker."""
+    busy_here: list[Span]
+    """Tasks of that worker, of this job, that are busy for a good part of their time, itself included."""
+    keyed: bool
+    """Its input is dealt out by key."""
+    hot_keys: list[tuple[str, float]] = field(default_factory=list)
+    """Keys that come to it, with their share of the rows that its producers write."""
+
+    @property
+    def share(self) -> float:
+        """Its share of the records of its vertex."""
+        total = self.task.records + sum(each.records for each in self.beside)
+        return self.task.records / total if total else 0.0
+
+    @property
+    def slower(self) -> float:
+        """Its busy seconds per record, in those of the median of the others."""
+        others = [each.busy / each.records for each in self.beside if each.records and each.busy]
+        mine = self.task.busy / self.task.records if self.task.records else 0.0
+        return mine / median(others) if others else 1.0
+
+    @property
+    def alone(self) -> bool:
+        """The other subtasks have time left."""
+        return bool(self.beside) and median(each.busy for each in self.beside) <= 0.7 * self.task.busy
+
+    @property
+    def peers(self) -> list[int]:
+        """Other workers that it writes to."""
+        return sorted({each.info.worker for each in self.behind} - {self.here.worker})
+
+    @property
+    def round_trip(self) -> float:
+        return max((self.here.round_trips.get(peer, 0.0) for peer in self.peers), default=0.0)
+
+    @property
+    def unsent_bytes(self) -> int:
+        return max((self.here.unsent_bytes.get(peer, 0) for peer in self.peers), default=0)
+
+
+# --- rules ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One cause: where it is looked for, when it holds, the numbers that show it, and what to do."""
+
+    name: str
+    where: Literal["task", "exchange"]
+    holds: Callable[[Scene], bool]
+    evidence: Callable[[Scene], dict[str, Any]]
+    advice: str
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    Rule(
+        "garbage collection",
+        "task",
+        lambda scene: scene.here.gc >= GC_FROM,
+        lambda scene: {"gc_seconds_per_second": scene.here.gc},
+        "leave Python's garbage collector as the worker sets it, and do not call gc.collect() in functions; "
+        "keep fewer objects as state, for example Arrow columns instead of rows",
+    ),
+    Rule(
+        "a worker short of CPU",
+        "task",
+        lambda scene: scene.task.cpu_wait >= max(CPU_WAIT_FROM, 0.5 * (scene.task.busy - scene.task.cpu)),
+        lambda scene: {"cpu_wait": scene.task.cpu_wait, "worker_cpu": scene.here.cpu},
+        "its thread is ready to run and has no processor: give the machine or the container more processors, "
+        "move other work away, or run fewer workers there",
+    ),
+    Rule(
+        "interpreter lock",
+        "task",
+        lambda scene: (
+            len(scene.busy_here) >= 2
+            and scene.here.cpu >= WORKER_CPU_FROM
+            and scene.task.cpu < 0.8 * scene.task.busy
+            and scene.task.cpu >= 0.5 * scene.here.cpu / len(scene.busy_here)
+        ),
+        lambda scene: {
+            "worker_cpu": scene.here.cpu,
+            "busy_tasks_of_worker": len(scene.busy_here),
+            "event_loop_lag_p99_seconds": scene.here.lag,
+        },
+        "its threads wait for each other: start more workers with fewer slots each, or use columns (Table, "
+        "record batches), whose loops run without the lock",
+    ),
+    Rule(
+        "skewed key",
+        "task",
+        lambda scene: scene.keyed and scene.alone and scene.share * (1 + len(scene.beside)) >= SKEW_FROM,
+        lambda scene: {
+            "share_of_records": scene.share,
+            "fair_share": 1 / (1 + len(scene.beside)),
+            "hot_keys": [{"key": key, "share": round(share, 3)} for key, share in scene.hot_keys],
+        },
+        "split the hot key (add a salt to it and combine the parts behind), or aggregate before the "
+        "exchange, so that it carries one row per key and batch",
+    ),
+    Rule(
+        "one slow channel",
+        "task",
+        lambda scene: scene.alone and scene.slower >= SLOWER_FROM,
+        lambda scene: {
+            "share_of_records": scene.share,
+            "times_slower_per_record": scene.slower,
+            "busy_of_others": median(each.busy for each in scene.beside),
+        },
+        "this subtask alone is slow, and holds up all that write to it: look at its worker's machine, and at "
+        "what its records have in common; rebalance() lets others take its rows where keys do not matter",
+    ),
+    Rule(
+        "slow sink",
+        "task",
+        lambda scene: (
+            not scene.behind and scene.task.cpu < 0.5 * (scene.task.busy + scene.task.backpressured)
+        ),
+        lambda scene: {"cpu_share_of_busy": _ratio(scene.task.cpu, scene.task.busy)},
+        "it waits for what it writes to: write larger batches, write to files instead of collect or print, "
+        "or raise its parallelism if the other system takes more at a time",
+    ),
+    Rule(
+        "slow function",
+        "task",
+        lambda scene: True,
+        lambda scene: {"cpu_share_of_busy": _ratio(scene.task.cpu, scene.task.busy)},
+        "make the function cheaper (map_batches on columns; no call to another system for each record), or "
+        "raise the parallelism of this operator",
+    ),
+    Rule(
+        "network",
+        "exchange",
+        lambda scene: (
+            bool(scene.peers)
+            and (scene.task.looks("unsent") >= WAITING_FROM or scene.unsent_bytes >= UNSENT_BYTES_FROM)
+        ),
+        lambda scene: {
+            "unsent": scene.task.looks("unsent"),
+            "unsent_bytes": scene.unsent_bytes,
+            "round_trip_seconds": scene.round_trip,
+            "to_workers": scene.peers,
+        },
+        "buffers have credit and wait for the socket: the connection carries no more. Look for lost packets "
+        "and a full link, send less (fewer columns, aggregates before the exchange), or place the tasks on "
+        "one machine",
+    ),
+    Rule(
+        "credit round trip too long",
+        "exchange",
+        lambda scene: (
+            scene.task.looks("uncredited") >= WAITING_FROM and scene.round_trip >= ROUND_TRIP_SECONDS_FROM
+        ),
+        lambda scene: {
+            "uncredited": scene.task.looks("uncredited"),
+            "round_trip_seconds": scene.round_trip,
+            "bytes_per_round_trip": scene.task.bytes_out * scene.round_trip,
+        },
+        "credit is on its way while consumers wait: raise buffers_per_channel and floating_buffers_per_gate "
+        "until they hold the bytes of a round trip",
+    ),
+    Rule(
+        "too few buffers",
+        "exchange",
+        lambda scene: scene.task.looks("uncredited") >= WAITING_FROM or scene.task.looks("output") >= 0.8,
+        lambda scene: {
+            "uncredited": scene.task.looks("uncredited"),
+            "output_buffers_used": scene.task.looks("output"),
+            "floating_buffers_used": max((each.looks("floating") for each in scene.behind), default=0.0),
+        },
+        "raise buffers_per_channel and floating_buffers_per_gate of the job, and network_memory_bytes if the "
+        "workers have no segments left",
+    ),
+    Rule(
+        "unknown",
+        "exchange",
+        lambda scene: True,
+        lambda scene: {"uncredited": scene.task.looks("uncredited"), "unsent": scene.task.looks("unsent")},
+        "'minishuffle dump' shows what it waits for now; a source may wait for the coordinator to take its "
+        "positions",
+    ),
+)
+"""In the order in which they are tried; the last one of each place always holds."""
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+# --- the search -----------------------------------------------------------------------------------
+
+
+def diagnose_job(before: Look, after: Look, links: Iterable[Link]) -> Diagnosis:
+    """What throttles the job most, between two looks at it and at the workers."""
+    edges = list(links)
+    spans = _spans(before.job, after.job)
+    workers = _worker_spans(before.workers, after.workers)
+    throttled = [each for each in spans if each.backpressured >= LOW_FROM]
+    if not throttled:
+        return _healthy(after.job, spans)
+    scene, where = _bottleneck(spans, throttled, workers, edges)
+    rule = next(each for each in RULES if each.where == where and each.holds(scene))
+    evidence = {**_common_evidence(scene), **rule.evidence(scene)}
+    return Diagnosis(
+        after.job.job,
+        "throttled",
+        scene.task.name,
+        rule.name,
+        {name: _rounded(value) for name, value in evidence.items()},
+        rule.advice,
+    )
+
+
+def _bottleneck(
+    spans: list[Span], throttled: list[Span], workers: Mapping[int, WorkerSpan], edges: list[Link]
+) -> tuple[Scene, Literal["task", "exchange"]]:
+    """The task, or the producer at an exchange, that throttles the others."""
+    targets: dict[int, set[int]] = {}
+    for edge in edges:
+        targets.setdefault(edge.source, set()).add(edge.target)
+    held = {vertex for each in throttled for vertex in targets.get(each.info.operator, ())}
+    waiting = {each.name for each in throttled}
+    ends = [each for each in throttled if not targets.get(each.info.operator)]
+    suspects = [each for each in spans if each.info.operator in held and each.name not in waiting]
+    culprits = ends or [each for each in suspects if _is_full(each)]
+    if culprits:
+        task = max(culprits, key=lambda each: each.busy + each.backpressured)
+        return _scene(task, spans, throttled, workers, edges), "task"
+    # Whoever waits furthest down the graph waits for what is next to it.
+    last = [each for each in throttled if not targets.get(each.info.operator, set()) & _vertices(throttled)]
+    task = max(last or throttled, key=lambda each: each.backpressured)
+    return _scene(task, spans, throttled, workers, edges), "exchange"
+
+
+def _vertices(spans: Iterable[Span]) -> set[int]:
+    return {each.info.operator for each in spans}
+
+
+def _is_full(span: Span) -> bool:
+    """It has no time left, or always something to read that it does not get round to."""
+    return span.busy >= BUSY_FROM or (span.busy >= IDLE_BUSY_MAX and span.looks("queued") >= QUEUED_FROM)
+
+
+def _scene(
+    task: Span,
+    spans: list[Span],
+    throttled: list[Span],
+    workers: Mapping[int, WorkerSpan],
+    edges: list[Link],
+) -> Scene:
+    operator, worker = task.info.operator, task.info.worker
+    inputs = [(number, edge) for number, edge in enumerate(edges) if edge.target == operator]
+    outputs = {edge.target for edge in edges if edge.source == operator}
+    return Scene(
+        task,
+        [each for each in spans if each.info.operator == operator and each is not task],
+        [each for each in spans if each.info.operator in outputs],
+        throttled,
+        workers.get(worker, WorkerSpan(worker, 0.0, 0.0, 0.0, {}, {}, 0)),
+        [each for each in spans if each.info.worker == worker and each.busy >= IDLE_BUSY_MAX],
+        any(edge.partitioner == "hash" for _, edge in inputs),
+        _hot_keys(task, spans, [number for number, _ in inputs]),
+    )
+
+
+def _hot_keys(task: Span, spans: list[Span], edges: list[int]) -> list[tuple[str, float]]:
+    """Keys of its inputs, as their producers have sampled them: see ``TaskCounters.hot_keys``."""
+    shares: dict[str, list[float]] = {}
+    for each in spans:
+        for name, share in each.info.counters.hot_keys.items():
+            edge, consumer, key = name.split(":", 2)
+            if int(edge) in edges and int(consumer) == task.info.index:
+                shares.setdefault(key, []).append(share)
+    found = [(key, sum(each) / len(each)) for key, each in shares.items()]
+    return sorted(found, key=lambda each: -each[1])[:HOT_KEYS_SHOWN]
+
+
+def _common_evidence(scene: Scene) -> dict[str, Any]:
+    """What every diagnosis says of its task."""
+    task = scene.task
+    held = max(scene.throttled, key=lambda each: each.backpressured)
+    found: dict[str, Any] = {
+        "worker": task.info.worker,
+        "busy": task.busy,
+        "idle": task.idle,
+        "backpressured": task.backpressured,
+        "cpu": task.cpu,
+        "records_per_second": task.records,
+        "most_backpressured": held.name,
+        "its_backpressure": held.backpressured,
+    }
+    if task.records and task.busy:
+        found["records_per_second_at_most"] = task.records / max(task.busy, task.busy + task.backpressured)
+    written = held.records_out
+    if written:
+        found["bytes_per_record"] = held.bytes_out / written
+    if held.buffers_out and scene.here.segment_bytes:
+        fill = held.bytes_out / held.buffers_out / scene.here.segment_bytes
+        found["buffer_fill"] = min(1.0, fill)  # what is written counts before it is sent
+    return found
+
+
+def _healthy(job: JobInfo, spans: list[Span]) -> Diagnosis:
+    busiest = max(spans, key=lambda each: each.busy, default=None)
+    sources = sum(each.records_out for each in spans if not each.records_in)
+    evidence: dict[str, Any] = {"records_per_second": sources}
+    if busiest is not None:
+        evidence |= {
+            "most_backpressured": max(each.backpressured for each in spans),
+            "busiest": busiest.name,
+            "busy": busiest.busy,
+        }
+    text = "nothing is wrong: no task waits for another to take its rows"
+    return Diagnosis(
+        job.job, "healthy", "", "none", {name: _rounded(each) for name, each in evidence.items()}, text
+    )
+
+
+def _rounded(value: Any) -> Any:
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+# --- what happened between the looks --------------------------------------------------------------
+
+
+def _spans(before: JobInfo, after: JobInfo) -> list[Span]:
+    """One for each subtask that has reported time in between."""
+    earlier = {(task.operator, task.index): task for task in before.tasks}
+    found = []
+    for task in after.tasks:
+        was = earlier.get((task.operator, task.index))
+        if was is not None and (span := _span(was, task)) is not None:
+            found.append(span)
+    return found
+
+
+def _span(before: TaskInfo, after: TaskInfo) -> Span | None:
+    was, now = before.counters, after.counters
+    states = [
+        max(0.0, getattr(now, name) - getattr(was, name))
+        for name in ("busy_seconds", "idle_seconds", "backpressured_seconds")
+    ]
+    seconds = sum(states)
+    if not seconds:
+        return None
+
+    def per_second(name: str) -> float:
+        return float(max(0.0, getattr(now, name) - getattr(was, name)) / seconds)
+
+    looks = now.flow.get("looks", 0.0) - was.flow.get("looks", 0.0)
+    growth = {name: max(0.0, total - was.flow.get(name, 0.0)) for name, total in now.flow.items()}
+    flow = {name: each / looks for name, each in growth.items()} if looks > 0 else {}
+    busy, idle, backpressured = (state / seconds for state in states)
+    return Span(
+        after,
+        busy,
+        idle,
+        backpressured,
+        cpu=per_second("cpu_seconds"),
+        cpu_wait=per_second("cpu_wait_seconds"),
+        records_in=per_second("records_in"),
+        records_out=per_second("records_out"),
+        bytes_out=per_second("bytes_out"),
+        buffers_out=per_second("buffers_out"),
+        flow=flow,
+    )
+
+
+def _worker_spans(before: Sequence[WorkerInfo], after: Sequence[WorkerInfo]) -> dict[int, WorkerSpan]:
+    earlier = {each.worker: each for each in before}
+    found: dict[int, WorkerSpan] = {}
+    for each in after:
+        was = earlier.get(each.worker, each)
+        seconds = each.report.clock_seconds - was.report.clock_seconds
+        cpu, gc = (
+            max(0.0, getattr(each.report, name) - getattr(was.report, name)) / seconds if seconds > 0 else 0.0
+            for name in ("cpu_seconds", "gc_seconds")
+        )
+        unsent = {peer.worker: peer.unsent_bytes for peer in was.peers}
+        found[each.worker] = WorkerSpan(
+            each.worker,
+            cpu,
+            gc,
+            each.report.loop_lag_p99_seconds,
+            {peer.worker: peer.round_trip_seconds for peer in each.peers},
+            {peer.worker: min(peer.unsent_bytes, unsent.get(peer.worker, 0)) for peer in each.peers},
+            each.report.segment_bytes,
+        )
+    return found

@@ -1,0 +1,58 @@
+"""How clients look into a worker: the answers to their questions, and the looks at its tasks' buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from minishuffle.transport.tcp import DataLink
+from minishuffle.wire.inquiries import WorkerAnswered, WorkerAsked
+from minishuffle.worker.dumps import DumpedWorker, worker_dump
+from minishuffle.worker.handoff import LoopInbox
+from minishuffle.worker.outbox import OutboxSender, ReportLog
+from minishuffle.worker.state import WorkerState
+from minishuffle.worker.tasks import Deployment
+
+__all__ = ["Inspection"]
+
+
+class Inspection:
+    """What looks into one worker. (Loop.)
+
+    Args: its parts, and
+        connected: whether there is a coordinator.
+        clock: the loop's, in seconds.
+    """
+
+    def __init__(
+        self,
+        state: WorkerState,
+        deployment: Deployment,
+        links: Collection[DataLink],
+        inbox: LoopInbox,
+        *,
+        outgoing: OutboxSender,
+        reports: ReportLog,
+        connected: Callable[[], bool],
+        clock: Callable[[], float],
+    ) -> None:
+        self._state = state
+        self._deployment = deployment
+        self._dumped = DumpedWorker(
+            state,
+            deployment,
+            links,
+            inbox,
+            outgoing=outgoing,
+            reports=reports,
+            connected=connected,
+            clock=clock,
+        )
+
+    def answer(self, question: WorkerAsked) -> WorkerAnswered:
+        """What a client has asked for."""
+        answer = worker_dump(self._dumped, question.job)
+        return WorkerAnswered(term=self._state.term, ticket=question.ticket, answer=answer)
+
+    def look(self) -> None:
+        """Now and then: see how full buffers are."""
+        self._deployment.look()

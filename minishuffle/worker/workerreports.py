@@ -1,0 +1,134 @@
+"""What a worker says of itself: at its registration, in heartbeats and to ``/metrics``.
+
+Everything here is called on the loop thread and does not block.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+
+from minishuffle import limits
+from minishuffle.config import ClusterSettings
+from minishuffle.counters import ConnectionCounters, Histogram, WorkerSnapshot
+from minishuffle.errors import ResourceExhausted, clipped, text_of
+from minishuffle.exchange.segments import NetworkBufferPool
+from minishuffle.ids import AttemptId
+from minishuffle.wire.handshake import Identity
+from minishuffle.wire.messages import ErrorInfo, Register, TaskStateChanged, WorkerReport
+from minishuffle.worker.tasks import Deployment
+
+__all__ = ["registration", "short_failure", "worker_report", "worker_snapshot"]
+
+
+def registration(
+    settings: ClusterSettings,
+    pool: NetworkBufferPool,
+    *,
+    host: str,
+    data_port: int,
+    metrics_port: int,
+    requested_worker: int,
+    standby: bool,
+) -> Register:
+    """What this process says when it registers."""
+    return Register(
+        host=host,
+        data_port=data_port,
+        metrics_port=metrics_port,
+        pid=os.getpid(),
+        slots=settings.slots,
+        python=".".join(platform.python_version_tuple()[:2]),
+        segments=pool.total,
+        segment_bytes=pool.segment_bytes,
+        requested_worker=requested_worker,
+        standby=standby,
+    )
+
+
+def worker_report(
+    pool: NetworkBufferPool,
+    remote: ConnectionCounters,
+    deployment: Deployment,
+    loop_lag: Histogram,
+    *,
+    abandoned: int,
+    jobs_loaded: int,
+    clock: float,
+    cpu_seconds: float,
+    gc_seconds: float,
+) -> WorkerReport:
+    """For the heartbeat."""
+    stride = pool.segment_bytes + limits.SEGMENT_HEADROOM_BYTES
+    return WorkerReport(
+        network_cap_bytes=pool.total * stride,
+        network_peak_bytes=pool.peak_used * stride,
+        segments_free=pool.free,
+        abandoned_tasks=abandoned,
+        remote_bytes_out=remote.bytes_out,
+        remote_payload_bytes_out=remote.payload_bytes_out,
+        remote_records_out=remote.rows_out,
+        remote_records_discarded=remote.rows_discarded,
+        local_records_out=deployment.local_rows,
+        loop_lag_p99_seconds=loop_lag.quantile(0.99),
+        jobs_loaded=jobs_loaded,
+        clock_seconds=clock,
+        cpu_seconds=cpu_seconds,
+        gc_seconds=gc_seconds,
+        segment_bytes=pool.segment_bytes,
+    )
+
+
+def worker_snapshot(
+    identity: Identity,
+    pool: NetworkBufferPool,
+    deployment: Deployment | None,
+    *,
+    slots: int,
+    remote: ConnectionCounters,
+    connections: int,
+    refused: dict[str, int],
+    loop_lag: Histogram,
+    abandoned: int,
+    suspicions: int,
+    gc_seconds: float,
+) -> WorkerSnapshot:
+    """For ``/metrics``; there is no deployment before the worker is registered."""
+    tasks = deployment.snapshots() if deployment is not None else ()
+    return WorkerSnapshot(
+        worker=identity.worker,
+        epoch=identity.epoch,
+        slots=slots,
+        slots_used=len({(task.job, task.index) for task in tasks}),
+        remote=remote,
+        local_bytes=deployment.local_bytes if deployment is not None else 0,
+        local_buffers=deployment.local_buffers if deployment is not None else 0,
+        connections=connections,
+        segments_total=pool.total,
+        segments_free=pool.free,
+        segments_peak=pool.peak_used,
+        segments_extra=pool.extra,
+        segment_bytes=pool.segment_bytes,
+        assembly_bytes=deployment.budget.used if deployment is not None else 0,
+        loop_lag=loop_lag,
+        abandoned_tasks=abandoned,
+        connections_refused=refused,
+        tasks=tasks,
+        suspicions=suspicions,
+        gc_seconds=gc_seconds,
+    )
+
+
+def short_failure(term: int, attempt_id: AttemptId, state: str, error: Exception) -> TaskStateChanged:
+    """Instead of the report of how an attempt ended, which ``error`` kept from being sent."""
+    text = f"task {attempt_id} ended as {state}, which could not be reported: {text_of(error)}"
+    subtask = attempt_id.subtask
+    return TaskStateChanged(
+        term=term,
+        job=subtask.job,
+        operator=subtask.operator,
+        index=subtask.index,
+        attempt=attempt_id.attempt,
+        state="canceled" if state == "canceled" else "failed",
+        error=ErrorInfo(code=ResourceExhausted.code, text=clipped(text, limits.ERROR_TEXT_BYTES_MAX // 64)),
+    )

@@ -1,0 +1,31 @@
+"""A diagnosis as text, and what cannot be diagnosed."""
+
+from __future__ import annotations
+
+from minishuffle.cli.diagnose import diagnosis_lines
+from minishuffle.observe.diagnosis import Diagnosis
+
+
+def test_a_diagnosis_names_task_rule_numbers_and_fix() -> None:
+    keys = [{"key": "'the'", "share": 0.6}, {"key": "1", "share": 0.1}]
+    evidence = {"busy": 0.98, "records_per_second": 12345.0, "to_workers": [2, 3], "hot_keys": keys}
+    found = Diagnosis("j7", "throttled", "count[1]", "skewed key", evidence, "split the hot key")
+    assert diagnosis_lines(found) == [
+        "job j7 is throttled by count[1]: skewed key",
+        "  busy                0.98",
+        "  records per second  12,345.0",
+        "  to workers          2, 3",
+        "  hot keys            'the' (60%), 1 (10%)",
+        "what to do: split the hot key",
+    ]
+
+
+def test_a_healthy_job_is_said_to_be_so() -> None:
+    found = Diagnosis(
+        "j7", "healthy", "", "none", {"busiest": "a[0]", "none": []}, "nothing is wrong: so be it"
+    )
+    assert diagnosis_lines(found) == [
+        "job j7: nothing is wrong: so be it",
+        "  busiest  a[0]",
+        "  none     none",
+    ]

@@ -1,0 +1,163 @@
+"""A running cluster looked into: diagnoses of sick and healthy jobs, dumps, ``top``.
+
+``MINISHUFFLE_SOAK=1`` diagnoses five jobs of each cause and thirty healthy ones, ``MINISHUFFLE_SEED=n`` being
+the first of their seeds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from minishuffle.cli.main import cli
+from minishuffle.local import LocalCluster
+from support.sickjobs import SICK, SickJob, healthy
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+SOAK = os.environ.get("MINISHUFFLE_SOAK") == "1"
+SEED = int(os.environ.get("MINISHUFFLE_SEED", "1"))
+WITHOUT_SOAK = ("slow sink", "skewed key")
+"""Their jobs wait rather than compute, so that the cause is found on a busy machine too."""
+CASES = (
+    [(rule, seed) for rule in SICK for seed in range(SEED, SEED + 5)]
+    if SOAK
+    else [(rule, SEED) for rule in WITHOUT_SOAK]
+)
+HEALTHY = range(SEED, SEED + 30) if SOAK else range(SEED, SEED + 1)
+SECONDS = "3" if SOAK else "1.5"
+SCREEN_BYTES_MAX = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def seen(watch: Any) -> Iterator[Any]:
+    with LocalCluster(workers=2, slots=4, segment_bytes=8192) as cluster:
+        cluster.status()  # The client connects at first use.
+        yield watch(cluster)
+
+
+@pytest.fixture(autouse=True)
+def _calm(seen: Any) -> Iterator[None]:
+    yield
+    seen.calm()
+
+
+def command(seen: Any, *arguments: str, code: int = 0) -> str:
+    """What the command prints; if it is to fail, why."""
+    ran = CliRunner().invoke(cli, [*seen.flags, *arguments], prog_name="minishuffle")
+    assert ran.exit_code == code, ran.output
+    return ran.stdout if not code else ran.stderr
+
+
+def submitted(seen: Any, made: SickJob) -> str:
+    handle = seen.cluster.submit(made.stream, parallelism=made.parallelism, settings=made.settings)
+    return str(handle.id)
+
+
+def diagnosed(seen: Any, job: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(command(seen, "diagnose", job, "--seconds", SECONDS, "--json"))
+    assert list(found) == ["job", "verdict", "task", "rule", "evidence", "advice"]
+    assert found["job"] == job
+    return found
+
+
+@pytest.mark.parametrize(("rule", "seed"), CASES)
+def test_what_was_made_sick_is_named(seen: Any, wait_until: Callable[..., Any], rule: str, seed: int) -> None:
+    made = SICK[rule](Random(f"{rule} {seed}"))
+    job = submitted(seen, made)
+    # Buffers fill up and hot keys are sampled first.
+    found = wait_until(lambda: each if (each := diagnosed(seen, job))["verdict"] != "healthy" else None, rule)
+    if rule == "skewed key":
+        found = wait_until(
+            lambda: each if (each := diagnosed(seen, job))["evidence"].get("hot_keys") else None, "hot keys"
+        )
+        assert found["evidence"]["hot_keys"][0]["key"] == made.hot_key
+    assert found["rule"] == rule, found
+    assert made.vertex in found["task"], found
+    if made.subtask is not None:
+        assert found["task"].endswith(f"[{made.subtask}]"), found
+
+
+@pytest.mark.parametrize("seed", HEALTHY)
+def test_nothing_is_found_in_a_healthy_job(seen: Any, wait_until: Callable[..., Any], seed: int) -> None:
+    job = submitted(seen, healthy(Random(f"healthy {seed}")))
+    wait_until(
+        lambda: sum(task.counters.records_in for task in seen.cluster.client.job(job).tasks), "records"
+    )
+    found = diagnosed(seen, job)
+    assert (found["verdict"], found["task"], found["rule"]) == ("healthy", "", "none"), found
+
+
+def test_what_does_not_run_is_not_diagnosed_and_of_several_jobs_one_is_to_be_named(seen: Any) -> None:
+    assert "no job runs" in command(seen, "diagnose", code=2)
+    jobs = [seen.cluster.submit(healthy(Random(1)).stream, parallelism=2).id for _ in range(2)]
+    assert f"several jobs run, {', '.join(jobs)}: name one of them" in command(seen, "diagnose", code=2)
+    seen.calm()
+    assert f"job {jobs[0]} is canceled" in command(seen, "diagnose", jobs[0], code=2)
+    assert "there is no job 'j99'" in command(seen, "dump", "j99", code=2)
+
+
+def test_a_worker_that_is_stopped_is_named_in_a_dump_and_the_others_answer(seen: Any) -> None:
+    one, two = sorted(seen.cluster.workers)
+    seen.cluster.kill_worker(two, signal.SIGSTOP)
+    try:
+        found = json.loads(command(seen, "dump", "--json"))
+        text = command(seen, "dump")
+    finally:
+        seen.cluster.kill_worker(two, signal.SIGCONT)
+    assert ([each["worker"] for each in found["workers"]], found["silent"]) == ([one], [two])
+    assert f"worker {two} did not answer: its event loop is held up, or the process is stopped" in text
+    assert json.loads(command(seen, "dump", "--worker", str(two), "--json"))["workers"][0]["worker"] == two
+
+
+def test_top_is_a_screen_in_a_terminal_and_tables_where_there_is_none(
+    seen: Any, wait_until: Callable[..., Any]
+) -> None:
+    job = submitted(seen, healthy(Random(3)))
+    words = [sys.executable, "-m", "minishuffle.cli", *seen.flags, "top", job]
+    main, side = pty.openpty()
+    screen = b""
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"}
+    process = subprocess.Popen(words, stdin=side, stdout=side, stderr=side, env=environment)
+    os.close(side)
+    try:
+        os.set_blocking(main, False)
+
+        def shown(times: int) -> bool:
+            nonlocal screen
+            with contextlib.suppress(BlockingIOError):
+                screen += os.read(main, SCREEN_BYTES_MAX)
+            return screen.count(b"back-pressured") >= times
+
+        wait_until(lambda: shown(3), "three screens")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+        with contextlib.suppress(OSError):  # EIO: the other side is closed
+            screen += os.read(main, SCREEN_BYTES_MAX)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(main)
+    assert b"\x1b[?25l" in screen and screen.rstrip().endswith(b"\x1b[?25h"), "the cursor is hidden, and back"
+    assert b"\x1b[1A" in screen, "each table is drawn upon the one before"
+    assert f"{job} (job)".encode() in screen
+
+    plain = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert plain.stdout is not None
+    lines = [plain.stdout.readline() for _ in range(6)]
+    plain.send_signal(signal.SIGINT)
+    rest, error = plain.communicate(timeout=30)
+    assert plain.returncode == 0, error
+    assert "\x1b" not in "".join(lines) + rest and lines[0].startswith("job ")
+    assert sum(line.startswith("job ") for line in lines) >= 2, "one table below the other"

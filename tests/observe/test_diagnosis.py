@@ -1,0 +1,263 @@
+"""Each cause is found from two looks at a job, and nothing is found in a healthy one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import pytest
+
+from minishuffle.counters import TaskCounters
+from minishuffle.observe.diagnosis import RULES, Diagnosis, Link, Look, diagnose_job
+from minishuffle.wire.messages import PeerReport, WorkerReport
+from minishuffle.wire.requests import JobInfo, TaskInfo, WorkerInfo
+
+SECONDS = 3.0
+LOOKS = 30.0
+SOURCE, MIDDLE, SINK = 0, 1, 2
+NAMES = ("lines", "count", "to_files")
+CHAIN = (Link(SOURCE, MIDDLE, "hash"), Link(MIDDLE, SINK, "rebalance"))
+
+
+@dataclass
+class Subtask:
+    """What one did in the time: shares, rates, means of the looks."""
+
+    operator: int
+    index: int
+    worker: int
+    busy: float = 0.3
+    backpressured: float = 0.0
+    cpu: float | None = None
+    """None: all of the time in which it is busy."""
+    cpu_wait: float = 0.0
+    records_in: float = 1_000.0
+    records_out: float = 1_000.0
+    flow: dict[str, float] = field(default_factory=dict)
+    hot_keys: dict[str, float] = field(default_factory=dict)
+
+    def counters(self, seconds: float) -> TaskCounters:
+        """After so much time; everything has grown evenly before, too."""
+        cpu = self.busy if self.cpu is None else self.cpu
+        return TaskCounters(
+            records_in=int(self.records_in * seconds),
+            records_out=int(self.records_out * seconds),
+            bytes_out=int(100 * self.records_out * seconds),
+            buffers_out=int(self.records_out * seconds / 100),
+            busy_seconds=self.busy * seconds,
+            idle_seconds=(1 - self.busy - self.backpressured) * seconds,
+            backpressured_seconds=self.backpressured * seconds,
+            cpu_seconds=cpu * seconds,
+            cpu_wait_seconds=self.cpu_wait * seconds,
+            flow={"looks": seconds * 10, **{what: 10 * seconds * each for what, each in self.flow.items()}},
+            hot_keys=self.hot_keys,
+        )
+
+
+@dataclass
+class Case:
+    """A job of three vertices with two subtasks each, on two workers."""
+
+    tasks: dict[tuple[int, int], Subtask] = field(
+        default_factory=lambda: {
+            (operator, index): Subtask(operator, index, 1 + index, records_in=1_000.0 if operator else 0.0)
+            for operator in (SOURCE, MIDDLE, SINK)
+            for index in (0, 1)
+        }
+    )
+    cpu: dict[int, float] = field(default_factory=lambda: {1: 0.4, 2: 0.4})
+    gc: dict[int, float] = field(default_factory=lambda: {1: 0.0, 2: 0.0})
+    round_trip: float = 0.0001
+    unsent_bytes: int = 0
+
+    def change(self, operator: int, index: int | None = None, **fields: Any) -> Case:
+        for (number, subtask), each in self.tasks.items():
+            if number == operator and index in (None, subtask):
+                for name, value in fields.items():
+                    setattr(each, name, value)
+        return self
+
+    def look(self, seconds: float) -> Look:
+        tasks = [
+            TaskInfo(
+                operator=each.operator,
+                name=NAMES[each.operator],
+                index=each.index,
+                attempt=1,
+                state="running",
+                worker=each.worker,
+                counters=each.counters(seconds),
+            )
+            for each in self.tasks.values()
+        ]
+        job = JobInfo(job="j7", name="words", state="running", submitted_at=1.0, tasks=tasks)
+        return Look(job, [self._worker(number, seconds) for number in (1, 2)])
+
+    def _worker(self, number: int, seconds: float) -> WorkerInfo:
+        report = WorkerReport(
+            clock_seconds=1000.0 + seconds,
+            cpu_seconds=self.cpu[number] * seconds,
+            gc_seconds=self.gc[number] * seconds,
+            segment_bytes=32_768,
+        )
+        peer = PeerReport(
+            worker=3 - number,
+            connections=1,
+            local="a",
+            remote="b",
+            round_trip_seconds=self.round_trip,
+            unsent_bytes=self.unsent_bytes,
+        )
+        return WorkerInfo(
+            worker=number,
+            epoch=1,
+            state="alive",
+            host="h",
+            pid=1,
+            data_port=1,
+            metrics_port=1,
+            slots=2,
+            slots_free=0,
+            heartbeat_age_seconds=0.0,
+            report=report,
+            peers=[peer],
+        )
+
+    def diagnosis(self) -> Diagnosis:
+        return diagnose_job(self.look(5.0), self.look(5.0 + SECONDS), CHAIN)
+
+
+def held_by_the_middle() -> Case:
+    """Sources wait for a vertex that is busy all the time."""
+    case = Case().change(SOURCE, backpressured=0.7, flow={"output": 1.0, "uncredited": 0.9})
+    return case.change(MIDDLE, busy=0.98, flow={"queued": 1.0, "input": 1.0, "floating": 1.0})
+
+
+def held_by_the_exchange() -> Case:
+    """Sources wait, and nobody behind them is busy."""
+    case = Case().change(SOURCE, backpressured=0.6, flow={"output": 1.0, "uncredited": 0.8})
+    return case.change(MIDDLE, busy=0.2, flow={"queued": 0.1})
+
+
+def skewed() -> Case:
+    keys = {"0:1:'the'": 0.6, "0:0:'a'": 0.1}
+    case = held_by_the_middle().change(SOURCE, hot_keys=keys)
+    case.change(MIDDLE, 0, busy=0.3, records_in=300.0, flow={})
+    return case.change(MIDDLE, 1, records_in=1_700.0)
+
+
+SICK: dict[str, tuple[Case, str]] = {
+    "garbage collection": (held_by_the_middle(), "count[0]"),
+    "a worker short of CPU": (held_by_the_middle().change(MIDDLE, cpu=0.5, cpu_wait=0.45), "count[0]"),
+    "interpreter lock": (
+        held_by_the_middle().change(MIDDLE, cpu=0.3).change(SINK, busy=0.9, cpu=0.3).change(SOURCE, cpu=0.25),
+        "count[0]",
+    ),
+    "skewed key": (skewed(), "count[1]"),
+    "one slow channel": (
+        held_by_the_middle().change(MIDDLE, 0, busy=0.2, flow={}).change(MIDDLE, 1, busy=1.0),
+        "count[1]",
+    ),
+    "slow sink": (
+        held_by_the_middle()
+        .change(MIDDLE, busy=0.2, backpressured=0.75)
+        .change(SINK, busy=0.99, cpu=0.02, flow={"queued": 1.0}),
+        "to_files[0]",
+    ),
+    "slow function": (held_by_the_middle(), "count[0]"),
+    "network": (held_by_the_exchange().change(SOURCE, flow={"output": 1.0, "unsent": 0.7}), "lines[0]"),
+    "credit round trip too long": (held_by_the_exchange(), "lines[0]"),
+    "too few buffers": (held_by_the_exchange(), "lines[0]"),
+    "unknown": (held_by_the_exchange().change(SOURCE, flow={}), "lines[0]"),
+}
+SICK["garbage collection"][0].gc = {1: 0.4, 2: 0.0}
+SICK["interpreter lock"][0].cpu = {1: 0.97, 2: 0.97}
+SICK["credit round trip too long"][0].round_trip = 0.05
+
+
+def test_there_is_a_case_for_each_rule() -> None:
+    assert [rule.name for rule in RULES] == list(SICK)
+
+
+@pytest.mark.parametrize("rule", SICK)
+def test_each_cause_is_named_with_its_task_and_its_numbers(rule: str) -> None:
+    case, task = SICK[rule]
+    found = case.diagnosis()
+    assert (found.job, found.verdict, found.rule) == ("j7", "throttled", rule)
+    assert found.task.partition("[")[0] == task.partition("[")[0]
+    if rule in ("skewed key", "one slow channel"):
+        assert found.task == task
+    (table,) = [each for each in RULES if each.name == rule]
+    assert found.advice == table.advice
+    assert found.evidence["busy"] == pytest.approx(found.evidence["busy"]) and found.evidence["worker"] in (
+        1,
+        2,
+    )
+    own = {
+        "garbage collection": ("gc_seconds_per_second", 0.4),
+        "a worker short of CPU": ("cpu_wait", 0.45),
+        "interpreter lock": ("worker_cpu", 0.97),
+        "skewed key": ("hot_keys", [{"key": "'the'", "share": 0.6}]),
+        "one slow channel": ("times_slower_per_record", 5.0),
+        "slow sink": ("cpu_share_of_busy", pytest.approx(0.0202, abs=1e-4)),
+        "slow function": ("cpu_share_of_busy", 1.0),
+        "network": ("unsent", 0.7),
+        "credit round trip too long": ("round_trip_seconds", 0.05),
+        "too few buffers": ("uncredited", 0.8),
+        "unknown": ("uncredited", 0.0),
+    }
+    name, value = own[rule]
+    assert found.evidence[name] == value
+    assert found.evidence["bytes_per_record"] == 100.0
+    assert found.evidence["buffer_fill"] == pytest.approx(100 * 100 / 32_768, rel=0.01)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_nothing_is_wrong_with_a_job_in_which_nobody_waits(seed: int) -> None:
+    random = Random(seed)
+    case = Case()
+    for (operator, index), _ in list(case.tasks.items()):
+        busy = random.random()
+        rate = random.uniform(1, 1e5)
+        case.change(
+            operator,
+            index,
+            busy=busy,
+            cpu=busy * random.random(),
+            backpressured=min(0.09 * random.random(), 1 - busy),
+            records_in=rate if operator else 0.0,
+            records_out=rate,
+            flow={"output": random.random(), "queued": random.random(), "uncredited": random.random()},
+        )
+    case.cpu = {1: random.random(), 2: random.random()}
+    found = case.diagnosis()
+    assert (found.verdict, found.rule, found.task) == ("healthy", "none", "")
+    assert found.advice.startswith("nothing is wrong")
+    assert found.evidence["most_backpressured"] < 0.1
+
+
+def test_the_bottleneck_is_behind_those_that_wait_however_many_they_are() -> None:
+    case = held_by_the_middle().change(MIDDLE, busy=0.1, backpressured=0.85)
+    case.change(SINK, busy=0.95, flow={"queued": 1.0})
+    found = case.diagnosis()
+    assert (found.task.partition("[")[0], found.rule) == ("to_files", "slow function")
+
+
+def test_a_sink_that_waits_for_the_coordinator_is_slow() -> None:
+    case = held_by_the_middle().change(MIDDLE, busy=0.2, backpressured=0.7)
+    case.change(SINK, busy=0.05, backpressured=0.9, cpu=0.05)
+    found = case.diagnosis()
+    assert (found.task.partition("[")[0], found.rule) == ("to_files", "slow sink")
+
+
+def test_what_a_bottleneck_does_at_most_is_its_rate_by_its_busy_time() -> None:
+    found = held_by_the_middle().diagnosis()
+    assert found.evidence["records_per_second"] == 1000.0
+    assert found.evidence["records_per_second_at_most"] == pytest.approx(1000 / 0.98, rel=1e-3)
+
+
+def test_a_subtask_that_has_reported_nothing_is_left_out() -> None:
+    look = Case().look(5.0)
+    found = diagnose_job(look, look, CHAIN)
+    assert (found.verdict, found.evidence) == ("healthy", {"records_per_second": 0})
