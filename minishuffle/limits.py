@@ -175,6 +175,12 @@ EXTERNAL_TICKETS_MAX: Final = 1_024
 again."""
 RESULT_READERS_MAX: Final = 64
 """External clients that read results from one worker at once."""
+TRACES_MAX: Final = 16
+"""Channels of one worker whose frames are traced at once; the oldest trace makes room."""
+TRACE_FRAMES_MAX: Final = 4_096
+"""Frames of one trace that wait to be asked for; the oldest are left out."""
+TRACE_SECONDS_MAX: Final = 3.0
+"""A trace that nobody has asked for so long ends."""
 DUMP_CHANNELS_MAX: Final = 64
 """Channels of one gate or partition that a dump has; those that hold or wait for something come first."""
 DUMP_CHANNELS_IN_ALL_MAX: Final = 8_192

@@ -34,7 +34,7 @@ NO_TEST_OF_ITS_OWN = {
     "wire/outputs.py": "every message is packed and unpacked by wire/test_messages.py",
     "wire/requests.py": "every message is packed and unpacked by wire/test_messages.py",
     "wire/clients.py": "every message is packed and unpacked by wire/test_messages.py",
-    "worker/inspection.py": "run by worker/process/test_dumps.py",
+    "worker/inspection.py": "run by worker/process/test_dumps.py and test_tracing.py",
     "worker/service.py": "a shell, run by worker/process",
     "worker/peers.py": "a shell, run by worker/process and transport/test_conformance.py",
     "coordinator/status.py": "read by coordinator/test_state_requests.py",

@@ -34,6 +34,7 @@ _COMMANDS = {
     "top": "minishuffle.cli.top:top",
     "diagnose": "minishuffle.cli.diagnose:diagnose",
     "dump": "minishuffle.cli.dump:dump",
+    "trace": "minishuffle.cli.trace:trace",
     "pipeline": "minishuffle.cli.pipeline:pipeline",
     "bench": "minishuffle.cli.bench:bench",
     "drill": "minishuffle.cli.drill:drill",
@@ -44,7 +45,7 @@ _COMMANDS = {
 _GROUPS = {
     "Start a cluster": ("demo", "cluster", "worker", "coordinator", "doctor"),
     "Run jobs on it": ("submit", "pipeline"),
-    "Watch them": ("top", "diagnose", "dump", "jobs"),
+    "Watch them": ("top", "diagnose", "dump", "trace", "jobs"),
     "Measure, and cause failures": ("bench", "drill"),
 }
 """The commands by what a user wants, for the help."""

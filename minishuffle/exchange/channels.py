@@ -300,7 +300,7 @@ class RemoteAttachment:
         self._answered = False
         """The producer has sent something."""
         self._buffers = buffers
-        self._link = link
+        self.link = link
         self.release_floating = buffers.release_floating
         exclusive = buffers.take_exclusive()
         self._exclusive = len(exclusive)
@@ -310,8 +310,8 @@ class RemoteAttachment:
 
     def open(self, request: PartitionRequest) -> None:
         """Ask the producer for the subpartition."""
-        self._link.connection.request_partition(self.consumer, request)
-        self._link.flush_soon()
+        self.link.connection.request_partition(self.consumer, request)
+        self.link.flush_soon()
 
     @property
     def last_sequence(self) -> int:
@@ -326,7 +326,7 @@ class RemoteAttachment:
         self.announce()
 
     def announce(self) -> None:
-        link = self._link
+        link = self.link
         link.connection.announce_credit(self.consumer)
         link.flush_soon()
 
@@ -340,8 +340,8 @@ class RemoteAttachment:
             self.channel.end(self)
 
     def close(self, reason: CancelReason) -> None:
-        self._link.connection.cancel(self.consumer, reason)
-        self._link.flush_soon()
+        self.link.connection.cancel(self.consumer, reason)
+        self.link.flush_soon()
         self.consumer.close()
         if self in self._buffers.short:
             self._buffers.short.remove(self)

@@ -33,6 +33,7 @@ from minishuffle.protocol.channel import (
     ProducerChannel,
     SubpartitionView,
 )
+from minishuffle.protocol.tap import ChannelTap, Note
 from minishuffle.wire.decoder import FrameDecoder
 from minishuffle.wire.frames import (
     BUFFER_HEADER_BYTES,
@@ -363,6 +364,8 @@ class Connection:
         self._events: list[ConnectionEvent] = []
         self._arriving: ConsumerChannel | None = None
         self._decoder = FrameDecoder(self, limits.DATA_FRAME_BYTES_MAX)
+        self._tap: ChannelTap | None = None
+        """While somebody listens to a channel."""
         self._closed = False
 
     # --- receiving ------------------------------------------------------------------------------
@@ -569,6 +572,8 @@ class Connection:
         if self._control:
             chunks.append(self._take_control())
         pieces = self.producers.take_turns(buffers_max, chunks)
+        if self._tap is not None:
+            self._tap.sending(chunks)
         return chunks, pieces
 
     @property
@@ -603,6 +608,23 @@ class Connection:
         data = b"".join(encoded)
         self._counters.bytes_out += len(data)
         return data
+
+    # --- listening ------------------------------------------------------------------------------
+
+    def listen(self, channel: int, note: Note) -> None:
+        """Have ``note`` called with each frame of a channel, either way, from now on."""
+        if self._tap is None:
+            self._tap = ChannelTap(self)
+            self._decoder.sink = self._tap.received
+        self._tap.open(channel, note)
+
+    def listen_no_more(self, channel: int) -> None:
+        """Idempotent."""
+        if self._tap is not None:
+            self._tap.close(channel)
+            if not self._tap:
+                self._tap = None
+                self._decoder.sink = self
 
     # --- time and ends --------------------------------------------------------------------------
 

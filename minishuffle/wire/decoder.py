@@ -57,12 +57,12 @@ class FrameDecoder:
     way at the same time.
     """
 
-    __slots__ = ("_filled", "_head", "_limit", "_remaining", "_sink", "_target", "counts")
+    __slots__ = ("_filled", "_head", "_limit", "_remaining", "_target", "counts", "sink")
 
     def __init__(self, sink: FrameSink, limit_bytes: int) -> None:
         self.counts = [0] * (max(FrameType) + 1)
         """Frames received, by type; of a BufferResponse its header."""
-        self._sink = sink
+        self.sink = sink
         self._limit = limit_bytes
         self._head = bytearray()
         """Start of a frame (or of a BufferResponse's header) that is not complete yet."""
@@ -101,7 +101,7 @@ class FrameDecoder:
 
         Of the last one only the header may have come and a part of the payload.
         """
-        begin, complete = self._sink.buffer_begin, self._sink.buffer_end
+        begin, complete = self.sink.buffer_begin, self.sink.buffer_end
         counts, limit, last = self.counts, self._limit, end - BUFFER_HEADER_BYTES
         while at <= last:
             header: BufferHeader = BUFFER_HEADER.unpack_from(view, at)
@@ -130,7 +130,7 @@ class FrameDecoder:
         self._remaining -= size
         if not self._remaining and self._target is not None:
             self._target = None
-            self._sink.buffer_end()
+            self.sink.buffer_end()
         return size
 
     def _receive_head(self, view: memoryview, at: int, end: int) -> int:
@@ -185,7 +185,7 @@ class FrameDecoder:
         body = view[at + FRAME_HEADER_BYTES : at + total]
         if kind == _ADD_CREDIT:
             for granted, credit in GRANT.iter_unpack(body):
-                self._sink.credit(granted, positive("credit", credit))
+                self.sink.credit(granted, positive("credit", credit))
         else:
-            self._sink.frame(decode_body(kind, channel, body))
+            self.sink.frame(decode_body(kind, channel, body))
         return total

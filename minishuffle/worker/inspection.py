@@ -11,6 +11,7 @@ from minishuffle.worker.handoff import LoopInbox
 from minishuffle.worker.outbox import OutboxSender, ReportLog
 from minishuffle.worker.state import WorkerState
 from minishuffle.worker.tasks import Deployment
+from minishuffle.worker.tracing import ChannelTraces
 
 __all__ = ["Inspection"]
 
@@ -21,6 +22,7 @@ class Inspection:
     Args: its parts, and
         connected: whether there is a coordinator.
         clock: the loop's, in seconds.
+        wall: seconds since 1970.
     """
 
     def __init__(
@@ -34,9 +36,11 @@ class Inspection:
         reports: ReportLog,
         connected: Callable[[], bool],
         clock: Callable[[], float],
+        wall: Callable[[], float],
     ) -> None:
         self._state = state
         self._deployment = deployment
+        self._traces = ChannelTraces(state, deployment, clock, wall)
         self._dumped = DumpedWorker(
             state,
             deployment,
@@ -50,9 +54,13 @@ class Inspection:
 
     def answer(self, question: WorkerAsked) -> WorkerAnswered:
         """What a client has asked for."""
-        answer = worker_dump(self._dumped, question.job)
+        if question.trace is not None:
+            answer = self._traces.answer(question.job, question.trace)
+        else:
+            answer = worker_dump(self._dumped, question.job)
         return WorkerAnswered(term=self._state.term, ticket=question.ticket, answer=answer)
 
     def look(self) -> None:
-        """Now and then: see how full buffers are."""
+        """Now and then: see how full buffers are, and whether anybody still asks for traces."""
         self._deployment.look()
+        self._traces.expire()

@@ -260,6 +260,7 @@ class Worker:
             reports=self._reports,
             connected=lambda: self._control is not None,
             clock=self._loop.time,
+            wall=time.time,
         )
         self._timers.every("flow", FLOW_SECONDS, self._inspection.look)
         readers = ResultReaders(lambda: state.term, self._deployment, self._inbox, self._send)

@@ -40,7 +40,7 @@ def test_help_lists_exactly_the_commands_that_work(run: Run) -> None:
     assert listed == {
         "Start a cluster:": ["demo", "cluster", "worker", "coordinator", "doctor"],
         "Run jobs on it:": ["submit", "pipeline"],
-        "Watch them:": ["top", "diagnose", "dump", "jobs"],
+        "Watch them:": ["top", "diagnose", "dump", "trace", "jobs"],
         "Measure, and cause failures:": ["bench", "drill"],
     }
 

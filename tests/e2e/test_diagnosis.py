@@ -1,4 +1,4 @@
-"""A running cluster looked into: diagnoses of sick and healthy jobs, dumps, ``top``.
+"""A running cluster looked into: diagnoses of sick and healthy jobs, dumps, traces, ``top``.
 
 ``MINISHUFFLE_SOAK=1`` diagnoses five jobs of each cause and thirty healthy ones, ``MINISHUFFLE_SEED=n`` being
 the first of their seeds.
@@ -21,8 +21,9 @@ import pytest
 from click.testing import CliRunner
 
 from minishuffle.cli.main import cli
+from minishuffle.dataflow.stream import Stream
 from minishuffle.local import LocalCluster
-from support.sickjobs import SICK, SickJob, healthy
+from support.sickjobs import SICK, SickJob, healthy, numbers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -119,6 +120,23 @@ def test_a_worker_that_is_stopped_is_named_in_a_dump_and_the_others_answer(seen:
     assert ([each["worker"] for each in found["workers"]], found["silent"]) == ([one], [two])
     assert f"worker {two} did not answer: its event loop is held up, or the process is stopped" in text
     assert json.loads(command(seen, "dump", "--worker", str(two), "--json"))["workers"][0]["worker"] == two
+
+
+def test_a_channel_between_two_workers_is_traced(seen: Any, wait_until: Callable[..., Any]) -> None:
+    stream = Stream.generate(numbers, rate=5_000).key_by(lambda row: row % 10).count(emit="batch").to_count()
+    handle = seen.cluster.submit(stream, parallelism=2)
+    wait_until(lambda: all(task.counters.records_in for task in handle.info().tasks if task.operator), "rows")
+    workers = {(task.operator, task.index): task.worker for task in handle.info().tasks}
+    remote = next(index for index in (0, 1) if workers[0, index] != workers[1, 0])
+    out = command(seen, "trace", handle.id, "--channel", f"0.{remote}:1.0", "--frames", "20", "--json")
+    frames = [json.loads(line) for line in out.splitlines()]
+    assert len(frames) == 20 and {"buffer_response"} <= {frame["frame"] for frame in frames}
+    assert not any("payload" in frame for frame in frames)
+    text = command(seen, "trace", handle.id, "--channel", f"0.{remote}:1.0", "--frames", "3")
+    assert len(text.splitlines()) == 3 and "buffer_response (generation 1): sequence" in text
+    local = command(seen, "trace", handle.id, "--channel", f"0.{1 - remote}:1.0", code=2)
+    assert "exchange segments without frames" in local
+    assert "has no such channel" in command(seen, "trace", handle.id, "--channel", "0.9:1.0", code=2)
 
 
 def test_top_is_a_screen_in_a_terminal_and_tables_where_there_is_none(
