@@ -317,6 +317,8 @@ class WorkerSnapshot:
     """How often another worker has answered no Ping of this one."""
     gc_seconds: float = 0.0
     """Time that Python's garbage collector held the process up."""
+    local_batch_bytes: int = 0
+    """Bytes of the batches that wait as objects for consumers on this worker."""
 
 
 @dataclass(slots=True, frozen=True)

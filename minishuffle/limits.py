@@ -107,6 +107,9 @@ costs two switches of the interpreter's lock: 32 doubled the rate of ``bench key
 minimum counts one."""
 OUTPUT_BUFFERS_PER_SUBPARTITION_MAX: Final = 32
 """For the same reason; what is not free elsewhere is not lent."""
+LOCAL_BATCH_BYTES_MAX: Final = 64 * MIB
+"""Bytes of the batches that wait, in one worker, for consumers on the same worker; the rest goes through
+segments, as to any other worker."""
 ELEMENT_BYTES_MAX: Final = 1 << 30
 ASSEMBLY_BYTES_MAX: Final = 256 * MIB
 """Bytes of elements being put together in memory in one worker; the rest goes to a file."""

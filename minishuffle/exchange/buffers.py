@@ -6,15 +6,16 @@ is written by one side only. (Flink: ``BufferBuilder``, ``BufferConsumer``.)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
-from minishuffle.exchange.segments import Segment
+from minishuffle.exchange.segments import LooseSegment, Segment
 from minishuffle.limits import SEGMENT_HEADROOM_BYTES
 from minishuffle.protocol.channel import NextType
 from minishuffle.wire.frames import NO_ELEMENT_START, WATERMARK_EVENT, DataType, EventKind
 
-__all__ = ["BufferBuilder", "Event", "EventState", "Flush", "Slice", "SliceOwner"]
+__all__ = ["BufferBuilder", "Event", "EventState", "Flush", "Slice", "SliceOwner", "WholeBatch"]
 
 
 _NONE = NextType.NONE
@@ -54,6 +55,8 @@ class BufferBuilder:
         "starts",
     )
     next_type = NextType.DATA
+    segments = 1
+    """For how many segments it stands in the queue."""
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
@@ -129,6 +132,82 @@ class BufferBuilder:
         return left_out, not ends
 
 
+class WholeBatch:
+    """A batch that a consumer in this process gets as it is: one element, in no segment.
+
+    It stands in the queue between builders, for as many segments as its bytes would fill.
+
+    Args:
+        batch: what the consumer gets.
+        rows, size: how many it has, and how many bytes.
+        segment_bytes: payload bytes of a segment.
+        parts: gives its bytes as an element, for a consumer that turns out to be in another process.
+        on_left: called on the loop when it has left the queue.
+        on_freed: called once nobody in the exchange holds it any more; more often if the writer cannot be
+            stopped.
+    """
+
+    __slots__ = ("_on_freed", "_on_left", "_parts", "_segment_bytes", "batch", "rows", "segments", "size")
+    next_type = NextType.DATA
+
+    def __init__(
+        self,
+        batch: Any,
+        rows: int,
+        size: int,
+        segment_bytes: int,
+        *,
+        parts: Callable[[Any], list[bytes | memoryview]],
+        on_left: Callable[[], None] = lambda: None,
+        on_freed: Callable[[WholeBatch], None] = lambda whole: None,
+    ) -> None:
+        self.batch = batch
+        self.rows = rows
+        self.size = size
+        self.segments = max(1, -(-size // segment_bytes))
+        self._segment_bytes = segment_bytes
+        self._parts = parts
+        self._on_left = on_left
+        self._on_freed = on_freed
+
+    def unsent(self) -> bool:
+        """It leaves the queue when it is handed over."""
+        return True
+
+    def skip_rest(self) -> bool:
+        """An element begins here: nothing of another is left out."""
+        return True
+
+    def leave(self) -> None:
+        """(Reader.) It has left the queue."""
+        self._on_left()
+
+    def free(self) -> None:
+        """The consumer has taken the batch, or nobody will."""
+        self._on_freed(self)
+
+    def leave_out(self) -> tuple[int, bool]:
+        """(Reader.) See :meth:`BufferBuilder.leave_out`."""
+        self.leave()
+        self.free()
+        return self.rows, False
+
+    def in_segments(self) -> list[BufferBuilder]:
+        """(Reader.) Its bytes instead of it, as a writer would have written them."""
+        builders = [BufferBuilder(LooseSegment(self._segment_bytes))]
+        builders[0].begin(self.rows)
+        for part in self._parts(self.batch):
+            view = memoryview(part)
+            at = 0
+            while at < len(view):
+                if builders[-1].length == self._segment_bytes:
+                    builders[-1].publish(ends=False)
+                    builders.append(BufferBuilder(LooseSegment(self._segment_bytes)))
+                at += builders[-1].append(view, at)
+        builders[-1].publish()
+        return builders
+
+
 class SliceOwner(Protocol):
     """The view that a slice was polled from."""
 
@@ -136,7 +215,7 @@ class SliceOwner(Protocol):
 
 
 class Slice:
-    """What a poll gives: a piece of a segment, or an event. See ``protocol.channel.Outgoing``."""
+    """What a poll gives: a piece of a segment, a whole batch or an event: a ``protocol.channel.Outgoing``."""
 
     __slots__ = (
         "backlog",
@@ -151,6 +230,7 @@ class Slice:
         "size",
         "start",
         "view",
+        "whole",
     )
 
     def __init__(self, memory: memoryview, start: int, size: int, data_type: int, rows: int) -> None:
@@ -167,6 +247,8 @@ class Slice:
         self.view: SliceOwner | None = None
         """Gets ``builder`` back, if the memory is a segment's."""
         self.builder: BufferBuilder | None = None
+        self.whole: WholeBatch | None = None
+        """The batch, instead of memory."""
 
     @property
     def payload(self) -> memoryview:
@@ -176,6 +258,8 @@ class Slice:
         """The transport (or the local consumer) has let go; a finished segment is recycled."""
         builder, view = self.builder, self.view
         if builder is None or view is None:
+            if self.whole is not None:
+                self.whole.free()
             return
         self.builder = None
         view.slice_released(builder)

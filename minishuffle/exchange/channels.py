@@ -17,12 +17,13 @@ from enum import Enum
 from typing import Protocol, TypeAlias
 
 from minishuffle.errors import RemoteProtocolError, ShuffleError
+from minishuffle.exchange.buffers import Slice
 from minishuffle.exchange.declining import ConsumerLink, DecliningAttachment
 from minishuffle.exchange.elements import Assembler
 from minishuffle.exchange.notices import Attached, Notice, QueuedWatermark
 from minishuffle.exchange.repeats import NEW, Rendition, RowsTaken
 from minishuffle.exchange.segments import LocalPool, Segment
-from minishuffle.exchange.subpartition import Subpartition
+from minishuffle.exchange.subpartition import PipelinedView, Subpartition
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.limits import EVENTS_QUEUED_PER_CHANNEL_MAX
 from minishuffle.protocol.channel import (
@@ -31,9 +32,7 @@ from minishuffle.protocol.channel import (
     ConsumerChannel,
     FreeBuffer,
     NextType,
-    Outgoing,
     Received,
-    SubpartitionView,
 )
 from minishuffle.wire.frames import (
     NO_SEQUENCE,
@@ -202,13 +201,16 @@ class Detached(Notice):
 
 
 class LocalBuffer:
-    """A segment of a producer in this process, or a piece of one."""
+    """A segment of a producer in this process, a piece of one, or a batch. That enters if there is any credit
+    and takes as much as it has segments: nothing follows before the debt is repaid."""
 
-    __slots__ = ("attachment", "payload", "piece", "rows")
+    __slots__ = ("attachment", "payload", "piece", "rows", "segments", "whole")
 
-    def __init__(self, attachment: LocalAttachment, piece: Outgoing) -> None:
+    def __init__(self, attachment: LocalAttachment, piece: Slice) -> None:
         self.attachment = attachment
         self.piece = piece
+        self.whole = piece.whole
+        self.segments = 1 if piece.whole is None else piece.whole.segments
         self.payload = piece.memory[piece.start : piece.start + piece.size]
         self.rows = piece.rows
 
@@ -393,7 +395,7 @@ class RemoteAttachment:
 
 
 class LocalAttachment:
-    """A view of a subpartition in this process: segments change hands, nothing is copied.
+    """A view of a subpartition in this process: segments and batches change hands, nothing is copied.
 
     Args:
         credit: how many of the producer's segments may wait here: the bound that exclusive and floating
@@ -408,7 +410,7 @@ class LocalAttachment:
         subpartition: Subpartition,
         generation: int,
         credit: int,
-        handed_over: Callable[[Outgoing], None],
+        handed_over: Callable[[Slice], None],
         *,
         attempt: int,
     ) -> None:
@@ -419,8 +421,8 @@ class LocalAttachment:
         self._handed_over = handed_over
         self.outstanding = 0
         self._pieces = 0
-        self._view: SubpartitionView | None = subpartition.attach(
-            generation, self.pump, self.fail, attempt=attempt
+        self._view: PipelinedView | None = subpartition.attach(
+            generation, self.pump, self.fail, attempt=attempt, whole=True
         )
 
     @property
@@ -438,9 +440,10 @@ class LocalAttachment:
             self._pieces += 1
             self._handed_over(piece)
             if piece.data_type == DataType.DATA:
-                self.outstanding += 1
+                buffer = LocalBuffer(self, piece)
+                self.outstanding += buffer.segments
                 self.rows_received += piece.rows
-                self.channel.deliver(LocalBuffer(self, piece))
+                self.channel.deliver(buffer)
             else:
                 payload = bytes(piece.memory[piece.start : piece.start + piece.size])
                 piece.released()
@@ -448,7 +451,7 @@ class LocalAttachment:
 
     def consumed(self, buffer: GivenBack) -> None:
         if isinstance(buffer, LocalBuffer):
-            self.outstanding -= 1
+            self.outstanding -= buffer.segments
             buffer.piece.released()
             self.pump()
         else:
@@ -567,7 +570,7 @@ class InputChannel:
         self,
         subpartition: Subpartition,
         generation: int,
-        handed_over: Callable[[Outgoing], None],
+        handed_over: Callable[[Slice], None],
         *,
         attempt: int = FIRST_ATTEMPT,
         writes: Rendition = NEW,

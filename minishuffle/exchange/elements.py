@@ -33,14 +33,17 @@ __all__ = [
     "Assembler",
     "AssemblyBudget",
     "Batch",
+    "ByteBudget",
     "ELEMENT_HEADER",
     "ElementFormat",
     "KeyedRows",
+    "Part",
     "decode",
     "encode",
     "pack_rows",
     "payload_of",
     "slice_of",
+    "unpinned",
     "unpack_rows",
     "with_header",
 ]
@@ -68,35 +71,34 @@ class ElementFormat(IntEnum):
 
 
 _FORMATS: Final = frozenset(map(int, ElementFormat))
+WHOLE: Final = 0
+"""Instead of a format: the payload is the batch itself. No element has it on a wire."""
 _NOTHING: Final = memoryview(b"")
 
 
-class AssemblyBudget:
-    """How many bytes of half elements a worker may hold in memory.
+class ByteBudget:
+    """How many bytes of something a worker may hold in memory.
 
-    Shared by the assemblers of all task threads without a lock: each writes an entry of its own, and
-    those that look at the same time may each take the last room, so the limit is exact within what they
-    reserve at that moment.
+    Shared by all task threads without a lock: each holder has an entry of its own, and those that look at
+    the same time may each take the last room, so the limit is exact within what they reserve at that moment.
 
     Args:
         limit_bytes: the bound.
-        directory: where long elements are put together; None for the system's temporary directory.
     """
 
-    def __init__(self, limit_bytes: int, directory: str | None = None) -> None:
+    def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
-        self.directory = directory
         self._held: dict[int, int] = {}
         self._reserved = 0
         """At least ``used``: what was held when it was last added up, and all that was reserved since."""
 
     @property
     def used(self) -> int:
-        """Bytes of half elements in memory."""
+        """Bytes that are held."""
         return sum(self._held.values())
 
     def reserve(self, holder: int, size: int) -> bool:
-        """Take ``size`` bytes for ``holder`` (the id of an assembler); False if there is no room."""
+        """Take ``size`` bytes for ``holder`` (an id); False if there is no room."""
         if self._reserved + size > self.limit_bytes:
             self._reserved = used = self.used  # adding up takes as long as there are holders
             if used + size > self.limit_bytes:
@@ -110,6 +112,18 @@ class AssemblyBudget:
         self._held.pop(holder, None)
 
 
+class AssemblyBudget(ByteBudget):
+    """The bytes of half elements: what their assemblers hold.
+
+    Args:
+        directory: where long elements are put together; None for the system's temporary directory.
+    """
+
+    def __init__(self, limit_bytes: int, directory: str | None = None) -> None:
+        super().__init__(limit_bytes)
+        self.directory = directory
+
+
 class Assembler:
     """The element under way of one channel.
 
@@ -117,7 +131,18 @@ class Assembler:
         budget: the worker's.
     """
 
-    __slots__ = ("_at", "_begun", "_budget", "_filled", "_format", "_header", "_rows", "_target", "_view")
+    __slots__ = (
+        "_at",
+        "_begun",
+        "_budget",
+        "_filled",
+        "_format",
+        "_header",
+        "_rows",
+        "_target",
+        "_view",
+        "_whole",
+    )
 
     def __init__(self, budget: AssemblyBudget) -> None:
         self._budget = budget
@@ -132,6 +157,7 @@ class Assembler:
         self._filled = 0
         self._format = 0
         self._rows = 0
+        self._whole: tuple[int, int, Any] | None = None
 
     @property
     def exhausted(self) -> bool:
@@ -151,6 +177,11 @@ class Assembler:
         self._view = view
         self._at = 0
 
+    def put(self, batch: Batch, rows: int) -> None:
+        """A batch that came as it is, behind whole elements."""
+        assert self.exhausted and not self.partial
+        self._whole = WHOLE, rows, batch
+
     def next(self) -> tuple[int, int, Any] | None:
         """The next whole element as (format, rows, payload), or None when more bytes are needed.
 
@@ -160,6 +191,9 @@ class Assembler:
             RemoteProtocolError: a header that cannot be; nothing was allocated for it.
             ResourceExhausted: a long element cannot be written to the directory of the budget.
         """
+        if self._whole is not None:
+            element, self._whole = self._whole, None
+            return element
         if self._target is None:
             size = self._next_header()
             if size is None:
@@ -274,6 +308,8 @@ def slice_of(batch: Batch, begin: int, end: int) -> Batch:
     return batch.slice(begin, end - begin)
 
 
+PINNED_RATIO_MAX: Final = 1.25
+"""A batch that stays in its process is copied if the memory that it keeps is larger than itself by more."""
 _SCHEMA_LENGTH: Final = struct.Struct(">I4x")
 _SCHEMAS_KEPT: Final = 256
 _schemas: dict[bytes, Any] = {}
@@ -312,7 +348,7 @@ def with_header(rows: int, kind: ElementFormat, body: list[Part]) -> list[Part]:
 
 
 def decode(kind: int, rows: int, payload: Any) -> Batch:
-    """The batch of an element; Arrow columns lie in ``payload``, which they keep alive.
+    """The batch of an element; Arrow columns lie in ``payload``, which they keep alive, or are it.
 
     Raises:
         RemoteProtocolError: the payload is not what ``kind`` and ``rows`` say.
@@ -324,6 +360,8 @@ def decode(kind: int, rows: int, payload: Any) -> Batch:
         batch = KeyedRows(*unpack_keyed_rows(payload))
     elif kind == ElementFormat.ARROW:
         batch = _decode_arrow(payload)
+    elif kind == WHOLE:
+        batch = payload
     else:
         raise RemoteProtocolError(f"an element of unknown format {kind}")
     if len(batch) != rows:
@@ -336,6 +374,17 @@ def _encode_arrow(batch: pa.RecordBatch) -> list[Part]:
     schema = batch.schema.serialize().to_pybytes()
     start = _SCHEMA_LENGTH.pack(len(schema)) + schema + bytes(-len(schema) % 8)
     return [start, memoryview(batch.serialize()).cast("B")]
+
+
+def unpinned(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch as the other end of an exchange gets it: without dictionaries, and in memory that holds
+    hardly anything else."""
+    import pyarrow as pa
+
+    batch = _without_dictionaries(batch)
+    if batch.get_total_buffer_size() <= batch.nbytes * PINNED_RATIO_MAX:
+        return batch
+    return pa.ipc.read_record_batch(batch.serialize(), batch.schema)
 
 
 def _without_dictionaries(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -21,6 +21,7 @@ from minishuffle.exchange.channels import (
     GateBuffers,
     GivenBack,
     InputChannel,
+    LocalBuffer,
     QueuedEvent,
     ReadyLine,
     RemoteAttachment,
@@ -241,9 +242,13 @@ class InputGate:
             return False
         payload = item.payload
         self._counters.buffers_in += 1
-        self._counters.bytes_in += len(payload)
         channel.current = item
-        channel.assembler.feed(payload, item.rows)
+        if isinstance(item, LocalBuffer) and item.whole is not None:
+            self._counters.bytes_in += item.whole.size
+            channel.assembler.put(item.whole.batch, item.rows)
+        else:
+            self._counters.bytes_in += len(payload)
+            channel.assembler.feed(payload, item.rows)
         return True
 
     def _end_turn(self, channel: InputChannel) -> None:

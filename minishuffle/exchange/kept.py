@@ -117,8 +117,9 @@ class KeptSubpartition(Subpartition):
         on_failed: Callable[[ShuffleError], None] = lambda error: None,
         *,
         attempt: int = FIRST_ATTEMPT,
+        whole: bool = False,
     ) -> PipelinedView:
-        """A view of everything from the beginning on, instead of any other."""
+        """A view of everything from the beginning on, instead of any other; it gives bytes in any case."""
         before = self.view
         if before is not None:
             before.end()

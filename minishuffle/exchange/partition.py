@@ -9,6 +9,8 @@ from typing import TypeAlias
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import ShuffleError, Superseded, TaskCancelled
 from minishuffle.exchange.buffers import BufferBuilder, Flush
+from minishuffle.exchange.elements import Batch, KeyedRows
+from minishuffle.exchange.handover import Handover
 from minishuffle.exchange.hotkeys import HotKeys
 from minishuffle.exchange.segments import Segment
 from minishuffle.exchange.subpartition import Subpartition
@@ -37,6 +39,7 @@ class ResultPartition:
         repeats: it writes the rows of an earlier attempt once more, for the attempts of its consumers that
             have read from that one.
         closed: consumers that get none of its rows, but the end.
+        handover: for consumers in this process; None: they get bytes as all others.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class ResultPartition:
         full: Callable[[], None] = lambda: None,
         repeats: bool = False,
         closed: Iterable[int] = (),
+        handover: Handover | None = None,
     ) -> None:
         self.id = partition_id
         self._full = full
@@ -62,6 +66,7 @@ class ResultPartition:
         self.hot_keys = HotKeys()
         """Keys that many of its rows have, if they are dealt out by key."""
         self._repeats = repeats
+        self._handover = handover
         self._acquire = acquire
         self._counters = counters
         self._notify = notify
@@ -103,6 +108,23 @@ class ResultPartition:
         else:
             self._rows_skipped += rows
         self._counters.records_out += rows
+        return True
+
+    def hand_over(self, position: int, batch: Batch) -> bool:
+        """Give subpartition number ``position`` the batch itself, if its consumer takes it; waits until that
+        has less than a queue full. False: it has to be written as an element."""
+        subpartition, handover = self.subpartitions[position], self._handover
+        if handover is None or not subpartition.whole or isinstance(batch, list | KeyedRows):
+            return False
+        if not _has_room(subpartition):
+            self._full()
+            handover.wait(lambda: _has_room(subpartition))
+        whole = handover.take(batch) if subpartition.whole else None
+        if whole is None:
+            return False
+        subpartition.add_whole(whole)
+        self._counters.bytes_out += whole.size
+        self._counters.records_out += whole.rows
         return True
 
     def write(self, position: int, rows: int, parts: list[Part]) -> None:
@@ -257,3 +279,8 @@ class ResultPartition:
     def buffers_out(self) -> int:
         """Buffers with data that were handed to consumers."""
         return sum(subpartition.buffers_out for subpartition in self.subpartitions)
+
+
+def _has_room(subpartition: Subpartition) -> bool:
+    """Whether a batch may join its queue, or may no more in any case."""
+    return not subpartition.whole or subpartition.unsent_segments() < OUTPUT_BUFFERS_PER_SUBPARTITION_MAX

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from minishuffle.errors import LocalProtocolError, ResourceExhausted
 from minishuffle.limits import SEGMENT_HEADROOM_BYTES
 
-__all__ = ["LocalPool", "NetworkBufferPool", "Segment"]
+__all__ = ["LocalPool", "LooseSegment", "NetworkBufferPool", "Segment"]
 
 
 class Segment:
@@ -61,6 +61,22 @@ class Segment:
         """Whoever holds it cannot be stopped: it will probably never come back."""
         if self.owner is not None:
             self.owner.write_off(self)
+
+
+class LooseSegment(Segment):
+    """Memory like a segment's that is in no pool: it is freed once nobody refers to it.
+
+    Args:
+        segment_bytes: of payload.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, segment_bytes: int) -> None:
+        super().__init__(-1, memoryview(bytearray(SEGMENT_HEADROOM_BYTES + segment_bytes)))
+
+    def recycle(self) -> None:
+        """There is nobody to give it back to."""
 
 
 class NetworkBufferPool:

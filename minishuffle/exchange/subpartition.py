@@ -32,7 +32,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from minishuffle.errors import LocalProtocolError, ShuffleError, Superseded
-from minishuffle.exchange.buffers import BufferBuilder, Event, EventState, Flush, Slice
+from minishuffle.exchange.buffers import BufferBuilder, Event, EventState, Flush, Slice, WholeBatch
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.limits import EVENTS_QUEUED_PER_CHANNEL_MAX, SEGMENT_HEADROOM_BYTES
 from minishuffle.protocol.channel import NextType, ProducerChannel
@@ -58,6 +58,7 @@ __all__ = [
 _STARTS, _CONTINUES, _ENDS = map(int, (BufferFlags.STARTS, BufferFlags.CONTINUES, BufferFlags.ENDS))
 """As plain numbers: an operation on flags takes ten times as long."""
 _DATA = int(DataType.DATA)
+_NOTHING = memoryview(b"")
 _NONE, _PARTIAL = NextType.NONE, NextType.PARTIAL
 _ON_REQUEST, _ADAPTIVE = Flush.ON_REQUEST, Flush.ADAPTIVE
 
@@ -70,7 +71,8 @@ class Subpartition:
 
     Invariants: ``polled ≤ written``; at most one builder is open, and it is not in the queue once its
     successor is open; at most one view is current; while this is unavailable there is none, or it is closed,
-    and the view passes events on alone.
+    and the view passes events on alone; a batch is handed over whole to a view that takes it so, and to any
+    other as the segments that its bytes fill.
 
     Args:
         consumer: index of the consumer subtask.
@@ -102,6 +104,7 @@ class Subpartition:
         "rows_suspected",
         "suspected",
         "view",
+        "whole",
     )
 
     def __init__(
@@ -121,6 +124,8 @@ class Subpartition:
         self.closed = False
         """(Set by the loop.) Nobody will ever want a row of it: its consumer has them from an earlier attempt
         of the producer. Events are passed on."""
+        self.whole = False
+        """(Set by the loop.) The consumer is in this process, and takes batches whole."""
         self.held = False
         """The loop does not want to know of what is published before it looks anyhow."""
         self.dirty = False
@@ -139,7 +144,7 @@ class Subpartition:
         """(Reader.) Why the producer has failed, if it has."""
         self._drops = drops
         self._notify = notify
-        self._queue: deque[BufferBuilder | Event] = deque()
+        self._queue: deque[BufferBuilder | WholeBatch | Event] = deque()
         self._open: BufferBuilder | None = None
         # The writer's.
         self._written = 0
@@ -175,6 +180,17 @@ class Subpartition:
         self._queue.append(builder)
         self._open = None
         self._written += 1  # last, so that the reader's backlog never has it twice
+        self._notify(self)
+
+    def add_whole(self, batch: WholeBatch) -> None:
+        """Queue a batch behind everything written so far."""
+        if self._open is not None:
+            self.finish_open(ends=True)
+        self._mark = None
+        self._queue.append(batch)
+        self._written += batch.segments
+        if self._discarded:  # nobody will look into the queue any more
+            batch.free()
         self._notify(self)
 
     def add_event(self, kind: EventKind) -> None:
@@ -214,18 +230,20 @@ class Subpartition:
         on_failed: Callable[[ShuffleError], None] = lambda error: None,
         *,
         attempt: int = FIRST_ATTEMPT,
+        whole: bool = False,
     ) -> PipelinedView:
         """The view of a consumer that reads from now on, instead of any other.
 
         It begins with the state that earlier views have polled (watermark and ends), and at the
-        beginning of an element.
+        beginning of an element. One of this process may take batches ``whole``.
         """
         before = self.view
         if before is not None:
             before.end()
         self.view = view = PipelinedView(self, generation, self._state.events(), on_available, on_failed)
-        view.attempt = attempt
+        view.attempt, view.whole = attempt, whole
         self.available = not (self._discarded or self.closed)
+        self.whole = whole and self.available
         if before is not None:
             was, now = (f"generation {each.generation} of attempt {each.attempt}" for each in (before, view))
             text = f"subpartition {self.consumer} was requested again: {now} takes the place of {was}"
@@ -234,6 +252,7 @@ class Subpartition:
 
     def lose(self, reason: CancelReason) -> None:
         """Its consumer has gone. One that has read to the end wants nothing more, whatever there may be."""
+        self.whole = False
         if reason is CancelReason.ENDED:
             self.close()
         elif self._drops:
@@ -244,7 +263,7 @@ class Subpartition:
     def close(self) -> None:
         """Nobody wants a row of it any more; what is queued is freed."""
         self.closed = True  # first: the writer looks at it second
-        self.available = self.held = False
+        self.available = self.held = self.whole = False
         self._discard_queued()
 
     def fail(self, error: ShuffleError) -> None:
@@ -281,13 +300,23 @@ class Subpartition:
     def leave_out_first(self) -> None:
         """Free the first in the queue, which is no event."""
         builder = self._queue.popleft()
-        assert isinstance(builder, BufferBuilder)
-        self._polled += 1
+        assert not isinstance(builder, Event)
+        self._polled += builder.segments
         self._leave_out(builder)
-        if not builder.drained:
+        if isinstance(builder, BufferBuilder) and not builder.drained:
             builder.drain()
 
-    def _leave_out(self, builder: BufferBuilder) -> None:
+    def cut_up_first(self) -> None:
+        """Put the bytes of the batch that is first in the queue in its place."""
+        batch = self._queue.popleft()
+        assert isinstance(batch, WholeBatch)
+        builders = batch.in_segments()
+        self._queue.extendleft(reversed(builders))
+        self._polled += batch.segments - len(builders)
+        batch.leave()
+        batch.free()
+
+    def _leave_out(self, builder: BufferBuilder | WholeBatch) -> None:
         if builder.unsent():
             rows, cut = builder.leave_out()
             if self.closed:
@@ -340,7 +369,7 @@ class Subpartition:
         The open segment of a writer that could not be stopped is ``written_off``: it may still be
         written to, so it is never lent again, and the pool promises it to nobody.
         """
-        self._discarded, self.available = True, False
+        self._discarded, self.available, self.whole = True, False, False
         if self.view is not None:
             self.view.end()
         self._discard_queued()
@@ -375,6 +404,7 @@ class PipelinedView:
         "on_failed",
         "rows_sent",
         "rows_skipped",
+        "whole",
     )
 
     def __init__(
@@ -391,6 +421,8 @@ class PipelinedView:
         self.channel: ProducerChannel | None = None
         self.link: ProducerLink | None = None
         """The link that carries it, and its channel there; None in one process."""
+        self.whole = False
+        """It takes batches as they are."""
         self.on_available = on_available
         """Wakes the consumer's side: there is something to poll."""
         self.on_failed = on_failed
@@ -403,7 +435,7 @@ class PipelinedView:
         self._subpartition = subpartition
         self._queue = subpartition._queue
         self._state = deque(state)
-        self._next: BufferBuilder | Event | None = None
+        self._next: BufferBuilder | WholeBatch | Event | None = None
         """What the last look found at the head. None: look again."""
 
     @property
@@ -430,7 +462,7 @@ class PipelinedView:
             self.rows_skipped += subpartition._unfinished_rows
             subpartition._unfinished_rows = 0
 
-    def _head(self) -> BufferBuilder | Event | None:
+    def _head(self) -> BufferBuilder | WholeBatch | Event | None:
         """What a poll would take now; finished builders that were sent in slices leave the queue, whether or
         not the transport has let go of the last slice."""
         subpartition, queue = self._subpartition, self._queue
@@ -453,6 +485,11 @@ class PipelinedView:
                 continue
             if self._skipping:
                 self._skip(head)
+            if isinstance(head, WholeBatch):
+                if self.whole:
+                    return head
+                subpartition.cut_up_first()
+                continue
             if head.unsent():
                 return head if head.holder is not self else None
             queue.popleft()
@@ -462,7 +499,7 @@ class PipelinedView:
             self._skip(builder)
         return builder if subpartition.goes_out(builder) else None
 
-    def _skip(self, builder: BufferBuilder) -> None:
+    def _skip(self, builder: BufferBuilder | WholeBatch) -> None:
         if builder.skip_rest():
             subpartition = self._subpartition
             self._skipping, subpartition._unfinished_rows = False, None
@@ -472,7 +509,7 @@ class PipelinedView:
             self._next = self._head()
         return self._type(self._next)
 
-    def _type(self, head: BufferBuilder | Event | None) -> NextType:
+    def _type(self, head: BufferBuilder | WholeBatch | Event | None) -> NextType:
         if head is None:
             return _NONE
         subpartition = self._subpartition
@@ -494,13 +531,13 @@ class PipelinedView:
             head = self._next = self._head()
             if head is None:
                 return None
-        if isinstance(head, BufferBuilder):
-            if not data:
-                return None
-            piece = self._slice(head)
-        else:
+        if isinstance(head, Event):
             self._take_event(head)
             piece = head.slice()
+        elif not data:
+            return None
+        else:
+            piece = self._slice(head) if isinstance(head, BufferBuilder) else self._take_whole(head)
         self._next = self._head()
         piece.next_type = self._type(self._next)
         piece.backlog = self._subpartition.backlog()
@@ -513,6 +550,17 @@ class PipelinedView:
         self._queue.popleft()
         self._skipping = False
         self._subpartition.take_event(event)
+
+    def _take_whole(self, batch: WholeBatch) -> Slice:
+        subpartition = self._subpartition
+        self._queue.popleft()
+        subpartition._polled += batch.segments
+        subpartition.buffers_out += 1
+        self.rows_sent += batch.rows
+        piece = Slice(_NOTHING, 0, batch.size, _DATA, batch.rows)
+        piece.flags, piece.first_start, piece.whole = _STARTS | _ENDS, 0, batch
+        batch.leave()
+        return piece
 
     def _slice(self, builder: BufferBuilder) -> Slice:
         subpartition = self._subpartition

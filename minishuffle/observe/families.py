@@ -228,6 +228,13 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "worker",
     ),
     MetricSpec(
+        "minishuffle_local_batch_bytes",
+        "gauge",
+        (),
+        "Bytes of batches that wait, outside the network memory, for consumers on the same worker.",
+        "worker",
+    ),
+    MetricSpec(
         "minishuffle_event_loop_lag_seconds",
         "histogram",
         (),

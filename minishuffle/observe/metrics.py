@@ -190,6 +190,7 @@ def _add_network(scrape: _Scrape, snapshot: WorkerSnapshot) -> None:
     scrape.value("minishuffle_network_segments_extra", snapshot.segments_extra)
     scrape.value("minishuffle_network_memory_bytes", snapshot.segments_total * snapshot.segment_bytes)
     scrape.value("minishuffle_assembly_bytes", snapshot.assembly_bytes)
+    scrape.value("minishuffle_local_batch_bytes", snapshot.local_batch_bytes)
 
 
 def _add_task(scrape: _Scrape, labels: Sequence[str], task: TaskSnapshot) -> None:

@@ -253,7 +253,7 @@ def _edge_writer(
                     partition.broadcast(to, rows, parts)
             return
         for position, piece in partitioner.split(batch):
-            if not partition.skips(position, len(piece)):
+            if not (partition.skips(position, len(piece)) or partition.hand_over(position, piece)):
                 for rows, parts in encode_all(piece, drop):
                     partition.write(position, rows, parts)
 

@@ -22,8 +22,9 @@ from minishuffle.dataflow.operators.base import CompleteFile
 from minishuffle.errors import TaskFailed
 from minishuffle.exchange.buffers import Flush
 from minishuffle.exchange.channels import ChannelEvent, GateBuffers, InputChannel
-from minishuffle.exchange.elements import AssemblyBudget
+from minishuffle.exchange.elements import AssemblyBudget, ByteBudget
 from minishuffle.exchange.gate import InputGate
+from minishuffle.exchange.handover import Handover
 from minishuffle.exchange.kept import ElementLog, KeptPartition
 from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.repeats import Rendition
@@ -89,6 +90,8 @@ class WorkerServices:
     filed: Callable[[AttemptId, CompleteFile], None]
     """Called on the loop with a file that a sink has completed."""
     budget: AssemblyBudget
+    local: ByteBudget
+    """For batches that are handed to consumers on this worker."""
     spool_directory: str | None
     spool_bytes_max: int
     """What sinks that keep records may write, see :class:`Spool`."""
@@ -187,11 +190,8 @@ class Attempt:
                 directory=self._services.spool_directory,
             )
             return
-        pool = self._services.pool.create_pool(
-            f"output {partition_id}",
-            output.count + 1,
-            output.count * limits.OUTPUT_BUFFERS_PER_SUBPARTITION_MAX,
-        )
+        least, most = output.count + 1, output.count * limits.OUTPUT_BUFFERS_PER_SUBPARTITION_MAX
+        pool = self._services.pool.create_pool(f"output {partition_id}", least, most)
         paths, hit = self.paths, partial(_note_limit, self.counters, self._services.wall)
         pool.on_available(paths.bell.ring)
         self.pools[output.edge] = pool
@@ -206,6 +206,9 @@ class Attempt:
             full=partial(hit, "queue"),
             repeats=bool(self.spec.base),
             closed=output.closed,
+            handover=Handover(
+                self._services.local, self._services.pool.segment_bytes, paths.wait_until, paths.bell.ring
+            ),
         )
 
     def _build_gate(self, spec: InputSpec) -> InputGate:
@@ -424,6 +427,7 @@ class Deployment:
         self.spools: dict[AttemptId, Spool] = {}
         """Also of jobs that have ended: see :meth:`drop_spools`."""
         self.budget = AssemblyBudget(limits.ASSEMBLY_BYTES_MAX)
+        self.local = ByteBudget(limits.LOCAL_BATCH_BYTES_MAX)
         self.local_bytes = 0
         self.local_buffers = 0
         self.local_rows = 0
@@ -438,6 +442,7 @@ class Deployment:
             first_record,
             filed,
             self.budget,
+            self.local,
             spool_directory,
             spool_bytes_max,
             channel_event,

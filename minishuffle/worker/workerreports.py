@@ -115,6 +115,7 @@ def worker_snapshot(
         connections_refused=refused,
         tasks=tasks,
         suspicions=suspicions,
+        local_batch_bytes=deployment.local.used if deployment is not None else 0,
         gc_seconds=gc_seconds,
     )
 

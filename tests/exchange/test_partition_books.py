@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from minishuffle.exchange.buffers import Flush, Slice
+from minishuffle.exchange.buffers import Flush, Slice, WholeBatch
 from minishuffle.protocol.channel import NextType
 from minishuffle.wire.frames import (
     BUFFER_HEADER_BYTES,
@@ -18,7 +18,7 @@ from minishuffle.wire.frames import (
     write_buffer,
 )
 from support.interleave import Stepped
-from support.producers import Producer, check_elements
+from support.producers import Producer, check_elements, payload_of
 
 FAILED, MOVED = CancelReason.FAILED, CancelReason.MOVED
 SUSPECTED = CancelReason.SUSPECTED
@@ -26,6 +26,8 @@ SUSPECTED = CancelReason.SUSPECTED
 
 class TheBooksBalance(RuleBasedStateMachine):
     """A task writes while its consumers come and go; the loop acts between any two of its instructions.
+
+    A consumer may be in the same process, and take elements whole.
 
     At every step: rows written = sent + skipped + discarded + queued; the rows of the element that is being
     written may be counted already or not.
@@ -52,7 +54,7 @@ class TheBooksBalance(RuleBasedStateMachine):
         """By consumer and view."""
         self.times: list[list[list[int]]] = [[], []]
         self.ends: list[list[int]] = [[], []]
-        self.attach(0)
+        self.attach(0, whole=False)
 
     # --- writer ----------------------------------------------------------------------------------
 
@@ -123,9 +125,9 @@ class TheBooksBalance(RuleBasedStateMachine):
 
     # --- loop ------------------------------------------------------------------------------------
 
-    @rule(position=st.integers(0, 1))
-    def attach(self, position: int) -> None:
-        self.producer.attach(position)
+    @rule(position=st.integers(0, 1), whole=st.booleans())
+    def attach(self, position: int, whole: bool) -> None:
+        self.producer.attach(position, whole=whole)
         self.read[position].append(bytearray())
         self.times[position].append([])
         self.ends[position].append(0)
@@ -164,11 +166,16 @@ class TheBooksBalance(RuleBasedStateMachine):
             self.take(position, piece)
 
     def take(self, position: int, piece: Slice) -> None:
-        payload = bytes(piece.payload)
+        payload = payload_of(piece)
         if piece.data_type == DataType.DATA:
             if not self.read[position][-1]:
                 assert piece.first_start == 0, "a view begins with an element"
             self.read[position][-1] += payload
+            if piece.whole is not None:
+                view = self.subpartitions[position].view
+                assert view is not None and view.whole
+                piece.released()
+                return
             frame: list[bytes | memoryview] = []
             write_buffer(piece, position, 0, 0, frame)
             self.held.append((piece, frame, payload))
@@ -200,6 +207,10 @@ class TheBooksBalance(RuleBasedStateMachine):
         if self.call is None:
             assert found == self.written
         assert producer.cut <= producer.sent
+        queued = [each for subpartition in self.subpartitions for each in subpartition._queue]
+        assert self.call is not None or producer.handing.held == {
+            each for each in queued if isinstance(each, WholeBatch)
+        }
         producer.network.validate()
 
     @precondition(lambda self: hasattr(self, "producer"))
@@ -218,7 +229,7 @@ class TheBooksBalance(RuleBasedStateMachine):
         producer.attend()
         self.release_all()
         for position in range(2):
-            self.attach(position)
+            self.attach(position, whole=position == 1)
         while True:
             producer.partition.flush()
             before = sum(len(view) for views in self.read for view in views)

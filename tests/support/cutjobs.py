@@ -22,7 +22,7 @@ from minishuffle.dataflow.graph import JobGraph
 from minishuffle.dataflow.operators.base import Batch, Emit, Mark, Program, TaskContext, Watermark
 from minishuffle.dataflow.operators.reader import SourceReader
 from minishuffle.dataflow.stream import Stream
-from minishuffle.exchange.elements import ELEMENT_HEADER, KeyedRows
+from minishuffle.exchange.elements import ELEMENT_HEADER, WHOLE, KeyedRows, unpinned
 from minishuffle.exchange.rows import pack_rows, unpack_rows
 from minishuffle.exchange.watermarks import END_OF_TIME, WatermarkValve
 from minishuffle.wire.frames import EventKind
@@ -70,7 +70,7 @@ class _Element:
     channel: _Channel
     format: int
     rows: int
-    payload: bytes
+    payload: Any
     skip: int = 0
 
 
@@ -117,9 +117,21 @@ class _Partition:
 
     def __init__(self, channels: list[_Channel]) -> None:
         self.subpartitions = self._channels = channels
+        self._columnar = 0
+        """Arrow batches so far."""
 
     def skips(self, position: int, rows: int) -> bool:
         return False
+
+    def hand_over(self, position: int, batch: Batch) -> bool:
+        """Every other Arrow batch is for a consumer on the same worker."""
+        if isinstance(batch, list | KeyedRows):
+            return False
+        self._columnar += 1
+        if self._columnar % 2:
+            channel = self._channels[position]
+            channel.queue.append(_Element(channel, WHOLE, len(batch), unpinned(batch)))
+        return bool(self._columnar % 2)
 
     def write(self, position: int, rows: int, parts: Iterable[Any]) -> None:
         header, *body = parts

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
-from typing import cast
+from collections.abc import Callable, Iterable
+from typing import Any, cast
 
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import ShuffleError
-from minishuffle.exchange.buffers import BufferBuilder, Flush
+from minishuffle.exchange.buffers import BufferBuilder, Flush, Slice, WholeBatch
+from minishuffle.exchange.elements import ByteBudget
+from minishuffle.exchange.handover import Handover
 from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.segments import NetworkBufferPool, Segment
 from minishuffle.exchange.subpartition import PipelinedView, Subpartition
@@ -17,6 +19,42 @@ from minishuffle.wire.frames import DataType
 
 CAPACITY = 16
 """Bytes of a segment."""
+
+
+class Handing(Handover):
+    """Hands over elements, (number, bytes), instead of Arrow's batches; a writer never has to wait.
+
+    ``held`` has those that the exchange has.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(ByteBudget(0), CAPACITY, self._pass, lambda: None)
+        self.held: set[WholeBatch] = set()
+        self.waits = 0
+
+    def _pass(self, ready: Callable[[], bool]) -> None:
+        self.waits += 1
+
+    def take(self, batch: Any) -> WholeBatch:
+        number, size, rows = batch
+        whole = WholeBatch(
+            batch,
+            rows,
+            size,
+            CAPACITY,
+            parts=lambda batch: [bytes([number]) * size],
+            on_freed=self.held.discard,
+        )
+        self.held.add(whole)
+        return whole
+
+
+def payload_of(piece: Slice) -> bytes:
+    """The bytes of a piece, be it a whole batch or not."""
+    if piece.whole is None:
+        return bytes(piece.payload)
+    number, size, _ = piece.whole.batch
+    return bytes([number]) * int(size)
 
 
 class Producer:
@@ -39,6 +77,7 @@ class Producer:
         self.pool = self.network.create_pool("p", 1, segments)
         self.inbox: list[Subpartition] = []
         self.counters = TaskCounters()
+        self.handing = Handing()
         self.partition = ResultPartition(
             PartitionId(JobId("j1"), 0, 0),
             range(consumers),
@@ -49,6 +88,7 @@ class Producer:
             drops=drops,
             repeats=repeats,
             closed=closed,
+            handover=self.handing,
         )
         self.subpartitions = self.partition.subpartitions
         self.first = self.subpartitions[0]
@@ -70,17 +110,20 @@ class Producer:
         while self.inbox:
             self.inbox.pop(0).attend()
 
-    def attach(self, position: int = 0, attempt: int = 1) -> PipelinedView:
+    def attach(self, position: int = 0, attempt: int = 1, *, whole: bool = False) -> PipelinedView:
         views = self.views[position]
         view = self.subpartitions[position].attach(
-            len(views) + 1, lambda: None, self.errors.append, attempt=attempt
+            len(views) + 1, lambda: None, self.errors.append, attempt=attempt, whole=whole
         )
         views.append(view)
         return view
 
     def write(self, number: int, size: int, rows: int = 1, position: int = 0) -> None:
         """One element, as a task writes it."""
-        if not self.partition.skips(position, rows):
+        if self.partition.skips(position, rows):
+            return
+        element: Any = (number, size, rows)
+        if not self.partition.hand_over(position, element):
             self.partition.write(position, rows, [bytes([number]) * size])
 
     def broadcast(self, number: int, size: int, rows: int = 1) -> None:
@@ -94,7 +137,7 @@ class Producer:
         """The consumer of the first subpartition takes what there is."""
         while self.first.view is not None and (piece := self.first.view.poll()) is not None:
             if piece.data_type == DataType.DATA:
-                self.data[len(self.views[0])] += piece.payload
+                self.data[len(self.views[0])] += payload_of(piece)
             piece.released()
 
     @property
@@ -113,11 +156,14 @@ class Producer:
     def queued(self) -> int:
         """Rows that were begun, and neither sent nor discarded."""
         builders: dict[int, BufferBuilder] = {}
+        whole = 0
         for subpartition in self.subpartitions:
             for item in (*subpartition._queue, subpartition._open):
                 if isinstance(item, BufferBuilder):
                     builders[id(item)] = item
-        return sum(builder.rows - builder.sent_rows for builder in builders.values())
+                elif isinstance(item, WholeBatch):
+                    whole += item.rows
+        return whole + sum(builder.rows - builder.sent_rows for builder in builders.values())
 
     @property
     def sent(self) -> int:
@@ -133,6 +179,7 @@ class Producer:
 
     def check_all_home(self) -> None:
         self.partition.discard(False)
+        assert not self.handing.held
         assert self.network.free == self.network.total
         self.network.validate()
 

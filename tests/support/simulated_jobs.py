@@ -14,6 +14,7 @@ from random import Random
 from typing import Any, Literal, TypeAlias
 
 import cloudpickle
+import pyarrow as pa
 
 from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.dataflow.operators.base import Emit, KeyedRows, Mark, Output, Program, TaskContext, Watermark
@@ -203,9 +204,34 @@ class Numbers:
             at = end
 
 
+SCHEMA = pa.schema(
+    [
+        *((name, pa.int64()) for name in ("split", "at", "operator", "index", "attempt", "number")),
+        ("padding", pa.binary()),
+    ]
+)
+KEYS = ("split", "at")
+
+
+def columns_of(rows: list[Any]) -> pa.RecordBatch:
+    columns = [
+        pa.array(values, field.type) for values, field in zip(zip(*rows, strict=True), SCHEMA, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def as_rows(batch: Any) -> list[Any]:
+    if isinstance(batch, KeyedRows):
+        return batch.rows
+    if isinstance(batch, pa.RecordBatch):
+        return list(map(list, zip(*(column.to_pylist() for column in batch.columns), strict=True)))
+    return list(batch)
+
+
 class Stage(ChainedOperator):
     """Checks and counts what it receives, and sends it on under its own name, but for the inputs that are
-    ``sides``."""
+    ``sides``: as rows or, if it is ``columnar``, as Arrow batches, which consumers on the same worker get as
+    they are."""
 
     def __init__(
         self,
@@ -215,9 +241,11 @@ class Stage(ChainedOperator):
         first: bool,
         keyed: bool,
         last: bool,
+        columnar: bool,
         seconds: float,
         sides: frozenset[int],
     ) -> None:
+        self._columnar = columnar
         self.name = f"stage{operator}"
         self._sides = sides
         self._seconds = seconds
@@ -234,7 +262,7 @@ class Stage(ChainedOperator):
         self._time = 0
 
     def process(self, batch: Any, input: int, emit: Emit) -> None:
-        rows = batch.rows if isinstance(batch, KeyedRows) else batch
+        rows = as_rows(batch)
         audit, me = self._audit, self._me
         if input in self._sides:
             audit.take_side(me, rows)
@@ -252,7 +280,10 @@ class Stage(ChainedOperator):
         sent = audit.sent[me]
         audit.sent[me] += len(rows)
         stamped = [[row[0], row[1], *me, sent + number, row[6]] for number, row in enumerate(rows)]
-        emit(KeyedRows([(row[0], row[1]) for row in stamped], stamped) if self._keyed else stamped)
+        if self._columnar:
+            emit(columns_of(stamped))
+        else:
+            emit(KeyedRows([(row[0], row[1]) for row in stamped], stamped) if self._keyed else stamped)
         if self._first:
             self._time += 1
             emit(Watermark(self._time))
@@ -325,16 +356,18 @@ def make_plan(
     edges = draw(random, sources, parallelism)
     on_side = {edge.source for edge in edges if side and is_side(edge)}
     on_side |= {edge.source for edge in edges if edge.target in on_side}
+    columns = Random(f"{parallelism} {edges}")  # draws of its own: each seed's job stays what it was
     vertices, numbers = [], []
     for operator, subtasks in enumerate(parallelism):
         ends = bounded or operator in on_side
-        outputs = [Output(n, edge.partitioner) for n, edge in enumerate(edges) if edge.source == operator]
+        outputs = _outputs(operator, edges)
         stage = Stage(
             run,
             operator,
             first=operator < sources,
             keyed=any(output.partitioner == "hash" for output in outputs),
             last=not outputs,
+            columnar=columns.random() < 0.5,
             seconds=random.choice(SLOW_SECONDS),
             sides=frozenset(
                 edge.input
@@ -364,6 +397,10 @@ def make_plan(
         on_unavailable=random.choice([None, "drop", "wait"]),
     )
     return Plan(JobGraph(vertices=vertices, edges=edges, settings=settings), bounded, numbers)
+
+
+def _outputs(operator: int, edges: list[Edge]) -> list[Output]:
+    return [Output(n, edge.partitioner, KEYS) for n, edge in enumerate(edges) if edge.source == operator]
 
 
 def _draw_edges(random: Random, sources: int, parallelism: list[int]) -> list[Edge]:

@@ -77,6 +77,8 @@ class Run:
         """The state in which the job ended."""
         self.rows_skipped = 0
         """Rows that producers did not write since their consumer had gone."""
+        self.handed_over = 0
+        """Batches that consumers on the same worker got as they are."""
         self.random = Random(f"plan {seed}")
         self.plan: Plan = make_plan(
             self.random, seed, scenario.strategy, scenario.bounded_share, side=scenario.side
@@ -155,6 +157,7 @@ class Play:
         cluster.audit.check_attempts(run.plan.repeated)
         cluster.writes.check(run.plan.graph.edges, cluster.audit.received)
         run.rows_skipped = sum(map(len, cluster.writes.skipped.values()))
+        run.handed_over = cluster.writes.handed_over
         if not any(fault.kind in WITHOUT_COORDINATOR for fault in run.faults):
             cluster.audit.check_once(run.plan.graph, run.plan.sources)
         assert not cluster.audit.twice, cluster.audit.twice[:5]

@@ -11,10 +11,9 @@ from typing import Any, TypeAlias
 import pytest
 
 from minishuffle.dataflow.graph import Edge
-from minishuffle.exchange.elements import KeyedRows
 from minishuffle.exchange.partitioner import Partitioner
 from minishuffle.worker import task
-from support.simulated_jobs import Sender
+from support.simulated_jobs import Sender, as_rows
 
 __all__ = ["WriteLog", "log_writes"]
 
@@ -36,6 +35,8 @@ class WriteLog:
     """Also those that were cut off while they were being written."""
     skipped: defaultdict[Consumer, set[Row]] = field(default_factory=_no_rows)
     """Their consumer had gone."""
+    handed_over: int = 0
+    """Batches that consumers on the same worker got as they are."""
 
     def check(self, edges: list[Edge], received: Mapping[Sender, Mapping[Sender, list[int]]]) -> None:
         """What was skipped was neither written nor received, by any attempt, and nothing came that was not
@@ -66,6 +67,13 @@ class _LoggedPartition:
             self._note(self._log.skipped, position)
         return skipped
 
+    def hand_over(self, position: int, batch: Any) -> bool:
+        handed: bool = self._partition.hand_over(position, batch)
+        if handed:
+            self._note(self._log.written, position)
+            self._log.handed_over += 1
+        return handed
+
     def write(self, position: int, rows: int, parts: list[Any]) -> None:
         self._note(self._log.written, position)
         self._partition.write(position, rows, parts)
@@ -87,14 +95,14 @@ def log_writes(patch: pytest.MonkeyPatch) -> WriteLog:
     class NotingPartitioner(Partitioner):
         def split(self, batch: Any) -> Iterator[tuple[int, Any]]:
             for position, piece in super().split(batch):
-                hand.rows = piece.rows if isinstance(piece, KeyedRows) else piece
+                hand.rows = as_rows(piece)
                 yield position, piece
 
     def logged(output: Any, partition: Any, start: int) -> Callable[[Any], None]:
         write = edge_writer(output, _LoggedPartition(partition, log, hand), start)  # type: ignore[arg-type]
 
         def note(batch: Any) -> None:
-            hand.rows = batch.rows if isinstance(batch, KeyedRows) else batch
+            hand.rows = as_rows(batch)
             write(batch)
 
         return note
