@@ -23,7 +23,7 @@ from minishuffle.errors import ShuffleError
 from minishuffle.local import LocalCluster
 from minishuffle.wire.requests import ClusterStatus, TaskInfo
 
-__all__ = ["measure_keyby"]
+__all__ = ["elapsed", "measure_keyby"]
 
 SAMPLE_SECONDS: Final = 0.5
 SETTLE_SECONDS_MAX: Final = 10.0
@@ -110,12 +110,12 @@ def measure_keyby(
         emitted = {task.index: task.counters.records_out for task in result.tasks if task.operator == 0}
         total = sum(emitted.values())
         status = _settled_status(cluster, total)
-    elapsed = _elapsed(result.tasks)
+    seconds_taken = elapsed(result.tasks)
     return {
         "flush": settings.buffer_timeout,
-        "records_per_second": round(total / elapsed),
+        "records_per_second": round(total / seconds_taken),
         "records": total,
-        "seconds": round(elapsed, 3),
+        "seconds": round(seconds_taken, 3),
         "cpu_seconds": round(cpu, 2),
         "rss_bytes": sampler.samples,
         **_network(status),
@@ -143,7 +143,8 @@ def _settled_status(cluster: LocalCluster, total: int) -> ClusterStatus:
         time.sleep(0.05)
 
 
-def _elapsed(tasks: list[TaskInfo]) -> float:
+def elapsed(tasks: list[TaskInfo]) -> float:
+    """Seconds from the first record that a source emits to the last thing that any task takes."""
     begin = min(task.counters.first_output_at for task in tasks if task.counters.first_output_at)
     return max(task.counters.last_input_at for task in tasks) - begin
 

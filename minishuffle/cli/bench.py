@@ -18,7 +18,7 @@ __all__ = ["bench"]
 @click.group()
 @late_global_options
 def bench() -> None:
-    """Measure: transport and exchange against the raw socket, latency, recovery, scale, keyed sums, Spark."""
+    """Measure: transport and exchange against sockets, latency, recovery, scale, keyed sums, words, Spark."""
 
 
 def _wire_options(command: Any) -> Any:
@@ -131,6 +131,29 @@ def _show_keyby(measured: dict[str, Any]) -> None:
     table.add_row("network memory, peak of cap", memory)
     table.add_row("every key's sum checked", "yes" if measured["verified"] else "NO")
     console().print(table)
+
+
+@bench.command("wordcount")
+@click.option("--format", type=click.Choice(["rows", "arrow"]), default="rows", show_default=True)
+@click.option("--workers", default=2, show_default=True, type=click.IntRange(1, 64))
+@click.option("--megabytes", default=200, show_default=True, type=click.IntRange(1, 10_000), help="Of text.")
+@json_option
+@late_global_options
+def count_words(as_json: bool, **options: Any) -> None:
+    """Words per second through a count by word, of generated text, with the result checked."""
+    from minishuffle.bench.words import measure_wordcount
+
+    measured = measure_wordcount(**options)
+    if as_json:
+        print_json(measured)
+    else:
+        table = new_table(("what", "value"), right=("value",))
+        for what in ("words_per_second", "words", "distinct", "seconds"):
+            table.add_row(what.replace("_", " "), f"{measured[what]:,}")
+        table.add_row("every word's count checked", "yes" if measured["verified"] else "NO")
+        console().print(table)
+    if not measured["verified"]:
+        raise ShuffleError("the counts differ from those of the generator")
 
 
 @bench.command()
