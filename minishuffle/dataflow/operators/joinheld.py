@@ -160,10 +160,15 @@ def _is_worth_merging(before: Run, last: Run) -> bool:
 def places(starts: Vector, counts: Vector, most: int = BATCH_ROWS_MAX) -> Iterator[tuple[Vector, Vector]]:
     """Every place in ``starts[i]`` .. ``starts[i] + counts[i]`` with its ``i``, at most so many at a time."""
     hits = np.flatnonzero(counts)
-    ends = np.cumsum(counts[hits])
-    offsets = starts[hits] - (ends - counts[hits])
+    counts = counts[hits]
+    ends = np.cumsum(counts)
+    offsets = starts[hits] - (ends - counts)
     total = int(ends[-1]) if len(hits) else 0
     for begin in range(0, total, most):
-        numbers = np.arange(begin, min(begin + most, total))
-        which = np.searchsorted(ends, numbers, "right")
-        yield hits[which], offsets[which] + numbers
+        end = min(begin + most, total)
+        first, last = np.searchsorted(ends, (begin, end - 1), "right")
+        some = counts[first : last + 1].copy()
+        some[0] = ends[first] - begin
+        some[-1] -= ends[last] - end
+        numbers = np.arange(begin, end)
+        yield np.repeat(hits[first : last + 1], some), np.repeat(offsets[first : last + 1], some) + numbers
