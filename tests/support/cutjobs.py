@@ -115,6 +115,8 @@ class _Gate:
 class _Partition:
     """What a chain writes to: the channels of one producer on one edge."""
 
+    hot_keys = None
+
     def __init__(self, channels: list[_Channel]) -> None:
         self.subpartitions = self._channels = channels
         self._columnar = 0
