@@ -177,9 +177,9 @@ class Samples:
         self._workers.add(at, row)
 
     def loads(self, job: str) -> list[VertexLoad]:
-        """What the vertices of a job did between the last two looks; empty if there was none."""
+        """What the vertices of a job did between the last two looks; empty if there were not so many."""
         found = self._jobs.get(job)
-        return [] if found is None else found.loads
+        return [] if found is None or found.series.next < 2 else found.loads
 
     def of_job(self, job: str, after: int) -> JobSamples:
         """Samples from number ``after`` on; none of a job that was never looked at."""

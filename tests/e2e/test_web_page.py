@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -251,3 +252,29 @@ def test_a_coordinator_that_is_gone_and_comes_back(
         page.page.locator(".vertex .level").first.wait_for()
         assert page.overflow() == (0, 0)
         assert [line for line in page.console if NOT_ANSWERED not in line] == []
+
+
+# --- how soon --------------------------------------------------------------------------------------
+
+
+@pytest.mark.alone
+def test_the_page_is_there_and_shows_a_kill_within_a_second(
+    browser: Browser, cluster: LocalCluster, base: str
+) -> None:
+    with running(cluster, counted(), "timed") as job, shown(browser, f"{base}#/jobs/{job.id}") as page:
+        page.page.locator(".vertex .level").first.wait_for()
+        paint = page.page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+        assert paint < 1_000, "milliseconds"
+        page.page.evaluate(
+            """() => new MutationObserver((_, watch) => {
+                if (document.querySelector("#recovery .recovery") === null) return;
+                window.seenAt = Date.now() / 1000;
+                watch.disconnect();
+            }).observe(document.body, { subtree: true, childList: true })"""
+        )
+        killed = time.time()
+        cluster.kill_worker(job.info().tasks[0].worker)
+        page.page.wait_for_function("() => window.seenAt !== undefined")
+        seen: float = page.page.evaluate("window.seenAt")
+        print(f"first paint after {paint:.0f} ms, the kill shown after {1000 * (seen - killed):.0f} ms")
+        assert seen - killed < 1.0

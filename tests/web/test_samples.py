@@ -34,6 +34,7 @@ def watched() -> Watched:
 
 def test_a_sample_is_what_tasks_did_since_the_last_look(watched: Watched) -> None:
     watched.look(TaskCounters(busy_seconds=10.0, records_out=1000), TaskCounters(idle_seconds=10.0))
+    assert watched.samples.loads(watched.job) == [], "nobody knows since when"
     watched.look(
         TaskCounters(busy_seconds=10.5, backpressured_seconds=1.5, records_out=1600),
         TaskCounters(idle_seconds=10.0, busy_seconds=2.0, records_in=600),

@@ -55,7 +55,7 @@ export function Chart(props: {
         cursor: { drag: { x: false, y: false }, points: { size: 5 } },
         scales: {
           x: { range: (_, __, last) => [(last ?? Date.now() / 1000) - SPAN_SECONDS, last ?? Date.now() / 1000] },
-          y: { range: (_, __, most) => [0, top ?? Math.max(most ?? 0, 1e-9) * 1.1] },
+          y: { range: (_, __, most) => [0, top ?? Math.max(most ?? 0, 1) * 1.1] },
         },
         axes: [
           {

@@ -12,6 +12,8 @@ export const rate = (value: number): string => `${short(value)}/s`;
 export const percent = (share: number): string => `${Math.round(share * 100)} %`;
 export const clock = (at: number): string => CLOCK.format(new Date(at * 1000));
 export const moment = (at: number): string => MOMENT.format(new Date(at * 1000));
+/** The time of today, or the date as well. */
+export const when = (at: number, now: number): string => (now - at < 72_000 ? clock(at) : moment(at));
 export const millis = (seconds: number): string => {
   const ms = seconds * 1000;
   return ms < 1 ? `${ms < 0.05 ? "0" : ms.toFixed(1)} ms` : ms < 10 ? `${ms.toFixed(1)} ms` : ms < 10_000 ? `${Math.round(ms)} ms` : `${seconds.toFixed(1)} s`;

@@ -1,7 +1,7 @@
 // All jobs and workers of the cluster.
 import { useMemo, useState } from "preact/hooks";
 import type { Cluster, History, Job, Worker } from "./api";
-import { bytes, clock, count, duration, isOver, millis, short } from "./format";
+import { bytes, count, duration, isOver, millis, short, when } from "./format";
 import { Empty, Section, Spark, State, Table } from "./parts";
 
 const ROWS_SHOWN = 100;
@@ -80,7 +80,7 @@ function Row({ job, now }: { job: Job; now: number }) {
       </td>
       <td>{tasks.map(([state, each]) => `${count(each)} ${state}`).join(", ")}</td>
       <td>
-        <time>{clock(job.submitted_at)}</time>
+        <time>{when(job.submitted_at, now)}</time>
       </td>
       <td class="number">{duration((job.ended_at || now) - job.submitted_at)}</td>
       <td class={restarts > 0 ? "number alert" : "number"}>{count(restarts)}</td>

@@ -94,7 +94,13 @@ function BufferTable({ job, number, name }: { job: string; number: number; name:
     <>
       <h3>Pools and channels</h3>
       {data !== null && data.silent.length > 0 && <Empty>worker {data.silent.join(", ")} did not answer</Empty>}
-      {data === null ? <Empty>asking the workers …</Empty> : <Table label={`Pools and channels of ${name}`} tall>{rows(tasks)}</Table>}
+      {data === null ? (
+        <Empty>asking the workers …</Empty>
+      ) : tasks.length === 0 ? (
+        <Empty>no task of this vertex is deployed</Empty>
+      ) : (
+        <Table label={`Pools and channels of ${name}`} tall>{rows(tasks)}</Table>
+      )}
     </>
   );
 }
