@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -9,6 +10,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import psutil
 import pytest
@@ -195,6 +198,7 @@ def test_a_detached_cluster_from_up_to_down(shell: Shell, tmp_path: Path) -> Non
     out, _ = shell.run("cluster", "up", "--workers", "2", "--slots", "2", "--detach", *ports)
     assert f"127.0.0.1:{port}" in out
     assert "prometheus --config.file=" in out
+    check_that_the_page_and_the_token_are_those_that_are_printed(shell, out, web_port)
     assert oct(shell.state.stat().st_mode & 0o777) == "0o700"
     assert oct((shell.state / "secret").stat().st_mode & 0o777) == "0o600"
     assert str(web_port) in (shell.state / "prometheus.yml").read_text()
@@ -241,6 +245,21 @@ def test_a_detached_cluster_from_up_to_down(shell: Shell, tmp_path: Path) -> Non
     shell.run("cluster", "down")
     assert not any(psutil.pid_exists(pid) and _runs(pid) for pid in pids)
     assert not (shell.state / "cluster.json").exists()
+
+
+def check_that_the_page_and_the_token_are_those_that_are_printed(
+    shell: Shell, printed: str, web_port: int
+) -> None:
+    (page,) = re.findall(r"web page +(http://\S+)", printed)
+    assert page == f"http://127.0.0.1:{web_port}/"
+    token = shell.run("cluster", "token")[0].strip()
+    for given, status in ((token, 404), ("wrong", 401)):
+        headers = {"Authorization": f"Bearer {given}"}
+        cancel = Request(f"{page}api/v1/jobs/j9/cancel", method="POST", headers=headers)
+        with pytest.raises(HTTPError) as refused:
+            urlopen(cancel, timeout=SECONDS_MAX)
+        with refused.value:
+            assert refused.value.code == status
 
 
 def _runs(pid: int) -> bool:
@@ -298,6 +317,26 @@ def test_ctrl_c_in_the_demo_leaves_nothing(
     _, errors = process.communicate(timeout=SECONDS_MAX)
     assert process.returncode == 130, errors
     assert not any(_runs(child.pid) for child in children)
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.mark.timeout(120)
+def test_a_demo_that_is_kept_leaves_time_to_look_at_its_page(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    process = shell.start("demo", "--only", "wordcount", "--keep")
+    assert process.stdout is not None
+    stays = re.compile(r"the cluster stays.*?(http\S+)")
+    page = next(found[1] for line in process.stdout if (found := stays.search(line)))
+    with urlopen(f"{page}api/v1/jobs", timeout=SECONDS_MAX) as response:
+        states = {job["name"]: job["state"] for job in json.load(response)["jobs"]}
+    assert states["keyby"] in ("created", "running")
+    process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=SECONDS_MAX)
+    assert process.returncode == 0, errors
+    assert "all processes ended, state removed" in out
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
