@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -68,3 +70,14 @@ def test_the_environment_is_made_in_a_folder_with_a_blank_in_its_name(tmp_path: 
     made = subprocess.run([clone / "scripts" / "bootstrap"], capture_output=True, text=True, timeout=60)
     assert made.returncode == 0, made.stderr
     assert "done: .venv is ready" in made.stderr
+
+
+def test_the_wheel_has_the_page_as_it_is_built_and_not_its_sources(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=60)
+    (wheel,) = tmp_path.iterdir()
+    with zipfile.ZipFile(wheel) as packed:
+        names = [name for name in packed.namelist() if name.startswith("minishuffle/web/page/")]
+    built = {path.name for path in (ROOT / "minishuffle" / "web" / "page" / "built").iterdir()}
+    assert {"index.html", "app.js", "style.css"} <= built
+    assert {name.removeprefix("minishuffle/web/page/built/") for name in names} == built

@@ -212,6 +212,23 @@ def test_a_job_is_cancelled_with_the_token_alone(browser: Browser, cluster: Loca
         assert [line for line in page.console if NOT_ANSWERED not in line] == []
 
 
+def test_a_page_from_another_machine_asks_for_the_token(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minishuffle.web.guard._is_of_this_machine", lambda request: False)
+    coordinator = ScriptedCoordinator()
+    coordinator.submit("far away")
+    with served(coordinator) as url, shown(browser, url) as page:
+        page.see("This cluster is on another machine")
+        assert page.faults() == []
+        for token, then in (("wrong", "That is not the cluster's token."), ("token", "far away")):
+            page.page.get_by_label("Token").fill(token)
+            page.page.get_by_role("button", name="Show the cluster").click()
+            page.see(then)
+        assert page.overflow() == (0, 0)
+        assert [line for line in page.console if NOT_ANSWERED not in line] == []
+
+
 def test_pages_of_another_origin_get_nothing(browser: Browser, cluster: LocalCluster, base: str) -> None:
     worker = cluster.status().workers[0]
     token = web_token((cluster.state_dir / "secret").read_bytes().strip())

@@ -326,7 +326,7 @@ export function useEvents(job: string): JobEvent[] {
     async (stop) => {
       const path = `jobs/${job}/events?after=${last.current}&wait_seconds=${WAIT_SECONDS}`;
       const found = await read<{ events: JobEvent[]; terminal: boolean }>(path, stop, 2 * REQUEST_MS + WAIT_SECONDS * 1000);
-      if (stop.aborted || found.events.length === 0) return found.terminal ? RETRY_MS * 2 : 0;
+      if (stop.aborted || found.events.length === 0) return RETRY_MS;
       last.current = found.events[found.events.length - 1]!.number;
       set((before) => [...before, ...found.events].slice(-EVENTS_KEPT));
       return 0;

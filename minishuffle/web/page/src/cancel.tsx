@@ -86,6 +86,11 @@ export function TokenWanted() {
     >
       <h2>This cluster is on another machine</h2>
       <TokenField token={token} set={set} />
+      {keptToken() !== null && (
+        <p class="failure" role="alert">
+          That is not the cluster's token.
+        </p>
+      )}
       <p class="buttons">
         <button type="submit" disabled={token.trim() === ""}>
           Show the cluster
