@@ -70,10 +70,11 @@ class Shown:
             if each["impact"] in ("serious", "critical")
         ]
 
-    def check(self) -> None:
-        """Nothing sticks out, everybody can use it, and the console is empty."""
+    def check(self, *, faults: bool = True) -> None:
+        """Nothing sticks out, everybody can use it, and the console is empty. Looking for faults takes a
+        second of processor time."""
         assert self.overflow() == (0, 0)
-        assert self.faults() == []
+        assert not faults or self.faults() == []
         assert self.console == []
 
 
