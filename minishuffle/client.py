@@ -51,6 +51,7 @@ from minishuffle.wire.requests import (
     SubmitJob,
     TaskInfo,
     WaitJob,
+    WorkerInfo,
 )
 
 if TYPE_CHECKING:
@@ -448,6 +449,10 @@ class Client:
     def status(self) -> ClusterStatus:
         """Workers with their connections, and jobs."""
         return self._read(GetStatus(), ClusterStatus)
+
+    def workers(self) -> list[WorkerInfo]:
+        """The workers with their connections alone."""
+        return self._read(GetStatus(jobs=False), ClusterStatus).workers
 
     def ask_workers(self, question: AskWorkers) -> WorkersAnswered:
         """What workers hold and wait for: within a second, whatever their tasks do.

@@ -88,21 +88,21 @@ def _diagnosis(client: Client, job: str, seconds: float) -> Diagnosis:
     Raises:
         UsageError: the job does not run.
     """
-    before = _look(client, job)
+    before = Look(_running(client, job), client.workers())
     deadline = time.monotonic() + seconds + LATE_SECONDS_MAX
     links = [Link(edge.source, edge.target, edge.partitioner) for edge in client.graph(job).edges]
     while True:
         time.sleep(LOOK_SECONDS)
-        after = _look(client, job)
-        if _least_passed(before.job, after.job) >= seconds or time.monotonic() > deadline:
-            return diagnose_job(before, after, links)
+        after = _running(client, job)
+        if _least_passed(before.job, after) >= seconds or time.monotonic() > deadline:
+            return diagnose_job(before, Look(after, client.workers()), links)
 
 
-def _look(client: Client, job: str) -> Look:
+def _running(client: Client, job: str) -> JobInfo:
     info = client.job(job)
     if info.state not in RUNNING:
         raise UsageError(f"job {job} is {info.state}: only one that runs can be diagnosed")
-    return Look(info, client.status().workers)
+    return info
 
 
 def _least_passed(before: JobInfo, after: JobInfo) -> float:

@@ -26,6 +26,10 @@ class _Socket:
     def setsockopt(self, *options: int) -> None:
         """Of no effect."""
 
+    def getsockopt(self, *options: int) -> bytes:
+        """Nothing is measured."""
+        return b""
+
 
 class SimulatedTransport(asyncio.Transport):
     """One end of a connection."""

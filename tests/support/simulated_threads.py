@@ -36,6 +36,8 @@ class SimulatedThread:
 
     def __init__(self, host: Host, target: Callable[[], object], name: str) -> None:
         self.name = name
+        self.native_id = None
+        """No system knows it."""
         self._host = host
         self._world = host.world
         self._target = target
@@ -208,7 +210,10 @@ class SimulatedTime:
     def time(self) -> float:
         return self._world.now
 
-    monotonic = time
+    monotonic = perf_counter = time
+
+    def process_time(self) -> float:
+        return 0.0
 
     def thread_time(self) -> float:
         return 0.0

@@ -58,7 +58,7 @@ class _LoggedPartition:
     """A partition as its writer sees it; ``hand.rows`` is what the writer has in hand."""
 
     def __init__(self, partition: Any, log: WriteLog, hand: threading.local) -> None:
-        self.subpartitions = partition.subpartitions
+        self.subpartitions, self.hot_keys = partition.subpartitions, partition.hot_keys
         self._partition, self._log, self._hand = partition, log, hand
 
     def skips(self, position: int, rows: int) -> bool:

@@ -39,7 +39,8 @@ from minishuffle.wire.messages import (
 )
 from minishuffle.worker import handoff, process, task, tasks
 from minishuffle.worker.process import Worker
-from minishuffle.worker.tasks import Attempt, registration
+from minishuffle.worker.tasks import Attempt
+from minishuffle.worker.workerreports import registration
 from support.simulated_jobs import AUDITS, Audit
 from support.simulated_loop import Host, World
 from support.simulated_network import Network

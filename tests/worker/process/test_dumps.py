@@ -98,7 +98,9 @@ async def test_a_stuck_task_is_shown_with_its_place_and_with_all_that_waits_for_
     assert (idle["thread"], idle["waits_for"]) == ("idle", "input")
 
     sink = tasks_of(await dumped(coordinator, 2))[1, 1]
-    while sink["gates"][0]["waiting_for_floating"] != [0]:
+    while sink["gates"][0]["channels"][0].get("credit", {}).get("announced") != 0 or (
+        sink["gates"][0]["waiting_for_floating"] != [0]
+    ):
         sink = tasks_of(await dumped(coordinator, 2))[1, 1]
     assert sink["thread"] == "busy" and not sink["waits_for"]
     assert any(frame.endswith(" never_returns") for frame in sink["stack"]), sink["stack"]
