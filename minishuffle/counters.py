@@ -192,6 +192,9 @@ class TaskCounters:
     hot_keys: dict[str, float] = field(default_factory=dict)
     """By ``EDGE:CONSUMER:KEY``, the share of the rows written over that edge that a key has, if it has many:
     see :mod:`~minishuffle.exchange.hotkeys`."""
+    latency: dict[str, float] = field(default_factory=dict)
+    """``count`` of the latency markers that have come, and the seconds that they took: ``p50``, ``p95``,
+    ``p99``, ``max``; empty if none has come."""
 
     def plus(self, later: TaskCounters) -> TaskCounters:
         """The totals of two attempts; ``later`` is the newer one. Counts stop at ``COUNTED_MAX``."""
@@ -200,7 +203,7 @@ class TaskCounters:
             ours, theirs = getattr(self, each.name), getattr(later, each.name)
             if each.name == "limits_hit":
                 values[each.name] = {**theirs, **ours}
-            elif each.name == "hot_keys":
+            elif each.name in ("hot_keys", "latency"):
                 values[each.name] = theirs or ours
             elif isinstance(ours, dict):
                 names = ours | theirs
@@ -287,6 +290,8 @@ class TaskSnapshot:
     """Its chain, a source first."""
     gates: tuple[GateSnapshot, ...]
     partitions: tuple[PartitionSnapshot, ...]
+    latencies: Mapping[str, Histogram] = field(default_factory=dict)
+    """What the markers that have come took, by source, in seconds."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -178,6 +178,8 @@ EXTERNAL_TICKETS_MAX: Final = 1_024
 again."""
 RESULT_READERS_MAX: Final = 64
 """External clients that read results from one worker at once."""
+LATENCY_SOURCES_MAX: Final = 256
+"""Sources whose latencies one subtask keeps apart."""
 TRACES_MAX: Final = 16
 """Channels of one worker whose frames are traced at once; the oldest trace makes room."""
 TRACE_FRAMES_MAX: Final = 4_096

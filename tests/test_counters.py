@@ -84,9 +84,10 @@ def test_a_limit_was_first_hit_by_the_first_attempt_that_hit_it() -> None:
 
 
 def test_what_is_sampled_is_added_up_and_what_is_estimated_is_that_of_the_newer_attempt() -> None:
-    first = TaskCounters(flow={"looks": 3.0, "queued": 1.0}, hot_keys={"0:1:'a'": 0.5})
+    first = TaskCounters(flow={"looks": 3.0, "queued": 1.0}, hot_keys={"0:1:'a'": 0.5}, latency={"max": 2.0})
     second = TaskCounters(flow={"looks": 2.0}, hot_keys={"0:0:'b'": 0.25}, cpu_wait_seconds=0.5)
     both = first.plus(second)
     assert both.flow == {"looks": 5.0, "queued": 1.0}
     assert both.hot_keys == {"0:0:'b'": 0.25}
+    assert both.latency == {"max": 2.0}, "the newer one has none so far"
     assert both.cpu_wait_seconds == 0.5

@@ -44,7 +44,8 @@ RECOVERIES = frozenset({"task restarting", "task waiting for a slot"})
     multiple=True,
     help="A parameter of the job, or a setting that every job has: buffer_timeout (adaptive, or seconds), "
     "buffers_per_channel, floating_buffers_per_gate, source_lease (rows), restart_strategy (individual, "
-    "region, full, none), restart_failures_max, on_unavailable (drop, wait).",
+    "region, full, none), restart_failures_max, on_unavailable (drop, wait), latency_interval (seconds), "
+    "latency_granularity (single, operator, subtask).",
 )
 @click.option("--name", help="Name of the job; by default that of JOB.")
 @click.option(

@@ -175,6 +175,8 @@ def show_job(job: JobInfo) -> None:
     out.print(table)
     if any(task.counters.limits_hit for task in job.tasks):
         show_limits(job)
+    if any(task.counters.latency for task in job.tasks):
+        _show_latencies(job)
     if job.restarts:
         counts = ", ".join(f"{count:,} {reason}" for reason, count in job.restarts.items())
         out.print(f"restarts, by how the attempt before ended: {counts}")
@@ -217,6 +219,17 @@ def show_limits(job: JobInfo) -> None:
     table = new_table(["after", "task", "first hit its limit"], ["after"])
     for hit in limits_hit(job):
         table.add_row(f"{hit['seconds']:.3f} s", hit["task"], _LIMIT_TEXTS[hit["limit"]])
+    console().print(table)
+
+
+def _show_latencies(job: JobInfo) -> None:
+    """How long latency markers took from their sources to each task of its latest attempt."""
+    quantiles = ("p50", "p95", "p99", "max")
+    table = new_table(["latency of", "markers", *quantiles], ["markers", *quantiles])
+    for task in job.tasks:
+        if latency := task.counters.latency:
+            times = [f"{1000 * latency[each]:,.1f} ms" for each in quantiles]
+            table.add_row(f"{task.name}[{task.index}]", f"{latency['count']:,.0f}", *times)
     console().print(table)
 
 

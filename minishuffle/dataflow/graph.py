@@ -56,6 +56,10 @@ class JobSettings(BaseModel):
     """Rows of each split that a source may emit beyond the position that it has reported: so many may be lost
     when its worker is, and none are repeated. None: what it emits in LEASE_SECONDS, at least a batch. 0: it
     restarts at the position, and the rows behind it that it had emitted are repeated."""
+    latency_interval: float = Field(0.0, ge=0, le=3600)
+    """Seconds between two latency markers of a source's subtask; 0: there are none."""
+    latency_granularity: Literal["single", "operator", "subtask"] = "operator"
+    """Which latencies a subtask keeps apart: none, those from each source, or from each of its subtasks."""
 
 
 class Vertex(BaseModel):

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from minishuffle.exchange.segments import LooseSegment, Segment
 from minishuffle.limits import SEGMENT_HEADROOM_BYTES
 from minishuffle.protocol.channel import NextType
-from minishuffle.wire.frames import NO_ELEMENT_START, WATERMARK_EVENT, DataType, EventKind
+from minishuffle.wire.frames import NO_ELEMENT_START, WATERMARK_EVENT, DataType, EventKind, LatencyMarker
 
 __all__ = ["BufferBuilder", "Event", "EventState", "Flush", "Slice", "SliceOwner", "WholeBatch"]
 
@@ -269,11 +269,14 @@ class Event:
     """An event in a subpartition's queue. A watermark that is not ``taken`` yet may be overtaken by a
     newer one: the writer changes it in place."""
 
-    __slots__ = ("idle", "kind", "taken", "time")
+    __slots__ = ("idle", "kind", "marker", "taken", "time")
     next_type = NextType.EVENT
 
-    def __init__(self, kind: EventKind, time: int = 0, idle: bool = False) -> None:
+    def __init__(
+        self, kind: EventKind, time: int = 0, idle: bool = False, marker: LatencyMarker | None = None
+    ) -> None:
         self.kind = kind
+        self.marker = marker
         self.time = time
         self.idle = idle
         self.taken = False
@@ -288,6 +291,8 @@ class Event:
         self.taken = True  # before the look at what it says: see overtake
         if self.kind is EventKind.WATERMARK:
             payload = WATERMARK_EVENT.pack(self.kind, self.idle, self.time)
+        elif self.marker is not None:
+            payload = self.marker.pack()
         else:
             payload = bytes((self.kind,))
         memory = memoryview(bytearray(SEGMENT_HEADROOM_BYTES) + payload)
@@ -295,7 +300,8 @@ class Event:
 
 
 class EventState:
-    """What the events that have left a subpartition's queue say; each new view begins with it. (Reader.)"""
+    """What the events that have left a subpartition's queue say; each new view begins with it. A latency
+    marker says nothing that lasts. (Reader.)"""
 
     __slots__ = ("_ends", "_watermark")
 
@@ -308,7 +314,7 @@ class EventState:
         event.taken = True  # before anybody looks at what it says: see Event.overtake
         if event.kind is EventKind.WATERMARK:
             self._watermark = event
-        else:
+        elif event.marker is None:
             self._ends.append(event)
 
     @property

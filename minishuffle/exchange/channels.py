@@ -20,7 +20,7 @@ from minishuffle.errors import RemoteProtocolError, ShuffleError
 from minishuffle.exchange.buffers import Slice
 from minishuffle.exchange.declining import ConsumerLink, DecliningAttachment
 from minishuffle.exchange.elements import Assembler
-from minishuffle.exchange.notices import Attached, Notice, QueuedWatermark
+from minishuffle.exchange.notices import Attached, Notice, QueuedLatency, QueuedWatermark
 from minishuffle.exchange.repeats import NEW, Rendition, RowsTaken
 from minishuffle.exchange.segments import LocalPool, Segment
 from minishuffle.exchange.subpartition import PipelinedView, Subpartition
@@ -35,11 +35,13 @@ from minishuffle.protocol.channel import (
     Received,
 )
 from minishuffle.wire.frames import (
+    LATENCY_EVENT,
     NO_SEQUENCE,
     WATERMARK_EVENT,
     CancelReason,
     DataType,
     EventKind,
+    LatencyMarker,
     PartitionRequest,
 )
 
@@ -97,10 +99,7 @@ class GateBuffers:
     def take_exclusive(self) -> list[FreeBuffer]:
         """The exclusive buffers of a new attachment, as far as there are any."""
         taken: list[FreeBuffer] = []
-        while len(taken) < self.exclusive and self._lends_exclusive:
-            segment = self.pool.request()
-            if segment is None:
-                break
+        while len(taken) < self.exclusive and self._lends_exclusive and (segment := self.pool.request()):
             taken.append(segment)
             self.exclusive_held += 1
         return taken
@@ -160,8 +159,7 @@ class GateBuffers:
     def serve(self) -> None:
         """The pool may have segments again."""
         while (self.line and self._lends_floating) or (self.short and self._lends_exclusive):
-            segment = self.pool.request()
-            if segment is None:
+            if (segment := self.pool.request()) is None:
                 return
             self.release_floating(segment)
 
@@ -519,6 +517,7 @@ class InputChannel:
         """(Loop.) The current one."""
         self._mark: QueuedWatermark | None = None
         """The last thing in the queue, if that is a watermark."""
+        self._latency = QueuedLatency()
         self._events_added = 0
         self._before: Attachment | None = None
         """The attachment before the current one."""
@@ -659,7 +658,12 @@ class InputChannel:
             self._ready.enter(self)
 
     def deliver_event(self, attachment: Attachment, payload: bytes) -> None:
-        """Put an event at the end of the queue. A watermark takes the place of one that is the last there."""
+        """Put an event at the end of the queue; see :class:`QueuedWatermark` and :class:`QueuedLatency`."""
+        if payload[0] == EventKind.LATENCY_MARKER and len(payload) == LATENCY_EVENT.size:
+            if self._latency.taken:
+                self._latency = QueuedLatency(LatencyMarker.unpack(payload))
+                self.deliver(self._latency)
+            return
         if payload[0] != EventKind.WATERMARK or len(payload) != WATERMARK_EVENT.size:
             self._events_added += 1
             self.deliver(QueuedEvent(attachment, payload))

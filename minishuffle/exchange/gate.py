@@ -28,9 +28,9 @@ from minishuffle.exchange.channels import (
 )
 from minishuffle.exchange.elements import ELEMENT_HEADER, Assembler, AssemblyBudget
 from minishuffle.exchange.kept import ElementLog
-from minishuffle.exchange.notices import Attached, Notice, QueuedWatermark
+from minishuffle.exchange.notices import Attached, Notice, QueuedLatency, QueuedWatermark
 from minishuffle.exchange.watermarks import BEGINNING_OF_TIME, END_OF_TIME, WatermarkValve
-from minishuffle.wire.frames import EventKind
+from minishuffle.wire.frames import EventKind, LatencyMarker
 
 __all__ = ["Element", "InputGate"]
 
@@ -85,6 +85,8 @@ class InputGate:
         self.valve = WatermarkValve()
         self.marked = False
         """(Task.) ``valve`` says something new since whoever reads it took this back."""
+        self.on_latency: Callable[[LatencyMarker], None] = lambda marker: None
+        """(Task.) Called with each latency marker, behind all that came before it on its channel."""
         self.split_changes: deque[tuple[int, Literal["open", "done", "none"]]] | None = None
         """The states of ``SplitMark``, in order, in a gate whose channels are the splits of a source and
         come and go; else None. Their watermarks are made behind the gate, not in ``valve``."""
@@ -263,6 +265,9 @@ class InputGate:
             case QueuedWatermark():
                 time, idle = notice.take()
                 self.marked |= self.valve.update(channel.number, time, idle)
+            case QueuedLatency(marker=LatencyMarker() as marker):
+                notice.taken = True
+                self.on_latency(marker)
             case QueuedEvent():
                 channel.events_read += 1
                 self._on_event(channel, notice)

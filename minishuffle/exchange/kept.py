@@ -26,7 +26,14 @@ from minishuffle.exchange.subpartition import PipelinedView, Subpartition
 from minishuffle.ids import FIRST_ATTEMPT, PartitionId
 from minishuffle.limits import SEGMENT_HEADROOM_BYTES
 from minishuffle.protocol.channel import NextType
-from minishuffle.wire.frames import NO_ELEMENT_START, BufferFlags, CancelReason, DataType, EventKind
+from minishuffle.wire.frames import (
+    NO_ELEMENT_START,
+    BufferFlags,
+    CancelReason,
+    DataType,
+    EventKind,
+    LatencyMarker,
+)
 
 __all__ = ["ElementLog", "KeptPartition"]
 
@@ -287,6 +294,9 @@ class KeptPartition(ResultPartition):
             for subpartition in self._kept:
                 subpartition.finished = True
                 self._notify(subpartition)
+
+    def emit_latency(self, marker: LatencyMarker) -> None:
+        """What is kept is read at any time, and again: nothing is measured."""
 
     def broadcast_watermark(self, time: int, idle: bool) -> None:
         """Event time waits for the end of the partition."""

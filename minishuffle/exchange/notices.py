@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from minishuffle.exchange.repeats import NEW, Rendition
+from minishuffle.wire.frames import LatencyMarker
 
-__all__ = ["Attached", "Notice", "QueuedWatermark"]
+__all__ = ["Attached", "Notice", "QueuedLatency", "QueuedWatermark"]
 
 
 class Notice:
@@ -31,6 +32,18 @@ class QueuedWatermark(Notice):
         """(Task.) Time and idleness."""
         self._taken = True  # before the look at what it says: see overtake
         return self._state
+
+
+class QueuedLatency(Notice):
+    """A latency marker of the producer. The loop queues no other until the task has taken it; the first one
+    of a channel follows one that never was."""
+
+    __slots__ = ("marker", "taken")
+
+    def __init__(self, marker: LatencyMarker | None = None) -> None:
+        self.marker = marker
+        self.taken = marker is None
+        """Set by the task."""
 
 
 class Attached(Notice):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from random import Random
 from typing import TypeAlias
 
 from minishuffle.counters import TaskCounters
@@ -16,7 +17,7 @@ from minishuffle.exchange.segments import Segment
 from minishuffle.exchange.subpartition import Subpartition
 from minishuffle.ids import PartitionId
 from minishuffle.limits import OUTPUT_BUFFERS_PER_SUBPARTITION_MAX
-from minishuffle.wire.frames import EventKind
+from minishuffle.wire.frames import EventKind, LatencyMarker
 
 __all__ = ["ResultPartition"]
 
@@ -79,6 +80,8 @@ class ResultPartition:
         """(Writer.) Rows that were not written because their consumer's worker answered no Ping."""
         self._together: list[Subpartition] = []
         """(Writer.) Those that the last broadcast went to: each has the same segment open, or none has."""
+        self._random: Random | None = None
+        """(Writer.) Chooses who gets a latency marker."""
 
     def subpartition(self, consumer: int) -> Subpartition | None:
         """The one for that consumer subtask; None if this producer does not feed it."""
@@ -233,6 +236,14 @@ class ResultPartition:
         """Tell every consumer the event time, in microseconds since 1970, behind everything written."""
         for subpartition in self.subpartitions:
             subpartition.add_watermark(time, idle)
+
+    def emit_latency(self, marker: LatencyMarker) -> None:
+        """Send a latency marker to one consumer, any of them, behind everything written. (Flink:
+        ``RecordWriter.randomEmit``.)"""
+        self._end_together()
+        if self._random is None:
+            self._random = Random(self.id.producer)
+        self._random.choice(self.subpartitions).add_latency(marker)
 
     def fail(self, error: ShuffleError) -> None:
         """(Loop.) The producer failed: tell its consumers, and whoever asks from now on."""

@@ -43,6 +43,7 @@ from minishuffle.wire.frames import (
     CancelReason,
     DataType,
     EventKind,
+    LatencyMarker,
     PartitionRequest,
 )
 
@@ -83,6 +84,7 @@ class Subpartition:
         "_discarded",
         "_drops",
         "_events_added",
+        "_latency",
         "_mark",
         "_notify",
         "_open",
@@ -152,6 +154,8 @@ class Subpartition:
         """Like ``_written``, and unlike the queue, it may be read at any time."""
         self._mark: Event | None = None
         """The watermark that is the last thing queued, if any is."""
+        self._latency: Event | None = None
+        """The latency marker that was queued last."""
         # The reader's.
         self._discarded = False
         self._polled = 0
@@ -213,6 +217,13 @@ class Subpartition:
             return
         self._append(mark := Event(EventKind.WATERMARK, time, idle))
         self._mark = mark
+
+    def add_latency(self, marker: LatencyMarker) -> None:
+        """Queue a latency marker behind everything written so far, if none is queued: the one that has waited
+        longer says more."""
+        if self._latency is None or self._latency.taken:
+            self._latency = Event(EventKind.LATENCY_MARKER, marker=marker)
+            self._append(self._latency)
 
     def _append(self, event: Event) -> None:
         if self._open is not None:

@@ -302,6 +302,14 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "worker",
     ),
     MetricSpec(
+        "minishuffle_latency_seconds",
+        "histogram",
+        (*_TASK, "source"),
+        "Seconds that latency markers took from a source to a subtask, if the job has them: by OPERATOR or "
+        "OPERATOR.INDEX of the source, or all together.",
+        "worker",
+    ),
+    MetricSpec(
         "minishuffle_backpressure_block_seconds",
         "histogram",
         _TASK,

@@ -210,6 +210,8 @@ def _add_task(scrape: _Scrape, labels: Sequence[str], task: TaskSnapshot) -> Non
     scrape.value("minishuffle_task_cpu_seconds_total", counters.cpu_seconds, *labels)
     scrape.value("minishuffle_task_cpu_wait_seconds_total", counters.cpu_wait_seconds, *labels)
     scrape.histogram("minishuffle_backpressure_block_seconds", task.blocks, labels)
+    for source, histogram in task.latencies.items():
+        scrape.histogram("minishuffle_latency_seconds", histogram, (*labels, source))
     errors = _from_zero(_ERROR_POLICIES, counters.user_errors)
     scrape.by_label("minishuffle_user_errors_total", errors, labels)
     scrape.value("minishuffle_records_late_total", counters.records_late, *labels)

@@ -36,7 +36,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
-from typing import Final, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from minishuffle import limits
 from minishuffle.errors import LocalProtocolError, RemoteProtocolError
@@ -61,8 +61,10 @@ __all__ = [
     "Frame",
     "FrameType",
     "GRANT",
+    "LATENCY_EVENT",
     "Hello",
     "LENGTH_BYTES",
+    "LatencyMarker",
     "MAGIC",
     "Message",
     "NO_ELEMENT_START",
@@ -159,6 +161,8 @@ GRANT: Final = struct.Struct(">II")
 """One pair of an AddCredit: channel, credit."""
 WATERMARK_EVENT: Final = struct.Struct(">BBq")
 """Kind, whether the producer is idle (0 or 1), and the watermark in microseconds since 1970."""
+LATENCY_EVENT: Final = struct.Struct(">BIIq")
+"""Kind, operator and index of the source, and the time in microseconds since 1970."""
 
 
 class FrameType(IntEnum):
@@ -205,6 +209,30 @@ class EventKind(IntEnum):
     """Nothing at all follows on this channel."""
     WATERMARK = 3
     """How far the producer's event time has come: :data:`WATERMARK_EVENT` is the whole payload."""
+    LATENCY_MARKER = 4
+    """When a source emitted it: a :class:`LatencyMarker` is the whole payload. Only jobs that ask for markers
+    have them, by a setting that a worker must know to run their tasks: none gets one that it cannot read."""
+
+
+class LatencyMarker(NamedTuple):
+    """What travels with the rows of a source and takes as long as they do, but for user code. (Flink:
+    ``LatencyMarker``.)"""
+
+    operator: int
+    subtask: int
+    """Both of the source."""
+    time: int
+    """When it was emitted, in microseconds since 1970."""
+
+    def pack(self) -> bytes:
+        """The payload of the event."""
+        return LATENCY_EVENT.pack(EventKind.LATENCY_MARKER, *self)
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> LatencyMarker:
+        """What :meth:`pack` gave; its size has been looked at."""
+        _, operator, subtask, time = LATENCY_EVENT.unpack(payload)
+        return cls(operator, subtask, time)
 
 
 class CancelReason(IntEnum):

@@ -7,7 +7,6 @@ partitions. It never touches a socket: see ``handoff``.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import threading
 import time
@@ -67,6 +66,7 @@ from minishuffle.worker.filereports import FileReports
 from minishuffle.worker.handoff import TaskPaths
 from minishuffle.worker.inputs import Inputs
 from minishuffle.worker.jobimports import import_from
+from minishuffle.worker.latencymarkers import LatencyMarkers
 from minishuffle.worker.leases import SourceLeases
 from minishuffle.worker.outbox import Outbox
 
@@ -308,6 +308,7 @@ class Task:
     outbox: Outbox
     leases: SourceLeases
     files: FileReports
+    latency: LatencyMarkers
     spool: Spool | None = None
     """Where a sink whose records other programs read keeps them."""
     state: str = "deploying"
@@ -354,6 +355,7 @@ class Task:
             cpu_seconds=self._read_cpu_seconds(),
             cpu_wait_seconds=self._read_cpu_wait_seconds(),
             hot_keys=self._hot_keys(),
+            latency=self.latency.summary(),
         )
 
     def write_off(self) -> None:
@@ -570,13 +572,15 @@ class Task:
             self.paths.post(self.first_record, self.attempt_id)
 
     def _look_at_clock(self, chain: Chain, now: float) -> float:
-        """Call operators whose time has come; returns when the next one's does (inf: never)."""
+        """Call operators whose time has come, and emit a latency marker if it is time; returns when the next
+        is due (inf: never)."""
         due = chain.deadline()
         if due is not None and due <= now:
             chain.on_clock(now)
             self.counters.state_rows = chain.state_rows()
             due = chain.deadline()
-        return math.inf if due is None else due
+        next_marker = self.latency.emit_due(now)
+        return next_marker if due is None else min(due, next_marker)
 
     def _end_partitions(self) -> None:
         for partition in self.partitions.values():

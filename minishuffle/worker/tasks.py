@@ -54,6 +54,7 @@ from minishuffle.worker.instructions import (
     StartTask,
     attempt_id,
 )
+from minishuffle.worker.latencymarkers import LatencyMarkers
 from minishuffle.worker.leases import SourceLeases, WriteLeases
 from minishuffle.worker.outbox import Outbox
 from minishuffle.worker.registry import ChannelKey, Progress
@@ -125,6 +126,8 @@ class Attempt:
         """By edge."""
         self.traffic = Traffic()
         self._flow = FlowTotals()
+        source = None if spec.inputs else (spec.operator, spec.index)
+        self._latency = LatencyMarkers(self.settings, source, self.partitions, services.wall)
         self.reported: tuple[bytes, dict[str, int]] | None = None
         """What :meth:`rows` said at the end of the task."""
         self._services = services
@@ -148,6 +151,7 @@ class Attempt:
             Outbox(self.id, self.paths, services.said, services.away),
             self._source_leases(),
             FileReports(self.paths, partial(services.filed, self.id), spec.files),
+            self._latency,
         )
         try:
             for input_spec in spec.inputs:
@@ -232,6 +236,7 @@ class Attempt:
             kept=partial(ElementLog, services.spool_directory, memory) if spec.kept else None,
             waits=spec.waits,
         )
+        gate.on_latency = self._latency.take
         gate.buffers.on_limit = partial(_note_limit, self.counters, services.wall)
         ended = set(spec.ended)
         for producer in range(spec.first, spec.first + spec.count):
@@ -363,6 +368,7 @@ class Attempt:
                 PartitionSnapshot(self.partitions[edge].backlog(), PoolSnapshot(pool.in_use, pool.size))
                 for edge, pool in self.pools.items()
             ),
+            latencies=self._latency.histograms(),
         )
 
     def progress(self) -> Progress:

@@ -170,3 +170,26 @@ def test_limits_are_listed_in_the_order_in_which_they_were_hit() -> None:
         {"limit": "pool", "task": "producer[0]", "seconds": 2.25},
         {"limit": "writer", "task": "producer[0]", "seconds": 2.5},
     ]
+
+
+def test_latencies_are_shown_of_tasks_that_have_them(capsys: pytest.CaptureFixture[str]) -> None:
+    latency = {"count": 1234.0, "p50": 0.005, "p95": 0.02, "p99": 1.0, "max": 2.5}
+    marked = TASK.model_copy(update={"index": 1, "counters": TaskCounters(latency=latency)})
+    tables.show_job(JOB.model_copy(update={"tasks": [TASK, marked]}))
+    shown = capsys.readouterr().out
+    lines = shown[shown.index("latency of") :].splitlines()
+    assert lines[1].split() == [
+        "count[1]",
+        "1,234",
+        "5.0",
+        "ms",
+        "20.0",
+        "ms",
+        "1,000.0",
+        "ms",
+        "2,500.0",
+        "ms",
+    ]
+    assert not lines[2].startswith("count[0]")
+    tables.show_job(JOB)
+    assert "latency of" not in capsys.readouterr().out

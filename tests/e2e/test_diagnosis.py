@@ -1,4 +1,4 @@
-"""A running cluster looked into: diagnoses of sick and healthy jobs, dumps, traces, ``top``.
+"""A running cluster looked into: diagnoses of sick and healthy jobs, dumps, traces, latency markers, ``top``.
 
 ``MINISHUFFLE_SOAK=1`` diagnoses five jobs of each cause and thirty healthy ones, ``MINISHUFFLE_SEED=n`` being
 the first of their seeds.
@@ -21,9 +21,10 @@ import pytest
 from click.testing import CliRunner
 
 from minishuffle.cli.main import cli
+from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.stream import Stream
 from minishuffle.local import LocalCluster
-from support.sickjobs import SICK, SickJob, healthy, numbers
+from support.sickjobs import SICK, FailsOnce, SickJob, healthy, numbers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -137,6 +138,33 @@ def test_a_channel_between_two_workers_is_traced(seen: Any, wait_until: Callable
     local = command(seen, "trace", handle.id, "--channel", f"0.{1 - remote}:1.0", code=2)
     assert "exchange segments without frames" in local
     assert "has no such channel" in command(seen, "trace", handle.id, "--channel", "0.9:1.0", code=2)
+
+
+def test_latency_markers_are_no_rows_and_go_on_after_a_recovery(
+    seen: Any, wait_until: Callable[..., Any]
+) -> None:
+    settings = JobSettings(latency_interval=0.02, latency_granularity="subtask")
+    stream = Stream.generate(numbers, rate=2_000).key_by(lambda row: row % 50).count(emit="batch")
+    handle = seen.cluster.submit(stream.to(FailsOnce()), parallelism=2, settings=settings)
+    wait_until(lambda: sum(handle.info().restarts.values()) >= 2, "restarts of both")
+
+    def again() -> bool:
+        tasks = [task for task in handle.info().tasks if task.operator == 1]
+        return all(task.attempt == 2 and task.counters.latency.get("count", 0.0) > 5 for task in tasks)
+
+    wait_until(again, "markers in the attempts that took the place")
+    shown = command(seen, "jobs", "show", handle.id)
+    assert "latency of" in shown and "p99" in shown
+    counted = seen.total("minishuffle_latency_seconds_count", source="0.0")
+    assert counted > 0 and seen.total("minishuffle_latency_seconds_count", source="0.1") > 0
+    handle.cancel()
+    info = handle.wait_until_over(30)
+    sent = sum(task.counters.records_out for task in info.tasks if task.operator == 0)
+    read = sum(task.counters.records_in for task in info.tasks if task.operator == 1)
+    lost = sum(info.rows_dropped.values()) + info.rows_in_flight
+    assert read <= sent <= read + lost + 2_000, (
+        "a marker is no row; what was under way at the end is not read"
+    )
 
 
 def test_top_is_a_screen_in_a_terminal_and_tables_where_there_is_none(

@@ -43,6 +43,7 @@ FIRST_TASK = {
     "subtask": "0",
 }
 FIRST_GATE = {**FIRST_TASK, "gate": "0"}
+LATENCIES = {"3": Histogram((0.1, 1.0))}
 
 
 def families(registry: CollectorRegistry) -> set[Family]:
@@ -68,7 +69,7 @@ def series(registry: CollectorRegistry) -> int:
 def test_a_worker_serves_exactly_the_families_of_the_table(
     make_worker: MakeWorker, make_task: MakeTask
 ) -> None:
-    registry = worker_registry(lambda: make_worker(tasks=(make_task(),)), "1.2.3")
+    registry = worker_registry(lambda: make_worker(tasks=(make_task(latencies=LATENCIES),)), "1.2.3")
     assert families(registry) == listed("worker")
 
 
@@ -86,7 +87,7 @@ def test_promtool_finds_nothing_to_mend(
     prometheus_binaries: Path,
 ) -> None:
     if process == "worker":
-        registry = worker_registry(lambda: make_worker(tasks=(make_task(),)), "1.2.3")
+        registry = worker_registry(lambda: make_worker(tasks=(make_task(latencies=LATENCIES),)), "1.2.3")
     else:
         registry = coordinator_registry(make_coordinator, "1.2.3")
     own = b"".join(_own_lines(generate_latest(registry)))
@@ -106,7 +107,7 @@ def _own_lines(text: bytes) -> list[bytes]:
 
 
 def test_openmetrics_says_the_same(make_worker: MakeWorker, make_task: MakeTask) -> None:
-    registry = worker_registry(lambda: make_worker(tasks=(make_task(),)), "1.2.3")
+    registry = worker_registry(lambda: make_worker(tasks=(make_task(latencies=LATENCIES),)), "1.2.3")
     parsed = parse_openmetrics(generate_openmetrics(registry).decode())
     names = {f"{f.name}_total" if f.type == "counter" else f.name for f in parsed}
     assert names == {name for name, _, _ in listed("worker")}
@@ -368,3 +369,22 @@ def test_a_coordinator_counts_by_state(make_coordinator: MakeCoordinator) -> Non
     reattach = {**job, "phase": "reattach"}
     assert value("minishuffle_recovery_duration_seconds_bucket", {**reattach, "le": "0.01"}) == 0
     assert value("minishuffle_recovery_duration_seconds_bucket", {**reattach, "le": "0.025"}) == 1
+
+
+def test_latencies_are_served_by_source_if_a_job_has_markers(
+    make_worker: MakeWorker, make_task: MakeTask
+) -> None:
+    histogram = Histogram((0.1, 1.0))
+    for seconds in (0.05, 0.5, 5.0):
+        histogram.observe(seconds)
+    registry = worker_registry(
+        lambda: make_worker(tasks=(make_task(latencies={"0.1": histogram}),), gc_seconds=1.5), "1.2.3"
+    )
+    labels = {**FIRST_TASK, "source": "0.1"}
+    value = registry.get_sample_value
+    assert value("minishuffle_latency_seconds_count", labels) == 3
+    assert value("minishuffle_latency_seconds_bucket", {**labels, "le": "1.0"}) == 2
+    assert value("minishuffle_latency_seconds_sum", labels) == 5.55
+    assert value("minishuffle_gc_seconds_total") == 1.5
+    without = worker_registry(lambda: make_worker(tasks=(make_task(),)), "1.2.3")
+    assert without.get_sample_value("minishuffle_latency_seconds_count", labels) is None

@@ -15,7 +15,7 @@ from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.exchange.subpartition import Subpartition, serve
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.protocol.connection import Connection, PartitionRequested
-from minishuffle.wire.frames import EventKind, PartitionRequest
+from minishuffle.wire.frames import EventKind, LatencyMarker, PartitionRequest
 from support.links import BareLink, consumer_of
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ class Exchange:
                 rows += element.rows
             self.settle()
         for partition in self.partitions:
+            partition.emit_latency(LatencyMarker(0, 0, 0))
             partition.broadcast_watermark(5, idle=False)
             partition.broadcast_event(EventKind.END_OF_PARTITION)
         self.settle()
@@ -134,6 +135,7 @@ def test_both_ends_note_the_same_frames_of_that_channel_alone(piece: int) -> Non
     assert [frame["sequence"] for frame in buffers] == list(range(len(buffers)))
     assert sum(frame.get("rows", 0) for frame in buffers) == 20
     assert [frame["event"] for frame in buffers if frame["type"] == "event"] == [
+        "latency_marker",
         "watermark",
         "end_of_partition",
     ]

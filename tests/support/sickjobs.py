@@ -63,6 +63,25 @@ class Pausing:
         return None
 
 
+class FailsOnce:
+    """A sink that takes rows, and fails after some of them in its first attempt."""
+
+    def __init__(self) -> None:
+        self._attempt = 0
+        self._rows = 0
+
+    def open(self, context: TaskContext) -> None:
+        self._attempt = context.attempt
+
+    def write(self, batch: Any) -> None:
+        self._rows += len(batch)
+        if self._attempt == 1 and self._rows > 200:
+            raise ValueError("once")
+
+    def close(self) -> int:
+        return self._rows
+
+
 class Large:
     """Long rows without end, as fast as they are taken."""
 
@@ -197,4 +216,4 @@ def healthy(random: Random) -> SickJob:
         made = stream.broadcast().to_count()
     else:
         made = stream.key_by(lambda number: number % keys).reduce(max, emit="end").to_count()
-    return SickJob("none", made)
+    return SickJob("none", made, settings=JobSettings(latency_interval=random.choice([0.0, 0.1])))

@@ -395,6 +395,7 @@ def make_plan(
         buffer_timeout=random.choice(["adaptive", "adaptive", 0, -1, 0.01]),
         restart_strategy=strategy,
         on_unavailable=random.choice([None, "drop", "wait"]),
+        latency_interval=random.choice([0.0, 0.0, 0.001]),
     )
     return Plan(JobGraph(vertices=vertices, edges=edges, settings=settings), bounded, numbers)
 

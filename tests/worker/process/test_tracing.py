@@ -17,7 +17,7 @@ from minishuffle.worker.inspection import Inspection
 if TYPE_CHECKING:
     from conftest import Coordinator
 
-SETTINGS = JobSettings(restart_strategy="none")
+SETTINGS = JobSettings(restart_strategy="none", latency_interval=0.01)
 
 
 def channel(producer: int, index: int) -> TracedChannel:
@@ -60,6 +60,8 @@ async def test_the_frames_of_a_channel_come_in_order_and_of_that_one_alone(coord
     assert [frame["sequence"] for frame in buffers] == list(range(first, first + len(buffers)))
     assert {frame["way"] for frame in buffers} == {"in"}
     assert {(frame["edge"], frame["generation"]) for frame in found} == {(0, 1)}
+    while "latency_marker" not in {frame.get("event") for frame in found}:
+        found += (await traced(coordinator, 2, channel(0, 1)))["frames"]
     coordinator.send(CancelTasks(term=coordinator.term, job="j1"))
     await coordinator.until(lambda: len(coordinator.ended()) == 4)
 
