@@ -329,12 +329,21 @@ class PartitionRegistry:
         self._attempts: dict[SubtaskId, int] = {}
         """The highest attempt that the coordinator has named, where that is not the first."""
 
-    def learn(self, attempt: AttemptId) -> bool:
-        """The coordinator speaks of that attempt; False if it had spoken of it or of a later one before."""
-        if attempt.attempt <= self._attempts.get(attempt.subtask, FIRST_ATTEMPT):
-            return False
-        self._attempts[attempt.subtask] = attempt.attempt
-        return True
+    def learn(self, attempt: AttemptId) -> list[tuple[AttemptId, int]]:
+        """The coordinator speaks of that attempt. If it is a new one, gives the producers here, with the
+        edge, whose partitions an earlier attempt of it reads, or may have read from an earlier attempt of
+        theirs."""
+        subtask = attempt.subtask
+        if attempt.attempt <= self._attempts.get(subtask, FIRST_ATTEMPT):
+            return []
+        self._attempts[subtask] = attempt.attempt
+        return [
+            (each.producer, each.output.edge)
+            for attempts in self._partitions.values()
+            for each in attempts.values()
+            if (each.producer.subtask.job, each.output.operator) == (subtask.job, subtask.operator)
+            and (each.repeats or subtask.index in each.readers)
+        ]
 
     def add(self, producer: AttemptId, outputs: list[OutputSpec], *, repeats: bool = False) -> None:
         for output in outputs:
@@ -381,19 +390,6 @@ class PartitionRegistry:
         self._check_reader(partition, request, known)
         partition.readers[request.subpartition] = (request.consumer_attempt, request.generation)
         return partition.producer
-
-    def read_before(self, consumer: AttemptId, *, new: bool = False) -> list[tuple[AttemptId, int]]:
-        """Producers here, with the edge, whose partitions an earlier attempt of ``consumer`` reads, or may
-        have read from an earlier attempt of theirs if this one of the consumer is ``new``."""
-        subtask = consumer.subtask
-        return [
-            (each.producer, each.output.edge)
-            for attempts in self._partitions.values()
-            for each in attempts.values()
-            if (each.producer.subtask.job, each.output.operator) == (subtask.job, subtask.operator)
-            and each.readers.get(subtask.index, (0 if each.repeats and new else consumer.attempt, 0))[0]
-            < consumer.attempt
-        ]
 
     def _consumer_attempt(self, partition: _Partition, request: PartitionRequest) -> int:
         operator = OperatorId(partition.output.operator)

@@ -214,7 +214,7 @@ class WorkerState:
         for address in message.workers:
             instructions += self._announce(address, now)
         for named in message.attempts:
-            self._partitions.learn(attempt_id(message.job, named))
+            instructions += self._learn(attempt_id(message.job, named))
         new: list[tuple[AttemptId, TaskSpec]] = []
         for spec in message.tasks:
             key = attempt_id(message.job, spec)
@@ -224,7 +224,7 @@ class WorkerState:
             repairs = message.settings.get("restart_strategy") != "none"
             self._tasks[key] = _TaskEntry(spec, repairs)
             self._partitions.add(key, spec.outputs, repeats=bool(spec.base))
-            self._partitions.learn(key)
+            instructions += self._learn(key)
             new.append((key, spec))
             instructions.append(StartTask(message, spec))
         for key, spec in new:
@@ -255,15 +255,16 @@ class WorkerState:
         for address in message.workers:
             instructions += self._announce(address, now)
         for placed in message.tasks:  # first: what reads for an earlier attempt is not attached once more
-            restarted = attempt_id(message.job, placed)
-            new = self._partitions.learn(restarted)
-            for producer, edge in self._partitions.read_before(restarted, new=new):
-                instructions.append(Fence(producer, edge, restarted))
+            instructions += self._learn(attempt_id(message.job, placed))
         for placed in message.tasks:
             for channel in self.inputs.readers(attempt_id(message.job, placed).subtask):
                 upstream = Upstream(placed.attempt, placed.worker, placed.base)
                 instructions += self._reattach(channel, upstream, now)
         return [*instructions, *self._serve_waiting(now)]
+
+    def _learn(self, attempt: AttemptId) -> list[Instruction]:
+        """The coordinator speaks of an attempt: what reads here for earlier ones is let go."""
+        return [Fence(producer, edge, attempt) for producer, edge in self._partitions.learn(attempt)]
 
     def _worker_lost(self, message: WorkerLost, now: float) -> list[Instruction]:
         """What reads from there waits for the coordinator to say where it goes on."""

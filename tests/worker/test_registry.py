@@ -189,7 +189,9 @@ def test_the_partitions_that_an_earlier_attempt_of_a_consumer_reads() -> None:
         registry.add(attempt(0, producer), outputs)
         registry.grant(request(producer))
     registry.grant(request(consumer=1))
-    assert registry.read_before(attempt(1, number=2)) == [(attempt(0, 0), 0), (attempt(0, 1), 0)]
-    assert registry.read_before(attempt(1, 1, number=3)) == [(attempt(0, 0), 0)]
     for other in (attempt(1), attempt(2, number=2), attempt(1, number=2, job="j2")):
-        assert registry.read_before(other) == []
+        assert registry.learn(other) == []
+    assert registry.learn(attempt(1, number=2)) == [(attempt(0, 0), 0), (attempt(0, 1), 0)]
+    assert registry.learn(attempt(1, number=2)) == [], "nothing new"
+    assert registry.learn(attempt(1, 1, number=3)) == [(attempt(0, 0), 0)]
+    assert registry.learn(attempt(1, 1, number=2)) == []

@@ -26,6 +26,7 @@ from minishuffle.worker.instructions import (
     DialPeer,
     Exit,
     FailChannel,
+    Fence,
     ForgetJob,
     Instruction,
     LoadPrograms,
@@ -265,7 +266,8 @@ def test_a_greater_attempt_of_the_consumer_waits_for_the_coordinators_word() -> 
     early = request(channel=8, consumer_attempt=2)
     assert machine.asked(3, early, now=1.0) == []
     word = [TaskAttempt(operator=1, index=1, attempt=2)]
-    assert machine.tell(deploy().model_copy(update={"attempts": word})) == [Attach(3, early, attempt_of(0))]
+    told = machine.tell(deploy().model_copy(update={"attempts": word}))
+    assert told == [Fence(attempt_of(0), 0, attempt_of(1, 1, number=2)), Attach(3, early, attempt_of(0))]
     expected = "attempt 2 reads subpartition 1 of partition j1/edge0.0: attempt 1 was replaced"
     assert refusal(machine.asked(3, request(channel=9, generation=2))) == expected
 

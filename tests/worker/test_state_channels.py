@@ -10,6 +10,7 @@ from minishuffle.wire.messages import (
     PeerSuspicion,
     PlacedAttempt,
     RecoverySteps,
+    TaskAttempt,
     TasksRestarted,
     TaskStateChanged,
     WorkerLost,
@@ -239,6 +240,24 @@ def test_a_restarted_consumer_fences_the_attempt_that_reads_here_and_is_served_i
     told = machine.tell(restarted((1, 1, 2, 3)), 1.0)
     assert told == [Fence(attempt_of(0), 0, consumer), Attach(3, early, attempt_of(0))]
     assert machine.tell(restarted((1, 1, 2, 3)), 1.0) == []
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_a_source_that_repeats_its_rows_is_fenced_also_if_a_deployment_names_the_consumer_first(
+    here: bool,
+) -> None:
+    """Attempt 1 of the consumer has yet to ask for attempt 2 of the source."""
+    machine = Machine()
+    source, consumer = second(SOURCE).model_copy(update={"base": 1}), attempt_of(1, number=2)
+    machine.tell(deploy(source))
+    other = sink(2) if here else sink(2).model_copy(update={"index": 1})
+    named = [TaskAttempt(operator=0, index=0, attempt=2, base=1), TaskAttempt(operator=1, index=0, attempt=2)]
+    found = machine.tell(deploy(other).model_copy(update={"attempts": named}), 1.0)
+    found += machine.tell(restarted((1, 0, 2, 2 if here else 3)), 1.0)
+    fences = [each for each in found if isinstance(each, Fence) and each.consumer == consumer]
+    assert fences == [Fence(attempt_of(0, number=2), 0, consumer)]
+    connected = [at for at, each in enumerate(found) if isinstance(each, ConnectLocal)]
+    assert len(connected) == 1 and found.index(fences[0]) < connected[0], "before it reads"
 
 
 def test_a_link_that_replaces_another_fails_the_channels_of_that_one_first() -> None:
