@@ -41,9 +41,6 @@ RECEIVE_BUFFER_BYTES: Final = 512 * KIB
 processor's second-level cache comes from further away, and a shorter one takes more turns of the loop."""
 HANDSHAKE_SECONDS_MAX: Final = 5.0
 UNAUTHENTICATED_CONNECTIONS_MAX: Final = 64
-TRAFFIC_PEERS_MAX: Final = 1_024
-"""Peers, by edge, worker and attempt, that the rows of one attempt are counted for; further ones are counted
-together."""
 SPLITS_MAX: Final = 1 << 20
 """Splits of one source's subtask whose positions a message may hold."""
 EARLY_LINKS_MAX: Final = 64
@@ -118,6 +115,11 @@ SPILL_ELEMENT_BYTES: Final = 16 * MIB
 
 # --- jobs -------------------------------------------------------------------------------------
 PARALLELISM_MAX: Final = 32_768
+TRAFFIC_PEERS_MAX: Final = 4_096
+"""Former peers of one attempt, by edge, subtask and attempt, that its rows are counted for; further ones are
+counted together. Peers that are attached to it are not among them."""
+TRAFFIC_ENTRIES_MAX: Final = 2 * PARALLELISM_MAX
+"""Peers in the table of an attempt's rows, those that are attached included."""
 SLOTS_MAX: Final = 1_024
 """Slots of one worker."""
 BATCH_ROWS_MAX: Final = 65_536

@@ -17,8 +17,9 @@ flight through something that died. To what workers report the coordinator adds 
 - *sink unfinished*: rows that a file sink had taken when its attempt ended early or died, without those in
   files that were listed.
 
-Traffic names a peer by edge, worker and attempt, so that subtasks of one operator that share both are one
-*group* here; a group is counted when all of it has ended.
+Traffic names a peer by edge, subtask and attempt, so that each attempt has books of its own, whatever becomes
+of those beside it. An attempt with very many former peers counts some of them together: of its producers the
+sum is compared then.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from pydantic import TypeAdapter
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import Edge
 from minishuffle.wire.messages import COUNT_MAX
-from minishuffle.wire.packed import unpack_traffic
+from minishuffle.wire.packed import PeerRows, unpack_traffic
 
 __all__ = [
     "ATTEMPTS_KEPT",
@@ -49,8 +50,8 @@ ATTEMPTS_KEPT: Final = 64
 
 TaskKey: TypeAlias = tuple[int, int]
 """Operator and index of a subtask."""
-Place: TypeAlias = tuple[int, int, int]
-"""Operator, worker and attempt: who is one peer to others."""
+Attempt: TypeAlias = tuple[int, int, int]
+"""Operator, index and attempt."""
 
 
 @dataclass(slots=True)
@@ -79,8 +80,8 @@ class AttemptRecord:
         return self.operator, self.index
 
     @property
-    def place(self) -> Place:
-        return self.operator, self.worker, self.attempt
+    def id(self) -> Attempt:
+        return self.operator, self.index, self.attempt
 
 
 class Totals(NamedTuple):
@@ -91,6 +92,20 @@ class Totals(NamedTuple):
     rows_received: int
     state_rows_lost: int
     """Held as state by attempts that did not finish; counted by their last report."""
+
+
+class Past(NamedTuple):
+    """What an attempt has exchanged with those whose traffic is not kept any more, in rows."""
+
+    sent_to_it: int = 0
+    """By survivors, as is the next."""
+    received_of_it: int = 0
+    sent_inside: int = 0
+    """By it, to what died with it."""
+    undelivered: int = 0
+
+    def plus(self, others: Iterable[int]) -> Past:
+        return Past(*(one + other for one, other in zip(self, others, strict=True)))
 
 
 _ATTEMPTS: Final = TypeAdapter(list[AttemptRecord])
@@ -119,6 +134,8 @@ class Books:
         self._ended: defaultdict[TaskKey, deque[AttemptRecord]] = defaultdict(deque)
         self._before: dict[TaskKey, Totals] = {}
         """Totals of attempts that are not kept any more."""
+        self._past: dict[Attempt, Past] = {}
+        """What attempts that are kept have exchanged with those that are not."""
         self._undelivered_before = 0
         self._in_flight_before = 0
         self._unfinished_before = 0
@@ -134,14 +151,9 @@ class Books:
         """The next attempt takes the place of this one; ``current`` are those of all subtasks."""
         kept = self._ended[ended.key]
         if len(kept) == ATTEMPTS_KEPT:
-            records = self._records(current)
-            oldest = kept[0]
-            if sum(record.place == oldest.place for record in records) == 1:
-                ledger = _Ledger(self._edges, self._kept, records)
-                self._undelivered_before += ledger.undelivered({oldest.place})
-                self._in_flight_before += ledger.in_flight({oldest.place})
             self._lossy = self._lossy or self.losses(current).certain
-            self._unfinished_before += _rows_unfinished(oldest)
+            self._forget(kept[0], self._records(current))
+            self._unfinished_before += _rows_unfinished(kept[0])
             self._before[ended.key] = _plus(self._before.get(ended.key), kept.popleft())
         kept.append(
             AttemptRecord(
@@ -157,6 +169,22 @@ class Books:
                 ended.repeated,
             )
         )
+
+    def _forget(self, oldest: AttemptRecord, records: Sequence[AttemptRecord]) -> None:
+        """Keep what its traffic says of others, and what was lost of it."""
+        ledger = self._ledger(records)
+        rest = self._ledger([record for record in records if record is not oldest])
+        self._undelivered_before += ledger.undelivered([oldest])
+        self._in_flight_before += ledger.in_flight([oldest])
+        self._past.pop(oldest.id, None)
+        for record in records:
+            both = zip(ledger.exchanged(record), rest.exchanged(record), strict=True)
+            difference = [one - other for one, other in both]
+            if record is not oldest and any(difference):
+                self._past[record.id] = self._past.get(record.id, Past()).plus(difference)
+
+    def _ledger(self, records: Sequence[AttemptRecord]) -> _Ledger:
+        return _Ledger(self._edges, self._kept, records, self._past)
 
     def repeat_in_part(self, key: TaskKey) -> None:
         """Not everybody gets the rows of earlier attempts of a source that are written once more."""
@@ -185,6 +213,7 @@ class Books:
             "unfinished": self._unfinished_before,
             "lossy": self._lossy,
             "lost": dict(self._lost),
+            "past": [[*attempt, *past] for attempt, past in self._past.items()],
         }
 
     def past_record(self, key: TaskKey) -> dict[str, Any]:
@@ -202,6 +231,7 @@ class Books:
         self._undelivered_before, self._in_flight_before = record["undelivered"], record["in_flight"]
         self._unfinished_before, self._lossy = record["unfinished"], record["lossy"]
         self._lost = Counter(record["lost"])
+        self._past = {(row[0], row[1], row[2]): Past(*row[3:]) for row in record["past"]}
         for key, fields in past.items():
             self._ended[key].extend(_ATTEMPTS.validate_python(fields["ended"]))
             if fields["before"]:
@@ -220,7 +250,7 @@ class Books:
     def losses(self, current: Iterable[AttemptRecord]) -> Losses:
         """What is lost in the job so far."""
         records = self._records(current)
-        ledger = _Ledger(self._edges, self._kept, records)
+        ledger = self._ledger(records)
         dropped: Counter[str] = Counter(self._lost)
         repeatable = {self._edges[edge].source for edge in self._kept}
         for (operator, _), before in self._before.items():
@@ -229,13 +259,12 @@ class Books:
         for record in records:
             if record.operator not in repeatable:
                 dropped.update(record.counters.rows_dropped)
-        places = {record.place for record in records}
-        undelivered = self._undelivered_before + ledger.undelivered(places)
+        undelivered = self._undelivered_before + ledger.undelivered(records)
         if undelivered:
             dropped["queue_discarded"] += undelivered
         if unfinished := self._unfinished_before + sum(map(_rows_unfinished, records)):
             dropped["sink_unfinished"] += unfinished
-        in_flight = self._in_flight_before + ledger.in_flight(places)
+        in_flight = self._in_flight_before + ledger.in_flight(records)
         state_rows = sum(map(_state_rows, records))
         state_rows += sum(before.state_rows_lost for before in self._before.values())
         certain = self._lossy or bool(+dropped or in_flight) or any(map(ledger.held_rows, records))
@@ -248,114 +277,141 @@ class Books:
 
 
 class _Ledger:
-    """Who sent how much to whom, from the traffic of these attempts."""
+    """Who sent how much to whom, from the traffic of these attempts.
 
-    def __init__(self, edges: Sequence[Edge], kept: frozenset[int], records: Sequence[AttemptRecord]) -> None:
+    Args:
+        past: what they have exchanged with others.
+    """
+
+    def __init__(
+        self,
+        edges: Sequence[Edge],
+        kept: frozenset[int],
+        records: Sequence[AttemptRecord],
+        past: Mapping[Attempt, Past],
+    ) -> None:
         self._repeatable = {edges[edge].source for edge in kept}
-        self._sides: Counter[tuple[TaskKey, int]] = Counter()
-        """By subtask and attempt, rows received of kept partitions: the next attempt gets them again."""
+        self._sides: Counter[Attempt] = Counter()
+        """Rows received of kept partitions: the next attempt gets them again."""
         self._reading = {edge.target for edge in edges}
         self._writing = {edge.source for edge in edges}
-        self._members: defaultdict[Place, list[AttemptRecord]] = defaultdict(list)
-        self._sent_to: Counter[Place] = Counter()
-        self._sent_by_survivors: Counter[Place] = Counter()
-        self._received: Counter[Place] = Counter()
-        self._received_by_survivors: Counter[Place] = Counter()
-        """By the producer's place, rows received from there by others than what died with it."""
-        self._sent_inside: Counter[Place] = Counter()
-        """By the producer's place, rows sent to what died with it."""
-        self._between: defaultdict[Place, Counter[Place]] = defaultdict(Counter)
-        """By the consumer's place and the producer's, rows that were sent and not received."""
-        repeated = {record.place for record in records if record.repeated}
-        restarted = {record.place for record in records if record.end == "early"}
-        """Those get nothing once more, nor do the attempts that take their place."""
+        self._records = {record.id: record for record in records}
+        self._past = past
+        self._sent_by_survivors = Counter({each: past[each].sent_to_it for each in past})
+        self._received_by_survivors = Counter({each: past[each].received_of_it for each in past})
+        """By producer, rows received from it by others than what died with it."""
+        self._sent_inside = Counter({each: past[each].sent_inside for each in past})
+        """By producer, rows sent to what died with it."""
+        self._sent: defaultdict[Attempt, Counter[Attempt]] = defaultdict(Counter)
+        """By consumer and producer; without what is written once more."""
+        self._received: defaultdict[Attempt, Counter[Attempt]] = defaultdict(Counter)
+        """The same. Attempt 0 of subtask 0 stands for those that the consumer counts together."""
         for record in records:
-            self._members[record.place].append(record)
-            died_on = record.worker if record.end == "died" else None
             for peer in unpack_traffic(record.traffic):
-                if not peer.worker or peer.edge >= len(edges):
-                    continue
                 if peer.edge in kept:
-                    self._sides[record.key, record.attempt] += peer.received
-                    continue
-                consumer = (edges[peer.edge].target, peer.worker, peer.attempt)
-                producer = (edges[peer.edge].source, peer.worker, peer.attempt)
-                if record.place not in repeated or consumer in restarted:
-                    self._sent_to[consumer] += peer.sent
-                    self._between[consumer][record.place] += peer.sent
-                if producer not in repeated or record.place in restarted:
-                    self._received[record.place] += peer.received
-                    self._between[record.place][producer] -= peer.received
-                if peer.worker != died_on or record.operator not in self._reading:
-                    self._sent_by_survivors[consumer] += peer.sent
-                if peer.worker != died_on:
-                    self._received_by_survivors[producer] += peer.received
-                else:
-                    self._sent_inside[record.place] += peer.sent
+                    self._sides[record.id] += peer.received
+                elif peer.edge < len(edges):
+                    self._add(record, peer, edges[peer.edge])
 
-    def undelivered(self, places: Iterable[Place]) -> int:
-        """Rows on their way to groups that have ended in order. One that has finished has read to the ends of
-        its producers: what it did not receive was lost with a link.
+    def _add(self, record: AttemptRecord, peer: PeerRows, edge: Edge) -> None:
+        consumer = (edge.target, peer.subtask, peer.attempt)
+        producer = (edge.source, peer.subtask, peer.attempt)
+        if not self._is_repeated(record.id, consumer):
+            self._sent[consumer][record.id] += peer.sent
+        if not self._is_repeated(producer, record.id):
+            self._received[record.id][producer] += peer.received
+        inside = self._died_together(record, consumer)
+        if inside:
+            self._sent_inside[record.id] += peer.sent
+        if not inside or record.operator not in self._reading:
+            self._sent_by_survivors[consumer] += peer.sent
+        if not self._died_together(record, producer):
+            self._received_by_survivors[producer] += peer.received
+
+    def _is_repeated(self, producer: Attempt, consumer: Attempt) -> bool:
+        """Whether the consumer gets these rows once more: one that ended early does not, nor does the attempt
+        that takes its place."""
+        writer, reader = self._records.get(producer), self._records.get(consumer)
+        repeated = writer is not None and bool(writer.repeated)
+        return repeated and (reader is None or reader.end != "early")
+
+    def _died_together(self, record: AttemptRecord, peer: Attempt) -> bool:
+        other = self._records.get(peer)
+        if other is None or record.end != "died":
+            return False
+        return (other.end, other.worker) == ("died", record.worker)
+
+    def exchanged(self, record: AttemptRecord) -> Past:
+        """What it has exchanged with others, in that order; ``undelivered`` whether it has ended or not."""
+        key = record.id
+        sent, received = self._sent_by_survivors[key], self._received_by_survivors[key]
+        return Past(sent, received, self._sent_inside[key], self._outstanding(key))
+
+    def undelivered(self, records: Iterable[AttemptRecord]) -> int:
+        """Rows on their way to attempts that have ended in order. One that has finished has read to the ends
+        of its producers: what it did not receive was lost with a link."""
+        return sum(self._outstanding(record.id) for record in records if record.end in ("early", "finished"))
+
+    def _outstanding(self, consumer: Attempt) -> int:
+        """Rows that were sent to an attempt, and that it has not received.
 
         By producer: of one that died more may have been received than it had reported as sent.
         """
-        return sum(
-            max(0, rows)
-            for place in places
-            for rows in self._between[place].values()
-            if {record.end for record in self._members[place]} <= {"early", "finished"}
-        )
+        received = self._received[consumer]
+        together = {key[0]: -rows for key, rows in received.items() if not key[2]}
+        rows = self._past.get(consumer, Past()).undelivered
+        for producer, sent in self._sent[consumer].items():
+            left = sent - received[producer]
+            if producer[0] in together:
+                together[producer[0]] += left
+            else:
+                rows += max(0, left)
+        return rows + sum(max(0, left) for left in together.values())
 
     def some_were_not_taken(self) -> bool:
         """Whether tasks that have all finished wrote more rows than they took. What was sent may not be
         known yet; what was written is."""
-        records = [record for members in self._members.values() for record in members]
+        records = self._records.values()
         written = sum(record.counters.records_out for record in records if record.operator in self._writing)
         taken = sum(record.counters.records_in for record in records if record.operator in self._reading)
         return all(record.end == "finished" for record in records) and written > taken
 
-    def in_flight(self, places: Iterable[Place]) -> int:
+    def in_flight(self, records: Iterable[AttemptRecord]) -> int:
         """Rows in what died, by worker: what went in from survivors and from its sources, without what came
         out. The next attempt of a source goes on behind its leases."""
         balance: Counter[int] = Counter()
-        for place in places:
-            members = [record for record in self._members[place] if record.end == "died"]
-            operator, worker, _ = place
-            if not members or operator in self._repeatable:
+        for record in records:
+            if record.end != "died" or record.operator in self._repeatable or record.repeated == "all":
                 continue
-            if all(record.repeated == "all" for record in members):
+            if record.operator not in self._reading:
+                balance[record.worker] += max(0, self._made_and_not_passed_on(record))
                 continue
-            if operator not in self._reading:
-                balance[worker] += max(0, self._made_and_not_passed_on(place, members))
-                continue
-            balance[worker] += self._sent_by_survivors[place] - self._received_by_survivors[place]
-            for record in members:
-                if operator not in self._writing:
-                    balance[worker] -= _rows_out(record, self._taken(record))
-                balance[worker] -= sum(record.counters.rows_dropped.values())
+            rows = self._sent_by_survivors[record.id] - self._received_by_survivors[record.id]
+            if record.operator not in self._writing:
+                rows -= _rows_out(record, self._taken(record))
+            balance[record.worker] += rows - sum(record.counters.rows_dropped.values())
         return sum(max(0, rows) for rows in balance.values())
 
-    def _made_and_not_passed_on(self, place: Place, sources: Sequence[AttemptRecord]) -> int:
-        """Rows that sources may have emitted and that no survivor has, nor what died with them."""
-        rows = -self._received_by_survivors[place] - self._sent_inside[place]
-        for record in sources:
-            counters = record.counters
-            rows += record.rows_made - counters.rows_skipped - sum(counters.rows_dropped.values())
-            if record.operator not in self._writing:
-                rows -= _rows_out(record, counters.records_out + counters.records_in)
-        return rows
+    def _made_and_not_passed_on(self, record: AttemptRecord) -> int:
+        """Rows that a source may have emitted and that no survivor has, nor what died with it."""
+        counters = record.counters
+        rows = record.rows_made - counters.rows_skipped - sum(counters.rows_dropped.values())
+        if record.operator not in self._writing:
+            rows -= _rows_out(record, counters.records_out + counters.records_in)
+        return rows - self._received_by_survivors[record.id] - self._sent_inside[record.id]
 
     def _taken(self, record: AttemptRecord) -> int:
         """Rows that it has taken in, at least, without those that the next attempt gets again."""
-        return max(0, record.counters.records_in - self._sides[record.key, record.attempt])
+        return max(0, record.counters.records_in - self._sides[record.id])
 
     def held_rows(self, record: AttemptRecord) -> bool:
         """Whether an attempt ended before its work was done and may have held rows then."""
         if record.operator in self._repeatable or record.repeated == "all":
             return False
         if record.end == "died":
-            return bool(self._sent_to[record.place] or record.counters.records_out)
-        taken = self._taken(record) or self._received[record.place]
+            sent = self._sent_by_survivors[record.id] or any(self._sent[record.id].values())
+            return bool(sent or record.counters.records_out)
+        taken = self._taken(record) or any(self._received[record.id].values())
         return record.end == "early" and record.operator in self._reading and bool(taken)
 
 

@@ -49,12 +49,12 @@ _ENTRY: Final = struct.Struct(">IIIQQQQ")
 
 
 class PeerRows(NamedTuple):
-    """Rows that one attempt has exchanged over one edge with the attempts of one number on one worker."""
+    """Rows that one attempt has exchanged over one edge with one attempt of another subtask."""
 
     edge: int
-    worker: int
-    """0, like ``attempt``: all peers for which there was no entry left."""
+    subtask: int
     attempt: int
+    """0, with subtask 0: all former peers for which there was no entry left."""
     sent: int = 0
     """Rows of elements whose beginning was handed to the peers."""
     skipped: int = 0
@@ -84,7 +84,7 @@ def _whole_entries_of(size: int) -> AfterValidator:
 
 
 TrafficTable = Annotated[
-    bytes, Field(max_length=2 * limits.TRAFFIC_PEERS_MAX * _ENTRY.size), _whole_entries_of(_ENTRY.size)
+    bytes, Field(max_length=2 * limits.TRAFFIC_ENTRIES_MAX * _ENTRY.size), _whole_entries_of(_ENTRY.size)
 ]
 """The traffic of one attempt, in a message; see :func:`unpack_traffic`."""
 

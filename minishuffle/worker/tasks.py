@@ -507,10 +507,10 @@ class Deployment:
         )
         if subpartition.error is not None:
             subpartition.fail(subpartition.error)
-        worker = self._services.worker
-        self.attempts[reader].traffic.receives((key.edge, worker, producer.attempt), channel)
+        self.attempts[reader].traffic.receives((key.edge, key.producer, producer.attempt), channel)
         if subpartition.view is not None:
-            self.attempts[producer].traffic.sends((key.edge, worker, reader.attempt), subpartition.view)
+            peer = (key.edge, reader.subtask.index, reader.attempt)
+            self.attempts[producer].traffic.sends(peer, subpartition.view)
 
     def fence(self, instruction: Fence) -> None:
         """Earlier attempts of a consumer read no more."""
@@ -522,13 +522,13 @@ class Deployment:
         """The channel was attached to a link."""
         channel, request = self.channel(instruction.channel), instruction.request
         if channel is not None:
-            peer = (request.edge, instruction.worker, request.producer_attempt)
+            peer = (request.edge, request.producer, request.producer_attempt)
             self.attempts[instruction.channel.attempt].traffic.receives(peer, channel)
 
     def count_sent(self, instruction: Attach, view: PipelinedView) -> None:
         """A peer reads by that view."""
         request = instruction.request
-        peer = (request.edge, instruction.link, request.consumer_attempt)
+        peer = (request.edge, request.subpartition, request.consumer_attempt)
         self.attempts[instruction.producer].traffic.sends(peer, view)
 
     # --- taking down -----------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from minishuffle.wire.packed import PeerRows, pack_traffic
 __all__ = ["Peer", "Traffic"]
 
 Peer: TypeAlias = tuple[int, int, int]
-"""Edge, worker, and number of the attempt: see :class:`PeerRows`."""
+"""Edge, and index and attempt of the subtask: see :class:`PeerRows`."""
 
 
 class Traffic:
@@ -40,7 +40,7 @@ class Traffic:
             incomplete = channel.rows_incomplete
             if channel in self._read:
                 last, before = self._read[channel]
-                _add(self._totals, last, incomplete=incomplete - before)
+                self._keep(last, incomplete=incomplete - before)
             self._read[channel] = peer, incomplete
 
     def table(self) -> bytes:
@@ -48,10 +48,10 @@ class Traffic:
         views, attachments = self._views, self._attachments
         for peer, view in views:
             if not view.current:
-                _add(self._totals, peer, sent=view.rows_sent, skipped=view.rows_skipped)
+                self._keep(peer, sent=view.rows_sent, skipped=view.rows_skipped)
         for peer, attachment in attachments:
             if attachment.channel.attachment is not attachment:
-                _add(self._totals, peer, received=attachment.rows_received)
+                self._keep(peer, received=attachment.rows_received)
         self._views = [(peer, view) for peer, view in views if view.current]
         self._attachments = [each for each in attachments if each[1].channel.attachment is each[1]]
         totals = dict(self._totals)
@@ -63,17 +63,21 @@ class Traffic:
             _add(totals, peer, incomplete=channel.rows_incomplete - before)
         return pack_traffic(totals.values())
 
+    def _keep(self, peer: Peer, **rows: int) -> None:
+        _add(self._totals, peer, entries_max=limits.TRAFFIC_PEERS_MAX, **rows)
+
 
 def _add(
     totals: dict[Peer, PeerRows],
     peer: Peer,
     *,
+    entries_max: int = limits.TRAFFIC_ENTRIES_MAX,
     sent: int = 0,
     skipped: int = 0,
     received: int = 0,
     incomplete: int = 0,
 ) -> None:
-    if peer not in totals and len(totals) >= limits.TRAFFIC_PEERS_MAX:
+    if peer not in totals and len(totals) >= entries_max:
         peer = (peer[0], 0, 0)
     old = totals.get(peer, PeerRows(*peer))
     totals[peer] = old._replace(

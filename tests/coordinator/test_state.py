@@ -186,7 +186,7 @@ def test_rows_sent_and_received_are_known_until_and_after_the_release(
     cluster: FakeCluster, pair: Any, make_graph: MakeGraph
 ) -> None:
     def sent(*rows: int) -> bytes:
-        return pack_traffic(PeerRows(0, worker, 1, n, 0, 1) for worker, n in enumerate(rows, 1))
+        return pack_traffic(PeerRows(0, index, 1, n, 0, 1) for index, n in enumerate(rows))
 
     def shown() -> tuple[int, int]:
         task = cluster.show("j1").tasks[0]

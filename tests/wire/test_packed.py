@@ -36,7 +36,7 @@ def test_tables_are_read_as_they_were_written() -> None:
 
 def test_a_traffic_of_no_whole_entries_or_of_too_many_is_not_read() -> None:
     one = pack_traffic([PeerRows(0, 1, 1)])
-    many = one * (2 * limits.TRAFFIC_PEERS_MAX)
+    many = one * (2 * limits.TRAFFIC_ENTRIES_MAX)
 
     def back(traffic: bytes) -> ControlMessage:
         made = TaskReleased(term=1, traffic=one, **TASK).model_copy(update={"traffic": traffic})

@@ -335,10 +335,10 @@ async def test_the_rows_of_attachments_that_were_replaced_are_added_up(site: Sit
     Held.let_go.set()
     await site.finish()
     for _ in range(2):
-        assert unpack_traffic(source.traffic.table()) == [PeerRows(0, 1, 1, sent=3)]
-        assert unpack_traffic(sink.traffic.table()) == [PeerRows(0, 1, 1, received=3)]
+        assert unpack_traffic(source.traffic.table()) == [PeerRows(0, 0, 1, sent=3)]
+        assert unpack_traffic(sink.traffic.table()) == [PeerRows(0, 0, 1, received=3)]
     site.release()
-    assert unpack_traffic(source.traffic.table()) == [PeerRows(0, 1, 1, sent=3)]
+    assert unpack_traffic(source.traffic.table()) == [PeerRows(0, 0, 1, sent=3)]
 
 
 async def test_release_gives_the_attempts_with_rows_that_were_not_reported(site: Site) -> None:

@@ -414,14 +414,13 @@ async def test_producers_have_sent_what_consumers_have_received_by_edge_and_peer
     assert {edge: rows["sent"] for edge, rows in edges.items()} == {0: 9_000, 1: 9_000}
     assert not any(rows["lost"] for rows in edges.values())
     pairs: dict[tuple[int, int, int], list[int]] = {}
-    for (_, index), table in traffic_of(coordinator).items():
-        own = index + 1  # subtask 0 is on worker 1
+    for (_, own), table in traffic_of(coordinator).items():
         for peer in unpack_traffic(table):
             assert peer.attempt == 1
             if peer.sent:
-                pairs.setdefault((peer.edge, own, peer.worker), [0, 0])[0] += peer.sent
+                pairs.setdefault((peer.edge, own, peer.subtask), [0, 0])[0] += peer.sent
             if peer.received:
-                pairs.setdefault((peer.edge, peer.worker, own), [0, 0])[1] += peer.received
+                pairs.setdefault((peer.edge, peer.subtask, own), [0, 0])[1] += peer.received
     assert all(sent == received for sent, received in pairs.values())
     assert {(1, producer, consumer) for producer in (1, 2) for consumer in (1, 2)} <= set(pairs)
 
