@@ -23,9 +23,10 @@ import uvloop
 from minishuffle import limits
 from minishuffle.counters import ConnectionCounters, TaskCounters
 from minishuffle.errors import ShuffleError
-from minishuffle.exchange.channels import GateBuffers, QueuedEvent
+from minishuffle.exchange.channels import QueuedEvent
 from minishuffle.exchange.elements import AssemblyBudget
 from minishuffle.exchange.gate import InputGate
+from minishuffle.exchange.gate_buffers import GateBuffers
 from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.exchange.subpartition import serve

@@ -33,9 +33,10 @@ from minishuffle.coordinator.status import CoordinatorFacts
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.errors import ShuffleError
-from minishuffle.exchange.channels import ChannelEvent, GateBuffers
+from minishuffle.exchange.channels import ChannelEvent
 from minishuffle.exchange.elements import AssemblyBudget
 from minishuffle.exchange.gate import InputGate
+from minishuffle.exchange.gate_buffers import GateBuffers
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.wire.control import encode_message, pack_message, unpack_message
 from minishuffle.wire.messages import (

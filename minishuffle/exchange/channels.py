@@ -20,15 +20,15 @@ from minishuffle.errors import RemoteProtocolError, ShuffleError
 from minishuffle.exchange.buffers import Slice
 from minishuffle.exchange.declining import ConsumerLink, DecliningAttachment
 from minishuffle.exchange.elements import Assembler
+from minishuffle.exchange.gate_buffers import GateBuffers
 from minishuffle.exchange.notices import Attached, Notice, QueuedLatency, QueuedWatermark
 from minishuffle.exchange.repeats import NEW, Rendition, RowsTaken
-from minishuffle.exchange.segments import LocalPool, Segment
+from minishuffle.exchange.segments import Segment
 from minishuffle.exchange.subpartition import PipelinedView, Subpartition
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.limits import EVENTS_QUEUED_PER_CHANNEL_MAX
 from minishuffle.protocol.channel import (
     SEQUENCE_MASK,
-    ChannelState,
     ConsumerChannel,
     FreeBuffer,
     NextType,
@@ -49,7 +49,6 @@ __all__ = [
     "Attachment",
     "ChannelEvent",
     "Detached",
-    "GateBuffers",
     "GivenBack",
     "InputChannel",
     "LocalAttachment",
@@ -61,113 +60,6 @@ __all__ = [
 
 
 _DATA = int(DataType.DATA)
-
-
-# --- buffers --------------------------------------------------------------------------------------
-
-
-class GateBuffers:
-    """The receive buffers of one gate: exclusive ones of its attachments, and floating ones that go round
-    the attachments which wait for one.
-
-    Args:
-        pool: ``channels × exclusive + 1 … + floating`` segments; those of local channels are there in case
-            they become remote.
-        segment_bytes: payload bytes of each.
-        exclusive, floating: buffers per remote channel, and for all of them together. A local channel may
-            hold as many of its producer's segments as a remote one has of both.
-    """
-
-    def __init__(self, pool: LocalPool, segment_bytes: int, exclusive: int, floating: int) -> None:
-        self.pool = pool
-        self.segment_bytes = segment_bytes
-        self.line: deque[RemoteAttachment] = deque()
-        """Attachments that wait for a floating buffer, in turn."""
-        self.short: deque[RemoteAttachment] = deque()
-        """Attachments with fewer exclusive buffers than they should have: they are served first."""
-        self.exclusive = exclusive
-        self.floating = floating
-        self.exclusive_held = 0
-        """Exclusive buffers of all attachments that are open."""
-        self.local_credit = exclusive + floating
-        self.on_limit: Callable[[str], None] = lambda limit: None
-        """Called with the name of each limit that a channel hits, the first time that one does: see
-        :meth:`ReceiveCredit.limits_hit`."""
-        self._limits_hit: set[str] = set()
-        pool.on_available(self.serve)
-
-    def take_exclusive(self) -> list[FreeBuffer]:
-        """The exclusive buffers of a new attachment, as far as there are any."""
-        taken: list[FreeBuffer] = []
-        while len(taken) < self.exclusive and self._lends_exclusive and (segment := self.pool.request()):
-            taken.append(segment)
-            self.exclusive_held += 1
-        return taken
-
-    @property
-    def _lends_exclusive(self) -> bool:
-        """Exclusive buffers are those that the pool is sure of, but for one, which always goes round."""
-        return self.exclusive_held < self.pool.minimum - 1
-
-    @property
-    def _lends_floating(self) -> bool:
-        return self.pool.in_use - self.exclusive_held < self.floating
-
-    def request_floating(self) -> Segment | None:
-        """A floating buffer; None if there is none now."""
-        return self.pool.request() if self._lends_floating else None
-
-    def release_floating(self, segment: FreeBuffer) -> None:
-        """A floating buffer comes free: whoever is short of an exclusive one gets it, or the next in line,
-        or the pool.
-
-        A pool that was shrunk takes it back first.
-        """
-        if self.pool.in_use <= self.pool.size:
-            if self.short and self._lend_exclusive(segment):
-                return
-            line = self.line
-            while line:
-                attachment = line.popleft()
-                consumer = attachment.consumer
-                if consumer.offer_floating(segment):
-                    if consumer.credit.waiting:
-                        line.append(attachment)
-                    attachment.announce()
-                    return
-        assert isinstance(segment, Segment)
-        segment.recycle()
-
-    def _lend_exclusive(self, segment: FreeBuffer) -> bool:
-        """Give it to the first that is short of an exclusive one; False if nobody is or none may be lent."""
-        while self.short and self.short[0].consumer.state is ChannelState.CLOSED:
-            self.short.popleft()
-        if not self.short or not self._lends_exclusive:
-            return False
-        self.exclusive_held += 1
-        self.short[0].add_exclusive(segment)
-        return True
-
-    def note_limits(self, channel: ConsumerChannel) -> None:
-        """The channel is at a limit."""
-        hit = self._limits_hit
-        for limit in channel.credit.limits_hit():
-            if limit not in hit:
-                hit.add(limit)
-                self.on_limit(limit)
-
-    def serve(self) -> None:
-        """The pool may have segments again."""
-        while (self.line and self._lends_floating) or (self.short and self._lends_exclusive):
-            if (segment := self.pool.request()) is None:
-                return
-            self.release_floating(segment)
-
-    def close(self) -> None:
-        """Nobody waits any more; what is in use comes back later."""
-        self.line.clear()
-        self.short.clear()
-        self.pool.destroy()
 
 
 # --- what a queue holds ---------------------------------------------------------------------------
@@ -297,6 +189,7 @@ class RemoteAttachment:
         self.generation = generation
         self.rows_received = 0
         self.channel = channel
+        self.producer = channel.producer
         self._answered = False
         """The producer has sent something."""
         self._buffers = buffers
@@ -385,7 +278,7 @@ class RemoteAttachment:
             self.channel.deliver_event(self, bytes(received.payload))
             if self.channel.events_queued > EVENTS_QUEUED_PER_CHANNEL_MAX:
                 text = f"more than {EVENTS_QUEUED_PER_CHANNEL_MAX} events in a row wait to be read"
-                self.channel.detach(RemoteProtocolError(f"producer {self.channel.producer}: {text}"))
+                self.channel.detach(RemoteProtocolError(f"producer {self.producer}: {text}"))
 
     def fail(self, error: ShuffleError) -> None:
         if self.channel.attachment is self:

@@ -18,7 +18,6 @@ from minishuffle.errors import RemoteProtocolError
 from minishuffle.exchange.channels import (
     ChannelEvent,
     Detached,
-    GateBuffers,
     GivenBack,
     InputChannel,
     LocalBuffer,
@@ -27,6 +26,7 @@ from minishuffle.exchange.channels import (
     RemoteAttachment,
 )
 from minishuffle.exchange.elements import ELEMENT_HEADER, Assembler, AssemblyBudget
+from minishuffle.exchange.gate_buffers import GateBuffers
 from minishuffle.exchange.kept import ElementLog
 from minishuffle.exchange.notices import Attached, Notice, QueuedLatency, QueuedWatermark
 from minishuffle.exchange.watermarks import BEGINNING_OF_TIME, END_OF_TIME, WatermarkValve

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from minishuffle import limits
 from minishuffle.errors import PeerLost, RemoteProtocolError, RowsLost, TaskCancelled, TaskFailed
-from minishuffle.exchange.channels import GateBuffers
 from minishuffle.exchange.elements import AssemblyBudget, decode
 from minishuffle.exchange.gate import InputGate
+from minishuffle.exchange.gate_buffers import GateBuffers
 from minishuffle.protocol.connection import ConnectionEvent
 from minishuffle.remote.access import AWAY_SECONDS_MAX, Access
 from minishuffle.remote.connection import ExternalConnection

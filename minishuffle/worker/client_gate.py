@@ -22,9 +22,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from minishuffle.errors import PeerLost, ShuffleError, Superseded, UsageError
-from minishuffle.exchange.channels import Attachment, Detached, GateBuffers, InputChannel
+from minishuffle.exchange.channels import Attachment, Detached, InputChannel
 from minishuffle.exchange.elements import Assembler
 from minishuffle.exchange.gate import Element, InputGate
+from minishuffle.exchange.gate_buffers import GateBuffers
 from minishuffle.exchange.watermarks import WatermarkValve
 from minishuffle.limits import WRITES_KEPT
 from minishuffle.wire.clients import ROWS_FORGOTTEN, query_and_batch

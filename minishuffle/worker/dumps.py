@@ -229,8 +229,8 @@ def _gate(
         "edge": gate.edge,
         "from_operator": operators.get(gate.edge, -1),
         "pool": _pool(buffers.pool),
-        "waiting_for_floating": [each.channel.producer for each in _first(buffers.line)],
-        "waiting_for_exclusive": [each.channel.producer for each in _first(buffers.short)],
+        "waiting_for_floating": [each.producer for each in _first(buffers.line)],
+        "waiting_for_exclusive": [each.producer for each in _first(buffers.short)],
         "ready": [channel.producer for channel in _first(gate.ready.line)],
         "channels": [
             _input(channel, ChannelKey(attempt.id, gate.edge, channel.producer), state)

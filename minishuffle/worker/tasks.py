@@ -21,9 +21,10 @@ from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.operators.base import CompleteFile
 from minishuffle.errors import TaskFailed
 from minishuffle.exchange.buffers import Flush
-from minishuffle.exchange.channels import ChannelEvent, GateBuffers, InputChannel
+from minishuffle.exchange.channels import ChannelEvent, InputChannel
 from minishuffle.exchange.elements import AssemblyBudget, ByteBudget
 from minishuffle.exchange.gate import InputGate
+from minishuffle.exchange.gate_buffers import GateBuffers
 from minishuffle.exchange.handover import Handover
 from minishuffle.exchange.kept import ElementLog, KeptPartition
 from minishuffle.exchange.partition import ResultPartition

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from minishuffle.counters import TaskCounters
-from minishuffle.exchange.channels import GateBuffers, InputChannel
+from minishuffle.exchange.channels import InputChannel
 from minishuffle.exchange.elements import ELEMENT_HEADER, AssemblyBudget, Batch, decode, encode
 from minishuffle.exchange.gate import Element, InputGate
+from minishuffle.exchange.gate_buffers import GateBuffers
 from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.segments import NetworkBufferPool, Segment
 from minishuffle.exchange.subpartition import Subpartition, serve

@@ -9,12 +9,12 @@ import pytest
 
 from minishuffle.errors import PeerLost, TaskFailed
 from minishuffle.exchange.channels import (
-    GateBuffers,
     InputChannel,
     LocalAttachment,
     QueuedEvent,
 )
 from minishuffle.exchange.elements import encode
+from minishuffle.exchange.gate_buffers import GateBuffers
 from minishuffle.exchange.segments import NetworkBufferPool, Segment
 from minishuffle.wire.frames import (
     NO_SEQUENCE,

@@ -11,9 +11,10 @@ import pytest
 from minishuffle import limits
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import ResourceExhausted, TaskFailed
-from minishuffle.exchange.channels import GateBuffers, GivenBack, LocalBuffer
+from minishuffle.exchange.channels import GivenBack, LocalBuffer
 from minishuffle.exchange.elements import AssemblyBudget, decode, encode
 from minishuffle.exchange.gate import InputGate
+from minishuffle.exchange.gate_buffers import GateBuffers
 from minishuffle.exchange.kept import ElementLog, KeptPartition
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.exchange.subpartition import Subpartition

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle.counters import ConnectionCounters, TaskCounters
-from minishuffle.exchange.channels import GateBuffers
 from minishuffle.exchange.elements import AssemblyBudget, encode
 from minishuffle.exchange.gate import InputGate
+from minishuffle.exchange.gate_buffers import GateBuffers
 from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.exchange.subpartition import Subpartition, serve

@@ -9,7 +9,6 @@ from minishuffle.errors import PeerLost
 from minishuffle.exchange.channels import (
     Attachment,
     ChannelEvent,
-    GateBuffers,
     GivenBack,
     InputChannel,
     Notice,
@@ -17,6 +16,7 @@ from minishuffle.exchange.channels import (
 )
 from minishuffle.exchange.elements import AssemblyBudget, decode, encode
 from minishuffle.exchange.gate import InputGate
+from minishuffle.exchange.gate_buffers import GateBuffers
 from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.segments import LocalPool, NetworkBufferPool, Segment
 from minishuffle.exchange.subpartition import Subpartition, serve

@@ -9,9 +9,10 @@ import pytest
 
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import PeerLost, ShuffleError, TaskFailed
-from minishuffle.exchange.channels import Attachment, GateBuffers, GivenBack, RemoteAttachment
+from minishuffle.exchange.channels import Attachment, GivenBack, RemoteAttachment
 from minishuffle.exchange.elements import AssemblyBudget, decode, encode
 from minishuffle.exchange.gate import InputGate
+from minishuffle.exchange.gate_buffers import GateBuffers
 from minishuffle.protocol.channel import Received
 from minishuffle.wire.frames import EventKind, PartitionRequest
 from support.fabric import SEGMENT_BYTES, Fabric, Runner

@@ -9,8 +9,8 @@ import pytest
 
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import PeerLost, ShuffleError, Superseded, UsageError
-from minishuffle.exchange.channels import GateBuffers
 from minishuffle.exchange.elements import AssemblyBudget, decode, encode
+from minishuffle.exchange.gate_buffers import GateBuffers
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.wire.clients import ROWS_FORGOTTEN
 from minishuffle.wire.frames import BufferFlags, DataType, EventKind, PartitionRequest

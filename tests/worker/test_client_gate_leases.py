@@ -10,8 +10,8 @@ import pytest
 
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import TaskCancelled
-from minishuffle.exchange.channels import GateBuffers
 from minishuffle.exchange.elements import AssemblyBudget, decode, encode
+from minishuffle.exchange.gate_buffers import GateBuffers
 from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.wire.frames import BufferFlags, DataType, EventKind, PartitionRequest
 from minishuffle.wire.messages import WritePosition

@@ -14,8 +14,8 @@ import pytest
 
 from minishuffle.counters import TaskCounters
 from minishuffle.errors import PeerLost, RemoteProtocolError, ShuffleError, Superseded
-from minishuffle.exchange.channels import GateBuffers
 from minishuffle.exchange.elements import ELEMENT_HEADER, AssemblyBudget, decode, encode
+from minishuffle.exchange.gate_buffers import GateBuffers
 from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.segments import NetworkBufferPool, Segment
 from minishuffle.exchange.subpartition import Subpartition, serve
