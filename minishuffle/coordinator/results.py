@@ -402,22 +402,25 @@ class Results:
         )
         return [Reply(pending.link, pending.request, opened)]
 
-    def worker_ended(self, worker: int, at: float) -> list[Instruction]:
-        """It will not answer any more, and what it kept is lost."""
+    def worker_ended(self, worker: int, epoch: int, at: float) -> list[Instruction]:
+        """It will not answer any more, and what it kept is lost. What the one before with its id had kept
+        was lost with that one."""
         for found in self._results.values():
             for result in found.values():
                 if not result.job.terminal:
-                    self._lose(result, worker, at)
+                    self._lose(result, worker, epoch, at)
         gone = [ticket for ticket, pending in self._pending.items() if pending.worker.worker == worker]
         error = PeerLost(f"worker {worker}, which kept the rows, is gone: run the job again")
         return [refusal(pending.link, pending.request, error) for pending in map(self._pending.pop, gone)]
 
-    def _lose(self, result: _Result, worker: int, at: float) -> None:
+    def _lose(self, result: _Result, worker: int, epoch: int, at: float) -> None:
         for subtask, commits in enumerate(result.commits):
             read = commits[-1] if commits else 0
             for part, end in result.ranges(subtask):
                 begin = max(read, part.begin)
-                if part.at is not None and part.at.worker == worker and begin < end:
+                if part.at is None or part.at.worker != worker or part.at.epoch < epoch:
+                    continue
+                if begin < end:
                     result.job.lose_results(f"{result.sink}[{subtask}]", range(begin, end), worker, at)
 
     def forget(self, link: int) -> None:

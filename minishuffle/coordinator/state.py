@@ -393,7 +393,7 @@ class CoordinatorState:
         self._workers.end(worker, state, now)
         self._changed[worker.worker] = worker
         self._preparations.worker_ended(worker.worker)
-        self._out += self._results.worker_ended(worker.worker, self._wall(now))
+        self._out += self._results.worker_ended(worker.worker, worker.epoch, self._wall(now))
         self._out += self._questions.worker_ended(worker.worker)
         verdict = WorkerLost(term=self._facts.term, worker=worker.worker, epoch=worker.epoch)
         for other in self._workers.alive():

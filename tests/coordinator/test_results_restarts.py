@@ -76,6 +76,17 @@ def test_the_next_attempt_numbers_on_above_what_readers_know(cluster: FakeCluste
     assert kept(cluster) == KeptRows(subtask=0, begin=0, end=90, lost=70)
 
 
+def test_what_is_lost_with_a_worker_is_not_lost_with_the_next_of_its_id(cluster: FakeCluster) -> None:
+    worker = cluster.add(slots=2, requested_worker=1)
+    cluster.add(slots=2, requested_worker=2)
+    cluster.submit(graph())
+    keeps(cluster, worker, 70)
+    for _ in range(3):
+        cluster.lose(worker)
+        assert cluster.show("j1").rows_dropped == {"result_lost": 70}
+        worker = cluster.add(slots=2, requested_worker=1)
+
+
 def test_what_is_lost_is_said_to_readers_and_the_rest_is_where_the_task_is(
     cluster: FakeCluster, pair: Any
 ) -> None:
