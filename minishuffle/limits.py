@@ -142,6 +142,10 @@ KEPT_MEMORY_BYTES: Final = 16 * MIB
 into a file."""
 KEPT_BYTES_MAX: Final = 16 * 1024 * MIB
 """The size of a kept partition."""
+JOURNAL_COUNTS_SECONDS: Final = 1.0
+"""Between two records of what running attempts have counted."""
+JOURNAL_COUNTS_BYTES_MAX: Final = 2 * MIB
+"""The size of such records in one write, without the last of them; further ones are in the next."""
 JOB_EVENTS_KEPT: Final = 10_000
 JOB_LOG_LINES_KEPT: Final = 20_000
 JOB_LOG_CHARS_KEPT: Final = 2 * MIB

@@ -10,6 +10,7 @@ A record has a kind and a name, and takes the place of the one before of that ki
 ``job`` JOB           the job's state, placement, restarts, causes, and totals of what it lost
 ``task`` JOB/OP/I     a subtask and its current attempt, when the next is due and since when it recovers,
                       its failures, its positions, and what it has read to the end
+``counts`` JOB/OP/I   what its attempt has counted and exchanged while it runs, at most a few seconds ago
 ``past`` JOB/OP/I     the attempts of it that were replaced
 ``event`` JOB/NUMBER  an event of the job
 ``file`` JOB/NUMBER   a file that a sink of the job has completed
@@ -17,8 +18,8 @@ A record has a kind and a name, and takes the place of the one before of that ki
 ``result`` JOB/OP     rows that a sink keeps for external clients: where each part is, what was committed
 ====================  =====================================================================================
 
-What an attempt that runs has counted is not among them: its worker reports it again. Nor are rows and lines
-for clients.
+Rows and lines for clients are not among them. What an attempt that runs has counted is not written with each
+heartbeat: its worker reports it again, unless that is lost with the coordinator.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ __all__ = [
 
 FORMAT: Final = 1
 """The first byte of each record; another version of it cannot be read."""
-OF_JOBS: Final = frozenset({"graph", "job", "task", "past", "event", "file"})
+OF_JOBS: Final = frozenset({"graph", "job", "task", "counts", "past", "event", "file"})
 OF_CLIENTS: Final = frozenset({"stream", "result"})
 """Kinds of a job's operators that external clients write to or read from."""
 NUMBERED: Final = ("event", "file")
@@ -139,6 +140,8 @@ def _of_job(job: Job, keys: Iterable[TaskKey], after: Mapping[str, int]) -> Chan
     for key in keys:
         name = _task_name(job.id, key)
         changes["task", name] = pack_record(_task(job, key))
+        if not job._tasks[key].runs:
+            changes["counts", name] = None
         past = job._books.past_record(key)
         changes["past", name] = pack_record(past) if past else None
     for event in job.history.events_above(after.get("event", 0)):
@@ -169,6 +172,9 @@ class Recorder:
         self._last: dict[str, dict[str, int]] = {}
         """By job, and by kind, the number of the last event and file that is there."""
         self._changes: Changes = {}
+        self._reported: dict[tuple[str, TaskKey], Job] = {}
+        """Subtasks that have reported what they have counted, the one whose record is oldest first."""
+        self._counts_due = 0.0
         self.note(dict(records))
 
     def note(self, changes: Changes) -> None:
@@ -239,8 +245,25 @@ class Recorder:
         fields = {"submitted": submitted, "epoch": epoch, "highest": highest}
         self._put({("coordinator", ""): pack_record(fields)})
 
-    def take(self) -> Changes:
+    def reported(self, job: Job, key: TaskKey) -> None:
+        """A heartbeat said what the subtask has counted."""
+        self._reported.setdefault((job.id, key), job)
+
+    def _write_counts(self) -> None:
+        room = limits.JOURNAL_COUNTS_BYTES_MAX
+        while self._reported and room > 0:
+            _, key = first = next(iter(self._reported))
+            job = self._reported.pop(first)
+            if job._tasks[key].runs:
+                record = pack_record(job._tasks[key].counts_record())
+                self._put({("counts", _task_name(job.id, key)): record})
+                room -= len(record)
+
+    def take(self, now: float) -> Changes:
         """What has changed since the last call."""
+        if self._reported and now >= self._counts_due:
+            self._counts_due = now + limits.JOURNAL_COUNTS_SECONDS
+            self._write_counts()
         changes, self._changes = self._changes, {}
         return changes
 
@@ -267,7 +290,7 @@ def _recall(
     job._books.recall(record["books"], past)
     for key, each in tasks.items():
         fields = each["task"]
-        job._tasks[key] = recalled_subtask(fields["task"])
+        job._tasks[key] = recalled_subtask(fields["task"], each.get("counts"))
         job.positions.recall(*key, fields["source"])
         job.writes.recall(*key, fields["writes"])
         job.ends.recall(key, fields.get("ends", ()))
@@ -295,7 +318,7 @@ def recalled_jobs(records: Mapping[RecordKey, bytes], random: Callable[[], float
     numbered: dict[str, dict[str, dict[int, dict[str, Any]]]] = {}
     for (kind, name), record in records.items():
         job, *rest = name.split("/")
-        if kind in ("task", "past"):
+        if kind in ("task", "counts", "past"):
             key = (int(rest[0]), int(rest[1]))
             tasks.setdefault(job, {}).setdefault(key, {})[kind] = unpack_record((kind, name), record)
         elif kind in NUMBERED:

@@ -30,7 +30,7 @@ A job with the restart strategy ``none`` fails with its first task. A job on its
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from pydantic import TypeAdapter
@@ -93,13 +93,22 @@ class Subtask(AttemptRecord):
         return f"{self.name}[{self.index}]"
 
     def record(self) -> dict[str, Any]:
-        """For the journal. What an attempt that runs has counted is reported again, and is left out."""
+        """For the journal. What an attempt that runs has counted is in a record of its own."""
         resumption = self.resumption._replace(files=dict(self.resumption.files))
         task = replace(self, resumption=resumption)
-        if self.state in ("created", "running"):
+        if self.runs:
             task.counters, task.traffic = TaskCounters(), b""
         fields: dict[str, Any] = _SUBTASK.dump_python(task)
         return fields
+
+    def counts_record(self) -> dict[str, Any]:
+        """What an attempt that runs has counted and exchanged."""
+        return {"attempt": self.attempt, "counters": asdict(self.counters), "traffic": self.traffic}
+
+    @property
+    def runs(self) -> bool:
+        """Its attempt is deployed and has not ended."""
+        return self.state in ("created", "running")
 
     @property
     def rows_kept(self) -> int:
@@ -126,9 +135,15 @@ class Subtask(AttemptRecord):
 _SUBTASK: Final = TypeAdapter(Subtask)
 
 
-def recalled_subtask(fields: Mapping[str, Any]) -> Subtask:
-    """What :meth:`Subtask.record` gave."""
-    return _SUBTASK.validate_python(fields)
+_COUNTERS: Final = TypeAdapter(TaskCounters)
+
+
+def recalled_subtask(fields: Mapping[str, Any], counts: Mapping[str, Any] | None) -> Subtask:
+    """What :meth:`Subtask.record` gave, and :meth:`Subtask.counts_record` last, maybe of another attempt."""
+    task = _SUBTASK.validate_python(fields)
+    if counts is not None and task.runs and counts["attempt"] == task.attempt:
+        task.counters, task.traffic = _COUNTERS.validate_python(counts["counters"]), counts["traffic"]
+    return task
 
 
 def first_attempts(graph: JobGraph, placement: Placement) -> dict[TaskKey, Subtask]:

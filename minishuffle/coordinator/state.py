@@ -388,6 +388,8 @@ class CoordinatorState:
             job = self._jobs.get(report.job)
             if job is None or not job.report(worker.worker, report):
                 self.ignored += 1
+            else:
+                self._recorder.reported(job, (report.operator, report.index))
 
     def _end_worker(self, worker: Worker, state: Literal["lost", "gone"], why: str, now: float) -> None:
         self._workers.end(worker, state, now)
@@ -573,7 +575,7 @@ class CoordinatorState:
         self._advance_stop(now)
         self._record(touched | {job.id for job in self._jobs.values() if job.changed})
         out, self._out = self._out, []
-        changes = self._recorder.take()
+        changes = self._recorder.take(now)
         return [Journal(changes), *out] if changes else out
 
     def _record(self, jobs: Iterable[str]) -> None:

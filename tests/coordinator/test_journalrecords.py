@@ -58,15 +58,15 @@ def test_a_change_is_written_once_and_what_does_not_change_is_not(
     recorder = Recorder({})
     job.changed = set(job.keys())
     recorder.job(job)
-    everything = recorder.take()
+    everything = recorder.take(0.0)
     assert everything == {key: each for key, each in job_records(job).items() if each is not None}
     recorder.job(job)
-    assert recorder.take() == {}
+    assert recorder.take(0.0) == {}
     job.changed = set(job.keys())
     recorder.job(job)
-    assert recorder.take() == {}
+    assert recorder.take(0.0) == {}
     recorder.forget_job("j1")
-    assert recorder.take() == dict.fromkeys(everything)
+    assert recorder.take(0.0) == dict.fromkeys(everything)
 
 
 def test_the_functions_of_a_job_that_has_ended_are_not_kept(

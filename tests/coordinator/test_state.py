@@ -125,7 +125,7 @@ def test_a_job_that_fits_no_more_once_it_is_journaled_is_refused(
 def test_job_numbers_go_on_from_the_journal(make_cluster: Any, make_graph: MakeGraph) -> None:
     recorder = Recorder({})
     recorder.counts(41, 3, 7)
-    records = {key: record for key, record in recorder.take().items() if record is not None}
+    records = {key: record for key, record in recorder.take(0.0).items() if record is not None}
     cluster: FakeCluster = make_cluster(records)
     cluster.add()
     assert cluster.submit(make_graph(1, 1)) == "j42"

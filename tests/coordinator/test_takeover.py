@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle.coordinator.takeover import missing, reconciled
+from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import ResourceExhausted
 from minishuffle.ids import FIRST_ATTEMPT
@@ -18,9 +19,11 @@ from minishuffle.wire.messages import (
     HeldAttempt,
     Registered,
     ReleaseJob,
+    TaskReport,
     TasksRestarted,
     WorkerLost,
 )
+from minishuffle.wire.packed import PeerRows, pack_traffic
 from minishuffle.wire.requests import Accepted, CancelJob, Failure, GetEvents, GetRows, GetStatus, SubmitJob
 
 if TYPE_CHECKING:
@@ -250,3 +253,64 @@ def test_a_task_that_never_reached_its_worker_starts_again(
         cluster.come_back(each)
     assert worker.tasks[gone].attempt == 2
     assert cluster.show("j1").restarts == {"lost": 1}
+
+
+def said(index: int, operator: int, rows: int, **dropped: int) -> TaskReport:
+    """A heartbeat's report: each of two producers sends each of two consumers so many rows."""
+    if operator:
+        peers = [PeerRows(0, other, 1, received=rows) for other in (0, 1)]
+        counters = TaskCounters(records_in=2 * rows)
+    else:
+        peers = [PeerRows(0, other, 1, sent=rows + 5) for other in (0, 1)]
+        counters = TaskCounters(records_out=2 * rows + 10)
+    counters.rows_dropped = dropped
+    ids = {"job": "j1", "operator": operator, "index": index, "attempt": 1}
+    return TaskReport(counters=counters, traffic=pack_traffic(peers), **ids)  # type: ignore[arg-type]
+
+
+def test_what_a_worker_had_counted_that_is_lost_with_the_coordinator_is_known(
+    cluster: FakeCluster, make_graph: MakeGraph
+) -> None:
+    """The drops of its tasks stay counted, and what its sink had taken is not in flight."""
+    stays, dies, spare = (cluster.add(slots=1) for _ in range(3))
+    cluster.submit(make_graph(2, 2, **RESTARTS))
+    cluster.report_all("j1", "running")
+    (index,) = {key[2] for key in stays.tasks}
+    ours = [said(index, 0, 100), said(index, 1, 100)]
+    theirs = [said(1 - index, 0, 100, upstream_unavailable=7), said(1 - index, 1, 100, failed_batch=3)]
+    cluster.heartbeat(stays, ours)
+    cluster.heartbeat(dies, theirs)
+    cluster.advance(1.5)
+    cluster.heartbeat(stays, ours)
+    before = cluster.show("j1")
+    assert before.rows_dropped == {"failed_batch": 3, "upstream_unavailable": 7}
+    cluster.lose_coordinator()
+    assert cluster.show("j1").rows_dropped == before.rows_dropped
+    cluster.come_back(stays)
+    cluster.come_back(spare)
+    cluster.advance(cluster.settings.heartbeat_timeout + 1)
+    cluster.heartbeat(stays, ours)
+    after = cluster.show("j1")
+    assert after.rows_dropped == before.rows_dropped
+    assert after.rows_in_flight < 10, "5 rows to the sink, less what it had dropped"
+    cluster.check_journal()
+
+
+def test_what_running_tasks_count_is_written_once_a_second(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], make_graph: MakeGraph
+) -> None:
+    cluster.submit(make_graph(1, 1))
+    cluster.report_all("j1", "running")
+    (worker,) = (worker for worker in pair if worker.tasks)
+
+    def write_at(seconds: float, rows: int) -> bytes:
+        cluster.now += seconds
+        cluster.heartbeat(worker, [said(0, 1, rows)])
+        return cluster.journal["counts", "j1/1/0"]
+
+    first = write_at(0.0, 10)
+    assert write_at(0.5, 20) == first
+    second = write_at(0.6, 30)
+    assert second != first
+    cluster.report(worker, ("j1", 1, 0), "finished")
+    assert ("counts", "j1/1/0") not in cluster.journal
