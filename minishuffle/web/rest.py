@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from typing import Any, Final, Protocol, TypeVar
 
@@ -25,6 +26,7 @@ from minishuffle.observe.loads import VertexLoad
 from minishuffle.web.openapi import Operation, openapi_document
 from minishuffle.web.pools import ANSWER_SECONDS_MAX, JobBuffers, asked_workers
 from minishuffle.web.samples import SAMPLE_SECONDS, JobSamples, Samples, WorkersSamples
+from minishuffle.wire.inquiries import AskWorkers, WorkersAnswered
 from minishuffle.wire.messages import ControlMessage
 from minishuffle.wire.outputs import GetFiles, JobFiles
 from minishuffle.wire.requests import (
@@ -91,6 +93,13 @@ class JobLoads(BaseModel):
     vertices: list[VertexLoad]
 
 
+class JobDump(BaseModel):
+    """What each worker holds of a job, and those that did not answer: as ``minishuffle dump --json``."""
+
+    workers: list[dict[str, Any]]
+    silent: list[int]
+
+
 class RestInterface:
     """Adds its paths to an application, and looks at all jobs every SAMPLE_SECONDS while that runs.
 
@@ -125,6 +134,7 @@ class RestInterface:
             Operation("GET", f"{of_job}/loads", "How busy a job's vertices are now", JobLoads, self._loads),
             Operation("GET", f"{of_job}/history", history, JobSamples, self._history, After),
             Operation("GET", f"{of_job}/buffers", "Pools and channels of a job", JobBuffers, self._buffers),
+            Operation("GET", f"{of_job}/dump", "Each task and channel of a job", JobDump, self._dump),
             Operation("GET", f"{of_job}/events", events, JobEvents, self._events, AfterOrWait),
             Operation("GET", f"{of_job}/logs", logs, JobLogs, self._logs, AfterOrWait),
             Operation("GET", f"{of_job}/files", files, JobFiles, self._files, After),
@@ -202,6 +212,12 @@ class RestInterface:
         ]
         assert self._session is not None
         return await asked_workers(self._session, workers, job)
+
+    async def _dump(self, job: str, _query: Any) -> JobDump:
+        await self._graph(job, None)
+        answered = await self._ask(AskWorkers(job=job), WorkersAnswered)
+        workers = [json.loads(answer) for _, answer in sorted(answered.answers.items())]
+        return JobDump(workers=workers, silent=answered.silent)
 
     async def _events(self, job: str, query: AfterOrWait) -> JobEvents:
         request = GetEvents(job=job, after=query.after, wait_seconds=query.wait_seconds)

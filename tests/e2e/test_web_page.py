@@ -119,6 +119,9 @@ def test_back_pressure(browser: Browser, cluster: LocalCluster, base: str) -> No
         assert level_of(page, "consumer") == "● OK"
         assert page.page.locator("#vertex h2").inner_text() == "consumer", "the busiest is chosen"
         page.page.locator("#vertex td.alert", has_text="▲").first.wait_for()
+        page.page.get_by_text("Each channel").click()
+        page.page.locator("#vertex td.alert", has_text="starved").wait_for()
+        page.see("from producer[0]", "#vertex")
         page.check(faults=False)
 
 

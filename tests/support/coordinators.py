@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from random import Random
 
@@ -14,6 +15,7 @@ from minishuffle.coordinator.workers import Worker
 from minishuffle.counters import CoordinatorSnapshot, TaskCounters
 from minishuffle.dataflow.graph import Edge, JobGraph, Vertex
 from minishuffle.errors import error_from_code
+from minishuffle.wire.inquiries import WorkerAnswered, WorkerAsked
 from minishuffle.wire.messages import (
     ControlMessage,
     DeployTasks,
@@ -85,6 +87,11 @@ class ScriptedCoordinator:
                     self._reply = message
                 case SendToWorker(message=Registered(epoch=epoch)):
                     self.epoch = epoch
+                case SendToWorker(message=WorkerAsked(ticket=ticket, job=job)):
+                    answered = WorkerAnswered(
+                        term=TERM, ticket=ticket, answer=json.dumps({"of": job}).encode()
+                    )
+                    self._carry_out(self.state.worker_message(WORKER_LINK, answered, self.now))
                 case SendToWorker(message=DeployTasks(job=job, tasks=tasks)):
                     self.tasks.update({(job, task.operator, task.index): task for task in tasks})
                 case _:

@@ -233,6 +233,17 @@ def test_a_worker_that_does_not_answer_is_named() -> None:
     bounded(body)
 
 
+def test_a_dump_is_what_each_worker_answers() -> None:
+    async def body() -> None:
+        async with rest() as api:
+            job = api.coordinator.submit()
+            dumped = await api.get(f"/api/v1/jobs/{job}/dump")
+            assert dumped == {"workers": [{"of": job}], "silent": []}
+            assert (await api.ask("/api/v1/jobs/j9/dump"))[0] == 404
+
+    bounded(body)
+
+
 def test_a_worker_serves_the_buffers_of_all_its_tasks() -> None:
     async def body() -> None:
         worker = await serve_worker_web(lambda: worker_with("j1", "j2"), HOST, 0, TOKEN)

@@ -119,6 +119,43 @@ export interface Buffers {
   tasks: TaskBuffers[];
   silent: number[];
 }
+interface DumpedPool {
+  in_use: number;
+  size: number;
+}
+export interface DumpedInput {
+  producer: number;
+  phase: string;
+  worker: number;
+  queue: number;
+  waits_for: string;
+  credit?: { announced: number; unannounced: number; exclusive_free: number; exclusive: number; floating_free: number; starved: boolean };
+  local?: { lent: number; credit: number };
+}
+export interface DumpedOutput {
+  consumer: number;
+  queue: number;
+  backlog: number;
+  available: boolean;
+  suspected: boolean;
+  closed: boolean;
+  reader: string;
+  credit?: number;
+}
+export interface Dump {
+  workers: {
+    tasks: {
+      operator: number;
+      index: number;
+      thread: string;
+      seconds: number;
+      waits_for: string;
+      gates: { from_operator: number; pool: DumpedPool; channels: DumpedInput[]; channels_left_out: number }[];
+      partitions: { to_operator: number; pool: DumpedPool | null; channels: DumpedOutput[]; channels_left_out: number }[];
+    }[];
+  }[];
+  silent: number[];
+}
 export interface JobEvent {
   number: number;
   at: number;

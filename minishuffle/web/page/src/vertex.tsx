@@ -2,6 +2,7 @@
 import { useMemo } from "preact/hooks";
 import type { Buffers, Graph, History, Job, TaskBuffers, VertexLoad } from "./api";
 import { usePoll } from "./api";
+import { Channels } from "./channels";
 import { Chart } from "./chart";
 import { count, percent, rate } from "./format";
 import { Empty, LevelBadge, Section, Share, State, Table } from "./parts";
@@ -83,6 +84,7 @@ export function Vertex(props: { graph: Graph; job: Job; number: number; load: Ve
         </tbody>
       </Table>
       {runs && <BufferTable job={job.job} number={number} name={vertex.name} />}
+      {runs && <Channels key={number} job={job.job} number={number} graph={graph} />}
     </Section>
   );
 }
