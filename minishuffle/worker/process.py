@@ -556,7 +556,7 @@ class Worker:
         attempt = self._deployment.attempts.get(key)
         traffic, writes = b"", list[WritePosition]()
         if attempt is not None:  # else it was released meanwhile
-            writes = attempt.upstreams.exact() if attempt.upstreams is not None else []
+            writes = attempt.last_writes()
             attempt.close()
             attempt.reported = attempt.rows()
             traffic = attempt.reported[0]

@@ -383,11 +383,17 @@ class Attempt:
         return self.traffic.table(), self.task.read_counters().rows_dropped
 
     def completed(self, message: TaskStateChanged) -> TaskStateChanged:
-        """The report that the attempt was abandoned, with what it had done by then, and where its source is:
-        what it has in hand is lost, and what it does from now on nobody sees."""
+        """The report that the attempt was abandoned, with what it had done by then, and where its source is,
+        or what external clients write: what it has in hand is lost, and what it does from now on nobody sees.
+        """
         self.reported = self.rows()
         counts = {"counters": self.task.read_counters(), "traffic": self.reported[0]}
-        return message.model_copy(update={**counts, "positions": self.task.leases.exact()})
+        found = {"positions": self.task.leases.exact(), "writes": self.last_writes()}
+        return message.model_copy(update={**counts, **found})
+
+    def last_writes(self) -> list[WritePosition]:
+        """Where it has ended in what external clients write, for its last report."""
+        return [] if self.upstreams is None else self.upstreams.exact()
 
     def report(self) -> TaskReport:
         """For the heartbeat."""

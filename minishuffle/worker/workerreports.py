@@ -16,6 +16,7 @@ from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.ids import AttemptId
 from minishuffle.wire.handshake import Identity
 from minishuffle.wire.messages import ErrorInfo, Register, TaskStateChanged, WorkerReport
+from minishuffle.worker.instructions import state_change
 from minishuffle.worker.tasks import Deployment
 
 __all__ = ["registration", "short_failure", "worker_report", "worker_snapshot"]
@@ -123,13 +124,5 @@ def worker_snapshot(
 def short_failure(term: int, attempt_id: AttemptId, state: str, error: Exception) -> TaskStateChanged:
     """Instead of the report of how an attempt ended, which ``error`` kept from being sent."""
     text = f"task {attempt_id} ended as {state}, which could not be reported: {text_of(error)}"
-    subtask = attempt_id.subtask
-    return TaskStateChanged(
-        term=term,
-        job=subtask.job,
-        operator=subtask.operator,
-        index=subtask.index,
-        attempt=attempt_id.attempt,
-        state="canceled" if state == "canceled" else "failed",
-        error=ErrorInfo(code=ResourceExhausted.code, text=clipped(text, limits.ERROR_TEXT_BYTES_MAX // 64)),
-    )
+    info = ErrorInfo(code=ResourceExhausted.code, text=clipped(text, limits.ERROR_TEXT_BYTES_MAX // 64))
+    return state_change(term, attempt_id, "canceled" if state == "canceled" else "failed", info)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
 from minishuffle.dataflow.compile import compile_job
@@ -13,14 +14,17 @@ from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ResourceExhausted
 from minishuffle.exchange.channels import LocalAttachment
-from minishuffle.wire.frames import PartitionRequest
+from minishuffle.exchange.elements import encode
+from minishuffle.wire.frames import BufferFlags, DataType, PartitionRequest
 from minishuffle.wire.messages import WorkerAddress
 from minishuffle.wire.packed import PeerRows, pack_placement, unpack_traffic
-from minishuffle.worker.instructions import StartTask
+from minishuffle.worker.client_gate import UPSTREAM_EDGE
+from minishuffle.worker.instructions import StartTask, state_change
 from minishuffle.worker.registry import ChannelKey
 from minishuffle.worker.task import Task
 from support.attempts import attempt
-from support.links import BareLink
+from support.frames import buffer_header
+from support.links import BareLink, consumer_of
 
 if TYPE_CHECKING:
     from conftest import Site
@@ -278,6 +282,45 @@ async def test_an_abandoned_task_that_ended_before_the_release_costs_nothing(sit
     await site.until(lambda: attempt(1) in site.outcomes)
     site.release()
     assert site.pool.free == site.pool.total
+
+
+def hold_a_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    Held.reached.set()
+    assert Held.let_go.wait(SECONDS_MAX)
+    return batch
+
+
+async def test_an_abandoned_task_reports_where_it_is_in_what_external_clients_write(site: Site) -> None:
+    """To the row: the rest of its lease was never taken, and the next attempt goes on there."""
+    schema = pa.schema([("n", pa.int64())])
+    stream = Stream.from_spark("orders", schema, bounded=False).map_batches(hold_a_batch).to_count()
+    (task,) = site.deploy(stream, settings=JobSettings(source_lease=1000))
+    abandoned = site.deployment.attempts[task.attempt_id]
+    gate = abandoned.upstreams
+    assert gate is not None
+    gate.begin("w", range(1))
+    gate.expect("w", 0, 1, lambda progress: None)
+    channel = gate.open_channel("w", 0, 1)
+    channel.attach_remote(BareLink(), PartitionRequest(0, "j1", UPSTREAM_EDGE, 0, 0, 1, 1, 1, 0))
+    consumer = consumer_of(channel)
+    consumer.credit.take_unannounced()
+    for _ in range(2):
+        rows, parts = encode(pa.record_batch([list(range(10))], schema))
+        data = b"".join(bytes(part) for part in parts)
+        flags = BufferFlags.STARTS | BufferFlags.ENDS
+        header = buffer_header(
+            consumer.id, consumer.expected, DataType.DATA, len(data), flags=flags, rows=rows
+        )
+        consumer.begin(header)[:] = data
+        consumer.end()
+        await site.until(Held.reached.is_set)
+    abandoned.abandon()
+    last = abandoned.completed(state_change(1, task.attempt_id, "abandoned"))
+    assert [(each.write, each.partition, each.position, each.lease) for each in last.writes] == [
+        ("w", 0, 10, 0)
+    ]
+    Held.let_go.set()
+    await joined(site, task)
 
 
 async def test_an_abandoned_consumer_gives_its_input_back_at_once(site: Site) -> None:

@@ -70,7 +70,7 @@ class _Split:
 
 
 class LeaseLedger:
-    """The leases of one attempt. All but ``acknowledged`` belongs to one thread.
+    """The leases of one attempt. All but ``acknowledged`` and :meth:`exact` belongs to one thread.
 
     Invariant: of each split, emitted ≤ granted ≤ the end that was reported last; granted is above the end
     reported before that only once the last report was acknowledged.
@@ -230,6 +230,7 @@ class LeaseLedger:
         return SplitPosition(each.number, each.emitted, rows)
 
     def exact(self) -> bytes:
-        """Where every split is whose last report is not exact: the attempt emits nothing more."""
-        entries = (SplitPosition(each.number, each.emitted, 0, each.done) for each in self._splits.values())
-        return pack_positions(entries)
+        """Where every split is whose last report is not exact: what the attempt emits from now on is lost.
+        Any thread may ask, also while the ledger's own goes on: that of an abandoned task does."""
+        splits = list(self._splits.values())  # in one step
+        return pack_positions(SplitPosition(each.number, each.emitted, 0, each.done) for each in splits)

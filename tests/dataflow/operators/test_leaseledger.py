@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, deque
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from minishuffle.coordinator.positions import SourceProgress
+from minishuffle.dataflow.operators import leaseledger
 from minishuffle.dataflow.operators.leaseledger import AHEAD, FIRST_ROWS, LeaseLedger
 from minishuffle.limits import LEASE_SECONDS
 from minishuffle.wire.packed import SplitPosition, unpack_positions
@@ -332,3 +334,17 @@ def test_an_end_is_reported_as_such() -> None:
         SplitPosition(2, 0),
         SplitPosition(7, 0, 0, True),
     ]
+
+
+def test_another_thread_may_ask_where_a_source_is_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread of an abandoned task still has the ledger: here it gets to a next split meanwhile."""
+    source = Told(rows=5, splits=3)
+    source.report(0.0)
+    splits = itertools.count(7)
+
+    def interrupted(*fields: int) -> SplitPosition:
+        source.ledger.end(next(splits))
+        return SplitPosition(*fields)
+
+    monkeypatch.setattr(leaseledger, "SplitPosition", interrupted)
+    assert [entry.split for entry in unpack_positions(source.ledger.exact())] == [0, 1, 2]
