@@ -1,7 +1,8 @@
 """Which peers a worker knows of, and when it dials them. Pure.
 
 Of two workers the one with the lower id dials; the other has it asked to, through the coordinator. Whoever
-wants a link goes on trying, less and less often, until there is one or the time is up.
+wants a link goes on trying, less and less often, until there is one or the time is up. A link that is gone is
+made again by the one that dials, whichever of the two reads: there may be no coordinator to ask.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class _Peer:
     address: WorkerAddress
     up: bool = False
     """There is a link to the process of that epoch."""
+    linked: bool = False
+    """There is one, or has been."""
     lost: bool = False
     """The coordinator has declared the process of that epoch lost."""
     suspected: bool = False
@@ -105,10 +108,20 @@ class Dialing:
         """There is a link, which may take the place of another."""
         self._stop(worker)
         peer = self._peers[worker]
-        peer.up, peer.dialing = True, False
+        peer.up, peer.linked, peer.dialing = True, True, False
 
     def link_down(self, worker: int) -> None:
         self._peers[worker].up = False
+
+    def restore(self, worker: int, now: float) -> None:
+        """A link that there was is to be made again, by the one that dials. It waits a moment: most links end
+        because their peer does, and the coordinator is about to say so."""
+        peer = self._peers[worker]
+        if self._worker < worker and peer.linked and not peer.lost and worker not in self._trying:
+            self._trying[worker] = peer
+            peer.give_up_at = now + PEER_SECONDS_MAX
+            peer.tries, peer.failure = 0, ""
+            peer.try_at = None if peer.dialing else now + backoff_seconds(1)
 
     def suspect(self, worker: int, suspected: bool) -> bool:
         """A link ends because the peer answers no Ping, or there is one again; False if that is not new."""

@@ -539,11 +539,18 @@ class WorkerState:
         peer that is suspected are repaired like any others."""
         self._peers.link_down(worker)
         if not isinstance(error, PeerSuspected):
+            self._restore(worker, now)
             return self._link_gone(worker, error, now)
         suspicion = self._suspect(worker, True) + self._link_gone(worker, error, now)
         # At once, also where no channel needs the link so far: a process that was stopped finds the
         # connection in its socket when it goes on.
         return suspicion + self._want_link(worker, now)
+
+    def _restore(self, worker: int, now: float) -> None:
+        """Until the verdict, a link that is gone is dialed as long as there are tasks here: if none of them
+        reads over it, one may serve."""
+        if self._tasks:
+            self._peers.restore(worker, now)
 
     def _suspect(self, worker: int, suspected: bool) -> list[Instruction]:
         """Tell the coordinator what is new."""
@@ -564,6 +571,8 @@ class WorkerState:
         return self._give_peer_up(dialed.worker, error, now) if given_up else []
 
     def _give_peer_up(self, worker: int, error: ShuffleError, now: float) -> list[Instruction]:
+        if error.retriable:
+            self._restore(worker, now)
         return [self._fail(channel, error, now) for channel in self.inputs.wanting(worker)]
 
     # --- requests --------------------------------------------------------------------------------

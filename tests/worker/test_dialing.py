@@ -67,6 +67,49 @@ def test_a_link_ends_the_tries_and_one_that_breaks_is_tried_for_like_a_new_one()
     peers.validate()
 
 
+@pytest.mark.parametrize("dials", [True, False], ids=["lower id", "higher id"])
+def test_the_one_that_dials_makes_a_link_again_that_is_gone(dials: bool) -> None:
+    peers = dialing(2 if dials else 4, 3)
+    peers.restore(3, 0.0)
+    assert peers.next_deadline() is None, "there was none"
+    peers.link_up(3)
+    peers.link_down(3)
+    peers.restore(3, 1.0)
+    peers.validate()
+    if not dials:
+        assert peers.next_deadline() is None
+        return
+    assert not peers.want(3, 1.0), "that waits for the same dial"
+    times, given_up = [], []
+    while (due := peers.next_deadline()) is not None and due < 22.0:
+        for _, error in peers.due(due):
+            if error is None:
+                times.append(due)
+                peers.dial_failed(address(3), REFUSED, due)
+            else:
+                given_up.append(due)
+                peers.restore(3, due)
+            peers.validate()
+    assert times[0] == pytest.approx(1.1) and times[-1] > 20.0
+    assert given_up == pytest.approx([11.0, 21.0]), "whoever waits for it is told"
+    peers.declare_lost(3, 1)
+    peers.restore(3, 23.0)
+    assert peers.next_deadline() is None
+
+
+def test_a_dial_that_fails_late_is_not_the_last_one() -> None:
+    peers = dialing(2, 3)
+    peers.link_up(3)
+    peers.link_down(3)
+    peers.restore(3, 0.0)
+    assert list(peers.due(0.1)) == [(3, None)]
+    ((_, error),) = peers.due(10.0)
+    assert error is not None, "what waits for it fails"
+    peers.restore(3, 10.0)
+    assert not peers.dial_failed(address(3), REFUSED, 10.5)
+    assert peers.next_deadline() == pytest.approx(10.6)
+
+
 def test_a_peer_that_was_declared_lost_is_not_dialed_until_it_comes_with_a_later_epoch() -> None:
     peers = dialing(2, 3)
     assert peers.want(3, 0.0)

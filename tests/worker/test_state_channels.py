@@ -268,6 +268,21 @@ def test_a_link_that_replaces_another_fails_the_channels_of_that_one_first() -> 
     assert requests(machine.tick(1.1)) == [(3, 1, 2)]
 
 
+def test_a_link_that_breaks_while_there_is_no_coordinator_is_dialed_though_only_the_other_side_reads() -> (
+    None
+):
+    """That one has the higher id, and nobody to ask for a dial."""
+    machine = serving(SOURCE)
+    machine.asked(3, request())
+    assert machine.down(3, 1.0) == [], "most peers are gone then, and the verdict is under way"
+    assert machine.tick(1.1) == [DialPeer(address(3))]
+    machine.up(3, 1.2)
+    assert machine.state.next_deadline() is None
+    machine.down(3, 2.0)
+    machine.tell(WorkerLost(term=1, worker=3, epoch=1), 2.05)
+    assert machine.state.next_deadline() is None
+
+
 # --- suspicion ------------------------------------------------------------------------------------------
 
 
