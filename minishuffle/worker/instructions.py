@@ -22,6 +22,7 @@ from minishuffle.wire.messages import (
     ControlMessage,
     DeployTasks,
     ErrorInfo,
+    HeldAttempt,
     SourcePositions,
     TaskAttempt,
     TaskSpec,
@@ -54,6 +55,7 @@ __all__ = [
     "ServeStream",
     "StartTask",
     "attempt_id",
+    "held_attempt",
 ]
 
 
@@ -62,6 +64,12 @@ def attempt_id(
 ) -> AttemptId:
     """The attempt that a message about ``job`` names."""
     return AttemptId(SubtaskId(JobId(job), OperatorId(spec.operator), spec.index), spec.attempt)
+
+
+def held_attempt(key: AttemptId) -> HeldAttempt:
+    """The same for the message by which a worker registers again."""
+    subtask = key.subtask
+    return HeldAttempt(job=subtask.job, operator=subtask.operator, index=subtask.index, attempt=key.attempt)
 
 
 def state_change(

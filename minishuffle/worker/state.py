@@ -7,7 +7,6 @@ what came of them.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -71,6 +70,7 @@ from minishuffle.worker.instructions import (
     ServeStream,
     StartTask,
     attempt_id,
+    held_attempt,
     state_change,
 )
 from minishuffle.worker.reattachments import Reattachments
@@ -85,6 +85,7 @@ from minishuffle.worker.registry import (
     Upstream,
     Waiting,
 )
+from minishuffle.worker.repairs import Repairs
 
 __all__ = ["WorkerState"]
 
@@ -136,24 +137,14 @@ class WorkerState:
         self._partitions = PartitionRegistry()
         self._waiting: dict[tuple[int, int | ChannelKey], Waiting] = {}
         """Requests that cannot be answered yet, by link and channel, in the order of their deadlines."""
-        self._repairs: list[tuple[float, int, ChannelKey, int]] = []
-        """A heap: when to request a channel again that failed, a running number, and the generation."""
-        self._repairs_begun = 0
+        self._repairs = Repairs()
         self._reattachments = Reattachments()
         self._ends = EndReports()
         self._peers = Dialing(worker)
 
     def held(self) -> list[HeldAttempt]:
         """Every attempt that was deployed here and not released."""
-        return [
-            HeldAttempt(
-                job=key.subtask.job,
-                operator=key.subtask.operator,
-                index=key.subtask.index,
-                attempt=key.attempt,
-            )
-            for key in self._tasks
-        ]
+        return [held_attempt(key) for key in self._tasks]
 
     def waiting(self) -> list[Waiting]:
         """Requests for partitions that cannot be answered yet, the first that will be given up first."""
@@ -433,15 +424,13 @@ class WorkerState:
             return
         entry.failures += 1
         entry.retry_at = now + backoff_seconds(entry.failures)
-        self._repairs_begun += 1
-        repair = (entry.retry_at, self._repairs_begun, channel, entry.request.generation)
-        heapq.heappush(self._repairs, repair)
+        self._repairs.plan(channel, entry.request.generation, entry.retry_at)
 
     def _repair(self, now: float) -> list[Instruction]:
         """Request what failed a while ago; what the task has not drained is requested when it has."""
         instructions: list[Instruction] = []
-        while self._repairs and self._repairs[0][0] <= now:
-            _, _, channel, generation = heapq.heappop(self._repairs)
+        while (repair := self._repairs.take(now)) is not None:
+            channel, generation = repair
             entry = self.inputs.get(channel)
             if entry is None or entry.request.generation != generation or entry.retry_at is None:
                 continue
@@ -639,7 +628,7 @@ class WorkerState:
         """When :meth:`handle_timer` wants to be called; None for not at all."""
         times = [self._peers.next_deadline(), self.inputs.drain_by()]
         times += [self._reattachments.next_deadline(), self._ends.next_deadline()]
-        times.append(self._repairs[0][0] if self._repairs else None)
+        times.append(self._repairs.next_deadline())
         times.append(next(iter(self._canceling.values()), None))
         times.append(next((waiting.deadline for waiting in self._waiting.values()), None))
         return min((time for time in times if time is not None), default=None)
@@ -691,7 +680,6 @@ class WorkerState:
         assert all(key.attempt <= self._newest[key.subtask] for key in self._tasks)
         finished = {key for key, entry in self._tasks.items() if entry.finished}
         local = {each.channel for each in self._waiting.values() if each.channel is not None}
-        planned = {(channel, generation) for _, _, channel, generation in self._repairs}
         for key, entry in self.inputs.phases():
             assert key.attempt in live | finished
             is_local = entry.worker == self.worker
@@ -702,6 +690,6 @@ class WorkerState:
             if entry.retry_at is not None:
                 assert entry.phase in (ChannelPhase.DRAINING, ChannelPhase.DOWN)
                 is_draining = entry.phase is ChannelPhase.DRAINING
-                assert is_draining or (key, entry.request.generation) in planned
+                assert is_draining or self._repairs.has(key, entry.request.generation)
         deadlines = [each.deadline for each in self._waiting.values()]
         assert deadlines == sorted(deadlines)
