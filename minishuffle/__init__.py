@@ -23,11 +23,14 @@ if TYPE_CHECKING:
     from minishuffle.client import JobResult as JobResult
     from minishuffle.dataflow.graph import JobSettings as JobSettings
     from minishuffle.dataflow.keyed import KeyedStream as KeyedStream
+    from minishuffle.dataflow.keyed_table import KeyedTable as KeyedTable
+    from minishuffle.dataflow.keyed_table import WindowedTable as WindowedTable
     from minishuffle.dataflow.operators.base import Source as Source
     from minishuffle.dataflow.operators.base import TaskContext as TaskContext
     from minishuffle.dataflow.operators.process import ProcessContext as ProcessContext
     from minishuffle.dataflow.operators.sinks import Sink as Sink
     from minishuffle.dataflow.stream import Stream as Stream
+    from minishuffle.dataflow.table import Table as Table
     from minishuffle.dataflow.windowed import WindowedStream as WindowedStream
     from minishuffle.errors import AuthenticationError as AuthenticationError
     from minishuffle.errors import InvalidGraph as InvalidGraph
@@ -56,11 +59,14 @@ _MODULE_OF: Final = {
     "JobResult": "minishuffle.client",
     "JobSettings": "minishuffle.dataflow.graph",
     "KeyedStream": "minishuffle.dataflow.keyed",
+    "KeyedTable": "minishuffle.dataflow.keyed_table",
+    "WindowedTable": "minishuffle.dataflow.keyed_table",
     "Source": "minishuffle.dataflow.operators.base",
     "TaskContext": "minishuffle.dataflow.operators.base",
     "ProcessContext": "minishuffle.dataflow.operators.process",
     "Sink": "minishuffle.dataflow.operators.sinks",
     "Stream": "minishuffle.dataflow.stream",
+    "Table": "minishuffle.dataflow.table",
     "WindowedStream": "minishuffle.dataflow.windowed",
     "AuthenticationError": "minishuffle.errors",
     "InvalidGraph": "minishuffle.errors",

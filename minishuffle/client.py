@@ -56,7 +56,7 @@ from minishuffle.wire.requests import (
 
 if TYPE_CHECKING:
     from minishuffle.dataflow.graph import JobSettings
-    from minishuffle.dataflow.stream import Stream
+    from minishuffle.dataflow.stream_base import StreamBase
 
 __all__ = [
     "Client",
@@ -366,7 +366,7 @@ class Client:
 
     def submit(
         self,
-        stream: Stream,
+        stream: StreamBase,
         *,
         name: str = "job",
         parallelism: int | None = None,

@@ -30,7 +30,7 @@ from minishuffle.wire.requests import ClusterStatus
 
 if TYPE_CHECKING:
     from minishuffle.dataflow.graph import JobSettings
-    from minishuffle.dataflow.stream import Stream
+    from minishuffle.dataflow.stream_base import StreamBase
 
 __all__ = ["LocalCluster", "remove_abandoned_state"]
 
@@ -216,7 +216,7 @@ class LocalCluster:
 
     def run(
         self,
-        stream: Stream,
+        stream: StreamBase,
         *,
         parallelism: int | None = None,
         timeout: float | None = None,
@@ -245,7 +245,7 @@ class LocalCluster:
 
     def submit(
         self,
-        stream: Stream,
+        stream: StreamBase,
         *,
         name: str = "job",
         parallelism: int | None = None,

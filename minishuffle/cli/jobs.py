@@ -74,11 +74,11 @@ def submit(
     describe: bool,
     as_json: bool,
 ) -> None:
-    """Start JOB: a built-in name (ads, backpressure, keyby, wordcount), or a Stream of your own as
+    """Start JOB: a built-in name (ads, backpressure, keyby, wordcount), or a Stream or Table of your own as
     module:attribute or file.py:attribute.
 
-    The attribute is a Stream, or a function that returns one, whose annotated parameters are the --set
-    keys.
+    The attribute is a Stream or a Table, or a function that returns one, whose annotated parameters are the
+    --set keys.
     """
     found = load_job(job)
     parameters, settings = _parted(found, given)

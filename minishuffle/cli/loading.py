@@ -22,7 +22,7 @@ from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from minishuffle.cli.localmodules import local_modules
 from minishuffle.dataflow.pickling import send_modules
-from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.stream_base import StreamBase
 from minishuffle.errors import ShuffleError, UnknownName, UsageError, told_from_outside
 from minishuffle.examples import BUILT_IN
 from minishuffle.pipelines import BUILT_IN as PIPELINES
@@ -85,17 +85,14 @@ class Kind(Generic[Made]):
 
     name: str
     type: type[Made]
+    type_name: str
     fix: str
     """What to change in a function that returns something else."""
     built_in: Mapping[str, str]
 
-    @property
-    def type_name(self) -> str:
-        return f"a {self.type.__name__}"
 
-
-JOB: Kind[Stream] = Kind("job", Stream, "return the sink's stream", BUILT_IN)
-PIPELINE: Kind[Pipeline] = Kind("pipeline", Pipeline, "return one", PIPELINES)  # type: ignore[type-abstract]
+JOB: Kind[StreamBase] = Kind("job", StreamBase, "a Stream or a Table", "return what a sink gives", BUILT_IN)
+PIPELINE: Kind[Pipeline] = Kind("pipeline", Pipeline, "a Pipeline", "return one", PIPELINES)  # type: ignore[type-abstract]
 
 
 @dataclass(slots=True, frozen=True)
@@ -154,7 +151,7 @@ class Found(Generic[Made]):
         return values
 
 
-Job = Found[Stream]
+Job = Found[StreamBase]
 
 
 def load_job(spec: str) -> Job:
@@ -164,7 +161,7 @@ def load_job(spec: str) -> Job:
 
     Raises:
         UnknownName: there is no such job, file, module or attribute.
-        UsageError: it is not a Stream nor a function that can be called from the command line.
+        UsageError: it is not a Stream or a Table, nor a function that can be called from the command line.
         ShuffleError: the module raised when it was loaded; the text has its traceback.
     """
     return _load(spec, JOB)

@@ -115,8 +115,8 @@ def check_columns(names: Sequence[str], known: Sequence[str] | None, method: str
             raise UnknownName(f"{method}: there is no column {name!r}; {hint}there are {', '.join(known)}")
 
 
-def key_columns(given: tuple[Any, ...]) -> tuple[str, ...]:
-    """The column names that ``key_by`` was given, one by one or as one list.
+def key_columns(given: tuple[Any, ...], method: str = "key_by") -> tuple[str, ...]:
+    """The column names that ``method`` was given, one by one or as one list.
 
     Raises:
         UsageError: they are not names, none, or one of them twice.
@@ -124,9 +124,10 @@ def key_columns(given: tuple[Any, ...]) -> tuple[str, ...]:
     names = tuple(given[0]) if len(given) == 1 and isinstance(given[0], list | tuple) else given
     if not names or not all(isinstance(name, str) for name in names):
         shown = ", ".join(repr(name) for name in names)
-        raise UsageError(f"key_by takes column names or one function of a row, not ({shown:.80})")
+        or_function = " or one function of a row" if method == "key_by" else ""
+        raise UsageError(f"{method} takes column names{or_function}, not ({shown:.80})")
     if len(set(names)) < len(names):
-        raise UsageError(f"key_by names a column twice: {', '.join(names)}")
+        raise UsageError(f"{method} names a column twice: {', '.join(names)}")
     return names
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
 
 from minishuffle.dataflow.arguments import checked_parallelism
 from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
@@ -16,7 +15,7 @@ from minishuffle.dataflow.nodes import Exchange, Feed, Node, check_waits, inputs
 from minishuffle.dataflow.operators.base import Operator, Output, Program
 from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.dataflow.pickling import pickle_program
-from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.stream_base import StreamBase
 from minishuffle.errors import InvalidGraph, ResourceExhausted, UsageError
 from minishuffle.limits import CONTROL_PAYLOAD_BYTES_MAX, MIB
 
@@ -45,10 +44,8 @@ class _Chain:
         return [*sources, *(operator.name for operator in self.operators)]
 
 
-def compile_job(
-    stream: Stream[Any], *, parallelism: int = 1, settings: JobSettings | None = None
-) -> JobGraph:
-    """The job graph of a stream that ends in a sink, with pickled programs.
+def compile_job(stream: StreamBase, *, parallelism: int = 1, settings: JobSettings | None = None) -> JobGraph:
+    """The job graph of a stream or table that ends in a sink, with pickled programs.
 
     ``parallelism`` is that of every operator for which the stream does not say another.
 
@@ -57,8 +54,10 @@ def compile_job(
         UsageError: a function cannot be pickled, or ``parallelism`` is no number of subtasks.
         ResourceExhausted: what the job carries does not fit into a submission.
     """
-    if not isinstance(stream, Stream):
-        raise UsageError(f"a job is a Stream, not a {type(stream).__name__}: end it with collect()")
+    if not isinstance(stream, StreamBase):
+        raise UsageError(
+            f"a job is a Stream or a Table, not a {type(stream).__name__}: end it with collect()"
+        )
     ends = stream.ends
     for end in ends:
         if not end.is_sink:

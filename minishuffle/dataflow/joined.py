@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from minishuffle.dataflow.arguments import check_columns, check_late, checked_duration
+from minishuffle.dataflow.bridges import refuse_mixture
 from minishuffle.dataflow.nodes import Exchange, Feed, Node, check_waits, inputs_first
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.dataflow.stream import Stream
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from minishuffle.dataflow.operators.joins import How
     from minishuffle.dataflow.operators.late import Late, LatePolicy
 
-__all__ = ["On", "broadcast_join", "interval_join"]
+__all__ = ["On", "broadcast_join", "check_readable_first", "column_pairs", "interval_join"]
 
 
 On: TypeAlias = str | Sequence[str] | Mapping[str, str]
@@ -51,7 +52,7 @@ def interval_join(
     from minishuffle.dataflow.keyed import KeyedStream
 
     if not isinstance(right, KeyedStream):
-        raise UsageError(f"join takes a keyed stream, not a {type(right).__name__}: call key_by() first")
+        refuse_mixture("join", "KeyedStream", right)
     if how not in ("inner", "left", "full"):
         raise UsageError(f"how is {how!r}: write 'inner', 'left' or 'full'")
     check_late(late)
@@ -197,14 +198,14 @@ def broadcast_join(big: Stream[Any], small: Stream[Any], on: On, how: str = "inn
         UnknownName: a stream's columns are known, and one of ``on`` is not among them.
     """
     if not isinstance(small, Stream):
-        raise UsageError(f"broadcast_join takes a stream, not a {type(small).__name__}")
+        refuse_mixture("broadcast_join", "Stream", small)
     if how not in ("inner", "left"):
         raise UsageError(f"how is {how!r}: write 'inner' or 'left'")
-    pairs = _pairs(on)
+    pairs = column_pairs(on)
     check_columns(list(pairs), big._columns, "broadcast_join")
     check_columns(list(pairs.values()), small._columns, "broadcast_join, small side")
     big_feeds, small_feeds = big._open_feeds("broadcast_join"), small._open_feeds("broadcast_join")
-    _check_readable_first(small_feeds)
+    check_readable_first(small_feeds)
     is_arrow = big._format == "arrow"
     convert = small._to_arrow() if is_arrow else small._to_rows()
     if convert:
@@ -242,7 +243,7 @@ def _broadcast(
     return Stream((Feed(node),), big._format, schema, names, big._time)
 
 
-def _pairs(on: On) -> dict[str, str]:
+def column_pairs(on: On) -> dict[str, str]:
     """The small side's columns by the big side's."""
     if isinstance(on, str):
         return {on: on}
@@ -259,7 +260,8 @@ def _pairs(on: On) -> dict[str, str]:
     return pairs
 
 
-def _check_readable_first(small: tuple[Feed, ...]) -> None:
+def check_readable_first(small: tuple[Feed, ...]) -> None:
+    """Raises InvalidGraph if the small side of a broadcast_join has no end, or its subtasks are chosen."""
     if not all(feed.node.bounded for feed in small):
         raise InvalidGraph(
             "broadcast_join reads the small side to its end first, and it has none: bound its source, or use "

@@ -13,7 +13,6 @@ into the job's log.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, Literal
 
@@ -24,12 +23,13 @@ from minishuffle.dataflow.arguments import (
     check_callable,
     check_columns,
     checked_duration,
-    checked_parallelism,
     key_columns,
     same_schema,
 )
+from minishuffle.dataflow.bridges import refuse_column_method, refuse_mixture
 from minishuffle.dataflow.nodes import Exchange, Feed, Node
 from minishuffle.dataflow.operators.times import EventTime
+from minishuffle.dataflow.stream_base import StreamBase
 from minishuffle.dataflow.stream_sinks import StreamSinks
 from minishuffle.dataflow.stream_sources import StreamSources
 from minishuffle.errors import InvalidGraph, UsageError
@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 
     from minishuffle.dataflow.joined import On
     from minishuffle.dataflow.keyed import KeyedStream
+    from minishuffle.dataflow.operators.base import Operator
     from minishuffle.dataflow.operators.chained import OnError
+    from minishuffle.dataflow.table import Table
 
 __all__ = ["Stream"]
 
@@ -56,6 +58,11 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
     """
 
     __slots__ = ()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            refuse_column_method(self, name)
 
     # --- transformations -------------------------------------------------------------------------
 
@@ -102,7 +109,7 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
             raise InvalidGraph("union takes at least one other stream")
         for other in others:
             if not isinstance(other, Stream):
-                raise UsageError(f"union takes streams, not a {type(other).__name__}")
+                refuse_mixture("union", "Stream", other)
         streams = (self, *others)
         feeds = tuple(feed for stream in streams for feed in stream._open_feeds("union"))
         format = self._format if len({stream._format for stream in streams}) == 1 else "mixed"
@@ -197,23 +204,27 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
 
         return broadcast_join(self, small, on, how)
 
+    def to_table(self, schema: pa.Schema | Mapping[str, Any] | None = None) -> Table:
+        """The same records as Arrow columns: dicts by name, tuples and lists by position.
+
+        Args:
+            schema: a ``pyarrow.Schema``, or a dict of name to type: an Arrow type, its name ("int64"), or
+                int, float, str, bool or bytes. A dict that lacks a column has null there; one with another
+                column, and a value that does not fit, fails the job. Without it the rows (dicts) of each
+                subtask set the columns: later rows add some and make their types wider, and the columns are
+                not known before the job runs, which some steps need.
+
+        Raises:
+            UsageError: it is not a schema.
+        """
+        from minishuffle.dataflow.operators.convert import ToArrow
+        from minishuffle.dataflow.table import Table
+
+        declared = None if schema is None else arrow_schema(schema)
+        feeds = self._beside("to_table", ToArrow(declared), "arrow")._feeds
+        return Table(feeds, "arrow", declared, None, self._time_by_column())
+
     # --- who gets which record -------------------------------------------------------------------
-
-    def rebalance(self) -> Stream[T]:
-        """Deal records to all subtasks of the next operator in turn."""
-        return self._exchanged("rebalance", Exchange("rebalance"))
-
-    def rescale(self) -> Stream[T]:
-        """Like :meth:`rebalance`, but each subtask deals to a few neighbours only."""
-        return self._exchanged("rescale", Exchange("rescale"))
-
-    def forward(self) -> Stream[T]:
-        """Leave records on the subtask of the same number; both operators must be equally parallel."""
-        return self._exchanged("forward", Exchange("forward"))
-
-    def broadcast(self) -> Stream[T]:
-        """Give every record to every subtask of the next operator."""
-        return self._exchanged("broadcast", Exchange("broadcast"))
 
     def partition(self, fn: Callable[[T, int], int]) -> Stream[T]:
         """``fn(row, count)`` says which of ``count`` subtasks gets the row: 0 to ``count`` - 1.
@@ -246,24 +257,20 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         checked: Stream[T] = self._beside("schema", CheckSchema(declared), self._format)
         return Stream(checked._feeds, self._format, declared, time=self._time)
 
-    def parallel(self, count: int) -> Stream[T]:
-        """Run the operator before this as ``count`` subtasks, whatever the job's parallelism is."""
-        count = checked_parallelism(count, "parallel")
-        return self._with_last_step("parallel", lambda node: replace(node, parallelism=count))
+    # --- making nodes ----------------------------------------------------------------------------
 
-    def name(self, label: str) -> Stream[T]:
-        """Name the operator before this, for tables, metrics and errors."""
-        if not isinstance(label, str) or not label.strip():
-            raise UsageError(f"name takes a text, not {label!r:.80}")
-        return self._with_last_step("name", lambda node: node.named(label))
+    def _on_rows(self, operator: Operator) -> Stream[Any]:
+        feeds = self._open_feeds(operator.name)
+        node = Node(operator.name, feeds, operators=(*self._to_rows(), operator))
+        return Stream((Feed(node),), "rows", time=self._time_by_column())
 
     # --- several at once ---------------------------------------------------------------------------
 
     @classmethod
-    def together(cls, *streams: Stream[Any]) -> Stream[Any]:
-        """One job of several streams that each end in a sink; what they share runs once."""
+    def together(cls, *streams: StreamBase) -> Stream[Any]:
+        """One job of several streams or tables that each end in a sink; what they share runs once."""
         for stream in streams:
-            if not isinstance(stream, Stream) or not all(feed.node.is_sink for feed in stream._feeds):
+            if not isinstance(stream, StreamBase) or not all(feed.node.is_sink for feed in stream._feeds):
                 raise InvalidGraph("together takes streams that end in a sink: add collect() or another one")
         if not streams:
             raise InvalidGraph("together takes at least one stream")

@@ -1,23 +1,23 @@
-"""What every part of :class:`~minishuffle.dataflow.stream.Stream` builds on: what is known of the records,
-and how steps are added."""
+"""What :class:`~minishuffle.dataflow.stream.Stream` and :class:`~minishuffle.dataflow.table.Table` share:
+what is known of the records, how steps are added, and who gets which record next."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Self, TypeAlias
 
+from minishuffle.dataflow.arguments import checked_parallelism
 from minishuffle.dataflow.nodes import Boundary, Exchange, Feed, Format, Node, check_not_sinks, with_last_step
 from minishuffle.dataflow.operators.base import Operator, Source
 from minishuffle.dataflow.operators.times import EventTime
-from minishuffle.errors import InvalidGraph
+from minishuffle.errors import InvalidGraph, UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from minishuffle.dataflow.operators.late import Late, LatePolicy
-    from minishuffle.dataflow.stream import Stream
 
 __all__ = ["Columns", "Feeds", "SideOutput", "StreamBase", "late_of"]
 
@@ -77,7 +77,8 @@ class StreamBase:
         self._sides = dict(sides or {})
 
     def __repr__(self) -> str:
-        return f"<Stream {', '.join(feed.node.label for feed in self._feeds)} ({self._format})>"
+        labels = ", ".join(feed.node.label for feed in self._feeds)
+        return f"<{type(self).__name__} {labels} ({self._format})>"
 
     @property
     def ends(self) -> tuple[Node, ...]:
@@ -85,7 +86,7 @@ class StreamBase:
         return tuple(dict.fromkeys(feed.node for feed in self._feeds))
 
     @property
-    def late(self) -> Stream[Any]:
+    def late(self) -> Self:
         """The records that came too late for the window or join before this, made with ``late="side"``.
 
         Of a join, those of its left side. They keep their columns and event time.
@@ -96,11 +97,11 @@ class StreamBase:
         return self._side("late")
 
     @property
-    def late_right(self) -> Stream[Any]:
+    def late_right(self) -> Self:
         """Like :attr:`late`, of the right side of a join."""
         return self._side("late_right")
 
-    def _side(self, name: str) -> Stream[Any]:
+    def _side(self, name: str) -> Self:
         if name not in self._sides:
             raise InvalidGraph(
                 f".{name} must directly follow a step that gives such records: a window or join with "
@@ -109,6 +110,37 @@ class StreamBase:
         side = self._sides[name]
         feeds = tuple(Feed(feed.node, side=side.tag) for feed in self._feeds)
         return self._new(feeds, side.format, side.schema, side.columns, side.time)
+
+    # --- who gets which record -------------------------------------------------------------------
+
+    def rebalance(self) -> Self:
+        """Deal records to all subtasks of the next operator in turn."""
+        return self._exchanged("rebalance", Exchange("rebalance"))
+
+    def rescale(self) -> Self:
+        """Like :meth:`rebalance`, but each subtask deals to a few neighbours only."""
+        return self._exchanged("rescale", Exchange("rescale"))
+
+    def forward(self) -> Self:
+        """Leave records on the subtask of the same number; both operators must be equally parallel."""
+        return self._exchanged("forward", Exchange("forward"))
+
+    def broadcast(self) -> Self:
+        """Give every record to every subtask of the next operator."""
+        return self._exchanged("broadcast", Exchange("broadcast"))
+
+    # --- what is known of the operator before ----------------------------------------------------
+
+    def parallel(self, count: int) -> Self:
+        """Run the operator before this as ``count`` subtasks, whatever the job's parallelism is."""
+        count = checked_parallelism(count, "parallel")
+        return self._with_last_step("parallel", lambda node: replace(node, parallelism=count))
+
+    def name(self, label: str) -> Self:
+        """Name the operator before this, for tables, metrics and errors."""
+        if not isinstance(label, str) or not label.strip():
+            raise UsageError(f"name takes a text, not {label!r:.80}")
+        return self._with_last_step("name", lambda node: node.named(label))
 
     # --- new streams -----------------------------------------------------------------------------
 
@@ -120,14 +152,14 @@ class StreamBase:
         schema: pa.Schema | None = None,
         columns: Columns = None,
         time: EventTime | None = None,
-    ) -> Stream[Any]:
-        return cast("Stream[Any]", cls(feeds, format, schema, columns, time))
+    ) -> Self:
+        return cls(feeds, format, schema, columns, time)
 
     @classmethod
-    def _from_source(cls, label: str, source: Source, schema: pa.Schema | None = None) -> Stream[Any]:
+    def _from_source(cls, label: str, source: Source, schema: pa.Schema | None = None) -> Self:
         return cls._new((Feed(Node(label, source=source)),), getattr(source, "format", "rows"), schema)
 
-    def _same_records(self, feeds: Feeds) -> Stream[Any]:
+    def _same_records(self, feeds: Feeds) -> Self:
         """The same records from elsewhere."""
         return self._new(feeds, self._format, self._schema, self._columns, self._time)
 
@@ -156,41 +188,34 @@ class StreamBase:
         """Where the event time stands after a step that makes other records: a column may be left."""
         return self._time if self._time is not None and self._time.column is not None else None
 
-    def _on_rows(self, operator: Operator) -> Stream[Any]:
-        feeds = self._open_feeds(operator.name)
-        node = Node(operator.name, feeds, operators=(*self._to_rows(), operator))
-        return self._new((Feed(node),), "rows", time=self._time_by_column())
-
-    def _beside(self, method: str, operator: Operator, format: Format) -> Stream[Any]:
+    def _beside(self, method: str, operator: Operator, format: Format) -> Self:
         """A step that runs where its input does and changes no column."""
         feeds = self._open_feeds(method)
         node = Node(operator.name, feeds, operators=(operator,), follows=True, is_auxiliary=True)
         return self._new((Feed(node),), format, self._schema, self._columns, self._time)
 
-    def _as_rows(self, method: str) -> Stream[Any]:
+    def _as_rows(self, method: str) -> Self:
         """The same records as rows."""
         if self._format == "rows":
-            return cast("Stream[Any]", self)
+            return self
         from minishuffle.dataflow.operators.convert import ToRows
 
         return self._beside(method, ToRows(), "rows")
 
-    def _sink(
-        self, label: str, sink: Operator, *convert: Operator, boundary: Boundary | None = None
-    ) -> Stream[Any]:
+    def _sink(self, label: str, sink: Operator, *convert: Operator, boundary: Boundary | None = None) -> Self:
         feeds = self._open_feeds(label)
         operators = (*convert, sink)
         node = Node(label, feeds, boundary=boundary, operators=operators, follows=True, is_sink=True)
-        return self._new((Feed(node.named(label)),), "rows")
+        return self._new((Feed(node.named(label)),), self._format)
 
-    def _exchanged(self, method: str, exchange: Exchange) -> Stream[Any]:
+    def _exchanged(self, method: str, exchange: Exchange) -> Self:
         feeds = self._open_feeds(method)
         if any(feed.exchange is not None for feed in feeds):
             raise InvalidGraph(f"{method}() follows another choice of subtasks: leave one of them out")
         chosen = tuple(replace(feed, exchange=exchange) for feed in feeds)
         return self._same_records(chosen)
 
-    def _with_last_step(self, method: str, change: Callable[[Node], Node]) -> Stream[Any]:
+    def _with_last_step(self, method: str, change: Callable[[Node], Node]) -> Self:
         if len(self._feeds) > 1 or self._feeds[0].exchange is not None:
             raise InvalidGraph(f"{method}() must directly follow the operator that it is about")
         changed = self._same_records((with_last_step(self._feeds[0], method, change),))

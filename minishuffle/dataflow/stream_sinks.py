@@ -1,9 +1,9 @@
-"""Where a stream's records go: the sinks of :class:`~minishuffle.dataflow.stream.Stream`."""
+"""Where records go: the sinks of streams and tables."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Self
 
 from minishuffle import limits
 from minishuffle.dataflow.arguments import checked_name, schema_message, spark_schema
@@ -13,7 +13,6 @@ from minishuffle.errors import InvalidGraph, UsageError
 
 if TYPE_CHECKING:
     from minishuffle.dataflow.operators.sinks import Sink
-    from minishuffle.dataflow.stream import Stream
 
 __all__ = ["StreamSinks"]
 
@@ -30,7 +29,7 @@ class StreamSinks(StreamBase):
         seconds: float = limits.FILE_SECONDS_DEFAULT,
         rows: int = limits.FILE_ROWS_DEFAULT,
         bytes: int = limits.FILE_BYTES_DEFAULT,
-    ) -> Stream[Any]:
+    ) -> Self:
         """Write Parquet files into the directory ``path``, which must not hold any.
 
         Each subtask writes one after the other. A file is complete so many seconds after its first row, or
@@ -51,25 +50,25 @@ class StreamSinks(StreamBase):
         convert = () if self._schema is None else self._to_arrow()
         return self._sink("to_files", FileSink(path, Roll(seconds, rows, bytes)), *convert)
 
-    def collect(self) -> Stream[Any]:
+    def collect(self) -> Self:
         """Send every row to the program that submitted the job; Arrow as dicts."""
         from minishuffle.dataflow.operators.sinks import CollectSink
 
         return self._sink("collect", CollectSink())
 
-    def to_count(self) -> Stream[Any]:
+    def to_count(self) -> Self:
         """Count the records; each subtask's result is its number."""
         from minishuffle.dataflow.operators.sinks import CountSink
 
         return self._sink("to_count", CountSink())
 
-    def print(self) -> Stream[Any]:
+    def print(self) -> Self:
         """Write each row into the job's log."""
         from minishuffle.dataflow.operators.sinks import PrintSink
 
         return self._sink("print", PrintSink())
 
-    def to(self, sink: Sink) -> Stream[Any]:
+    def to(self, sink: Sink) -> Self:
         """Give the batches to the user's own :class:`~minishuffle.dataflow.operators.sinks.Sink`."""
         from minishuffle.dataflow.operators.sinks import UserSink
 
@@ -77,7 +76,7 @@ class StreamSinks(StreamBase):
             raise UsageError(f"to takes a sink, not the class {sink.__name__}: write {sink.__name__}(...)")
         return self._sink(type(sink).__name__, UserSink(sink))
 
-    def to_spark(self, name: str = "result") -> Stream[Any]:
+    def to_spark(self, name: str = "result") -> Self:
         """Keep the records for Spark to read: ``format("minishuffle").option("sink", name)``.
 
         They become Arrow of the stream's schema, timestamps in microseconds: in UTC, or naive if they are.

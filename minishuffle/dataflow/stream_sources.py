@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from minishuffle.dataflow.arguments import (
     arrow_schema,
@@ -44,7 +44,7 @@ class StreamSources(StreamBase):
         """
         from minishuffle.dataflow.operators.sources import TextSource
 
-        stream: Stream[str] = cls._from_source("text", TextSource(checked_paths(paths, "Stream.text")))
+        stream: Stream[str] = cls._made("text", TextSource(checked_paths(paths, "Stream.text")))
         return stream if parallelism is None else stream.parallel(parallelism)
 
     @classmethod
@@ -63,7 +63,7 @@ class StreamSources(StreamBase):
         if isinstance(columns, str):
             raise UsageError(f"columns takes a list of names: write columns=[{columns!r}]")
         source = ParquetSource(checked_paths(paths, "Stream.parquet"), columns)
-        return cls._from_source("parquet", source, source.schema)
+        return cls._made("parquet", source, source.schema)
 
     @classmethod
     def csv(
@@ -89,7 +89,7 @@ class StreamSources(StreamBase):
             raise UsageError(f"nulls takes a list of spellings: write nulls=[{nulls!r}]")
         columns = arrow_schema(schema)
         source = CsvSource(checked_paths(paths, "Stream.csv"), columns, nulls, header, delimiter)
-        return cls._from_source("csv", source, columns)
+        return cls._made("csv", source, columns)
 
     @classmethod
     def items(cls, items: Iterable[U]) -> Stream[U]:
@@ -100,7 +100,7 @@ class StreamSources(StreamBase):
         from minishuffle.dataflow.operators.sources import ArrowItemsSource, ItemsSource
 
         if isinstance(items, pa.Table | pa.RecordBatch):
-            return cls._from_source("items", ArrowItemsSource(items), items.schema)
+            return cls._made("items", ArrowItemsSource(items), items.schema)
         if hasattr(items, "__arrow_c_stream__"):
             try:
                 table = pa.table(items).replace_schema_metadata(None)
@@ -108,13 +108,13 @@ class StreamSources(StreamBase):
                 raise UsageError(
                     f"Stream.items cannot take a {type(items).__name__} as a table: {error}"
                 ) from error
-            return cls._from_source("items", ArrowItemsSource(table), table.schema)
+            return cls._made("items", ArrowItemsSource(table), table.schema)
         if not isinstance(items, Iterable) or isinstance(items, str | bytes | Mapping):
             raise UsageError(
                 f"Stream.items takes a list of rows or a pyarrow.Table, not a {type(items).__name__}: "
                 "put a single row into a list"
             )
-        return cls._from_source("items", ItemsSource(list(items)))
+        return cls._made("items", ItemsSource(list(items)))
 
     @classmethod
     def generate(
@@ -138,7 +138,7 @@ class StreamSources(StreamBase):
         if fn is None:
             fn = number_rows if format == "rows" else number_batch
         check_callable(fn, "Stream.generate")
-        return cls._from_source("generate", GeneratorSource(fn, rate=rate, records=records, format=format))
+        return cls._made("generate", GeneratorSource(fn, rate=rate, records=records, format=format))
 
     @classmethod
     def source(cls, source: Source) -> Stream[Any]:
@@ -149,7 +149,7 @@ class StreamSources(StreamBase):
         format = getattr(source, "format", "rows")
         if format not in ("rows", "arrow"):
             raise UsageError(f"{name}.format is {format!r}: set it to 'rows' or 'arrow'")
-        return cls._from_source(name, source)
+        return cls._made(name, source)
 
     @classmethod
     def from_spark(
@@ -169,4 +169,9 @@ class StreamSources(StreamBase):
         columns = arrow_schema(schema)
         check_written(columns, "Stream.from_spark")
         boundary = Boundary(checked_name(name, "Stream.from_spark"), schema_message(columns), bounded)
-        return cls._new((Feed(Node(f"from_spark {name}", boundary=boundary)),), "arrow", columns)
+        feeds = (Feed(Node(f"from_spark {name}", boundary=boundary)),)
+        return cast("Stream[Any]", cls._new(feeds, "arrow", columns))
+
+    @classmethod
+    def _made(cls, label: str, source: Source, schema: pa.Schema | None = None) -> Stream[Any]:
+        return cast("Stream[Any]", cls._from_source(label, source, schema))

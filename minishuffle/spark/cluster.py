@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from minishuffle.client import JobHandle
     from minishuffle.dataflow.graph import JobSettings
-    from minishuffle.dataflow.stream import Stream
+    from minishuffle.dataflow.stream_base import StreamBase
 
 __all__ = ["SparkCluster", "Supply", "WorkerSupplier"]
 
@@ -309,7 +309,7 @@ class SparkCluster(LocalCluster):
 
     def submit(
         self,
-        stream: Stream,
+        stream: StreamBase,
         *,
         name: str = "job",
         parallelism: int | None = None,

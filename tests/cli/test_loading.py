@@ -11,6 +11,7 @@ from pyspark.serializers import CloudPickleSerializer
 from minishuffle.cli.loading import load_job, load_pipeline
 from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.table import Table
 from minishuffle.errors import ShuffleError, UnknownName, UsageError
 
 JOB = '''
@@ -171,7 +172,7 @@ def test_a_module_of_the_working_directory(job_file: Path, monkeypatch: pytest.M
             UnknownName,
             "no attribute 'absent'; there are ready, numbers, wrong, broken, bare",
         ),
-        ("{file}:number", UsageError, "is a int, not a Stream"),
+        ("{file}:number", UsageError, "is a int, not a Stream or a Table"),
         ("{file}:bare", UsageError, "parameter count has no annotation"),
     ],
 )
@@ -184,7 +185,7 @@ def test_what_is_no_job_is_one_clear_error(
 
 
 def test_a_function_that_returns_something_else(job_file: Path) -> None:
-    with pytest.raises(UsageError, match="job wrong must return a Stream, not int"):
+    with pytest.raises(UsageError, match="job wrong must return a Stream or a Table, not int"):
         load_job(f"{job_file}:wrong").build()
 
 
@@ -221,7 +222,7 @@ def test_built_in_jobs_build(name: str) -> None:
     job = load_job(name)
     assert job.name == name
     assert job.doc
-    assert isinstance(job.build(), Stream)
+    assert isinstance(job.build(), Stream | Table)
 
 
 LATE_IMPORTS = """

@@ -161,7 +161,7 @@ def test_a_stream_without_a_sink_is_no_job() -> None:
 
 @pytest.mark.parametrize("job", [[1], items().key_by(abs), Stream])
 def test_only_streams_are_jobs(job: Any) -> None:
-    with pytest.raises(UsageError, match="a job is a Stream, not a"):
+    with pytest.raises(UsageError, match="a job is a Stream or a Table, not a"):
         compile_job(job)
 
 

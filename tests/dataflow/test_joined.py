@@ -125,7 +125,7 @@ def test_a_full_join_forgets_the_time_where_a_key_column_cannot_hold_it() -> Non
         ({"late": "keep"}, "late is 'keep': write 'drop', 'side' or 'fail'"),
         ({"within": 5}, r"join\(within=...\) takes a datetime.timedelta, not 5"),
         ({"within": -HOUR}, "takes a time from 0"),
-        ({"other": right()}, r"join takes a keyed stream, not a Stream: call key_by\(\) first"),
+        ({"other": right()}, r"takes a KeyedStream, not a Stream: call key_by\(\) first"),
         (
             {"other": right().key_by("id", "n")},
             r"the left key is \(user\) and the right one \(id, n\): give both key_by\(\) the same number",
@@ -216,5 +216,5 @@ def test_what_a_broadcast_join_refuses() -> None:
             left().broadcast_join(right(), nothing)
     with pytest.raises(UsageError, match="how is 'full': write 'inner' or 'left'"):
         left().broadcast_join(right(), {"user": "id"}, "full")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="broadcast_join takes a stream, not a KeyedStream"):
+    with pytest.raises(UsageError, match="broadcast_join of a Stream takes a Stream, not a KeyedStream"):
         left().broadcast_join(right().key_by("id"), "user")  # type: ignore[arg-type]

@@ -16,6 +16,7 @@ from minishuffle.dataflow.operators.base import Batch, Emit, Mark
 from minishuffle.dataflow.operators.chained import ChainedOperator, preview
 from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.joincolumns import (
+    SUFFIX,
     Outbox,
     common_schema,
     joined_names,
@@ -44,12 +45,16 @@ class BroadcastColumns:
     Args:
         keys: of the big side; ``small_keys`` are compared with them, in order.
         is_left: records of the big side without a partner go out, with nulls.
+        suffix: follows a name of the small side that the big one has.
     """
 
-    def __init__(self, keys: tuple[str, ...], small_keys: tuple[str, ...], *, is_left: bool) -> None:
+    def __init__(
+        self, keys: tuple[str, ...], small_keys: tuple[str, ...], *, is_left: bool, suffix: str = SUFFIX
+    ) -> None:
         self.keys = keys
         self.small_keys = small_keys
         self.is_left = is_left
+        self._suffix = suffix
 
     def others(self, small: Sequence[str]) -> list[str]:
         """The small side's columns that come into the result."""
@@ -57,7 +62,7 @@ class BroadcastColumns:
 
     def names(self, big: Sequence[str], small: Sequence[str]) -> list[str]:
         """The names of the result, from those of both sides."""
-        return joined_names(big, self.others(small))
+        return joined_names(big, self.others(small), self._suffix)
 
     def result(self, big: pa.Schema, small: pa.Schema) -> pa.Schema:
         """The schema of the result, from those of both sides.

@@ -9,7 +9,7 @@ import pyarrow as pa
 from minishuffle.dataflow.operators.widertype import as_type, wider
 from minishuffle.errors import UsageError
 
-__all__ = ["common_schema"]
+__all__ = ["common_schema", "with_texts_for_nulls"]
 
 
 def common_schema(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
@@ -39,6 +39,13 @@ def common_schema(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
             )
             for name, of_files in fields.items()
         ]
+    )
+
+
+def with_texts_for_nulls(schema: pa.Schema) -> pa.Schema:
+    """The schema with texts in the columns of which no value is known."""
+    return pa.schema(
+        [field.with_type(pa.string()) if pa.types.is_null(field.type) else field for field in schema]
     )
 
 

@@ -11,11 +11,12 @@ from typing import Literal
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from minishuffle.dataflow.operators.sources import Paths, files_of, opened
+from minishuffle.dataflow.operators.commonschema import common_schema, with_texts_for_nulls
+from minishuffle.dataflow.operators.sources import Paths, files_of, inspected, opened
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.limits import BATCH_ROWS_MAX, CSV_BLOCK_BYTES
 
-__all__ = ["CsvSource"]
+__all__ = ["CsvSource", "inferred_csv_schema"]
 
 
 class CsvSource:
@@ -44,11 +45,7 @@ class CsvSource:
         header: bool = True,
         delimiter: str = ",",
     ) -> None:
-        if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n':
-            raise UsageError(
-                f"the delimiter of a CSV file is one character, not {delimiter!r}: write one of ASCII that "
-                "is no quotation mark and no line end, such as ';' or '\\t'"
-            )
+        _check_delimiter(delimiter)
         self.schema = schema
         self.nulls = list(nulls)
         self.header = header
@@ -123,6 +120,45 @@ class CsvSource:
                 column.validate(full=True)
             if not field.nullable and column.null_count:
                 raise pa.ArrowInvalid(f"column {field.name!r} has an empty value and is not nullable")
+
+
+def _check_delimiter(delimiter: str) -> None:
+    if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n':
+        raise UsageError(
+            f"the delimiter of a CSV file is one character, not {delimiter!r}: write one of ASCII that "
+            "is no quotation mark and no line end, such as ';' or '\\t'"
+        )
+
+
+def inferred_csv_schema(paths: Paths, nulls: Sequence[str], header: bool, delimiter: str) -> pa.Schema:
+    """The schema for the values of all files, each of which is read whole. A column without values is text.
+
+    Raises:
+        UnknownName: no such file.
+        UsageError: a file has no header, is larger than INFERRED_FILE_BYTES_MAX, or cannot be read; or a
+            column has types with none in common.
+    """
+    _check_delimiter(delimiter)
+    if not header:
+        raise UsageError("CSV files without a header do not name their columns: declare them with schema=")
+    schemas: dict[str, pa.Schema] = {}
+    for path in files_of(paths):
+        with inspected(path) as file:
+            try:
+                table = pa_csv.read_csv(
+                    _WithLastLineEnd(file),
+                    read_options=pa_csv.ReadOptions(use_threads=False, block_size=CSV_BLOCK_BYTES),
+                    parse_options=pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+                    convert_options=pa_csv.ConvertOptions(
+                        null_values=list(nulls), strings_can_be_null=True, quoted_strings_can_be_null=False
+                    ),
+                )
+            except pa.ArrowException as error:
+                if "Empty CSV file" in str(error):
+                    continue
+                raise UsageError(f"{path}: {error}: correct the file, or declare schema=") from error
+            schemas[path] = table.schema
+    return with_texts_for_nulls(common_schema(schemas)) if schemas else pa.schema([])
 
 
 class _WithLastLineEnd(io.RawIOBase):

@@ -20,6 +20,7 @@ from minishuffle.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX
 
 __all__ = [
     "JoinColumns",
+    "SUFFIX",
     "Outbox",
     "common_schema",
     "joined_names",
@@ -32,8 +33,8 @@ SUFFIX = "_right"
 DAY = 86_400_000_000
 
 
-def joined_names(left: Sequence[str], right: Sequence[str]) -> list[str]:
-    """The left's names and the right's, which get a suffix where the left has them, and so often that no
+def joined_names(left: Sequence[str], right: Sequence[str], suffix: str = SUFFIX) -> list[str]:
+    """The left's names and the right's, which get ``suffix`` where the left has them, and so often that no
     two are the same.
 
     Raises:
@@ -45,9 +46,9 @@ def joined_names(left: Sequence[str], right: Sequence[str]) -> list[str]:
     names = list(left)
     for name in right:
         if name in left:
-            name += SUFFIX
+            name += suffix
             while name in taken:
-                name += SUFFIX
+                name += suffix
             taken.add(name)
         names.append(name)
     return names
@@ -121,15 +122,21 @@ class JoinColumns:
     """The columns of an interval join: the keys, the left's others, the right's others.
 
     What is held of a side is its batch in that order: of the left keys and others, of the right others,
-    and in a full join the keys too.
+    and in a full join the keys too. A name of the right that the left has too gets ``suffix``.
     """
 
     def __init__(
-        self, left_keys: tuple[str, ...], right_keys: tuple[str, ...], how: How, left_time: EventTime
+        self,
+        left_keys: tuple[str, ...],
+        right_keys: tuple[str, ...],
+        how: How,
+        left_time: EventTime,
+        suffix: str = SUFFIX,
     ) -> None:
         self.keys = (left_keys, right_keys)
         self.how = how
         self.left_time = left_time
+        self._suffix = suffix
 
     def held_names(self, given: Sequence[str], input: int) -> list[str]:
         """The columns that are held of a batch that has the columns ``given``."""
@@ -142,7 +149,7 @@ class JoinColumns:
     def names(self, left: Sequence[str], right: Sequence[str]) -> list[str]:
         """The names of the result, from those of both sides."""
         others = [name for name in right if name not in self.keys[1]]
-        return joined_names(self.held_names(left, LEFT), others)
+        return joined_names(self.held_names(left, LEFT), others, self._suffix)
 
     def result(self, left: pa.Schema, right: pa.Schema) -> pa.Schema:
         """The schema of the result, from those of both sides.

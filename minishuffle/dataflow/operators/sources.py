@@ -7,6 +7,7 @@ the same splits, and a file that is missing is reported before anything is submi
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -20,7 +21,7 @@ from minishuffle.dataflow.operators.copies import set_apart
 from minishuffle.dataflow.operators.reader import SourceReader
 from minishuffle.dataflow.operators.widertype import in_schema
 from minishuffle.errors import UnknownName, UsageError
-from minishuffle.limits import BATCH_ROWS_MAX, MIB
+from minishuffle.limits import BATCH_ROWS_MAX, INFERRED_FILE_BYTES_MAX, MIB
 
 __all__ = [
     "ArrowItemsSource",
@@ -30,6 +31,7 @@ __all__ = [
     "SourceReader",
     "TextSource",
     "files_of",
+    "inspected",
     "opened",
 ]
 
@@ -105,10 +107,10 @@ class ParquetSource:
     """Record batches of Parquet files; a split is (path, row group).
 
     ``schema`` is common to all files, and every batch has it: columns that a file lacks are null, and
-    types that differ become wider.
+    types that differ become wider. If it is given, it says which columns are read, and in which types.
 
     Raises:
-        UnknownName: no such file, or a file lacks one of ``columns``.
+        UnknownName: no such file, or a file lacks one of ``columns``, or each lacks one of ``schema``.
         UsageError: a file cannot be read or is not Parquet; two files have types with none in common; or
             (from ``read``) a value does not fit the common type.
     """
@@ -116,14 +118,31 @@ class ParquetSource:
     bounded = True
     format: Format = "arrow"
 
-    def __init__(self, paths: Paths, columns: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, paths: Paths, columns: Sequence[str] | None = None, schema: pa.Schema | None = None
+    ) -> None:
         self.columns = None if columns is None else list(columns)
         self._splits: list[tuple[str, int]] = []
         schemas: dict[str, pa.Schema] = {}
         for path in files_of(paths):
             schemas[path], groups = _schema_and_groups(path, self.columns)
             self._splits.extend((path, group) for group in range(groups))
-        self.schema = common_schema(schemas)
+        self.schema = common_schema(schemas) if schema is None else schema
+        if schema is not None:
+            self._declare(schema, schemas)
+
+    def _declare(self, schema: pa.Schema, schemas: dict[str, pa.Schema]) -> None:
+        """Read the columns of ``schema`` only, in its types.
+
+        Raises:
+            UnknownName: no file has one of them.
+        """
+        known = list(dict.fromkeys(name for its in schemas.values() for name in its.names))
+        missing = [name for name in schema.names if name not in known]
+        if missing:
+            where = next(iter(schemas)) if len(schemas) == 1 else f"any of {len(schemas)} files"
+            raise UnknownName(f"no column {missing[0]!r} in {where}: there are {', '.join(known)}")
+        self.columns = list(schema.names)
 
     def splits(self) -> list[tuple[str, int]]:
         return self._splits
@@ -165,6 +184,21 @@ def opened(path: str) -> Any:
         return open(path, "rb")
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
+
+
+def inspected(path: str) -> Any:
+    """The file, for reading all of it to learn its types.
+
+    Raises:
+        UsageError: it cannot be opened, or is larger than INFERRED_FILE_BYTES_MAX.
+    """
+    if os.path.getsize(path) > INFERRED_FILE_BYTES_MAX:
+        raise UsageError(
+            f"{path} has more than {INFERRED_FILE_BYTES_MAX // MIB} MiB, and all of it would be read "
+            "for the types "
+            "of its columns: declare them with schema="
+        )
+    return opened(path)
 
 
 def files_of(paths: Paths) -> list[str]:

@@ -1,0 +1,59 @@
+"""What a stream of rows cannot do and a table can, and the other way round: refused with the way there."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NoReturn
+
+from minishuffle.errors import UsageError
+
+__all__ = ["refuse_column_method", "refuse_mixture", "refuse_row_method"]
+
+_OF_ROWS: Final = frozenset({"map", "flat_map", "process", "reduce", "fold", "map_async", "partition"})
+_OF_COLUMNS: Final = frozenset(
+    {"aggregate", "distinct", "drop", "explode", "map_batches", "rename", "select", "to_rows", "to_spark"}
+    | {"top_n", "with_columns"}
+)
+
+
+def refuse_row_method(owner: object, name: str) -> NoReturn:
+    """For ``__getattr__`` of what belongs to a table.
+
+    Raises:
+        UsageError: ``name`` is a method for functions of rows.
+        AttributeError: it is none at all.
+    """
+    kind = type(owner).__name__
+    if name in _OF_ROWS:
+        raise UsageError(
+            f"{name}() takes functions of rows, and this is a {kind}: call to_rows() on the Table first, or "
+            "use expressions, with_columns() and filter(), or map_batches()"
+        )
+    raise AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=owner)
+
+
+def refuse_column_method(owner: object, name: str) -> NoReturn:
+    """For ``__getattr__`` of what belongs to a stream, likewise."""
+    kind = type(owner).__name__
+    if name in _OF_COLUMNS:
+        raise UsageError(
+            f"{name}() works on columns, and this is a {kind} of rows: call to_table(schema) on the "
+            "Stream first"
+        )
+    raise AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=owner)
+
+
+def refuse_mixture(method: str, mine: str, other: Any) -> NoReturn:
+    """Raises UsageError: ``method`` of a ``mine`` was given something that is none."""
+    kind = type(other).__name__
+    if "Table" in kind or "Stream" in kind:
+        keyed = "Keyed" in mine
+        if keyed == ("Keyed" in kind):
+            way = (
+                "call to_table(schema) on the Stream, or to_rows() on the Table"
+                if ("Table" in kind) != ("Table" in mine)
+                else f"give it a {mine}"
+            )
+        else:
+            way = "call key_by() first" if keyed else "leave out its key_by()"
+        raise UsageError(f"{method} of a {mine} takes a {mine}, not a {kind}: {way}")
+    raise UsageError(f"{method} takes a {mine}, not a {kind}")

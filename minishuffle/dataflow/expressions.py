@@ -1,0 +1,73 @@
+"""What a ``pyarrow.compute.Expression`` gives and reads, found with pyarrow on no rows before a job runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from minishuffle.dataflow.arguments import check_columns
+from minishuffle.errors import UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+__all__ = ["check_expression", "columns_read", "expression_type"]
+
+_UNKNOWN_FIELD = re.compile(r"No match for FieldRef\.Name\((.*?)\) in ")
+
+
+def check_expression(given: Any, where: str) -> pc.Expression:
+    """The expression itself. Raises UsageError if it is none."""
+    import pyarrow.compute as pc
+
+    if not isinstance(given, pc.Expression):
+        hint = " (a function of rows is for a Stream: call to_rows() first)" if callable(given) else ""
+        raise UsageError(
+            f"{where} takes an expression such as pc.field('amount') * 2 or pc.scalar(1), with pc for "
+            f"pyarrow.compute, not {given!r:.80}{hint}"
+        )
+    return given
+
+
+def expression_type(schema: pa.Schema, expression: pc.Expression, where: str) -> pa.DataType:
+    """The type of what it gives on batches of ``schema``.
+
+    Raises:
+        UnknownName: it reads a column that is not there.
+        UsageError: a function in it does not take the types of the columns.
+    """
+    import pyarrow as pa
+
+    try:
+        return _bound_type(schema, expression)
+    except pa.ArrowException as error:
+        if unknown := _UNKNOWN_FIELD.search(str(error)):
+            check_columns([unknown[1]], schema.names, where)
+        raise UsageError(f"{where}: {expression!s:.200}: {error!s:.400}") from error
+
+
+def columns_read(schema: pa.Schema, expressions: Mapping[str, pc.Expression]) -> frozenset[str]:
+    """The columns of ``schema`` without which one of the expressions, each valid with all of them, fails."""
+    import pyarrow as pa
+
+    read: set[str] = set()
+    for expression in expressions.values():
+        shown = str(expression)
+        for number, name in enumerate(schema.names):
+            if name in read or name not in shown:
+                continue
+            try:
+                _bound_type(schema.remove(number), expression)
+            except pa.ArrowException:
+                read.add(name)
+    return frozenset(read)
+
+
+def _bound_type(schema: pa.Schema, expression: pc.Expression) -> pa.DataType:
+    import pyarrow.dataset as ds
+
+    scanner = ds.dataset(schema.empty_table()).scanner(columns={"value": expression})
+    kind: pa.DataType = scanner.projected_schema.field("value").type
+    return kind

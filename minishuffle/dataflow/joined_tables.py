@@ -1,0 +1,138 @@
+"""Two tables become one: the joins behind :meth:`KeyedTable.join` and :meth:`Table.broadcast_join`."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from minishuffle.dataflow.arguments import check_columns, check_late, checked_duration
+from minishuffle.dataflow.bridges import refuse_mixture
+from minishuffle.dataflow.joined import On, check_readable_first, column_pairs
+from minishuffle.dataflow.keyed_table import by_key
+from minishuffle.dataflow.nodes import Exchange, Feed, Node, check_waits, inputs_first
+from minishuffle.dataflow.operators.times import EventTime
+from minishuffle.dataflow.stream_base import SideOutput, late_of
+from minishuffle.dataflow.table import Table
+from minishuffle.errors import InvalidGraph, UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from minishuffle.dataflow.operators.joins import How
+    from minishuffle.dataflow.operators.late import LatePolicy
+
+__all__ = ["join_tables", "look_up"]
+
+Tables: TypeAlias = tuple[Table, Table]
+"""The left and the right one."""
+Keys: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]
+
+
+def join_tables(
+    tables: Tables,
+    keys: Keys,
+    how: How,
+    within: timedelta,
+    late: LatePolicy,
+    suffix: str,
+) -> Table:
+    """Pairs of rows of one key whose event times are at most ``within`` apart; see
+    :meth:`KeyedTable.join`."""
+    from minishuffle.dataflow.operators.joinarrow import JoinArrow
+    from minishuffle.dataflow.operators.joincolumns import JoinColumns
+
+    left, right = tables
+    if how not in ("inner", "left", "full"):
+        raise UsageError(f"how is {how!r}: write 'inner', 'left' or 'full'")
+    check_late(late)
+    micros = checked_duration(within, "join(within=...)")
+    times = (_time_of(left, "left"), _time_of(right, "right"))
+    if len(keys[0]) != len(keys[1]):
+        raise UsageError(
+            f"join: the left key is ({', '.join(keys[0])}) and the right one ({', '.join(keys[1])}): "
+            "give both key_by() the same number of columns"
+        )
+    if how != "inner":
+        _check_known(right, "right", how)
+    if how == "full":
+        _check_known(left, "left", how)
+    columns = JoinColumns(*keys, how, times[0], _checked_suffix(suffix))
+    sides = {}
+    if late == "side":
+        sides = {"late": SideOutput.late_of(left, "arrow"), "late_right": SideOutput.late_of(right, "arrow")}
+    put = (late_of(late, sides.get("late")), late_of(late, sides.get("late_right")))
+    operator = JoinArrow(columns, micros, times, (left._schema, right._schema), put)
+    schema: pa.Schema | None = None
+    names: tuple[str, ...] | None = None
+    if left._schema is not None and right._schema is not None:
+        schema = columns.result(left._schema, right._schema)
+    elif left._columns is not None and right._columns is not None:
+        names = tuple(columns.names(left._columns, right._columns))
+    node = Node(operator.name, (*by_key(left, keys[0]), *by_key(right, keys[1], 1)), operators=(operator,))
+    time = times[0] if how != "full" or _holds_both_times(keys, times) else None
+    return Table((Feed(node),), "arrow", schema, names, time, sides)
+
+
+def _time_of(table: Table, side: str) -> EventTime:
+    if table._time is None:
+        raise InvalidGraph(
+            f"join needs the event time of both tables, and the {side} one has none: call "
+            "event_time('column') "
+            "before its key_by, and keep that column in select(), drop() and with_columns()"
+        )
+    return table._time
+
+
+def _check_known(table: Table, side: str, how: str) -> None:
+    if table._schema is None:
+        raise InvalidGraph(
+            f"join(how={how!r}) has to know the {side} side's columns, for rows without a partner there: "
+            "declare them where they come from, as in map_batches(fn, schema=...) or to_table(schema)"
+        )
+
+
+def _holds_both_times(keys: Keys, times: tuple[EventTime, EventTime]) -> bool:
+    """Whether the left's time column can hold the right's time: a key's column holds the right's key."""
+    left, right = times
+    if left.column not in keys[0]:
+        return True
+    return (keys[1][keys[0].index(left.column)], left.shift) == (right.column, right.shift)
+
+
+def _checked_suffix(suffix: str) -> str:
+    if not isinstance(suffix, str) or not suffix:
+        raise UsageError(f"suffix is {suffix!r:.80}: give a text such as '_right'")
+    return suffix
+
+
+def look_up(big: Table, small: Table, on: On, how: Literal["inner", "left"], suffix: str) -> Table:
+    """Each row of ``big`` with the rows of ``small`` whose columns ``on`` are equal; see
+    :meth:`Table.broadcast_join`."""
+    from minishuffle.dataflow.operators.broadcast import BroadcastArrow, BroadcastColumns
+
+    if not isinstance(small, Table):
+        refuse_mixture("broadcast_join", "Table", small)
+    if how not in ("inner", "left"):
+        raise UsageError(f"how is {how!r}: write 'inner' or 'left'")
+    pairs = column_pairs(on)
+    check_columns(list(pairs), big._columns, "broadcast_join")
+    check_columns(list(pairs.values()), small._columns, "broadcast_join, small side")
+    big_feeds, small_feeds = big._open_feeds("broadcast_join"), small._open_feeds("broadcast_join")
+    check_readable_first(small_feeds)
+    columns = BroadcastColumns(
+        tuple(pairs), tuple(pairs.values()), is_left=how == "left", suffix=_checked_suffix(suffix)
+    )
+    operator = BroadcastArrow(columns, small._schema)
+    feeds = (
+        *(Feed(feed.node, feed.exchange, 0, feed.side) for feed in big_feeds),
+        *(Feed(feed.node, Exchange("broadcast"), 1, feed.side) for feed in small_feeds),
+    )
+    node = Node(operator.name, feeds, operators=(operator,), follows=True)
+    check_waits(inputs_first([node]))
+    schema: pa.Schema | None = None
+    names: tuple[str, ...] | None = None
+    if big._schema is not None and small._schema is not None:
+        schema = columns.result(big._schema, small._schema)
+    elif big._columns is not None and small._columns is not None:
+        names = tuple(columns.names(big._columns, small._columns))
+    return Table((Feed(node),), "arrow", schema, names, big._time)

@@ -1,0 +1,284 @@
+"""A table whose rows are grouped by key columns: what can be computed for each key, and for each window of
+it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from minishuffle.dataflow.arguments import check_columns, check_late, checked_duration
+from minishuffle.dataflow.bridges import refuse_mixture, refuse_row_method
+from minishuffle.dataflow.nodes import Exchange, Feed, Node
+from minishuffle.dataflow.operators.base import Operator
+from minishuffle.dataflow.operators.times import EventTime
+from minishuffle.dataflow.schemas import aggregated_schema
+from minishuffle.dataflow.stream_base import Columns, Feeds, SideOutput, late_of
+from minishuffle.dataflow.table import Table
+from minishuffle.errors import InvalidGraph, UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from minishuffle.dataflow.operators.chained import Emission
+    from minishuffle.dataflow.operators.columns import Aggregate
+    from minishuffle.dataflow.operators.joins import How
+    from minishuffle.dataflow.operators.late import LatePolicy
+
+__all__ = ["KeyedTable", "WindowedTable"]
+
+Wanted = Mapping[str, tuple[str, str]]
+"""Input column and function of each aggregate, by its name."""
+
+
+class KeyedTable:
+    """What :meth:`Table.key_by` gives; every method leads back to a :class:`Table`.
+
+    ``emit`` says when a key's row goes out: ``"each"`` after every row, ``"batch"`` once for each key of a
+    batch, ``"end"`` once for each key when the data end. By default ``"end"`` if they do end, else
+    ``"batch"``.
+    """
+
+    __slots__ = ("_keys", "_table")
+
+    def __init__(self, table: Table, keys: tuple[str, ...]) -> None:
+        self._table = table
+        self._keys = keys
+
+    def __repr__(self) -> str:
+        return f"<KeyedTable by {', '.join(self._keys)} of {self._table!r}>"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            refuse_row_method(self, name)
+
+    def count(self, emit: Emission | None = None) -> Table:
+        """The number of rows of each key, in the column ``count``."""
+        from minishuffle.dataflow.operators.keyed import CountArrow
+
+        when = self._emission(emit)
+        schema = self._aggregated({"count": (self._keys[0], "count")}, at_end=when == "end")
+        return self._computed(CountArrow(self._keys, when, "count"), (*self._keys, "count"), schema)
+
+    def aggregate(self, emit: Emission | None = None, **columns: tuple[str, str]) -> Table:
+        """Columns of each key's rows: ``total=("amount", "sum"), n=("amount", "count")``.
+
+        The functions are sum, count, min, max and mean; nulls count for nothing. If a column comes in several
+        types it counts in the wider one: integers beside floats as float64, rounded beyond 2**53.
+
+        Raises:
+            UsageError: no columns, an unknown function, or two columns of one name.
+            UnknownName: the columns are known, and one is not among them.
+        """
+        from minishuffle.dataflow.operators.keyed import AggregateArrow
+
+        self._check_aggregates(columns)
+        when = self._emission(emit)
+        operator = AggregateArrow(self._keys, columns, when)  # type: ignore[arg-type]
+        schema = self._aggregated(columns, at_end=when == "end")
+        return self._computed(operator, (*self._keys, *columns), schema)
+
+    def distinct(self) -> Table:
+        """Each key once, as soon as its first row comes: the key columns."""
+        from minishuffle.dataflow.operators.distinct import Distinct
+
+        schema = self._aggregated({}, at_end=True)
+        return self._computed(Distinct(self._keys), self._keys, schema)
+
+    def top_n(self, n: int, by: str, *, descending: bool = True) -> Table:
+        """The ``n`` rows of each key with the greatest values in the column ``by``, or the smallest, when the
+        data end: the key columns, then the others.
+
+        A null is smaller than all values. Rows of one value are taken by the smallest values of the other
+        columns, from the first on.
+
+        Raises:
+            InvalidGraph: the data have no end.
+            UnknownName: the columns are known, and ``by`` is not among them.
+        """
+        from minishuffle.dataflow.operators.topn import TopN
+
+        if type(n) is not int or n < 1:
+            raise UsageError(f"top_n takes a whole number from 1 on, not {n!r}")
+        check_columns([by], self._table._columns, "top_n")
+        if not self._is_bounded:
+            raise InvalidGraph("top_n on a source without end would never emit: bound the source")
+        schema, names = self._table._schema, None
+        if schema is not None:
+            others = [name for name in schema.names if name not in self._keys]
+            schema = self._table._picked({name: name for name in (*self._keys, *others)})
+            names = tuple(schema.names)
+        return self._computed(TopN(self._keys, n, by, descending), names, schema)
+
+    def window(self, size: timedelta, *, late: LatePolicy = "drop") -> WindowedTable:
+        """Cut the rows of each key into tumbling windows of event time, aligned to 1970 UTC.
+
+        A window's row goes out when the watermark has reached its end. A row that comes after that is late:
+        it is counted (``records_late``) and dropped, or with ``"side"`` put into the table
+        :attr:`Table.late` of what follows.
+
+        Raises:
+            InvalidGraph: the rows have no event time: see :meth:`Table.event_time`.
+        """
+        micros = checked_duration(size, "window", positive=True)
+        check_late(late)
+        if self._table._time is None:
+            raise InvalidGraph(
+                "window needs the rows' event time: call event_time('column') before key_by, and keep that "
+                "column in select(), drop() and with_columns()"
+            )
+        return WindowedTable(self, micros, late, self._table._time)
+
+    def join(
+        self,
+        other: KeyedTable,
+        how: How = "inner",
+        *,
+        within: timedelta = timedelta(0),
+        late: LatePolicy = "drop",
+        suffix: str = "_right",
+    ) -> Table:
+        """Pairs of rows of one key whose event times are at most ``within`` apart.
+
+        The columns are the keys (by this one's names), this table's others and the other's, with ``suffix``
+        after a name that this one has. ``"left"`` and ``"full"`` also give rows without a partner, with
+        nulls; a key that is null has none. The event time is the left row's, or that of a right one alone.
+
+        A row is late if it is not after its own side's watermark: it is counted (``records_late``) and
+        dropped, or with ``"side"`` put into :attr:`Table.late` or :attr:`Table.late_right`.
+
+        Raises:
+            InvalidGraph: a table has no event time, or an outer join does not know the columns of the side
+                that may be absent.
+            UsageError: another argument is wrong, or the keys have different numbers of columns.
+        """
+
+        from minishuffle.dataflow.joined_tables import join_tables
+
+        if not isinstance(other, KeyedTable):
+            refuse_mixture("join", "KeyedTable", other)
+        return join_tables((self._table, other._table), (self._keys, other._keys), how, within, late, suffix)
+
+    def _check_aggregates(self, columns: Wanted) -> None:
+        if not columns:
+            raise UsageError("aggregate takes at least one column, such as total=('amount', 'sum')")
+        for name, wanted in columns.items():
+            is_pair = isinstance(wanted, tuple | list) and len(wanted) == 2
+            if not is_pair or not all(isinstance(part, str) for part in wanted):
+                raise UsageError(f"aggregate: {name}={wanted!r:.80}: write {name}=('column', 'sum')")
+        check_columns([column for column, _ in columns.values()], self._table._columns, "aggregate")
+
+    @property
+    def _is_bounded(self) -> bool:
+        return all(feed.node.bounded for feed in self._table._feeds)
+
+    def _emission(self, emit: Emission | None) -> Emission:
+        if emit is None:
+            return "end" if self._is_bounded else "batch"
+        if emit not in ("each", "batch", "end"):
+            raise UsageError(f"emit is {emit!r}: write 'each', 'batch' or 'end'")
+        if emit == "end" and not self._is_bounded:
+            raise InvalidGraph(
+                "emit='end' on a source without end would never emit: write 'batch' or 'each', or bound "
+                "the source"
+            )
+        return emit
+
+    def _aggregated(self, columns: Wanted, *, windows: bool = False, at_end: bool = True) -> pa.Schema | None:
+        return aggregated_schema(self._table._schema, self._keys, columns, windows=windows, at_end=at_end)
+
+    def _computed(
+        self,
+        operator: Operator,
+        columns: Columns,
+        schema: pa.Schema | None,
+        *,
+        label: str | None = None,
+        time: EventTime | None = None,
+        sides: Mapping[str, SideOutput] | None = None,
+    ) -> Table:
+        """What the operator gives of each key's rows, which meet in one subtask."""
+        feeds = by_key(self._table, self._keys)
+        node = Node(operator.name, feeds, operators=(operator,))
+        node = node.named(label) if label else node
+        return Table((Feed(node),), "arrow", schema, columns, time, sides)
+
+
+def by_key(table: Table, keys: tuple[str, ...], input: int = 0) -> Feeds:
+    """The table's rows, those of a key in one subtask.
+
+    Raises:
+        InvalidGraph: their subtasks are chosen already.
+    """
+    feeds = table._open_feeds("key_by")
+    if any(feed.exchange is not None for feed in feeds):
+        raise InvalidGraph("key_by itself chooses the subtasks: leave out the choice before it")
+    return tuple(replace(feed, exchange=Exchange("hash", keys=keys), input=input) for feed in feeds)
+
+
+class WindowedTable:
+    """What :meth:`KeyedTable.window` gives; every method leads back to a :class:`Table`.
+
+    A window's row goes out once, when the watermark has reached its end: the key columns, ``window_start``,
+    ``window_end`` (the first microsecond after it) and the values. Its event time is the window's last
+    microsecond, so that windows may be cut into windows again.
+    """
+
+    __slots__ = ("_keyed", "_late", "_size", "_time")
+
+    def __init__(self, keyed: KeyedTable, size: int, late: LatePolicy, time: EventTime) -> None:
+        self._keyed = keyed
+        self._size = size
+        self._late = late
+        self._time = time
+
+    def __repr__(self) -> str:
+        return f"<WindowedTable of {self._size / 1_000_000:g} s over {self._keyed!r}>"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            refuse_row_method(self, name)
+
+    def count(self) -> Table:
+        """The number of rows of each key and window, in the column ``count``."""
+        from minishuffle.dataflow.operators.columns import RowCount
+
+        column = self._keyed._keys[0]
+        return self._computed("window_count", {"count": (column, "count")}, {"count": RowCount()})
+
+    def aggregate(self, **columns: tuple[str, str]) -> Table:
+        """Columns of each key's and window's rows, as :meth:`KeyedTable.aggregate` makes them.
+
+        Raises:
+            UsageError: no columns, an unknown function, or two columns of one name.
+            UnknownName: the columns are known, and one is not among them.
+        """
+        from minishuffle.dataflow.operators.columns import aggregate_named
+
+        self._keyed._check_aggregates(columns)
+        aggregates = {
+            name: aggregate_named(function, column)  # type: ignore[arg-type]
+            for name, (column, function) in columns.items()
+        }
+        return self._computed("window_aggregate", columns, aggregates)
+
+    def _computed(self, label: str, columns: Wanted, aggregates: Mapping[str, Aggregate]) -> Table:
+        from minishuffle.dataflow.operators.windowarrow import WindowArrow
+        from minishuffle.dataflow.operators.windows import OpenWindows
+
+        keyed = self._keyed
+        sides = {} if self._late != "side" else {"late": SideOutput.late_of(keyed._table, "arrow")}
+        windows = OpenWindows(self._time, self._size, late_of(self._late, sides.get("late")))
+        outputs = [(name, columns[name][0], aggregate) for name, aggregate in aggregates.items()]
+        operator = WindowArrow(windows, keyed._keys, outputs)
+        return keyed._computed(
+            operator,
+            tuple(operator.names),
+            keyed._aggregated(columns, windows=True),
+            label=label,
+            time=EventTime(column="window_end", shift=-1),
+            sides=sides,
+        )

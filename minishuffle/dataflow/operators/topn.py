@@ -1,0 +1,112 @@
+"""The rows of each key with the greatest or smallest values of a column."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from minishuffle.dataflow.operators.base import Batch, Emit
+from minishuffle.dataflow.operators.chained import ChainedOperator
+from minishuffle.dataflow.operators.convert import column_of
+from minishuffle.dataflow.operators.keyindex import KeyIndex
+from minishuffle.dataflow.operators.widertype import in_schema, wider_schema
+from minishuffle.limits import BATCH_ROWS_MAX
+
+__all__ = ["TopN"]
+
+Vector = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class TopN(ChainedOperator):
+    """Emits the ``n`` rows of each key with the greatest values of ``by``, or the smallest, when the data
+    end: the key columns, then the others.
+
+    A null is smaller than all values. Rows of one value are taken by the smallest values of the other
+    columns, but for those of lists and the like, which have no order. Rows are gathered until there are
+    twice as many as can stay, and then sorted once.
+    """
+
+    name = "top_n"
+    keeps_rows = True
+
+    def __init__(self, keys: tuple[str, ...], n: int, by: str, descending: bool) -> None:
+        self._keys = keys
+        self._n = n
+        self._by = by
+        self._descending = descending
+        self._index = KeyIndex()
+        self._schema: pa.Schema | None = None
+        self._batches: list[pa.RecordBatch] = []
+        self._slots: list[Vector] = []
+        """The slot of each row's key, for each batch."""
+        self._rows = 0
+        self._kept = 0
+        """Rows that were left when they were last sorted."""
+
+    def process(self, batch: Batch, input: int, emit: Emit) -> None:
+        assert isinstance(batch, pa.RecordBatch)
+        if not batch.num_rows:
+            return
+        keys = [column_of(batch, name) for name in self._keys]
+        column_of(batch, self._by)
+        names = [*self._keys, *(name for name in batch.schema.names if name not in self._keys)]
+        self._slots.append(self._index.lookup(keys))
+        self._batches.append(batch.select(names))
+        self._rows += batch.num_rows
+        if self._rows > 2 * self._kept + BATCH_ROWS_MAX:
+            self._keep_greatest()
+
+    def finish(self, emit: Emit) -> None:
+        if not self._rows:
+            return
+        self._keep_greatest()
+        for batch in self._batches:
+            for start in range(0, batch.num_rows, BATCH_ROWS_MAX):
+                emit(batch.slice(start, BATCH_ROWS_MAX))
+        self._batches, self._slots, self._rows = [], [], 0
+
+    def state_rows(self) -> int:
+        return self._rows
+
+    def _keep_greatest(self) -> None:
+        for batch in self._batches:
+            self._schema = wider_schema(self._schema, batch.schema, "top_n")
+        assert self._schema is not None
+        alike = [in_schema(batch, self._schema, "top_n") for batch in self._batches]
+        table = pa.Table.from_batches(alike, self._schema)
+        slots = np.concatenate(self._slots)
+        order = self._order(table, slots)
+        sorted_slots = slots[order]
+        starts = np.flatnonzero(np.diff(sorted_slots, prepend=-1))
+        ranks = np.arange(len(order)) - np.repeat(starts, np.diff(starts, append=len(order)))
+        rows = order[ranks < self._n]
+        self._batches = table.take(pa.array(rows)).combine_chunks().to_batches()
+        self._rows = self._kept = len(rows)
+        counts = [batch.num_rows for batch in self._batches]
+        self._slots = np.split(slots[rows], np.cumsum(counts)[:-1])
+
+    def _order(self, table: pa.Table, slots: Vector) -> Vector:
+        """The numbers of the rows by key, value, and the other columns."""
+        values = _plain(table.column(self._by))
+        columns: list[Any] = [pa.array(slots), pc.cast(pc.is_valid(values), pa.int8()), values]
+        for name in table.column_names:
+            if name not in self._keys and name != self._by and _has_order(table.schema.field(name).type):
+                columns.append(_plain(table.column(name)))
+        by = "descending" if self._descending else "ascending"
+        directions = ["ascending", by, by, *["ascending"] * (len(columns) - 3)]
+        numbers = [str(number) for number in range(len(columns))]
+        order: Vector = pc.sort_indices(
+            pa.table(columns, names=numbers), sort_keys=list(zip(numbers, directions, strict=True))
+        ).to_numpy()
+        return order
+
+
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.dictionary_decode(column) if pa.types.is_dictionary(column.type) else column
+
+
+def _has_order(kind: pa.DataType) -> bool:
+    return not (pa.types.is_nested(kind) or pa.types.is_null(kind))

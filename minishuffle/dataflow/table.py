@@ -1,0 +1,388 @@
+"""Records as Arrow columns: sources and transformations that run without Python per row.
+
+A :class:`Table` never changes: every method gives a new one, and what several tables share runs once. It is
+not a collection: its batches flow through the job, with an end or without. Expressions are
+``pyarrow.compute.Expression``: ``pc.field("amount") * 2``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+from minishuffle.dataflow.arguments import (
+    arrow_schema,
+    check_callable,
+    check_columns,
+    checked_duration,
+    key_columns,
+    same_schema,
+)
+from minishuffle.dataflow.bridges import refuse_mixture, refuse_row_method
+from minishuffle.dataflow.expressions import check_expression, expression_type
+from minishuffle.dataflow.nodes import Feed, Node
+from minishuffle.dataflow.operators.times import EventTime
+from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.stream_sinks import StreamSinks
+from minishuffle.dataflow.table_sources import TableSources
+from minishuffle.errors import InvalidGraph, UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from minishuffle.dataflow.keyed_table import KeyedTable
+    from minishuffle.dataflow.operators.base import Operator
+    from minishuffle.dataflow.operators.chained import OnError
+    from minishuffle.dataflow.stream_base import Columns
+
+__all__ = ["Table"]
+
+
+class Table(TableSources, StreamSinks):
+    """Columns on their way through a job; see the module's docstring.
+
+    Made by the class methods and by :meth:`Stream.to_table`, never by the constructor.
+    """
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            refuse_row_method(self, name)
+
+    def to_rows(self) -> Stream[dict[str, Any]]:
+        """The same records as dicts, for Python functions; event time stays."""
+        from minishuffle.dataflow.operators.convert import ToRows
+
+        feeds = self._beside("to_rows", ToRows(), "rows")._feeds
+        return Stream(feeds, "rows", self._schema, self._columns, self._time)
+
+    # --- columns ---------------------------------------------------------------------------------
+
+    def select(self, *names: str | Sequence[str]) -> Table:
+        """These columns only, in this order.
+
+        Raises:
+            UnknownName: the columns are known, and one is not among them.
+        """
+        from minishuffle.dataflow.operators.relational import Projection
+
+        wanted = key_columns(names, "select")
+        check_columns(wanted, self._columns, "select")
+        schema = None if self._schema is None else self._picked({name: name for name in wanted})
+        operator = Projection("select", {name: name for name in wanted})
+        column = self._time_column if self._time_column in wanted else None
+        return self._projected(operator, schema, wanted, column)
+
+    def drop(self, *names: str | Sequence[str]) -> Table:
+        """All columns but these."""
+        from minishuffle.dataflow.operators.relational import Projection
+
+        dropped = key_columns(names, "drop")
+        check_columns(dropped, self._columns, "drop")
+        left = None if self._columns is None else tuple(n for n in self._columns if n not in dropped)
+        if left == ():
+            raise UsageError("drop would leave no column: keep one")
+        schema = None if self._schema is None or left is None else self._picked({name: name for name in left})
+        column = None if self._time_column in dropped else self._time_column
+        return self._projected(Projection("drop", None, dropped=dropped), schema, left, column)
+
+    def rename(self, names: Mapping[str, str]) -> Table:
+        """Columns under other names: ``rename({"old": "new"})``. Their order stays, and so does event
+        time."""
+        from minishuffle.dataflow.operators.relational import Projection
+
+        if not isinstance(names, Mapping) or not all(isinstance(name, str) for name in names.values()):
+            raise UsageError(f"rename takes a dict of old name to new name, not {names!r:.80}")
+        check_columns(list(names), self._columns, "rename")
+        known = None if self._columns is None else tuple(names.get(name, name) for name in self._columns)
+        if known is not None and len(set(known)) < len(known):
+            raise UsageError(f"rename would give two columns one name: {', '.join(known)}")
+        schema = None
+        if self._schema is not None and self._columns is not None:
+            schema = self._picked({names.get(name, name): name for name in self._columns})
+        column = None if self._time_column is None else names.get(self._time_column, self._time_column)
+        return self._projected(Projection("rename", None, renamed=names), schema, known, column)
+
+    def with_columns(self, **columns: pc.Expression) -> Table:
+        """Columns that expressions give, in place of those of the same name or after the others.
+
+        All read the columns as they were before: ``with_columns(total=pc.field("price") * pc.field("n"))``.
+        Whole numbers divided by ``/`` give whole numbers (cast one to float64 for others), and there is no
+        ``%``: write ``a - a / b * b``. A sum that does not fit into its type is an error.
+
+        Raises:
+            UnknownName: the columns are known, and an expression reads another.
+            UsageError: an argument is no expression, or its functions do not take these types.
+        """
+        from minishuffle.dataflow.operators.relational import Projection
+
+        if not columns:
+            raise UsageError("with_columns takes at least one column, such as total=pc.field('amount') * 2")
+        added: dict[str, Any] = {
+            name: check_expression(expression, f"with_columns({name}=...)")
+            for name, expression in columns.items()
+        }
+        schema, known = self._with(added)
+        column = None if self._time_column in added else self._time_column
+        return self._projected(Projection("with_columns", None, added), schema, known, column)
+
+    def _with(self, added: Mapping[str, pc.Expression]) -> tuple[pa.Schema | None, Columns]:
+        """Schema and column names with the columns of these expressions."""
+        known = None if self._columns is None else tuple(dict.fromkeys((*self._columns, *added)))
+        if self._schema is None:
+            return None, known
+        import pyarrow as pa
+
+        fields = {field.name: field for field in self._schema}
+        for name, expression in added.items():
+            kind = expression_type(self._schema, expression, f"with_columns({name}=...)")
+            fields[name] = pa.field(name, kind)
+        return pa.schema(fields.values()), known
+
+    def filter(self, condition: pc.Expression) -> Table:
+        """The rows for which the expression is true: ``filter(pc.field("amount") > 10)``. Null is not true.
+
+        Raises:
+            UnknownName: the columns are known, and the expression reads another.
+            UsageError: it is no expression, or gives no truth value.
+        """
+        from minishuffle.dataflow.operators.relational import Filter
+
+        check_expression(condition, "filter")
+        if self._schema is not None:
+            kind = expression_type(self._schema, condition, "filter")
+            if str(kind) != "bool":
+                raise UsageError(f"filter: {condition!s:.200} gives {kind}: write a condition")
+        return self._step(Filter(condition), self._schema, self._columns, self._time, follows=True)
+
+    def explode(self, column: str) -> Table:
+        """Each row once for each value of the list in ``column``, which then holds that value; a row whose
+        list is empty or null is left out.
+
+        Raises:
+            UnknownName: the columns are known, and this is not among them.
+            UsageError: the column's type is known and is no list.
+        """
+        from minishuffle.dataflow.operators.relational import Explode, is_list
+
+        if not isinstance(column, str):
+            raise UsageError(f"explode takes the name of a column, not {column!r:.80}")
+        check_columns([column], self._columns, "explode")
+        schema = self._schema
+        if schema is not None:
+            kind = schema.field(column).type
+            if not is_list(kind):
+                raise UsageError(f"explode: column {column!r} has the type {kind}, which is no list")
+            number = schema.get_field_index(column)
+            schema = schema.set(number, schema.field(column).with_type(kind.value_type).with_nullable(True))
+        time = None if self._time is not None and self._time.column == column else self._time
+        return self._step(Explode(column), schema, self._columns, time, follows=True)
+
+    def map_batches(
+        self,
+        fn: Callable[[pa.RecordBatch], Any],
+        *,
+        schema: pa.Schema | Mapping[str, Any] | None = None,
+        columns: Sequence[str] | None = None,
+        batch_rows: int | None = None,
+        on_error: OnError = "fail",
+    ) -> Table:
+        """What ``fn(batch)`` makes of each ``pyarrow.RecordBatch``: another, a table, or None for no rows.
+
+        Args:
+            schema: the columns that it gives; they are checked. Without it they are not known to the steps
+                that follow, and some need them.
+            columns: those that it gets. None: all, and all are shipped to it.
+            batch_rows: at most so many rows at a time.
+
+        Raises:
+            UnknownName: the columns are known, and one of ``columns`` is not among them.
+        """
+        from minishuffle.dataflow.operators.convert import CheckSchema
+        from minishuffle.dataflow.operators.relational import MapPieces
+
+        check_callable(fn, "map_batches")
+        taken = None if columns is None else key_columns((columns,), "map_batches(columns=...)")
+        if taken is not None:
+            check_columns(taken, self._columns, "map_batches")
+        if batch_rows is not None and (type(batch_rows) is not int or batch_rows < 1):
+            raise UsageError(f"batch_rows is {batch_rows!r}: give a whole number from 1 on")
+        mapped = self._step(MapPieces(fn, on_error, taken, batch_rows), None, None, self._time)
+        if schema is None:
+            return mapped
+        declared = arrow_schema(schema)
+        time = self._time if self._time is not None and self._time.column in declared.names else None
+        checked = mapped._beside("schema", CheckSchema(declared), "arrow")
+        return Table(checked._feeds, "arrow", declared, None, time)
+
+    def union(self, *others: Table) -> Table:
+        """The rows of this table and the others, in no particular order: the columns of all, of types that
+        hold the values of all; null where a table has none.
+
+        Raises:
+            UsageError: a column has types with none in common.
+        """
+        if not others:
+            raise InvalidGraph("union takes at least one other table")
+        for other in others:
+            if not isinstance(other, Table):
+                refuse_mixture("union", "Table", other)
+        tables = (self, *others)
+        schemas = [table._schema for table in tables]
+        time = self._time if all(other._time == self._time for other in others) else None
+        known = [schema for schema in schemas if schema is not None]
+        if len(known) < len(schemas) or all(same_schema(schema, known[0]) for schema in known):
+            feeds = tuple(feed for table in tables for feed in table._open_feeds("union"))
+            schema = known[0] if len(known) == len(schemas) else None
+            return Table(feeds, "arrow", schema, None, time)
+        return self._widened(tables, known, time)
+
+    @staticmethod
+    def _widened(tables: Sequence[Table], schemas: Sequence[pa.Schema], time: EventTime | None) -> Table:
+        """The union of tables that differ."""
+        from minishuffle.dataflow.operators.relational import Conform
+        from minishuffle.dataflow.operators.widertype import wider_schema
+
+        common: pa.Schema | None = None
+        for schema in schemas:
+            common = wider_schema(common, schema, "the union")
+        feeds = [
+            feed
+            for table in tables
+            for feed in (
+                table._open_feeds("union")
+                if same_schema(table._schema, common)
+                else table._beside("union", Conform(common), "arrow")._feeds
+            )
+        ]
+        return Table(tuple(feeds), "arrow", common, None, time)
+
+    # --- time and keys -----------------------------------------------------------------------------
+
+    def event_time(
+        self,
+        column: str,
+        *,
+        out_of_order: timedelta = timedelta(0),
+        idle_after: timedelta | None = None,
+        watermarks: Literal["batch", "each"] = "batch",
+        on_error: OnError = "fail",
+    ) -> Table:
+        """Say in which column is when each row happened, for windows and joins; call it right after the
+        source.
+
+        The column holds timestamps, dates or int microseconds since 1970. Steps after this keep the event
+        time as long as they keep that column.
+
+        Args:
+            out_of_order: how far behind the latest row of its split another may come; the watermark stays so
+                far behind. One that comes later yet is *late*.
+            idle_after: without a row for so long, this table holds no other's time back.
+            watermarks: ``"batch"``: after a batch, several times a second. ``"each"``: after each row, so
+                that what is late depends on the rows' order alone.
+            on_error: what becomes of a row that has no time.
+
+        Raises:
+            UnknownName: the columns are known, and this is not among them.
+        """
+        from minishuffle.dataflow.operators.eventtime import AssignEventTime
+
+        if not isinstance(column, str):
+            raise UsageError(
+                f"event_time takes the name of a column, not {column!r:.80}: make one with "
+                "with_columns(), or "
+                "call to_rows() first"
+            )
+        late_by = checked_duration(out_of_order, "event_time(out_of_order=...)")
+        idle = None
+        if idle_after is not None:
+            idle = checked_duration(idle_after, "event_time(idle_after=...)", positive=True) / 1_000_000
+        check_columns([column], self._columns, "event_time")
+        place = EventTime(column=column, each=watermarks == "each")
+        timed = self._beside(
+            "event_time", AssignEventTime(place, late_by, idle, watermarks, on_error), "arrow"
+        )
+        return Table(timed._feeds, "arrow", self._schema, self._columns, place)
+
+    def key_by(self, *columns: str | Sequence[str]) -> KeyedTable:
+        """Bring the rows of each key together: one or more columns.
+
+        Keys are compared in their canonical form: 1, 1.0 and True are one key, null is a key.
+
+        Raises:
+            UnknownName: the columns are known, and one of these is not among them.
+        """
+        from minishuffle.dataflow.keyed_table import KeyedTable
+
+        if len(columns) == 1 and callable(columns[0]):
+            raise UsageError(
+                "key_by of a Table takes columns: make one with with_columns(), or call to_rows() first"
+            )
+        keys = key_columns(columns)
+        check_columns(keys, self._columns, "key_by")
+        return KeyedTable(self, keys)
+
+    def broadcast_join(
+        self,
+        small: Table,
+        on: str | Sequence[str] | Mapping[str, str],
+        how: Literal["inner", "left"] = "inner",
+        *,
+        suffix: str = "_right",
+    ) -> Table:
+        """Each row with the rows of ``small`` whose columns ``on`` are equal: a look-up.
+
+        ``small`` is read to its end first and kept whole in every subtask; then this table streams through
+        where it is. The columns are this table's and the other ones of ``small``, with ``suffix`` after a
+        name that this one has. ``"left"`` also gives rows without a partner, with nulls. Nulls have none.
+
+        Args:
+            on: a column, several, or a dict of this table's columns to those of ``small``.
+
+        Raises:
+            InvalidGraph: ``small`` has no end, or both read one source, which would wait for itself.
+            UsageError: an argument is wrong.
+            UnknownName: a table's columns are known, and one of ``on`` is not among them.
+        """
+        from minishuffle.dataflow.joined_tables import look_up
+
+        return look_up(self, small, on, how, suffix)
+
+    # --- making nodes ----------------------------------------------------------------------------
+
+    def _picked(self, columns: Mapping[str, str]) -> pa.Schema:
+        """The schema of these columns, each by its new name."""
+        import pyarrow as pa
+
+        assert self._schema is not None
+        return pa.schema([self._schema.field(old).with_name(new) for new, old in columns.items()])
+
+    @property
+    def _time_column(self) -> str | None:
+        return None if self._time is None else self._time.column
+
+    def _projected(
+        self, operator: Operator, schema: pa.Schema | None, columns: Columns, time_column: str | None
+    ) -> Table:
+        """``time_column`` is where the event time's column has gone."""
+        time = None
+        if self._time is not None and time_column is not None:
+            time = replace(self._time, column=time_column)
+        return self._step(operator, schema, columns, time, follows=True)
+
+    def _step(
+        self,
+        operator: Operator,
+        schema: pa.Schema | None,
+        columns: Columns,
+        time: EventTime | None,
+        *,
+        follows: bool = False,
+    ) -> Table:
+        node = Node(operator.name, self._open_feeds(operator.name), operators=(operator,), follows=follows)
+        return Table((Feed(node),), "arrow", schema, columns, time)

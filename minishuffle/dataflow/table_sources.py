@@ -1,0 +1,172 @@
+"""Where a table's records come from: the class methods of :class:`~minishuffle.dataflow.table.Table`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from minishuffle.dataflow.arguments import (
+    arrow_schema,
+    check_callable,
+    checked_name,
+    checked_paths,
+    schema_message,
+)
+from minishuffle.dataflow.nodes import Boundary, Feed, Node
+from minishuffle.dataflow.numbers import number_batch
+from minishuffle.dataflow.operators.base import Source
+from minishuffle.dataflow.stream_base import StreamBase
+from minishuffle.errors import UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["TableSources"]
+
+
+class TableSources(StreamBase):
+    """Makes tables. Where ``schema`` is asked for, it is a ``pyarrow.Schema`` or a dict of name to type: an
+    Arrow type, its name ("int64"), or int, float, str, bool or bytes."""
+
+    __slots__ = ()
+
+    @classmethod
+    def from_files(
+        cls,
+        *paths: str | Path,
+        format: Literal["parquet", "csv", "json"] = "parquet",
+        schema: pa.Schema | Mapping[str, Any] | None = None,
+        nulls: Sequence[str] = ("",),
+        header: bool = True,
+        delimiter: str = ",",
+    ) -> Self:
+        """The rows of files; a path may be a directory or a glob pattern.
+
+        All files are looked at before the job starts. Where they differ, a column gets a type that holds the
+        values of all, and is null where a file lacks it. Of CSV and JSON without ``schema`` that means to
+        read all of them once.
+
+        Args:
+            format: CSV files are UTF-8; JSON files have one object a line.
+            schema: the columns to read, and their types. A value that does not fit fails the job.
+            nulls: (CSV) spellings that stand for null where they are not quoted.
+            header: (CSV) each file's first line names its columns; else they are those of ``schema``.
+            delimiter: (CSV) between two values.
+
+        Raises:
+            UnknownName: there is no such file or column.
+            UsageError: a file cannot be read; two have a column in types with none in common.
+        """
+        files = checked_paths(paths, "Table.from_files")
+        declared = None if schema is None else arrow_schema(schema)
+        if isinstance(nulls, str):
+            raise UsageError(f"nulls takes a list of spellings: write nulls=[{nulls!r}]")
+        source: Any
+        if format == "parquet":
+            from minishuffle.dataflow.operators.sources import ParquetSource
+
+            source = ParquetSource(files, schema=declared)
+        elif format == "csv":
+            from minishuffle.dataflow.operators.csv import CsvSource, inferred_csv_schema
+
+            if declared is None:
+                declared = inferred_csv_schema(files, nulls, header, delimiter)
+            source = CsvSource(files, declared, nulls, header, delimiter)
+        elif format == "json":
+            from minishuffle.dataflow.operators.json import JsonSource
+
+            source = JsonSource(files, declared)
+        else:
+            raise UsageError(f"format is {format!r}: write 'parquet', 'csv' or 'json'")
+        return cls._from_source(format, source, source.schema)
+
+    @classmethod
+    def from_arrow(cls, data: Any) -> Self:
+        """A table or a batch of pyarrow in memory, or what gives itself as one (a DataFrame of pandas or
+        Polars), which travels with the job."""
+        import pyarrow as pa
+
+        from minishuffle.dataflow.operators.sources import ArrowItemsSource
+
+        if isinstance(data, pa.Table | pa.RecordBatch):
+            return cls._from_source("from_arrow", ArrowItemsSource(data), data.schema)
+        if not hasattr(data, "__arrow_c_stream__"):
+            raise UsageError(
+                f"Table.from_arrow takes a pyarrow.Table or a DataFrame, not a {type(data).__name__}: "
+                "rows are "
+                "Stream.items(rows).to_table(schema)"
+            )
+        try:
+            table = pa.table(data).replace_schema_metadata(None)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise UsageError(
+                f"Table.from_arrow cannot take a {type(data).__name__} as a table: {error}"
+            ) from error
+        return cls._from_source("from_arrow", ArrowItemsSource(table), table.schema)
+
+    @classmethod
+    def generate(
+        cls,
+        fn: Callable[[int, int], pa.RecordBatch] | None = None,
+        *,
+        rate: float | None = None,
+        records: int | None = None,
+        schema: pa.Schema | Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Rows by number: ``fn(start, count)`` gives a record batch of ``count`` rows, from number ``start``
+        on.
+
+        ``fn`` gives the same for the same numbers. Without it a row is its number, in the column ``number``.
+        ``rate`` is in rows/s over all subtasks (None: as fast as they are taken); ``records`` None: without
+        end.
+        """
+        from minishuffle.dataflow.operators.sources import GeneratorSource
+
+        check_callable(number_batch if fn is None else fn, "Table.generate")
+        source = GeneratorSource(fn or number_batch, rate=rate, records=records, format="arrow")
+        return cls._declared("generate", source, {"number": "int64"} if fn is None else schema)
+
+    @classmethod
+    def source(cls, source: Source, schema: pa.Schema | Mapping[str, Any] | None = None) -> Self:
+        """The user's own :class:`~minishuffle.dataflow.operators.base.Source`, named after its class, whose
+        ``format`` is "arrow"."""
+        name = type(source).__name__
+        if isinstance(source, type) or not isinstance(source, Source):
+            raise UsageError(f"{name} is not a source: it needs the methods splits() and read(split, offset)")
+        if getattr(source, "format", "rows") != "arrow":
+            raise UsageError(
+                f"{name} gives rows: write Stream.source(...), or set {name}.format to 'arrow' if "
+                "read() yields "
+                "record batches"
+            )
+        return cls._declared(name, source, schema)
+
+    @classmethod
+    def from_spark(cls, name: str, schema: pa.Schema | Mapping[str, Any], *, bounded: bool = True) -> Self:
+        """What Spark writes while the job runs.
+
+        There: ``df.write.format("minishuffle").option("stream", name)``. ``schema`` is that of the DataFrame;
+        one that differs is refused. A bounded stream ends with the first write, one that is not bounded with
+        the job.
+
+        Raises:
+            UsageError: there is no column, or one of a type that no DataFrame comes in.
+        """
+        from minishuffle.dataflow.sparktypes import check_written
+
+        columns = arrow_schema(schema)
+        check_written(columns, "Table.from_spark")
+        boundary = Boundary(checked_name(name, "Table.from_spark"), schema_message(columns), bounded)
+        return cls._new((Feed(Node(f"from_spark {name}", boundary=boundary)),), "arrow", columns)
+
+    @classmethod
+    def _declared(cls, label: str, source: Source, schema: pa.Schema | Mapping[str, Any] | None) -> Self:
+        """What ``source`` gives, whose batches are checked against ``schema`` if there is one."""
+        if schema is None:
+            return cls._from_source(label, source)
+        from minishuffle.dataflow.operators.convert import CheckSchema
+
+        columns = arrow_schema(schema)
+        checked = cls._from_source(label, source)._beside("schema", CheckSchema(columns), "arrow")
+        return cls._new(checked._feeds, "arrow", columns)

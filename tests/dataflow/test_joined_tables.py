@@ -1,0 +1,147 @@
+"""Joins of tables: columns, partners, and what each mistake is answered with."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.table import Table
+from minishuffle.errors import InvalidGraph, UnknownName, UsageError
+from support.cutjobs import Cut, run
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+MINUTE = timedelta(minutes=1)
+CUTS = (Cut(1), Cut(2, rows=1), Cut(3, seed=5, rows=2, merges=True))
+
+
+def events(key: str, *given: tuple[str | None, int, int], out_of_order: timedelta = 99 * MINUTE) -> Table:
+    schema = pa.schema([(key, pa.string()), ("at", pa.timestamp("us", "UTC")), ("n", pa.int64())])
+    rows = [{key: ad, "at": START + minute * MINUTE, "n": n} for ad, minute, n in given]
+    table = Table.from_arrow(pa.Table.from_pylist(rows, schema)).parallel(1)
+    return table.event_time("at", out_of_order=out_of_order)
+
+
+def shown() -> Table:
+    return events("ad", ("tea", 1, 1), ("tea", 30, 2), ("ink", 5, 3), (None, 5, 4))
+
+
+def clicked() -> Table:
+    return events("what", ("tea", 3, 10), ("ink", 50, 20), (None, 5, 30))
+
+
+def rows(table: Table) -> list[Any]:
+    found = [sorted(run(table.collect(), cut).rows, key=repr) for cut in CUTS]
+    assert all(each == found[0] for each in found)
+    return found[0]
+
+
+def names(table: Table) -> list[str]:
+    assert table._schema is not None
+    return list(table._schema.names)
+
+
+def test_pairs_have_the_keys_once() -> None:
+    joined = shown().key_by("ad").join(clicked().key_by("what"), within=10 * MINUTE)
+    assert names(joined) == ["ad", "at", "n", "at_right", "n_right"]
+    assert [(row["ad"], row["n"], row["n_right"]) for row in rows(joined)] == [("tea", 1, 10)]
+
+
+def test_names_that_clash_take_the_suffix() -> None:
+    joined = shown().key_by("ad").join(clicked().key_by("what"), within=10 * MINUTE, suffix="_of_click")
+    assert names(joined) == ["ad", "at", "n", "at_of_click", "n_of_click"]
+    assert rows(joined)[0]["n_of_click"] == 10
+    with pytest.raises(UsageError, match="suffix is ''"):
+        shown().key_by("ad").join(clicked().key_by("what"), suffix="")
+
+
+def test_an_outer_join_fills_the_keys_from_either_side() -> None:
+    joined = shown().key_by("ad").join(clicked().key_by("what"), "full", within=10 * MINUTE)
+    assert sorted(((row["ad"], row["n"], row["n_right"]) for row in rows(joined)), key=repr) == [
+        ("ink", 3, None), ("ink", None, 20), ("tea", 1, 10), ("tea", 2, None),
+        (None, 4, None), (None, None, 30)
+    ]  # fmt: skip
+    left = shown().key_by("ad").join(clicked().key_by("what"), "left", within=10 * MINUTE)
+    assert sorted(row["n"] for row in rows(left)) == [1, 2, 3, 4]
+
+
+def test_three_tables_join_without_a_clash() -> None:
+    two = shown().key_by("ad").join(clicked().key_by("what"), within=10 * MINUTE)
+    three = two.key_by("ad").join(clicked().key_by("what"), within=10 * MINUTE)
+    assert names(three) == ["ad", "at", "n", "at_right", "n_right", "at_right_right", "n_right_right"]
+    assert [row["n_right_right"] for row in rows(three)] == [10]
+
+
+def test_what_comes_too_late_is_two_tables() -> None:
+    early = events("ad", ("tea", 60, 1), ("tea", 1, 2), out_of_order=timedelta(0))
+    joined = early.key_by("ad").join(clicked().key_by("what"), late="side")
+    assert isinstance(joined.late, Table)
+    assert names(joined.late) == ["ad", "at", "n"]
+    assert names(joined.late_right) == ["what", "at", "n"]
+
+
+def test_what_a_join_needs_is_said() -> None:
+    keyed = shown().key_by("ad")
+    with pytest.raises(InvalidGraph, match="the right one has none: call event_time"):
+        keyed.join(clicked().drop("at").key_by("what"))
+    unknown = clicked().map_batches(lambda batch: batch)
+    with pytest.raises(InvalidGraph, match=r"has to know the right side's columns.*map_batches\(fn, schema"):
+        keyed.join(unknown.key_by("what"), "left")
+    with pytest.raises(UsageError, match="the same number of columns"):
+        keyed.join(clicked().key_by("what", "n"))
+    with pytest.raises(UsageError, match="how is 'outer'"):
+        keyed.join(clicked().key_by("what"), "outer")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="late is 'no'"):
+        keyed.join(clicked().key_by("what"), late="no")  # type: ignore[arg-type]
+
+
+def test_a_table_joins_no_stream() -> None:
+    stream = Stream.items([{"ad": "tea"}])
+    keyed, rows_by_key = shown().key_by("ad"), stream.key_by("ad")
+    with pytest.raises(
+        UsageError, match=r"join of a KeyedTable takes a KeyedTable, not a KeyedStream: call to_t"
+    ):
+        keyed.join(rows_by_key)  # type: ignore[arg-type]
+    with pytest.raises(
+        UsageError, match=r"join of a KeyedStream takes a KeyedStream, not a KeyedTable: call"
+    ):
+        rows_by_key.join(keyed)  # type: ignore[arg-type]
+    with pytest.raises(
+        UsageError, match=r"join of a KeyedTable takes a KeyedTable, not a Table: call key_by"
+    ):
+        keyed.join(shown())  # type: ignore[arg-type]
+    with pytest.raises(
+        UsageError, match="broadcast_join of a Table takes a Table, not a Stream: call to_table"
+    ):
+        shown().broadcast_join(stream, "ad")  # type: ignore[arg-type]
+    with pytest.raises(
+        UsageError, match="broadcast_join of a Stream takes a Stream, not a Table: call to_table"
+    ):
+        stream.broadcast_join(shown(), "ad")  # type: ignore[arg-type]
+
+
+def test_a_look_up_in_a_small_table() -> None:
+    small = Table.from_arrow(pa.table({"code": ["tea", "ink"], "n": [7, 8]}))
+    found = shown().broadcast_join(small, {"ad": "code"}, "left", suffix="_of_ad")
+    assert names(found) == ["ad", "at", "n", "n_of_ad"]
+    assert sorted(((row["n"], row["n_of_ad"]) for row in rows(found)), key=repr) == [
+        (1, 7), (2, 7), (3, 8), (4, None)
+    ]  # fmt: skip
+    assert found._time == shown()._time
+    assert sorted(row["n"] for row in rows(shown().broadcast_join(small, {"ad": "code"}))) == [1, 2, 3]
+
+
+def test_what_a_look_up_cannot_do_is_said() -> None:
+    small = Table.from_arrow(pa.table({"code": ["tea"]}))
+    for wrong, error, says in (
+        (lambda: shown().broadcast_join(small, "ad"), UnknownName, "small side: there is no column 'ad'"),
+        (lambda: shown().broadcast_join(small, {"add": "code"}), UnknownName, "no column 'add'"),
+        (lambda: shown().broadcast_join(small, 3), UsageError, "takes on='column'"),  # type: ignore[arg-type]
+        (lambda: shown().broadcast_join(Table.generate(), {"n": "number"}), InvalidGraph, "bound its source"),
+        (lambda: shown().broadcast_join(small.rebalance(), {"ad": "code"}), InvalidGraph, "every subtask"),
+    ):
+        with pytest.raises(error, match=says):
+            wrong()

@@ -1,0 +1,220 @@
+"""Tables: what their steps give, what is known afterwards, and what each mistake is answered with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from minishuffle.dataflow.operators.times import EventTime
+from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.table import Table
+from minishuffle.errors import InvalidGraph, UnknownName, UsageError
+from support.cutjobs import Cut, run
+
+MOMENT = pa.timestamp("us", "UTC")
+ORDERS = pa.table(
+    {
+        "user": ["ann", "bob", "ann", None],
+        "price": pa.array([10, 20, None, 40], pa.int32()),
+        "n": [1, 2, 3, 4],
+        "tags": [["a", "b"], [], None, ["c"]],
+        "at": pa.array([datetime(2026, 1, 1, hour, tzinfo=UTC) for hour in range(4)], MOMENT),
+    }
+)
+price, n = pc.field("price"), pc.field("n")
+
+
+def orders() -> Table:
+    return Table.from_arrow(ORDERS)
+
+
+def rows(table: Table) -> list[Any]:
+    return run(table.collect(), Cut(2, rows=2)).rows
+
+
+def by_n(table: Table) -> list[Any]:
+    return sorted(rows(table), key=lambda row: row["n"])
+
+
+def known(table: Table) -> dict[str, str]:
+    assert table._schema is not None
+    return {field.name: str(field.type) for field in table._schema}
+
+
+def test_columns_are_chosen_dropped_and_renamed() -> None:
+    assert by_n(orders().select("n", "user").rename({"user": "who"})) == [
+        {"n": number, "who": who} for number, who in enumerate(ORDERS["user"].to_pylist(), 1)
+    ]
+    chosen = orders().select(["at", "n"])
+    assert chosen._columns == ("at", "n")
+    dropped = orders().drop("at", "tags")
+    assert dropped._columns == ("user", "price", "n")
+    assert by_n(dropped)[1] == {"user": "bob", "price": 20, "n": 2}
+
+
+def test_steps_work_where_the_columns_are_not_known_before() -> None:
+    unknown = orders().map_batches(lambda batch: batch)
+    assert unknown._columns is None
+    table = unknown.drop("at", "tags", "user").rename({"price": "p"}).with_columns(sum=pc.field("p") + n)
+    assert by_n(table.filter(n < 3)) == [{"p": 10, "n": 1, "sum": 11}, {"p": 20, "n": 2, "sum": 22}]
+    with pytest.raises(UnknownName, match="drop: no column 'nope': the batch has user"):
+        rows(unknown.drop("nope"))
+
+
+def test_expressions_make_columns_of_those_before() -> None:
+    table = orders().with_columns(total=price * n, n=n + 1, one=pc.scalar(1))
+    assert known(table)["total"] == "int64"
+    assert list(known(table)) == ["user", "price", "n", "tags", "at", "total", "one"]
+    assert [(row["total"], row["n"], row["one"]) for row in by_n(table)] == [
+        (10, 2, 1), (40, 3, 1), (None, 4, 1), (160, 5, 1)
+    ]  # fmt: skip
+
+
+def test_a_filter_keeps_rows_for_which_it_is_true() -> None:
+    assert [row["n"] for row in by_n(orders().filter(price > 10))] == [2, 4]
+    assert by_n(orders().filter(pc.scalar(True))) == by_n(orders())
+    assert rows(orders().filter(n > 9)) == []
+
+
+def test_explode_gives_a_row_for_each_value() -> None:
+    table = orders().explode("tags")
+    assert known(table)["tags"] == "string"
+    assert sorted((row["n"], row["tags"]) for row in rows(table)) == [(1, "a"), (1, "b"), (4, "c")]
+
+
+def test_map_batches_gets_the_columns_and_the_rows_it_asks_for() -> None:
+    def seen(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pydict({"rows": [batch.num_rows], "names": [list(batch.schema.names)]})
+
+    many = Table.from_arrow(pa.table({"a": range(10), "b": range(10)})).parallel(1)
+    mapped = many.map_batches(seen, columns=["b"], batch_rows=3)
+    sizes = [(row["rows"], tuple(row["names"])) for row in run(mapped.collect(), Cut(1)).rows]
+    assert max(size for size, _ in sizes) <= 3
+    assert sum(size for size, _ in sizes) == 10
+    assert {names for _, names in sizes} == {("b",)}
+
+
+def test_map_batches_is_checked_against_its_schema() -> None:
+    table = orders().map_batches(lambda batch: batch.select(["n"]), schema={"n": int})
+    assert known(table) == {"n": "int64"}
+    assert len(rows(table)) == 4
+    with pytest.raises(UsageError, match="column 'n' has the type int64, but string is declared"):
+        rows(orders().map_batches(lambda batch: batch.select(["n"]), schema={"n": str}))
+
+
+def test_a_union_has_the_columns_of_all_in_types_for_all() -> None:
+    one = Table.from_arrow(pa.table({"k": [1], "v": pa.array([1], pa.int32())}))
+    two = Table.from_arrow(pa.table({"v": [2.5], "w": ["x"]}))
+    both = one.union(two, one)
+    assert known(both) == {"k": "int64", "v": "double", "w": "string"}
+    assert sorted(rows(both), key=lambda row: row["v"]) == [
+        {"k": 1, "v": 1.0, "w": None}, {"k": 1, "v": 1.0, "w": None}, {"k": None, "v": 2.5, "w": "x"}
+    ]  # fmt: skip
+    with pytest.raises(UsageError, match="none in common"):
+        one.union(Table.from_arrow(pa.table({"v": ["text"]})))
+
+
+def test_rows_become_a_table_and_back() -> None:
+    stream = Stream.items([{"a": 1}, {"a": 2, "b": "x"}])
+    table = stream.to_table({"a": float, "b": str})
+    assert known(table) == {"a": "double", "b": "string"}
+    back = table.with_columns(a=pc.field("a") * 2).to_rows().map(lambda row: (row["a"], row["b"]))
+    assert sorted(run(back.collect(), Cut(1)).rows) == [(2.0, None), (4.0, "x")]
+    tuples = Stream.items([(1, "x")]).to_table({"n": int, "t": str})
+    assert rows(tuples) == [{"n": 1, "t": "x"}]
+    assert stream.to_table()._columns is None
+
+
+def test_event_time_follows_its_column() -> None:
+    timed = orders().event_time("at")
+    place = EventTime(column="at")
+    for table in (
+        timed,
+        timed.select("at", "n"),
+        timed.drop("n"),
+        timed.with_columns(m=n + 1),
+        timed.filter(n > 1),
+        timed.explode("tags"),
+        timed.union(timed.filter(n > 2)),
+        timed.map_batches(lambda batch: batch),
+        timed.map_batches(lambda batch: batch, schema={"at": MOMENT}),
+    ):
+        assert table._time == place
+    assert timed.rename({"at": "then"})._time == EventTime(column="then")
+    assert timed.to_rows()._time == place
+    assert Stream.items([{"at": 1}]).event_time("at").to_table({"at": int})._time == place
+    for table in (
+        timed.select("n"),
+        timed.drop("at"),
+        timed.with_columns(at=n),
+        timed.map_batches(lambda batch: batch, schema={"n": int}),
+        timed.union(orders()),
+    ):
+        assert table._time is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "says"),
+    [
+        (lambda: orders().select("uesr"), UnknownName, "no column .uesr.; did you mean .user."),
+        (lambda: orders().select(), UsageError, "select takes column names, not"),
+        (lambda: orders().select("n", "n"), UsageError, "select names a column twice"),
+        (lambda: orders().drop(*ORDERS.column_names), UsageError, "drop would leave no column"),
+        (lambda: orders().rename({"n": "at"}), UsageError, "rename would give two columns one name"),
+        (lambda: orders().rename("n"), UsageError, "rename takes a dict"),
+        (lambda: orders().with_columns(), UsageError, "takes at least one column"),
+        (lambda: orders().with_columns(a=1), UsageError, "takes an expression such as"),
+        (lambda: orders().with_columns(a=pc.field("nn") + 1), UnknownName, "no column .nn.; did you mean"),
+        (lambda: orders().with_columns(a=pc.field("user") + 1), UsageError, "no kernel matching"),
+        (lambda: orders().filter(n + 1), UsageError, "filter: .* gives int64: write a condition"),
+        (lambda: orders().filter(lambda row: True), UsageError, "call to_rows\\(\\) first"),
+        (lambda: orders().explode("n"), UsageError, "column 'n' has the type int64, which is no list"),
+        (lambda: orders().explode("nn"), UnknownName, "no column 'nn'"),
+        (lambda: orders().map_batches(3), UsageError, "takes a function"),
+        (lambda: orders().map_batches(len, batch_rows=0), UsageError, "batch_rows is 0"),
+        (lambda: orders().map_batches(len, columns=["x"]), UnknownName, "no column 'x'"),
+        (lambda: orders().union(), InvalidGraph, "at least one other table"),
+        (lambda: orders().event_time("att"), UnknownName, "no column 'att'; did you mean 'at'"),
+        (lambda: orders().event_time(lambda row: 1), UsageError, "takes the name of a column"),
+        (lambda: orders().event_time("at", out_of_order=timedelta(-1)), UsageError, "from 0"),
+        (lambda: Table.from_arrow([{"a": 1}]), UsageError, "Stream.items\\(rows\\).to_table"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_answered_where_they_are_written(
+    wrong: Callable[[], Any], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        wrong()
+
+
+def test_an_expression_that_fails_is_named() -> None:
+    table = Table.from_arrow(pa.table({"a": [2**62]})).with_columns(b=pc.field("a") * 4)
+    with pytest.raises(UsageError, match=r"with_columns: multiply_checked\(a, 4\): overflow"):
+        rows(table)
+
+
+def test_two_forms_are_not_mixed() -> None:
+    stream = Stream.items([1])
+    with pytest.raises(UsageError, match="union of a Table takes a Table, not a Stream: call to_table"):
+        orders().union(stream)  # type: ignore[arg-type]
+    with pytest.raises(
+        UsageError, match=r"map\(\) takes functions of rows, and this is a Table: call to_rows"
+    ):
+        orders().map(len)  # type: ignore[attr-defined]
+    with pytest.raises(
+        UsageError, match=r"select\(\) works on columns, and this is a Stream of rows: call to_t"
+    ):
+        stream.select("a")  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="'Table' object has no attribute 'nothing'"):
+        orders().nothing  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_table_can_be_named_and_given_subtasks() -> None:
+    table = orders().filter(n > 1).name("some").parallel(3)
+    assert repr(table) == "<Table some (arrow)>"
+    assert table.ends[0].parallelism == 3

@@ -1,0 +1,160 @@
+"""Where tables come from: files that differ, data in memory, numbers, sources of one's own."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+import pytest
+
+from minishuffle.dataflow.table import Table
+from minishuffle.errors import UnknownName, UsageError
+from support.cutjobs import Cut, run
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _pipe_of_pyarrow() -> None:
+    """pyarrow opens a pipe for signals, once in a process, when it first reads a whole CSV file."""
+    pa_csv.read_csv(io.BytesIO(b"a\n1\n"))
+
+
+def rows(table: Table, width: int = 2) -> list[Any]:
+    return sorted(run(table.collect(), Cut(width, rows=3)).rows, key=str)
+
+
+def types(table: Table) -> dict[str, str]:
+    assert table._schema is not None
+    return {field.name: str(field.type) for field in table._schema}
+
+
+def test_parquet_files_that_differ(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": pa.array([1], pa.int32()), "b": ["x"]}), tmp_path / "1.parquet")
+    pq.write_table(pa.table({"a": [2.5]}), tmp_path / "2.parquet")
+    table = Table.from_files(tmp_path)
+    assert types(table) == {"a": "double", "b": "string"}
+    assert rows(table) == [{"a": 1.0, "b": "x"}, {"a": 2.5, "b": None}]
+    declared = Table.from_files(str(tmp_path / "*.parquet"), schema={"a": float})
+    assert rows(declared) == [{"a": 1.0}, {"a": 2.5}]
+    with pytest.raises(UnknownName, match="no column 'c' in any of 2 files: there are a, b"):
+        Table.from_files(tmp_path, schema={"c": int})
+    lossy = Table.from_files(tmp_path, schema={"a": int})
+    with pytest.raises(UsageError, match="does not fit int64"):
+        rows(lossy)
+
+
+def test_csv_files_are_read_whole_for_their_types(tmp_path: Path) -> None:
+    (tmp_path / "1.csv").write_text("a,b,c\n1,x,\n2,y,\n")
+    (tmp_path / "2.csv").write_text("a,b,c\n2.5,z,\n")
+    (tmp_path / "3.csv").write_text("")
+    table = Table.from_files(tmp_path, format="csv")
+    assert types(table) == {"a": "double", "b": "string", "c": "string"}
+    assert [row["a"] for row in rows(table)] == [1.0, 2.0, 2.5]
+    declared = Table.from_files(tmp_path / "1.csv", format="csv", schema={"a": str})
+    assert rows(declared) == [{"a": "1"}, {"a": "2"}]
+
+
+def test_json_files_are_read_whole_for_their_fields(tmp_path: Path) -> None:
+    (tmp_path / "1.json").write_text('{"a": 1}\n{"a": 2, "late": {"x": 1}}\n')
+    (tmp_path / "2.json").write_text('{"a": 2.5, "n": null}')
+    (tmp_path / "3.json").write_text("")
+    table = Table.from_files(tmp_path, format="json")
+    assert types(table) == {"a": "double", "late": "struct<x: int64>", "n": "string"}
+    assert rows(table) == [
+        {"a": 1.0, "late": None, "n": None},
+        {"a": 2.0, "late": {"x": 1}, "n": None},
+        {"a": 2.5, "late": None, "n": None},
+    ]
+    assert rows(Table.from_files(tmp_path, format="json", schema={"a": float})) == [
+        {"a": 1.0}, {"a": 2.0}, {"a": 2.5}
+    ]  # fmt: skip
+
+
+def test_what_a_file_cannot_be_read_for_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bad.json").write_text('{"a": 1\n')
+    (tmp_path / "mixed.json").write_text('{"a": 1}\n{"a": "x"}\n')
+    (tmp_path / "plain.csv").write_text("1,2\n")
+    for name, format, options, error, says in (
+        ("bad.json", "json", {}, UsageError, "bad.json: JSON parse error"),
+        ("mixed.json", "json", {}, UsageError, "mixed.json: JSON parse error"),
+        ("plain.csv", "csv", {"header": False}, UsageError, "do not name their columns"),
+        ("nothing.csv", "csv", {}, UnknownName, "no file"),
+        ("plain.csv", "xml", {}, UsageError, "write 'parquet', 'csv' or 'json'"),
+        ("plain.csv", "csv", {"nulls": "NA"}, UsageError, "nulls takes a list"),
+    ):
+        with pytest.raises(error, match=says):
+            Table.from_files(tmp_path / name, format=format, **options)  # type: ignore[arg-type]
+    declared = Table.from_files(tmp_path / "mixed.json", format="json", schema={"a": int})
+    with pytest.raises(UsageError, match=r"mixed.json: .*correct the file, or the schema"):
+        rows(declared)
+    monkeypatch.setattr("minishuffle.dataflow.operators.sources.INFERRED_FILE_BYTES_MAX", 3)
+    with pytest.raises(UsageError, match="plain.csv has more than .* declare them with schema="):
+        Table.from_files(tmp_path / "plain.csv", format="csv")
+
+
+def test_a_json_split_goes_on_behind_an_offset(tmp_path: Path) -> None:
+    from minishuffle.dataflow.operators.json import JsonSource
+
+    path = tmp_path / "a.json"
+    path.write_text("".join(f'{{"n": {number}}}\n' for number in range(9)))
+    source = JsonSource(path)
+    (split,) = source.splits()
+    assert [value for batch in source.read(split, 7) for value in batch["n"].to_pylist()] == [7, 8]
+    assert list(source.read(split, 20)) == []
+
+
+def test_frames_are_tables() -> None:
+    class Frame:
+        def __arrow_c_stream__(self, requested: Any = None) -> Any:
+            return pa.table({"a": [1, 2]}).__arrow_c_stream__(requested)
+
+    assert rows(Table.from_arrow(Frame())) == [{"a": 1}, {"a": 2}]
+    assert rows(Table.from_arrow(pa.RecordBatch.from_pydict({"a": [3]}))) == [{"a": 3}]
+
+
+def test_numbers_make_tables() -> None:
+    assert rows(Table.generate(records=3)) == [{"number": 0}, {"number": 1}, {"number": 2}]
+    squares = Table.generate(
+        lambda start, count: pa.RecordBatch.from_pydict({"n": [n * n for n in range(start, start + count)]}),
+        records=3,
+        schema={"n": int},
+    )
+    assert types(squares) == {"n": "int64"}
+    assert rows(squares) == [{"n": 0}, {"n": 1}, {"n": 4}]
+
+
+class Batches:
+    format = "arrow"
+
+    def splits(self) -> list[int]:
+        return [1, 2]
+
+    def read(self, split: int, offset: int) -> Iterator[pa.RecordBatch]:
+        if not offset:
+            yield pa.RecordBatch.from_pydict({"split": [split]})
+
+
+def test_a_source_of_ones_own_gives_batches() -> None:
+    table = Table.source(Batches(), schema={"split": int})
+    assert table.ends[0].feeds[0].node.label == "Batches"
+    assert rows(table) == [{"split": 1}, {"split": 2}]
+    with pytest.raises(UsageError, match="column 'split' has the type int64"):
+        rows(Table.source(Batches(), schema={"split": str}))
+
+    class Rows(Batches):
+        format = "rows"
+
+    with pytest.raises(UsageError, match=r"Rows gives rows: write Stream.source"):
+        Table.source(Rows())
+    with pytest.raises(UsageError, match="is not a source"):
+        Table.source(Batches)  # type: ignore[arg-type]
+
+
+def test_spark_writes_tables() -> None:
+    table = Table.from_spark("orders", {"a": "int64"}, bounded=False)
+    assert types(table) == {"a": "int64"}
+    assert not table.ends[0].bounded
