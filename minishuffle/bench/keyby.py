@@ -19,6 +19,8 @@ from minishuffle.bench.records import BLOCK, Checker, Numbers, blocks_of, expect
 from minishuffle.client import JobResult
 from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.stream_base import StreamBase
+from minishuffle.dataflow.table import Table
 from minishuffle.errors import ShuffleError
 from minishuffle.local import LocalCluster
 from minishuffle.wire.requests import ClusterStatus, TaskInfo
@@ -38,14 +40,13 @@ def _add_value(total: int, row: tuple[int, int]) -> int:
     return total + row[1]
 
 
-def keyby_stream(source: Numbers, emit: Emit) -> Stream:
+def keyby_stream(source: Numbers, emit: Emit) -> StreamBase:
     """The job: sum per key. Rows call a Python key function and a Python sum for every record."""
-    stream = Stream.source(source)
     checker = Checker(source.kind)
     if source.format == "arrow":
         key, value = ("key", "value") if source.kind == "int" else ("user", "amount")
-        return stream.key_by(key).aggregate(emit, total=(value, "sum")).to(checker)
-    keyed = stream.key_by(lambda row: row[0])
+        return Table.source(source).key_by(key).aggregate(emit, total=(value, "sum")).to(checker)
+    keyed = Stream.source(source).key_by(lambda row: row[0])
     if source.kind == "int":
         return keyed.fold(int, _add_value, emit).to(checker)
     return keyed.fold(float, _add_amount, emit).to(checker)

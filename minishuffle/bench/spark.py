@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from minishuffle.bench.records import Numbers
-from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.table import Table
 from minishuffle.errors import ShuffleError
 from minishuffle.local import LocalCluster
 from minishuffle.spark.session import spark_session, stop_spark
@@ -113,8 +113,8 @@ class _Bench:
     def _kept(self) -> str:
         """A finished job whose result are the rows."""
         numbers = Numbers("event", "arrow", self._partitions, self._records, None)
-        stream = Stream.source(numbers).map_batches(_four_columns).schema(SCHEMA)
-        handle = self._cluster.submit(stream.to_spark(), name="bench-read", parallelism=self._partitions)
+        table = Table.source(numbers).map_batches(_four_columns, schema=SCHEMA)
+        handle = self._cluster.submit(table.to_spark(), name="bench-read", parallelism=self._partitions)
         handle.wait(JOB_SECONDS_MAX)
         return handle.id
 
@@ -122,7 +122,7 @@ class _Bench:
         """The job counts the rows; its end is part of the time."""
         self._rounds += 1
         name = f"bench-{self._rounds}"
-        handle = self._cluster.submit(Stream.from_spark(name, SCHEMA).to_count(), name=name, parallelism=2)
+        handle = self._cluster.submit(Table.from_spark(name, SCHEMA).to_count(), name=name, parallelism=2)
         writer = self._rows().write.format("minishuffle").options(**self._options)
         writer.option("stream", name).option("partitions", self._partitions).mode("append").save()
         counted = sum(result.value for result in handle.wait(JOB_SECONDS_MAX).results)

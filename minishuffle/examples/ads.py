@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from minishuffle.dataflow.operators.base import TaskContext
-from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.table import Table
 
 __all__ = ["Training", "ads", "answer", "clicks", "impressions"]
 
@@ -25,6 +25,7 @@ Values = np.ndarray[Any, np.dtype[np.float64]]
 
 START_MICROS: Final = 1_767_225_600_000_000
 """Event time of request 0: the beginning of 2026 in UTC."""
+MOMENT: Final = pa.timestamp("us", tz="UTC")
 FEATURES: Final = 4
 TASTE: Final = np.array([2.0, -1.5, 1.0, 0.5])
 """Decides, with the features, how likely a click is."""
@@ -70,7 +71,7 @@ def _sigmoid(values: Values) -> Values:
 
 
 def _timestamps(micros: Ids) -> pa.Array:
-    return pa.array(micros).cast(pa.timestamp("us", tz="UTC"))
+    return pa.array(micros).cast(MOMENT)
 
 
 def answer(records: int, within: float = 2.0) -> dict[str, int]:
@@ -81,7 +82,7 @@ def answer(records: int, within: float = 2.0) -> dict[str, int]:
     return {"examples": records, "clicks": int((_clicked(requests) & in_time).sum())}
 
 
-def impressions(rate: int, records: int | None, sources: int | None = None) -> Stream[Any]:
+def impressions(rate: int, records: int | None, sources: int | None = None) -> Table:
     """Columns ``request``, ``at`` (the event time) and ``x0`` … : the ads that were shown, ``rate`` per
     second, made by so many subtasks (None: the job's parallelism)."""
 
@@ -93,11 +94,13 @@ def impressions(rate: int, records: int | None, sources: int | None = None) -> S
             {"request": requests, "at": _timestamps(_times(requests, rate)), **columns}
         )
 
-    generated = Stream.generate(shown, rate=rate, records=records, format="arrow").name("impressions")
+    features = {f"x{number}": pa.float64() for number in range(FEATURES)}
+    schema = {"request": pa.int64(), "at": MOMENT, **features}
+    generated = Table.generate(shown, rate=rate, records=records, schema=schema).name("impressions")
     return _by(sources, _by(sources, generated).event_time("at"))
 
 
-def clicks(rate: int, records: int | None, within: float, sources: int | None = None) -> Stream[Any]:
+def clicks(rate: int, records: int | None, within: float, sources: int | None = None) -> Table:
     """Columns ``request`` and ``at`` (the event time): the clicks on those impressions, out of order by their
     delays."""
     within_micros = round(within * 1e6)
@@ -109,18 +112,15 @@ def clicks(rate: int, records: int | None, within: float, sources: int | None = 
             {"request": requests, "at": _timestamps(times), "clicked": _clicked(requests)}
         )
 
-    def only_clicks(batch: pa.RecordBatch) -> pa.RecordBatch:
-        return batch.filter(batch["clicked"]).select(["request", "at"])
-
-    generated = Stream.generate(followed, rate=rate, records=records, format="arrow").name("clicks")
-    clicked = _by(sources, _by(sources, generated).map_batches(only_clicks))
-    typed = clicked.schema({"request": pa.int64(), "at": pa.timestamp("us", tz="UTC")})
+    schema = {"request": pa.int64(), "at": MOMENT, "clicked": pa.bool_()}
+    generated = Table.generate(followed, rate=rate, records=records, schema=schema).name("clicks")
+    clicked = _by(sources, generated).filter(pc.field("clicked")).drop("clicked")
     late = timedelta(microseconds=LATEST_CLICK * within_micros)
-    return _by(sources, typed.event_time("at", out_of_order=late))
+    return _by(sources, clicked.event_time("at", out_of_order=late))
 
 
-def _by(subtasks: int | None, stream: Stream[Any]) -> Stream[Any]:
-    return stream if subtasks is None else stream.parallel(subtasks)
+def _by(subtasks: int | None, table: Table) -> Table:
+    return table if subtasks is None else table.parallel(subtasks)
 
 
 class Training:
@@ -161,7 +161,7 @@ def ads(
     records: Annotated[int, Field(ge=1)] | None = None,
     within: Annotated[float, Field(gt=0, le=3600)] = 2.0,
     sources: Annotated[int, Field(ge=1)] | None = None,
-) -> Stream[Any]:
+) -> Table:
     """Join ``rate`` impressions per second with their clicks, and train on the pairs, until cancelled.
 
     ``records`` ends the job after that many impressions. ``within`` is how many seconds an impression waits

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.table import Table
 from minishuffle.errors import ShuffleError, UnknownName, UsageError
 from minishuffle.limits import PARALLELISM_MAX
 from minishuffle.pipelines.pipeline import DataDirectory, Input, Pipeline
@@ -228,18 +228,17 @@ class Flights(Pipeline):
             "weather": Input(cleaned(weather), ("time_hour", "origin")),
         }
 
-    def job(self, streams: Mapping[str, Stream]) -> Stream:
+    def job(self, tables: Mapping[str, Table]) -> Table:
         """Join by airport and hour, count by carrier and hour, and name the carriers."""
-        flown = streams["flights"].event_time(
+        flown = tables["flights"].event_time(
             "time_hour", out_of_order=self.out_of_order, watermarks=self.watermarks
         )
-        weather = streams["weather"].event_time("time_hour")
+        weather = tables["weather"].event_time("time_hour")
         joined = flown.key_by("origin", "time_hour").join(
             weather.key_by("origin", "time_hour"), how="left", within=timedelta(0)
         )
         hours = (
-            joined.map_batches(as_numbers)
-            .schema(numbers_schema())
+            joined.map_batches(as_numbers, schema=numbers_schema())
             .key_by("carrier", "time_hour")
             .window(HOUR)
             .aggregate(
@@ -254,9 +253,8 @@ class Flights(Pipeline):
                 low_visibility=("low_visibility", "sum"),
             )
         )
-        airlines = Stream.items(airlines_table().rename_columns(["carrier", "airline"]))
-        named = hours.broadcast_join(airlines, on="carrier", how="left")
-        return named.map_batches(as_result).schema(result_schema())
+        airlines = Table.from_arrow(airlines_table().rename_columns(["carrier", "airline"]))
+        return hours.broadcast_join(airlines, on="carrier", how="left").select(RESULT)
 
     def expected(self, spark: SparkSession, data: DataDirectory) -> DataFrame:
         """By Spark's batch engine, from the files."""
@@ -364,16 +362,3 @@ def as_numbers(batch: pa.RecordBatch) -> pa.RecordBatch:
         ones(pc.less(batch.column("visib"), LOW_VISIBILITY_MILES)),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=numbers_schema())
-
-
-def result_schema() -> pa.Schema:
-    """The schema of the result: see ``RESULT``."""
-    import pyarrow as pa
-
-    kinds = {"carrier": pa.string(), "airline": pa.string(), "time_hour": pa.timestamp("us", "UTC")}
-    return pa.schema([(name, kinds.get(name, pa.int64())) for name in RESULT])
-
-
-def as_result(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The columns of the result alone, in its order."""
-    return batch.select(list(RESULT))

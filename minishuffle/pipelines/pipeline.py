@@ -19,7 +19,7 @@ from minishuffle.spark.session import spark_error
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from minishuffle.dataflow.stream import Stream
+    from minishuffle.dataflow.table import Table
 
 __all__ = ["DataDirectory", "Input", "Pipeline", "asked", "check_name", "is_frame"]
 
@@ -113,14 +113,14 @@ class Pipeline(ABC):
 
     @abstractmethod
     def inputs(self, spark: SparkSession, data: DataDirectory) -> Mapping[str, Input]:
-        """The DataFrames to write, by the name of the stream that each becomes."""
+        """The DataFrames to write, by the name of the table that each becomes."""
 
     @abstractmethod
-    def job(self, streams: Mapping[str, Stream]) -> Stream:
-        """What becomes of the streams; they are Arrow batches with the columns of the DataFrames.
+    def job(self, tables: Mapping[str, Table]) -> Table:
+        """What becomes of the tables, which have the columns of the DataFrames.
 
         Returns:
-            the result's stream, its schema known, without a sink.
+            the result, its schema known, without a sink.
         """
 
     def expected(self, spark: SparkSession, data: DataDirectory) -> DataFrame | None:

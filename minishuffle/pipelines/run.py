@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from minishuffle.client import Client, JobHandle, JobResult, loss_text, workers_at_work
 from minishuffle.dataflow.nodes import inputs_first
-from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.table import Table
 from minishuffle.errors import UsageError
 from minishuffle.pipelines.audit import Audit, Completeness, WorkerKill, audited, check_audit, worker_killed
 from minishuffle.pipelines.pipeline import DataDirectory, Input, Pipeline, asked, check_name, is_frame
@@ -249,16 +249,16 @@ def checked_inputs(pipeline: Pipeline, spark: SparkSession, data: DataDirectory)
 
 def job_of(
     pipeline: Pipeline, inputs: Mapping[str, Input], parallelism: int, *, bounded: bool = True
-) -> Stream:
+) -> Table:
     """The pipeline's job between Spark's writes and Spark's read.
 
     Raises:
-        UsageError: ``job`` returned something else than a stream without a sink, or not of all inputs.
+        UsageError: ``job`` returned something else than a table without a sink, or not of all inputs.
         ShuffleError: the method raised.
     """
     from minishuffle.spark.schemas import arrow_schema_of
 
-    streams = {}
+    tables = {}
     for name, given in inputs.items():
         # A subtask without a split would hold back the others' event time until the data end.
         subtasks = min(given.splits, parallelism) if bounded else 1
@@ -266,24 +266,25 @@ def job_of(
             schema = arrow_schema_of(given.frame.schema)
         except UsageError as error:
             raise UsageError(f"pipeline {pipeline.name}: the input {name!r}: {error}") from error
-        streams[name] = Stream.from_spark(name, schema, bounded=bounded).parallel(subtasks)
-    stream = asked(pipeline, "job", streams)
-    if not isinstance(stream, Stream):
-        kind = type(stream).__name__
-        raise UsageError(f"pipeline {pipeline.name}: job must return a Stream, not {kind}")
-    sinks = [node.label for node in stream.ends if node.is_sink]
+        tables[name] = Table.from_spark(name, schema, bounded=bounded).parallel(subtasks)
+    table = asked(pipeline, "job", tables)
+    if not isinstance(table, Table):
+        kind = type(table).__name__
+        hint = ": end it with to_table(schema)" if kind == "Stream" else ""
+        raise UsageError(f"pipeline {pipeline.name}: job must return a Table, not {kind}{hint}")
+    sinks = [node.label for node in table.ends if node.is_sink]
     if sinks:
         raise UsageError(
-            f"pipeline {pipeline.name}: job must return the result's stream, which Spark reads: leave out "
+            f"pipeline {pipeline.name}: job must return the result's table, which Spark reads: leave out "
             f"the sink {sinks[0]!r}"
         )
-    check_uses_all(pipeline, stream, inputs)
-    return stream.to_spark(SINK)
+    check_uses_all(pipeline, table, inputs)
+    return table.to_spark(SINK)
 
 
-def check_uses_all(pipeline: Pipeline, stream: Stream, inputs: Mapping[str, Input]) -> None:
+def check_uses_all(pipeline: Pipeline, table: Table, inputs: Mapping[str, Input]) -> None:
     """Raises UsageError when Spark would write what no job reads, or the job wait for what nobody writes."""
-    sources = [node.boundary for node in inputs_first(stream.ends) if node.is_source]
+    sources = [node.boundary for node in inputs_first(table.ends) if node.is_source]
     used = {boundary.name for boundary in sources if boundary is not None}
     for name in inputs:
         if name not in used:

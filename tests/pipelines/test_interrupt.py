@@ -32,7 +32,7 @@ class Slow(Pipeline):
     def inputs(self, spark, data):
         return {"numbers": Input(spark.range(200_000).selectExpr("id AS value"), ("value",), 2)}
 
-    def job(self, streams):
+    def job(self, tables):
         gate = Path(__file__).with_name("gate")
 
         def wait(batch):
@@ -40,7 +40,7 @@ class Slow(Pipeline):
             time.sleep(0.5)
             return batch
 
-        slow = streams["numbers"].map_batches(wait).schema({"value": "int64"})
+        slow = tables["numbers"].map_batches(wait, schema={"value": "int64"})
         return slow.key_by("value").aggregate(number=("value", "count"))
 
 

@@ -13,7 +13,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 from pyspark.sql import types as t
 
-from minishuffle import Stream
+from minishuffle import Table
 from minishuffle.cli.loading import load_pipeline
 from minishuffle.cli.pipeline import reported, stats_of
 from minishuffle.errors import ShuffleError, UnknownName, UsageError
@@ -77,7 +77,7 @@ class Given(Pipeline):
     def inputs(self, spark: Any, data: DataDirectory) -> Any:
         return {"a": Input(Frame(t.LongType()), ("c0",)), "b": Input(Frame(t.LongType()), ("c0",))}
 
-    def job(self, streams: Mapping[str, Stream]) -> Any:
+    def job(self, streams: Mapping[str, Table]) -> Any:
         return self._job(streams)
 
     def expected(self, spark: Any, data: DataDirectory) -> Any:
@@ -108,7 +108,7 @@ def test_what_a_method_raises_is_told_with_the_users_own_frames(own: Pipeline) -
 
 def test_a_mistake_with_a_stream_keeps_its_kind_and_names_the_line(own: Pipeline, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
-        asked(own, "job", {"a": Stream.items(pa.table({"a": [1]}))})
+        asked(own, "job", {"a": Table.from_arrow(pa.table({"a": [1]}))})
     assert str(caught.value).startswith(f"pipeline own: job(), {tmp_path}/own.py:13: ")
     with pytest.raises(ShuffleError, match=r"job\(\) raised KeyError: 'a'"):
         asked(own, "job", {})
@@ -147,10 +147,10 @@ def test_a_plain_name_will_do(name: str) -> None:
     [
         (lambda streams: streams["a"], "pipeline given: job() does not use the input 'b'"),
         (
-            lambda streams: streams["a"].union(streams["b"], Stream.from_spark("d", {"c0": "int64"})),
+            lambda streams: streams["a"].union(streams["b"], Table.from_spark("d", {"c0": "int64"})),
             "pipeline given: job() reads the stream 'd', which is no input",
         ),
-        (lambda streams: streams["a"].key_by("c0"), "job must return a Stream, not KeyedStream"),
+        (lambda streams: streams["a"].key_by("c0"), "job must return a Table, not KeyedTable"),
     ],
 )
 def test_a_job_of_other_streams_is_refused(job: Any, problem: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from minishuffle import LocalCluster, Stream
+from minishuffle import LocalCluster, Table
 from minishuffle.errors import ShuffleError, TaskFailed, UsageError
 from minishuffle.pipelines import DataDirectory, Input, Pipeline
 from minishuffle.pipelines.flights import Flights
@@ -62,14 +62,14 @@ class Sums(Pipeline):
             "others": Input(spark.range(3).selectExpr("id % 7 AS key", "id AS value"), ("value",)),
         }
 
-    def job(self, streams: Mapping[str, Stream]) -> Stream:
-        numbers = streams["numbers"].union(streams["others"]).schema(SCHEMA)
+    def job(self, tables: Mapping[str, Table]) -> Table:
+        numbers = tables["numbers"].union(tables["others"])
         if self.wrong == "job":
 
             def fail(batch: Any) -> Any:
                 raise ValueError("a mistake of the user")
 
-            numbers = numbers.map_batches(fail).schema(SCHEMA)
+            numbers = numbers.map_batches(fail, schema=SCHEMA)
         return numbers.key_by("key").aggregate(total=("value", "sum"))
 
     def expected(self, spark: SparkSession, data: DataDirectory) -> DataFrame:
@@ -163,7 +163,7 @@ class Wrong(Sums):
     def inputs(self, spark: SparkSession, data: DataDirectory) -> Any:
         return super().inputs(spark, data) if self._inputs is None else self._inputs(spark)
 
-    def job(self, streams: Mapping[str, Stream]) -> Any:
+    def job(self, streams: Mapping[str, Table]) -> Any:
         return super().job(streams) if self._job is None else self._job(streams)
 
 
@@ -179,7 +179,7 @@ class Wrong(Sums):
             Wrong(lambda spark: {"a": Input(spark.range(3), ("id",), 0)}),
             "splits=.* takes a whole number",
         ),
-        (Wrong(job=lambda streams: 3), "job must return a Stream, not int"),
+        (Wrong(job=lambda streams: 3), "job must return a Table, not int"),
         (Wrong(job=lambda streams: streams["others"].to_count()), "leave out the sink 'to_count'"),
     ],
 )
@@ -193,7 +193,7 @@ def test_what_is_no_pipeline_is_refused(
 def test_a_stream_that_another_job_reads_is_refused(
     run: Callable[[Pipeline], Outcome], cluster: LocalCluster
 ) -> None:
-    handle = cluster.submit(Stream.from_spark("numbers", SCHEMA).to_count(), parallelism=1)
+    handle = cluster.submit(Table.from_spark("numbers", SCHEMA).to_count(), parallelism=1)
     try:
         with pytest.raises(ShuffleError, match="numbers"):
             run(Sums())

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from minishuffle import LocalCluster, Stream
+from minishuffle import LocalCluster, Table
 from minishuffle.errors import TaskFailed
 from minishuffle.pipelines import DataDirectory, Input, Pipeline, streaming
 from minishuffle.pipelines.flights import Flights
@@ -41,14 +41,14 @@ class Sums(Pipeline):
     def inputs(self, spark: SparkSession, data: DataDirectory) -> dict[str, Input]:
         return {"numbers": Input(spark.range(ROWS).selectExpr("id % 7 AS key", "id AS value"), ("value",), 2)}
 
-    def job(self, streams: Mapping[str, Stream]) -> Stream:
-        numbers = streams["numbers"]
+    def job(self, tables: Mapping[str, Table]) -> Table:
+        numbers = tables["numbers"]
         if self.fails:
 
             def fail(batch: Any) -> Any:
                 raise ValueError("a mistake of the user")
 
-            numbers = numbers.map_batches(fail).schema(SCHEMA)
+            numbers = numbers.map_batches(fail, schema=SCHEMA)
         return numbers
 
     def expected(self, spark: SparkSession, data: DataDirectory) -> DataFrame:
