@@ -21,6 +21,8 @@ import pyarrow.compute as pc
 
 from minishuffle.bench.keyby import elapsed
 from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.stream_base import StreamBase
+from minishuffle.dataflow.table import Table
 from minishuffle.local import LocalCluster
 
 __all__ = ["Words", "measure_wordcount", "write_text"]
@@ -102,10 +104,10 @@ def _itself(word: str) -> str:
     return word
 
 
-def wordcount_stream(path: Path, format: Format) -> Stream:
+def wordcount_stream(path: Path, format: Format) -> StreamBase:
     """The job: how often each word occurs."""
     if format == "arrow":
-        return Stream.source(Words(path)).key_by("word").aggregate(count=("word", "count")).collect()
+        return Table.source(Words(path)).key_by("word").aggregate(count=("word", "count")).collect()
     return Stream.text(str(path)).flat_map(str.split).key_by(_itself).count().collect()
 
 

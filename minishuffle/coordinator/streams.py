@@ -284,7 +284,7 @@ class Streams:
         known = ", ".join(sorted(self._streams)) or "none"
         raise UnknownName(
             f"no running job reads a stream {name!r} (there are: {known}): submit the job with "
-            f"Stream.from_spark({name!r}, ...) first"
+            f"Table.from_spark({name!r}, ...) first"
         )
 
     def _open(self, opening: _Opening, stream: _Stream) -> list[Instruction]:

@@ -59,7 +59,7 @@ def join_tables(
     columns = JoinColumns(*keys, how, times[0], _checked_suffix(suffix))
     sides = {}
     if late == "side":
-        sides = {"late": SideOutput.late_of(left, "arrow"), "late_right": SideOutput.late_of(right, "arrow")}
+        sides = {"late": SideOutput.late_of(left), "late_right": SideOutput.late_of(right)}
     put = (late_of(late, sides.get("late")), late_of(late, sides.get("late_right")))
     operator = JoinArrow(columns, micros, times, (left._schema, right._schema), put)
     schema: pa.Schema | None = None
@@ -70,7 +70,7 @@ def join_tables(
         names = tuple(columns.names(left._columns, right._columns))
     node = Node(operator.name, (*by_key(left, keys[0]), *by_key(right, keys[1], 1)), operators=(operator,))
     time = times[0] if how != "full" or _holds_both_times(keys, times) else None
-    return Table((Feed(node),), "arrow", schema, names, time, sides)
+    return Table((Feed(node),), schema, names, time, sides)
 
 
 def _time_of(table: Table, side: str) -> EventTime:
@@ -135,4 +135,4 @@ def look_up(big: Table, small: Table, on: On, how: Literal["inner", "left"], suf
         schema = columns.result(big._schema, small._schema)
     elif big._columns is not None and small._columns is not None:
         names = tuple(columns.names(big._columns, small._columns))
-    return Table((Feed(node),), "arrow", schema, names, big._time)
+    return Table((Feed(node),), schema, names, big._time)

@@ -203,7 +203,7 @@ class KeyedTable:
         feeds = by_key(self._table, self._keys)
         node = Node(operator.name, feeds, operators=(operator,))
         node = node.named(label) if label else node
-        return Table((Feed(node),), "arrow", schema, columns, time, sides)
+        return Table((Feed(node),), schema, columns, time, sides)
 
 
 def by_key(table: Table, keys: tuple[str, ...], input: int = 0) -> Feeds:
@@ -270,7 +270,7 @@ class WindowedTable:
         from minishuffle.dataflow.operators.windows import OpenWindows
 
         keyed = self._keyed
-        sides = {} if self._late != "side" else {"late": SideOutput.late_of(keyed._table, "arrow")}
+        sides = {} if self._late != "side" else {"late": SideOutput.late_of(keyed._table)}
         windows = OpenWindows(self._time, self._size, late_of(self._late, sides.get("late")))
         outputs = [(name, columns[name][0], aggregate) for name, aggregate in aggregates.items()]
         operator = WindowArrow(windows, keyed._keys, outputs)

@@ -19,7 +19,6 @@ __all__ = [
     "Boundary",
     "Exchange",
     "Feed",
-    "Format",
     "Node",
     "check_not_sinks",
     "inputs_first",
@@ -27,9 +26,6 @@ __all__ = [
     "check_waits",
     "with_last_step",
 ]
-
-Format: TypeAlias = Literal["rows", "arrow", "mixed"]
-"""``mixed``: a union of both, batch by batch."""
 
 Partitioning: TypeAlias = Literal["hash", "rebalance", "rescale", "forward", "broadcast", "custom"]
 

@@ -46,4 +46,4 @@ def keyed_process(
         seconds = checked_duration(ttl, "process(ttl=...)", positive=True) / 1_000_000
     operator = ProcessRows(on_record, on_timer, keyed._stream._time, seconds, on_error)
     node = Node(operator.name, (keyed._rows_by_key(),), operators=(operator,))
-    return Stream((Feed(node),), "rows", time=keyed._stream._time_by_column())
+    return Stream((Feed(node),), time=keyed._stream._time_by_column())

@@ -1,9 +1,8 @@
-"""What a user writes: sources, transformations and sinks, put together without running anything.
+"""Records as Python objects, and functions of them, put together without running anything.
 
 A :class:`Stream` never changes: every method gives a new one, and what several streams share runs
 once (but ``name`` and ``parallel`` make another operator of the one before them). Batches are lists
-of Python objects (*rows*) or Arrow record batches, as the source has them; a function of a row on an
-Arrow stream gets dicts, a function of batches on rows gets Arrow.
+of rows; :meth:`Stream.to_table` makes columns of them.
 
 ``on_error`` says what becomes of a record whose function raises: ``"fail"`` ends the job with that
 error, ``"skip"`` drops and counts that record alone, ``"dead_letter"`` also writes it with the error
@@ -24,7 +23,6 @@ from minishuffle.dataflow.arguments import (
     check_columns,
     checked_duration,
     key_columns,
-    same_schema,
 )
 from minishuffle.dataflow.bridges import refuse_column_method, refuse_mixture
 from minishuffle.dataflow.nodes import Exchange, Feed, Node
@@ -78,8 +76,8 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         from minishuffle.dataflow.operators.functions import FilterRows
 
         check_callable(fn, "filter")
-        rows: Stream[T] = self._on_rows(FilterRows(fn, on_error))
-        return Stream(rows._feeds, "rows", self._schema, self._columns, self._time)
+        kept: Stream[T] = self._on_rows(FilterRows(fn, on_error))
+        return Stream(kept._feeds, None, self._columns, self._time)
 
     def flat_map(self, fn: Callable[[T], Iterable[U]], *, on_error: OnError = "fail") -> Stream[U]:
         """Every item of the iterable that ``fn(row)`` returns."""
@@ -87,21 +85,6 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
 
         check_callable(fn, "flat_map")
         return self._on_rows(FlatMapRows(fn, on_error))
-
-    def map_batches(self, fn: Callable[[Any], Any], *, on_error: OnError = "fail") -> Stream[Any]:
-        """What ``fn(batch)`` makes of each ``pyarrow.RecordBatch``: another, a table, or None for no rows.
-
-        On a stream of rows, batches are made with the schema declared by :meth:`schema`, or with
-        what the rows of each subtask show so far: a column's type becomes wider if a value needs it, and
-        columns are added that rows before had not.
-        """
-        from minishuffle.dataflow.operators.functions import MapBatches
-
-        check_callable(fn, "map_batches")
-        feeds = self._open_feeds("map_batches")
-        operators = (*self._to_arrow(), MapBatches(fn, on_error))
-        node = Node("map_batches", feeds, operators=operators)
-        return Stream((Feed(node),), "arrow", time=self._time_by_column())
 
     def union(self, *others: Stream[T]) -> Stream[T]:
         """The records of this stream and the others, in no particular order."""
@@ -112,11 +95,9 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
                 refuse_mixture("union", "Stream", other)
         streams = (self, *others)
         feeds = tuple(feed for stream in streams for feed in stream._open_feeds("union"))
-        format = self._format if len({stream._format for stream in streams}) == 1 else "mixed"
-        schema = self._schema if all(same_schema(other._schema, self._schema) for other in others) else None
         columns = self._columns if all(other._columns == self._columns for other in others) else None
         time = self._time if all(other._time == self._time for other in others) else None
-        return Stream(feeds, format, schema, columns, time)
+        return Stream(feeds, None, columns, time)
 
     def key_by(
         self, *key: str | Sequence[str] | Callable[[T], Any], on_error: OnError = "fail"
@@ -151,8 +132,8 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         """Say when each record happened, for windows, joins and timers; call it right after the source.
 
         Args:
-            time: a column, or a function of the row that gives a datetime (without time zone: in UTC)
-                or int microseconds since 1970. Columns are timestamps, dates or such integers.
+            time: a column of dicts, or a function of the row: a datetime (without time zone: in UTC), a
+                date, or int microseconds since 1970.
                 What :meth:`map` makes of a row has no time of its own, unless it keeps the column.
             out_of_order: how far behind the latest record of its split another may come; the
                 watermark stays so far behind. One that comes later yet is *late*.
@@ -170,27 +151,24 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         idle = None
         if idle_after is not None:
             idle = checked_duration(idle_after, "event_time(idle_after=...)", positive=True) / 1_000_000
-        stream: Stream[T] = self
         if isinstance(time, str):
             check_columns([time], self._columns, "event_time")
             place = EventTime(column=time, each=watermarks == "each")
         else:
             check_callable(time, "event_time")
             place = EventTime(fn=time, each=watermarks == "each")
-            stream = self._as_rows("event_time")
         operator = AssignEventTime(place, late_by, idle, watermarks, on_error)
-        timed: Stream[T] = stream._beside("event_time", operator, stream._format)
-        timed._time = place
-        return timed
+        timed = self._beside("event_time", operator)
+        return Stream(timed._feeds, None, self._columns, place)
 
     def broadcast_join(
         self, small: Stream[Any], on: On, how: Literal["inner", "left"] = "inner"
     ) -> Stream[Any]:
         """Each record with the records of ``small`` whose columns ``on`` are equal: a look-up.
 
-        ``small`` is read to its end first and kept whole in every subtask. From Arrow comes Arrow, else
-        dict rows: this stream's columns and the other ones of ``small``, with ``_right`` after a name
-        that is taken. ``"left"`` also gives records without a partner, with nulls. Nulls have none.
+        Records are dicts. ``small`` is read to its end first and kept whole in every subtask. What comes has
+        this stream's columns and the other ones of ``small``, with ``_right`` after a name that is taken.
+        ``"left"`` also gives records without a partner, with None. None has none.
 
         Args:
             on: a column, several, or a dict of this stream's columns to those of ``small``.
@@ -221,48 +199,27 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         from minishuffle.dataflow.table import Table
 
         declared = None if schema is None else arrow_schema(schema)
-        feeds = self._beside("to_table", ToArrow(declared), "arrow")._feeds
-        return Table(feeds, "arrow", declared, None, self._time_by_column())
+        feeds = self._beside("to_table", ToArrow(declared))._feeds
+        return Table(feeds, declared, None, self._time_by_column())
 
     # --- who gets which record -------------------------------------------------------------------
 
     def partition(self, fn: Callable[[T, int], int]) -> Stream[T]:
         """``fn(row, count)`` says which of ``count`` subtasks gets the row: 0 to ``count`` - 1.
 
-        The stream's records become rows. What ``fn`` raises fails the job.
+        What ``fn`` raises fails the job.
         """
         check_callable(fn, "partition")
-        return self._as_rows("partition")._exchanged("partition", Exchange("custom", choose=fn))
+        return self._exchanged("partition", Exchange("custom", choose=fn))
 
     # --- what is known of the operator before ----------------------------------------------------
-
-    def schema(self, schema: pa.Schema | Mapping[str, Any]) -> Stream[T]:
-        """Declare columns and types: a ``pyarrow.Schema``, or a map from name to type.
-
-        A type is an Arrow type, its name ("int64"), or int, float, str, bool or bytes. Arrow batches
-        are checked against it as they pass; rows are not, but become Arrow by it wherever they do,
-        dicts by name, tuples and lists by position.
-
-        Raises:
-            UsageError: it is not a schema.
-            UnknownName: the stream's columns are known, and one of these is not among them.
-        """
-        declared = arrow_schema(schema)
-        feeds = self._open_feeds("schema")
-        if self._format == "rows":
-            return Stream(feeds, "rows", declared, time=self._time)
-        from minishuffle.dataflow.operators.convert import CheckSchema
-
-        check_columns(declared.names, self._columns, "schema")
-        checked: Stream[T] = self._beside("schema", CheckSchema(declared), self._format)
-        return Stream(checked._feeds, self._format, declared, time=self._time)
 
     # --- making nodes ----------------------------------------------------------------------------
 
     def _on_rows(self, operator: Operator) -> Stream[Any]:
         feeds = self._open_feeds(operator.name)
-        node = Node(operator.name, feeds, operators=(*self._to_rows(), operator))
-        return Stream((Feed(node),), "rows", time=self._time_by_column())
+        node = Node(operator.name, feeds, operators=(operator,))
+        return Stream((Feed(node),), time=self._time_by_column())
 
     # --- several at once ---------------------------------------------------------------------------
 
@@ -274,4 +231,4 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
                 raise InvalidGraph("together takes streams that end in a sink: add collect() or another one")
         if not streams:
             raise InvalidGraph("together takes at least one stream")
-        return Stream(tuple(feed for stream in streams for feed in stream._feeds), "rows")
+        return Stream(tuple(feed for stream in streams for feed in stream._feeds))

@@ -9,7 +9,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Self, TypeAlias
 
 from minishuffle.dataflow.arguments import checked_parallelism
-from minishuffle.dataflow.nodes import Boundary, Exchange, Feed, Format, Node, check_not_sinks, with_last_step
+from minishuffle.dataflow.nodes import Boundary, Exchange, Feed, Node, check_not_sinks, with_last_step
 from minishuffle.dataflow.operators.base import Operator, Source
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import InvalidGraph, UsageError
@@ -30,16 +30,15 @@ class SideOutput:
     """Records that a step gives beside its stream, under a tag that no other step of the job has."""
 
     tag: str
-    format: Format
     schema: pa.Schema | None = None
     columns: Columns = None
     time: EventTime | None = None
 
     @classmethod
-    def late_of(cls, stream: StreamBase, format: Format) -> SideOutput:
+    def late_of(cls, stream: StreamBase) -> SideOutput:
         """For late records of ``stream``, with a tag of their own."""
         tag = f"late-{next(_TAGS)}"
-        return cls(tag, format, stream._schema, stream._columns, stream._time)
+        return cls(tag, stream._schema, stream._columns, stream._time)
 
 
 _TAGS = count(1)
@@ -53,24 +52,23 @@ def late_of(policy: LatePolicy, side: SideOutput | None) -> Late:
 
 
 class StreamBase:
-    """What is known of the records: batches' format, columns as far as known, where the event time stands.
+    """What is known of the records: columns as far as known, where the event time stands.
 
-    ``sides`` are the side outputs of the step before, by the name of the property that gives them.
+    A stream's batches are lists of rows and have no schema; a table's are Arrow. ``sides`` are the side
+    outputs of the step before, by the name of the property that gives them.
     """
 
-    __slots__ = ("_columns", "_feeds", "_format", "_schema", "_sides", "_time")
+    __slots__ = ("_columns", "_feeds", "_schema", "_sides", "_time")
 
     def __init__(
         self,
         feeds: Feeds,
-        format: Format,
         schema: pa.Schema | None = None,
         columns: Columns = None,
         time: EventTime | None = None,
         sides: Mapping[str, SideOutput] | None = None,
     ) -> None:
         self._feeds = feeds
-        self._format: Format = format
         self._schema = schema
         self._columns = columns if schema is None else tuple(schema.names)
         self._time = time
@@ -78,7 +76,7 @@ class StreamBase:
 
     def __repr__(self) -> str:
         labels = ", ".join(feed.node.label for feed in self._feeds)
-        return f"<{type(self).__name__} {labels} ({self._format})>"
+        return f"<{type(self).__name__} {labels}>"
 
     @property
     def ends(self) -> tuple[Node, ...]:
@@ -109,7 +107,7 @@ class StreamBase:
             )
         side = self._sides[name]
         feeds = tuple(Feed(feed.node, side=side.tag) for feed in self._feeds)
-        return self._new(feeds, side.format, side.schema, side.columns, side.time)
+        return type(self)(feeds, side.schema, side.columns, side.time)
 
     # --- who gets which record -------------------------------------------------------------------
 
@@ -145,23 +143,12 @@ class StreamBase:
     # --- new streams -----------------------------------------------------------------------------
 
     @classmethod
-    def _new(
-        cls,
-        feeds: Feeds,
-        format: Format,
-        schema: pa.Schema | None = None,
-        columns: Columns = None,
-        time: EventTime | None = None,
-    ) -> Self:
-        return cls(feeds, format, schema, columns, time)
-
-    @classmethod
     def _from_source(cls, label: str, source: Source, schema: pa.Schema | None = None) -> Self:
-        return cls._new((Feed(Node(label, source=source)),), getattr(source, "format", "rows"), schema)
+        return cls((Feed(Node(label, source=source)),), schema)
 
     def _same_records(self, feeds: Feeds) -> Self:
         """The same records from elsewhere."""
-        return self._new(feeds, self._format, self._schema, self._columns, self._time)
+        return type(self)(feeds, self._schema, self._columns, self._time)
 
     # --- making nodes ----------------------------------------------------------------------------
 
@@ -169,44 +156,20 @@ class StreamBase:
         check_not_sinks(self._feeds, method)
         return self._feeds
 
-    def _to_arrow(
-        self, keys: tuple[str, ...] = (), columns: tuple[str, ...] | None = None
-    ) -> tuple[Operator, ...]:
-        """What makes Arrow of this stream's batches, if they are not; of rows without a declared schema only
-        the ``keys`` and ``columns``, if these are given."""
-        from minishuffle.dataflow.operators.convert import ToArrow
-
-        return () if self._format == "arrow" else (ToArrow(self._schema, keys, columns),)
-
-    def _to_rows(self) -> tuple[Operator, ...]:
-        """What makes rows of this stream's batches, if they are not."""
-        from minishuffle.dataflow.operators.convert import ToRows
-
-        return () if self._format == "rows" else (ToRows(),)
-
     def _time_by_column(self) -> EventTime | None:
         """Where the event time stands after a step that makes other records: a column may be left."""
         return self._time if self._time is not None and self._time.column is not None else None
 
-    def _beside(self, method: str, operator: Operator, format: Format) -> Self:
+    def _beside(self, method: str, operator: Operator) -> Self:
         """A step that runs where its input does and changes no column."""
         feeds = self._open_feeds(method)
         node = Node(operator.name, feeds, operators=(operator,), follows=True, is_auxiliary=True)
-        return self._new((Feed(node),), format, self._schema, self._columns, self._time)
+        return self._same_records((Feed(node),))
 
-    def _as_rows(self, method: str) -> Self:
-        """The same records as rows."""
-        if self._format == "rows":
-            return self
-        from minishuffle.dataflow.operators.convert import ToRows
-
-        return self._beside(method, ToRows(), "rows")
-
-    def _sink(self, label: str, sink: Operator, *convert: Operator, boundary: Boundary | None = None) -> Self:
+    def _sink(self, label: str, sink: Operator, boundary: Boundary | None = None) -> Self:
         feeds = self._open_feeds(label)
-        operators = (*convert, sink)
-        node = Node(label, feeds, boundary=boundary, operators=operators, follows=True, is_sink=True)
-        return self._new((Feed(node.named(label)),), self._format)
+        node = Node(label, feeds, boundary=boundary, operators=(sink,), follows=True, is_sink=True)
+        return type(self)((Feed(node.named(label)),))
 
     def _exchanged(self, method: str, exchange: Exchange) -> Self:
         feeds = self._open_feeds(method)

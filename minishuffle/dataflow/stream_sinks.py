@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from minishuffle import limits
-from minishuffle.dataflow.arguments import checked_name, schema_message, spark_schema
-from minishuffle.dataflow.nodes import Boundary
 from minishuffle.dataflow.stream_base import StreamBase
-from minishuffle.errors import InvalidGraph, UsageError
+from minishuffle.errors import UsageError
 
 if TYPE_CHECKING:
     from minishuffle.dataflow.operators.sinks import Sink
@@ -36,8 +34,8 @@ class StreamSinks(StreamBase):
         when it has so many rows or bytes, and at the end of the stream. It appears when the coordinator has
         listed it, and stays whatever becomes of the job.
 
-        Each has the types that its rows and those before it need, null for None alone. If the rows have no
-        one type in a column, declare it with :meth:`Stream.schema`, and all files have that.
+        Each has the types that its rows and those before it need, null for None alone. If rows have no one
+        type in a column, call :meth:`Stream.to_table` with a schema first, and all files have that.
 
         Raises:
             UsageError: the directory holds some, or is a file, or a limit is not above 0.
@@ -47,8 +45,7 @@ class StreamSinks(StreamBase):
         for name, limit in (("seconds", seconds), ("rows", rows), ("bytes", bytes)):
             if not limit > 0:
                 raise UsageError(f"to_files: {name} is {limit!r}: give a number above 0")
-        convert = () if self._schema is None else self._to_arrow()
-        return self._sink("to_files", FileSink(path, Roll(seconds, rows, bytes)), *convert)
+        return self._sink("to_files", FileSink(path, Roll(seconds, rows, bytes)))
 
     def collect(self) -> Self:
         """Send every row to the program that submitted the job; Arrow as dicts."""
@@ -75,23 +72,3 @@ class StreamSinks(StreamBase):
         if isinstance(sink, type):
             raise UsageError(f"to takes a sink, not the class {sink.__name__}: write {sink.__name__}(...)")
         return self._sink(type(sink).__name__, UserSink(sink))
-
-    def to_spark(self, name: str = "result") -> Self:
-        """Keep the records for Spark to read: ``format("minishuffle").option("sink", name)``.
-
-        They become Arrow of the stream's schema, timestamps in microseconds: in UTC, or naive if they are.
-
-        Raises:
-            InvalidGraph: the schema is not known here.
-        """
-        checked_name(name, "to_spark")
-        if self._schema is None:
-            raise InvalidGraph(
-                "to_spark needs to know the columns and their types: declare them before it with "
-                "schema({'name': 'int64', ...})"
-            )
-        from minishuffle.dataflow.operators.spool import SpoolSink
-
-        schema = spark_schema(self._schema)
-        boundary = Boundary(name, schema_message(schema))
-        return self._sink(f"to_spark {name}", SpoolSink(name, schema), *self._to_arrow(), boundary=boundary)

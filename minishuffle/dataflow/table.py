@@ -17,12 +17,15 @@ from minishuffle.dataflow.arguments import (
     check_callable,
     check_columns,
     checked_duration,
+    checked_name,
     key_columns,
     same_schema,
+    schema_message,
+    spark_schema,
 )
 from minishuffle.dataflow.bridges import refuse_mixture, refuse_row_method
 from minishuffle.dataflow.expressions import check_expression, expression_type
-from minishuffle.dataflow.nodes import Feed, Node
+from minishuffle.dataflow.nodes import Boundary, Feed, Node
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.stream_sinks import StreamSinks
@@ -58,8 +61,8 @@ class Table(TableSources, StreamSinks):
         """The same records as dicts, for Python functions; event time stays."""
         from minishuffle.dataflow.operators.convert import ToRows
 
-        feeds = self._beside("to_rows", ToRows(), "rows")._feeds
-        return Stream(feeds, "rows", self._schema, self._columns, self._time)
+        feeds = self._beside("to_rows", ToRows())._feeds
+        return Stream(feeds, None, self._columns, self._time)
 
     # --- columns ---------------------------------------------------------------------------------
 
@@ -217,8 +220,8 @@ class Table(TableSources, StreamSinks):
             return mapped
         declared = arrow_schema(schema)
         time = self._time if self._time is not None and self._time.column in declared.names else None
-        checked = mapped._beside("schema", CheckSchema(declared), "arrow")
-        return Table(checked._feeds, "arrow", declared, None, time)
+        checked = mapped._beside("schema", CheckSchema(declared))
+        return Table(checked._feeds, declared, None, time)
 
     def union(self, *others: Table) -> Table:
         """The rows of this table and the others, in no particular order: the columns of all, of types that
@@ -239,7 +242,7 @@ class Table(TableSources, StreamSinks):
         if len(known) < len(schemas) or all(same_schema(schema, known[0]) for schema in known):
             feeds = tuple(feed for table in tables for feed in table._open_feeds("union"))
             schema = known[0] if len(known) == len(schemas) else None
-            return Table(feeds, "arrow", schema, None, time)
+            return Table(feeds, schema, None, time)
         return self._widened(tables, known, time)
 
     @staticmethod
@@ -257,10 +260,10 @@ class Table(TableSources, StreamSinks):
             for feed in (
                 table._open_feeds("union")
                 if same_schema(table._schema, common)
-                else table._beside("union", Conform(common), "arrow")._feeds
+                else table._beside("union", Conform(common))._feeds
             )
         ]
-        return Table(tuple(feeds), "arrow", common, None, time)
+        return Table(tuple(feeds), common, None, time)
 
     # --- time and keys -----------------------------------------------------------------------------
 
@@ -304,10 +307,8 @@ class Table(TableSources, StreamSinks):
             idle = checked_duration(idle_after, "event_time(idle_after=...)", positive=True) / 1_000_000
         check_columns([column], self._columns, "event_time")
         place = EventTime(column=column, each=watermarks == "each")
-        timed = self._beside(
-            "event_time", AssignEventTime(place, late_by, idle, watermarks, on_error), "arrow"
-        )
-        return Table(timed._feeds, "arrow", self._schema, self._columns, place)
+        timed = self._beside("event_time", AssignEventTime(place, late_by, idle, watermarks, on_error))
+        return Table(timed._feeds, self._schema, self._columns, place)
 
     def key_by(self, *columns: str | Sequence[str]) -> KeyedTable:
         """Bring the rows of each key together: one or more columns.
@@ -353,6 +354,28 @@ class Table(TableSources, StreamSinks):
 
         return look_up(self, small, on, how, suffix)
 
+    # --- Spark -------------------------------------------------------------------------------------
+
+    def to_spark(self, name: str = "result") -> Table:
+        """Keep the rows for Spark to read: ``format("minishuffle").option("sink", name)``.
+
+        They get the table's schema, timestamps in microseconds: in UTC, or naive if they are.
+
+        Raises:
+            InvalidGraph: the schema is not known here.
+        """
+        checked_name(name, "to_spark")
+        if self._schema is None:
+            raise InvalidGraph(
+                "to_spark needs to know the columns and their types: declare them where they come from, as "
+                "in map_batches(fn, schema={'name': 'int64', ...}) or to_table(schema)"
+            )
+        from minishuffle.dataflow.operators.spool import SpoolSink
+
+        schema = spark_schema(self._schema)
+        boundary = Boundary(name, schema_message(schema))
+        return self._sink(f"to_spark {name}", SpoolSink(name, schema), boundary)
+
     # --- making nodes ----------------------------------------------------------------------------
 
     def _picked(self, columns: Mapping[str, str]) -> pa.Schema:
@@ -385,4 +408,4 @@ class Table(TableSources, StreamSinks):
         follows: bool = False,
     ) -> Table:
         node = Node(operator.name, self._open_feeds(operator.name), operators=(operator,), follows=follows)
-        return Table((Feed(node),), "arrow", schema, columns, time)
+        return Table((Feed(node),), schema, columns, time)

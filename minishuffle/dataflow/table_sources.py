@@ -158,7 +158,7 @@ class TableSources(StreamBase):
         columns = arrow_schema(schema)
         check_written(columns, "Table.from_spark")
         boundary = Boundary(checked_name(name, "Table.from_spark"), schema_message(columns), bounded)
-        return cls._new((Feed(Node(f"from_spark {name}", boundary=boundary)),), "arrow", columns)
+        return cls((Feed(Node(f"from_spark {name}", boundary=boundary)),), columns)
 
     @classmethod
     def _declared(cls, label: str, source: Source, schema: pa.Schema | Mapping[str, Any] | None) -> Self:
@@ -168,5 +168,5 @@ class TableSources(StreamBase):
         from minishuffle.dataflow.operators.convert import CheckSchema
 
         columns = arrow_schema(schema)
-        checked = cls._from_source(label, source)._beside("schema", CheckSchema(columns), "arrow")
-        return cls._new(checked._feeds, "arrow", columns)
+        checked = cls._from_source(label, source)._beside("schema", CheckSchema(columns))
+        return cls(checked._feeds, columns)

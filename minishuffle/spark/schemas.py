@@ -132,7 +132,7 @@ def check_same_columns(given: pa.Schema, wanted: pa.Schema, stream: str) -> None
     )
     raise UsageError(
         f"stream {stream!r} takes column {name!r} as {theirs}, the DataFrame has {mine}: cast it, or declare "
-        "it so in Stream.from_spark"
+        "it so in Table.from_spark"
     )
 
 

@@ -494,7 +494,7 @@ class MinishuffleDataSource(DataSource):
         if info.bounded:  # No batch of a query is the last one: the job would wait for ever.
             raise UsageError(
                 f"stream {stream!r} is bounded, and a streaming query does not end it: it writes into "
-                f"Stream.from_spark({stream!r}, ..., bounded=False)"
+                f"Table.from_spark({stream!r}, ..., bounded=False)"
             )
         return StreamingWriter(access, info, self._partitions())
 

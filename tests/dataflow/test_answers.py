@@ -17,6 +17,7 @@ from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.dataflow.operators.functions import FlatMapRows
 from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.table import Table
 from minishuffle.errors import InvalidGraph, UsageError
 from minishuffle.exchange import elements
 from minishuffle.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX
@@ -199,8 +200,8 @@ def test_timers_that_timers_set_fire_as_far_as_event_time_comes(seed: int) -> No
 # --- joins -------------------------------------------------------------------------------------------
 
 
-def as_arrow(rows: list[dict[str, Any]]) -> Stream[Any]:
-    return Stream.items(pa.Table.from_pylist(rows)).event_time("t")
+def as_arrow(rows: list[dict[str, Any]]) -> Table:
+    return Table.from_arrow(pa.Table.from_pylist(rows)).event_time("t")
 
 
 def as_rows(rows: list[dict[str, Any]]) -> Stream[Any]:
@@ -210,7 +211,8 @@ def as_rows(rows: list[dict[str, Any]]) -> Stream[Any]:
 @pytest.mark.parametrize("make", [as_arrow, as_rows])
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_a_broadcast_join_with_nothing_gives_nothing(cut: Cut, make: Any) -> None:
-    small = Stream.items([{"k": 1, "b": 1}]).filter(lambda row: False)
+    nothing = Stream.items([{"k": 1, "b": 1}]).filter(lambda row: False)
+    small = nothing if make is as_rows else nothing.to_table()
     assert run(make([{"k": 1, "t": 0}]).broadcast_join(small, "k").collect(), cut).rows == []
 
 
@@ -231,8 +233,7 @@ def test_three_way_joins_keep_all_columns_apart(cut: Cut, make: Any) -> None:
 def test_a_number_is_no_text_in_any_join(cut: Cut, how: Any, make: Any) -> None:
     numbers = [{"k": number, "t": 0} for number in range(3)]
     texts = [{"k": str(number), "t": 0, "b": 1} for number in range(3)]
-    schema = pa.schema({"k": pa.string(), "t": pa.int64(), "b": pa.int64()})
-    right = make(texts).schema(schema).event_time("t")
+    right = make(texts)
     expected = 3 if how == "left" else 0
     assert len(run(make(numbers).broadcast_join(right, "k", how).collect(), cut).rows) == expected
     joined = make(numbers).key_by("k").join(right.key_by("k"), how)
@@ -251,7 +252,8 @@ def test_a_number_is_no_text_in_any_join(cut: Cut, how: Any, make: Any) -> None:
 def test_a_mean_that_fits_is_given_though_the_sum_does_not(cut: Cut, emit: Any) -> None:
     values = [1_700_000_000_000_000_000 + number for number in range(10)] + [-(2**63)] * 3
     rows = [{"k": number // 10, "v": value} for number, value in enumerate(values)]
-    found = run(Stream.items(rows).key_by("k").aggregate(emit, m=("v", "mean")).collect(), cut).rows
+    means = Stream.items(rows).to_table().key_by("k").aggregate(emit, m=("v", "mean"))
+    found = run(means.collect(), cut).rows
     last = {row["k"]: row["m"] for row in found}
     assert last == {0: pytest.approx(1.7e18, rel=1e-15), 1: -(2.0**63)}
 
@@ -273,10 +275,12 @@ def test_keys_that_cannot_be_are_dropped_with_their_records(cut: Cut) -> None:
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_records_without_a_time_are_dropped(cut: Cut, format: str, on_error: Any) -> None:
     rows = [{"k": 1, "t": None if number % 3 == 0 else number * 1_000_000} for number in range(9)]
-    source = Stream.items(rows if format == "rows" else pa.Table.from_pylist(rows))
+    source: Any = Stream.items(rows)
+    if format == "arrow":
+        source = Table.from_arrow(pa.Table.from_pylist(rows))
     timed = source.event_time("t", out_of_order=timedelta(seconds=100), on_error=on_error)
-    done = run(timed.key_by("k").window(timedelta(seconds=100)).count().map(tuple_of).collect(), cut)
-    assert [row[-1] for row in done.rows] == [6]
+    done = run(timed.key_by("k").window(timedelta(seconds=100)).count().collect(), cut)
+    assert [tuple_of(row)[-1] for row in done.rows] == [6]
     assert done.counters.user_errors == {on_error: 3}
     assert len(done.log) == (3 if on_error == "dead_letter" else 0)
     assert all("'t': None" in line and line.startswith("dead letter: event_time: ") for line in done.log)
@@ -403,7 +407,7 @@ def test_flat_map_passes_rows_on_as_soon_as_they_are_many() -> None:
 def test_late_records_end_the_job_if_they_are_to(format: str) -> None:
     rows = [{"k": 1, "t": second * 1_000_000} for second in (0, 100, 1)]
     timed = Stream.source(Splits(rows)).event_time("t", watermarks="each")
-    keyed = (timed if format == "rows" else timed.map_batches(same)).key_by("k")
+    keyed: Any = (timed if format == "rows" else timed.to_table()).key_by("k")
     with pytest.raises(UsageError, match=r"came too late, behind the watermark: \{'k': 1, 't': 1000000\}"):
         run(keyed.window(timedelta(seconds=10), late="fail").count().collect())
     other = (as_rows if format == "rows" else as_arrow)(rows[:1]).key_by("k")
@@ -423,11 +427,12 @@ def test_what_is_late_depends_on_the_order_of_each_split_alone(kind: str) -> Non
         keyed = timed.key_by("k")
         if kind == "join":
             joined = keyed.join(keyed, within=timedelta(seconds=0))
-            answer = joined.map(lambda pair: (pair[0], pair[1]["t"], pair[2]["t"]))
+            answer: Any = joined.map(lambda pair: (pair[0], pair[1]["t"], pair[2]["t"]))
         elif kind == "window":
             answer = keyed.window(timedelta(seconds=10)).count()
         else:
-            answer = keyed.window(timedelta(seconds=10)).aggregate(n=("s", "count"))
+            windows = timed.to_table().key_by("k").window(timedelta(seconds=10))
+            answer = windows.aggregate(n=("s", "count"))
         done = run(answer.collect(), Cut(2, seed, 2, merges=seed % 2 == 0))
         found.add(repr((in_order(done.rows), done.counters.records_late)))
     assert len(found) == 1, found
@@ -444,8 +449,8 @@ def test_keys_that_no_one_type_holds_are_compared_exactly(cut: Cut, turned: bool
     schemas = [pa.schema({"k": kind, "t": pa.int64()}) for kind in (pa.int64(), pa.float64())]
     keys = [[2**53 + 1, 2, 7], [2.5, 2.0, 2.0**53]]
     sides = [
-        Stream.items(pa.Table.from_pydict({"k": values, "t": [0] * 3}, schema=schema))
-        .schema(schema).event_time("t").key_by("k")
+        Table.from_arrow(pa.Table.from_pydict({"k": values, "t": [0] * 3}, schema=schema))
+        .event_time("t").key_by("k")
         for values, schema in zip(keys, schemas, strict=True)
     ]  # fmt: skip
     one, other = sides[::-1] if turned else sides
@@ -462,18 +467,14 @@ def test_keys_that_no_one_type_holds_are_compared_exactly(cut: Cut, turned: bool
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_true_stands_beside_numbers_whoever_made_the_batches(cut: Cut, value: Any, tmp_path: Path) -> None:
     """Batches of booleans alone and of numbers alone meet behind an exchange."""
-    truths = Stream.items([{"k": 1, "v": True}]).map_batches(same)
-    numbers = Stream.items([{"k": 1, "v": value}]).map_batches(same)
+    truths = Stream.items([{"k": 1, "v": True}]).to_table()
+    numbers = Stream.items([{"k": 1, "v": value}]).to_table()
     both = truths.union(numbers).rebalance()
     run(both.to_files(tmp_path / "out").parallel(1), cut)
     found = pa.parquet.read_table(tmp_path / "out").column("v").to_pylist()
     assert sorted(found) == [1, value]
-    big = Stream.items(pa.table({"k": [1]})).broadcast_join(truths.union(numbers), "k")
+    big = Table.from_arrow(pa.table({"k": [1]})).broadcast_join(truths.union(numbers), "k")
     assert sorted(row["v"] for row in run(big.collect(), cut).rows) == [1, value]
-
-
-def same(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return batch
 
 
 class Sizes:
@@ -498,16 +499,15 @@ def test_joins_of_long_rows_give_batches_within_bytes(kind: str) -> None:
     """One small row meets many, which share none of its bytes in the result; a run goes out alone."""
     SEEN.clear()
     text = "x" * (1 << 16)
-    few = pa.table({"k": [1], "t": [0], "text": [text]}).schema
-    small = Stream.items(pa.table({"k": [1], "t": [0], "text": [text]})).schema(few).event_time("t")
-    many = Stream.items(pa.table({"k": [1] * 600, "t": [0] * 600, "n": range(600)})).event_time("t")
+    small = Table.from_arrow(pa.table({"k": [1], "t": [0], "text": [text]})).event_time("t")
+    many = Table.from_arrow(pa.table({"k": [1] * 600, "t": [0] * 600, "n": range(600)})).event_time("t")
     if kind == "broadcast":
         joined = many.broadcast_join(small, "k")
     elif kind == "interval":
         joined = many.key_by("k").join(small.key_by("k"))
     else:
         lone = pa.table({"k": [2] * 600, "t": [0] * 600, "text": [text] * 600})
-        joined = Stream.items(lone).event_time("t").key_by("k").join(small.key_by("k"), "left")
+        joined = Table.from_arrow(lone).event_time("t").key_by("k").join(small.key_by("k"), "left")
     run(joined.to(Sizes()))
     ((most, rows),) = SEEN
     assert rows == 600

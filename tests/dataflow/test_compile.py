@@ -13,6 +13,7 @@ from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.graph import JobGraph, JobSettings
 from minishuffle.dataflow.operators.base import Program
 from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.table import Table
 from minishuffle.errors import InvalidGraph, ResourceExhausted, UsageError
 
 
@@ -30,8 +31,8 @@ def items() -> Stream[Any]:
     return Stream.items(list(range(10)))
 
 
-def sales() -> Stream[Any]:
-    return Stream.items(pa.table({"user": ["a"], "city": ["Oslo"]}))
+def sales() -> Table:
+    return Table.from_arrow(pa.table({"user": ["a"], "city": ["Oslo"]}))
 
 
 # --- chains and edges -----------------------------------------------------------------------------
@@ -51,8 +52,8 @@ def test_the_word_count_is_two_chains() -> None:
 
 
 def test_forward_steps_are_one_chain() -> None:
-    stream = items().map(abs).forward().filter(bool).name("odd").map_batches(abs).to_count()
-    assert compiled(stream) == ["items -> map -> odd -> map_batches -> to_count*2"]
+    stream = items().map(abs).forward().filter(bool).name("odd").flat_map(abs).to_count()
+    assert compiled(stream) == ["items -> map -> odd -> flat_map -> to_count*2"]
 
 
 @pytest.mark.parametrize("method", ["rebalance", "rescale", "broadcast"])
@@ -126,7 +127,7 @@ def test_a_union_with_itself_reads_twice() -> None:
 
 def test_arrow_is_exchanged_by_its_columns() -> None:
     graph = compile_job(sales().key_by("user", "city").count().collect(), parallelism=2)
-    assert shape(graph) == ["items*2", "count -> collect*2", "0>1 hash"]
+    assert shape(graph) == ["from_arrow*2", "count -> collect*2", "0>1 hash"]
     program: Program = cloudpickle.loads(graph.vertices[0].program)
     assert program.outputs[0].keys == ("user", "city")
     assert program.operators == []

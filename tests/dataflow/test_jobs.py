@@ -11,6 +11,7 @@ from typing import Any
 
 import cloudpickle
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -19,6 +20,7 @@ from minishuffle.dataflow.graph import JobGraph
 from minishuffle.dataflow.operators.base import Batch, Emit, Operator, Output, Program, TaskContext
 from minishuffle.dataflow.operators.reader import SourceReader
 from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.table import Table
 from minishuffle.errors import UsageError
 from minishuffle.exchange.elements import ELEMENT_HEADER, decode, encode
 from minishuffle.exchange.partitioner import Partitioner
@@ -131,8 +133,8 @@ def items() -> Stream[Any]:
     return Stream.items(list(range(10)))
 
 
-def sales() -> Stream[Any]:
-    return Stream.items(pa.Table.from_pylist(SALES))
+def sales() -> Table:
+    return Table.from_arrow(pa.Table.from_pylist(SALES))
 
 
 def grouped(rows: Iterable[dict[str, Any]], *keys: str) -> dict[Any, list[dict[str, Any]]]:
@@ -173,7 +175,7 @@ def test_emissions_end_with_the_same_value(emit: Any) -> None:
 @pytest.mark.parametrize("as_rows", [True, False])
 @pytest.mark.parametrize("keys", [("user",), ("city", "user")])
 def test_aggregate(as_rows: bool, keys: tuple[str, ...]) -> None:
-    source = Stream.items(SALES) if as_rows else sales()
+    source = Stream.items(SALES).to_table() if as_rows else sales()
     aggregated = source.key_by(*keys).aggregate(
         total=("amount", "sum"),
         n=("city", "count"),
@@ -207,7 +209,7 @@ def test_counts_agree_in_both_formats() -> None:
 
 def test_tuples_become_arrow_by_the_declared_schema() -> None:
     pairs = [(row["user"], row["amount"]) for row in SALES]
-    declared = Stream.items(pairs).schema({"user": str, "amount": "int32"})
+    declared = Stream.items(pairs).to_table({"user": str, "amount": "int32"})
     done = execute(declared.key_by("user").aggregate(total=("amount", "sum")).collect())
     expected: Counter[str] = Counter()
     for user, amount in pairs:
@@ -217,14 +219,16 @@ def test_tuples_become_arrow_by_the_declared_schema() -> None:
 
 def test_a_schema_that_arrow_does_not_have_fails_the_job() -> None:
     with pytest.raises(UsageError, match="'amount' has the type int64, but string is declared"):
-        execute(sales().schema({"user": str, "city": str, "amount": str, "price": float}).collect())
+        schema = {"user": str, "city": str, "amount": str, "price": float}
+        execute(sales().map_batches(lambda batch: batch, schema=schema).collect())
 
 
-def test_union_of_both_formats() -> None:
-    joined = Stream.items(SALES).union(sales(), Stream.items(SALES).parallel(1))
+def test_a_union_of_what_was_rows_and_what_was_columns() -> None:
+    joined = Stream.items(SALES).union(sales().to_rows(), Stream.items(SALES).parallel(1))
     users = execute(joined.map(lambda row: row["user"]).collect()).rows
     assert Counter(users) == Counter(row["user"] for row in SALES * 3)
-    done = execute(joined.key_by("user").aggregate(n=("user", "count")).collect(), 3)
+    columns = Stream.items(SALES).to_table().union(sales(), Stream.items(SALES).parallel(1).to_table())
+    done = execute(columns.key_by("user").aggregate(n=("user", "count")).collect(), 3)
     expected = {user: 3 * n for user, n in Counter(row["user"] for row in SALES).items()}
     assert {row["user"]: row["n"] for row in done.rows} == expected
 
@@ -235,9 +239,9 @@ def test_a_union_with_itself_doubles() -> None:
 
 
 def test_branches_see_every_record() -> None:
-    stream = sales().filter(lambda row: row["amount"] % 2 == 0)
-    by_user = stream.key_by("user").count().collect()
-    evens = stream.map_batches(lambda batch: batch.select(["amount"])).to_count().name("evens")
+    table = sales().filter(pc.bit_wise_and(pc.field("amount"), 1) == 0)
+    by_user = table.to_rows().key_by("user").count().collect()
+    evens = table.map_batches(lambda batch: batch.select(["amount"])).to_count().name("evens")
     done = execute(Stream.together(by_user, evens), 2)
     expected = [row for row in SALES if row["amount"] % 2 == 0]
     assert dict(done.rows) == Counter(row["user"] for row in expected)
@@ -250,8 +254,10 @@ def test_rows_and_batches_mix_with_exact_types() -> None:
         total = pa.array([2 * value for value in batch.column("amount").to_pylist()])
         return pa.RecordBatch.from_arrays([total], names=["twice"])
 
-    nowhere = sales().filter(lambda row: row["city"] is None).map_batches(doubled)
-    done = execute(nowhere.map(lambda row: row["twice"]).collect())
+    nowhere = sales().to_rows().filter(lambda row: row["city"] is None)
+    schema = {"user": str, "city": str, "amount": int, "price": float}
+    twice = nowhere.to_table(schema).map_batches(doubled).to_rows()
+    done = execute(twice.map(lambda row: row["twice"]).collect())
     assert sorted(done.rows) == [2 * row["amount"] for row in SALES if row["city"] is None]
 
 
@@ -270,7 +276,7 @@ def test_broadcast_reaches_every_subtask() -> None:
     assert done.results["all"] == [10, 10, 10]
 
 
-@pytest.mark.parametrize("source", [lambda: Stream.items(SALES), sales])
+@pytest.mark.parametrize("source", [lambda: Stream.items(SALES), lambda: sales().to_rows()])
 def test_the_user_s_choice_is_followed(source: Callable[[], Stream[Any]]) -> None:
     chosen = source().partition(lambda row, count: row["amount"] % count)
     done = execute(chosen.map(lambda row: row["amount"]).to_count().name("n").parallel(3), 3)
@@ -294,18 +300,16 @@ def test_dropped_records_and_dead_letters() -> None:
 def test_generated_numbers() -> None:
     rows = execute(Stream.generate(records=1000).collect(), 3).rows
     assert sorted(rows) == list(range(1000))
-    arrow = execute(Stream.generate(records=1000, format="arrow").collect(), 3).rows
+    arrow = execute(Table.generate(records=1000).collect(), 3).rows
     assert sorted(row["number"] for row in arrow) == list(range(1000))
 
 
 def test_parquet_in_and_out(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(SALES), tmp_path / "in.parquet", row_group_size=100)
     out = tmp_path / "out"
-    kept = Stream.parquet(tmp_path / "in.parquet", columns=["user", "amount"]).filter(
-        lambda r: r["amount"] < 50
-    )
+    kept = Table.from_files(tmp_path / "in.parquet").select("user", "amount").filter(pc.field("amount") < 50)
     done = execute(kept.to_files(out), 2)
-    assert sum(result["rows"] for result in done.results["parquet -> filter -> to_files"]) == 50
+    assert sum(result["rows"] for result in done.results["parquet -> select -> filter -> to_files"]) == 50
     table = pq.read_table(out)
     assert table.schema.equals(pa.schema([("user", pa.string()), ("amount", pa.int64())]))
     assert sorted(table.to_pylist(), key=lambda row: row["amount"]) == [

@@ -8,6 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from minishuffle.dataflow.nodes import Exchange, Node
+from minishuffle.dataflow.operators.broadcast import BroadcastArrow
+from minishuffle.dataflow.operators.joinarrow import JoinArrow
+from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.table import Table
 from minishuffle.errors import InvalidGraph, UnknownName, UsageError
@@ -145,3 +149,78 @@ def test_what_a_look_up_cannot_do_is_said() -> None:
     ):
         with pytest.raises(error, match=says):
             wrong()
+
+
+# --- what is known before a job runs ------------------------------------------------------------------
+
+
+MOMENT = pa.timestamp("us", "UTC")
+LEFT = pa.schema({"t": MOMENT, "user": pa.dictionary(pa.int8(), pa.string()), "n": pa.int64()})
+RIGHT = pa.schema({"id": pa.string(), "at": MOMENT, "n": pa.int32()})
+HOUR = timedelta(hours=1)
+
+
+def left() -> Table:
+    return Table.from_arrow(LEFT.empty_table()).event_time("t")
+
+
+def right() -> Table:
+    return Table.from_arrow(RIGHT.empty_table()).event_time("at")
+
+
+def last(table: Table) -> Node:
+    (node,) = table.ends
+    return node
+
+
+def test_a_join_exchanges_both_sides_by_key() -> None:
+    joined = left().key_by("user").join(right().key_by("id"), "left", within=HOUR)
+    node = last(joined)
+    (operator,) = node.operators
+    assert isinstance(operator, JoinArrow)
+    assert operator.progress.within == 3_600_000_000
+    assert [(feed.input, feed.exchange) for feed in node.feeds] == [
+        (0, Exchange("hash", keys=("user",))),
+        (1, Exchange("hash", keys=("id",))),
+    ]
+    assert node.label == "join"
+    assert joined._schema is not None
+    assert joined._schema.equals(
+        pa.schema({"user": pa.string(), "t": MOMENT, "n": pa.int64(), "at": MOMENT, "n_right": pa.int32()})
+    )
+    assert joined._time == EventTime(column="t")
+
+
+def test_outer_joins_have_nullable_columns() -> None:
+    def strict(schema: pa.Schema, time: str) -> Table:
+        fixed = pa.schema([field.with_nullable(False) for field in schema])
+        return Table.from_arrow(fixed.empty_table()).event_time(time)
+
+    def nullable(how: Any) -> list[bool]:
+        joined = strict(LEFT, "t").key_by("user").join(strict(RIGHT, "at").key_by("id"), how)
+        assert joined._schema is not None
+        return [field.nullable for field in joined._schema]
+
+    assert nullable("inner") == [False] * 5
+    assert nullable("left") == [False] * 3 + [True] * 2
+    assert nullable("full") == [True] * 5
+
+
+def test_a_full_join_forgets_the_time_where_a_key_column_cannot_hold_it() -> None:
+    same = left().key_by("user", "t").join(right().key_by("id", "at"), "full")
+    assert same._time == EventTime(column="t")
+    other = Table.from_arrow(pa.schema({"id": MOMENT, "at": MOMENT}).empty_table()).event_time("at")
+    assert left().key_by("t").join(other.key_by("id"), "full")._time is None
+    assert left().key_by("t").join(other.key_by("id"), "left")._time == EventTime(column="t")
+
+
+def test_a_broadcast_join_sends_the_small_side_to_all() -> None:
+    joined = left().broadcast_join(right(), {"user": "id"}, "left")
+    node = last(joined)
+    assert isinstance(node.operators[0], BroadcastArrow)
+    assert node.operators[0].first_input == 1
+    assert [(feed.input, feed.exchange) for feed in node.feeds] == [(0, None), (1, Exchange("broadcast"))]
+    assert joined._schema is not None
+    assert joined._schema.names == [*LEFT.names, "at", "n_right"]
+    assert joined._schema.field("user").type == LEFT.field("user").type
+    assert joined._time == EventTime(column="t")

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from minishuffle.dataflow.sparktypes import check_written
-from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.table import Table
 from minishuffle.errors import UsageError
 
 
@@ -33,8 +33,8 @@ from minishuffle.errors import UsageError
 )
 def test_what_spark_never_writes_is_refused_with_what_to_declare(kind: pa.DataType, instead: str) -> None:
     with pytest.raises(UsageError) as raised:
-        Stream.from_spark("types", pa.schema([("id", pa.int64()), ("c", kind)]))
-    said = f"Stream.from_spark: Spark never writes column 'c' as {kind}: declare it as {instead}"
+        Table.from_spark("types", pa.schema([("id", pa.int64()), ("c", kind)]))
+    said = f"Table.from_spark: Spark never writes column 'c' as {kind}: declare it as {instead}"
     assert str(raised.value) == said
 
 
@@ -50,8 +50,8 @@ def test_what_spark_never_writes_is_refused_with_what_to_declare(kind: pa.DataTy
     ids=str,
 )
 def test_what_spark_has_not_is_refused(kind: pa.DataType) -> None:
-    with pytest.raises(UsageError, match="Stream.from_spark: Spark has nothing like column 'c' of type"):
-        Stream.from_spark("types", pa.schema([("c", kind)]))
+    with pytest.raises(UsageError, match="Table.from_spark: Spark has nothing like column 'c' of type"):
+        Table.from_spark("types", pa.schema([("c", kind)]))
 
 
 def test_a_schema_without_columns_is_refused() -> None:

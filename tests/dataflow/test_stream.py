@@ -12,6 +12,7 @@ import pytest
 
 from minishuffle.dataflow.nodes import Node, inputs_first
 from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.table import Table
 from minishuffle.errors import InvalidGraph, UnknownName, UsageError
 from minishuffle.limits import PARALLELISM_MAX
 
@@ -20,10 +21,6 @@ TABLE = pa.table({"user": ["a", "b"], "amount": [1, 2]})
 
 def rows() -> Stream[Any]:
     return Stream.items([1, 2, 3])
-
-
-def arrow() -> Stream[Any]:
-    return Stream.items(TABLE)
 
 
 def last(stream: Stream[Any]) -> Node:
@@ -65,62 +62,48 @@ class Heap:
 
 
 def test_sources_are_named_after_what_they_read(tmp_path: Path) -> None:
-    text, parquet = tmp_path / "a.txt", tmp_path / "a.parquet"
+    text = tmp_path / "a.txt"
     text.write_text("x\n")
-    pq.write_table(TABLE, parquet)
     streams = [
         Stream.text(text),
         Stream.text([str(text), text]),
-        Stream.parquet(str(parquet)),
         rows(),
         Stream.generate(),
         Stream.source(Numbers()),
     ]
-    assert [last(s).label for s in streams] == ["text", "text", "parquet", "items", "generate", "Numbers"]
+    assert [last(s).label for s in streams] == ["text", "text", "items", "generate", "Numbers"]
 
 
-@pytest.mark.parametrize("source", [Stream.text, Stream.parquet])
-def test_a_missing_file_is_named(source: Callable[..., Stream[Any]], tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", [Stream.text, Table.from_files])
+def test_a_missing_file_is_named(source: Callable[..., Any], tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match=r"nowhere\.dat"):
         source(tmp_path / "nowhere.dat")
 
 
-@pytest.mark.parametrize("source", [Stream.text, Stream.parquet])
-def test_sources_take_paths_only(source: Callable[..., Stream[Any]]) -> None:
+@pytest.mark.parametrize("source", [Stream.text, Table.from_files])
+def test_sources_take_paths_only(source: Callable[..., Any]) -> None:
     with pytest.raises(UsageError, match=r"takes paths, not 3 \(int\)"):
         source(3)
     with pytest.raises(UsageError, match="at least one file"):
         source()
 
 
-def test_parquet_columns_must_exist_and_are_known_afterwards(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    pq.write_table(TABLE, path)
-    with pytest.raises(UnknownName, match="no column 'city'"):
-        Stream.parquet(path, columns=["city"])
-    with pytest.raises(UsageError, match=r"write columns=\['user'\]"):
-        Stream.parquet(path, columns="user")
-    with pytest.raises(UnknownName, match="no column 'amount'; there are user"):
-        Stream.parquet(path, columns=["user"]).key_by("amount")
-
-
 @pytest.mark.parametrize("items", ["abc", b"abc", {"a": 1}, 7])
 def test_items_takes_a_collection_of_rows(items: Any) -> None:
-    with pytest.raises(UsageError, match=r"list of rows or a pyarrow\.Table"):
+    with pytest.raises(UsageError, match="takes a list of rows, not a"):
         Stream.items(items)
 
 
-def test_items_of_arrow_are_arrow() -> None:
-    assert "(arrow)" in repr(arrow())
-    assert "(arrow)" in repr(Stream.items(TABLE.to_batches()[0]))
-    assert "(rows)" in repr(Stream.items(iter([1])))
+def test_items_of_columns_are_a_table() -> None:
+    for items in (TABLE, TABLE.to_batches()[0], TABLE.to_pandas()):
+        with pytest.raises(UsageError, match=r"write Table\.from_arrow"):
+            Stream.items(items)
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         ({"fn": 5}, "takes a function"),
-        ({"format": "csv"}, "write 'rows' or 'arrow'"),
         ({"rate": 0}, "rate is 0"),
         ({"rate": "5"}, "rate is '5'"),
         ({"records": -1}, "records is -1"),
@@ -143,13 +126,13 @@ def test_a_source_needs_its_methods_and_a_known_format() -> None:
 # --- functions and arguments ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["map", "filter", "flat_map", "map_batches", "partition"])
+@pytest.mark.parametrize("method", ["map", "filter", "flat_map", "partition"])
 def test_what_is_no_function_is_refused(method: str) -> None:
     with pytest.raises(UsageError, match=rf"{method} takes a function, not 'upper' \(str\)"):
         getattr(rows(), method)("upper")
 
 
-@pytest.mark.parametrize("method", ["map", "filter", "flat_map", "map_batches"])
+@pytest.mark.parametrize("method", ["map", "filter", "flat_map"])
 def test_on_error_is_checked_where_it_is_written(method: str) -> None:
     with pytest.raises(UsageError, match="on_error is 'ignore'"):
         getattr(rows(), method)(str, on_error="ignore")
@@ -186,8 +169,8 @@ def test_parallel_and_name_need_an_operator_before_them(method: str) -> None:
 def test_only_one_choice_of_subtasks_at_a_time() -> None:
     with pytest.raises(InvalidGraph, match=r"broadcast\(\) follows another choice"):
         rows().rebalance().broadcast()
-    with pytest.raises(InvalidGraph, match="key_by itself chooses"):
-        arrow().rebalance().key_by("user").count()
+    with pytest.raises(InvalidGraph, match=r"forward\(\) follows another choice"):
+        rows().rebalance().key_by(abs).count().rebalance().forward()
 
 
 # --- immutability ---------------------------------------------------------------------------------
@@ -202,12 +185,6 @@ def test_methods_leave_the_stream_as_it_was() -> None:
     assert (last(named).label, last(named).parallelism, operators(named)) == ("texts", 3, ["texts"])
 
 
-def test_a_name_after_a_declared_schema_is_that_of_the_operator_before() -> None:
-    stream = arrow().map_batches(lambda b: b).schema({"user": str, "amount": int}).name("clean").parallel(2)
-    named = [(node.label, node.parallelism) for node in inputs_first(stream.ends)]
-    assert named == [("items", None), ("clean", 2), ("schema", None)]
-
-
 # --- schemas --------------------------------------------------------------------------------------
 
 
@@ -215,7 +192,7 @@ def test_a_schema_is_arrow_s_or_a_map_of_types() -> None:
     expected = pa.schema([("a", pa.int64()), ("b", pa.string()), ("c", pa.float32()), ("d", pa.binary())])
     given = {"a": int, "b": str, "c": "float32", "d": pa.binary()}
     for schema in (expected, given):
-        stream = rows().schema(schema)
+        stream = rows().to_table(schema)
         assert stream._schema == expected
 
 
@@ -231,69 +208,10 @@ def test_a_schema_is_arrow_s_or_a_map_of_types() -> None:
 )
 def test_other_schemas_are_refused(schema: Any, told: str) -> None:
     with pytest.raises(UsageError, match=told):
-        rows().schema(schema)
-
-
-def test_a_declared_column_must_exist_where_columns_are_known() -> None:
-    with pytest.raises(UnknownName, match="schema: there is no column 'city'"):
-        arrow().schema({"user": str, "city": str})
-
-
-def test_rows_are_declared_and_arrow_is_checked() -> None:
-    assert operators(rows().schema({"a": int})) == []
-    assert operators(arrow().schema({"user": str, "amount": int})) == ["schema"]
-
-
-# --- formats --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("build", "expected"),
-    [
-        (lambda: rows().map(str), ["map"]),
-        (lambda: arrow().map(str), ["to_rows", "map"]),
-        (lambda: arrow().filter(str).flat_map(str), ["to_rows", "filter", "flat_map"]),
-        (lambda: arrow().map_batches(str), ["map_batches"]),
-        (lambda: rows().map_batches(str), ["to_arrow", "map_batches"]),
-        (lambda: arrow().union(rows()).map(str), ["to_rows", "map"]),
-        (lambda: arrow().union(rows()).map_batches(str), ["to_arrow", "map_batches"]),
-        (lambda: arrow().partition(len).map(str), ["to_rows", "map"]),
-        (lambda: rows().key_by(abs).count(), ["key_by", "count"]),
-        (lambda: rows().key_by("a").count(), ["key_by", "count"]),
-        (lambda: arrow().key_by("user").count(), ["count"]),
-        (lambda: arrow().key_by(len).count(), ["to_rows", "key_by", "count"]),
-        (lambda: arrow().key_by("user").reduce(max), ["to_rows", "key_by", "reduce"]),
-        (lambda: rows().key_by("a").fold(int, max), ["key_by", "fold"]),
-        (lambda: rows().key_by("a").aggregate(n=("a", "count")), ["to_arrow", "aggregate"]),
-        (lambda: arrow().key_by("user").aggregate(n=("amount", "sum")), ["aggregate"]),
-        (lambda: arrow().collect(), ["collect"]),
-        (lambda: rows().to_count(), ["to_count"]),
-        (lambda: rows().print(), ["print"]),
-        (lambda: rows().to(Heap()), ["Heap"]),
-    ],
-)
-def test_conversions_stand_where_formats_change(
-    build: Callable[[], Stream[Any]], expected: list[str]
-) -> None:
-    assert operators(build()) == expected
-
-
-def test_rows_go_to_parquet_by_their_declared_schema(tmp_path: Path) -> None:
-    path = tmp_path / "out"
-    assert operators(rows().to_files(path)) == ["to_files"]
-    assert operators(rows().schema({"a": int}).to_files(path)) == ["to_arrow", "to_files"]
-    assert operators(arrow().to_files(path)) == ["to_files"]
+        rows().to_table(schema)
 
 
 # --- sinks ----------------------------------------------------------------------------------------
-
-
-def test_what_gives_itself_as_a_table_is_one() -> None:
-    stream = Stream.items(TABLE.to_pandas())
-    assert "(arrow)" in repr(stream)
-    assert stream._columns == tuple(TABLE.schema.names)
-    with pytest.raises(UsageError, match="cannot take a ChunkedArray as a table"):
-        Stream.items(pa.chunked_array([[1]]))
 
 
 @pytest.mark.parametrize(
@@ -304,8 +222,7 @@ def test_what_gives_itself_as_a_table_is_one() -> None:
         lambda s: s.collect(),
         lambda s: rows().union(s),
         lambda s: s.rebalance(),
-        lambda s: s.schema({"a": int}),
-        lambda s: s.map_batches(str),
+        lambda s: s.to_table({"a": int}),
     ],
 )
 def test_nothing_follows_a_sink(follow: Callable[[Stream[Any]], Any]) -> None:

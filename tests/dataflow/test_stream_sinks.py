@@ -8,19 +8,19 @@ import pyarrow as pa
 import pytest
 
 from minishuffle.dataflow.arguments import spark_schema
-from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.table import Table
 from minishuffle.errors import InvalidGraph, UsageError
 
 
 def test_the_schema_must_be_known() -> None:
-    with pytest.raises(InvalidGraph, match=r"to_spark needs to know the columns .*schema\(\{'name': 'int64'"):
-        Stream.items([1]).to_spark()
+    with pytest.raises(InvalidGraph, match=r"to_spark needs to know the columns .*schema=\{'name': 'int64'"):
+        Table.generate(lambda start, count: None).to_spark()  # type: ignore[arg-type,return-value]
 
 
 @pytest.mark.parametrize("name", ["", 3])
 def test_other_names_are_refused(name: Any) -> None:
     with pytest.raises(UsageError, match="to_spark takes a name"):
-        Stream.items(pa.table({"a": [1]})).to_spark(name)
+        Table.from_arrow(pa.table({"a": [1]})).to_spark(name)
 
 
 def test_timestamps_are_those_of_spark() -> None:

@@ -216,5 +216,5 @@ def test_two_forms_are_not_mixed() -> None:
 
 def test_a_table_can_be_named_and_given_subtasks() -> None:
     table = orders().filter(n > 1).name("some").parallel(3)
-    assert repr(table) == "<Table some (arrow)>"
+    assert repr(table) == "<Table some>"
     assert table.ends[0].parallelism == 3

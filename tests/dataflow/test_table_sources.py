@@ -12,8 +12,10 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
+from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.table import Table
 from minishuffle.errors import UnknownName, UsageError
+from minishuffle.limits import NAME_BYTES_MAX
 from support.cutjobs import Cut, run
 
 
@@ -21,6 +23,9 @@ from support.cutjobs import Cut, run
 def _pipe_of_pyarrow() -> None:
     """pyarrow opens a pipe for signals, once in a process, when it first reads a whole CSV file."""
     pa_csv.read_csv(io.BytesIO(b"a\n1\n"))
+
+
+SCHEMA = pa.schema({"user": pa.string(), "at": pa.timestamp("us", "UTC")}, metadata={"made": "by hand"})
 
 
 def rows(table: Table, width: int = 2) -> list[Any]:
@@ -154,7 +159,27 @@ def test_a_source_of_ones_own_gives_batches() -> None:
         Table.source(Batches)  # type: ignore[arg-type]
 
 
-def test_spark_writes_tables() -> None:
-    table = Table.from_spark("orders", {"a": "int64"}, bounded=False)
-    assert types(table) == {"a": "int64"}
-    assert not table.ends[0].bounded
+@pytest.mark.parametrize("bounded", [True, False])
+def test_a_table_from_spark_is_a_source_with_a_name_and_a_schema(bounded: bool) -> None:
+    table = Table.from_spark("orders", SCHEMA, bounded=bounded)
+    graph = compile_job(table.to_count(), parallelism=2)
+    (vertex,) = graph.vertices
+    assert (vertex.stream, vertex.is_source, vertex.bounded) == ("orders", True, bounded)
+    read = pa.ipc.read_schema(pa.py_buffer(vertex.stream_schema))
+    assert read.equals(SCHEMA.remove_metadata(), check_metadata=True)
+    assert vertex.name == "from_spark orders -> to_count"
+
+
+def test_columns_from_spark_are_known() -> None:
+    table = Table.from_spark("orders", schema={"user": str, "n": "int64"})
+    assert table._schema == pa.schema({"user": pa.string(), "n": pa.int64()})
+    with pytest.raises(UnknownName, match="no column 'usr'; did you mean 'user'"):
+        table.key_by("usr")
+
+
+@pytest.mark.parametrize("name", ["", "  ", 3, "x" * (NAME_BYTES_MAX + 1), "a\nb", "\udcff"])
+def test_other_names_from_spark_are_refused(name: Any) -> None:
+    with pytest.raises(
+        UsageError, match=r"Table\.from_spark takes a name of 1 to \d+ bytes, all printable, not"
+    ):
+        Table.from_spark(name, SCHEMA)

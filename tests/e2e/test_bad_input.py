@@ -22,6 +22,7 @@ from minishuffle import limits
 from minishuffle.client import Client
 from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.table import Table
 from minishuffle.errors import (
     AuthenticationError,
     ResourceExhausted,
@@ -84,9 +85,9 @@ def test_an_unknown_column_is_named_with_those_that_there_are(tmp_path: Path) ->
 
     pq.write_table(pa.table({"user": ["a"], "amount": [1]}), tmp_path / "t.parquet")
     with pytest.raises(UnknownName, match=r"(?s)'usr'.*user.*amount"):
-        Stream.parquet(tmp_path / "t.parquet").key_by("usr")
+        Table.from_files(tmp_path / "t.parquet").key_by("usr")
     with pytest.raises(UnknownName, match="no file .*none.parquet"):
-        Stream.parquet(tmp_path / "none.parquet")
+        Table.from_files(tmp_path / "none.parquet")
 
 
 def test_a_key_column_that_rows_turn_out_to_lack_is_named(endless: Any, goes_on: Callable[[], None]) -> None:

@@ -14,6 +14,7 @@ import pytest
 from minishuffle.dataflow.operators.base import Batch
 from minishuffle.dataflow.operators.process import ProcessContext
 from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.table import Table
 from minishuffle.local import LocalCluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]
@@ -66,9 +67,9 @@ def test_rows_and_arrow_are_joined_alike(cluster: LocalCluster, how: Any) -> Non
     rows = cluster.run(left.key_by("k").join(right.key_by("k"), how, HOUR).collect(), timeout=60)
     assert sorted(((a and a["a"], b and b["b"]) for _, a, b in rows), key=str) == expected
 
-    left = Stream.items(pa.Table.from_pylist(LEFT)).event_time("t", out_of_order=HOUR)
-    right = Stream.items(pa.Table.from_pylist(RIGHT)).event_time("t", out_of_order=HOUR)
-    joined = left.key_by("k").join(right.key_by("k"), how, HOUR)
+    ones = Table.from_arrow(pa.Table.from_pylist(LEFT)).event_time("t", out_of_order=HOUR)
+    others = Table.from_arrow(pa.Table.from_pylist(RIGHT)).event_time("t", out_of_order=HOUR)
+    joined = ones.key_by("k").join(others.key_by("k"), how, within=HOUR)
     found = cluster.run(joined.collect(), timeout=60)
     assert sorted(((row["a"], row["b"]) for row in found), key=str) == expected
 
@@ -93,14 +94,14 @@ def test_late_records_of_each_side_are_the_ones_a_loop_names(cluster: LocalClust
 
     def keyed(rows: list[dict[str, Any]], number: str) -> Any:
         schema = pa.schema({"k": pa.int64(), "t": pa.timestamp("us", "UTC"), number: pa.int64()})
-        source = Stream.source(OneSplit(rows)).parallel(1).schema(schema)
+        source = Table.source(OneSplit(rows), schema).parallel(1)
         return source.event_time("t", out_of_order=HOUR, watermarks="each").key_by("k")
 
-    joined = keyed(left, "a").join(keyed(right, "b"), "full", HOUR, "side")
+    joined = keyed(left, "a").join(keyed(right, "b"), "full", within=HOUR, late="side")
     ends = [
-        joined.map(lambda row: ("joined", row["a"], row["b"])),
-        joined.late.map(lambda row: ("late left", row["a"], None)),
-        joined.late_right.map(lambda row: ("late right", None, row["b"])),
+        joined.to_rows().map(lambda row: ("joined", row["a"], row["b"])),
+        joined.late.to_rows().map(lambda row: ("late left", row["a"], None)),
+        joined.late_right.to_rows().map(lambda row: ("late right", None, row["b"])),
     ]
     rows = cluster.run(Stream.together(*(end.collect() for end in ends)), timeout=60)
     assert sorted(a for kind, a, _ in rows if kind == "late left") == sorted(late_left)
@@ -111,8 +112,8 @@ def test_late_records_of_each_side_are_the_ones_a_loop_names(cluster: LocalClust
     assert sorted(((a, b) for kind, a, b in rows if kind == "joined"), key=str) == expected
 
 
-def test_a_stream_joins_itself(cluster: LocalCluster) -> None:
-    timed = Stream.items(pa.Table.from_pylist(LEFT)).event_time("t", out_of_order=HOUR)
+def test_a_table_joins_itself(cluster: LocalCluster) -> None:
+    timed = Table.from_arrow(pa.Table.from_pylist(LEFT)).event_time("t", out_of_order=HOUR)
     joined = timed.key_by("k").join(timed.key_by("k"))
     found = cluster.run(joined.collect(), timeout=60)
     assert sorted(row["a"] for row in found) == list(range(300))
@@ -131,9 +132,15 @@ class Slow:
         yield [{"k": key, "name": f"name {key}"} for key in range(split, 4, 2)]
 
 
-@pytest.mark.parametrize("big", [LEFT, pa.Table.from_pylist(LEFT)], ids=["rows", "arrow"])
-def test_the_small_side_is_known_before_the_big_one_passes(cluster: LocalCluster, big: Any) -> None:
-    joined = Stream.items(big).broadcast_join(Stream.source(Slow()), "k", "left")
+@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
+def test_the_small_side_is_known_before_the_big_one_passes(cluster: LocalCluster, columns: bool) -> None:
+    big, small = Stream.items(LEFT), Stream.source(Slow())
+    tables = big.to_table(), small.to_table()
+    joined = (
+        tables[0].broadcast_join(tables[1], "k", "left")
+        if columns
+        else big.broadcast_join(small, "k", "left")
+    )
     rows = cluster.run(joined.collect(), timeout=60)
     assert sorted((row["a"], row["name"]) for row in rows if row["k"] != 4) == [
         (row["a"], f"name {row['k']}") for row in LEFT if row["k"] != 4
@@ -157,7 +164,7 @@ def test_timers_and_state_count_sessions(cluster: LocalCluster) -> None:
         return [(context.key, at, len(times))]
 
     rows = [{"k": i % 3, "t": START + (i // 30 * 5) * HOUR + i * MINUTE} for i in range(120)]
-    timed = Stream.source(OneSplit(rows)).parallel(1).event_time("t", watermarks="each")
+    timed = Table.source(OneSplit(rows)).parallel(1).event_time("t", watermarks="each").to_rows()
     sessions = cluster.run(timed.key_by("k").process(on_record, on_timer).collect(), timeout=60)
     lasts = [START + 5 * part * HOUR + (30 * part + 27) * MINUTE for part in range(4)]
     expected = [(key, last + key * MINUTE + HOUR, 10) for last in lasts for key in range(3)]
@@ -167,10 +174,12 @@ def test_timers_and_state_count_sessions(cluster: LocalCluster) -> None:
 def test_joins_keep_the_values_of_files_that_differ(cluster: LocalCluster, tmp_path: Path) -> None:
     for name, value in (("1", pa.array([1.5], pa.float32())), ("2", pa.array([0.1], pa.float64()))):
         pq.write_table(pa.table({"k": [1], "t": [START], "b": value}), tmp_path / f"{name}.parquet")
-    files = Stream.parquet(tmp_path)
+    files = Table.from_files(tmp_path)
     one = pa.table({"k": [1], "t": [START], "a": [1]})
-    small = Stream.items(one.select(["k"])).broadcast_join(files, on="k")
+    small = Table.from_arrow(one.select(["k"])).broadcast_join(files, on="k")
     assert sorted(row["b"] for row in cluster.run(small.collect(), timeout=60)) == [0.1, 1.5]
-    left, right = (side.event_time("t", out_of_order=HOUR).key_by("k") for side in (Stream.items(one), files))
+    left, right = (
+        side.event_time("t", out_of_order=HOUR).key_by("k") for side in (Table.from_arrow(one), files)
+    )
     joined = left.join(right, how="left", within=HOUR)
     assert sorted(row["b"] for row in cluster.run(joined.collect(), timeout=60)) == [0.1, 1.5]

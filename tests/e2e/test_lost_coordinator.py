@@ -20,6 +20,7 @@ import pytest
 
 from minishuffle.client import Client
 from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.table import Table
 from minishuffle.ids import Address
 from minishuffle.launch import settings_flags
 from minishuffle.local import LocalCluster
@@ -189,7 +190,7 @@ def test_what_external_clients_write_and_read_goes_on_over_the_loss_of_the_coord
     with LocalCluster(workers=2, slots=1, restart_workers=False) as cluster:
         address = cluster.client.address
         access = Access(address.host, address.port, "local", cluster._secret)
-        stream = Stream.from_spark("numbers", SCHEMA, bounded=True).to_spark()
+        stream = Table.from_spark("numbers", SCHEMA, bounded=True).to_spark()
         job = cluster.submit(stream, parallelism=2)
         for partition in range(2):
             begin = 1_000 * partition

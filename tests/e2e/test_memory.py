@@ -5,7 +5,7 @@ from __future__ import annotations
 import psutil
 import pytest
 
-from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.table import Table
 from minishuffle.local import LocalCluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -22,7 +22,7 @@ def test_the_state_of_ended_jobs_is_given_back() -> None:
     with LocalCluster(workers=1, slots=1) as cluster:
         (worker,) = cluster.workers.values()
         for _ in range(RUNS):
-            numbers = Stream.generate(records=KEYS, format="arrow").key_by("number")
+            numbers = Table.generate(records=KEYS).key_by("number")
             stream = numbers.aggregate("end", total=("number", "sum")).to_count()
             result = cluster.submit(stream, name="sums", parallelism=1).wait(100)
             assert [sink.value for sink in result.results] == [KEYS]

@@ -12,6 +12,7 @@ from minishuffle.config import read_secret
 from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.operators.base import Batch
 from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.table import Table
 from minishuffle.errors import (
     AuthenticationError,
     PeerLost,
@@ -74,7 +75,7 @@ def access(cluster: LocalCluster) -> Access:
 
 
 def submit(cluster: LocalCluster, source: Any, **options: Any) -> str:
-    stream = Stream.source(source).schema(SCHEMA).to_spark()
+    stream = Table.source(source, SCHEMA).to_spark()
     return cluster.submit(stream, parallelism=source.count, **options).id
 
 
@@ -193,7 +194,7 @@ def test_a_job_that_failed_says_why_to_who_waits_for_it(cluster: LocalCluster, a
     def broken(row: Any) -> Any:
         raise ValueError("no such number")
 
-    stream = Stream.items([1, 2]).map(broken).schema({"n": "int64"}).to_spark()
+    stream = Stream.items([1, 2]).map(broken).to_table({"n": "int64"}).to_spark()
     settings = JobSettings(restart_strategy="none")
     job = cluster.submit(stream, name="broken", parallelism=1, settings=settings).id
     with pytest.raises(TaskFailed, match=rf"job {job} \(broken\) failed: .*no such number"):

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from minishuffle.config import read_secret
-from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.table import Table
 from minishuffle.local import LocalCluster
 from minishuffle.remote.access import Access
 from minishuffle.remote.reader import ResultReader, commit_result, describe_result
@@ -28,7 +28,7 @@ def test_a_reader_goes_on_when_both_workers_are_killed_in_turn(wait_until: Calla
     with LocalCluster(workers=2, slots=1) as cluster:
         address = cluster.client.address
         access = Access(address.host, address.port, "local", read_secret(cluster.state_dir / "secret"))
-        stream = Stream.generate(numbers, rate=RATE, format="arrow").schema(SCHEMA).rebalance().to_spark()
+        stream = Table.generate(numbers, rate=RATE, schema=SCHEMA).rebalance().to_spark()
         handle = cluster.submit(stream, parallelism=2)
         at = {0: 0, 1: 0}
         found: list[int] = []

@@ -14,7 +14,7 @@ from minishuffle.cli.demo import scrape, total
 from minishuffle.client import JobHandle
 from minishuffle.config import read_secret
 from minishuffle.dataflow.graph import JobSettings
-from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.table import Table
 from minishuffle.errors import PeerLost
 from minishuffle.ids import Address
 from minishuffle.local import LocalCluster
@@ -62,7 +62,7 @@ class Field:
                 time.sleep(0.01)
             return batch.select(["n"])
 
-        read = Stream.from_spark(stream, SCHEMA, bounded=bounded).map_batches(taken)
+        read = Table.from_spark(stream, SCHEMA, bounded=bounded).map_batches(taken)
         settings = JobSettings() if restarts else JobSettings(restart_strategy="none")
         return self.cluster.submit(read.collect(), parallelism=parallelism, settings=settings)
 

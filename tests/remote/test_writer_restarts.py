@@ -13,7 +13,7 @@ import pytest
 
 from minishuffle.config import read_secret
 from minishuffle.dataflow.graph import JobSettings
-from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.table import Table
 from minishuffle.local import LocalCluster
 from minishuffle.remote.access import Access
 from minishuffle.remote.writer import StreamWriter, commit_write
@@ -47,7 +47,7 @@ class Writing:
                 raise ValueError("as the test wants it")
             return batch.select(["n"])
 
-        stream = Stream.from_spark("orders", SCHEMA).map_batches(taken).collect()
+        stream = Table.from_spark("orders", SCHEMA).map_batches(taken).collect()
         settings = JobSettings(source_lease=lease)
         return self.cluster.submit(stream, parallelism=2, settings=settings)
 

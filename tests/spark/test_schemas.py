@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import types as t
 
 from minishuffle.dataflow.arguments import schema_message
-from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.table import Table
 from minishuffle.errors import UsageError
 from minishuffle.spark.schemas import (
     arrow_schema_of,
@@ -207,4 +207,4 @@ def test_other_parts_of_a_column_are_refused() -> None:
 )
 def test_what_spark_writes_can_be_declared_in_a_stream(kind: t.DataType) -> None:
     schema = arrow_schema_of(t.StructType([t.StructField("c", kind)]))
-    assert Stream.from_spark("types", schema)._schema == schema
+    assert Table.from_spark("types", schema)._schema == schema

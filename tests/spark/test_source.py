@@ -17,7 +17,7 @@ from pyspark import TaskContext
 
 from minishuffle.config import create_secret
 from minishuffle.dataflow.graph import JobSettings
-from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.table import Table
 from minishuffle.local import LocalCluster
 from minishuffle.spark.schemas import arrow_schema_of
 from minishuffle.spark.session import SparkFailed, activate, spark_error
@@ -79,7 +79,7 @@ def test_every_type_goes_in_and_comes_out_as_it_was(
     spark: SparkSession, cluster: LocalCluster, options: Options, count_differences: Any
 ) -> None:
     df = spark.range(0, 2000, 1, 4).selectExpr(*EVERY_TYPE)
-    stream = Stream.from_spark("types", arrow_schema_of(df.schema)).rebalance().to_spark()
+    stream = Table.from_spark("types", arrow_schema_of(df.schema)).rebalance().to_spark()
     handle = cluster.submit(stream, parallelism=2, name="types")
     write(df, options, "types", partitions="4")
     out = read(spark, options, handle.id)
@@ -97,7 +97,7 @@ def test_naive_times_stay_as_they_are_in_any_time_zone(
     spark.conf.set("spark.sql.session.timeZone", "America/New_York")
     try:
         df = spark.sql("select timestamp_ntz'2020-07-01 12:00:00' naive, timestamp'2020-07-01 12:00:00' at")
-        stream = Stream.from_spark("naive", arrow_schema_of(df.schema)).to_spark()
+        stream = Table.from_spark("naive", arrow_schema_of(df.schema)).to_spark()
         handle = cluster.submit(stream, parallelism=1, name="naive")
         write(df, options, "naive")
         assert handle.wait(SECONDS_MAX).state == "finished"
@@ -113,7 +113,7 @@ def test_a_dataframe_without_rows_ends_the_stream(
     spark: SparkSession, cluster: LocalCluster, options: Options
 ) -> None:
     df = spark.range(0, 10, 1, 2).where("id < 0")
-    handle = cluster.submit(Stream.from_spark("none", {"id": "int64"}).to_spark(), parallelism=2, name="none")
+    handle = cluster.submit(Table.from_spark("none", {"id": "int64"}).to_spark(), parallelism=2, name="none")
     write(df, options, "none")
     assert handle.wait(SECONDS_MAX).state == "finished"
     assert read(spark, options, "none").collect() == []
@@ -150,8 +150,10 @@ def test_a_task_killed_in_the_middle_of_a_write_is_tried_again_and_no_row_is_los
             yield batch
 
     df = spark.range(0, rows, 1, partitions).selectExpr("id", "repeat(cast(id as string), 4) as s")
-    stream = Stream.from_spark("killed", arrow_schema_of(df.schema)).map_batches(seen)
-    handle = cluster.submit(stream.schema(arrow_schema_of(df.schema)).to_spark(), parallelism=2, name="kill")
+    stream = Table.from_spark("killed", arrow_schema_of(df.schema)).map_batches(
+        seen, schema=arrow_schema_of(df.schema)
+    )
+    handle = cluster.submit(stream.to_spark(), parallelism=2, name="kill")
     write(df.mapInArrow(kill_once, df.schema), options, "killed", partitions=str(partitions))
     assert handle.wait(SECONDS_MAX).state == "finished"
     assert arrived.exists() and retried.exists()
@@ -161,7 +163,7 @@ def test_a_task_killed_in_the_middle_of_a_write_is_tried_again_and_no_row_is_los
 @pytest.fixture
 def open_stream(cluster: LocalCluster) -> Iterator[str]:
     """A stream of ``id int64, s string`` that a job reads."""
-    stream = Stream.from_spark("open", {"id": "int64", "s": "string"})
+    stream = Table.from_spark("open", {"id": "int64", "s": "string"})
     handle = cluster.submit(stream.to_spark(), parallelism=1, name="open")
     yield "open"
     handle.cancel()
@@ -231,7 +233,11 @@ def test_a_job_that_fails_ends_the_write(
         return row
 
     handle = cluster.submit(
-        Stream.from_spark("failing", {"id": "int64"}).map(refuse).schema({"id": "int64"}).to_spark(),
+        Table.from_spark("failing", {"id": "int64"})
+        .to_rows()
+        .map(refuse)
+        .to_table({"id": "int64"})
+        .to_spark(),
         parallelism=2,
         name="failing",
         settings=JobSettings(restart_strategy="none"),
@@ -246,7 +252,7 @@ def test_a_dataframe_that_fails_fails_the_job_that_waits_for_it(
     spark: SparkSession, cluster: LocalCluster, options: Options
 ) -> None:
     handle = cluster.submit(
-        Stream.from_spark("given-up", {"id": "int64"}).to_spark(), parallelism=2, name="given-up"
+        Table.from_spark("given-up", {"id": "int64"}).to_spark(), parallelism=2, name="given-up"
     )
     df = spark.range(0, 10, 1, 2).selectExpr("if(id = 7, raise_error('no sevens'), id) as id")
     with pytest.raises(Exception) as raised:
@@ -307,8 +313,8 @@ def test_a_job_that_takes_nothing_pauses_the_write_and_spark_holds_no_more_for_i
             yield batch
 
     df = spark.range(0, rows, 1, 2).selectExpr("id", f"repeat('x', {row_bytes}) as s")
-    stream = Stream.from_spark("paused", arrow_schema_of(df.schema)).map_batches(wait)
-    handle = cluster.submit(stream.schema({"id": "int64"}).to_spark(), parallelism=2, name="paused")
+    stream = Table.from_spark("paused", arrow_schema_of(df.schema)).map_batches(wait, schema={"id": "int64"})
+    handle = cluster.submit(stream.to_spark(), parallelism=2, name="paused")
     writing = Write(spark, df.mapInArrow(count, df.schema), options, "paused")
     try:
         wait_until(lambda: taken.exists(), "the first batch")

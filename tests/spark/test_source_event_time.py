@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle.client import JobHandle
-from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.table import Table
 from minishuffle.local import LocalCluster
 from minishuffle.remote.access import Access
 from minishuffle.remote.reader import describe_result
@@ -39,7 +39,7 @@ def counting(
     cluster: LocalCluster, df: DataFrame, name: str, *, bounded: bool, out_of_order: timedelta = timedelta()
 ) -> JobHandle:
     """A job that counts the stream's rows by key and hour."""
-    stream = Stream.from_spark(name, arrow_schema_of(df.schema), bounded=bounded)
+    stream = Table.from_spark(name, arrow_schema_of(df.schema), bounded=bounded)
     timed = stream.event_time("at", out_of_order=out_of_order)
     return cluster.submit(timed.key_by("k").window(HOUR).count().to_spark(), parallelism=2, name=name)
 

@@ -46,7 +46,7 @@ def orders(monkeypatch: pytest.MonkeyPatch) -> Orders:
 def test_a_streaming_query_is_refused_by_a_bounded_stream(orders: Orders) -> None:
     given: Any = source(stream="orders")
     assert isinstance(given.writer(SCHEMA, False), BatchWriter)
-    with pytest.raises(UsageError, match=r"it writes into Stream.from_spark\('orders', ..., bounded=False\)"):
+    with pytest.raises(UsageError, match=r"it writes into Table.from_spark\('orders', ..., bounded=False\)"):
         given.streamWriter(SCHEMA, False)
     orders.bounded = False
     assert isinstance(given.streamWriter(SCHEMA, False), StreamingWriter)

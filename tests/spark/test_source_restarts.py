@@ -13,7 +13,7 @@ import pyarrow.dataset as pads
 import pytest
 
 from minishuffle.client import JobHandle
-from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.table import Table
 from minishuffle.local import LocalCluster
 from minishuffle.spark.schemas import arrow_schema_of
 from minishuffle.spark.session import activate
@@ -65,7 +65,7 @@ def test_a_save_goes_on_when_the_workers_and_the_coordinator_are_killed_in_turn(
             threading.Event().wait(0.02)
         return batch
 
-    stream = Stream.from_spark("attached", arrow_schema_of(numbers.schema)).map_batches(taken)
+    stream = Table.from_spark("attached", arrow_schema_of(numbers.schema)).map_batches(taken)
     out = str(tmp_path / "out")
     handle = cluster.submit(stream.to_files(out), parallelism=2, name="attached")
     writer = numbers.write.format("minishuffle").options(**options).option("stream", "attached")
@@ -107,7 +107,7 @@ def test_a_streaming_query_goes_on_when_the_workers_and_the_coordinator_are_kill
     def numbers(start: int, count: int) -> pa.RecordBatch:
         return pa.record_batch([pa.array(range(start, start + count), pa.int64())], SCHEMA)
 
-    stream = Stream.generate(numbers, rate=2_000, format="arrow").schema(SCHEMA).rebalance().to_spark()
+    stream = Table.generate(numbers, rate=2_000, schema=SCHEMA).rebalance().to_spark()
     handle = cluster.submit(stream, parallelism=2, name="endless")
     reader = spark.readStream.format("minishuffle").options(**options).option("job", handle.id).load()
     writer = reader.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.table import Table
 from minishuffle.local import LocalCluster
 from minishuffle.remote.access import Access
 from minishuffle.remote.writer import end_stream
@@ -41,7 +42,7 @@ def test_a_query_into_a_job_that_is_stopped_and_started_again_brings_every_row_o
 ) -> None:
     directory, checkpoint, rows = tmp_path / "in", tmp_path / "checkpoint", 3000
     schema = spark.range(1).schema
-    stream = Stream.from_spark("queried", arrow_schema_of(schema), bounded=False)
+    stream = Table.from_spark("queried", arrow_schema_of(schema), bounded=False)
     handle = cluster.submit(stream.collect(), parallelism=2, name="queried")
 
     def put(begin: int) -> None:
@@ -66,7 +67,7 @@ def test_a_batch_that_is_run_again_brings_no_row_twice(
     """As after a driver that died between the batch and Spark's note of it."""
     directory, checkpoint, rows = tmp_path / "in", tmp_path / "checkpoint", 2000
     schema = spark.range(1).schema
-    stream = Stream.from_spark("again", arrow_schema_of(schema), bounded=False)
+    stream = Table.from_spark("again", arrow_schema_of(schema), bounded=False)
     handle = cluster.submit(stream.collect(), parallelism=2, name="again")
     spark.range(0, rows, 1, FILES).write.parquet(str(directory))
     files = spark.readStream.schema(schema).option("maxFilesPerTrigger", 2).parquet(str(directory))
@@ -114,7 +115,7 @@ def test_a_query_out_of_a_job_that_is_stopped_and_started_again_gives_every_row_
 ) -> None:
     rows, out, checkpoint, go = 6000, tmp_path / "out", tmp_path / "checkpoint", tmp_path / "go"
     source: Stream[Any] = Stream.source(Slowly(rows, 500, rows // 2, go)).rebalance()
-    handle = cluster.submit(source.schema({"id": "int64"}).to_spark(), parallelism=2, name="out")
+    handle = cluster.submit(source.to_table({"id": "int64"}).to_spark(), parallelism=2, name="out")
     query = from_job(spark, options, "out", out, checkpoint, processingTime="0 seconds")
     try:
         wait_until(lambda: sum(batch.numInputRows for batch in query.recentProgress) > 0, "a first batch")

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from minishuffle import limits
-from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.table import Table
 from minishuffle.wire.clients import (
     BeginWrite,
     EndWrite,
@@ -35,7 +35,7 @@ class Door:
         term = lambda: self.term  # noqa: E731
         readers = ResultReaders(term, site.deployment, site.inbox, self.answers.append)
         self.external = ExternalClients(term, site.deployment, readers, self.answers.append)
-        (self.task,) = site.deploy(Stream.from_spark("orders", SCHEMA, bounded=False).to_count())
+        (self.task,) = site.deploy(Table.from_spark("orders", SCHEMA, bounded=False).to_count())
 
     def end(self, ticket: int, *partitions: int, last: bool = False) -> list[int] | None:
         """What is missing of the write; None: no answer."""

@@ -97,7 +97,7 @@ class Door:
 
 @pytest.fixture
 async def door(site: Site) -> AsyncIterator[Door]:
-    table = Stream.items([{"n": n} for n in range(ROWS)]).schema({"n": "int64"})
+    table = Stream.items([{"n": n} for n in range(ROWS)]).to_table({"n": "int64"})
     (outcome,) = await site.run(table.to_spark())
     assert outcome.state == "finished"
     site.release()

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.table import Table
 from minishuffle.wire.messages import TaskStateChanged
 from minishuffle.wire.packed import unpack_positions
 from minishuffle.worker.task import Task
@@ -158,9 +159,9 @@ async def test_what_a_join_keeps_is_lost_as_state_and_not_with_its_batch(site_of
         raise ValueError(pair)
 
     site = site_of(segment_bytes=32_768)
-    left, right = (Stream.source(Tables()).event_time("at") for _ in range(2))
+    left, right = (Table.source(Tables()).event_time("at") for _ in range(2))
     pairs = left.key_by("number").join(right.key_by("number"), how="inner", within=timedelta(hours=1))
-    *sources, join = site.deploy(pairs.map(ill).collect())
+    *sources, join = site.deploy(pairs.to_rows().map(ill).collect())
     await site.until(lambda: join.state == "failed")
     counters = join.read_counters()
     assert counters.records_in == counters.state_rows + failed(join) == 200
@@ -209,9 +210,9 @@ def processed() -> Stream[Any]:
     return Stream.source(Batches(bounded=False)).key_by(by_three).process(noted).collect()
 
 
-def columns() -> Stream[Any]:
-    stream = Stream.source(Tables()).key_by("key").aggregate(total=("number", "sum"))
-    return stream.collect()
+def columns() -> Table:
+    table = Table.source(Tables()).key_by("key").aggregate(total=("number", "sum"))
+    return table.collect()
 
 
 class Tables:
@@ -238,8 +239,8 @@ class Tables:
             yield pa.RecordBatch.from_pydict({"key": [], "number": [], "at": []})
 
 
-def joined() -> Stream[Any]:
-    left, right = (Stream.source(Tables()).event_time("at") for _ in range(2))
+def joined() -> Table:
+    left, right = (Table.source(Tables()).event_time("at") for _ in range(2))
     pairs = left.key_by("number").join(right.key_by("number"), how="inner", within=timedelta(hours=1))
     return pairs.collect()
 

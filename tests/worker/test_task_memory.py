@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.stream_base import StreamBase
+from minishuffle.dataflow.table import Table
 from minishuffle.worker import task as task_module
 
 if TYPE_CHECKING:
@@ -54,10 +56,10 @@ def rows() -> Stream[Any]:
 
 
 def columns() -> Any:
-    return Stream.generate(records=ROWS, format="arrow").key_by("number")
+    return Table.generate(records=ROWS).key_by("number")
 
 
-JOBS: dict[str, Callable[[], Stream[Any]]] = {
+JOBS: dict[str, Callable[[], StreamBase]] = {
     "count": lambda: rows().key_by(lambda row: row % 7).count().collect(),
     "fold": lambda: rows().key_by(lambda row: row % 7).fold(int, lambda total, row: total + row).to_count(),
     "reduce": lambda: rows().key_by(lambda row: row % 7).reduce(lambda one, two: one + two).print(),

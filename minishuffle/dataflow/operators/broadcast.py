@@ -153,7 +153,7 @@ class BroadcastArrow(_Broadcast):
         if self._schema is None:
             raise UsageError(
                 "the small side of broadcast_join has no rows, so its columns are not known: declare them "
-                "with .schema(...)"
+                "with to_table(schema)"
             )
         table = pa.Table.from_batches([plain(batch, self._schema) for batch in self._batches], self._schema)
         self._batches = []

@@ -178,7 +178,7 @@ class Fold:
         if wide is None:
             raise UsageError(
                 f"{self.function} of column {self.name!r}: its types {self.type} and {kind} have none in "
-                "common that is exact: cast the column first, or declare it with Stream.schema(...)"
+                "common that is exact: cast the column first, or declare it with to_table(schema)"
             )
         if wide != self.type:
             held = self._array(self.state, self._unseen())
@@ -280,7 +280,7 @@ class Fold:
         except pa.ArrowException as error:
             raise UsageError(
                 f"{self.function} of column {self.name!r}: type {given} does not fit the state of type "
-                f"{self.stored} ({error}): cast the column first, or declare it with Stream.schema(...)"
+                f"{self.stored} ({error}): cast the column first, or declare it with to_table(schema)"
             ) from error
         if column.null_count:
             column = pc.fill_null(column, pa.scalar(self.neutral, self.stored))

@@ -170,7 +170,7 @@ class RowsToArrow:
             )
         if self.schema is None:
             raise UsageError(
-                f"rows like {preview(rows[0])} have no column names: declare them with Stream.schema(...), "
+                f"rows like {preview(rows[0])} have no column names: declare them with to_table(schema), "
                 "or map the rows to dicts"
             )
         return _columns_by_position(rows, self.schema.names)
@@ -199,7 +199,7 @@ class RowsToArrow:
         row, name = next((row, name) for row in rows for name in row if name not in known)
         return UsageError(
             f"column {name!r} of the row {preview(row)} is not in the schema ({', '.join(known)}): "
-            "correct Stream.schema(...), or map the rows to it"
+            "correct that of to_table(schema), or map the rows to it"
         )
 
 
@@ -230,7 +230,7 @@ def _infer(name: str, values: Sequence[Any]) -> pa.DataType:
     except MISFITS as error:
         raise UsageError(
             f"no Arrow type fits the values of column {name!r} ({error}): "
-            "declare one with Stream.schema(...), or map the rows"
+            "declare one with to_table(schema), or map the rows"
         ) from error
 
 
@@ -244,7 +244,7 @@ def _array(field: pa.Field, values: Sequence[Any], declared: bool) -> pa.Array:
         widened = None if declared else _widened(field.type, values)
         if widened is not None:
             return widened
-        where = "as declared" if declared else "as in the first rows; declare it with Stream.schema(...)"
+        where = "as declared" if declared else "as in the first rows; declare it with to_table(schema)"
         raise UsageError(
             f"column {field.name!r}: the value {preview(_misfit(field.type, values))} does not fit "
             f"the type {field.type} ({where})"
@@ -352,7 +352,7 @@ class CheckSchema(ChainedOperator):
         if extra:
             raise UsageError(
                 f"column {extra[0]!r} is not in the declared schema ({', '.join(self.schema.names)}): "
-                "correct Stream.schema(...), or drop the column first"
+                "correct the schema, or drop the column first"
             )
         arrays = []
         for field in self.schema:
@@ -360,7 +360,7 @@ class CheckSchema(ChainedOperator):
             if array.type != field.type:
                 raise UsageError(
                     f"column {field.name!r} has the type {array.type}, but {field.type} is declared: "
-                    "cast it first, or correct Stream.schema(...)"
+                    "cast it first, or correct the schema"
                 )
             _check_nulls(field, array)
             arrays.append(array)

@@ -129,7 +129,7 @@ def wider_schema(some: pa.Schema | None, other: pa.Schema, where: str) -> pa.Sch
             types = " and ".join(sorted(str(each.type) for each in kinds))
             raise UsageError(
                 f"column {name!r} of {where} has values of the types {types}, which have none in common that "
-                "is exact: cast the column to one type first, or declare Stream.schema(...)"
+                "is exact: cast the column to one type first, or declare them with to_table(schema)"
             )
         fields.append(field)
     return pa.schema(fields, some.metadata)
@@ -163,7 +163,7 @@ def in_schema(data: Any, schema: pa.Schema, where: str) -> Any:
         except pa.ArrowException as error:
             raise UsageError(
                 f"column {field.name!r} of {where} has the type {column.type}, and a value that does not fit "
-                f"{field.type} ({error}): cast the column first, or declare what fits with Stream.schema(...)"
+                f"{field.type} ({error}): cast the column first, or declare what fits with to_table(schema)"
             ) from error
     return type(data).from_arrays(arrays, schema=schema)
 

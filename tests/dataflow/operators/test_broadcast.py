@@ -137,7 +137,7 @@ def test_the_small_side_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_empty_small_side_needs_declared_columns() -> None:
     big = pa.RecordBatch.from_pylist([{"v": 1, "a": 1, "b": "p"}], schema=BIG_SCHEMA)
     with pytest.raises(
-        UsageError, match=r"has no rows, so its columns are not known: declare them with .schema"
+        UsageError, match=r"has no rows, so its columns are not known: declare them with to_table"
     ):
         run(BroadcastArrow(columns(is_left=True)), [], [big])
     (row,) = run(BroadcastArrow(columns(is_left=True), SMALL_SCHEMA), [], [big])

@@ -13,7 +13,7 @@ import pytest
 from minishuffle.dataflow.operators.commonschema import common_schema
 from minishuffle.dataflow.operators.sources import ParquetSource
 from minishuffle.dataflow.operators.widertype import in_schema
-from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.table import Table
 from minishuffle.errors import UnknownName, UsageError
 from tests.dataflow.test_jobs import execute
 
@@ -73,7 +73,7 @@ def test_a_column_is_null_where_a_file_lacks_it_and_nullable_if_it_is_anywhere(t
     assert read(ParquetSource(path, ["b", "a"])) == [{"b": 2, "a": 1}, {"b": None, "a": 5}]
     with pytest.raises(UnknownName, match=r"no column 'c' in .*2\.parquet: it has d, b, a"):
         ParquetSource(path, ["c"])
-    Stream.parquet(path).key_by("d")
+    Table.from_files(path).key_by("d")
 
 
 def test_files_that_differ_in_metadata_alone_are_the_same(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_columns_without_a_common_type_are_told_with_both_files(
     tables: list[pa.Table], told: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=told):
-        Stream.parquet(written(tmp_path, *tables))
+        Table.from_files(written(tmp_path, *tables))
 
 
 def test_a_value_that_the_common_type_would_change_is_told(tmp_path: Path) -> None:
@@ -125,5 +125,5 @@ def test_of_a_time_with_and_one_without_a_zone_the_latter_is_in_utc() -> None:
 def test_no_value_changes_on_its_way_through_rows(tmp_path: Path) -> None:
     (files := tmp_path / "in").mkdir()
     written(files, column([1.5], pa.float32()), column([0.1], pa.float64()))
-    execute(Stream.parquet(files).filter(lambda row: True).to_files(tmp_path / "out"))
+    execute(Table.from_files(files).to_rows().filter(lambda row: True).to_files(tmp_path / "out"))
     assert sorted(pq.read_table(tmp_path / "out").column("a").to_pylist()) == [0.1, 1.5]

@@ -63,7 +63,7 @@ def test_positions_and_names_with_a_schema() -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([("x", 1)], r"no column names: declare them with Stream\.schema"),
+        ([("x", 1)], r"no column names: declare them with to_table"),
         ([{}], "do not name their columns"),
         ([{1: 2}], "do not name their columns"),
         ([{"a": 1}, (1,)], r"all dicts, or all tuples or lists, and one is {'a': 1}"),
@@ -174,7 +174,7 @@ def test_later_rows_make_a_type_wider(values: list[Any], kind: pa.DataType) -> N
 def test_values_without_a_type_in_common_are_refused_in_any_order_and_batch(some: Any, other: Any) -> None:
     for first, then in ((some, other), (other, some)):
         for batches in ([[{"a": first}], [{"a": then}]], [[{"a": first}, {"a": then}]]):
-            with pytest.raises(UsageError, match=r"column 'a': the value .*declare it with Stream\.schema"):
+            with pytest.raises(UsageError, match=r"column 'a': the value .*declare it with to_table"):
                 run(ToArrow(None), *batches)
 
 

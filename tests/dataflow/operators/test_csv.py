@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from minishuffle.dataflow.operators.csv import CsvSource
-from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.table import Table
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.limits import BATCH_ROWS_MAX, CSV_BLOCK_BYTES
 
@@ -137,17 +137,17 @@ def test_bytes_that_are_not_utf8_are_told(tmp_path: Path) -> None:
         read(CsvSource(path, pa.schema([("a", pa.string())])))
 
 
-def test_a_stream_of_csv_knows_its_columns(tmp_path: Path) -> None:
+def test_a_table_of_csv_knows_its_columns(tmp_path: Path) -> None:
     path = written(tmp_path, "n,price,s,at\n")
-    stream = Stream.csv(path, schema=SCHEMA, nulls=("NA",))
+    table = Table.from_files(path, format="csv", schema=SCHEMA, nulls=("NA",))
     with pytest.raises(UnknownName, match="no column 'm'; there are price, n, s, at"):
-        stream.key_by("m")
+        table.key_by("m")
     with pytest.raises(UnknownName, match=r"no column 'x' in .*a\.csv: its first line has n, price, s, at"):
-        Stream.csv(path, schema={"x": int})
+        Table.from_files(path, format="csv", schema={"x": int})
     with pytest.raises(UnknownName, match=r"no file .*b\.csv"):
-        Stream.csv(tmp_path / "b.csv", schema={"x": int})
+        Table.from_files(tmp_path / "b.csv", format="csv", schema={"x": int})
     with pytest.raises(UsageError, match=r"write nulls=\['NA'\]"):
-        Stream.csv(path, schema=SCHEMA, nulls="NA")
+        Table.from_files(path, format="csv", schema=SCHEMA, nulls="NA")
 
 
 def test_a_value_may_be_long_and_a_line_too_long_says_so(tmp_path: Path) -> None:
