@@ -66,8 +66,7 @@ def columns_read(schema: pa.Schema, expressions: Mapping[str, pc.Expression]) ->
 
 
 def _bound_type(schema: pa.Schema, expression: pc.Expression) -> pa.DataType:
-    import pyarrow.dataset as ds
+    from minishuffle.dataflow.operators.relational import computed
 
-    scanner = ds.dataset(schema.empty_table()).scanner(columns={"value": expression})
-    kind: pa.DataType = scanner.projected_schema.field("value").type
+    kind: pa.DataType = computed(schema.empty_table(), [expression]).schema.field(0).type
     return kind

@@ -1,7 +1,8 @@
 """Columns of tables chosen, computed, filtered and unnested, without Python per row.
 
-Expressions run in Acero (``pyarrow.acero``), in the task's own thread: 35 µs for a batch of up to 1,000 rows
-and two sums, 60 for 16 Ki, 145 for 64 Ki, where pyarrow's kernels by themselves take 7, 14 and 46.
+Expressions run in Acero, in the task's own thread: 35 µs for a batch of up to 1,000 rows and two sums, 60 for
+16 Ki, 145 for 64 Ki, where pyarrow's kernels by themselves take 7, 14 and 46. ``pyarrow.acero`` has the same
+names, but imports ``pyarrow.dataset``, which costs a worker 56 MB and seconds.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import pyarrow as pa
-import pyarrow.acero as acero
 import pyarrow.compute as pc
+from pyarrow import _acero as acero
 
 from minishuffle.dataflow.operators.base import Batch, Emit
 from minishuffle.dataflow.operators.chained import ChainedOperator, OnError
@@ -22,7 +23,7 @@ from minishuffle.errors import UnknownName, UsageError
 from minishuffle.exchange.gather import take
 from minishuffle.limits import BATCH_ROWS_MAX
 
-__all__ = ["Conform", "Explode", "Filter", "MapPieces", "Projection"]
+__all__ = ["Conform", "Explode", "Filter", "MapPieces", "Projection", "computed"]
 
 Value: TypeAlias = "str | pc.Expression"
 """An input column by name, or what an expression gives."""
@@ -83,19 +84,24 @@ def evaluated(batch: pa.RecordBatch, expressions: list[pc.Expression], where: st
     """What each expression gives on the rows of the batch."""
     if not expressions:
         return []
-    names = [str(number) for number in range(len(expressions))]
-    plan = acero.Declaration.from_sequence(
-        [
-            acero.Declaration("table_source", acero.TableSourceNodeOptions(pa.Table.from_batches([batch]))),
-            acero.Declaration("project", acero.ProjectNodeOptions(expressions, names)),
-        ]
-    )
     try:
-        table = plan.to_table(use_threads=False)
+        table = computed(pa.Table.from_batches([batch]), expressions)
     except pa.ArrowException as error:
         shown = "; ".join(map(str, expressions))
         raise UsageError(f"{where}: {shown:.200}: {error!s:.400}") from error
     return [_one_array(column) for column in table.columns]
+
+
+def computed(table: pa.Table, expressions: list[pc.Expression]) -> pa.Table:
+    """A column for each expression. Raises ArrowException if one fails, or does not fit the columns."""
+    names = [str(number) for number in range(len(expressions))]
+    plan = acero.Declaration.from_sequence(
+        [
+            acero.Declaration("table_source", acero.TableSourceNodeOptions(table)),
+            acero.Declaration("project", acero.ProjectNodeOptions(expressions, names)),
+        ]
+    )
+    return plan.to_table(use_threads=False)
 
 
 def _one_array(column: pa.ChunkedArray) -> pa.Array:
