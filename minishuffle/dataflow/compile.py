@@ -15,6 +15,7 @@ from minishuffle.dataflow.nodes import Exchange, Feed, Node, check_waits, inputs
 from minishuffle.dataflow.operators.base import Operator, Output, Program
 from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.dataflow.pickling import pickle_program
+from minishuffle.dataflow.pruning import pruned
 from minishuffle.dataflow.stream_base import StreamBase
 from minishuffle.errors import InvalidGraph, ResourceExhausted, UsageError
 from minishuffle.limits import CONTROL_PAYLOAD_BYTES_MAX, MIB
@@ -68,6 +69,7 @@ def compile_job(stream: StreamBase, *, parallelism: int = 1, settings: JobSettin
     nodes = list(inputs_first(one_of_each(ends)))
     check_waits(nodes)
     _check_claims(nodes)
+    nodes = pruned(nodes)
     widths = _parallelisms(nodes, checked_parallelism(parallelism, "parallelism"))
     chains, edges = _chains_and_edges(nodes, widths)
     graph = JobGraph(
@@ -126,7 +128,9 @@ def _chains_and_edges(nodes: list[Node], widths: dict[Node, int]) -> tuple[list[
             if exchange.partitioner == "forward":
                 _check_forward(feed.node, node, widths)
             chains[source].outputs.append(
-                Output(len(edges), exchange.partitioner, exchange.keys, exchange.choose, feed.side)
+                Output(
+                    len(edges), exchange.partitioner, exchange.keys, exchange.choose, feed.side, feed.columns
+                )
             )
             edges.append(
                 Edge(source=source, target=target, input=feed.input, partitioner=exchange.partitioner)

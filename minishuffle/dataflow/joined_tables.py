@@ -9,7 +9,7 @@ from minishuffle.dataflow.arguments import check_columns, check_late, checked_du
 from minishuffle.dataflow.bridges import refuse_mixture
 from minishuffle.dataflow.joined import On, check_readable_first, column_pairs
 from minishuffle.dataflow.keyed_table import by_key
-from minishuffle.dataflow.nodes import Exchange, Feed, Node, check_waits, inputs_first
+from minishuffle.dataflow.nodes import Exchange, Feed, Node, Reads, check_waits, inputs_first
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.dataflow.stream_base import SideOutput, late_of
 from minishuffle.dataflow.table import Table
@@ -68,7 +68,11 @@ def join_tables(
         schema = columns.result(left._schema, right._schema)
     elif left._columns is not None and right._columns is not None:
         names = tuple(columns.names(left._columns, right._columns))
-    node = Node(operator.name, (*by_key(left, keys[0]), *by_key(right, keys[1], 1)), operators=(operator,))
+    reads: Reads | None = None
+    if left._columns is not None and right._columns is not None:
+        reads = columns.fix(left._columns, right._columns, times[1])
+    feeds = (*by_key(left, keys[0]), *by_key(right, keys[1], 1))
+    node = Node(operator.name, feeds, operators=(operator,), reads=reads)
     time = times[0] if how != "full" or _holds_both_times(keys, times) else None
     return Table((Feed(node),), schema, names, time, sides)
 
@@ -127,7 +131,10 @@ def look_up(big: Table, small: Table, on: On, how: Literal["inner", "left"], suf
         *(Feed(feed.node, feed.exchange, 0, feed.side) for feed in big_feeds),
         *(Feed(feed.node, Exchange("broadcast"), 1, feed.side) for feed in small_feeds),
     )
-    node = Node(operator.name, feeds, operators=(operator,), follows=True)
+    reads: Reads | None = None
+    if big._columns is not None and small._columns is not None:
+        reads = columns.fix(big._columns, small._columns)
+    node = Node(operator.name, feeds, operators=(operator,), follows=True, reads=reads)
     check_waits(inputs_first([node]))
     schema: pa.Schema | None = None
     names: tuple[str, ...] | None = None

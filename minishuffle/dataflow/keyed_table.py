@@ -13,6 +13,7 @@ from minishuffle.dataflow.bridges import refuse_mixture, refuse_row_method
 from minishuffle.dataflow.nodes import Exchange, Feed, Node
 from minishuffle.dataflow.operators.base import Operator
 from minishuffle.dataflow.operators.times import EventTime
+from minishuffle.dataflow.pruning import reads_only
 from minishuffle.dataflow.schemas import aggregated_schema
 from minishuffle.dataflow.stream_base import Columns, Feeds, SideOutput, late_of
 from minishuffle.dataflow.table import Table
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KeyedTable", "WindowedTable"]
 
-Wanted = Mapping[str, tuple[str, str]]
+Aggregates = Mapping[str, tuple[str, str]]
 """Input column and function of each aggregate, by its name."""
 
 
@@ -60,7 +61,9 @@ class KeyedTable:
 
         when = self._emission(emit)
         schema = self._aggregated({"count": (self._keys[0], "count")}, at_end=when == "end")
-        return self._computed(CountArrow(self._keys, when, "count"), (*self._keys, "count"), schema)
+        return self._computed(
+            CountArrow(self._keys, when, "count"), (*self._keys, "count"), schema, self._keys
+        )
 
     def aggregate(self, emit: Emission | None = None, **columns: tuple[str, str]) -> Table:
         """Columns of each key's rows: ``total=("amount", "sum"), n=("amount", "count")``.
@@ -78,14 +81,15 @@ class KeyedTable:
         when = self._emission(emit)
         operator = AggregateArrow(self._keys, columns, when)  # type: ignore[arg-type]
         schema = self._aggregated(columns, at_end=when == "end")
-        return self._computed(operator, (*self._keys, *columns), schema)
+        used = (*self._keys, *(column for column, _ in columns.values()))
+        return self._computed(operator, (*self._keys, *columns), schema, used)
 
     def distinct(self) -> Table:
         """Each key once, as soon as its first row comes: the key columns."""
         from minishuffle.dataflow.operators.distinct import Distinct
 
         schema = self._aggregated({}, at_end=True)
-        return self._computed(Distinct(self._keys), self._keys, schema)
+        return self._computed(Distinct(self._keys), self._keys, schema, self._keys)
 
     def top_n(self, n: int, by: str, *, descending: bool = True) -> Table:
         """The ``n`` rows of each key with the greatest values in the column ``by``, or the smallest, when the
@@ -161,7 +165,7 @@ class KeyedTable:
             refuse_mixture("join", "KeyedTable", other)
         return join_tables((self._table, other._table), (self._keys, other._keys), how, within, late, suffix)
 
-    def _check_aggregates(self, columns: Wanted) -> None:
+    def _check_aggregates(self, columns: Aggregates) -> None:
         if not columns:
             raise UsageError("aggregate takes at least one column, such as total=('amount', 'sum')")
         for name, wanted in columns.items():
@@ -186,7 +190,9 @@ class KeyedTable:
             )
         return emit
 
-    def _aggregated(self, columns: Wanted, *, windows: bool = False, at_end: bool = True) -> pa.Schema | None:
+    def _aggregated(
+        self, columns: Aggregates, *, windows: bool = False, at_end: bool = True
+    ) -> pa.Schema | None:
         return aggregated_schema(self._table._schema, self._keys, columns, windows=windows, at_end=at_end)
 
     def _computed(
@@ -194,14 +200,16 @@ class KeyedTable:
         operator: Operator,
         columns: Columns,
         schema: pa.Schema | None,
+        used: Columns = None,
         *,
         label: str | None = None,
         time: EventTime | None = None,
         sides: Mapping[str, SideOutput] | None = None,
     ) -> Table:
-        """What the operator gives of each key's rows, which meet in one subtask."""
+        """What the operator gives of each key's rows, which meet in one subtask. ``used`` are the columns
+        that it reads; None: all."""
         feeds = by_key(self._table, self._keys)
-        node = Node(operator.name, feeds, operators=(operator,))
+        node = Node(operator.name, feeds, operators=(operator,), reads=reads_only(*used) if used else None)
         node = node.named(label) if label else node
         return Table((Feed(node),), schema, columns, time, sides)
 
@@ -265,7 +273,7 @@ class WindowedTable:
         }
         return self._computed("window_aggregate", columns, aggregates)
 
-    def _computed(self, label: str, columns: Wanted, aggregates: Mapping[str, Aggregate]) -> Table:
+    def _computed(self, label: str, columns: Aggregates, aggregates: Mapping[str, Aggregate]) -> Table:
         from minishuffle.dataflow.operators.windowarrow import WindowArrow
         from minishuffle.dataflow.operators.windows import OpenWindows
 
@@ -278,6 +286,7 @@ class WindowedTable:
             operator,
             tuple(operator.names),
             keyed._aggregated(columns, windows=True),
+            (*keyed._keys, str(self._time.column), *(column for column, _ in columns.values())),
             label=label,
             time=EventTime(column="window_end", shift=-1),
             sides=sides,

@@ -19,7 +19,9 @@ __all__ = [
     "Boundary",
     "Exchange",
     "Feed",
+    "Names",
     "Node",
+    "Reads",
     "check_not_sinks",
     "inputs_first",
     "one_of_each",
@@ -27,6 +29,10 @@ __all__ = [
     "with_last_step",
 ]
 
+Names: TypeAlias = "frozenset[str] | None"
+"""Names of columns; None: all."""
+Reads: TypeAlias = "Callable[[Names, int], Names]"
+"""The columns that a step reads of an input, by its number, for those that are wanted of what it gives."""
 Partitioning: TypeAlias = Literal["hash", "rebalance", "rescale", "forward", "broadcast", "custom"]
 
 
@@ -68,6 +74,8 @@ class Node:
     is_auxiliary: bool = False
     """Serves the step after it (``key_by``) and is left out of names."""
     is_sink: bool = False
+    reads: Reads | None = None
+    """None: all columns."""
     changed: Node | None = None
     """The same step before it was named or made parallel: where both are read, it still is one."""
 
@@ -101,6 +109,8 @@ class Feed:
     exchange: Exchange | None = None
     input: int = 0
     side: str | None = None
+    columns: Names = None
+    """Those that are read; found when a job is compiled."""
 
 
 def inputs_first(ends: Sequence[Node]) -> Iterator[Node]:

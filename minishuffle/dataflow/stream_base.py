@@ -9,7 +9,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Self, TypeAlias
 
 from minishuffle.dataflow.arguments import checked_parallelism
-from minishuffle.dataflow.nodes import Boundary, Exchange, Feed, Node, check_not_sinks, with_last_step
+from minishuffle.dataflow.nodes import Boundary, Exchange, Feed, Node, Reads, check_not_sinks, with_last_step
 from minishuffle.dataflow.operators.base import Operator, Source
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import InvalidGraph, UsageError
@@ -160,10 +160,10 @@ class StreamBase:
         """Where the event time stands after a step that makes other records: a column may be left."""
         return self._time if self._time is not None and self._time.column is not None else None
 
-    def _beside(self, method: str, operator: Operator) -> Self:
+    def _beside(self, method: str, operator: Operator, reads: Reads | None = None) -> Self:
         """A step that runs where its input does and changes no column."""
         feeds = self._open_feeds(method)
-        node = Node(operator.name, feeds, operators=(operator,), follows=True, is_auxiliary=True)
+        node = Node(operator.name, feeds, operators=(operator,), follows=True, is_auxiliary=True, reads=reads)
         return self._same_records((Feed(node),))
 
     def _sink(self, label: str, sink: Operator, boundary: Boundary | None = None) -> Self:

@@ -24,9 +24,10 @@ from minishuffle.dataflow.arguments import (
     spark_schema,
 )
 from minishuffle.dataflow.bridges import refuse_mixture, refuse_row_method
-from minishuffle.dataflow.expressions import check_expression, expression_type
-from minishuffle.dataflow.nodes import Boundary, Feed, Node
+from minishuffle.dataflow.expressions import check_expression, columns_read, expression_type
+from minishuffle.dataflow.nodes import Boundary, Feed, Node, Reads
 from minishuffle.dataflow.operators.times import EventTime
+from minishuffle.dataflow.pruning import reads_also, reads_only
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.stream_sinks import StreamSinks
 from minishuffle.dataflow.table_sources import TableSources
@@ -79,7 +80,7 @@ class Table(TableSources, StreamSinks):
         schema = None if self._schema is None else self._picked({name: name for name in wanted})
         operator = Projection("select", {name: name for name in wanted})
         column = self._time_column if self._time_column in wanted else None
-        return self._projected(operator, schema, wanted, column)
+        return self._projected(operator, schema, wanted, column, reads_only(*wanted))
 
     def drop(self, *names: str | Sequence[str]) -> Table:
         """All columns but these."""
@@ -92,7 +93,8 @@ class Table(TableSources, StreamSinks):
             raise UsageError("drop would leave no column: keep one")
         schema = None if self._schema is None or left is None else self._picked({name: name for name in left})
         column = None if self._time_column in dropped else self._time_column
-        return self._projected(Projection("drop", None, dropped=dropped), schema, left, column)
+        operator = Projection("drop", None, dropped=dropped)
+        return self._projected(operator, schema, left, column, reads_also(*dropped))
 
     def rename(self, names: Mapping[str, str]) -> Table:
         """Columns under other names: ``rename({"old": "new"})``. Their order stays, and so does event
@@ -109,7 +111,8 @@ class Table(TableSources, StreamSinks):
         if self._schema is not None and self._columns is not None:
             schema = self._picked({names.get(name, name): name for name in self._columns})
         column = None if self._time_column is None else names.get(self._time_column, self._time_column)
-        return self._projected(Projection("rename", None, renamed=names), schema, known, column)
+        operator = Projection("rename", None, renamed=names)
+        return self._projected(operator, schema, known, column, _reads_renamed(names))
 
     def with_columns(self, **columns: pc.Expression) -> Table:
         """Columns that expressions give, in place of those of the same name or after the others.
@@ -132,7 +135,8 @@ class Table(TableSources, StreamSinks):
         }
         schema, known = self._with(added)
         column = None if self._time_column in added else self._time_column
-        return self._projected(Projection("with_columns", None, added), schema, known, column)
+        reads = None if self._schema is None else _reads_added(added, columns_read(self._schema, added))
+        return self._projected(Projection("with_columns", None, added), schema, known, column, reads)
 
     def _with(self, added: Mapping[str, pc.Expression]) -> tuple[pa.Schema | None, Columns]:
         """Schema and column names with the columns of these expressions."""
@@ -161,7 +165,10 @@ class Table(TableSources, StreamSinks):
             kind = expression_type(self._schema, condition, "filter")
             if str(kind) != "bool":
                 raise UsageError(f"filter: {condition!s:.200} gives {kind}: write a condition")
-        return self._step(Filter(condition), self._schema, self._columns, self._time, follows=True)
+        reads = None
+        if self._schema is not None:
+            reads = reads_also(*columns_read(self._schema, {"filter": condition}))
+        return self._step(Filter(condition), self._schema, self._columns, self._time, True, reads)
 
     def explode(self, column: str) -> Table:
         """Each row once for each value of the list in ``column``, which then holds that value; a row whose
@@ -184,7 +191,7 @@ class Table(TableSources, StreamSinks):
             number = schema.get_field_index(column)
             schema = schema.set(number, schema.field(column).with_type(kind.value_type).with_nullable(True))
         time = None if self._time is not None and self._time.column == column else self._time
-        return self._step(Explode(column), schema, self._columns, time, follows=True)
+        return self._step(Explode(column), schema, self._columns, time, True, reads_also(column))
 
     def map_batches(
         self,
@@ -215,7 +222,8 @@ class Table(TableSources, StreamSinks):
             check_columns(taken, self._columns, "map_batches")
         if batch_rows is not None and (type(batch_rows) is not int or batch_rows < 1):
             raise UsageError(f"batch_rows is {batch_rows!r}: give a whole number from 1 on")
-        mapped = self._step(MapPieces(fn, on_error, taken, batch_rows), None, None, self._time)
+        reads = None if taken is None else reads_only(*taken)
+        mapped = self._step(MapPieces(fn, on_error, taken, batch_rows), None, None, self._time, reads=reads)
         if schema is None:
             return mapped
         declared = arrow_schema(schema)
@@ -307,7 +315,9 @@ class Table(TableSources, StreamSinks):
             idle = checked_duration(idle_after, "event_time(idle_after=...)", positive=True) / 1_000_000
         check_columns([column], self._columns, "event_time")
         place = EventTime(column=column, each=watermarks == "each")
-        timed = self._beside("event_time", AssignEventTime(place, late_by, idle, watermarks, on_error))
+        timed = self._beside(
+            "event_time", AssignEventTime(place, late_by, idle, watermarks, on_error), reads_also(column)
+        )
         return Table(timed._feeds, self._schema, self._columns, place)
 
     def key_by(self, *columns: str | Sequence[str]) -> KeyedTable:
@@ -390,13 +400,18 @@ class Table(TableSources, StreamSinks):
         return None if self._time is None else self._time.column
 
     def _projected(
-        self, operator: Operator, schema: pa.Schema | None, columns: Columns, time_column: str | None
+        self,
+        operator: Operator,
+        schema: pa.Schema | None,
+        columns: Columns,
+        time_column: str | None,
+        reads: Reads | None,
     ) -> Table:
         """``time_column`` is where the event time's column has gone."""
         time = None
         if self._time is not None and time_column is not None:
             time = replace(self._time, column=time_column)
-        return self._step(operator, schema, columns, time, follows=True)
+        return self._step(operator, schema, columns, time, True, reads)
 
     def _step(
         self,
@@ -404,8 +419,20 @@ class Table(TableSources, StreamSinks):
         schema: pa.Schema | None,
         columns: Columns,
         time: EventTime | None,
-        *,
         follows: bool = False,
+        reads: Reads | None = None,
     ) -> Table:
-        node = Node(operator.name, self._open_feeds(operator.name), operators=(operator,), follows=follows)
+        feeds = self._open_feeds(operator.name)
+        node = Node(operator.name, feeds, operators=(operator,), follows=follows, reads=reads)
         return Table((Feed(node),), schema, columns, time)
+
+
+def _reads_renamed(names: Mapping[str, str]) -> Reads:
+    old = {new: name for name, new in names.items()}
+    return lambda wanted, input: (
+        None if wanted is None else frozenset(old.get(name, name) for name in wanted) | names.keys()
+    )
+
+
+def _reads_added(added: Mapping[str, Any], read: frozenset[str]) -> Reads:
+    return lambda wanted, input: None if wanted is None else wanted - added.keys() | read

@@ -45,6 +45,7 @@ class Partitioner:
         start: the consumer that is dealt to first; the producer's index, so that not all begin with
             the same.
         hot_keys: looks at some of the keys, if rows go by key.
+        columns: those of record batches that the pieces have; None: all.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Partitioner:
         start: int,
         *,
         hot_keys: HotKeys | None = None,
+        columns: frozenset[str] | None = None,
     ) -> None:
         assert kind != "custom" or choose is not None
         self._kind = kind
@@ -63,6 +65,7 @@ class Partitioner:
         self._consumers = consumers
         self._keys = keys
         self._choose = choose
+        self._columns = columns
         self._next = start % consumers
         self._hot_keys = hot_keys
         self._schema: pa.Schema | None = None
@@ -81,6 +84,8 @@ class Partitioner:
             UnknownName: the batch lacks a key column; names those that it has.
             UsageError: a key cannot be hashed, or ``choose`` gave no consumer.
         """
+        if self._columns is not None and isinstance(batch, pa.RecordBatch):
+            batch = _with_columns(batch, self._columns)
         if not len(batch):
             return iter(())
         if self._consumers == 1:
@@ -194,6 +199,13 @@ _SPLITS: Final[dict[str, Callable[[Partitioner, Batch], Pieces]]] = {
     "custom": Partitioner._as_chosen,
 }
 """By kind. A method of the partitioner itself would keep it, and the user's function, in a circle."""
+
+
+def _with_columns(batch: pa.RecordBatch, names: frozenset[str]) -> pa.RecordBatch:
+    """The columns of those names, in their order."""
+    given = batch.schema.names
+    numbers = [number for number, name in enumerate(given) if name in names]
+    return batch if len(numbers) == len(given) else batch.select(numbers)
 
 
 def _column_number(schema: pa.Schema, name: str) -> int:

@@ -239,7 +239,13 @@ def _edge_writer(
 ) -> Callable[[Any], None]:
     consumers = len(partition.subpartitions)
     partitioner = Partitioner(
-        output.partitioner, consumers, output.keys, output.choose, start, hot_keys=partition.hot_keys
+        output.partitioner,
+        consumers,
+        output.keys,
+        output.choose,
+        start,
+        hot_keys=partition.hot_keys,
+        columns=output.columns,
     )
     broadcast = output.partitioner == "broadcast"
 

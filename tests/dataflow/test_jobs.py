@@ -98,7 +98,9 @@ class Execution:
 
     def _edge_writer(self, output: Output, index: int) -> Emit:
         consumers = self.graph.consumers_of(output.edge, index)
-        partitioner = Partitioner(output.partitioner, len(consumers), output.keys, output.choose, index)
+        partitioner = Partitioner(
+            output.partitioner, len(consumers), output.keys, output.choose, index, columns=output.columns
+        )
 
         def write(batch: Batch) -> None:
             self.formats[output.edge].add(type(batch).__name__)

@@ -21,7 +21,7 @@ from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.dataflow.operators.base import Batch, Emit, Mark, Program, TaskContext, Watermark
 from minishuffle.dataflow.operators.reader import SourceReader
-from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.stream_base import StreamBase
 from minishuffle.exchange.elements import ELEMENT_HEADER, WHOLE, KeyedRows, unpinned
 from minishuffle.exchange.rows import pack_rows, unpack_rows
 from minishuffle.exchange.watermarks import END_OF_TIME, WatermarkValve
@@ -52,6 +52,8 @@ class Outcome:
     log: list[str] = field(default_factory=list)
     counters: TaskCounters = field(default_factory=TaskCounters)
     """Of all subtasks."""
+    bytes_shipped: int = 0
+    """Of all elements that crossed an exchange."""
 
 
 @dataclass
@@ -117,10 +119,11 @@ class _Partition:
 
     hot_keys = None
 
-    def __init__(self, channels: list[_Channel]) -> None:
+    def __init__(self, channels: list[_Channel], outcome: Outcome) -> None:
         self.subpartitions = self._channels = channels
         self._columnar = 0
         """Arrow batches so far."""
+        self._outcome = outcome
 
     def skips(self, position: int, rows: int) -> bool:
         return False
@@ -132,6 +135,7 @@ class _Partition:
         self._columnar += 1
         if self._columnar % 2:
             channel = self._channels[position]
+            self._outcome.bytes_shipped += batch.nbytes
             channel.queue.append(_Element(channel, WHOLE, len(batch), unpinned(batch)))
         return bool(self._columnar % 2)
 
@@ -141,6 +145,7 @@ class _Partition:
         payload = b"".join(body)
         assert (size, declared) == (len(payload), rows)
         channel = self._channels[position]
+        self._outcome.bytes_shipped += size
         channel.queue.append(_Element(channel, kind, rows, payload))
 
     def broadcast(self, to: Iterable[int], rows: int, parts: list[Any]) -> None:
@@ -210,7 +215,8 @@ class _Task:
                 [
                     run.gate(output.edge, consumer).channel(index)
                     for consumer in graph.consumers_of(output.edge, index)
-                ]
+                ],
+                run.outcome,
             )
             for output in self._program.outputs
         }
@@ -347,7 +353,7 @@ def gate_has_items(gate: _Gate) -> bool:
     return any(channel.queue for channel in gate.channels.values())
 
 
-def run(stream: Stream[Any], cut: Cut | None = None) -> Outcome:
+def run(stream: StreamBase, cut: Cut | None = None) -> Outcome:
     """Run a job to its end.
 
     Raises: whatever an operator or a function of the job raises.

@@ -43,6 +43,7 @@ __all__ = [
     "Source",
     "SplitMark",
     "TaskContext",
+    "Used",
     "Watermark",
 ]
 
@@ -246,7 +247,8 @@ class Output:
     ``edge`` is the index in the job graph. ``keys`` are column names (Arrow) or None; with
     ``partitioner == "hash"`` and ``keys is None`` batches are KeyedRows. ``choose`` is the user's
     own function (row, consumers) -> consumer index for ``partitioner == "custom"``. An output with a
-    ``side`` takes the batches of the :class:`Side` of that tag, and no others.
+    ``side`` takes the batches of the :class:`Side` of that tag, and no others. Of record batches only
+    ``columns`` are shipped, those that a consumer or something behind it reads; None: all.
     """
 
     edge: int
@@ -254,6 +256,21 @@ class Output:
     keys: tuple[str, ...] | None = None
     choose: Callable[[Any, int], int] | None = None
     side: str | None = None
+    columns: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """The columns that a job uses of what one operator takes and gives; None: all of them.
+
+    An operator with a method ``for_columns(used)`` gives the operator that runs in its place.
+    """
+
+    gives: frozenset[str] | None
+    takes: Mapping[int, frozenset[str] | None]
+    """By the number of the input."""
+    keys: frozenset[str]
+    """Those that it gives by which the rows are exchanged next."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,14 +5,15 @@ The small side is input number 1 and is read to its end before the other: see ``
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.base import Batch, Emit, Mark
+from minishuffle.dataflow.operators.base import Batch, Emit, Mark, Used
 from minishuffle.dataflow.operators.chained import ChainedOperator, preview
 from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.joincolumns import (
@@ -23,6 +24,7 @@ from minishuffle.dataflow.operators.joincolumns import (
     null_marks,
     plain,
     plain_schema,
+    with_columns,
 )
 from minishuffle.dataflow.operators.joinheld import places
 from minishuffle.dataflow.operators.keyindex import KeyIndex
@@ -55,6 +57,8 @@ class BroadcastColumns:
         self.small_keys = small_keys
         self.is_left = is_left
         self._suffix = suffix
+        self._fixed: dict[str, str] | None = None
+        """The names of the result for the small side's others, once :meth:`fix` has said them."""
 
     def others(self, small: Sequence[str]) -> list[str]:
         """The small side's columns that come into the result."""
@@ -62,7 +66,24 @@ class BroadcastColumns:
 
     def names(self, big: Sequence[str], small: Sequence[str]) -> list[str]:
         """The names of the result, from those of both sides."""
+        if self._fixed is not None:
+            return [*big, *map(self._fixed.__getitem__, self.others(small))]
         return joined_names(big, self.others(small), self._suffix)
+
+    def fix(
+        self, big: Sequence[str], small: Sequence[str]
+    ) -> Callable[[frozenset[str] | None, int], frozenset[str] | None]:
+        """As ``JoinColumns.fix`` does."""
+        fixed = self._fixed = dict(zip(self.others(small), self.names(big, small)[len(big) :], strict=True))
+
+        def reads(wanted: frozenset[str] | None, input: int) -> frozenset[str] | None:
+            if wanted is None:
+                return None
+            if input == BIG:
+                return frozenset({*self.keys, *(name for name in big if name in wanted)})
+            return frozenset({*self.small_keys, *(name for name, as_ in fixed.items() if as_ in wanted)})
+
+        return reads
 
     def result(self, big: pa.Schema, small: pa.Schema) -> pa.Schema:
         """The schema of the result, from those of both sides.
@@ -130,6 +151,12 @@ class BroadcastArrow(_Broadcast):
         self._batches: list[pa.RecordBatch] = []
         self._small: _Small | None = None
         """Made once the big side comes."""
+
+    def for_columns(self, used: Used) -> BroadcastArrow:
+        """(At submission.) The same where only these columns of the inputs come."""
+        narrowed = copy.copy(self)
+        narrowed._schema = with_columns(self._schema, used.takes[SMALL])
+        return narrowed
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         assert isinstance(batch, pa.RecordBatch)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.base import Batch, Emit, KeyedRows
+from minishuffle.dataflow.operators.base import Batch, Emit, KeyedRows, Used
 from minishuffle.dataflow.operators.chained import ChainedOperator, preview
 from minishuffle.dataflow.operators.pyvalues import MISFITS, array_of, type_of
 from minishuffle.dataflow.operators.widertype import wider
@@ -305,7 +305,7 @@ class ToArrow(ChainedOperator):
         UnknownName: a row lacks one of the ``keys``.
     """
 
-    name = "to_arrow"
+    name = "to_table"
     only_reads = True
 
     def __init__(
@@ -315,6 +315,12 @@ class ToArrow(ChainedOperator):
         columns: tuple[str, ...] | None = None,
     ) -> None:
         self._converter = RowsToArrow(schema, keys, columns)
+
+    def for_columns(self, used: Used) -> ToArrow:
+        """(At submission.) Of rows without a declared schema, only what is used is converted."""
+        if self._converter.declared or used.gives is None:
+            return self
+        return ToArrow(None, tuple(sorted(used.keys)), tuple(sorted(used.gives)))
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         if isinstance(batch, pa.RecordBatch):

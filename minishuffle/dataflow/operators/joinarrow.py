@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.base import Batch, Emit
+from minishuffle.dataflow.operators.base import Batch, Emit, Used
 from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.joincolumns import (
     JoinColumns,
@@ -17,6 +18,7 @@ from minishuffle.dataflow.operators.joincolumns import (
     null_marks,
     plain,
     plain_schema,
+    with_columns,
 )
 from minishuffle.dataflow.operators.joinheld import Held, Mask, Run
 from minishuffle.dataflow.operators.joins import DROPPED, LEFT, RIGHT, SIDES, IntervalJoin
@@ -59,6 +61,14 @@ class JoinArrow(IntervalJoin):
         self._result: pa.Schema | None = None
         self._indexes = [KeyIndex(), KeyIndex()]
         self._held = (Held(self.progress.within), Held(self.progress.within))
+
+    def for_columns(self, used: Used) -> JoinArrow:
+        """(At submission.) The same where only these columns of the inputs come."""
+        narrowed = copy.copy(self)
+        left, right = (with_columns(schema, used.takes[side]) for side, schema in enumerate(self._declared))
+        narrowed._declared = (left, right)
+        narrowed._schemas = [None if schema is None else plain_schema(schema) for schema in (left, right)]
+        return narrowed
 
     def take(self, batch: Batch, times: Vector, input: int, emit: Emit) -> None:
         assert isinstance(batch, pa.RecordBatch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ __all__ = [
     "null_marks",
     "plain",
     "plain_schema",
+    "with_columns",
 ]
 
 SUFFIX = "_right"
@@ -52,6 +53,13 @@ def joined_names(left: Sequence[str], right: Sequence[str], suffix: str = SUFFIX
             taken.add(name)
         names.append(name)
     return names
+
+
+def with_columns(schema: pa.Schema | None, names: frozenset[str] | None) -> pa.Schema | None:
+    """The fields of those names (None: all) of a schema, if there is one."""
+    if schema is None or names is None:
+        return schema
+    return pa.schema([field for field in schema if field.name in names])
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
@@ -137,6 +145,8 @@ class JoinColumns:
         self.how = how
         self.left_time = left_time
         self._suffix = suffix
+        self._fixed: dict[str, str] | None = None
+        """The names of the result for the right's others, once :meth:`fix` has said them."""
 
     def held_names(self, given: Sequence[str], input: int) -> list[str]:
         """The columns that are held of a batch that has the columns ``given``."""
@@ -149,7 +159,30 @@ class JoinColumns:
     def names(self, left: Sequence[str], right: Sequence[str]) -> list[str]:
         """The names of the result, from those of both sides."""
         others = [name for name in right if name not in self.keys[1]]
+        if self._fixed is not None:
+            return [*self.held_names(left, LEFT), *map(self._fixed.__getitem__, others)]
         return joined_names(self.held_names(left, LEFT), others, self._suffix)
+
+    def fix(
+        self, left: Sequence[str], right: Sequence[str], right_time: EventTime
+    ) -> Callable[[frozenset[str] | None, int], frozenset[str] | None]:
+        """Name the result after all columns of both sides, of which some may not come. Gives the columns
+        that are read of each, by its number, for those that are wanted of the result (None: all)."""
+        others = [name for name in right if name not in self.keys[1]]
+        names = self.names(left, right)[-len(others) :] if others else []
+        fixed = self._fixed = dict(zip(others, names, strict=True))
+        needed = [
+            {*keys, str(time.column)}
+            for keys, time in zip(self.keys, (self.left_time, right_time), strict=True)
+        ]
+
+        def reads(wanted: frozenset[str] | None, input: int) -> frozenset[str] | None:
+            if wanted is None:
+                return None
+            shown = {name: name for name in left} if input == LEFT else fixed
+            return frozenset(needed[input] | {name for name, as_ in shown.items() if as_ in wanted})
+
+        return reads
 
     def result(self, left: pa.Schema, right: pa.Schema) -> pa.Schema:
         """The schema of the result, from those of both sides.

@@ -6,6 +6,7 @@ the same splits, and a file that is missing is reported before anything is submi
 
 from __future__ import annotations
 
+import copy
 import glob
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -143,6 +144,13 @@ class ParquetSource:
             where = next(iter(schemas)) if len(schemas) == 1 else f"any of {len(schemas)} files"
             raise UnknownName(f"no column {missing[0]!r} in {where}: there are {', '.join(known)}")
         self.columns = list(schema.names)
+
+    def for_columns(self, names: frozenset[str]) -> ParquetSource:
+        """(At submission.) The same for these columns, those of them that there are."""
+        narrowed = copy.copy(self)
+        narrowed.schema = pa.schema([field for field in self.schema if field.name in names])
+        narrowed.columns = narrowed.schema.names
+        return narrowed
 
     def splits(self) -> list[tuple[str, int]]:
         return self._splits

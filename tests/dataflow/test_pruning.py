@@ -1,0 +1,167 @@
+"""Only columns that something later reads are shipped, and that changes no answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from minishuffle.dataflow.compile import compile_job
+from minishuffle.dataflow.graph import JobGraph
+from minishuffle.dataflow.operators.base import Program
+from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.stream_base import StreamBase
+from minishuffle.dataflow.table import Table
+from minishuffle.errors import UnknownName
+from support.cutjobs import Cut, run
+
+HOUR = timedelta(hours=1)
+SECOND = 1_000_000
+ROWS = 400
+LEFT = pa.table(
+    {
+        "k": [number % 5 for number in range(ROWS)],
+        "t": [number * SECOND for number in range(ROWS)],
+        "n": range(ROWS),
+        "l": [[number, 1] for number in range(ROWS)],
+        "u": [f"u{number}" for number in range(ROWS)],
+    }
+)
+RIGHT = pa.table({"k": range(4), "t": [SECOND] * 4, "n": range(4), "u": ["a", "b", "c", "d"], "w": range(4)})
+n, k = pc.field("n"), pc.field("k")
+
+
+def left() -> Table:
+    return Table.from_arrow(LEFT).event_time("t", out_of_order=HOUR)
+
+
+def right() -> Table:
+    return Table.from_arrow(RIGHT).event_time("t", out_of_order=HOUR)
+
+
+def shipped(stream: StreamBase) -> list[frozenset[str] | None]:
+    """The columns of each edge, in their order."""
+    graph: JobGraph = compile_job(stream, parallelism=2)
+    programs: list[Program] = [cloudpickle.loads(vertex.program) for vertex in graph.vertices]
+    outputs = sorted((output for program in programs for output in program.outputs), key=lambda o: o.edge)
+    return [output.columns for output in outputs]
+
+
+def columns(*names: str) -> frozenset[str]:
+    return frozenset(names)
+
+
+def test_of_200_columns_one_that_is_used_costs_what_it_costs_alone() -> None:
+    wide = pa.table({f"c{number}": range(5_000) for number in range(200)})
+    table = Table.from_arrow(wide)
+    pruned, selected = (
+        run(given.key_by("c0").aggregate(total=("c7", "sum")).collect(), Cut(2))
+        for given in (table, table.select("c0", "c7"))
+    )
+    assert 0 < pruned.bytes_shipped <= 1.1 * selected.bytes_shipped
+    whole = table.map_batches(lambda batch: batch).key_by("c0").top_n(1, by="c7").collect()
+    assert run(whole, Cut(2)).bytes_shipped > 20 * pruned.bytes_shipped
+
+
+JOBS: dict[str, tuple[Callable[[], Table], list[frozenset[str] | None]]] = {
+    "count": (lambda: left().key_by("k").count(), [columns("k")]),
+    "distinct": (lambda: left().key_by("u").distinct(), [columns("u")]),
+    "top_n": (lambda: left().key_by("k").top_n(1, by="n").select("n"), [None]),
+    "windows": (lambda: left().key_by("k").window(HOUR).aggregate(s=("n", "sum")), [columns("k", "t", "n")]),
+    "filter": (
+        lambda: left().rebalance().filter(n > 3).key_by("k").count(),
+        [columns("k", "n"), columns("k")],
+    ),
+    "with_columns": (
+        lambda: left().rebalance().with_columns(n=n + k, m=k).key_by("n").aggregate(s=("m", "sum")),
+        [columns("k", "n"), columns("n", "m")],
+    ),
+    "rename": (
+        lambda: left().rebalance().rename({"n": "number", "u": "v"}).key_by("number").count(),
+        [columns("n", "u"), columns("number")],
+    ),
+    "drop": (lambda: left().rebalance().drop("u").key_by("k").count(), [columns("k", "u"), columns("k")]),
+    "explode": (
+        lambda: left().rebalance().explode("l").key_by("k").aggregate(s=("l", "sum")),
+        [columns("k", "l"), columns("k", "l")],
+    ),
+    "map_batches": (
+        lambda: left().rebalance().map_batches(lambda batch: batch, columns=["n"]).select("n"),
+        [columns("n")],
+    ),
+    "union": (lambda: left().union(left().filter(n > 7)).key_by("k").count(), [columns("k")] * 2),
+    "join": (
+        lambda: left().key_by("k").join(right().key_by("k"), "left", within=HOUR).select("k", "n_right"),
+        [columns("k", "t"), columns("k", "t", "n")],
+    ),
+    "full join": (
+        lambda: left().key_by("k").join(right().key_by("k"), "full", within=HOUR).select("k", "w", "u"),
+        [columns("k", "t", "u"), columns("k", "t", "w")],
+    ),
+    "look-up": (
+        lambda: left().rebalance().broadcast_join(right(), "k", "left").select("n", "u_right"),
+        [columns("k", "n"), columns("k", "u")],
+    ),
+    "twice": (
+        lambda: left().filter(n > 3).rebalance().union(left().select("k", "n").rebalance()).filter(k > 1),
+        [None] * 3,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_pruning_changes_no_answer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, expected = JOBS[name]
+    table = make()
+    if expected:
+        found = shipped(table.collect())
+        assert sorted(map(str, map(sorted_names, found))) == sorted(map(str, map(sorted_names, expected)))
+    pruned = [run(table.collect(), cut).rows for cut in (Cut(1), Cut(2, seed=3, rows=50, merges=True))]
+    monkeypatch.setattr("minishuffle.dataflow.compile.pruned", lambda nodes: nodes)
+    whole = run(table.collect(), Cut(1)).rows
+    assert whole
+    for rows in pruned:
+        assert sorted(map(repr, rows)) == sorted(map(repr, whole))
+
+
+def sorted_names(names: frozenset[str] | None) -> list[str] | None:
+    return None if names is None else sorted(names)
+
+
+def test_late_rows_keep_all_columns() -> None:
+    counted = left().key_by("k").window(HOUR, late="side").count()
+    assert shipped(counted.collect()) == [columns("k", "t")]
+    both = Stream.together(counted.collect(), counted.late.collect())
+    assert shipped(both)[0] is None
+
+
+def test_rows_become_columns_that_are_read() -> None:
+    rows: list[dict[str, Any]] = [{"k": 1, "odd": 1}, {"k": 1, "v": 2, "odd": "x"}, {"k": 2, "odd": [3]}]
+    table = Stream.items(rows).to_table().key_by("k").aggregate(s=("v", "sum"))
+    for cut in (Cut(1), Cut(1, rows=1), Cut(2, rows=1)):
+        found = run(table.collect(), cut).rows
+        assert sorted(found, key=repr) == [{"k": 1, "s": 2}, {"k": 2, "s": None}]
+    lacking = Stream.items([*rows, {"odd": 1}]).to_table().key_by("k").count()
+    with pytest.raises(UnknownName, match="no column 'k' to key by: the row has odd"):
+        run(lacking.collect(), Cut(1))
+
+
+def test_files_are_read_for_the_columns_alone(tmp_path: Path) -> None:
+    pq.write_table(LEFT, tmp_path / "1.parquet")
+    pq.write_table(RIGHT.select(["t", "u"]), tmp_path / "2.parquet")
+    table = Table.from_files(tmp_path).key_by("k").aggregate(s=("n", "sum"))
+    graph = compile_job(table.collect(), parallelism=1)
+    program: Program = cloudpickle.loads(graph.vertices[0].program)
+    assert program.source is not None
+    assert program.source.columns == ["k", "n"]  # type: ignore[attr-defined]
+    rows = run(table.collect(), Cut(2)).rows
+    assert {row["k"]: row["s"] for row in rows} == {
+        None: None, **{key: sum(range(key, ROWS, 5)) for key in range(5)}
+    }  # fmt: skip
