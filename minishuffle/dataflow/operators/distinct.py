@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import numpy as np
 import pyarrow as pa
 
 from minishuffle.dataflow.operators.base import Batch, Emit
 from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.dataflow.operators.convert import column_of
+from minishuffle.dataflow.operators.keyedstate import StatePart, by_columns, key_columns_of
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.exchange.gather import taken
 
@@ -35,3 +38,11 @@ class Distinct(ChainedOperator):
 
     def state_rows(self) -> int:
         return len(self._index)
+
+    def write_state(self) -> Iterator[StatePart]:
+        if len(self._index):
+            yield from by_columns("keys", self._index.keys(), {})
+
+    def read_state(self, parts: Iterable[StatePart]) -> None:
+        for part in parts:
+            self._index.lookup(key_columns_of(part))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pyarrow.compute as pc
 from minishuffle.dataflow.operators.base import Batch, Emit
 from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.dataflow.operators.convert import column_of
+from minishuffle.dataflow.operators.keyedstate import StatePart, by_columns
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.dataflow.operators.widertype import in_schema, wider_schema
 from minishuffle.limits import BATCH_ROWS_MAX
@@ -18,6 +20,8 @@ from minishuffle.limits import BATCH_ROWS_MAX
 __all__ = ["TopN"]
 
 Vector = np.ndarray[Any, np.dtype[np.int64]]
+_ROW = "row "
+"""Before the names of columns, in the state."""
 
 
 class TopN(ChainedOperator):
@@ -48,8 +52,10 @@ class TopN(ChainedOperator):
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         assert isinstance(batch, pa.RecordBatch)
-        if not batch.num_rows:
-            return
+        if batch.num_rows:
+            self._take(batch)
+
+    def _take(self, batch: pa.RecordBatch) -> None:
         keys = [column_of(batch, name) for name in self._keys]
         column_of(batch, self._by)
         names = [*self._keys, *(name for name in batch.schema.names if name not in self._keys)]
@@ -70,6 +76,18 @@ class TopN(ChainedOperator):
 
     def state_rows(self) -> int:
         return self._rows
+
+    def write_state(self) -> Iterator[StatePart]:
+        for batch in self._batches:
+            keys = [column_of(batch, name) for name in self._keys]
+            rows = {f"{_ROW}{name}": column for name, column in zip(batch.schema.names, batch, strict=True)}
+            yield from by_columns("rows", keys, rows)
+
+    def read_state(self, parts: Iterable[StatePart]) -> None:
+        for part in parts:
+            names = [name for name in part.batch.schema.names if name.startswith(_ROW)]
+            columns = [part.batch.column(name) for name in names]
+            self._take(pa.RecordBatch.from_arrays(columns, [name.removeprefix(_ROW) for name in names]))
 
     def _keep_greatest(self) -> None:
         for batch in self._batches:

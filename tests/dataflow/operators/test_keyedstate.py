@@ -30,6 +30,7 @@ from minishuffle.dataflow.operators.base import (
 from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.dataflow.operators.columns import aggregate_named
 from minishuffle.dataflow.operators.convert import rows_of
+from minishuffle.dataflow.operators.distinct import Distinct
 from minishuffle.dataflow.operators.eventtime import AssignEventTime
 from minishuffle.dataflow.operators.joinarrow import JoinArrow
 from minishuffle.dataflow.operators.joincolumns import JoinColumns
@@ -38,6 +39,7 @@ from minishuffle.dataflow.operators.keyed import CountRows, FoldRows, ReduceRows
 from minishuffle.dataflow.operators.keyedstate import StatePart, divided
 from minishuffle.dataflow.operators.process import ProcessRows
 from minishuffle.dataflow.operators.times import EventTime
+from minishuffle.dataflow.operators.topn import TopN
 from minishuffle.dataflow.operators.windowarrow import WindowArrow
 from minishuffle.dataflow.operators.windowrows import WindowRows, one_more
 from minishuffle.dataflow.operators.windows import OpenWindows
@@ -133,6 +135,8 @@ CASES = {
     "count arrow": Case(lambda: CountArrow(("k",), "end"), arrow, (("k",),)),
     "aggregate": Case(lambda: AggregateArrow(("k", "g"), AGGREGATES, "end"), arrow, (("k", "g"),)),  # type: ignore[arg-type]
     "window arrow": Case(lambda: WindowArrow(OpenWindows(T, 7), ("k", "g"), outputs()), arrow, (("k", "g"),)),
+    "distinct": Case(lambda: Distinct(("k", "g")), arrow, (("k", "g"),)),
+    "top_n": Case(lambda: TopN(("k", "g"), 2, "v", True), arrow, (("k", "g"),)),
     "inner join arrow": Case(lambda: join_arrow("inner"), arrow, (("k", "g"), ("k2", "g2"))),
     "full join arrow": Case(lambda: join_arrow("full"), arrow, (("k", "g"), ("k2", "g2"))),
 }
