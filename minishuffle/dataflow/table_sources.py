@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -40,6 +40,7 @@ class TableSources(StreamBase):
         nulls: Sequence[str] = ("",),
         header: bool = True,
         delimiter: str = ",",
+        partitioning: Literal["hive"] | None = None,
     ) -> Self:
         """The rows of files; a path may be a directory or a glob pattern.
 
@@ -53,6 +54,8 @@ class TableSources(StreamBase):
             nulls: (CSV) spellings that stand for null where they are not quoted.
             header: (CSV) each file's first line names its columns; else they are those of ``schema``.
             delimiter: (CSV) between two values.
+            partitioning: ``"hive"``: the paths are directories, and the names of those below, such as
+                ``day=2026-01-01``, give columns: texts, unless ``schema`` says another type.
 
         Raises:
             UnknownName: there is no such file or column.
@@ -62,23 +65,17 @@ class TableSources(StreamBase):
         declared = None if schema is None else arrow_schema(schema)
         if isinstance(nulls, str):
             raise UsageError(f"nulls takes a list of spellings: write nulls=[{nulls!r}]")
-        source: Any
-        if format == "parquet":
-            from minishuffle.dataflow.operators.sources import ParquetSource
+        csv = (nulls, header, delimiter)
+        if partitioning is None:
+            source = _source_of_files(files, format, declared, csv)
+        elif partitioning == "hive":
+            from minishuffle.dataflow.operators.hive import HiveSource, hive_files
 
-            source = ParquetSource(files, schema=declared)
-        elif format == "csv":
-            from minishuffle.dataflow.operators.csv import CsvSource, inferred_csv_schema
-
-            if declared is None:
-                declared = inferred_csv_schema(files, nulls, header, delimiter)
-            source = CsvSource(files, declared, nulls, header, delimiter)
-        elif format == "json":
-            from minishuffle.dataflow.operators.json import JsonSource
-
-            source = JsonSource(files, declared)
+            found = hive_files(files)
+            inside = None if declared is None else _without(declared, next(iter(found.values())))
+            source = HiveSource(_source_of_files(list(found), format, inside, csv), found, declared)
         else:
-            raise UsageError(f"format is {format!r}: write 'parquet', 'csv' or 'json'")
+            raise UsageError(f"partitioning is {partitioning!r}: write 'hive'")
         return cls._from_source(format, source, source.schema)
 
     @classmethod
@@ -170,3 +167,33 @@ class TableSources(StreamBase):
         columns = arrow_schema(schema)
         checked = cls._from_source(label, source)._beside("schema", CheckSchema(columns))
         return cls(checked._feeds, columns)
+
+
+def _source_of_files(
+    files: Sequence[str | Path],
+    format: str,
+    declared: pa.Schema | None,
+    csv: tuple[Sequence[str], bool, str],
+) -> Any:
+    """The source for files of that format; ``csv`` are the spellings of null, header and delimiter."""
+    if format == "parquet":
+        from minishuffle.dataflow.operators.sources import ParquetSource
+
+        return ParquetSource(files, schema=declared)
+    if format == "csv":
+        from minishuffle.dataflow.operators.csv import CsvSource, inferred_csv_schema
+
+        if declared is None:
+            declared = inferred_csv_schema(files, *csv)
+        return CsvSource(files, declared, *csv)
+    if format == "json":
+        from minishuffle.dataflow.operators.json import JsonSource
+
+        return JsonSource(files, declared)
+    raise UsageError(f"format is {format!r}: write 'parquet', 'csv' or 'json'")
+
+
+def _without(schema: pa.Schema, names: Collection[str]) -> pa.Schema:
+    import pyarrow as pa
+
+    return pa.schema([field for field in schema if field.name not in names])

@@ -1,0 +1,101 @@
+"""Files in directories such as ``day=2026-01-01/shop=7``, whose names hold the values of columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+from minishuffle.errors import UnknownName, UsageError
+
+__all__ = ["HiveSource", "hive_files"]
+
+NULL = "__HIVE_DEFAULT_PARTITION__"
+"""The value of a directory for rows without one. (Hive, Spark.)"""
+
+
+def hive_files(paths: Sequence[str | Path]) -> dict[str, dict[str, str | None]]:
+    """All files below the directories ``paths``, sorted, with the columns in their directories' names.
+
+    Raises:
+        UnknownName: there is no such directory, or no file below it.
+        UsageError: the directories of two files name different columns.
+    """
+    found: dict[str, dict[str, str | None]] = {}
+    for given in paths:
+        root = Path(given).expanduser().absolute()
+        if not root.is_dir():
+            raise UnknownName(
+                f"there is no directory {root}: partitioning='hive' takes the one above those like key=value"
+            )
+        for path in sorted(root.rglob("*")):
+            inside = path.relative_to(root).parts
+            if path.is_file() and not any(part[0] in "._" and "=" not in part for part in inside):
+                found[str(path)] = dict(_pair(part) for part in inside[:-1] if "=" in part)
+    if not found:
+        raise UnknownName(f"there are no files below {', '.join(map(str, paths))}")
+    first, *others = found
+    for other in others:
+        if list(found[other]) != list(found[first]):
+            raise UsageError(
+                f"{first} and {other} are in directories of different columns, "
+                f"({', '.join(found[first])}) and ({', '.join(found[other])}): read them as two tables"
+            )
+    return found
+
+
+def _pair(part: str) -> tuple[str, str | None]:
+    name, _, value = part.partition("=")
+    return unquote(name), None if value == NULL else unquote(value)
+
+
+class HiveSource:
+    """What a source of files gives, and after it the columns that their directories name: texts, or of the
+    types in ``declared``.
+
+    Raises:
+        UsageError: a value does not fit its declared type, or a column is in the files too.
+    """
+
+    bounded = True
+    format: Literal["arrow"] = "arrow"
+
+    def __init__(
+        self, source: Any, found: dict[str, dict[str, str | None]], declared: pa.Schema | None
+    ) -> None:
+        self._source = source
+        names = list(next(iter(found.values())))
+        types = {field.name: field.type for field in declared or ()}
+        fields = [pa.field(name, types.get(name, pa.string())) for name in names]
+        twice = [name for name in names if name in source.schema.names]
+        if twice:
+            raise UsageError(
+                f"column {twice[0]!r} is in the files and in the names of their directories: rename one"
+            )
+        self._constants = {path: _constants(path, values, fields) for path, values in found.items()}
+        self.schema = pa.schema([*source.schema, *fields])
+
+    def splits(self) -> Sequence[Any]:
+        splits: Sequence[Any] = self._source.splits()
+        return splits
+
+    def read(self, split: Any, offset: int) -> Iterator[pa.RecordBatch]:
+        constants = self._constants[split if isinstance(split, str) else split[0]]
+        for batch in self._source.read(split, offset):
+            added = [pa.repeat(value, batch.num_rows) for value in constants]
+            yield pa.RecordBatch.from_arrays([*batch.columns, *added], schema=self.schema)
+
+
+def _constants(path: str, values: dict[str, str | None], fields: Sequence[pa.Field]) -> list[pa.Scalar]:
+    found = []
+    for field in fields:
+        try:
+            found.append(pa.scalar(values[field.name], pa.string()).cast(field.type))
+        except pa.ArrowException as error:
+            raise UsageError(
+                f"{path}: {field.name}={values[field.name]} does not fit the declared type {field.type}"
+            ) from error
+    return found
