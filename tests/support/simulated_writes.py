@@ -98,8 +98,8 @@ def log_writes(patch: pytest.MonkeyPatch) -> WriteLog:
                 hand.rows = as_rows(piece)
                 yield position, piece
 
-    def logged(output: Any, partition: Any, start: int) -> Callable[[Any], None]:
-        write = edge_writer(output, _LoggedPartition(partition, log, hand), start)  # type: ignore[arg-type]
+    def logged(output: Any, partition: Any, *more: Any) -> Callable[[Any], None]:
+        write = edge_writer(output, _LoggedPartition(partition, log, hand), *more)  # type: ignore[arg-type]
 
         def note(batch: Any) -> None:
             hand.rows = as_rows(batch)
