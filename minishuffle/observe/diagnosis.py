@@ -195,7 +195,12 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         "a worker short of CPU",
         "task",
-        lambda scene: scene.task.cpu_wait >= max(CPU_WAIT_FROM, 0.5 * (scene.task.busy - scene.task.cpu)),
+        # Threads that wait for the interpreter's lock wake up for it, and wait for the processor too: then
+        # the process as a whole has one.
+        lambda scene: (
+            scene.here.cpu < WORKER_CPU_FROM
+            and scene.task.cpu_wait >= max(CPU_WAIT_FROM, 0.5 * (scene.task.busy - scene.task.cpu))
+        ),
         lambda scene: {"cpu_wait": scene.task.cpu_wait, "worker_cpu": scene.here.cpu},
         "its thread is ready to run and has no processor: give the machine or the container more processors, "
         "move other work away, or run fewer workers there",

@@ -151,7 +151,10 @@ SICK: dict[str, tuple[Case, str]] = {
     "garbage collection": (held_by_the_middle(), "count[0]"),
     "a worker short of CPU": (held_by_the_middle().change(MIDDLE, cpu=0.5, cpu_wait=0.45), "count[0]"),
     "interpreter lock": (
-        held_by_the_middle().change(MIDDLE, cpu=0.3).change(SINK, busy=0.9, cpu=0.3).change(SOURCE, cpu=0.25),
+        held_by_the_middle()
+        .change(MIDDLE, cpu=0.3, cpu_wait=0.6)
+        .change(SINK, busy=0.9, cpu=0.3)
+        .change(SOURCE, cpu=0.25),
         "count[0]",
     ),
     "skewed key": (skewed(), "count[1]"),

@@ -133,6 +133,19 @@ def collecting(objects: int) -> Callable[[int], int]:
     return collect
 
 
+class Numbered:
+    """Long rows without end, in short batches: a task that is cancelled has little left to do."""
+
+    bounded = False
+
+    def splits(self) -> list[int]:
+        return [0, 1]
+
+    def read(self, split: int, offset: int) -> Iterator[list[Any]]:
+        for begin in range(offset, 1 << 40, 50):
+            yield long_rows(begin, 50)
+
+
 def slow_sink(random: Random) -> SickJob:
     stream = Stream.generate(long_rows, rate=random.choice([20_000, 100_000])).rebalance()
     return SickJob("slow sink", stream.to(Pausing(random.uniform(0.002, 0.01))).name("slow"), "slow")
@@ -152,7 +165,7 @@ def skewed_key(random: Random) -> SickJob:
         return taken
 
     calls = [0]
-    stream = Stream.generate(long_rows).key_by(keyed).fold(list, slow, emit="batch").to_count()
+    stream = Stream.source(Numbered()).key_by(keyed).fold(list, slow, emit="batch").to_count()
     return SickJob("skewed key", stream, "fold", hot_key=str(key))
 
 
