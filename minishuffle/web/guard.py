@@ -1,6 +1,6 @@
 """Who may ask the HTTP servers for what.
 
-Reads are open to this machine, elsewhere they need the token, and every change does. The token follows from
+Reads are open over loopback, elsewhere they need the token, and every change does. The token follows from
 the cluster's secret, so that whoever has the secret has it, and does not give the secret away. Three checks
 keep web pages of others out: ``Host`` must be a name of this server (DNS rebinding), ``Origin`` and
 ``Sec-Fetch-Site`` must not say that another site asks (CSRF), and the token stands in a header, which no
@@ -57,7 +57,7 @@ def check_reader(token: str) -> Middleware:
                 raise web.HTTPForbidden(text="pages of other sites get nothing here\n")
             given = request.headers.get("Authorization")
             right = given is not None and hmac.compare_digest(given.encode(), f"Bearer {token}".encode())
-            open_to_all = request.method in ("GET", "HEAD") and _is_of_this_machine(request)
+            open_to_all = request.method in ("GET", "HEAD") and _is_over_loopback(request)
             if not right and not (open_to_all and given is None):
                 why = "that is not the cluster's token" if given is not None else "this needs the token"
                 raise web.HTTPUnauthorized(
@@ -90,7 +90,7 @@ def _is_of_another_site(request: web.Request) -> bool:
     return origin is not None and urlsplit(origin).netloc.lower() != request.headers.get("Host", "").lower()
 
 
-def _is_of_this_machine(request: web.Request) -> bool:
+def _is_over_loopback(request: web.Request) -> bool:
     peer = request.get_extra_info("peername")
     return peer is not None and _is_loopback(peer[0])
 

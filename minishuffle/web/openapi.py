@@ -66,8 +66,8 @@ def openapi_document(operations: Sequence[Operation], version: str) -> dict[str,
             "title": "minishuffle",
             "version": version,
             "description": (
-                "Jobs, workers and buffers of one cluster. Reads are open on the coordinator's own machine; "
-                "elsewhere they need the token, and every change does."
+                "Jobs, workers and buffers of one cluster. Reads are open over loopback; elsewhere they need "
+                "the token, and every change does."
             ),
         },
         "paths": paths,

@@ -221,7 +221,7 @@ def test_a_job_is_cancelled_with_the_token_alone(browser: Browser, cluster: Loca
 def test_a_page_from_another_machine_asks_for_the_token(
     browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minishuffle.web.guard._is_of_this_machine", lambda request: False)
+    monkeypatch.setattr("minishuffle.web.guard._is_over_loopback", lambda request: False)
     coordinator = ScriptedCoordinator()
     coordinator.submit("far away")
     with served(coordinator) as url, shown(browser, url) as page:
