@@ -23,6 +23,7 @@ from minishuffle.dataflow.operators.base import Batch, Emit, Mark, Program, Task
 from minishuffle.dataflow.operators.reader import SourceReader
 from minishuffle.dataflow.stream_base import StreamBase
 from minishuffle.exchange.elements import ELEMENT_HEADER, WHOLE, KeyedRows, unpinned
+from minishuffle.exchange.hotkeys import HotKeys
 from minishuffle.exchange.rows import pack_rows, unpack_rows
 from minishuffle.exchange.watermarks import END_OF_TIME, WatermarkValve
 from minishuffle.wire.frames import EventKind
@@ -121,6 +122,7 @@ class _Partition:
 
     def __init__(self, channels: list[_Channel], outcome: Outcome) -> None:
         self.subpartitions = self._channels = channels
+        self.hot_keys = HotKeys()
         self._columnar = 0
         """Arrow batches so far."""
         self._outcome = outcome
