@@ -181,8 +181,8 @@ class TaskCounters:
     cpu_wait_seconds: float = 0.0
     """Time that the thread was ready to run and had no processor; 0.0 where the system does not say."""
     rows_dropped: dict[str, int] = field(default_factory=dict)
-    """By reason: upstream_unavailable, suspected, queue_discarded, partial_element, failed_batch; the
-    coordinator adds sink_unfinished and, for a job, result_lost."""
+    """By reason: upstream_unavailable, suspected, queue_discarded, partial_element, failed_batch,
+    late_after_recovery; the coordinator adds sink_unfinished and, for a job, result_lost."""
 
     limits_hit: dict[str, float] = field(default_factory=dict)
     """By limit (LIMITS), the wall clock at which it was first hit, in seconds since 1970. The loop writes

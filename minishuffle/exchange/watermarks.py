@@ -89,6 +89,10 @@ class WatermarkValve:
         """The greatest time that the producer of that channel has sent."""
         return self._times[channel]
 
+    def lags(self, channel: int) -> bool:
+        """Whether the channel has a new producer that has yet to come as far as the rest."""
+        return self._lags[channel]
+
     def _counting(self, channel: int) -> _Status:
         """The status of a channel that is not idle."""
         return _Status.LAGGING if self._lags[channel] else _Status.ACTIVE

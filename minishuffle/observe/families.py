@@ -117,7 +117,8 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "minishuffle_records_dropped_total",
         "counter",
         ("pipeline", "pipeline_id", "reason"),
-        "Records of a job that were dropped because something failed, over all attempts.",
+        "Records of a job that were dropped because something failed, over all attempts; with reason "
+        "late_after_recovery those that were late since their producer restarted.",
         "coordinator",
     ),
     MetricSpec(

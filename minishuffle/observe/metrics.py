@@ -57,6 +57,7 @@ _DROP_REASONS = (
     "queue_discarded",
     "partial_element",
     "failed_batch",
+    "late_after_recovery",
     "sink_unfinished",
 )
 

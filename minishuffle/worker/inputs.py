@@ -67,6 +67,8 @@ class Inputs:
         self._by_channel = by_channel
         self.repeated = {gate.input for gate in gates if gate.kept}
         """Numbers of inputs that the next attempt gets all of again."""
+        self.lagging = False
+        """The last batch comes from a new producer that has yet to come as far as the rest."""
         self._ready: deque[tuple[int, Item]] = deque()
 
     @property
@@ -129,6 +131,7 @@ class Inputs:
             ):
                 each.input.reached = time
                 self._ready.append((number, Reached(time)))
+            self.lagging = gate.valve.lags(element.channel.number)
             batch = decode(element.format, element.rows, element.payload)
             if element.skip:
                 batch = slice_of(batch, element.skip, element.rows)

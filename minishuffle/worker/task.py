@@ -326,6 +326,8 @@ class Task:
     _left_rows: int = field(default=0, init=False)
     """Rows of batches that were read from a gate and not taken when the task ended."""
     _failed_rows: int = field(default=0, init=False)
+    _late_rows: int = field(default=0, init=False)
+    """Rows that were late, and dropped, since their producer has restarted."""
     """Rows of the batch that the task had in hand when it ended, and neither passed on nor keeps as state."""
     _in_hand: tuple[int, int] = field(default=(0, 0), init=False)
     """Rows of the batch that the chain takes, and what it had passed on before."""
@@ -376,7 +378,7 @@ class Task:
 
     def _rows_dropped(self) -> dict[str, int]:
         dropped = {"failed_batch": self._failed_rows} if self._failed_rows else {}
-        found = [{"queue_discarded": self._left_rows}]
+        found = [{"queue_discarded": self._left_rows, "late_after_recovery": self._late_rows}]
         found += [gate.rows_dropped() for gate in self.gates]
         found += [partition.rows_dropped() for partition in self.partitions.values()]
         for place in found:
@@ -553,7 +555,10 @@ class Task:
                 counters.state_rows = chain.state_rows()
             else:
                 counters.records_in += len(item)
+                late = counters.late_dropped
                 self._pass(item, entrances[number], chain, repeated=number in inputs.repeated)
+                if inputs.lagging:
+                    self._late_rows += counters.late_dropped - late
                 counters.last_input_at = time.time()
 
     def _pass(self, batch: Batch, entrance: Emit, chain: Chain, *, repeated: bool = False) -> None:

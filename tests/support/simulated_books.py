@@ -13,7 +13,7 @@ from support.simulated_jobs import BATCH_ROWS_MAX
 
 __all__ = ["OF_THE_CHAIN", "Book"]
 
-OF_THE_CHAIN = frozenset({"failed_batch"})
+OF_THE_CHAIN = frozenset({"failed_batch", "late_after_recovery"})
 """Rows that were taken before they were lost."""
 
 

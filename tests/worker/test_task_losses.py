@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.table import Table
 from minishuffle.wire.messages import TaskStateChanged
 from minishuffle.wire.packed import unpack_positions
 from minishuffle.worker.task import Task
+from support.attempts import attempt
 
 if TYPE_CHECKING:
     from conftest import Site
@@ -41,13 +43,15 @@ class Batches:
 
 class Held:
     let_go = threading.Event()
+    last = threading.Event()
 
 
 @pytest.fixture(autouse=True)
 def _hold_anew() -> Iterator[None]:
-    Held.let_go = threading.Event()
+    Held.let_go, Held.last = threading.Event(), threading.Event()
     yield
     Held.let_go.set()
+    Held.last.set()
 
 
 def ill_at_55(row: Any) -> Any:
@@ -177,6 +181,44 @@ async def test_state_that_expires_by_the_clock_is_not_lost_later(site: Site) -> 
     _, task = site.deploy(stream.process(noted, ttl=timedelta(milliseconds=1)).collect())
     await site.until(lambda: task.read_counters().records_in == 100)
     await site.until(lambda: task.read_counters().state_rows == 0)
+
+
+class Seconds:
+    """One split of rows that are seconds behind START: two that are late, and later one more."""
+
+    bounded = True
+
+    def splits(self) -> list[int]:
+        return [0]
+
+    def read(self, split: int, offset: int) -> Iterator[list[int]]:
+        for rows, event in (([0, 10], Held.let_go), ([1, 2, 60], Held.last), ([3], Held.last)):
+            yield rows
+            while not event.is_set():
+                yield []
+
+
+def second(row: int) -> datetime:
+    return START + timedelta(seconds=row)
+
+
+async def test_rows_that_are_late_since_their_producer_restarted_are_lost(site: Site) -> None:
+    windows = Stream.source(Seconds()).event_time(second).key_by(by_three).window(timedelta(seconds=1))
+    _, task = site.deploy(windows.count().collect(), settings=JobSettings(buffer_timeout=0))
+    (gate,) = site.deployment.attempts[attempt(1)].gates
+
+    def reached(row: int) -> bool:
+        return gate.valve.watermark >= second(row - 1).timestamp() * 1_000_000
+
+    await site.until(lambda: reached(10) and task.counters.records_in == 2)
+    gate.valve.suspend(0)
+    gate.valve.rejoin(0)
+    Held.let_go.set()
+    await site.until(lambda: reached(60) and task.counters.records_in == 5)
+    Held.last.set()
+    await site.finish()
+    counters = task.read_counters()
+    assert (counters.late_dropped, counters.rows_dropped) == (3, {"late_after_recovery": 2})
 
 
 async def test_a_task_that_finishes_has_lost_nothing(site: Site) -> None:
