@@ -118,8 +118,6 @@ class _Gate:
 class _Partition:
     """What a chain writes to: the channels of one producer on one edge."""
 
-    hot_keys = None
-
     def __init__(self, channels: list[_Channel], outcome: Outcome) -> None:
         self.subpartitions = self._channels = channels
         self.hot_keys = HotKeys()
