@@ -89,6 +89,9 @@ class _NoValve(WatermarkValve):
     def end(self, channel: int) -> bool:
         return False
 
+    def lags(self, channel: int) -> bool:
+        return False
+
 
 class UpstreamChannel(InputChannel):
     """One attempt at one partition. A broken link ends the channel and not the task."""

@@ -15,6 +15,7 @@ from minishuffle.exchange.segments import NetworkBufferPool
 from minishuffle.wire.clients import ROWS_FORGOTTEN
 from minishuffle.wire.frames import BufferFlags, DataType, EventKind, PartitionRequest
 from minishuffle.worker.client_gate import UPSTREAM_EDGE, WRITES_KEPT, Progress, UpstreamChannel, UpstreamGate
+from minishuffle.worker.inputs import Inputs
 from support.frames import buffer_header
 from support.links import BareLink, consumer_of
 
@@ -367,3 +368,14 @@ def test_a_write_that_is_not_complete_is_never_forgotten(stand: Stand) -> None:
         stand.expect(write=f"open/{batch}")
     stand.expect(attempt=2)
     assert stand.told[-1].rows == 1
+
+
+def test_a_task_reads_what_programs_write_split_by_split() -> None:
+    stand = Stand()
+    stand.expect()
+    arrive(stand.open(), element("a"))
+    inputs = Inputs([stand.gate], None)
+    taken = []
+    while (item := inputs.poll()) is not None:
+        taken.append(item[1])
+    assert taken[-1] == ["a"] and not inputs.lagging
