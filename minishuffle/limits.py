@@ -178,6 +178,8 @@ JOB_RESULTS_KEPT: Final = 16
 WRITES_KEPT: Final = 8
 """Writes into one stream that have ended and whose partitions are remembered: a streaming query may repeat
 its last ones."""
+WRITE_IDLE_SECONDS: Final = 120.0
+"""How long a write into an endless stream holds event time back that nobody is connected for."""
 WRITER_KEPT_BYTES_MAX: Final = 32 * MIB
 """Rows that an external writer keeps, to send them again when the task that takes them restarts. It must be
 more than can be on the way: see ``remote.writer``."""

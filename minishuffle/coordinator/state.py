@@ -317,7 +317,7 @@ class CoordinatorState:
         at = self._wall(now)
         match message:
             case Heartbeat():
-                self._heartbeat(worker, message)
+                self._heartbeat(worker, message, now)
             case _ if isinstance(message, RepeatedReport):
                 if self._is_new(worker, message.number):
                     self._about_job(worker, message, at)
@@ -379,7 +379,7 @@ class CoordinatorState:
             self._jobs.make_room(job, at)
         self._touch(job)
 
-    def _heartbeat(self, worker: Worker, message: Heartbeat) -> None:
+    def _heartbeat(self, worker: Worker, message: Heartbeat, now: float) -> None:
         if message.worker != worker.worker or message.epoch < worker.epoch:
             self.ignored += 1
             return
@@ -390,6 +390,7 @@ class CoordinatorState:
                 self.ignored += 1
             else:
                 self._recorder.reported(job, (report.operator, report.index))
+                self._streams.heard(report, self._wall(now))
 
     def _end_worker(self, worker: Worker, state: Literal["lost", "gone"], why: str, now: float) -> None:
         self._workers.end(worker, state, now)
@@ -559,8 +560,7 @@ class CoordinatorState:
         """Do what follows from what just happened, and give all instructions out."""
         if self._awaiting and not self._workers.awaited():
             self._all_are_back(now)
-        called: set[int] = set()
-        touched = set(self._touched)
+        called, touched = set[int](), set(self._touched)
         while self._touched:
             job = self._touched.pop(next(iter(self._touched)))
             if job.stopping and not job.stop_sent:

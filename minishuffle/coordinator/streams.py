@@ -11,6 +11,9 @@ heard.
 
 A subtask that restarts gets from its job how far each partition is (``WriteProgress``), and from here which
 writes have begun and ended. What its last attempt did not answer is asked of the next one.
+
+A program that is killed ends its write neither way. A write into an endless stream that nobody is connected
+for, nor asks for, for WRITE_IDLE_SECONDS is idle: event time waits for it nowhere, until it asks again.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ from minishuffle.wire.clients import (
     WriteEnded,
     query_and_batch,
 )
-from minishuffle.wire.messages import ControlMessage, ErrorInfo, WorkerAddress
+from minishuffle.wire.messages import ControlMessage, ErrorInfo, TaskReport, WorkerAddress
 from minishuffle.wire.requests import Accepted
 
 __all__ = ["StreamRequest", "Streams"]
@@ -69,6 +72,9 @@ class _Write:
     """Subtasks that have yet to say that their event time waits for it."""
     waiting: list[_Opening] = field(default_factory=list)
     ended: bool = False
+    heard_at: float | None = None
+    """When a program was connected for it last; None: it has just asked, or the coordinator is new."""
+    idle: bool = False
 
 
 @dataclass(slots=True)
@@ -267,7 +273,7 @@ class Streams:
                 )
                 return [Reply(link, request, info)]
             case OpenUpstream():
-                return self._open(_Opening(link, request, message), stream)
+                return self._open(_Opening(link, request, message), stream, at)
             case CommitWrite():
                 return self._commit(link, request, stream, message)
             case EndStream():
@@ -287,7 +293,7 @@ class Streams:
             f"Table.from_spark({name!r}, ...) first"
         )
 
-    def _open(self, opening: _Opening, stream: _Stream) -> list[Instruction]:
+    def _open(self, opening: _Opening, stream: _Stream, at: float) -> list[Instruction]:
         message = opening.message
         if stream.ended:
             raise UsageError(f"stream {stream.name!r} has ended: it was committed already")
@@ -298,6 +304,11 @@ class Streams:
         if message.write not in stream.writes and batch <= stream.forgotten.get(query, -1):
             return [Reply(opening.link, opening.request, self._forgotten(stream))]
         write = stream.writes.get(message.write) or self._begin(stream, message)
+        write.heard_at = None
+        if write.idle:
+            write.idle = False
+            stream.job.history.note(at, "write goes on", f"write {message.write} of stream {stream.name!r}")
+            self._announce(stream, message.write, write)
         if write.open_answers:
             write.waiting.append(opening)
             return []
@@ -443,7 +454,7 @@ class Streams:
         worker = stream.job.placement[index]
         for name, write in stream.writes.items():
             about = self._about(stream, index, name)
-            self._send(worker, BeginWrite(partitions=write.partitions, **about))
+            self._send(worker, BeginWrite(partitions=write.partitions, idle=write.idle, **about))
             if write.ended:
                 self._send(worker, EndWrite(partitions=[], last=False, **about))
         open_questions = [
@@ -472,6 +483,33 @@ class Streams:
         return out
 
     # --- workers ---------------------------------------------------------------------------------
+
+    def heard(self, report: TaskReport, at: float) -> None:
+        """A subtask that runs says for which writes programs are connected to it."""
+        for stream in self._streams.values():
+            if stream.bounded or (stream.job.id, stream.operator) != (report.job, report.operator):
+                continue
+            for name, write in stream.writes.items():
+                if write.heard_at is None or name in report.writes:
+                    write.heard_at = at
+                elif at - write.heard_at > limits.WRITE_IDLE_SECONDS:
+                    self._leave_out(stream, name, write, at)
+
+    def _leave_out(self, stream: _Stream, name: str, write: _Write, at: float) -> None:
+        if write.ended or write.idle or write.open_answers:
+            return
+        write.idle, job = True, stream.job
+        for index in range(stream.parallelism):
+            about = self._about(stream, index, name)
+            if job.hears(stream.operator, index):
+                begin = BeginWrite(partitions=write.partitions, idle=True, **about)
+                self._send(job.placement[index], begin)
+        text = (
+            f"write {name} of stream {stream.name!r}: no program was connected for "
+            f"{limits.WRITE_IDLE_SECONDS:g} s; event time goes on without it"
+        )
+        job.history.note(at, "write idle", text)
+        job.changed.add((stream.operator, 0))
 
     def answered(self, message: UpstreamExpected | WriteBegun | WriteEnded) -> list[Instruction]:
         """What a worker answers to a ticket that nobody waits for any more is ignored."""

@@ -240,6 +240,8 @@ class BeginWrite(ControlMessage):
     write: str
     partitions: int
     """How many the whole write has; 0: not known."""
+    idle: bool = False
+    """Its program may be gone: event time does not wait for it until a message with False comes."""
 
 
 class WriteBegun(ControlMessage):

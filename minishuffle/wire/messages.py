@@ -110,6 +110,8 @@ class TaskReport(ControlMessage):
     attempt: int
     counters: Counters
     traffic: TrafficTable = b""
+    writes: list[Name] = Field(default_factory=list)
+    """Writes of external clients that are connected to it."""
 
 
 class PeerReport(ControlMessage):

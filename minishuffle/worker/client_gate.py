@@ -10,7 +10,8 @@ partition is complete, and its program hears so, once the coordinator knows.
 
 Event time waits for what a write has yet to bring: its partitions are splits from its beginning on, where
 their number is known; where it is not, one split stands for the rest of them until the write ends. A subtask
-that none of the partitions come to has no split, and says so.
+that none of the partitions come to has no split, and says so. Of a write whose program may be gone the
+splits are closed, until it comes back: then what it brings may be late.
 """
 
 from __future__ import annotations
@@ -73,6 +74,8 @@ class _Write:
     rest: int = NO_SPLIT
     """The split that stands for partitions that have not begun, where the number of all is not known."""
     ended: bool = False
+    idle: bool = False
+    """Its program may be gone: event time does not wait for it."""
     begun: bool = False
     """It is known how many partitions come here, or that nobody knows."""
 
@@ -243,26 +246,48 @@ class UpstreamGate(InputGate):
         """None: what was not taken out of the gate is sent again by the program that writes."""
         return {}
 
-    def begin(self, write: str, mine: range | None) -> None:
+    def begin(self, write: str, mine: range | None, *, idle: bool = False) -> None:
         """A write begins: the watermark waits for all of its partitions that come here.
 
-        ``mine``: their numbers; None: not known. May be called again.
+        ``mine``: their numbers; None: not known. May be called again, also because it has become ``idle``, or
+        is so no more.
         """
         if self._was_forgotten(write):
             return
         if write not in self._writes:
             self._forget_writes()
         known = self._writes.setdefault(write, _Write())
-        if known.begun:
+        if known.begun and known.idle == idle:
             return
-        known.begun = True
-        if mine is None:
-            known.rest = self._open_split()
-        else:
-            for number in mine:
-                self._add_partition(write, known, number)
-            self._say_if_none(known)
+        if not known.begun:
+            known.begun = True
+            if mine is None:
+                known.rest = self._open_split()
+            else:
+                for number in mine:
+                    self._add_partition(write, known, number)
+                self._say_if_none(known)
+        if known.idle != idle:
+            self._set_idle(known, idle)
         self.wake()
+
+    def _set_idle(self, known: _Write, idle: bool) -> None:
+        known.idle = idle
+        silent = [each for each in known.partitions.values() if not each.complete and each.channel is None]
+        for split in [known.rest, *(each.split for each in silent)]:
+            if idle:
+                self._close_split(split)
+            elif split != NO_SPLIT and not known.ended:
+                self._open_splits.add(split)
+                self._split_changes.append((split, "open"))
+
+    def connected(self) -> list[str]:
+        """The writes that a program is connected for."""
+        return [
+            write
+            for write, known in self._writes.items()
+            if any(each.channel is not None for each in known.partitions.values())
+        ]
 
     def _add_partition(self, write: str, known: _Write, number: int) -> None:
         if number not in known.partitions:

@@ -294,7 +294,7 @@ class ExternalClients:
         if attempt is None or gate is None or attempt.paths.cancelled:
             return  # The coordinator asks the next attempt, or tells whoever asked that the job has ended.
         here = range(message.index, message.partitions, attempt.task.parallelism)
-        gate.begin(message.write, here if message.partitions else None)
+        gate.begin(message.write, here if message.partitions else None, idle=message.idle)
         self._send(WriteBegun(term=self._term(), ticket=message.ticket))
 
     def _expect(self, message: ExpectUpstream) -> None:

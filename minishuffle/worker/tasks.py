@@ -405,6 +405,7 @@ class Attempt:
             attempt=self.id.attempt,
             counters=self._counted(),
             traffic=self.traffic.table(),
+            writes=self.upstreams.connected() if self.upstreams is not None else [],
         )
 
 

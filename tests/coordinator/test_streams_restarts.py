@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle import limits
+from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import JobGraph, JobSettings, Vertex
 from minishuffle.wire.clients import (
     ROWS_FORGOTTEN,
@@ -21,8 +22,8 @@ from minishuffle.wire.clients import (
     WriteBegun,
     WriteEnded,
 )
-from minishuffle.wire.messages import ErrorInfo, SourcePositions, WritePosition
-from minishuffle.wire.requests import Accepted
+from minishuffle.wire.messages import ErrorInfo, SourcePositions, TaskReport, WritePosition
+from minishuffle.wire.requests import Accepted, GetEvents
 
 if TYPE_CHECKING:
     from conftest import FakeCluster
@@ -223,3 +224,62 @@ def test_a_batch_that_ended_long_ago_is_complete_for_every_attempt(cluster: Fake
     opened = cluster.request(opening(write="query/0"))
     assert (opened.complete, opened.rows) == (True, ROWS_FORGOTTEN)
     assert not pair[1].inbox
+
+
+# --- a program that is gone ----------------------------------------------------------------------
+
+
+def connected(cluster: FakeCluster, worker: Any, *writes: str) -> None:
+    """A heartbeat says who is connected to subtask 0."""
+    ids = {"job": "j1", "operator": 0, "index": 0, "attempt": 1}
+    cluster.heartbeat(worker, [TaskReport(counters=TaskCounters(), writes=list(writes), **ids)])
+
+
+def begun(worker: Any) -> list[tuple[str, bool]]:
+    return [(message.write, message.idle) for message in worker.got(BeginWrite)]
+
+
+def test_nobody_waits_for_a_write_whose_program_is_gone_until_it_asks_again(
+    cluster: FakeCluster, pair: Any
+) -> None:
+    cluster.submit(graph())
+    cluster.report_all("j1", "running")
+    first = next(worker for worker in pair if FIRST in worker.tasks)
+    for write in ("gone", "there"):
+        cluster.ask(opening(write=write))
+    before = {worker.worker: begun(worker) for worker in pair}
+    connected(cluster, first, "gone", "there")
+    cluster.now += 2 * limits.WRITE_IDLE_SECONDS / 3
+    connected(cluster, first, "there")
+    assert {worker.worker: begun(worker) for worker in pair} == before
+    for _ in range(2):
+        cluster.now += 2 * limits.WRITE_IDLE_SECONDS / 3
+        connected(cluster, first, "there")
+        for worker in pair:
+            assert begun(worker) == [*before[worker.worker], ("gone", True)]
+    events = [
+        event.text for event in cluster.request(GetEvents(job="j1")).events if event.kind == "write idle"
+    ]
+    assert len(events) == 1 and "write gone of stream 'orders'" in events[0]
+    heard = len(first.inbox)
+    cluster.ask(opening(write="gone", connection=1))
+    *begins, expect = first.inbox[heard:]
+    assert isinstance(expect, ExpectUpstream), "it is let in once everybody waits for it again"
+    assert [(each.write, each.idle) for each in begins if isinstance(each, BeginWrite)] == (
+        [("gone", False)] * len(begins)
+    )
+    for worker in pair:
+        assert begun(worker)[-1] == ("gone", False)
+
+
+def test_the_next_attempt_hears_which_writes_are_idle(cluster: FakeCluster, pair: Any) -> None:
+    cluster.submit(graph())
+    cluster.report_all("j1", "running")
+    first = next(worker for worker in pair if FIRST in worker.tasks)
+    cluster.ask(opening(write="gone"))
+    connected(cluster, first)
+    cluster.now += 2 * limits.WRITE_IDLE_SECONDS
+    connected(cluster, first)
+    cluster.report(first, FIRST, "failed", error=BOOM)
+    assert first.tasks[FIRST].attempt == 2
+    assert begun(first)[-1] == ("gone", True)

@@ -370,6 +370,29 @@ def test_a_write_that_is_not_complete_is_never_forgotten(stand: Stand) -> None:
     assert stand.told[-1].rows == 1
 
 
+@pytest.mark.parametrize("mine", [range(0, 4, 2), None], ids=["known", "not known"])
+def test_an_idle_write_holds_nobody_back_until_it_comes_back(mine: range | None) -> None:
+    stand = Stand()
+    channel = stand.take("a")
+    stand.gate.begin("other", mine)
+    assert stand.gate.connected() == ["w"]
+    opened = {split for split, state in stand.changes() if state == "open"}
+    stand.gate.begin("other", mine, idle=True)
+    stand.gate.begin("other", mine, idle=True)
+    others = {split for split, state in stand.changes() if state == "done"}
+    assert len(others) == (2 if mine is not None else 1)
+    channel.detach(PeerLost("killed"))
+    assert stand.rows() == []
+    stand.turn()
+    assert stand.gate.connected() == [] and stand.changes() == [], "it may come back soon"
+    stand.gate.begin("w", None, idle=True)
+    assert {split for split, state in stand.changes() if state == "done"} == opened - others
+    stand.expect(2, partition=2, write="other")
+    assert {split for split, state in stand.changes() if state == "open"} >= others
+    arrive(stand.open(2, partition=2, write="other"), element("b"))
+    assert stand.rows() == ["b"]
+
+
 def test_a_task_reads_what_programs_write_split_by_split() -> None:
     stand = Stand()
     stand.expect()
