@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
+from pathlib import PurePath
 from typing import Any
 
 import click
@@ -18,6 +19,7 @@ from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.graph import JobSettings
 from minishuffle.errors import ShuffleError, TaskFailed, UsageError
 from minishuffle.limits import PARALLELISM_MAX
+from minishuffle.wire.outputs import ListedFile
 from minishuffle.wire.requests import JobEvent, JobInfo
 
 __all__ = ["jobs", "submit"]
@@ -349,6 +351,15 @@ def logs(context: click.Context, job: str, follow: bool, as_json: bool) -> None:
                 click.echo(line)
 
 
+def _file_line(job: str, file: ListedFile) -> str:
+    found = f"{file.path}: {file.rows:,} rows, {file.bytes:,} bytes, sha256 {file.checksum}"
+    if file.named:
+        return found
+    path = PurePath(file.path)
+    hidden = path.with_name(f".{job}.*.{path.name}")
+    return f"{found} (its worker was lost: if it is not there, it is {hidden}: rename that)"
+
+
 @jobs.command()
 @click.argument("job")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
@@ -361,4 +372,4 @@ def files(context: click.Context, job: str, as_json: bool) -> None:
             if as_json:
                 print_json(file.model_dump())
             else:
-                click.echo(f"{file.path}: {file.rows:,} rows, {file.bytes:,} bytes, sha256 {file.checksum}")
+                click.echo(_file_line(job, file))

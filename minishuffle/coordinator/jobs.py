@@ -246,7 +246,9 @@ class Job:
             return False
         error, asked = message.error, self._regions.asked(task.key)
         self._set(task, message.state, at, error.text if error is not None else str(task))
-        if message.state != "running":
+        if message.state == "running":
+            self.manifest.settled(*task.key)
+        else:
             task.counters = message.counters
             task.traffic = message.traffic or task.traffic
             self._moved(message, at)
@@ -395,6 +397,7 @@ class Job:
         if self._restarts and not self.stopping:
             lost += wanted_again(self.graph, self.ends, self._tasks, lost, here)
         for task in lost:
+            self.manifest.lost(*task.key, task.attempt)
             task.rows_made = self.positions.rows_made(*task.key) + self.writes.rows_made(*task.key)
             self._set(task, "lost", at, f"{task} was lost with worker {worker}: {cause.text}")
         self._go_on_without(lost, cause, "on another worker", at)

@@ -34,6 +34,8 @@ class Manifest:
         self._kept: deque[ListedFile] = deque(maxlen=limits.JOB_FILES_KEPT)
         self._counts: dict[tuple[int, int], dict[int, int]] = {}
         """By operator and index of the subtask, and by attempt."""
+        self._lost: dict[tuple[int, int], int] = {}
+        """By subtask, the attempt that was lost before its files were seen to have their names."""
 
     def add(self, file: FileCompleted) -> bool:
         """List a file; False, and nothing changes, if it is not the next one of its attempt."""
@@ -56,12 +58,22 @@ class Manifest:
         )
         return True
 
+    def lost(self, operator: int, index: int, attempt: int) -> None:
+        """An attempt was lost: files of it that are listed may still be hidden."""
+        if (operator, index) in self._counts:
+            self._lost.setdefault((operator, index), attempt)
+
+    def settled(self, operator: int, index: int) -> None:
+        """An attempt runs: it has named what earlier ones had left hidden."""
+        self._lost.pop((operator, index), None)
+
     def record(self) -> dict[str, Any]:
         """For the journal: all but the files."""
         return {
             "files": self.files,
             "rows": self.rows,
             "counts": [[*key, counts] for key, counts in self._counts.items()],
+            "lost": [[*key, attempt] for key, attempt in self._lost.items()],
         }
 
     def kept_above(self, number: int) -> list[tuple[int, ListedFile]]:
@@ -74,14 +86,20 @@ class Manifest:
         self.files, self.rows = record["files"], record["rows"]
         self._kept.extend(ListedFile(**file) for file in files)
         self._counts = {(operator, index): counts for operator, index, counts in record["counts"]}
+        self._lost = {(operator, index): attempt for operator, index, attempt in record["lost"]}
 
     def counts(self, operator: int, index: int) -> dict[int, int]:
         """By attempt of a subtask, how many of its files are listed."""
         return dict(self._counts.get((operator, index), {}))
+
+    def _is_named(self, file: ListedFile) -> bool:
+        lost = self._lost.get((file.operator, file.index))
+        return lost is None or file.attempt < lost
 
     def after(self, number: int) -> JobFiles:
         """Files from that number on; those that are not kept any more are left out."""
         dropped = self.files - len(self._kept)
         first = min(max(number - dropped, 0), len(self._kept))
         found = [self._kept[at] for at in range(first, min(first + REPLY_FILES_MAX, len(self._kept)))]
+        found = [file.model_copy(update={"named": self._is_named(file)}) for file in found]
         return JobFiles(files=found, next=dropped + first + len(found))

@@ -37,6 +37,9 @@ class ListedFile(ControlMessage):
     rows: int
     bytes: int
     checksum: Name
+    named: bool = True
+    """False: its worker was lost, and nobody has seen since that it has the name in ``path``. If it does not,
+    it is hidden beside: its name begins with a dot and the job's id, and ends with that one."""
 
 
 class GetFiles(ControlMessage):

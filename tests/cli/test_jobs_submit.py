@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from minishuffle.cli.jobs import _parted, _run_and_wait
+from minishuffle.cli.jobs import _file_line, _parted, _run_and_wait
 from minishuffle.cli.loading import load_job
 from minishuffle.cli.main import Terminated
 from minishuffle.client import Client, JobResult
@@ -14,6 +14,7 @@ from minishuffle.config import create_secret
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import JobSettings
 from minishuffle.errors import PeerLost
+from minishuffle.wire.outputs import ListedFile
 from minishuffle.wire.requests import JobEvent, JobInfo, TaskInfo
 
 Run = Callable[..., Result]
@@ -252,3 +253,18 @@ def test_a_wait_counts_what_was_left_out_and_exits_with_3_if_there_is_to_be_noth
     assert "2 records are dead letters" in result.stdout
     found = json.loads(run("submit", "keyby", "--wait", "--json", *flags).stdout)
     assert found["left_out"] == {"late": 3, "dead_letters": 2}
+
+
+def test_a_file_that_may_still_be_hidden_is_shown_with_that_name() -> None:
+    fields: dict[str, Any] = {
+        "operator": 1,
+        "index": 0,
+        "attempt": 1,
+        "rows": 5,
+        "bytes": 9,
+        "checksum": "ab",
+    }
+    file = ListedFile(path="/d/part-00000.parquet", **fields)
+    assert _file_line("j1", file) == "/d/part-00000.parquet: 5 rows, 9 bytes, sha256 ab"
+    hidden = _file_line("j1", file.model_copy(update={"named": False}))
+    assert "if it is not there, it is /d/.j1.*.part-00000.parquet" in hidden

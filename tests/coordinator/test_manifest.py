@@ -140,3 +140,41 @@ def test_what_was_complete_survives_a_cancel_and_the_rest_is_counted(
     assert (info.state, info.files_listed, info.rows_dropped) == ("canceled", 2, {"sink_unfinished": 7})
     cluster.send(pair[0], completed(2))
     assert len(files(cluster, job)) == 2
+
+
+def test_files_of_a_worker_that_was_lost_may_be_hidden_until_the_next_attempt_runs(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], make_graph: Callable[..., JobGraph]
+) -> None:
+    cluster.submit(make_graph(2, 1, restart_strategy="individual"))
+    cluster.report_all("j1", "running")
+    lost = next(worker for worker in pair if ("j1", 1, 0) in worker.tasks)
+    spare = cluster.add()
+
+    def named() -> list[bool]:
+        return [file.named for file in cluster.request(GetFiles(job="j1")).files]
+
+    for file in (0, 1):
+        cluster.send(lost, completed(file, number=file + 1))
+    assert named() == [True, True]
+    cluster.lose(lost)
+    assert named() == [False, False]
+    cluster.check_journal()
+    (next_one,) = (worker for worker in (*pair, spare) if ("j1", 1, 0) in worker.tasks and worker is not lost)
+    cluster.report(next_one, ("j1", 1, 0), "running", attempt=2)
+    assert named() == [True, True]
+
+
+def test_a_job_that_ends_before_the_next_attempt_runs_says_which_files_may_be_hidden(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], make_graph: Callable[..., JobGraph]
+) -> None:
+    cluster.submit(make_graph(2, 1, restart_strategy="individual"))
+    cluster.report_all("j1", "running")
+    lost = next(worker for worker in pair if ("j1", 1, 0) in worker.tasks)
+    cluster.send(lost, completed(0, number=1))
+    cluster.lose(lost)
+    cluster.request(CancelJob(job="j1"))
+    cluster.report_all("j1", "canceled", attempt=2)
+    cluster.report_all("j1", "canceled")
+    assert cluster.show("j1").state == "canceled"
+    (file,) = cluster.request(GetFiles(job="j1")).files
+    assert not file.named
