@@ -72,7 +72,7 @@ class ClusterSettings(BaseSettings):
     task_cancel_timeout: float = Field(10.0, gt=0)
     """A task that still runs user code this long after a cancel is abandoned."""
     abandoned_max: int = Field(4, ge=1)
-    """A worker with more abandoned tasks than this exits."""
+    """A worker exits if more abandoned tasks than this still run in it."""
     switch_interval: float = Field(0.0005, gt=0, le=0.1)
     """The interpreter's thread switch interval in a worker."""
     partition_request_timeout: float = Field(10.0, gt=0)

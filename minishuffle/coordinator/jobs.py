@@ -174,9 +174,9 @@ class Job:
         """Whether a subtask has finished, wherever."""
         return self._tasks[operator, index].state == "finished"
 
-    def abandoned_slots(self) -> Counter[int]:
-        """By worker, the slots held in which a task was abandoned."""
-        return Counter(worker for worker, _ in self._abandoned)
+    def abandoned_slots(self) -> list[tuple[int, int]]:
+        """Worker and number of the slots held in which a task was abandoned."""
+        return sorted(self._abandoned)
 
     def losses(self) -> Losses:
         """Rows lost so far, over all attempts."""

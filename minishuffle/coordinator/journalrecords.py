@@ -113,7 +113,7 @@ def _head(job: Job) -> dict[str, Any]:
         "lost_slots": sorted(job._lost_slots),
         "segments": job._segments,
         "restarts": dict(job.restarts),
-        "abandoned": sorted(job._abandoned),
+        "abandoned": job.abandoned_slots(),
         "history": job.history.record(),
         "books": job._books.record(),
         "regions": job._regions.record(),
@@ -235,7 +235,7 @@ class Recorder:
             "epoch": worker.epoch,
             "about": worker.about.model_dump(),
             "standby": worker.standby,
-            "slots_written_off": worker.slots_written_off,
+            "written_off": sorted(worker.written_off),
         }
         self._put({("worker", name): pack_record(fields)})
         self._put({("applied", name): pack_record({"number": worker.applied})})
@@ -370,7 +370,7 @@ def recalled_workers(records: Mapping[RecordKey, bytes], now: float) -> list[Wor
                     now,
                     state="awaited",
                     applied=unpack_record(("applied", name), applied)["number"] if applied else 0,
-                    slots_written_off=fields["slots_written_off"],
+                    written_off={(job, slot) for job, slot in fields["written_off"]},
                     standby=fields["standby"],
                 )
             )

@@ -65,12 +65,13 @@ TERMS_SHOWN = 8
 """Terms of the arithmetic in an error; the largest come first."""
 
 
-def place(free: Mapping[int, int], total: int, graph: JobGraph) -> Placement:
+def place(free: Mapping[int, int], total: int, graph: JobGraph, lost: str = "") -> Placement:
     """Spread the job's slots evenly over the workers.
 
     Args:
         free: free slots of each worker that is alive.
         total: all slots of these workers, used ones included.
+        lost: what to say of slots that are written off.
 
     Raises:
         ResourceExhausted: there are not enough slots; with the arithmetic.
@@ -78,7 +79,7 @@ def place(free: Mapping[int, int], total: int, graph: JobGraph) -> Placement:
     needed, available = graph.slots_needed, sum(free.values())
     if needed > available:
         raise ResourceExhausted(
-            f"job needs {needed} slots (greatest parallelism), {available} are free of {total}: "
+            f"job needs {needed} slots (greatest parallelism), {available} are free of {total}{lost}: "
             "start more workers (--workers/--slots) or lower --parallelism"
         )
     # The worker with the fewest slots of this job; then the emptiest; then the lowest id.
@@ -234,7 +235,9 @@ def admit(
     workers = [worker for worker in workers if not worker.standby]
     used, required = slots_used(jobs), segments_required(jobs)
     free = {worker.worker: max(0, worker.slots - used[worker.worker]) for worker in workers}
-    placement = place(free, sum(worker.slots for worker in workers), graph)
+    gone = [f"{len(each.written_off)} of worker {each.worker}" for each in workers if each.written_off]
+    lost = f" (written off: {', '.join(gone)}, where tasks that were abandoned still run)" if gone else ""
+    placement = place(free, sum(worker.slots for worker in workers), graph, lost)
     needs = buffers_needed(graph, placement)
     total = {worker.worker: worker.about.segments for worker in workers}
     check_buffers(needs, {worker: total[worker] - required[worker] for worker in total}, total)

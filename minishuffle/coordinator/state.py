@@ -383,7 +383,9 @@ class CoordinatorState:
         if message.worker != worker.worker or message.epoch < worker.epoch:
             self.ignored += 1
             return
-        self._workers.heartbeat(worker, message)
+        if self._workers.heartbeat(worker, message):
+            self._changed[worker.worker] = worker
+            self._touch_waiting()
         for report in message.tasks:
             job = self._jobs.get(report.job)
             if job is None or not job.report(worker.worker, report):
@@ -417,8 +419,7 @@ class CoordinatorState:
         self._out.append(CloseLink(link, f"worker {worker.worker} is lost: {why}", refusal))
 
     def _send_to(self, number: int, message: ControlMessage) -> bool:
-        worker = self._workers.get_alive(number)
-        if worker is not None:
+        if (worker := self._workers.get_alive(number)) is not None:
             self._send(worker, message)
         return worker is not None
 
@@ -643,10 +644,9 @@ class CoordinatorState:
         self._results.job_ended(job)
         holders = {*job.slots_held(), *self._preparations.job_ended(job.id)}
         self._tell(sorted(holders), ReleaseJob(term=self._facts.term, job=job.id))
-        for number, slots in job.abandoned_slots().items():
-            worker = self._workers.get_alive(number)
-            if worker is not None:
-                worker.slots_written_off += slots
+        for number, slot in job.abandoned_slots():
+            if (worker := self._workers.get_alive(number)) is not None:
+                worker.written_off.add((job.id, slot))
                 self._changed[number] = worker
         for name in self._jobs.forget():
             self._recorder.forget_job(name)

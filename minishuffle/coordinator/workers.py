@@ -36,8 +36,8 @@ class Worker:
     peers: list[PeerReport] = field(default_factory=list)
     applied: int = 0
     """The highest number of a report of it that was applied."""
-    slots_written_off: int = 0
-    """Slots whose task was abandoned: its thread still runs there."""
+    written_off: set[tuple[str, int]] = field(default_factory=set)
+    """Slots, by the job that had them, whose task was abandoned: its thread still runs there."""
     suspicions: int = 0
     """How often others have suspected it."""
     standby: bool = False
@@ -49,7 +49,7 @@ class Worker:
     @property
     def slots(self) -> int:
         """Slots that can be given to jobs."""
-        return max(0, self.about.slots - self.slots_written_off)
+        return max(0, self.about.slots - len(self.written_off))
 
     @property
     def address(self) -> WorkerAddress:
@@ -186,8 +186,13 @@ class WorkerRegistry:
         worker.state, worker.ended_at, worker.link, worker.peers = state, now, 0, []
         self.forget(now)
 
-    def heartbeat(self, worker: Worker, message: Heartbeat) -> None:
+    def heartbeat(self, worker: Worker, message: Heartbeat) -> bool:
+        """True: slots came back, whose threads have ended."""
         worker.report, worker.peers = message.report, message.peers
+        stuck = {(job, slot) for job, slots in message.report.stuck.items() for slot in slots}
+        ended = worker.written_off - stuck
+        worker.written_off -= ended
+        return bool(ended)
 
     # --- time ------------------------------------------------------------------------------------
 

@@ -152,6 +152,8 @@ class WorkerReport(ControlMessage):
     """Time that Python's garbage collector held the process up."""
     segment_bytes: int = 0
     """Payload bytes of a network buffer."""
+    stuck: dict[str, list[int]] = Field(default_factory=dict)
+    """By job: slots in which the thread of an abandoned task still runs."""
 
 
 class TaskAttempt(ControlMessage):

@@ -81,6 +81,7 @@ from minishuffle.worker.peers import PeerLinks
 from minishuffle.worker.preparation import ProgramLoader
 from minishuffle.worker.registry import ChannelKey, Progress
 from minishuffle.worker.state import WorkerState
+from minishuffle.worker.stuck import StuckThreads
 from minishuffle.worker.task import Task, TaskOutcome, describe_failure
 from minishuffle.worker.tasks import Deployment
 from minishuffle.worker.timers import Alarm, Timers
@@ -154,6 +155,7 @@ class Worker:
         self._outgoing: OutboxSender | None = None
         self._inspection: Inspection | None = None
         self._reports = ReportLog()
+        self._stuck = StuckThreads()
         self._programs = ProgramLoader()
         self._answer: asyncio.Future[Registered] = self._loop.create_future()
         """To the registration that was asked for last."""
@@ -478,9 +480,12 @@ class Worker:
                 self._peers.refuse(instruction)
             case CancelTask(stopping):
                 deployment.attempts[stopping].paths.cancel()
-            case AbandonTask(stuck):
-                deployment.attempts[stuck].abandon()
-                _log.error("task %s still runs after its cancel: abandoned", stuck)
+            case AbandonTask(key):
+                abandoned = deployment.attempts[key]
+                abandoned.abandon()
+                if abandoned.task.thread is not None:
+                    self._stuck.add(key, abandoned.task.thread.is_alive)
+                _log.error("task %s still runs after its cancel: abandoned", key)
             case FailChannel(key, generation, error):
                 failed = deployment.channel(key)
                 if failed is not None:
@@ -637,12 +642,15 @@ class Worker:
     def _heartbeat(self) -> None:
         state = self._state
         self._look_for_successor()
+        stuck = self._stuck.slots()
+        state.stuck = len(self._stuck)
         report = worker_report(
             self.pool,
             self.remote,
             self._deployment,
             self.loop_lag,
             abandoned=state.abandoned,
+            stuck=stuck,
             jobs_loaded=self._programs.loaded,
             clock=self._loop.time(),
             cpu_seconds=time.process_time(),

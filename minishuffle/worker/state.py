@@ -121,7 +121,8 @@ class WorkerState:
         self.worker = worker
         self.epoch = epoch
         self.term = term
-        self.abandoned = 0
+        self.abandoned = self.stuck = 0
+        """Tasks abandoned so far, and those of them whose thread still runs, as the shell counts them."""
         self.suspicions = 0
         """How often a peer has answered no Ping."""
         self.inputs = InputRegistry()
@@ -531,8 +532,7 @@ class WorkerState:
             self._restore(worker, now)
             return self._link_gone(worker, error, now)
         suspicion = self._suspect(worker, True) + self._link_gone(worker, error, now)
-        # At once, also where no channel needs the link so far: a process that was stopped finds the
-        # connection in its socket when it goes on.
+        # At once, whoever needs the link: a process that was stopped finds it in its socket when it goes on.
         return suspicion + self._want_link(worker, now)
 
     def _restore(self, worker: int, now: float) -> None:
@@ -634,11 +634,11 @@ class WorkerState:
         return min((time for time in times if time is not None), default=None)
 
     def handle_timer(self, now: float) -> list[Instruction]:
-        abandoned = self.abandoned
+        stuck = self.stuck
         instructions = [*self._abandon_uncancelled(now), *self._fence_stuck(now)]
         limit = self._settings.abandoned_max
-        if self.abandoned > max(abandoned, limit):
-            instructions.append(Exit(f"{self.abandoned} tasks were abandoned, at most {limit} may be"))
+        if self.stuck > max(stuck, limit):
+            instructions.append(Exit(f"{self.stuck} tasks were abandoned, at most {limit} may be"))
         instructions += self._refuse_expired(now)
         instructions += self._repair(now)
         instructions += map(Send, self._reattachments.take(self.term, now))
@@ -655,6 +655,7 @@ class WorkerState:
     def _abandon(self, key: AttemptId, error: ErrorInfo | None) -> list[Instruction]:
         self._end(key)
         self.abandoned += 1
+        self.stuck += 1
         return [AbandonTask(key), Send(state_change(self.term, key, "abandoned", error))]
 
     def _refuse_expired(self, now: float) -> list[Instruction]:

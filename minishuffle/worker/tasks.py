@@ -384,8 +384,7 @@ class Attempt:
 
     def completed(self, message: TaskStateChanged) -> TaskStateChanged:
         """The report that the attempt was abandoned, with what it had done by then, and where its source is,
-        or what external clients write: what it has in hand is lost, and what it does from now on nobody sees.
-        """
+        or what external clients write: what it has in hand is lost, and nobody sees what it does later on."""
         self.reported = self.rows()
         counts = {"counters": self.task.read_counters(), "traffic": self.reported[0]}
         found = {"positions": self.task.leases.exact(), "writes": self.last_writes()}

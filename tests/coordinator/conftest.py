@@ -219,10 +219,16 @@ class FakeCluster:
         self.do(self.state.link_closed(worker.link, self.now))
 
     def heartbeat(
-        self, sender: FakeWorker, tasks: list[TaskReport] | None = None, loaded: int = 0, **fields: Any
+        self,
+        sender: FakeWorker,
+        tasks: list[TaskReport] | None = None,
+        loaded: int = 0,
+        stuck: dict[str, list[int]] | None = None,
+        **fields: Any,
     ) -> None:
         values = {"term": self.term, "worker": sender.worker, "epoch": sender.epoch, "peers": [], **fields}
-        self.send(sender, Heartbeat(report=WorkerReport(jobs_loaded=loaded), tasks=tasks or [], **values))
+        report = WorkerReport(jobs_loaded=loaded, stuck=stuck or {})
+        self.send(sender, Heartbeat(report=report, tasks=tasks or [], **values))
 
     def report(self, worker: FakeWorker, key: tuple[str, int, int], state: str, **fields: Any) -> None:
         """A task changed its state."""

@@ -344,7 +344,11 @@ def test_an_abandoned_task_is_over_and_its_slot_written_off(
     assert (cluster.show("j1").state, cluster.show("j1").causes) == ("canceled", [])
     assert cluster.free_slots() == [1, 2]
     text = cluster.refusal(submit(make_graph(4, 4).to_bytes()))[1]
-    assert "job needs 4 slots (greatest parallelism), 3 are free of 3" in text
+    assert "job needs 4 slots (greatest parallelism), 3 are free of 3 (written off: 1 of worker 1, " in text
+    cluster.heartbeat(pair[0], stuck={"j1": [0]})
+    assert cluster.free_slots() == [1, 2]
+    cluster.heartbeat(pair[0])
+    assert cluster.free_slots() == [2, 2], "the thread has ended"
     # A new process of that id has all its slots.
     cluster.lose(pair[0])
     cluster.add(requested_worker=1)

@@ -370,6 +370,16 @@ def test_too_many_abandoned_tasks_end_the_worker() -> None:
     assert exits == [Exit("2 tasks were abandoned, at most 1 may be")]
 
 
+def test_abandoned_tasks_that_have_ended_after_all_do_not_end_the_worker() -> None:
+    machine = Machine()
+    for at, attempt in ((0.0, 1), (20.0, 2), (40.0, 3)):
+        machine.tell(deploy(SOURCE.model_copy(update={"attempt": attempt})), now=at)
+        machine.tell(CancelTasks(term=1, job="j1"), now=at)
+        assert not [i for i in machine.tick(at + 10.0) if isinstance(i, Exit)]
+        machine.state.stuck = 0
+    assert machine.state.abandoned == 3
+
+
 def test_release_forgets_the_job() -> None:
     machine = Machine()
     machine.tell(deploy(SOURCE, sink()))

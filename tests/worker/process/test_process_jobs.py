@@ -313,6 +313,21 @@ async def test_tasks_that_ignore_their_cancel_are_abandoned_and_too_many_end_the
     assert coordinator.ended("j2") == ["abandoned"]
 
 
+async def test_the_heartbeat_names_the_slots_of_abandoned_tasks_until_their_threads_have_ended(
+    coordinator: Coordinator,
+) -> None:
+    await coordinator.worker(settings=coordinator.settings.model_copy(update={"task_cancel_timeout": 0.05}))
+    coordinator.deploy(Stream.items([1]).map(stuck).to_count(), {0: 1})
+    await coordinator.until(lambda: len(Stuck.reached) == 1)
+    coordinator.send(CancelTasks(term=coordinator.term, job="j1"))
+    await coordinator.until(lambda: coordinator.ended("j1") == ["abandoned"])
+    beats = len(coordinator.said(Heartbeat))
+    await coordinator.until(lambda: len(coordinator.said(Heartbeat)) > beats)
+    assert coordinator.said(Heartbeat)[-1].report.stuck == {"j1": [0]}
+    Stuck.let_go.set()
+    await coordinator.until(lambda: coordinator.said(Heartbeat)[-1].report.stuck == {})
+
+
 async def test_stop_cancels_what_runs(coordinator: Coordinator) -> None:
     running = await coordinator.worker()
     threads = set(threading.enumerate())
