@@ -40,7 +40,11 @@ RECEIVE_BUFFER_BYTES: Final = 512 * KIB
 """One read takes what lies in the socket. It is copied from there at once: what does not stay in the
 processor's second-level cache comes from further away, and a shorter one takes more turns of the loop."""
 HANDSHAKE_SECONDS_MAX: Final = 5.0
-UNAUTHENTICATED_CONNECTIONS_MAX: Final = 64
+LISTEN_BACKLOG: Final = 128
+"""Connections that the kernel completes ahead of a process, which may then accept all of them at once."""
+UNAUTHENTICATED_CONNECTIONS_MAX: Final = 2 * LISTEN_BACKLOG
+"""In their handshake, on one port. When the kernel's are all accepted at once, what those before sent was
+read: a burst of connections closes none that has sent a Hello."""
 SPLITS_MAX: Final = 1 << 20
 """Splits of one source's subtask whose positions a message may hold."""
 EARLY_LINKS_MAX: Final = 64

@@ -23,10 +23,14 @@ class UnprovenConnections(Generic[Connection]):
     """Accepted connections whose handshake is not complete, oldest first.
 
     Invariant: at most ``limit``.
+
+    Args:
+        greeted: whether a connection has sent a valid first Hello.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, greeted: Callable[[Connection], bool]) -> None:
         self.limit = limit
+        self._greeted = greeted
         self._connections: dict[Connection, None] = {}
 
     def __len__(self) -> int:
@@ -36,13 +40,16 @@ class UnprovenConnections(Generic[Connection]):
         return iter(list(self._connections))
 
     def add(self, connection: Connection) -> Connection | None:
-        """Admit a connection; gives the oldest one if that has to make room.
+        """Admit a connection; gives the one that has to make room, if one has to: the oldest that has not
+        sent a Hello, or else the oldest.
 
         A handshake takes a peer that knows the secret a few milliseconds. The oldest is the one that is least
         likely to complete it.
         """
-        evicted = next(iter(self._connections)) if len(self._connections) >= self.limit else None
-        if evicted is not None:
+        evicted: Connection | None = None
+        if len(self._connections) >= self.limit:
+            silent = (each for each in self._connections if not self._greeted(each))
+            evicted = next(silent, next(iter(self._connections)))
             del self._connections[evicted]
         self._connections[connection] = None
         return evicted
@@ -52,7 +59,7 @@ class UnprovenConnections(Generic[Connection]):
         self._connections.pop(connection, None)
 
     def eviction(self) -> str:
-        """Why the oldest is closed."""
+        """Why one is closed."""
         return f"it made room for a newer connection: {self.limit} wait for their handshake at most"
 
 

@@ -11,6 +11,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Self
 
 from minishuffle import limits
@@ -114,6 +115,11 @@ class ControlLink(asyncio.Protocol):
             self._transport.close()
             timer = self._loop.call_later(limits.CLOSE_SECONDS_MAX, self._transport.abort)
             self._lost.add_done_callback(lambda _: timer.cancel())
+
+    @property
+    def greeted(self) -> bool:
+        """The peer has sent a valid first Hello."""
+        return self._handshake is not None and self._handshake.greeted
 
     @property
     def error(self) -> Exception | None:
@@ -292,7 +298,7 @@ class ControlServer:
     def __init__(self) -> None:
         self.port = 0
         self._server: asyncio.Server | None = None
-        self._unproven = UnprovenConnections[ControlLink](0)
+        self._unproven = UnprovenConnections[ControlLink](0, attrgetter("greeted"))
         self._timers: dict[ControlLink, asyncio.TimerHandle] = {}
         self._links: set[ControlLink] = set()
 
@@ -350,9 +356,9 @@ class ControlServer:
 
         loop = asyncio.get_running_loop()
         late = PeerLost(f"no handshake within {handshake_seconds:g} s")
-        self._unproven = UnprovenConnections(unproven_max)
+        self._unproven = UnprovenConnections(unproven_max, attrgetter("greeted"))
         try:
-            self._server = await loop.create_server(new_link, host, port, backlog=256)
+            self._server = await loop.create_server(new_link, host, port, backlog=limits.LISTEN_BACKLOG)
         except OSError as error:
             raise cannot_listen(host, port, error) from error
         self.port = int(self._server.sockets[0].getsockname()[1])

@@ -15,6 +15,7 @@ import os
 import socket
 import struct
 from dataclasses import replace
+from operator import attrgetter
 from typing import Final, Protocol
 
 import uvloop
@@ -96,6 +97,10 @@ class DataLink(asyncio.BufferedProtocol):
         self._timer_at = 0.0
         self.done: asyncio.Future[None] = self._loop.create_future()
         """Resolved when the handshake is complete or the connection is gone."""
+
+    @property
+    def greeted(self) -> bool:
+        return not self._dialer and self._handshake.greeted
 
     @property
     def peer(self) -> Identity:
@@ -385,7 +390,9 @@ class DataEndpoint:
         self._suspect_after = suspect_after
         self.scratch = memoryview(bytearray(limits.RECEIVE_BUFFER_BYTES))
         """What one read takes, of whichever connection the loop reads: it is decoded before the next read."""
-        self.unproven = UnprovenConnections[DataLink](limits.UNAUTHENTICATED_CONNECTIONS_MAX)
+        self.unproven = UnprovenConnections[DataLink](
+            limits.UNAUTHENTICATED_CONNECTIONS_MAX, attrgetter("greeted")
+        )
         """Accepted, and in their handshake."""
         self.dialing: set[DataLink] = set()
         """Dialed, and in their handshake."""
@@ -401,7 +408,7 @@ class DataEndpoint:
         """
         loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(self._accept, host, port, backlog=256)
+            self._server = await loop.create_server(self._accept, host, port, backlog=limits.LISTEN_BACKLOG)
         except OSError as error:
             raise cannot_listen(host, port, error) from error
         return int(self._server.sockets[0].getsockname()[1])

@@ -141,6 +141,11 @@ class Handshake:
         self._rejected = False
         """By the peer, with a Reject."""
 
+    @property
+    def greeted(self) -> bool:
+        """The peer has sent a first Hello, which is as it should be and proves nothing so far."""
+        return self._theirs is not None
+
     def start(self) -> bytes:
         """The first bytes to send: the dialer's Hello, nothing for an acceptor."""
         return self._encode(self._mine) if self._dialer else b""

@@ -32,7 +32,7 @@ class Clock:
 
 
 def test_the_oldest_connection_makes_room() -> None:
-    unproven = UnprovenConnections[str](2)
+    unproven = UnprovenConnections[str](2, greeted=lambda name: False)
     assert [unproven.add(name) for name in "abc"] == [None, None, "a"]
     assert list(unproven) == ["b", "c"]
     unproven.remove("b")
@@ -42,11 +42,17 @@ def test_the_oldest_connection_makes_room() -> None:
     assert unproven.eviction() == "it made room for a newer connection: 2 wait for their handshake at most"
 
 
+def test_one_that_has_sent_a_hello_makes_room_last() -> None:
+    unproven = UnprovenConnections[str](3, greeted=str.isupper)
+    assert [unproven.add(name) for name in "AbCdEF"] == [None, None, None, "b", "d", "A"]
+    assert list(unproven) == ["C", "E", "F"]
+
+
 @given(st.integers(1, 5), st.lists(st.tuples(st.booleans(), st.integers(0, 9))))
 def test_no_more_than_the_limit_wait_whatever_comes_and_goes(
     limit: int, steps: list[tuple[bool, int]]
 ) -> None:
-    unproven = UnprovenConnections[tuple[int, int]](limit)
+    unproven = UnprovenConnections[tuple[int, int]](limit, greeted=lambda connection: False)
     model: list[tuple[int, int]] = []
     for number, (comes, which) in enumerate(steps):
         if comes:

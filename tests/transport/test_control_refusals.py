@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import socket
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -218,6 +220,35 @@ def test_the_oldest_unproven_connection_makes_room_for_a_peer_that_can_prove_its
         assert (await listener.refusals.get())[0] == "closed"
         assert listener.refusals.empty(), "each refusal is reported once"
         link.close()
+        await listener.server.close()
+
+    run(main())
+
+
+def test_a_burst_of_silent_connections_closes_none_that_has_sent_a_hello(
+    run: Run, make_listener: type[Listener], make_stranger: MakeStranger
+) -> None:
+    """The kernel has all of them before the process turns to the first one."""
+
+    async def main() -> None:
+        listener, loop = make_listener(), asyncio.get_running_loop()
+        address = await listener.start()
+        handshake = Handshake(CLIENT, SECRET, os.urandom(32), dialer=True)
+        with contextlib.ExitStack() as burst:
+            peer = burst.enter_context(socket.create_connection((address.host, address.port)))
+            peer.sendall(handshake.start())
+            for _ in range(3):
+                for _ in range(120):
+                    silent = burst.enter_context(socket.socket())
+                    silent.setblocking(False)
+                    silent.connect_ex((address.host, address.port))
+                await asyncio.sleep(0)
+            peer.setblocking(False)
+            while handshake.peer is None:
+                async with asyncio.timeout(20):
+                    received = await loop.sock_recv(peer, 4096)
+                assert received, "it was closed"
+                peer.sendall(handshake.receive(received))
         await listener.server.close()
 
     run(main())
