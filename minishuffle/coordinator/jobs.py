@@ -489,6 +489,10 @@ class Job:
 
         self._to_cancel += self._regions.restart([task.key for task in tasks], running)
 
+    def is_to_end(self, task: Subtask) -> bool:
+        """Whether its attempt was cancelled for the restart of its region, and runs as far as is known."""
+        return task.on_worker and self._regions.asked(task.key)
+
     def take_to_cancel(self) -> list[Subtask]:
         """Tasks that are to be cancelled since others restart, and were not given before."""
         found = [self._tasks[key] for key in self._to_cancel if self._regions.asked(key)]

@@ -42,6 +42,7 @@ __all__ = [
     "cancellations",
     "check_buffers",
     "checked_graph",
+    "current_attempts",
     "deployments",
     "move_lost_slots",
     "place",
@@ -536,11 +537,15 @@ def releases(job: Job, *, term: int) -> list[tuple[int, ControlMessage]]:
 
 def cancellations(job: Job, *, term: int) -> list[tuple[int, ControlMessage]]:
     """Cancel what has to end before the region of a task that failed restarts: what to send to whom."""
-    named: dict[int, list[TaskAttempt]] = {}
+    named: dict[int, list[Subtask]] = {}
     for task in job.take_to_cancel():
-        attempt = TaskAttempt(operator=task.operator, index=task.index, attempt=task.attempt)
-        named.setdefault(task.worker, []).append(attempt)
+        named.setdefault(task.worker, []).append(task)
     return [
-        (worker, CancelTasks(term=term, job=job.id, attempts=attempts))
-        for worker, attempts in sorted(named.items())
+        (worker, CancelTasks(term=term, job=job.id, attempts=current_attempts(tasks)))
+        for worker, tasks in sorted(named.items())
     ]
+
+
+def current_attempts(tasks: Iterable[Subtask]) -> list[TaskAttempt]:
+    """The current attempts of these."""
+    return [TaskAttempt(operator=each.operator, index=each.index, attempt=each.attempt) for each in tasks]

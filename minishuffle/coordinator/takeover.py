@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from minishuffle.coordinator.books import TaskKey
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.lifecycle import Subtask
-from minishuffle.coordinator.scheduling import placed_attempt
+from minishuffle.coordinator.scheduling import current_attempts, placed_attempt
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.wire.messages import (
     CancelTasks,
@@ -76,6 +76,9 @@ def reconciled(
             messages.append(ReleaseJob(term=term, job=job.id, attempts=surplus))
         if job.stopping and wanted:
             messages.append(CancelTasks(term=term, job=job.id))
+        ending = [each for each in _tasks_on(worker, job) if job.is_to_end(each)]
+        if ending:
+            messages.append(CancelTasks(term=term, job=job.id, attempts=current_attempts(ending)))
         if restarted := _restarted(worker, job, addresses, term):
             messages.append(restarted)
     return messages

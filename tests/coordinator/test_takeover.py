@@ -10,7 +10,7 @@ import pytest
 from minishuffle.coordinator.takeover import missing, reconciled
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import JobGraph
-from minishuffle.errors import ResourceExhausted
+from minishuffle.errors import ResourceExhausted, TaskFailed
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.wire.messages import (
     Acknowledge,
@@ -175,6 +175,20 @@ def test_a_control_link_that_is_made_anew_takes_the_place_of_one_that_is_half_op
     assert "has a new control link" in cluster.closed[old]
     cluster.do(cluster.state.link_closed(old, cluster.now))
     assert (states(cluster), cluster.show("j1")) == (["alive", "alive"], before)
+
+
+def test_a_worker_that_comes_back_hears_again_what_it_is_to_cancel_for_its_region(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], make_graph: MakeGraph
+) -> None:
+    """The first message was on its way in the link that broke."""
+    cluster.submit(make_graph(restart_strategy="region"))
+    cluster.report_all("j1", "running")
+    cluster.fail(pair[0], ("j1", 0, 0), TaskFailed.code, "boom")
+    first = pair[1].got(CancelTasks)
+    assert len(first) == 1 and first[0].attempts
+    cluster.come_back(pair[1])
+    again = pair[1].got(CancelTasks)[1:]
+    assert again == first
 
 
 def test_submissions_wait_until_it_is_known_who_is_there(
