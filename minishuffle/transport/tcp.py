@@ -432,7 +432,7 @@ class DataEndpoint:
                 )
                 await asyncio.shield(link.done)
                 link.check_established()
-        except (OSError, TimeoutError) as error:
+        except (OSError, UnicodeError) as error:  # such a name cannot be looked up
             why = unreachable(address, self.handshake_seconds, error)
             raise PeerLost(f"worker {worker} cannot be reached: {why}") from error
         return link

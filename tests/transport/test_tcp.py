@@ -155,6 +155,15 @@ def test_dialing_somebody_who_says_nothing_ends_in_time(run_site: RunSite) -> No
     run_site(scenario)
 
 
+def test_dialing_a_host_whose_name_cannot_be_one_is_like_one_that_is_not_there(run_site: RunSite) -> None:
+    async def scenario(site: Site) -> None:
+        endpoint = site.endpoint(worker(1), site.dialing)
+        with pytest.raises(PeerLost, match="worker 2 cannot be reached: cannot connect to a..b:1"):
+            await endpoint.dial(Address("a..b", 1), 2, 2)
+
+    run_site(scenario)
+
+
 def test_dialing_where_nobody_listens_names_worker_and_address(run_site: RunSite) -> None:
     async def scenario(site: Site) -> None:
         with socket.create_server((HOST, 0)) as taken:
