@@ -157,8 +157,7 @@ class Job:
         return self._segments
 
     def rows_kept(self, operator: int) -> list[int]:
-        """Where the rows end that each subtask of a sink has kept for other programs so far: a next attempt
-        numbers its rows on from there."""
+        """By subtask of a sink, how many rows it has kept: the next attempt numbers on from there."""
         return [task.rows_kept for task in self._tasks.values() if task.operator == operator]
 
     def attempt_of(self, operator: int, index: int) -> int:
@@ -354,8 +353,7 @@ class Job:
         self.writes.report(message.operator, message.index, message.writes)
 
     def file_completed(self, worker: int, message: FileCompleted) -> bool:
-        """List a file of a sink, also while the job stops; False if it is not of a current attempt that
-        runs, or listed already."""
+        """List a file of a sink, also while the job stops; False if its attempt is over, or it is listed."""
         task = self._named(worker, message)
         if task is None or task.state not in ("created", "running") or not self.manifest.add(message):
             return False
