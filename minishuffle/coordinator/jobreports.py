@@ -16,7 +16,7 @@ from minishuffle.wire.messages import (
 )
 from minishuffle.wire.outputs import FileCompleted
 
-__all__ = ["JobReport", "RepeatedReport", "heard"]
+__all__ = ["JobReport", "RepeatedReport", "heard", "is_refused"]
 
 RepeatedReport: TypeAlias = (
     TaskStateChanged | TaskReleased | Collected | SourcePositions | FileCompleted | EndsRead
@@ -45,3 +45,8 @@ def heard(job: Job, worker: int, message: JobReport, at: float) -> bool:
         case LogLines(lines=lines):
             job.history.log(lines)
     return True
+
+
+def is_refused(job: Job | None, message: RepeatedReport) -> bool:
+    """Whether it is of a file that is not listed: the sink must not give it its name."""
+    return isinstance(message, FileCompleted) and (job is None or not job.manifest.lists(message))

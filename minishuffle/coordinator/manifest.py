@@ -67,6 +67,10 @@ class Manifest:
         """An attempt runs: it has named what earlier ones had left hidden."""
         self._lost.pop((operator, index), None)
 
+    def lists(self, file: FileCompleted) -> bool:
+        """Whether the file was listed, now or before."""
+        return file.file < self._counts.get((file.operator, file.index), {}).get(file.attempt, 0)
+
     def record(self) -> dict[str, Any]:
         """For the journal: all but the files."""
         return {

@@ -23,7 +23,7 @@ from minishuffle.coordinator.instructions import (
     Stopped,
     refusal,
 )
-from minishuffle.coordinator.jobreports import JobReport, RepeatedReport, heard
+from minishuffle.coordinator.jobreports import JobReport, RepeatedReport, heard, is_refused
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.jobtable import JobTable
 from minishuffle.coordinator.polls import LongPolls, require_room
@@ -319,8 +319,7 @@ class CoordinatorState:
             case Heartbeat():
                 self._heartbeat(worker, message, now)
             case _ if isinstance(message, RepeatedReport):
-                if self._is_new(worker, message.number):
-                    self._about_job(worker, message, at)
+                self._repeated(worker, message, at)
             case LogLines() | RecoverySteps():
                 self._about_job(worker, message, at)
             case UpstreamExpected() | WriteBegun() | WriteEnded():
@@ -359,16 +358,17 @@ class CoordinatorState:
                 job.history.note(at, kind, text, worker=worker.worker)
                 self._touch(job)
 
-    def _is_new(self, worker: Worker, number: int) -> bool:
-        """Acknowledge a report; False if it was applied before. Number 0 is of a report that is sent once."""
-        if not number:
-            return True
-        new = number > worker.applied
-        worker.applied = max(number, worker.applied)
-        self._send(worker, Acknowledge(term=self._facts.term, number=worker.applied))
-        self._changed[worker.worker] = worker
-        self.ignored += not new
-        return new
+    def _repeated(self, worker: Worker, message: RepeatedReport, at: float) -> None:
+        """Apply a report once, and acknowledge it. Number 0 is of a report that is sent once."""
+        if not message.number or message.number > worker.applied:
+            self._about_job(worker, message, at)
+        else:
+            self.ignored += 1
+        if message.number:
+            worker.applied = max(message.number, worker.applied)
+            refused = is_refused(self._jobs.get(message.job), message)
+            self._send(worker, Acknowledge(term=self._facts.term, number=message.number, refused=refused))
+            self._changed[worker.worker] = worker
 
     def _about_job(self, worker: Worker, message: JobReport, at: float) -> None:
         job = self._jobs.get(message.job)

@@ -456,6 +456,8 @@ class Acknowledge(ControlMessage):
     type: Literal["acknowledge"] = "acknowledge"
     term: int
     number: int
+    refused: bool = False
+    """The last of them names a file of an attempt that was fenced, which is not listed."""
 
 
 class DeployTasks(ControlMessage):

@@ -232,9 +232,10 @@ class ServeStream:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """The coordinator has applied the reports up to that number."""
+    """The coordinator has applied the reports up to that number; see :class:`Acknowledge`."""
 
     number: int
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -433,14 +433,15 @@ class Worker:
         elif isinstance(message, NumberedReport):
             self._reports.keep(message)
 
-    def _acknowledged(self, number: int) -> None:
-        """The coordinator has applied reports: rows that wait behind them may follow."""
+    def _acknowledged(self, number: int, *, refused: bool = False) -> None:
+        """The coordinator has applied reports: rows that wait behind them may follow. The file that the last
+        one names may be ``refused``."""
         for report in self._reports.acknowledge(number):
             if isinstance(report, EndsRead):
                 self._state.ends_known(report)
             elif isinstance(report, FileCompleted):
                 attempt = self._deployment.attempts.get(attempt_id(report.job, report))
-                if attempt is not None:
+                if attempt is not None and not (refused and report.number == number):
                     attempt.task.files.acknowledge()
             else:
                 self._grant(report)
@@ -508,8 +509,8 @@ class Worker:
                 self._peers.external.serve(message)
             case KeepResults(message):
                 self._peers.external.readers.serve(message)
-            case Acknowledged(number):
-                self._acknowledged(number)
+            case Acknowledged(number, refused):
+                self._acknowledged(number, refused=refused)
             case AnswerQuestion(question) if self._inspection is not None:
                 self._send(self._inspection.answer(question))
             case Exit(reason):
@@ -609,8 +610,10 @@ class Worker:
         self._alarm.set(self._state.next_deadline())
 
     def _on_filed(self, key: AttemptId, file: CompleteFile) -> None:
-        """A sink has completed a file."""
-        subtask = key.subtask
+        """A sink has completed a file. That of a task that was abandoned meanwhile is not output."""
+        attempt, subtask = self._deployment.attempts.get(key), key.subtask
+        if attempt is None or attempt.task.state == "abandoned":
+            return
         self._send(
             FileCompleted(
                 term=self._state.term,

@@ -180,8 +180,8 @@ class WorkerState:
                 return [ServeStream(message)]
             case ServeResult() | FreeRows() | DropResult():
                 return [KeepResults(message)]
-            case Acknowledge(number=number):
-                return [Acknowledged(number)]
+            case Acknowledge(number=number, refused=refused):
+                return [Acknowledged(number, refused)]
             case WorkerAsked():
                 return [AnswerQuestion(message)]
             case Shutdown():

@@ -117,6 +117,20 @@ def test_files_of_a_fenced_attempt_are_not_listed_and_the_next_one_knows_which_a
     assert info.rows_in_flight == 0
 
 
+def test_a_file_that_is_not_listed_is_acknowledged_as_refused_also_when_it_is_named_again(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], job: str
+) -> None:
+    """It comes behind the end of its attempt."""
+    cluster.send(pair[0], completed(0, number=1))
+    cluster.report(pair[0], (job, 1, 0), "abandoned", number=2)
+    for _ in range(2):
+        cluster.send(pair[0], completed(1, number=3))
+        assert pair[0].inbox[-1] == Acknowledge(term=TERM, number=3, refused=True)
+    cluster.send(pair[0], completed(0, number=1))
+    assert pair[0].inbox[-1] == Acknowledge(term=TERM, number=1), "that one is listed"
+    assert files(cluster, job) == ["/out/part-0-1-0.parquet"]
+
+
 def test_rows_in_files_that_were_listed_after_the_last_heartbeat_are_not_lost(
     cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], job: str
 ) -> None:

@@ -9,6 +9,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgpack
@@ -36,6 +37,7 @@ from minishuffle.wire.messages import (
     TaskStateChanged,
     WorkerLost,
 )
+from minishuffle.wire.outputs import FileCompleted
 from minishuffle.wire.packed import unpack_traffic
 from minishuffle.worker.registry import ChannelKey, InputRegistry
 from minishuffle.worker.task import Task
@@ -490,6 +492,22 @@ async def test_everything_that_a_worker_says_has_the_term_that_it_heard_last(
     said = coordinator.said(Collected) + coordinator.said(LogLines) + coordinator.said(TaskStateChanged)
     assert {type(message) for message in said} == {Collected, LogLines, TaskStateChanged}
     assert {message.term for message in said} == {coordinator.term}
+
+
+@pytest.mark.parametrize("refused", [False, True])
+async def test_a_file_that_the_coordinator_refuses_gets_no_name(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refused: bool
+) -> None:
+    coordinator.acknowledges = False
+    monkeypatch.setattr(limits, "FILE_LINGER_SECONDS_MAX", 0.05)
+    await coordinator.worker()
+    coordinator.deploy(Stream.items([1, 2]).to_files(tmp_path, rows=1), {0: 1}, settings=WITHOUT_LEASES)
+    await coordinator.until(lambda: len(coordinator.said(FileCompleted)) == 2)
+    for each in coordinator.said(FileCompleted):
+        coordinator.send(Acknowledge(term=coordinator.term, number=each.number, refused=refused))
+    coordinator.send(CancelTasks(term=coordinator.term, job="j1"))
+    await coordinator.until(lambda: len(coordinator.ended()) == 1)
+    assert len([path for path in tmp_path.iterdir() if path.name[0] != "."]) == (0 if refused else 2)
 
 
 async def test_rows_wait_for_acknowledgements_when_too_many_are_kept(
