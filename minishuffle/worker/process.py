@@ -83,7 +83,7 @@ from minishuffle.worker.registry import ChannelKey, Progress
 from minishuffle.worker.state import WorkerState
 from minishuffle.worker.stuck import StuckThreads
 from minishuffle.worker.task import Task, TaskOutcome, describe_failure
-from minishuffle.worker.tasks import Deployment
+from minishuffle.worker.tasks import Attempt, Deployment
 from minishuffle.worker.timers import Alarm, Timers
 from minishuffle.worker.workerreports import short_failure, worker_report, worker_snapshot
 
@@ -482,11 +482,7 @@ class Worker:
             case CancelTask(stopping):
                 deployment.attempts[stopping].paths.cancel()
             case AbandonTask(key):
-                abandoned = deployment.attempts[key]
-                abandoned.abandon()
-                if abandoned.task.thread is not None:
-                    self._stuck.add(key, abandoned.task.thread.is_alive)
-                _log.error("task %s still runs after its cancel: abandoned", key)
+                self._abandon(deployment.attempts[key])
             case FailChannel(key, generation, error):
                 failed = deployment.channel(key)
                 if failed is not None:
@@ -515,6 +511,12 @@ class Worker:
                 self._send(self._inspection.answer(question))
             case Exit(reason):
                 self._end(reason)
+
+    def _abandon(self, attempt: Attempt) -> None:
+        attempt.abandon()
+        if attempt.task.thread is not None:
+            self._stuck.add(attempt.id, attempt.task.thread.is_alive)
+        _log.error("task %s still runs after its cancel: abandoned", attempt.id)
 
     def _start(self, instruction: StartTask) -> None:
         job, spec = instruction.message.job, instruction.spec

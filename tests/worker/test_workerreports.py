@@ -23,12 +23,14 @@ async def test_a_heartbeat_has_what_rates_are_made_from(site: Site) -> None:
         site.deployment,
         lag,
         abandoned=1,
+        stuck={"j1": [0]},
         jobs_loaded=2,
         clock=10.5,
         cpu_seconds=3.5,
         gc_seconds=0.25,
     )
     assert (report.clock_seconds, report.cpu_seconds, report.gc_seconds) == (10.5, 3.5, 0.25)
+    assert (report.abandoned_tasks, report.stuck) == (1, {"j1": [0]})
     assert (report.segments_free, report.segment_bytes) == (site.pool.total, site.pool.segment_bytes)
     assert (report.remote_bytes_out, report.abandoned_tasks, report.jobs_loaded) == (7, 1, 2)
     assert report.loop_lag_p99_seconds == 0.005
