@@ -353,7 +353,7 @@ class Job:
         self.writes.report(message.operator, message.index, message.writes)
 
     def file_completed(self, worker: int, message: FileCompleted) -> bool:
-        """List a file of a sink, also while the job stops; False if its attempt has ended, or it is listed."""
+        """List a file of a sink, also while the job stops; False if its attempt has ended or it is in."""
         task = self._named(worker, message)
         if task is None or task.state not in ("created", "running") or not self.manifest.add(message):
             return False
