@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 
 from minishuffle.counters import (
-    LAG_SECONDS_BOUNDS,
     RECOVERY_SECONDS_BOUNDS,
-    ConnectionCounters,
     CoordinatorSnapshot,
     GateSnapshot,
     Histogram,
@@ -27,6 +25,7 @@ from minishuffle.counters import (
 )
 from minishuffle.worker.activity import BLOCK_SECONDS_BOUNDS
 from support.prometheus import fetched_binaries
+from support.snapshots import idle_worker
 
 
 @pytest.fixture
@@ -80,27 +79,8 @@ def make_worker() -> Callable[..., WorkerSnapshot]:
     """A worker without tasks, fields replaced as asked."""
 
     def make(**fields: Any) -> WorkerSnapshot:
-        worker = WorkerSnapshot(
-            worker=1,
-            epoch=1,
-            slots=4,
-            slots_used=1,
-            remote=ConnectionCounters(),
-            local_bytes=0,
-            local_buffers=0,
-            connections=1,
-            segments_total=64,
-            segments_free=60,
-            segments_peak=9,
-            segments_extra=3,
-            segment_bytes=32768,
-            assembly_bytes=0,
-            loop_lag=Histogram(LAG_SECONDS_BOUNDS),
-            abandoned_tasks=0,
-            connections_refused={},
-            tasks=(),
-        )
-        return replace(worker, **fields)
+        taken = {"slots_used": 1, "segments_free": 60, "segments_peak": 9, "segments_extra": 3}
+        return idle_worker(**{"slots": 4, **taken, **fields})
 
     return make
 

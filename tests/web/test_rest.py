@@ -14,7 +14,6 @@ from pydantic import TypeAdapter
 
 from minishuffle.counters import (
     LAG_SECONDS_BOUNDS,
-    ConnectionCounters,
     GateSnapshot,
     Histogram,
     PartitionSnapshot,
@@ -36,6 +35,7 @@ from minishuffle.wire.requests import (
     ShowJob,
 )
 from support.coordinators import ScriptedCoordinator
+from support.snapshots import idle_worker
 
 HOST = "127.0.0.1"
 TOKEN = "open sesame"
@@ -182,26 +182,7 @@ def worker_with(*jobs: str) -> WorkerSnapshot:
         )
         for job in jobs
     )
-    return WorkerSnapshot(
-        worker=1,
-        epoch=1,
-        slots=2,
-        slots_used=1,
-        remote=ConnectionCounters(),
-        local_bytes=0,
-        local_buffers=0,
-        connections=1,
-        segments_total=64,
-        segments_free=64,
-        segments_peak=0,
-        segments_extra=0,
-        segment_bytes=32768,
-        assembly_bytes=0,
-        loop_lag=Histogram(LAG_SECONDS_BOUNDS),
-        abandoned_tasks=0,
-        connections_refused={},
-        tasks=tasks,
-    )
+    return idle_worker(slots_used=1, tasks=tasks)
 
 
 def test_pools_and_channels_come_from_the_workers() -> None:

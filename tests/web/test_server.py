@@ -20,16 +20,14 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from minishuffle.counters import (
-    LAG_SECONDS_BOUNDS,
-    ConnectionCounters,
     CoordinatorSnapshot,
-    Histogram,
     WorkerEntry,
     WorkerSnapshot,
 )
 from minishuffle.errors import UsageError
 from minishuffle.web.server import HttpLimits, WebServer, serve_coordinator_web, serve_worker_web
 from support.coordinators import ScriptedCoordinator
+from support.snapshots import idle_worker
 
 T = TypeVar("T")
 Run = Callable[[Awaitable[T]], T]
@@ -38,26 +36,7 @@ HOST = "127.0.0.1"
 TOKEN = "open sesame"
 SECONDS_MAX = 20.0
 
-WORKER = WorkerSnapshot(
-    worker=1,
-    epoch=1,
-    slots=2,
-    slots_used=0,
-    remote=ConnectionCounters(),
-    local_bytes=0,
-    local_buffers=0,
-    connections=1,
-    segments_total=64,
-    segments_free=64,
-    segments_peak=0,
-    segments_extra=0,
-    segment_bytes=32768,
-    assembly_bytes=0,
-    loop_lag=Histogram(LAG_SECONDS_BOUNDS),
-    abandoned_tasks=0,
-    connections_refused={},
-    tasks=(),
-)
+WORKER = idle_worker()
 COORDINATOR = CoordinatorSnapshot(
     term=1,
     workers=(
