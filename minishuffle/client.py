@@ -255,12 +255,22 @@ def loss_text(info: JobInfo, events: Iterable[JobEvent]) -> str:
     if info.state_rows_lost:
         counts.append(f"{info.state_rows_lost:,} of the state of tasks")
     lost = ", ".join(counts) or "what a task held when it failed"
-    failures = (event.text for event in events if event.kind in ("task failed", "task lost"))
     return (
         f"job {info.job} ({info.name}) finished, but rows were lost ({lost}) in "
-        f"{sum(info.restarts.values()):,} restarts, the first after: {next(failures, 'unknown')}; see "
+        f"{sum(info.restarts.values()):,} restarts, {_first_failure(events)}; see "
         f"'minishuffle jobs events {info.job}'. Its results are given out with allow_loss=True (--allow-loss)"
     )
+
+
+def _first_failure(events: Iterable[JobEvent]) -> str:
+    """What happened first by which rows may be lost, and what to do if it should not count as a failure."""
+    for event in events:
+        if event.kind in ("task failed", "task lost"):
+            return f"the first after: {event.text}"
+        if event.kind == "worker suspected":
+            advice = "raise suspect_after if workers that live are often that slow here"
+            return f"the first after: {event.text}, which may have been slow and not dead ({advice})"
+    return "the first after: unknown"
 
 
 def new_submission() -> str:

@@ -65,8 +65,9 @@ class ClusterSettings(BaseSettings):
     coordinator if it shares the processor, so that a worker that lives is never that late."""
     suspect_after: float = Field(0.5, gt=0)
     """A worker that answers no Ping of another one for so long is suspected: what is sent to it is dropped or
-    waits, until it answers, and only the coordinator can say that it is lost. With eight threads that compute
-    in pure Python on both sides an answer took 0.08 s at most, and has three quarters of this."""
+    waits, until it answers, and only the coordinator can say that it is lost. Where all jobs wait for their
+    consumers it has ``heartbeat_timeout`` instead. With eight threads that compute in pure Python on both
+    sides an answer took 0.08 s at most, and has three quarters of this."""
     ping_interval: float = Field(5.0, gt=0)
     """Seconds of silence before a Ping on the connection of an external client."""
     task_cancel_timeout: float = Field(10.0, gt=0)

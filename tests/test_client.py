@@ -226,6 +226,20 @@ def test_rows_of_a_job_that_lost_some_are_given_before_it_raises(link: type[Scri
     assert list(handle.rows(allow_loss=True)) == [1, 2]
 
 
+def test_rows_lost_by_a_suspicion_name_it_and_the_setting(link: type[ScriptedLink]) -> None:
+    said = "worker 2 gets no answer from worker 1"
+    suspected = JobEvent(number=1, at=0.0, kind="worker suspected", text=said)
+
+    def answer(message: ControlMessage) -> ControlMessage:
+        return (
+            JobEvents(events=[suspected], terminal=True) if isinstance(message, GetEvents) else lossy(message)
+        )
+
+    link.answer = staticmethod(answer)  # type: ignore[assignment]
+    with pytest.raises(RowsLost, match=f"{said}, which may have been slow and not dead .raise suspect_after"):
+        connect().handle("j1").wait()
+
+
 @pytest.mark.parametrize(("state", "error"), [("failed", TaskFailed), ("canceled", TaskCancelled)])
 def test_rows_of_a_job_that_did_not_finish_end_with_its_error(
     link: type[ScriptedLink], state: str, error: type[Exception]

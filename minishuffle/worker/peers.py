@@ -181,8 +181,11 @@ class PeerLinks:
                 self._silent(link, event.seconds)
 
     def _silent(self, link: DataLink, seconds: float) -> None:
-        """What a worker that is stopped or cut off holds of this one's segments comes home."""
+        """What a worker that is stopped or cut off holds of this one's segments comes home. The machine is
+        asked again after each interval of silence."""
         if link.peer.role == Role.WORKER:
+            if self._state.bears(seconds):
+                return
             error: PeerLost = PeerSuspected(
                 f"worker {link.peer.worker} has answered no Ping for {seconds:.2f} s"
             )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from minishuffle.config import ClusterSettings
 from minishuffle.counters import TaskCounters
-from minishuffle.errors import PeerLost, PeerSuspected, ShuffleError, Superseded, TaskFailed
+from minishuffle.errors import PeerLost, PeerSuspected, ShuffleError, Superseded
 from minishuffle.exchange.channels import ChannelEvent
 from minishuffle.ids import AttemptId, OperatorId, SubtaskId
 from minishuffle.wire.clients import (
@@ -86,6 +86,7 @@ from minishuffle.worker.registry import (
     Waiting,
 )
 from minishuffle.worker.repairs import Repairs
+from minishuffle.worker.stuck import stuck_error
 
 __all__ = ["WorkerState"]
 
@@ -93,8 +94,8 @@ __all__ = ["WorkerState"]
 @dataclass(slots=True)
 class _TaskEntry:
     spec: TaskSpec
-    repairs: bool
-    """Its channels are requested again when they fail; else it fails with them."""
+    waits: bool
+    """It drops nothing if a consumer is not there."""
     terminal: bool = False
     finished: bool = False
     """Then its channels stay, which have all ended: see the registry."""
@@ -150,6 +151,12 @@ class WorkerState:
     def waiting(self) -> list[Waiting]:
         """Requests for partitions that cannot be answered yet, the first that will be given up first."""
         return list(self._waiting.values())
+
+    def bears(self, silence: float) -> bool:
+        """Whether a peer that says nothing for so many seconds is given more time: as much as the coordinator
+        gives it, if all that runs here waits for its consumers. To drop the link would only lose rows."""
+        waits = all(entry.waits or entry.terminal for entry in self._tasks.values())
+        return waits and silence < self._settings.heartbeat_timeout
 
     # --- control messages ------------------------------------------------------------------------
 
@@ -213,8 +220,7 @@ class WorkerState:
             if self._newest.get(key.subtask, 0) >= spec.attempt:
                 continue
             self._newest[key.subtask] = spec.attempt
-            repairs = message.settings.get("restart_strategy") != "none"
-            self._tasks[key] = _TaskEntry(spec, repairs)
+            self._tasks[key] = _TaskEntry(spec, message.settings.get("on_unavailable") == "wait")
             self._partitions.add(key, spec.outputs, repeats=bool(spec.base))
             instructions += self._learn(key)
             new.append((key, spec))
@@ -226,6 +232,7 @@ class WorkerState:
     def _connect(self, message: DeployTasks, key: AttemptId, spec: TaskSpec, now: float) -> list[Instruction]:
         """Ask for what a task reads, as soon as its producers can be asked."""
         instructions: list[Instruction] = []
+        repairs = message.settings.get("restart_strategy") != "none"
         for gate in spec.inputs:
             bases = message.bases(gate.operator)
             for producer, attempt, worker in message.channels(gate):
@@ -234,7 +241,7 @@ class WorkerState:
                 )
                 channel = ChannelKey(key, gate.edge, producer)
                 subtask = SubtaskId(key.subtask.job, OperatorId(gate.operator), producer)
-                entry = ChannelEntry(subtask, worker, request, self._tasks[key].repairs)
+                entry = ChannelEntry(subtask, worker, request, repairs)
                 entry.base = bases.get(producer, 0)
                 self.inputs.want(channel, entry)
                 instructions += self._request(channel, entry, now)
@@ -448,21 +455,17 @@ class WorkerState:
         """
         instructions: list[Instruction] = []
         for channel in self.inputs.undrained(now):
-            key = channel.attempt
+            key, entry = channel.attempt, self.inputs[channel]
             if self._tasks[key].terminal:  # another channel of it was looked at before
                 continue
             progress, seconds = self._progress(key), self._settings.reconnect_timeout
-            if progress is None or progress != self.inputs[channel].progress:
+            if progress is None or progress != entry.progress:
                 self.inputs.put_off(channel, progress, now + seconds)
                 continue
-            producer = self.inputs[channel].producer
-            spec, attempt = self._tasks[key].spec, self.inputs[channel].upstream.attempt
-            task = f"{spec.name}[{spec.index}]"
-            text = (
-                f"{task} is stuck: for {seconds:g} s its function has not returned. It has yet to read what "
-            )
-            text += f"is left of edge {channel.edge} from subtask {producer}, whose attempt {attempt} waits"
-            instructions += self._abandon(key, ErrorInfo(code=TaskFailed.code, text=text, task=task))
+            unread = f"what is left of edge {channel.edge} from subtask {entry.producer}"
+            waits = f"whose attempt {entry.upstream.attempt} waits"
+            error = stuck_error(self._tasks[key].spec, seconds, f"{unread}, {waits}")
+            instructions += self._abandon(key, error)
         return instructions
 
     # --- peers -----------------------------------------------------------------------------------

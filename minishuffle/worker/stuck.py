@@ -1,12 +1,22 @@
-"""Threads of abandoned tasks: a Python thread cannot be killed, and may come to its end much later."""
+"""Tasks that are stuck in the user's code, and the threads of those that were abandoned: a Python thread
+cannot be killed, and may come to its end much later."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from minishuffle.errors import TaskFailed
 from minishuffle.ids import AttemptId
+from minishuffle.wire.messages import ErrorInfo, TaskSpec
 
-__all__ = ["StuckThreads"]
+__all__ = ["StuckThreads", "stuck_error"]
+
+
+def stuck_error(spec: TaskSpec, seconds: float, unread: str) -> ErrorInfo:
+    """Why a task is given up that has been in one call for so many seconds, with something left to read."""
+    task = f"{spec.name}[{spec.index}]"
+    text = f"{task} is stuck: for {seconds:g} s its function has not returned. It has yet to read {unread}"
+    return ErrorInfo(code=TaskFailed.code, text=text, task=task)
 
 
 class StuckThreads:

@@ -88,6 +88,30 @@ def test_a_join_goes_on_while_a_worker_is_stopped_and_no_attempt_changes(wait_un
         handle.wait_until_over(SECONDS_MAX)
 
 
+def test_a_job_that_waits_for_its_consumers_loses_nothing_by_a_worker_that_was_only_slow(
+    wait_until: Until,
+) -> None:
+    """It has an end: every row of it is wanted, and none of them soon."""
+    records, wide = 300_000, "x" * 200
+    numbers = Stream.generate(
+        lambda start, count: [(n, wide) for n in range(start, start + count)], records=records
+    )
+    counts = numbers.key_by(lambda row: row[0] % 100).count(emit="end")
+    with LocalCluster(workers=2, slots=1, suspect_after=0.1, heartbeat_timeout=60.0) as cluster:
+        handle = cluster.submit(counts.collect(), parallelism=2)
+        wait_until(
+            lambda: all(task.counters.records_in for task in handle.info().tasks if task.operator == 1),
+            "rows on both workers",
+        )
+        cluster.kill_worker(2, signal.SIGSTOP)
+        stopped = time.monotonic()
+        wait_until(lambda: time.monotonic() > stopped + 1.0, "ten times as long as a suspicion takes")
+        cluster.kill_worker(2, signal.SIGCONT)
+        rows = handle.wait(SECONDS_MAX).rows
+        assert (len(rows), sum(count for _, count in rows)) == (100, records)
+        assert not [event for event in handle.events() if event.kind == "worker suspected"]
+
+
 def test_a_worker_that_is_stopped_for_too_long_is_replaced_and_ends_when_it_goes_on(
     wait_until: Until, is_running: Callable[[int], bool]
 ) -> None:

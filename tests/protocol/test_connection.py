@@ -363,6 +363,12 @@ def test_silence_is_answered_with_a_ping_and_then_reported() -> None:
     (event,) = ours.events()
     assert isinstance(event, PeerSilent)
     assert event.seconds == pytest.approx(20.0 + LAST_LOOK_SECONDS)
+    run_timers(ours, 130.2)
+    (event,) = ours.events()
+    assert isinstance(event, PeerSilent), (
+        "again after each interval: whoever bears it may be asked until when"
+    )
+    assert event.seconds == pytest.approx(25.0 + LAST_LOOK_SECONDS)
 
 
 def test_the_sockets_are_looked_at_once_more_before_a_peer_is_called_silent() -> None:

@@ -63,12 +63,13 @@ def deploy(
     term: int = 1,
     workers: list[WorkerAddress] | None = None,
     strategy: str = "individual",
+    on_unavailable: str = "drop",
 ) -> DeployTasks:
     return DeployTasks(
         term=term,
         job=job,
         name="job",
-        settings={"restart_strategy": strategy},
+        settings={"restart_strategy": strategy, "on_unavailable": on_unavailable},
         programs={0: b"source", 1: b"sink"},
         tasks=list(tasks),
         workers=workers or [address(1), address(2), address(3)],

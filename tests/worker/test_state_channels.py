@@ -46,10 +46,10 @@ def restarted(*tasks: tuple[int, int, int, int], epoch: int = 1) -> TasksRestart
     return TasksRestarted(term=1, job="j1", tasks=placed, workers=workers)
 
 
-def reading(*, now: float = 0.0, strategy: str = "individual") -> Machine:
+def reading(*, now: float = 0.0, strategy: str = "individual", on_unavailable: str = "drop") -> Machine:
     """The sink here reads from the source here and from worker 3."""
     machine = Machine()
-    machine.tell(deploy(SOURCE, sink(), strategy=strategy), now)
+    machine.tell(deploy(SOURCE, sink(), strategy=strategy, on_unavailable=on_unavailable), now)
     assert [type(i) for i in machine.up(3, now)] == [RequestPartition]
     machine.happens(REMOTE, ChannelEvent.ATTACH, now)
     return machine
@@ -305,6 +305,22 @@ def test_a_suspected_peer_is_reported_and_its_channels_are_repaired_without_a_ne
     assert back[0] == suspicion(3, False)
     assert requests(back[1:]) == [(3, 1, 2)]
     assert machine.down(3, 8.0)[0] != suspicion(3, True), "that link only broke"
+
+
+def test_silence_is_borne_as_long_as_the_coordinator_bears_it_where_all_tasks_wait_for_their_consumers() -> (
+    None
+):
+    machine = reading(on_unavailable="wait")
+    assert machine.state.bears(2.9)
+    assert not machine.state.bears(3.0)
+
+
+def test_no_silence_is_borne_where_a_task_drops_what_its_consumers_do_not_take_until_it_has_ended() -> None:
+    machine = reading(on_unavailable="drop")
+    assert not machine.state.bears(0.5)
+    machine.ended(0)
+    machine.ended(1)
+    assert machine.state.bears(0.5)
 
 
 def test_the_verdict_ends_a_suspicion() -> None:
