@@ -62,6 +62,7 @@ async def test_a_wrong_token_is_refused_even_where_none_is_needed(given: str) ->
         (f"http://{HOST}.evil.example", 403),
         ("null", 403),
         ("", 403),
+        ("http://[", 403),
     ],
 )
 async def test_pages_of_other_origins_get_nothing(origin: str, status: int) -> None:

@@ -242,6 +242,23 @@ def test_a_worker_serves_the_buffers_of_all_its_tasks() -> None:
 # --- what is changed, and what is refused ----------------------------------------------------------
 
 
+def test_a_token_that_is_no_text_is_a_wrong_one() -> None:
+    """No client library sends such a header, but anybody can."""
+
+    async def body() -> None:
+        server = await serve_coordinator_web(ScriptedCoordinator(), HOST, 0, TOKEN)
+        try:
+            reader, writer = await asyncio.open_connection(HOST, server.port)
+            request = b"GET /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer \xff\r\n\r\n"
+            writer.write(request)
+            assert (await reader.readline()).split()[1] == b"401"
+            writer.close()
+        finally:
+            await server.close()
+
+    bounded(body)
+
+
 def test_cancelling_needs_the_token() -> None:
     async def body() -> None:
         async with rest() as api:
