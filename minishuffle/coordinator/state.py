@@ -14,6 +14,7 @@ from typing import Literal
 
 from minishuffle.config import ClusterSettings
 from minishuffle.coordinator import journalrecords
+from minishuffle.coordinator.deployer import Deployer
 from minishuffle.coordinator.instructions import (
     CloseLink,
     Instruction,
@@ -26,17 +27,13 @@ from minishuffle.coordinator.instructions import (
 from minishuffle.coordinator.jobreports import JobReport, RepeatedReport, heard, is_refused
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.jobtable import JobTable
-from minishuffle.coordinator.polls import LongPolls, require_room
+from minishuffle.coordinator.polls import LongPolls
+from minishuffle.coordinator.postponed import PostponedRequests
 from minishuffle.coordinator.questions import Questions
 from minishuffle.coordinator.results import ResultRequest, Results
 from minishuffle.coordinator.scheduling import (
     admit,
-    cancellations,
     checked_graph,
-    deployments,
-    move_lost_slots,
-    redeployments,
-    releases,
     segments_required,
     slots_used,
 )
@@ -125,10 +122,12 @@ class CoordinatorState:
         self._facts = facts
         self._random = random
         self._recorder = journalrecords.Recorder(records)
-        self._submissions = Submissions()
         self._workers = WorkerRegistry(settings, facts.python)
         self._jobs = JobTable()
         self._preparations = Preparations(facts.term)
+        self._deployer = Deployer(
+            facts.term, settings.slot_timeout, self._workers, self._preparations, self._send_to
+        )
         self._polls = LongPolls()
         tickets = itertools.count(1)
         self._streams = Streams(facts.term, self._send_to, self._address, tickets)
@@ -139,10 +138,10 @@ class CoordinatorState:
         """Jobs to look after before the verb at hand returns."""
         self._changed: dict[int, Worker] = {}
         """Workers that the journal is behind with."""
-        self._postponed: list[tuple[int, int, ControlMessage]] = []
-        """Requests (link, number and message) that wait until no worker is awaited."""
+        self._postponed = PostponedRequests()
         self._orderly_stop = OrderlyStop(settings.task_cancel_timeout)
-        self._submitted, self._workers.epoch, self._workers.highest = journalrecords.recalled_counts(records)
+        submitted, self._workers.epoch, self._workers.highest = journalrecords.recalled_counts(records)
+        self._submissions = Submissions(submitted)
         self._recall(records, now)
 
     def _recall(self, records: Mapping[RecordKey, bytes], now: float) -> None:
@@ -194,7 +193,7 @@ class CoordinatorState:
         self._streams.forget(link)
         self._results.forget(link)
         self._questions.forget(link)
-        self._postponed = [each for each in self._postponed if each[0] != link]
+        self._postponed.forget(link)
         worker = self._workers.by_link(link)
         if worker is not None:
             self._end_worker(worker, "lost" if self._orderly_stop.phase == "up" else "gone", why, now)
@@ -210,7 +209,7 @@ class CoordinatorState:
             accepted = self._start(submission)
         except ShuffleError as refused:
             self._recorder.forget_job(submission.job)
-            self._submitted -= submission.job == f"j{self._submitted}"  # Nobody has heard of that number.
+            self._submissions.take_back(submission)
             self._out.append(refusal(submission.link, submission.request, refused))
         else:
             self._out.append(Reply(submission.link, submission.request, accepted))
@@ -433,9 +432,7 @@ class CoordinatorState:
     # --- requests --------------------------------------------------------------------------------
 
     def _request(self, link: int, request: int, message: ControlMessage, now: float) -> None:
-        if self._awaiting and isinstance(message, SubmitJob | StreamRequest | ResultRequest):
-            require_room(link, (number for number, _, _ in self._postponed))
-            self._postponed.append((link, request, message))
+        if self._awaiting and self._postponed.postpone(link, request, message):
             return
         match message:
             case GetEvents(job=name) | GetLogs(job=name) | GetRows(job=name) | WaitJob(job=name):
@@ -500,13 +497,9 @@ class CoordinatorState:
         self._submissions.require_wanted(message.submission)
         graph = checked_graph(message, self._facts.python)
         placement = self._admit(graph)
-        self._submitted += 1
-        submission = Submission(
-            link, request, f"j{self._submitted}", message.name, graph, message.submission, at, {}
-        )
+        submission = self._submissions.accept(link, request, message, graph, at)
         job = submission.make_job(*placement, self._random)
         submission.changes.update(journalrecords.job_records(job))
-        self._submissions.add(submission)
         self._out.append(Journal(submission.changes, submission=True))
 
     def _admit(self, graph: JobGraph) -> tuple[Placement, dict[int, int]]:
@@ -526,18 +519,9 @@ class CoordinatorState:
         self._jobs[job.id] = job
         self._streams.add(job, graph, {})
         self._results.add(job, graph, {})
-        self._deploy(job, graph)
-        for number, ahead in self._preparations.job_started(job, self._workers.alive()):
-            self._send_to(number, ahead)
+        self._deployer.deploy(job)
         self._touch(job)
         return Accepted(job=job.id)
-
-    def _deploy(self, job: Job, graph: JobGraph) -> None:
-        held, term = job.slots_held(), self._facts.term
-        addresses = [worker.address for worker in self._workers.alive() if worker.worker in held]
-        messages = deployments(graph, job.placement, addresses, term=term, job=job.id, name=job.name)
-        for number, message in messages.items():
-            self._send_to(number, message)
 
     # --- what follows ----------------------------------------------------------------------------
 
@@ -588,7 +572,7 @@ class CoordinatorState:
         for worker in self._changed.values():
             self._recorder.worker(worker)
         self._changed.clear()
-        self._recorder.counts(self._submitted, self._workers.epoch, self._workers.highest)
+        self._recorder.counts(self._submissions.accepted, self._workers.epoch, self._workers.highest)
 
     def _all_are_back(self, now: float) -> None:
         """Every worker has come back, or is lost: what was due meanwhile follows."""
@@ -596,41 +580,21 @@ class CoordinatorState:
         self._streams.all_are_back()
         for job in self._jobs.active():
             self._touch(job)
-        postponed, self._postponed = self._postponed, []
-        for link, request, message in postponed:
+        for link, request, message in self._postponed.take():
             try:
                 self._request(link, request, message, now)
             except ShuffleError as error:
                 self._out.append(refusal(link, request, error))
 
     def _restart(self, job: Job, at: float, called: set[int]) -> None:
-        """Deploy the next attempts of tasks whose time has come, as far as there are slots for them.
-
-        ``called`` are standby workers that have been called upon for the same loss.
-        """
+        """Deploy what is due. ``called`` are standby workers that have been called upon for the same loss."""
         if self._awaiting:
             return
-        term = self._facts.term
-        for number, message in [*releases(job, term=term), *cancellations(job, term=term)]:
-            self._send_to(number, message)
-        due = job.due(at)
-        if not due:
-            return
-        workers = self._workers.alive()
-        lost = sorted({task.index for task in due if job.is_lost(task.index)})
-        move_lost_slots(job, lost, workers, self._jobs.active(), called)
-        self._changed.update({each.worker: each for each in workers if each.worker in called})
-        for task in due:
-            if job.is_lost(task.index):
-                job.wait_for_slot(task, at + self._settings.slot_timeout, at)
-        ready = [task for task in due if not job.is_lost(task.index)]
-        if ready:
-            addresses = {worker.worker: worker.address for worker in workers}
-            for number, message in redeployments(job, ready, addresses, term=term, at=at):
-                self._send_to(number, self._preparations.shortened(number, message))
-            for task in ready:
-                self._streams.redeployed(job, *task.key)
-                self._results.redeployed(job, *task.key)
+        ready = self._deployer.restart(job, self._jobs.active(), at, called)
+        self._changed.update({each.worker: each for each in self._workers.alive() if each.worker in called})
+        for task in ready:
+            self._streams.redeployed(job, *task.key)
+            self._results.redeployed(job, *task.key)
 
     def _tell(self, workers: list[int], message: ControlMessage) -> None:
         for number in workers:

@@ -11,6 +11,7 @@ from minishuffle.coordinator.jobs import Job
 from minishuffle.dataflow.graph import JobGraph, Placement
 from minishuffle.errors import TaskCancelled
 from minishuffle.ids import Changes
+from minishuffle.wire.requests import SubmitJob
 
 __all__ = ["WITHDRAWN_KEPT", "Submission", "Submissions"]
 
@@ -50,15 +51,29 @@ class Submission:
 class Submissions:
     """Those that are in no job yet."""
 
-    def __init__(self) -> None:
+    """Args:
+    accepted: how many submissions earlier coordinators have accepted.
+    """
+
+    def __init__(self, accepted: int) -> None:
+        self.accepted = accepted
+        """So far; the last job that was given an id has this number."""
         self._pending: deque[Submission] = deque()
         """In the order of their Journal instructions."""
         self._withdrawn: dict[str, None] = {}
         """The last ones that were cancelled before they had a job."""
 
-    def add(self, submission: Submission) -> None:
-        """It is being journaled."""
+    def accept(self, link: int, request: int, message: SubmitJob, graph: JobGraph, at: float) -> Submission:
+        """It has a job's id from now on, and is to be journaled."""
+        self.accepted += 1
+        job = f"j{self.accepted}"
+        submission = Submission(link, request, job, message.name, graph, message.submission, at, {})
         self._pending.append(submission)
+        return submission
+
+    def take_back(self, submission: Submission) -> None:
+        """It was refused after all. The last id is given again: nobody has heard of it."""
+        self.accepted -= submission.job == f"j{self.accepted}"
 
     def journaled(self) -> Submission:
         """The one that has been journaled for longest, which is no more pending."""

@@ -1,0 +1,76 @@
+"""Who sends the tasks of jobs to workers: all when a job starts, then the next attempts of what restarts.
+
+Pure. Where tasks go is decided by :mod:`~minishuffle.coordinator.scheduling`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from minishuffle.coordinator.jobs import Job
+from minishuffle.coordinator.lifecycle import Subtask
+from minishuffle.coordinator.scheduling import (
+    cancellations,
+    deployments,
+    move_lost_slots,
+    redeployments,
+    releases,
+)
+from minishuffle.coordinator.standby import Preparations
+from minishuffle.coordinator.workers import WorkerRegistry
+from minishuffle.wire.messages import ControlMessage
+
+__all__ = ["Deployer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Deployer:
+    """
+    Args:
+        slot_timeout: seconds for which a lost slot waits for a worker.
+        send: a message to a worker, if it is alive.
+    """
+
+    term: int
+    slot_timeout: float
+    workers: WorkerRegistry
+    preparations: Preparations
+    send: Callable[[int, ControlMessage], bool]
+
+    def deploy(self, job: Job) -> None:
+        """Every task of a job that starts, and to standby workers what they need to take over from it."""
+        held = job.slots_held()
+        workers = self.workers.alive()
+        addresses = [worker.address for worker in workers if worker.worker in held]
+        graph, term = job.graph, self.term
+        messages = deployments(graph, job.placement, addresses, term=term, job=job.id, name=job.name)
+        for number, message in messages.items():
+            self.send(number, message)
+        for number, ahead in self.preparations.job_started(job, workers):
+            self.send(number, ahead)
+
+    def restart(self, job: Job, jobs: Sequence[Job], at: float, called: set[int]) -> list[Subtask]:
+        """The next attempts of tasks whose time has come, as far as there are slots for them; gives these.
+
+        Args:
+            jobs: all that have not ended.
+            called: standby workers that have been called upon for the same loss; more may be added.
+        """
+        for number, message in [*releases(job, term=self.term), *cancellations(job, term=self.term)]:
+            self.send(number, message)
+        due = job.due(at)
+        if not due:
+            return []
+        workers = self.workers.alive()
+        lost = sorted({task.index for task in due if job.is_lost(task.index)})
+        move_lost_slots(job, lost, workers, jobs, called)
+        for task in due:
+            if job.is_lost(task.index):
+                job.wait_for_slot(task, at + self.slot_timeout, at)
+        ready = [task for task in due if not job.is_lost(task.index)]
+        if ready:
+            addresses = {worker.worker: worker.address for worker in workers}
+            for number, message in redeployments(job, ready, addresses, term=self.term, at=at):
+                self.send(number, self.preparations.shortened(number, message))
+        return ready

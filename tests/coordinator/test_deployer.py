@@ -1,0 +1,99 @@
+"""What workers are sent when a job starts and when tasks of it restart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from minishuffle.config import ClusterSettings
+from minishuffle.coordinator.deployer import Deployer
+from minishuffle.coordinator.jobs import Job
+from minishuffle.coordinator.standby import Preparations
+from minishuffle.coordinator.workers import WorkerRegistry
+from minishuffle.dataflow.graph import JobGraph
+from minishuffle.errors import PeerLost
+from minishuffle.wire.messages import (
+    ControlMessage,
+    DeployTasks,
+    ErrorInfo,
+    PrepareJob,
+    Register,
+    TasksRestarted,
+)
+
+MakeGraph = Callable[..., JobGraph]
+
+
+class Workers:
+    """Those of a job, and what they are sent."""
+
+    def __init__(self, *standby: bool) -> None:
+        self.registry = WorkerRegistry(ClusterSettings(), "3.11")
+        self.sent: list[tuple[int, ControlMessage]] = []
+        for link, spare in enumerate(standby, 1):
+            about = Register(
+                host="10.0.0.1",
+                data_port=link,
+                metrics_port=9,
+                pid=link,
+                slots=1,
+                python="3.11",
+                segments=2048,
+                segment_bytes=32768,
+                standby=spare,
+            )
+            self.registry.register(link, about, 0.0)
+        self.deployer = Deployer(1, 5.0, self.registry, Preparations(1), self.send)
+
+    def send(self, worker: int, message: ControlMessage) -> bool:
+        self.sent.append((worker, message))
+        return True
+
+    def take_sent(self) -> list[tuple[int, ControlMessage]]:
+        sent, self.sent = self.sent, []
+        return sent
+
+    def lose(self, number: int, job: Job) -> None:
+        worker = self.registry.get_alive(number)
+        assert worker is not None
+        self.registry.end(worker, "lost", 1.0)
+        job.worker_lost(number, ErrorInfo(code=PeerLost.code, text="lost"), 1.0)
+
+
+def make_job(graph: JobGraph) -> Job:
+    return Job("j1", "words", graph, (1, 2), {1: 0, 2: 0}, at=0.0, random=Random(0).random)
+
+
+def test_a_job_goes_to_its_workers_and_standby_workers_are_prepared_for_it(make_graph: MakeGraph) -> None:
+    workers = Workers(False, False, True)
+    workers.deployer.deploy(make_job(make_graph()))
+    kinds = [(number, type(message)) for number, message in workers.take_sent()]
+    assert kinds == [(1, DeployTasks), (2, DeployTasks), (3, PrepareJob)]
+
+
+def test_what_was_lost_goes_to_a_standby_worker_without_programs_and_its_peers_hear(
+    make_graph: MakeGraph,
+) -> None:
+    workers = Workers(False, False, True)
+    job = make_job(make_graph(restart_strategy="individual"))
+    workers.deployer.deploy(job)
+    workers.take_sent()
+    workers.lose(2, job)
+    called = set[int]()
+    ready = workers.deployer.restart(job, [job], 1.0, called)
+    assert (sorted(task.key for task in ready), called) == ([(0, 1), (1, 1)], {3})
+    sent = workers.take_sent()
+    kinds = [(number, type(message)) for number, message in sent]
+    assert kinds[0] == (3, DeployTasks) and (1, TasksRestarted) in kinds
+    (deploy,) = (message for _, message in sent if isinstance(message, DeployTasks))
+    assert deploy.programs == {} and [task.attempt for task in deploy.tasks] == [2, 2]
+    assert workers.deployer.restart(job, [job], 1.0, called) == [], "nothing is due any more"
+
+
+def test_what_finds_no_slot_waits_for_one(make_graph: MakeGraph) -> None:
+    workers = Workers(False, False)
+    job = make_job(make_graph(restart_strategy="individual"))
+    workers.deployer.deploy(job)
+    workers.lose(2, job)
+    assert workers.deployer.restart(job, [job], 1.0, set()) == []
+    assert job.waits_for_slot and job.next_time() == 6.0
