@@ -1,29 +1,71 @@
-"""Two streams become one: the joins behind :meth:`KeyedStream.join` and :meth:`Stream.broadcast_join`."""
+"""Two streams become one: the joins behind :meth:`KeyedStream.join` and :meth:`Stream.broadcast_join`, and
+what those of tables check in the same way."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from minishuffle.dataflow.arguments import check_columns, check_late, checked_duration
 from minishuffle.dataflow.bridges import refuse_mixture
-from minishuffle.dataflow.nodes import Exchange, Feed, Node, check_waits, inputs_first
+from minishuffle.dataflow.nodes import Exchange, Feed, Node, Reads, check_waits, inputs_first
+from minishuffle.dataflow.operators.base import Operator
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.dataflow.stream import Stream
-from minishuffle.dataflow.stream_base import SideOutput, late_of
+from minishuffle.dataflow.stream_base import Feeds, SideOutput, StreamBase, late_of
 from minishuffle.errors import InvalidGraph, UsageError
 
 if TYPE_CHECKING:
     from minishuffle.dataflow.keyed import KeyedStream
     from minishuffle.dataflow.operators.joins import How
-    from minishuffle.dataflow.operators.late import LatePolicy
+    from minishuffle.dataflow.operators.late import Late, LatePolicy
 
-__all__ = ["On", "broadcast_join", "check_readable_first", "column_pairs", "interval_join"]
+__all__ = ["On", "broadcast_join", "interval_join", "interval_of", "look_up_feeds", "look_up_node"]
 
 
 On: TypeAlias = str | Sequence[str] | Mapping[str, str]
 """Columns of one name on both sides, or the small side's name by the other's."""
+Keys: TypeAlias = Sequence[str] | None
+
+
+class Interval(NamedTuple):
+    """What an interval join was given: ``within`` in microseconds, and of both sides where event times stand
+    and what becomes of late records."""
+
+    within: int
+    times: tuple[EventTime, EventTime]
+    late: tuple[Late, Late]
+    sides: dict[str, SideOutput]
+
+
+def interval_of(
+    inputs: tuple[StreamBase, StreamBase],
+    keys: tuple[Keys, Keys],
+    how: How,
+    within: timedelta,
+    late: LatePolicy,
+) -> Interval:
+    """See :func:`interval_join`."""
+    left, right = inputs
+    if how not in ("inner", "left", "full"):
+        raise UsageError(f"how is {how!r}: write 'inner', 'left' or 'full'")
+    check_late(late)
+    micros = checked_duration(within, "join(within=...)")
+    needed = "join needs the event time of both sides, and the {} one has none"
+    times = left._needed_time(needed.format("left")), right._needed_time(needed.format("right"))
+    left_keys, right_keys = keys
+    if left_keys is not None and right_keys is not None and len(left_keys) != len(right_keys):
+        raise UsageError(
+            f"join: the left key is ({', '.join(left_keys)}) and the right one ({', '.join(right_keys)}): "
+            "give both key_by() the same number of columns"
+        )
+    sides = {}
+    if late == "side":
+        sides = {"late": SideOutput.late_of(left), "late_right": SideOutput.late_of(right)}
+    put = (late_of(late, sides.get("late")), late_of(late, sides.get("late_right")))
+    return Interval(micros, times, put, sides)
 
 
 def interval_join(
@@ -48,33 +90,11 @@ def interval_join(
 
     if not isinstance(right, KeyedStream):
         refuse_mixture("join", "KeyedStream", right)
-    if how not in ("inner", "left", "full"):
-        raise UsageError(f"how is {how!r}: write 'inner', 'left' or 'full'")
-    check_late(late)
-    micros = checked_duration(within, "join(within=...)")
-    times = (_time_of(left, "left"), _time_of(right, "right"))
-    if left._keys is not None and right._keys is not None and len(left._keys) != len(right._keys):
-        raise UsageError(
-            f"join: the left key is ({', '.join(left._keys)}) and the right one ({', '.join(right._keys)}): "
-            "give both key_by() the same number of columns"
-        )
-    sides = {}
-    if late == "side":
-        sides = {"late": SideOutput.late_of(left._stream), "late_right": SideOutput.late_of(right._stream)}
-    put = (late_of(late, sides.get("late")), late_of(late, sides.get("late_right")))
-    operator = JoinRows(how, micros, times, put)
+    interval = interval_of((left._stream, right._stream), (left._keys, right._keys), how, within, late)
+    times = interval.times
+    operator = JoinRows(how, interval.within, times, interval.late)
     node = Node(operator.name, (left._rows_by_key(), right._rows_by_key(1)), operators=(operator,))
-    return Stream((Feed(node),), time=EventTime(fn=JoinedTime(*times)), sides=sides)
-
-
-def _time_of(keyed: KeyedStream[Any], side: str) -> EventTime:
-    time = keyed._stream._time
-    if time is None:
-        raise InvalidGraph(
-            f"join needs the event time of both streams, and the {side} one has none: call event_time(...) "
-            "before its key_by, and again after a map that makes other records"
-        )
-    return time
+    return Stream((Feed(node),), time=EventTime(fn=JoinedTime(*times)), sides=interval.sides)
 
 
 def broadcast_join(big: Stream[Any], small: Stream[Any], on: On, how: str = "inner") -> Stream[Any]:
@@ -94,28 +114,36 @@ def broadcast_join(big: Stream[Any], small: Stream[Any], on: On, how: str = "inn
 
     if not isinstance(small, Stream):
         refuse_mixture("broadcast_join", "Stream", small)
-    if how not in ("inner", "left"):
-        raise UsageError(f"how is {how!r}: write 'inner' or 'left'")
-    pairs = column_pairs(on)
-    check_columns(list(pairs), big._columns, "broadcast_join")
-    check_columns(list(pairs.values()), small._columns, "broadcast_join, small side")
-    big_feeds, small_feeds = big._open_feeds("broadcast_join"), small._open_feeds("broadcast_join")
-    check_readable_first(small_feeds)
+    pairs, feeds = look_up_feeds(big, small, on, how)
     columns = BroadcastColumns(tuple(pairs), tuple(pairs.values()), is_left=how == "left")
-    feeds = (
-        *(Feed(feed.node, feed.exchange, 0, feed.side) for feed in big_feeds),
-        *(Feed(feed.node, Exchange("broadcast"), 1, feed.side) for feed in small_feeds),
-    )
-    operator = BroadcastRows(columns, small._columns)
-    node = Node(operator.name, feeds, operators=(operator,), follows=True)
-    check_waits(inputs_first([node]))
     names: tuple[str, ...] | None = None
     if big._columns is not None and small._columns is not None:
         names = tuple(columns.names(big._columns, small._columns))
+    node = look_up_node(BroadcastRows(columns, small._columns), feeds)
     return Stream((Feed(node),), None, names, big._time)
 
 
-def column_pairs(on: On) -> dict[str, str]:
+def look_up_feeds(big: StreamBase, small: StreamBase, on: On, how: str) -> tuple[dict[str, str], Feeds]:
+    """The small side's columns by the big side's, and both as inputs 0 and 1; see :func:`broadcast_join`."""
+    if how not in ("inner", "left"):
+        raise UsageError(f"how is {how!r}: write 'inner' or 'left'")
+    pairs = _column_pairs(on)
+    check_columns(list(pairs), big._columns, "broadcast_join")
+    check_columns(list(pairs.values()), small._columns, "broadcast_join, small side")
+    big_feeds, small_feeds = big._open_feeds("broadcast_join"), small._open_feeds("broadcast_join")
+    _check_readable_first(small_feeds)
+    everywhere = (replace(feed, exchange=Exchange("broadcast"), input=1) for feed in small_feeds)
+    return pairs, (*big_feeds, *everywhere)
+
+
+def look_up_node(operator: Operator, feeds: Feeds, reads: Reads | None = None) -> Node:
+    """The step that looks records up. Raises InvalidGraph if a source would wait for itself."""
+    node = Node(operator.name, feeds, operators=(operator,), follows=True, reads=reads)
+    check_waits(inputs_first([node]))
+    return node
+
+
+def _column_pairs(on: On) -> dict[str, str]:
     """The small side's columns by the big side's."""
     if isinstance(on, str):
         return {on: on}
@@ -132,7 +160,7 @@ def column_pairs(on: On) -> dict[str, str]:
     return pairs
 
 
-def check_readable_first(small: tuple[Feed, ...]) -> None:
+def _check_readable_first(small: tuple[Feed, ...]) -> None:
     """Raises InvalidGraph if the small side of a broadcast_join has no end, or its subtasks are chosen."""
     if not all(feed.node.bounded for feed in small):
         raise InvalidGraph(

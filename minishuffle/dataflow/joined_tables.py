@@ -5,13 +5,11 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from minishuffle.dataflow.arguments import check_columns, check_late, checked_duration
 from minishuffle.dataflow.bridges import refuse_mixture
-from minishuffle.dataflow.joined import On, check_readable_first, column_pairs
+from minishuffle.dataflow.joined import On, interval_of, look_up_feeds, look_up_node
 from minishuffle.dataflow.keyed_table import by_key
-from minishuffle.dataflow.nodes import Exchange, Feed, Node, Reads, check_waits, inputs_first
+from minishuffle.dataflow.nodes import Feed, Node, Reads
 from minishuffle.dataflow.operators.times import EventTime
-from minishuffle.dataflow.stream_base import SideOutput, late_of
 from minishuffle.dataflow.table import Table
 from minishuffle.errors import InvalidGraph, UsageError
 
@@ -42,25 +40,12 @@ def join_tables(
     from minishuffle.dataflow.operators.joincolumns import JoinColumns
 
     left, right = tables
-    if how not in ("inner", "left", "full"):
-        raise UsageError(f"how is {how!r}: write 'inner', 'left' or 'full'")
-    check_late(late)
-    micros = checked_duration(within, "join(within=...)")
-    times = (_time_of(left, "left"), _time_of(right, "right"))
-    if len(keys[0]) != len(keys[1]):
-        raise UsageError(
-            f"join: the left key is ({', '.join(keys[0])}) and the right one ({', '.join(keys[1])}): "
-            "give both key_by() the same number of columns"
-        )
+    micros, times, put, sides = interval_of(tables, keys, how, within, late)
     if how != "inner":
         _check_known(right, "right", how)
     if how == "full":
         _check_known(left, "left", how)
     columns = JoinColumns(*keys, how, times[0], _checked_suffix(suffix))
-    sides = {}
-    if late == "side":
-        sides = {"late": SideOutput.late_of(left), "late_right": SideOutput.late_of(right)}
-    put = (late_of(late, sides.get("late")), late_of(late, sides.get("late_right")))
     operator = JoinArrow(columns, micros, times, (left._schema, right._schema), put)
     schema: pa.Schema | None = None
     names: tuple[str, ...] | None = None
@@ -75,16 +60,6 @@ def join_tables(
     node = Node(operator.name, feeds, operators=(operator,), reads=reads)
     time = times[0] if how != "full" or _holds_both_times(keys, times) else None
     return Table((Feed(node),), schema, names, time, sides)
-
-
-def _time_of(table: Table, side: str) -> EventTime:
-    if table._time is None:
-        raise InvalidGraph(
-            f"join needs the event time of both tables, and the {side} one has none: call "
-            "event_time('column') "
-            "before its key_by, and keep that column in select(), drop() and with_columns()"
-        )
-    return table._time
 
 
 def _check_known(table: Table, side: str, how: str) -> None:
@@ -116,26 +91,15 @@ def look_up(big: Table, small: Table, on: On, how: Literal["inner", "left"], suf
 
     if not isinstance(small, Table):
         refuse_mixture("broadcast_join", "Table", small)
-    if how not in ("inner", "left"):
-        raise UsageError(f"how is {how!r}: write 'inner' or 'left'")
-    pairs = column_pairs(on)
-    check_columns(list(pairs), big._columns, "broadcast_join")
-    check_columns(list(pairs.values()), small._columns, "broadcast_join, small side")
-    big_feeds, small_feeds = big._open_feeds("broadcast_join"), small._open_feeds("broadcast_join")
-    check_readable_first(small_feeds)
+    pairs, feeds = look_up_feeds(big, small, on, how)
     columns = BroadcastColumns(
         tuple(pairs), tuple(pairs.values()), is_left=how == "left", suffix=_checked_suffix(suffix)
     )
     operator = BroadcastArrow(columns, small._schema)
-    feeds = (
-        *(Feed(feed.node, feed.exchange, 0, feed.side) for feed in big_feeds),
-        *(Feed(feed.node, Exchange("broadcast"), 1, feed.side) for feed in small_feeds),
-    )
     reads: Reads | None = None
     if big._columns is not None and small._columns is not None:
         reads = columns.fix(big._columns, small._columns)
-    node = Node(operator.name, feeds, operators=(operator,), follows=True, reads=reads)
-    check_waits(inputs_first([node]))
+    node = look_up_node(operator, feeds, reads)
     schema: pa.Schema | None = None
     names: tuple[str, ...] | None = None
     if big._schema is not None and small._schema is not None:

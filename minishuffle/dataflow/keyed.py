@@ -11,7 +11,7 @@ from minishuffle.dataflow.bridges import refuse_column_method
 from minishuffle.dataflow.nodes import Exchange, Feed, Node
 from minishuffle.dataflow.operators.base import Operator
 from minishuffle.dataflow.stream import Stream, T
-from minishuffle.errors import InvalidGraph, UsageError
+from minishuffle.dataflow.stream_base import checked_emission
 
 if TYPE_CHECKING:
     from minishuffle.dataflow.operators.chained import Emission, OnError
@@ -65,7 +65,7 @@ class KeyedStream(Generic[T]):
         """The number of records of each key."""
         from minishuffle.dataflow.operators.keyed import CountRows
 
-        return self._on_rows(CountRows(self._emission(emit)))
+        return self._on_rows(CountRows(checked_emission(emit, self._feeds)))
 
     def reduce(
         self, fn: Callable[[T, T], T], emit: Emission | None = None, *, on_error: OnError = "fail"
@@ -74,7 +74,7 @@ class KeyedStream(Generic[T]):
         from minishuffle.dataflow.operators.keyed import ReduceRows
 
         check_callable(fn, "reduce")
-        return self._on_rows(ReduceRows(fn, self._emission(emit), on_error))
+        return self._on_rows(ReduceRows(fn, checked_emission(emit, self._feeds), on_error))
 
     def fold(
         self,
@@ -90,7 +90,7 @@ class KeyedStream(Generic[T]):
 
         check_callable(create, "fold")
         check_callable(add, "fold")
-        return self._on_rows(FoldRows(create, add, self._emission(emit), on_error), "fold")
+        return self._on_rows(FoldRows(create, add, checked_emission(emit, self._feeds), on_error), "fold")
 
     def window(self, size: timedelta, *, late: LatePolicy = "drop") -> WindowedStream[T]:
         """Cut the records of each key into tumbling windows of event time, aligned to 1970 UTC.
@@ -152,19 +152,6 @@ class KeyedStream(Generic[T]):
         from minishuffle.dataflow.processed import keyed_process
 
         return keyed_process(self, on_record, on_timer, ttl=ttl, on_error=on_error)
-
-    def _emission(self, emit: Emission | None) -> Emission:
-        bounded = all(feed.node.bounded for feed in self._feeds)
-        if emit is None:
-            return "end" if bounded else "batch"
-        if emit not in ("each", "batch", "end"):
-            raise UsageError(f"emit is {emit!r}: write 'each', 'batch' or 'end'")
-        if emit == "end" and not bounded:
-            raise InvalidGraph(
-                "emit='end' on a source without end would never emit: write 'batch' or 'each', or bound "
-                "the source"
-            )
-        return emit
 
     def _on_rows(self, operator: Operator, label: str | None = None) -> Stream[Any]:
         node = Node(operator.name, (self._rows_by_key(),), operators=(operator,))

@@ -15,7 +15,7 @@ from minishuffle.dataflow.operators.base import Operator
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.dataflow.pruning import reads_only
 from minishuffle.dataflow.schemas import aggregated_schema
-from minishuffle.dataflow.stream_base import Columns, Feeds, SideOutput, late_of
+from minishuffle.dataflow.stream_base import Columns, Feeds, SideOutput, checked_emission, late_of
 from minishuffle.dataflow.table import Table
 from minishuffle.errors import InvalidGraph, UsageError
 
@@ -59,7 +59,7 @@ class KeyedTable:
         """The number of rows of each key, in the column ``count``."""
         from minishuffle.dataflow.operators.keyed import CountArrow
 
-        when = self._emission(emit)
+        when = checked_emission(emit, self._table._feeds)
         schema = self._aggregated({"count": (self._keys[0], "count")}, at_end=when == "end")
         return self._computed(
             CountArrow(self._keys, when, "count"), (*self._keys, "count"), schema, self._keys
@@ -78,7 +78,7 @@ class KeyedTable:
         from minishuffle.dataflow.operators.keyed import AggregateArrow
 
         self._check_aggregates(columns)
-        when = self._emission(emit)
+        when = checked_emission(emit, self._table._feeds)
         operator = AggregateArrow(self._keys, columns, when)  # type: ignore[arg-type]
         schema = self._aggregated(columns, at_end=when == "end")
         used = (*self._keys, *(column for column, _ in columns.values()))
@@ -128,12 +128,8 @@ class KeyedTable:
         """
         micros = checked_duration(size, "window", positive=True)
         check_late(late)
-        if self._table._time is None:
-            raise InvalidGraph(
-                "window needs the rows' event time: call event_time('column') before key_by, and keep that "
-                "column in select(), drop() and with_columns()"
-            )
-        return WindowedTable(self, micros, late, self._table._time)
+        time = self._table._needed_time("window needs the rows' event time")
+        return WindowedTable(self, micros, late, time)
 
     def join(
         self,
@@ -177,18 +173,6 @@ class KeyedTable:
     @property
     def _is_bounded(self) -> bool:
         return all(feed.node.bounded for feed in self._table._feeds)
-
-    def _emission(self, emit: Emission | None) -> Emission:
-        if emit is None:
-            return "end" if self._is_bounded else "batch"
-        if emit not in ("each", "batch", "end"):
-            raise UsageError(f"emit is {emit!r}: write 'each', 'batch' or 'end'")
-        if emit == "end" and not self._is_bounded:
-            raise InvalidGraph(
-                "emit='end' on a source without end would never emit: write 'batch' or 'each', or bound "
-                "the source"
-            )
-        return emit
 
     def _aggregated(
         self, columns: Aggregates, *, windows: bool = False, at_end: bool = True

@@ -56,6 +56,7 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
     """
 
     __slots__ = ()
+    _time_hint = "event_time(...) before key_by, and again after a map that makes other records"
 
     if not TYPE_CHECKING:
 
@@ -211,8 +212,6 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         """
         check_callable(fn, "partition")
         return self._exchanged("partition", Exchange("custom", choose=fn))
-
-    # --- what is known of the operator before ----------------------------------------------------
 
     # --- making nodes ----------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Self, TypeAlias
 
 from minishuffle.dataflow.arguments import checked_parallelism
 from minishuffle.dataflow.nodes import Boundary, Exchange, Feed, Node, Reads, check_not_sinks, with_last_step
@@ -17,9 +17,10 @@ from minishuffle.errors import InvalidGraph, UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from minishuffle.dataflow.operators.chained import Emission
     from minishuffle.dataflow.operators.late import Late, LatePolicy
 
-__all__ = ["Columns", "Feeds", "SideOutput", "StreamBase", "late_of"]
+__all__ = ["Columns", "Feeds", "SideOutput", "StreamBase", "checked_emission", "late_of"]
 
 Columns: TypeAlias = tuple[str, ...] | None
 Feeds: TypeAlias = tuple[Feed, ...]
@@ -51,6 +52,20 @@ def late_of(policy: LatePolicy, side: SideOutput | None) -> Late:
     return Late(policy, "" if side is None else side.tag)
 
 
+def checked_emission(emit: Emission | None, feeds: Feeds) -> Emission:
+    """When values by key go out; by default ``"end"`` if all ``feeds`` have one, else ``"batch"``."""
+    bounded = all(feed.node.bounded for feed in feeds)
+    if emit is None:
+        return "end" if bounded else "batch"
+    if emit not in ("each", "batch", "end"):
+        raise UsageError(f"emit is {emit!r}: write 'each', 'batch' or 'end'")
+    if emit == "end" and not bounded:
+        raise InvalidGraph(
+            "emit='end' on a source without end would never emit: write 'batch' or 'each', or bound it"
+        )
+    return emit
+
+
 class StreamBase:
     """What is known of the records: columns as far as known, where the event time stands.
 
@@ -59,6 +74,9 @@ class StreamBase:
     """
 
     __slots__ = ("_columns", "_feeds", "_schema", "_sides", "_time")
+
+    _time_hint: ClassVar[str]
+    """How its records get an event time, and keep it."""
 
     def __init__(
         self,
@@ -155,6 +173,12 @@ class StreamBase:
     def _open_feeds(self, method: str) -> Feeds:
         check_not_sinks(self._feeds, method)
         return self._feeds
+
+    def _needed_time(self, what: str) -> EventTime:
+        """Where the event time stands. Raises InvalidGraph that says ``what`` needs it, if there is none."""
+        if self._time is None:
+            raise InvalidGraph(f"{what}: call {self._time_hint}")
+        return self._time
 
     def _time_by_column(self) -> EventTime | None:
         """Where the event time stands after a step that makes other records: a column may be left."""

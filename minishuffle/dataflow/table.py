@@ -52,6 +52,9 @@ class Table(TableSources, StreamSinks):
     """
 
     __slots__ = ()
+    _time_hint = (
+        "event_time('column') before key_by, and keep that column in select(), drop() and with_columns()"
+    )
 
     if not TYPE_CHECKING:
 

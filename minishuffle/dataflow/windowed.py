@@ -10,7 +10,6 @@ from minishuffle.dataflow.bridges import refuse_column_method
 from minishuffle.dataflow.operators.times import EventTime, LastMoment
 from minishuffle.dataflow.stream import Stream, T
 from minishuffle.dataflow.stream_base import SideOutput, late_of
-from minishuffle.errors import InvalidGraph
 
 if TYPE_CHECKING:
     from minishuffle.dataflow.keyed import KeyedStream
@@ -39,16 +38,10 @@ class WindowedStream(Generic[T]):
 
     def __init__(self, keyed: KeyedStream[T], size: int, late: LatePolicy) -> None:
         check_late(late)
-        time = keyed._stream._time
-        if time is None:
-            raise InvalidGraph(
-                "window needs the records' event time: call event_time(...) before key_by, and again after a "
-                "map that makes other records"
-            )
         self._keyed = keyed
         self._size = size
         self._late = late
-        self._time = time
+        self._time = keyed._stream._needed_time("window needs the records' event time")
 
     def __repr__(self) -> str:
         return f"<WindowedStream of {self._size / 1_000_000:g} s over {self._keyed!r}>"
