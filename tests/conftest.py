@@ -50,6 +50,10 @@ settings.load_profile(hypothesis_profile())
 # The JVMs of Spark live for seconds here: what the second compiler does for them comes too late.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
 
+# Two tests, JVMs and browsers share two processors, of which each worker has one: nobody is to be suspected
+# for that, and rows of endless jobs to be dropped. Tests of suspicion say themselves how long they wait.
+os.environ.setdefault("MINISHUFFLE_SUSPECT_AFTER", "2.0")
+
 # libuv opens a signal pipe for the whole process at its first loop, which is no test's leak.
 with asyncio.Runner(loop_factory=uvloop.new_event_loop) as first_loop:
     first_loop.run(asyncio.sleep(0))

@@ -28,6 +28,14 @@ RATE = 2_000.0
 Until = Callable[..., Any]
 
 
+@pytest.fixture(autouse=True)
+def _suspicion_as_users_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests of other things are more patient."""
+    monkeypatch.setenv(
+        "MINISHUFFLE_SUSPECT_AFTER", str(ClusterSettings.model_fields["suspect_after"].default)
+    )
+
+
 def events(handle: JobHandle) -> set[str]:
     """What the job's events say."""
     return {event.text for event in handle.events()}

@@ -13,6 +13,7 @@ import pytest
 
 from minishuffle import limits
 from minishuffle.client import JobHandle
+from minishuffle.config import ClusterSettings
 from minishuffle.coordinator.scheduling import buffers_needed
 from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.graph import JobSettings
@@ -27,6 +28,8 @@ SPIN_SECONDS = 600.0 if os.environ.get("MINISHUFFLE_SOAK") == "1" else 5.0
 SPINNERS = 8
 """Threads of each worker."""
 SEGMENT_BYTES = 4096
+SUSPECT_AFTER: float = ClusterSettings.model_fields["suspect_after"].default
+"""The tests of other things are more patient."""
 SETTINGS = JobSettings(floating_buffers_per_gate=1)
 Until = Callable[..., Any]
 
@@ -69,6 +72,7 @@ def test_a_join_goes_on_while_a_worker_is_stopped_and_no_attempt_changes(wait_un
         slots=1,
         segment_bytes=SEGMENT_BYTES,
         network_memory_bytes=least_memory(2),
+        suspect_after=SUSPECT_AFTER,
         heartbeat_timeout=60.0,
     ) as cluster:
         handle = cluster.submit(join(), parallelism=2, settings=SETTINGS)
@@ -116,7 +120,12 @@ def test_a_worker_that_is_stopped_for_too_long_is_replaced_and_ends_when_it_goes
     wait_until: Until, is_running: Callable[[int], bool]
 ) -> None:
     with LocalCluster(
-        workers=2, slots=1, standby=1, segment_bytes=SEGMENT_BYTES, network_memory_bytes=least_memory(2)
+        workers=2,
+        slots=1,
+        standby=1,
+        segment_bytes=SEGMENT_BYTES,
+        network_memory_bytes=least_memory(2),
+        suspect_after=SUSPECT_AFTER,
     ) as cluster:
         handle = cluster.submit(join(), parallelism=2, settings=SETTINGS)
         goes_on(handle, wait_until, 1, 2)
@@ -168,7 +177,7 @@ def test_threads_that_compute_bring_no_suspicion_and_no_verdict(watch: Any, wait
     def numbers(start: int, count: int) -> list[int]:
         return list(range(start, start + count))
 
-    with LocalCluster(workers=2, slots=SPINNERS + 1) as cluster:
+    with LocalCluster(workers=2, slots=SPINNERS + 1, suspect_after=SUSPECT_AFTER) as cluster:
         seen = watch(cluster)
         endless = Stream.generate(numbers, rate=2_000)
         quiet = cluster.submit(

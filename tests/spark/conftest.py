@@ -27,8 +27,7 @@ def differences(one: DataFrame, other: DataFrame) -> tuple[int, int]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    # Each worker has one processor, which two JVMs want as well: nobody here is to be suspected for that.
-    with LocalCluster(workers=2, slots=4, suspect_after=3.0) as running:
+    with LocalCluster(workers=2, slots=4) as running:
         assert running.client.status()  # The client connects now and stays so.
         yield running
 
