@@ -220,18 +220,20 @@ def wait_until_whole(
     Raises:
         ShuffleError: the job has ended, or that took too long.
     """
-    deadline = time.monotonic() + RECOVERY_SECONDS_MAX
+    deadline, found = time.monotonic() + RECOVERY_SECONDS_MAX, ""
     while time.monotonic() < deadline:
         info = info_of()
         if info.state not in ("created", "running"):
             raise ShuffleError(f"the job is {info.state} instead of running")
         workers = [worker for worker in status().workers if worker.state == "alive"]
         spare = sum(worker.standby and worker.report.jobs_loaded > 0 for worker in workers)
-        whole = len(workers) >= alive and spare >= standby
-        if whole and all(task.state == "running" for task in info.tasks):
+        away = [f"{task.name}[{task.index}] {task.state}" for task in info.tasks if task.state != "running"]
+        if len(workers) >= alive and spare >= standby and not away:
             return info
+        found = f"{len(workers)} workers are alive, {spare} of them on standby with the job loaded; "
+        found += f"tasks that do not run: {', '.join(away) or 'none'}"
         time.sleep(POLL_SECONDS)
-    raise ShuffleError(f"the job has not recovered within {RECOVERY_SECONDS_MAX:g} s")
+    raise ShuffleError(f"the job has not recovered within {RECOVERY_SECONDS_MAX:g} s: {found}")
 
 
 def _restarted(before: JobInfo, after: JobInfo, victims: frozenset[int]) -> int:
