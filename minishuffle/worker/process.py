@@ -355,12 +355,14 @@ class Worker:
         state.term = message.term
 
     def _say_kept(self, applied: int) -> None:
-        """What the coordinator has not heard, once it has registered this worker."""
+        """What the coordinator has not heard, once it has registered this worker. It applies reports in the
+        order of their numbers: what waits in outboxes gets its numbers now, and follows."""
         self._acknowledged(applied)
         control = self._control
         assert control is not None
         for report in self._reports.kept(self._state.term):
             control.send(report)
+        self._sender.pump()
         self._heartbeat()
 
     def _excuse_late(self) -> None:
@@ -434,8 +436,7 @@ class Worker:
             self._reports.keep(message)
 
     def _acknowledged(self, number: int, *, refused: bool = False) -> None:
-        """The coordinator has applied reports: rows that wait behind them may follow. The file that the last
-        one names may be ``refused``."""
+        """The coordinator has applied reports. The file that the last one names may be ``refused``."""
         for report in self._reports.acknowledge(number):
             if isinstance(report, EndsRead):
                 self._state.ends_known(report)
@@ -445,7 +446,6 @@ class Worker:
                     attempt.task.files.acknowledge()
             else:
                 self._grant(report)
-        self._sender.pump()
 
     # --- instructions ------------------------------------------------------------------------------
 
@@ -507,6 +507,7 @@ class Worker:
                 self._peers.external.readers.serve(message)
             case Acknowledged(number, refused):
                 self._acknowledged(number, refused=refused)
+                self._sender.pump()  # rows that wait behind reports may follow
             case AnswerQuestion(question) if self._inspection is not None:
                 self._send(self._inspection.answer(question))
             case Exit(reason):

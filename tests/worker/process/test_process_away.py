@@ -15,9 +15,16 @@ from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import PeerLost, UsageError
 from minishuffle.ids import Address
-from minishuffle.wire.messages import Collected, Heartbeat, LogLines, SourcePositions, TaskStateChanged
+from minishuffle.wire.messages import (
+    Collected,
+    Heartbeat,
+    LogLines,
+    SourcePositions,
+    TaskStateChanged,
+)
 from minishuffle.wire.requests import Failure
 from minishuffle.worker import process
+from minishuffle.worker.outbox import NumberedReport
 
 if TYPE_CHECKING:
     from conftest import Coordinator, Running
@@ -134,6 +141,24 @@ async def test_rows_for_clients_wait_and_lines_beyond_the_bound_are_dropped_and_
 
     await coordinator.until(lambda: any("lines were dropped here while" in line for line in lines()))
     await coordinator.until(lambda: coordinator.said(Collected))
+
+
+async def test_the_next_coordinator_hears_kept_reports_before_the_rows_that_waited_behind_them(
+    coordinator: Coordinator,
+) -> None:
+    """It applies reports in the order of their numbers, and ignores those that come too late."""
+    running = await coordinator.worker()
+    settings = JobSettings(source_lease=LEASE)
+    coordinator.deploy(Stream.source(Numbers()).rebalance().collect(), {0: 1}, settings=settings)
+    await coordinator.until(lambda: coordinator.said(Collected) and coordinator.said(SourcePositions))
+    await coordinator.lose()
+    before = rows_out(running)
+    await coordinator.until(lambda: rows_out(running) > before + 10 * LEASE)
+    coordinator.messages.clear()
+    await coordinator.start_again()
+    await coordinator.until(lambda: coordinator.said(Collected) and coordinator.said(SourcePositions))
+    reports = [each for each in coordinator.messages if isinstance(each, NumberedReport)]
+    assert [each.number for each in reports] == sorted(each.number for each in reports)
 
 
 async def test_a_coordinator_elsewhere_is_found_and_its_predecessor_is_not_obeyed(
