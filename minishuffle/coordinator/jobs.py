@@ -627,8 +627,8 @@ class Job:
             task.repeated = "part" if any(is_stale(each, task) for each in left) else "all"
         for key in self.graph.producers(*task.key):
             if key[0] in self.ends.repeating and not self.ends.read_between(key, task.key):
-                producer = self._tasks[key]
-                producer.repeated = "part" if producer.repeated else ""
+                self.changed.add(key)
+                self._tasks[key].repeated = "part" if self._tasks[key].repeated else ""
                 self._books.repeat_in_part(key)
 
     def _note(self, task: Subtask, kind: str, at: float, text: str) -> None:
