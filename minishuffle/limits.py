@@ -40,6 +40,8 @@ RECEIVE_BUFFER_BYTES: Final = 512 * KIB
 """One read takes what lies in the socket. It is copied from there at once: what does not stay in the
 processor's second-level cache comes from further away, and a shorter one takes more turns of the loop."""
 HANDSHAKE_SECONDS_MAX: Final = 5.0
+LINK_GRACE_SECONDS: Final = 0.3
+"""How long a worker is awaited whose control link closed, while nobody knows whether its process is there."""
 LISTEN_BACKLOG: Final = 128
 """Connections that the kernel completes ahead of a process, which may then accept all of them at once."""
 UNAUTHENTICATED_CONNECTIONS_MAX: Final = 2 * LISTEN_BACKLOG

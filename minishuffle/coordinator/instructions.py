@@ -10,10 +10,19 @@ from typing import TypeAlias
 
 from minishuffle.errors import ShuffleError
 from minishuffle.ids import Changes
-from minishuffle.wire.messages import ControlMessage
+from minishuffle.wire.messages import ControlMessage, WorkerAddress
 from minishuffle.wire.requests import Failure
 
-__all__ = ["CloseLink", "Instruction", "Journal", "Reply", "SendToWorker", "Stopped", "refusal"]
+__all__ = [
+    "CloseLink",
+    "Instruction",
+    "Journal",
+    "Reply",
+    "SendToWorker",
+    "Stopped",
+    "WatchProcess",
+    "refusal",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +52,15 @@ class CloseLink:
 
 
 @dataclass(frozen=True, slots=True)
+class WatchProcess:
+    """The control link of that number closed: find out whether the worker's process is there, at its data
+    port. Answer with ``process_found`` and ``process_gone``, or not at all if nobody knows."""
+
+    link: int
+    address: WorkerAddress
+
+
+@dataclass(frozen=True, slots=True)
 class Journal:
     """Have these records in the journal before anything that follows is carried out."""
 
@@ -56,7 +74,7 @@ class Stopped:
     """The cluster is shut down: end the process."""
 
 
-Instruction: TypeAlias = SendToWorker | Reply | CloseLink | Journal | Stopped
+Instruction: TypeAlias = SendToWorker | Reply | CloseLink | WatchProcess | Journal | Stopped
 
 
 def refusal(link: int, request: int, error: ShuffleError) -> Reply:

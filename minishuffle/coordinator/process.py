@@ -34,6 +34,7 @@ from minishuffle.coordinator.instructions import (
     Reply,
     SendToWorker,
     Stopped,
+    WatchProcess,
 )
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.journal import CoordinatorJournal
@@ -41,7 +42,7 @@ from minishuffle.coordinator.state import CoordinatorState
 from minishuffle.coordinator.status import CoordinatorFacts
 from minishuffle.coordinator.workers import Worker
 from minishuffle.counters import CoordinatorSnapshot
-from minishuffle.errors import ResourceExhausted, ShuffleError, error_from_code
+from minishuffle.errors import PeerLost, ResourceExhausted, ShuffleError, error_from_code
 from minishuffle.ids import Address, Changes, RecordKey
 from minishuffle.transport.addresses import cannot_listen
 from minishuffle.transport.admission import RefusalLog
@@ -111,6 +112,17 @@ class JournalThread:
         self._thread.shutdown()
 
 
+class _Silent(asyncio.Protocol):
+    """A connection to a process that says nothing, and that ends with the process: ``closed`` then."""
+
+    def __init__(self, closed: asyncio.Future[None]) -> None:
+        self._closed = closed
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._closed.done():
+            self._closed.set_result(None)
+
+
 class Coordinator:
     """One term of a coordinator; made on the loop that it then runs on."""
 
@@ -141,6 +153,9 @@ class Coordinator:
         """The journal is; what is to be done waits behind that."""
         self._unwritten: Changes = {}
         """What could not be written."""
+        self._watches: set[asyncio.Task[None]] = set()
+        """For processes whose control link closed."""
+        self._watch_seconds = settings.heartbeat_timeout
         self._look: asyncio.TimerHandle | None = None
         self._refusals = RefusalLog(_log.warning, self._loop.call_at)
         self._timer: asyncio.TimerHandle | None = None
@@ -210,6 +225,9 @@ class Coordinator:
         for timer in (self._timer, self._look):
             if timer is not None:
                 timer.cancel()
+        for watch in self._watches:
+            watch.cancel()
+        await asyncio.gather(*self._watches, return_exceptions=True)
         await self._server.close()
 
     # --- links -----------------------------------------------------------------------------------
@@ -229,9 +247,36 @@ class Coordinator:
         def on_closed(error: Exception | None) -> None:
             del self._links[number]
             why = f"its control link closed ({error})" if error is not None else "its control link closed"
-            self._carry_out(state.link_closed(number, loop.time(), why))
+            for_cause = error is not None and not isinstance(error, PeerLost)
+            self._carry_out(state.link_closed(number, loop.time(), why, for_cause=for_cause))
 
         link.start(on_message, on_closed)
+
+    async def _watch(self, watch: WatchProcess) -> None:
+        """Connect to the port of a process whose link closed, for as long as a verdict may take.
+
+        Of a process that has ended, the kernel refuses or resets connections at once, and a host that is gone
+        does not answer: then nobody knows. A host name with several addresses, all of which refuse, counts as
+        that.
+        """
+        closed: asyncio.Future[None] = self._loop.create_future()
+        address, transport = watch.address, None
+        try:
+            async with asyncio.timeout(self._watch_seconds):
+                transport, _ = await self._loop.create_connection(
+                    lambda: _Silent(closed), address.host, address.data_port
+                )
+                self._carry_out(self._state.process_found(watch.link, self._loop.time()))
+                await closed
+        except ConnectionError:
+            closed.set_result(None)
+        except OSError as error:
+            _log.warning("whether worker %d is there is not known: %s", address.worker, error)
+        finally:
+            if transport is not None:
+                transport.abort()
+        if closed.done():
+            self._carry_out(self._state.process_gone(watch.link, self._loop.time()))
 
     def _on_refused(self, reason: str, text: str, remote: str) -> None:
         self._refusals.refused(reason, text, remote, self._loop.time())
@@ -260,6 +305,10 @@ class Coordinator:
                 self._reply(number, request, message)
             case CloseLink(number, why, refusal):
                 self._close_link(number, why, refusal)
+            case WatchProcess(address=address):
+                watch = self._loop.create_task(self._watch(instruction), name=f"watch {address.worker}")
+                self._watches.add(watch)
+                watch.add_done_callback(self._watches.discard)
             case Stopped():
                 if not self.stopped.done():
                     self.stopped.set_result(None)

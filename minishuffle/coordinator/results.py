@@ -130,6 +130,8 @@ class _PendingRead:
     job: str
     worker: WorkerAddress
     end: int
+    serve: ServeResult
+    """What the worker was sent."""
 
 
 @dataclass(slots=True)
@@ -327,7 +329,6 @@ class Results:
             )
             return [Reply(link, request, lost)]
         ticket = next(self.tickets)
-        self._pending[ticket] = _PendingRead(link, request, result.job.id, part.at, end)
         serve = ServeResult(
             term=self.term,
             job=result.job.id,
@@ -338,6 +339,7 @@ class Results:
             begin=message.begin,
             end=end,
         )
+        self._pending[ticket] = _PendingRead(link, request, result.job.id, part.at, end, serve)
         self.send(part.at.worker, serve)
         return []
 
@@ -401,6 +403,12 @@ class Results:
             end=pending.end,
         )
         return [Reply(pending.link, pending.request, opened)]
+
+    def worker_back(self, worker: int) -> None:
+        """It has a new control link: what was asked over the last one, or answered, may not have arrived."""
+        for pending in self._pending.values():
+            if pending.worker.worker == worker:
+                self.send(worker, pending.serve)
 
     def worker_ended(self, worker: int, epoch: int, at: float) -> list[Instruction]:
         """It will not answer any more, and what it kept is lost. What the one before with its id had kept

@@ -22,6 +22,7 @@ from minishuffle.coordinator.instructions import (
     Reply,
     SendToWorker,
     Stopped,
+    WatchProcess,
     refusal,
 )
 from minishuffle.coordinator.jobreports import JobReport, RepeatedReport, heard, is_refused
@@ -187,16 +188,41 @@ class CoordinatorState:
             self._out.append(refusal(link, request, error))
         return self._settle(now)
 
-    def link_closed(self, link: int, now: float, why: str = "its control link closed") -> list[Instruction]:
-        """A link of a worker or client is gone."""
+    def link_closed(
+        self, link: int, now: float, why: str = "its control link closed", *, for_cause: bool = False
+    ) -> list[Instruction]:
+        """A link of a worker or client is gone.
+
+        The process of a worker may be there: then it comes back at once, and nothing restarts. Until that is
+        known it is awaited, unless the link was closed here ``for_cause``.
+        """
         self._polls.forget(link)
         self._streams.forget(link)
         self._results.forget(link)
         self._questions.forget(link)
         self._postponed.forget(link)
         worker = self._workers.by_link(link)
-        if worker is not None:
+        if worker is None:
+            pass
+        elif for_cause or self._orderly_stop.phase != "up":
             self._end_worker(worker, "lost" if self._orderly_stop.phase == "up" else "gone", why, now)
+        else:
+            self._workers.link_lost(worker, why, now)
+            self._preparations.worker_ended(worker.worker)
+            self._awaiting = True
+            self._out.append(WatchProcess(link, worker.address))
+        return self._settle(now)
+
+    def process_found(self, link: int, now: float) -> list[Instruction]:
+        """The process of the worker whose control link that was is there."""
+        self._workers.process_found(link)
+        return self._settle(now)
+
+    def process_gone(self, link: int, now: float) -> list[Instruction]:
+        """The process of the worker whose control link that was is not there any more."""
+        worker = self._workers.absent(link)
+        if worker is not None and worker.absence is not None:
+            self._end_worker(worker, "lost", worker.absence.why, now)
         return self._settle(now)
 
     def journaled(self, error: ShuffleError | None, now: float) -> list[Instruction]:
@@ -231,9 +257,10 @@ class CoordinatorState:
 
     def handle_timer(self, now: float) -> list[Instruction]:
         for worker in self._workers.silent(now):
-            seconds = self._settings.heartbeat_timeout
+            seconds = self._workers.silence_max(worker)
             if worker.state == "awaited":
-                self._end_worker(worker, "lost", f"it did not come back within {seconds:g} s", now)
+                before = f"{worker.absence.why}, and " if worker.absence is not None else ""
+                self._end_worker(worker, "lost", f"{before}it did not come back within {seconds:g} s", now)
             else:
                 self._cut_off(worker, f"it was silent for {seconds:g} s", now)
         self._workers.forget(now)
@@ -285,9 +312,14 @@ class CoordinatorState:
 
     def _take_back(self, link: int, message: Register, now: float) -> None:
         """A worker comes back, with what it runs. Raises UsageError: it was declared lost."""
+        since = self._workers.heard_at(message.requested_worker) - self._settings.heartbeat_timeout
         worker, old = self._workers.take_back(link, message, now)
-        self._out.append(CloseLink(old, f"worker {worker.worker} has a new control link"))
+        if old:
+            self._out.append(CloseLink(old, f"worker {worker.worker} has a new control link"))
         self._welcome(worker)
+        for lost in self._workers.ended_since(since):
+            self._send(worker, WorkerLost(term=self._facts.term, worker=lost.worker, epoch=lost.epoch))
+        self._results.worker_back(worker.worker)
         number, at, jobs = worker.worker, self._wall(now), self._jobs.active()
         addresses = {each.worker: each.address for each in self._workers.there()}
         for each in reconciled(number, message.attempts, jobs, addresses, self._facts.term):
@@ -295,6 +327,7 @@ class CoordinatorState:
         for job in jobs:
             job.never_there(missing(number, message.attempts, job), at)
             self._touch(job)
+        self._streams.worker_back(number)
 
     def _welcome(self, worker: Worker) -> None:
         """It is registered, and standby workers are to know it."""
@@ -577,7 +610,6 @@ class CoordinatorState:
     def _all_are_back(self, now: float) -> None:
         """Every worker has come back, or is lost: what was due meanwhile follows."""
         self._awaiting = False
-        self._streams.all_are_back()
         for job in self._jobs.active():
             self._touch(job)
         for link, request, message in self._postponed.take():

@@ -170,11 +170,13 @@ class Streams:
             if stream.job.id == job
         }
 
-    def all_are_back(self) -> None:
-        """No worker is awaited any more: each subtask hears again what it should have heard."""
+    def worker_back(self, worker: int) -> None:
+        """It has a new control link: each subtask there hears again what it should have heard, and what it
+        answered may not have arrived."""
         for stream in self._streams.values():
             for index in range(stream.parallelism):
-                if stream.job.hears(stream.operator, index):
+                job = stream.job
+                if job.placement[index] == worker and job.hears(stream.operator, index):
                     self._repeat(stream, index)
 
     # --- jobs ------------------------------------------------------------------------------------

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from minishuffle import limits
 from minishuffle.config import ClusterSettings
 from minishuffle.counters import WorkerEntry
 from minishuffle.errors import UsageError
@@ -21,6 +23,16 @@ LISTED_MAX: Final = 256
 
 
 @dataclass(slots=True)
+class Absence:
+    """A worker's control link closed, which its process may have outlived."""
+
+    link: int
+    why: str
+    seconds_max: float
+    """How long the worker is awaited."""
+
+
+@dataclass(slots=True)
 class Worker:
     """One registration. ``link`` is the shell's number of its control link, 0 while it is not alive."""
 
@@ -30,7 +42,8 @@ class Worker:
     about: Register
     heard_at: float
     state: Literal["alive", "awaited", "lost", "gone"] = "alive"
-    """Awaited: it was registered with an earlier coordinator, and has yet to come back."""
+    """Awaited: it was registered with an earlier coordinator, or its control link closed, and it has yet to
+    come back."""
     ended_at: float = 0.0
     report: WorkerReport = field(default_factory=WorkerReport)
     peers: list[PeerReport] = field(default_factory=list)
@@ -42,6 +55,8 @@ class Worker:
     """How often others have suspected it."""
     standby: bool = False
     """It has not taken over a slot so far."""
+    absence: Absence | None = None
+    """While it is awaited because its control link closed."""
 
     def __str__(self) -> str:
         return f"worker {self.worker} (pid {self.about.pid} on {self.about.host})"
@@ -115,6 +130,15 @@ class WorkerRegistry:
         """Those that are alive or awaited."""
         return [worker for worker in self if worker.state in ("alive", "awaited")]
 
+    def heard_at(self, number: int) -> float:
+        """When a worker was last heard of; in the far past if there is none of that id."""
+        worker = self.get_there(number)
+        return -math.inf if worker is None else worker.heard_at
+
+    def ended_since(self, since: float) -> list[Worker]:
+        """Those that were lost, or have left, since then."""
+        return [each for each in self if each.state in ("lost", "gone") and each.ended_at >= since]
+
     def get_there(self, number: int) -> Worker | None:
         """One that is alive or awaited."""
         worker = self._workers.get(number)
@@ -158,8 +182,28 @@ class WorkerRegistry:
         before = worker.link
         self._by_link.pop(before, None)
         self._by_link[link] = worker
-        worker.link, worker.heard_at, worker.state = link, now, "alive"
+        worker.link, worker.heard_at, worker.state, worker.absence = link, now, "alive", None
         return worker, before
+
+    def link_lost(self, worker: Worker, why: str, now: float) -> None:
+        """Its control link closed: it is awaited, for a moment unless its process is found."""
+        del self._by_link[worker.link]
+        worker.absence = Absence(worker.link, why, limits.LINK_GRACE_SECONDS)
+        worker.state, worker.link, worker.heard_at = "awaited", 0, now
+
+    def absent(self, link: int) -> Worker | None:
+        """The worker that is awaited because that control link closed."""
+        found = (each for each in self.awaited() if each.absence is not None and each.absence.link == link)
+        return next(found, None)
+
+    def process_found(self, link: int) -> None:
+        """The process whose link that was is there: it may be silent for as long as any other."""
+        if (worker := self.absent(link)) is not None and worker.absence is not None:
+            worker.absence.seconds_max = self._settings.heartbeat_timeout
+
+    def silence_max(self, worker: Worker) -> float:
+        """After how many seconds without a word the worker is lost."""
+        return self._settings.heartbeat_timeout if worker.absence is None else worker.absence.seconds_max
 
     def _check(self, about: Register) -> None:
         if about.python != self._python:
@@ -184,6 +228,7 @@ class WorkerRegistry:
         """It is not alive any more."""
         self._by_link.pop(worker.link, None)
         worker.state, worker.ended_at, worker.link, worker.peers = state, now, 0, []
+        worker.absence = None
         self.forget(now)
 
     def heartbeat(self, worker: Worker, message: Heartbeat) -> bool:
@@ -197,14 +242,14 @@ class WorkerRegistry:
     # --- time ------------------------------------------------------------------------------------
 
     def silent(self, now: float) -> list[Worker]:
-        """Workers that were not heard from for ``heartbeat_timeout``, or did not come back in that time.
+        """Workers that were not heard from for :meth:`silence_max`, or did not come back in that time.
 
         When this is asked late, this process itself was held up and the heartbeats may wait in
         its sockets: then nobody is judged until they were read.
         """
         found: list[Worker] = []
         for worker in self.there():
-            due = worker.heard_at + self._settings.heartbeat_timeout
+            due = worker.heard_at + self.silence_max(worker)
             if now > due + self._settings.heartbeat_interval:
                 worker.heard_at += now - due + self._settings.heartbeat_interval
             elif now >= due:
@@ -220,12 +265,11 @@ class WorkerRegistry:
                 del self._workers[worker.worker]
 
     def next_deadline(self) -> float | None:
-        timeout = self._settings.heartbeat_timeout
         return min(
             (
                 worker.ended_at + LISTED_SECONDS
                 if worker.state in ("lost", "gone")
-                else worker.heard_at + timeout
+                else worker.heard_at + self.silence_max(worker)
                 for worker in self._workers.values()
             ),
             default=None,
@@ -236,6 +280,7 @@ class WorkerRegistry:
         alive = self.alive()
         assert {worker.link: worker for worker in alive} == self._by_link
         assert all(worker.link == 0 for worker in self if worker.state != "alive")
+        assert all(worker.absence is None for worker in self if worker.state != "awaited")
         epochs = [worker.epoch for worker in self]
         assert len(set(epochs)) == len(epochs)
         assert all(0 < epoch <= self.epoch for epoch in epochs)

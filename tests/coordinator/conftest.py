@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 
 from minishuffle.config import ClusterSettings
-from minishuffle.coordinator.instructions import CloseLink, Instruction, Journal, Reply, SendToWorker, Stopped
+from minishuffle.coordinator.instructions import (
+    CloseLink,
+    Instruction,
+    Journal,
+    Reply,
+    SendToWorker,
+    Stopped,
+    WatchProcess,
+)
 from minishuffle.coordinator.journalrecords import job_records, recalled_jobs
 from minishuffle.coordinator.state import CoordinatorState
 from minishuffle.coordinator.status import CoordinatorFacts
@@ -34,6 +42,7 @@ from minishuffle.wire.messages import (
     TaskReport,
     TaskSpec,
     TaskStateChanged,
+    WorkerAddress,
     WorkerReport,
 )
 from minishuffle.wire.requests import Accepted, Failure, GetStatus, JobInfo, ShowJob, SubmitJob
@@ -114,6 +123,8 @@ class FakeCluster:
         self.decisions = 0
         self.replies: dict[tuple[int, int], ControlMessage] = {}
         self.closed: dict[int, str] = {}
+        self.watched: dict[int, WorkerAddress] = {}
+        """Where a process is looked for, by the link that closed."""
         self.journal_error: ShuffleError | None = None
         """What writing the journal fails with."""
         self.stopped = False
@@ -134,6 +145,7 @@ class FakeCluster:
 
     def come_back(self, worker: FakeWorker) -> None:
         """A worker registers again, with what it runs."""
+        term = next((each.term for each in reversed(worker.got(Registered))), self.term)
         worker.link = self.number()
         self.workers[worker.link] = worker
         held = [
@@ -141,7 +153,7 @@ class FakeCluster:
             for (job, operator, index), task in worker.tasks.items()
         ]
         fields = {"requested_worker": worker.worker, "epoch": worker.epoch, "attempts": held}
-        about = worker.about.model_copy(update=fields | {"term": self.term - 1})
+        about = worker.about.model_copy(update=fields | {"term": term})
         self.do(self.state.worker_message(worker.link, about, self.now))
 
     def jobs_journaled(self) -> list[str]:
@@ -174,6 +186,8 @@ class FakeCluster:
                     self.replies[link, request] = message
                 case CloseLink(link, why):
                     self.closed[link] = why
+                case WatchProcess(link, address):
+                    self.watched[link] = address
                 case Journal(changes, submission):
                     if self.journal_error is None:
                         self.journal |= {key: each for key, each in changes.items() if each is not None}
@@ -215,8 +229,15 @@ class FakeCluster:
         self.do(self.state.worker_message(worker.link, message, self.now))
 
     def lose(self, worker: FakeWorker) -> None:
-        """Its process is killed: the link closes."""
+        """Its process is killed: the link closes, and its port refuses connections."""
         self.do(self.state.link_closed(worker.link, self.now))
+        if self.watched.pop(worker.link, None) is not None:
+            self.do(self.state.process_gone(worker.link, self.now))
+
+    def break_link(self, worker: FakeWorker) -> None:
+        """Its control link breaks; whether its process is there nobody knows so far."""
+        self.do(self.state.link_closed(worker.link, self.now, "its control link closed (reset)"))
+        del self.workers[worker.link]
 
     def heartbeat(
         self,

@@ -232,18 +232,92 @@ def test_a_wait_is_answered_at_its_deadline(
 
 def test_a_killed_worker_is_lost_and_a_silent_one_cut_off(run: Run, tmp_path: Path) -> None:
     async def main() -> None:
-        async with coordinator(tmp_path, heartbeat_interval=0.05, heartbeat_timeout=0.3) as running:
+        async with coordinator(tmp_path, heartbeat_interval=0.05, heartbeat_timeout=1.0) as running:
             killed, silent = await running.link(Role.WORKER), await running.link(Role.WORKER, 7)
             await killed.register()
             assert (await silent.register(requested_worker=7)).worker == 7
             killed.close()
             assert (await silent.receive(WorkerLost)).worker == 1
             verdict = await silent.receive(WorkerLost)
-            assert (verdict.worker, verdict.reason) == (7, "it was silent for 0.3 s")
+            assert (verdict.worker, verdict.reason) == (7, "it was silent for 1 s")
             assert await silent.closed is None
             client = await running.link(Role.CLIENT)
             status = await client.request(GetStatus(), ClusterStatus)
             assert [(w.worker, w.state) for w in status.workers] == [(1, "lost"), (7, "lost")]
+
+    run(main())
+
+
+@asynccontextmanager
+async def process_that_listens() -> AsyncIterator[tuple[int, asyncio.Server, list[asyncio.StreamWriter]]]:
+    """Its port, and who has connected there: the data port of a worker that lives."""
+    connected: list[asyncio.StreamWriter] = []
+    server = await asyncio.start_server(lambda _, writer: connected.append(writer), "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1], server, connected
+    finally:
+        server.close()
+        for writer in connected:
+            writer.transport.abort()
+        await asyncio.sleep(0)
+
+
+async def seen(client: Peer, state: str) -> None:
+    """Wait until the only worker is in that state."""
+    while [each.state for each in (await client.request(GetStatus(), ClusterStatus)).workers] != [state]:
+        await asyncio.sleep(0.01)
+
+
+def test_a_worker_whose_process_listens_is_awaited_when_its_link_closes(run: Run, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with coordinator(tmp_path) as running, process_that_listens() as (port, _, connected):
+            worker, client = await running.link(Role.WORKER), await running.link(Role.CLIENT)
+            registered = await worker.register(data_port=port)
+            worker.close()
+            await seen(client, "awaited")
+            while not connected:
+                await asyncio.sleep(0.01)
+            again = await running.link(Role.WORKER, worker=1)
+            back = await again.register(data_port=port, requested_worker=1, epoch=registered.epoch)
+            assert (back.worker, back.epoch) == (1, registered.epoch)
+            await seen(client, "alive")
+            connected[0].transport.abort()  # the worker's handshake takes no longer
+            status = await client.request(GetStatus(), ClusterStatus)
+            assert [each.state for each in status.workers] == ["alive"]
+            again.close()
+
+    run(main())
+
+
+def test_a_worker_whose_process_ends_while_it_is_awaited_is_lost_at_once(run: Run, tmp_path: Path) -> None:
+    """What it had accepted the kernel resets."""
+
+    async def main() -> None:
+        async with (
+            coordinator(tmp_path, heartbeat_timeout=2 * SECONDS_MAX) as running,
+            process_that_listens() as (port, server, connected),
+        ):
+            worker, client = await running.link(Role.WORKER), await running.link(Role.CLIENT)
+            await worker.register(data_port=port)
+            worker.close()
+            while not connected:
+                await asyncio.sleep(0.01)
+            assert (await client.request(GetStatus(), ClusterStatus)).workers[0].state == "awaited"
+            server.close()
+            connected[0].transport.abort()
+            await seen(client, "lost")
+
+    run(main())
+
+
+def test_a_worker_that_sends_garbage_is_lost_although_its_process_listens(run: Run, tmp_path: Path) -> None:
+    async def main() -> None:
+        settings = {"heartbeat_timeout": 2 * SECONDS_MAX}
+        async with coordinator(tmp_path, **settings) as running, process_that_listens() as (port, *_):
+            worker, client = await running.link(Role.WORKER), await running.link(Role.CLIENT)
+            await worker.register(data_port=port)
+            worker._link._transport.write(b"\xff" * 64)
+            await seen(client, "lost")
 
     run(main())
 
@@ -411,7 +485,7 @@ def test_a_journal_that_cannot_be_written_refuses_the_submission_and_all_else_ru
     run: Run, tmp_path: Path, make_graph: Callable[..., JobGraph]
 ) -> None:
     async def main() -> None:
-        async with coordinator(tmp_path) as running:
+        async with coordinator(tmp_path, heartbeat_timeout=SECONDS_MAX) as running:
             worker, client = await running.link(Role.WORKER), await running.link(Role.CLIENT)
             await worker.register()
             await client.request(submission(make_graph(1, 1)), Accepted)

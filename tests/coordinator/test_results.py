@@ -183,6 +183,18 @@ def test_a_client_that_is_gone_is_not_answered(cluster: FakeCluster, pair: Any) 
     assert cluster.reply(request) is None
 
 
+def test_a_worker_whose_link_broke_is_asked_again(cluster: FakeCluster, pair: Any) -> None:
+    """What it was asked, or its answer, was on its way."""
+    cluster.submit(graph("result"))
+    request = cluster.ask(open_rows())
+    cluster.break_link(pair[0])
+    cluster.come_back(pair[0])
+    first, again = pair[0].got(ServeResult)
+    assert first == again
+    cluster.send(pair[0], ResultExpected(term=TERM, ticket=again.ticket, segment_bytes=4096))
+    assert isinstance(cluster.reply(request), ResultOpened)
+
+
 def test_a_worker_that_is_lost_takes_its_rows(cluster: FakeCluster, pair: Any) -> None:
     cluster.submit(graph("result"))
     cluster.report_all("j1", "finished", counters=TaskCounters(rows_kept=9))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import pytest
 from minishuffle.coordinator.lifecycle import JOB_OVER
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import PeerLost, TaskFailed
-from minishuffle.wire.messages import CancelTasks, ErrorInfo, ReleaseJob, Shutdown
+from minishuffle.wire.messages import CancelTasks, ErrorInfo, Registered, ReleaseJob, Shutdown
 from minishuffle.wire.requests import Accepted, CancelJob, GetStatus, JobInfo, ListJobs, SubmitJob, WaitJob
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Simulation:
             self.task_event: 60,
             self.stale: 4,
             self.lose_coordinator: 1,
+            self.break_link: 2,
         }
         (action,) = self.random.choices(list(weights), list(weights.values()))
         action()
@@ -77,6 +79,20 @@ class Simulation:
             worker = self.cluster.workers.pop(self.random.choice(living).link)
             if self.random.random() < 0.6:
                 self.cluster.lose(worker)
+
+    def break_link(self) -> None:
+        """A control link breaks; the worker comes back, is found without coming back, or neither."""
+        if living := self.living():
+            worker = self.random.choice(living)
+            link = worker.link
+            self.cluster.break_link(worker)
+            if self.random.random() < 0.3:
+                self.task_event()
+            if self.random.random() < 0.5:
+                self.cluster.do(self.cluster.state.process_found(link, self.cluster.now))
+            if self.random.random() < 0.8:
+                self.cluster.come_back(worker)
+            self.cluster.advance(3.5)
 
     def goodbye(self) -> None:
         if living := self.living():
@@ -199,11 +215,13 @@ def test_every_job_ends_once_its_faults_are_over(
     assert all(cluster.reply(wait) is not None for wait in run.waits), f"seed {seed}"
     for worker in run.living():
         assert worker.tasks == {}, f"seed {seed}: worker {worker.worker} was not told to release a job"
-        released = [(each.term, each.job) for each in worker.got(ReleaseJob) if not each.attempts]
-        canceled = [
-            (message.term, message.job) for message in worker.got(CancelTasks) if not message.attempts
+        links = itertools.accumulate(isinstance(message, Registered) for message in worker.inbox)
+        whole_jobs = [
+            (link, message.type, message.job)
+            for link, message in zip(links, worker.inbox, strict=True)
+            if isinstance(message, ReleaseJob | CancelTasks) and not message.attempts
         ]
-        assert len(set(released)) == len(released) and len(set(canceled)) == len(canceled), f"seed {seed}"
+        assert len(set(whole_jobs)) == len(whole_jobs), f"seed {seed}: something is said twice over a link"
     status: Any = cluster.request(GetStatus())
     assert cluster.state.snapshot(cluster.now, {}).slots["used"] == 0
     assert all(0 <= worker.slots_free <= worker.slots for worker in status.workers)

@@ -20,6 +20,7 @@ FaultKind: TypeAlias = Literal[
     "lose",
     "isolate",
     "cut",
+    "cut control",
     "swallow",
     "delay",
     "stop",
@@ -35,11 +36,11 @@ FaultKind: TypeAlias = Literal[
 ]
 """A task raises, or does not react; a worker is killed, its machine is gone, or it is cut off from the
 coordinator alone; a link between two workers breaks, loses all that is sent from now on, or is slow for a
-while; a worker is stopped for less or more than its heartbeats may be late; a further worker comes; the user
-cancels the job. What fails while something recovers: a task raises and its next attempt raises when it opens;
-a producer and a consumer raise at one time; a worker is killed, and then the one that gets the next attempt
-of anything; the coordinator does nothing for a while. The coordinator is killed, and started again with its
-journal; or it is stopped, another takes its place, and it goes on."""
+while; a control link breaks; a worker is stopped for less or more than its heartbeats may be late; a further
+worker comes; the user cancels the job. What fails while something recovers: a task raises and its next
+attempt raises when it opens; a producer and a consumer raise at one time; a worker is killed, and then the
+one that gets the next attempt of anything; the coordinator does nothing for a while. The coordinator is
+killed, and started again with its journal; or it is stopped, another takes its place, and it goes on."""
 KINDS: tuple[FaultKind, ...] = (
     "raise",
     "raise",
@@ -52,6 +53,7 @@ KINDS: tuple[FaultKind, ...] = (
     "isolate",
     "cut",
     "cut",
+    "cut control",
     "swallow",
     "delay",
     "stop",
@@ -71,6 +73,7 @@ DURING_RECOVERY: tuple[FaultKind, ...] = (
     "raise",
     "stop for long",
     "worker",
+    "cut control",
 )
 """What hits a recovery, and what begins one."""
 HEADLESS: tuple[FaultKind, ...] = (
@@ -195,6 +198,11 @@ def _harm_worker(cluster: Cluster, worker: SimulatedWorker, kind: FaultKind) -> 
         for ends in cluster.network.between(worker.host, cluster.coordinator_host):
             for end in ends:
                 end.hole = True
+        return
+    if kind == "cut control":
+        for ends in cluster.network.between(worker.host, cluster.coordinator_host):
+            for end in ends:
+                world.within(world.random.choice([0.001, 0.1]), partial(end.ended, "reset"))
         return
     least, most = STOP_SECONDS if kind == "stop" else LONG_STOP_SECONDS
     worker.host.stop()

@@ -1,0 +1,186 @@
+"""Control links of workers that close: which processes have outlived that, and what follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from minishuffle import limits
+from minishuffle.dataflow.graph import JobGraph
+from minishuffle.errors import TaskFailed
+from minishuffle.wire.messages import DeployTasks, PrepareJob, TasksRestarted, WorkerLost
+from minishuffle.wire.requests import Failure, GetStatus, SubmitJob
+
+if TYPE_CHECKING:
+    from conftest import FakeCluster, FakeWorker
+
+MakeGraph = Callable[..., JobGraph]
+Pair = tuple["FakeWorker", "FakeWorker"]
+JUST_BEFORE = 0.001
+
+
+@pytest.fixture
+def pair(cluster: FakeCluster) -> Pair:
+    return cluster.add(), cluster.add()
+
+
+def states(cluster: FakeCluster) -> list[str]:
+    return [worker.state for worker in cluster.request(GetStatus()).workers]
+
+
+def attempts(cluster: FakeCluster) -> set[int]:
+    return {task.attempt for task in cluster.show("j1").tasks}
+
+
+def start(cluster: FakeCluster, graph: JobGraph) -> None:
+    cluster.submit(graph)
+    cluster.report_all("j1", "running")
+
+
+def lost_causes(cluster: FakeCluster) -> list[str]:
+    return [cause.text for cause in cluster.show("j1").causes]
+
+
+def test_a_worker_that_comes_back_at_once_goes_on_and_nothing_restarts(
+    cluster: FakeCluster, pair: Pair, make_graph: MakeGraph
+) -> None:
+    start(cluster, make_graph(restart_strategy="individual"))
+    before = cluster.show("j1")
+    cluster.break_link(pair[1])
+    assert states(cluster) == ["alive", "awaited"]
+    assert [address.data_port for address in cluster.watched.values()] == [pair[1].about.data_port]
+    cluster.come_back(pair[1])
+    assert states(cluster) == ["alive", "alive"]
+    assert (cluster.show("j1"), pair[0].got(WorkerLost)) == (before, [])
+    cluster.advance(60.0)
+    assert (cluster.show("j1").state, attempts(cluster)) == ("running", {1})
+
+
+def test_a_process_that_is_gone_is_lost_at_once(
+    cluster: FakeCluster, pair: Pair, make_graph: MakeGraph
+) -> None:
+    start(cluster, make_graph())
+    cluster.break_link(pair[1])
+    (link,) = cluster.watched
+    cluster.do(cluster.state.process_gone(link, cluster.now))
+    assert states(cluster) == ["alive", "lost"]
+    assert [lost.worker for lost in pair[0].got(WorkerLost)] == [2]
+    assert "was lost: its control link closed (reset)" in lost_causes(cluster)[0]
+
+
+def test_a_process_of_which_nothing_is_known_is_awaited_for_a_moment(
+    cluster: FakeCluster, pair: Pair, make_graph: MakeGraph
+) -> None:
+    start(cluster, make_graph())
+    cluster.break_link(pair[1])
+    cluster.advance(limits.LINK_GRACE_SECONDS - JUST_BEFORE)
+    assert states(cluster) == ["alive", "awaited"]
+    cluster.advance(2 * JUST_BEFORE)
+    assert states(cluster) == ["alive", "lost"]
+    text = "its control link closed (reset), and it did not come back within 0.3 s"
+    assert text in lost_causes(cluster)[0]
+
+
+def test_a_process_that_is_there_may_be_silent_for_as_long_as_any_other(
+    cluster: FakeCluster, pair: Pair
+) -> None:
+    """It may be stopped, or its loop held up."""
+    cluster.break_link(pair[1])
+    (link,) = cluster.watched
+    cluster.do(cluster.state.process_found(link, cluster.now))
+    timeout = cluster.settings.heartbeat_timeout
+    cluster.advance(timeout - JUST_BEFORE)
+    assert states(cluster) == ["alive", "awaited"]
+    cluster.advance(2 * JUST_BEFORE)
+    assert states(cluster) == ["alive", "lost"]
+
+
+def test_what_is_found_of_an_earlier_link_says_nothing_of_this_one(cluster: FakeCluster, pair: Pair) -> None:
+    cluster.break_link(pair[1])
+    (first,) = cluster.watched
+    cluster.come_back(pair[1])
+    for _ in range(2):  # while it is there, and while it is away once more
+        cluster.do(cluster.state.process_gone(first, cluster.now))
+        cluster.do(cluster.state.process_found(first, cluster.now))
+        assert "lost" not in states(cluster)
+        if pair[1].link in cluster.workers:
+            cluster.break_link(pair[1])
+    cluster.advance(limits.LINK_GRACE_SECONDS)
+    assert states(cluster) == ["alive", "lost"]
+
+
+def test_a_link_that_was_closed_for_cause_is_a_verdict(cluster: FakeCluster, pair: Pair) -> None:
+    """A worker that sends garbage would come back and send it again."""
+    cluster.do(cluster.state.link_closed(pair[1].link, cluster.now, "garbage", for_cause=True))
+    assert states(cluster) == ["alive", "lost"]
+    assert cluster.watched == {}
+    cluster.come_back(pair[1])
+    assert isinstance(cluster.replies[pair[1].link, 0], Failure)
+
+
+def test_a_new_process_takes_the_id_of_one_whose_link_closed(cluster: FakeCluster, pair: Pair) -> None:
+    cluster.break_link(pair[1])
+    fresh = cluster.add(requested_worker=2)
+    assert (fresh.worker, fresh.epoch) == (2, 3)
+    cluster.come_back(pair[1])
+    assert isinstance(cluster.replies[pair[1].link, 0], Failure)
+
+
+def test_what_was_sent_into_a_link_that_broke_is_made_up_for(
+    cluster: FakeCluster, pair: Pair, make_graph: MakeGraph
+) -> None:
+    """A task was about to restart there: it is deployed anew."""
+    start(cluster, make_graph(restart_strategy="individual"))
+    worker = pair[1]
+    tasks = dict(worker.tasks)
+    cluster.fail(worker, ("j1", 0, 1), TaskFailed.code, "boom")
+    assert len(worker.got(DeployTasks)) == 2
+    worker.tasks = tasks
+    cluster.break_link(worker)
+    cluster.come_back(worker)
+    assert worker.tasks["j1", 0, 1].attempt == 3
+    assert worker.tasks["j1", 1, 1].attempt == 1
+
+
+def test_nothing_is_placed_while_it_is_open_who_is_there(
+    cluster: FakeCluster, pair: Pair, make_graph: MakeGraph
+) -> None:
+    start(cluster, make_graph(restart_strategy="individual"))
+    cluster.break_link(pair[1])
+    wait = cluster.ask(SubmitJob(name="s", python="3.11", graph=make_graph(1, 1).to_bytes()))
+    cluster.fail(pair[0], ("j1", 0, 0), TaskFailed.code, "boom")
+    assert (cluster.reply(wait), attempts(cluster)) == (None, {1})
+    cluster.come_back(pair[1])
+    assert cluster.reply(wait) is not None
+    assert pair[0].tasks["j1", 0, 0].attempt == 2
+    assert pair[1].got(TasksRestarted)
+
+
+def test_verdicts_of_the_meantime_are_heard_on_return(cluster: FakeCluster, pair: Pair) -> None:
+    third = cluster.add()
+    cluster.break_link(pair[1])
+    cluster.lose(third)
+    cluster.come_back(pair[1])
+    assert [lost.worker for lost in pair[1].got(WorkerLost)] == [3]
+
+
+def test_a_standby_worker_is_prepared_anew(cluster: FakeCluster, pair: Pair, make_graph: MakeGraph) -> None:
+    """What it was sent may not have arrived, and a takeover names no programs."""
+    standby = cluster.add(standby=True)
+    start(cluster, make_graph(restart_strategy="individual"))
+    standby.prepared.clear()
+    cluster.break_link(standby)
+    cluster.come_back(standby)
+    assert len(standby.got(PrepareJob)) == 2
+    cluster.heartbeat(standby, loaded=1)
+    cluster.lose(pair[1])
+    assert {key[1:] for key in standby.tasks} == {(0, 1), (1, 1)}
+
+
+def test_links_that_close_while_the_cluster_stops_are_no_losses(cluster: FakeCluster, pair: Pair) -> None:
+    cluster.do(cluster.state.stop(cluster.now))
+    cluster.do(cluster.state.link_closed(pair[1].link, cluster.now))
+    assert states(cluster) == ["alive", "gone"]
+    assert cluster.watched == {}
