@@ -47,6 +47,8 @@ __all__ = [
 
 ATTEMPTS_KEPT: Final = 64
 """Ended attempts of a subtask whose traffic is kept; what is lost of an older one is as it was then."""
+DROPPED_WHEN_TAKEN: Final = ("failed_batch", "late_after_recovery")
+"""Reasons for which a task drops rows that it has counted as taken in."""
 
 TaskKey: TypeAlias = tuple[int, int]
 """Operator and index of a subtask."""
@@ -387,18 +389,26 @@ class _Ledger:
                 balance[record.worker] += max(0, self._made_and_not_passed_on(record))
                 continue
             rows = self._sent_by_survivors[record.id] - self._received_by_survivors[record.id]
-            if record.operator not in self._writing:
-                rows -= _rows_out(record, self._taken(record))
-            balance[record.worker] += rows - sum(record.counters.rows_dropped.values())
+            balance[record.worker] += rows - self._rows_dealt_with(record, self._taken(record))
         return sum(max(0, rows) for rows in balance.values())
 
     def _made_and_not_passed_on(self, record: AttemptRecord) -> int:
         """Rows that a source may have emitted and that no survivor has, nor what died with it."""
         counters = record.counters
-        rows = record.rows_made - counters.rows_skipped - sum(counters.rows_dropped.values())
-        if record.operator not in self._writing:
-            rows -= _rows_out(record, counters.records_out + counters.records_in)
+        rows = record.rows_made - counters.rows_skipped
+        rows -= self._rows_dealt_with(record, counters.records_out + counters.records_in)
         return rows - self._received_by_survivors[record.id] - self._sent_inside[record.id]
+
+    def _rows_dealt_with(self, record: AttemptRecord, taken: int) -> int:
+        """Rows that it has dropped and, if its chain ends in a sink and had ``taken`` so many, rows that have
+        come to the end: a file sink has them when it has filed them. Each once."""
+        counters = record.counters
+        dropped = sum(counters.rows_dropped.values())
+        if record.operator in self._writing:
+            return dropped
+        if not counters.rows_filed:
+            dropped -= sum(counters.rows_dropped.get(reason, 0) for reason in DROPPED_WHEN_TAKEN)
+        return dropped + max(counters.rows_filed or taken, record.rows_listed)
 
     def _taken(self, record: AttemptRecord) -> int:
         """Rows that it has taken in, at least, without those that the next attempt gets again."""
@@ -417,12 +427,6 @@ class _Ledger:
 
 def _state_rows(record: AttemptRecord) -> int:
     return record.counters.state_rows if record.end in ("early", "died") else 0
-
-
-def _rows_out(record: AttemptRecord, taken: int) -> int:
-    """Rows that have come to the end of a chain which ends in a sink, and had ``taken`` so many: a file sink
-    has them when it has filed them."""
-    return max(record.counters.rows_filed or taken, record.rows_listed)
 
 
 def _rows_unfinished(record: AttemptRecord) -> int:

@@ -373,6 +373,26 @@ def test_rows_of_a_sink_that_died_are_unfinished_in_flight_or_listed() -> None:
     assert (found.dropped, found.in_flight) == ({}, 42)
 
 
+@pytest.mark.parametrize(("filed", "in_flight"), [(0, 40 - 3), (50, 100 - 50 - 5 - 3)])
+def test_rows_that_a_sink_had_taken_and_dropped_are_not_in_flight_once(filed: int, in_flight: int) -> None:
+    """Of 100 rows it had taken in 60, and dropped 5 of these; 3 others were dropped before. What is not in a
+    file has come to the end when it was taken."""
+    died = record(2, 1, received(1, 70), worker=2, end="died", records_in=60, rows_filed=filed)
+    died.rows_listed = filed
+    died.counters.rows_dropped |= {"late_after_recovery": 5, "partial_element": 3}
+    current = [record(1, 1, sent(1, 100)), record(2, 2, worker=1)]
+    assert books(died, current=current).losses(current).in_flight == in_flight
+
+
+def test_rows_that_a_source_with_a_sink_had_made_and_dropped_are_not_in_flight_once() -> None:
+    made = Books([])
+    died = record(0, 1, worker=2, end="died", records_out=60)
+    died.rows_made = 100
+    died.counters.rows_dropped["late_after_recovery"] = 5
+    made.close(died, [])
+    assert made.losses([record(0, 2)]).in_flight == 40
+
+
 def test_unfinished_rows_of_attempts_that_are_not_kept_stay_counted() -> None:
     kept = Books(EDGES)
     for attempt in range(1, ATTEMPTS_KEPT + 4):
