@@ -232,12 +232,23 @@ class ReportLog:
             self._kept = deque(kept for kept in self._kept if kept[0].number not in numbers)
         return report.model_copy(update={"positions": pack_positions(entries)})
 
-    def acknowledge(self, number: int) -> list[EndsRead | SourcePositions | FileCompleted]:
+    def acknowledge(
+        self, number: int, *, files: bool = True
+    ) -> list[EndsRead | SourcePositions | FileCompleted]:
         """The coordinator has applied everything up to that number: gives the reports that somebody waits
-        for that with."""
+        for that with.
+
+        Args:
+            files: those of files too. Else they are kept, and reported again: the coordinator may have
+                refused them, and says so then.
+        """
         applied: list[EndsRead | SourcePositions | FileCompleted] = []
+        unanswered: list[tuple[NumberedReport, int]] = []
         while self._kept and self._kept[0][0].number <= number:
             report, size = self._kept.popleft()
+            if isinstance(report, FileCompleted) and not files:
+                unanswered.append((report, size))
+                continue
             self._bytes -= size
             if (
                 isinstance(report, EndsRead | FileCompleted)
@@ -245,6 +256,7 @@ class ReportLog:
                 and (report.writes or report.number > self._excused)
             ):
                 applied.append(report)
+        self._kept.extendleft(reversed(unanswered))
         return applied
 
     def excuse(self, number: int) -> list[SourcePositions]:

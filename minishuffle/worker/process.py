@@ -357,7 +357,7 @@ class Worker:
     def _say_kept(self, applied: int) -> None:
         """What the coordinator has not heard, once it has registered this worker. It applies reports in the
         order of their numbers: what waits in outboxes gets its numbers now, and follows."""
-        self._acknowledged(applied)
+        self._acknowledged(applied, files=False)
         control = self._control
         assert control is not None
         for report in self._reports.kept(self._state.term):
@@ -435,9 +435,9 @@ class Worker:
         elif isinstance(message, NumberedReport):
             self._reports.keep(message)
 
-    def _acknowledged(self, number: int, *, refused: bool = False) -> None:
+    def _acknowledged(self, number: int, *, refused: bool = False, files: bool = True) -> None:
         """The coordinator has applied reports. The file that the last one names may be ``refused``."""
-        for report in self._reports.acknowledge(number):
+        for report in self._reports.acknowledge(number, files=files):
             if isinstance(report, EndsRead):
                 self._state.ends_known(report)
             elif isinstance(report, FileCompleted):

@@ -12,6 +12,7 @@ from minishuffle import limits
 from minishuffle.errors import TaskCancelled
 from minishuffle.ids import AttemptId, JobId, OperatorId, SubtaskId
 from minishuffle.wire.messages import Collected, LogLines, SourcePositions, TaskStateChanged
+from minishuffle.wire.outputs import FileCompleted
 from minishuffle.wire.packed import SplitPosition, pack_positions, unpack_positions
 from minishuffle.worker.handoff import TaskPaths
 from minishuffle.worker.outbox import Outbox, OutboxSender, ReportLog
@@ -193,6 +194,17 @@ def test_reports_are_kept_until_they_are_acknowledged() -> None:
     log.acknowledge(9)
     assert kept(log) == []
     assert log.keep(rows_of(1)).number == 5
+
+
+def test_what_became_of_a_file_is_not_known_from_a_number_alone() -> None:
+    log = ReportLog()
+    file = log.keep(FileCompleted(file=0, path="part-0", rows=1, bytes=9, checksum="", **TASK))
+    log.keep(rows_of(10))
+    later = log.keep(rows_of(10))
+    assert log.acknowledge(2, files=False) == []
+    assert kept(log) == [file, later]
+    assert log.acknowledge(1) == [file]
+    assert kept(log) == [later]
 
 
 def test_a_report_that_cannot_be_sent_leaves_no_gap() -> None:

@@ -494,16 +494,22 @@ async def test_everything_that_a_worker_says_has_the_term_that_it_heard_last(
     assert {message.term for message in said} == {coordinator.term}
 
 
+@pytest.mark.parametrize("breaks", [False, True])
 @pytest.mark.parametrize("refused", [False, True])
 async def test_a_file_that_the_coordinator_refuses_gets_no_name(
-    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refused: bool
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refused: bool, breaks: bool
 ) -> None:
+    """Also when the refusal is lost with a control link that breaks: then the file is reported again."""
     coordinator.acknowledges = False
     monkeypatch.setattr(limits, "FILE_LINGER_SECONDS_MAX", 0.05)
     await coordinator.worker()
     coordinator.deploy(Stream.items([1, 2]).to_files(tmp_path, rows=1), {0: 1}, settings=WITHOUT_LEASES)
     await coordinator.until(lambda: len(coordinator.said(FileCompleted)) == 2)
-    for each in coordinator.said(FileCompleted):
+    if breaks:
+        coordinator.applied = max(each.number for each in coordinator.said(FileCompleted))
+        coordinator.links[1].close()
+        await coordinator.until(lambda: len(coordinator.said(FileCompleted)) == 4)
+    for each in coordinator.said(FileCompleted)[-2:]:
         coordinator.send(Acknowledge(term=coordinator.term, number=each.number, refused=refused))
     coordinator.send(CancelTasks(term=coordinator.term, job="j1"))
     await coordinator.until(lambda: len(coordinator.ended()) == 1)
