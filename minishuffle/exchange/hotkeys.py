@@ -19,12 +19,12 @@ from minishuffle.exchange.rows import preview
 __all__ = ["HotKeys"]
 
 COUNTERS: Final = 32
-ROWS_PER_SAMPLE: Final = 256
-SAMPLES_MAX: Final = 8
+ROWS_PER_SAMPLE: Final = 1_024
+SAMPLES_MAX: Final = 2
 FIRST_SAMPLES: Final = 200
 ROWS_PER_FIRST_SAMPLE: Final = 16
 FIRST_SAMPLES_MAX: Final = 64
-HALVED_AT: Final = 4_096
+HALVED_AT: Final = 1_024
 """Samples."""
 SAMPLES_MIN: Final = 100
 """Fewer say nothing."""
