@@ -88,6 +88,17 @@ def choose_consumers(hashes: Vector, consumers: Word, positions: Vector, rows: i
 def arrange(positions: Vector, order: Vector, bounds: Vector, consumers: int, rows: int) -> int:
     """Row numbers by consumer, in their order. ``bounds`` (consumers + 2 zeros) gets where those of each
     begin, then twice the end."""
+    if consumers == 2:  # in registers; counters in memory wait for each other
+        left, right = 0, rows
+        for row in range(rows):
+            right -= positions[row]
+        bounds[1], bounds[2], bounds[3] = right, rows, rows
+        for row in range(rows):
+            position = positions[row]
+            order[right if position else left] = row
+            left += 1 - position
+            right += position
+        return rows
     for row in range(rows):
         bounds[positions[row] + 2] += 1
     for consumer in range(consumers):

@@ -66,7 +66,7 @@ def test_hashes_of_parts_are_combined(pairs: list[tuple[int, int]]) -> None:
 # --- partition ------------------------------------------------------------------------------------
 
 
-@given(st.lists(UINT64, max_size=30), st.integers(1, 1000))
+@given(st.lists(UINT64, max_size=30), st.integers(1, 4) | st.integers(1, 1000))
 def test_rows_are_arranged_by_consumer(hashes: list[int], consumers: int) -> None:
     positions, order = np.empty(len(hashes), np.int64), np.empty(len(hashes), np.int64)
     bounds = np.zeros(consumers + 2, np.int64)
