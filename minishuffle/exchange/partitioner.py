@@ -27,6 +27,8 @@ Vector: TypeAlias = "np.ndarray[Any, Any]"
 
 PIECE_ROWS_MIN: Final = 16
 """A batch that is dealt out is not cut into pieces of fewer rows."""
+OWN_PIECE_ROWS_MIN: Final = 8_192
+"""Rows of a piece, on the average, that has memory of its own: each gather costs microseconds a column."""
 _ROWS_PER_CONSUMER: Final = 4096
 """An Arrow batch is cut up by chunks, longer for many consumers so that the pieces do not become too
 small."""
@@ -150,22 +152,33 @@ class Partitioner:
         self._schema = schema
 
     def _pick_columns(self, batch: pa.RecordBatch, order: Vector, bounds: list[int]) -> Pieces:
-        """One gather of each column, then slices of it."""
-        rows, indices = batch.num_rows, None
+        """Long pieces have memory of their own, so that one can be handed over and keeps nothing of another;
+        short ones are slices of one gather."""
+        if batch.num_rows >= OWN_PIECE_ROWS_MIN * self._consumers:
+            for position, (begin, end) in enumerate(pairwise(bounds)):
+                if begin < end:
+                    yield position, self._gathered(batch, order[begin:end])
+            return
+        gathered = self._gathered(batch, order)
+        for position, (begin, end) in enumerate(pairwise(bounds)):
+            if begin < end:
+                yield position, gathered.slice(begin, end - begin)
+
+    def _gathered(self, batch: pa.RecordBatch, order: Vector) -> pa.RecordBatch:
+        """The rows with those numbers."""
+        rows, indices = len(order), None
         columns = []
         for column, word in zip(batch.columns, self._words, strict=True):
             if word is not None and not column.null_count:
                 offset = column.offset * word().itemsize
-                values = np.frombuffer(column.buffers()[1], word, count=rows, offset=offset).take(order)
-                columns.append(pa.Array.from_buffers(column.type, rows, [None, pa.py_buffer(values)]))
+                words = np.frombuffer(column.buffers()[1], word, count=batch.num_rows, offset=offset)
+                values = pa.py_buffer(words.take(order))
+                columns.append(pa.Array.from_buffers(column.type, rows, [None, values]))
             else:
                 if indices is None:
                     indices = pa.array(order)
                 columns.append(take(column, indices))
-        gathered = pa.RecordBatch.from_arrays(columns, schema=batch.schema)
-        for position, (begin, end) in enumerate(pairwise(bounds)):
-            if begin < end:
-                yield position, gathered.slice(begin, end - begin)
+        return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
     def _as_chosen(self, batch: Batch) -> Pieces:
         assert not isinstance(batch, pa.RecordBatch)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.exchange import partitioner as partitioner_module
-from minishuffle.exchange.elements import Batch, KeyedRows
+from minishuffle.exchange.elements import Batch, KeyedRows, unpinned
 from minishuffle.exchange.keys import destination, stable_hash
-from minishuffle.exchange.partitioner import Partitioner
+from minishuffle.exchange.partitioner import OWN_PIECE_ROWS_MIN, Partitioner
 
 
 def rows_of(batch: Batch) -> list[Any]:
@@ -59,8 +59,10 @@ def test_keyed_rows_go_where_the_hash_of_their_key_says(consumers: int, kind: An
     assert gathered(by_key(consumers).split(batch)) == expected(rows_of(batch), keys, consumers)
 
 
+@pytest.mark.parametrize("own", [1, 8_192])
 @pytest.mark.parametrize("consumers", CONSUMERS)
-def test_record_batches_go_the_same_way(consumers: int) -> None:
+def test_record_batches_go_the_same_way(consumers: int, own: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partitioner_module, "OWN_PIECE_ROWS_MIN", own)
     numbers = np.random.default_rng(3).integers(-50, 50, 1000)
     batch = pa.record_batch(
         {
@@ -94,6 +96,19 @@ def test_long_batches_are_cut_up_by_chunks_in_order(consumers: int, monkeypatch:
     pieces = list(by_key(consumers, "k").split(batch))
     assert len(pieces) > consumers
     assert gathered(pieces) == expected(rows_of(batch), [n % 37 for n in range(1000)], consumers)
+
+
+@pytest.mark.parametrize("consumers", [2, 3])
+def test_long_pieces_keep_no_memory_of_each_other_and_short_ones_are_slices(consumers: int) -> None:
+    rows = consumers * OWN_PIECE_ROWS_MIN
+    batch = pa.record_batch(
+        {"k": np.arange(rows), "v": np.arange(rows) / 7, "t": list(map(str, range(rows)))}
+    )
+    pieces: list[tuple[int, Any]] = list(by_key(consumers, "k").split(batch))
+    assert len(pieces) == consumers
+    assert all(unpinned(piece) is piece for _, piece in pieces)
+    pieces = list(by_key(consumers, "k").split(batch.slice(1)))
+    assert len({piece.column(0).buffers()[1].address for _, piece in pieces}) == 1
 
 
 def test_one_partitioner_takes_batches_of_changing_schemas() -> None:
