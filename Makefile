@@ -3,6 +3,8 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 export PYTHONUNBUFFERED := 1
+# Some images set it; the tests start hundreds of processes, each of which would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 # In the foreground, so that Ctrl-C reaches what runs and not only make.
 WITHIN := timeout --foreground --kill-after=30

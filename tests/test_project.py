@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -48,6 +49,13 @@ def test_nothing_is_left_for_later() -> None:
     files += [*(ROOT / "minishuffle").rglob("README.md"), *(ROOT / "deploy").rglob("*.*")]
     found = {str(path): LEFTOVER.search(path.read_text(encoding="utf-8")) for path in files}
     assert not [f"{name}: {match[0]}" for name, match in found.items() if match]
+
+
+def test_processes_of_the_tests_keep_the_bytecode_that_python_compiles() -> None:
+    command = ["make", "--eval", "print: ; @printenv PYTHONDONTWRITEBYTECODE || echo unset", "print"]
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+    printed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    assert printed.stdout == "unset\n", printed.stdout + printed.stderr
 
 
 PYTHON_THAT_NOTES = """#!/bin/sh
