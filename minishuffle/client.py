@@ -20,7 +20,6 @@ from minishuffle.errors import (
     TaskFailed,
     UsageError,
 )
-from minishuffle.exchange.rows import unpack_result
 from minishuffle.ids import Address
 from minishuffle.transport.control import BlockingControlClient
 from minishuffle.wire.frames import Role
@@ -222,6 +221,8 @@ class JobHandle:
 
 def results_of(info: JobInfo) -> list[SinkResult]:
     """What the sinks of a job gave at their close."""
+    from minishuffle.exchange.rows import unpack_result  # It needs numpy.
+
     return [
         SinkResult(task.name, task.index, unpack_result(task.result)) for task in info.tasks if task.result
     ]

@@ -32,6 +32,12 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert not loaded.intersection(HEAVY)
 
 
+def test_processes_and_commands_load_what_they_use() -> None:
+    """Each process of a cluster imports the one, each ``minishuffle jobs`` the other."""
+    assert not modules_after("import minishuffle.cli.worker").intersection(["numpy", "pyarrow", "rich"])
+    assert not modules_after("import minishuffle.cli.jobs").intersection(["numpy", "pyarrow"])
+
+
 def test_the_stream_module_leaves_arrow_for_later() -> None:
     loaded = modules_after("from minishuffle import Stream, KeyedStream, UsageError")
     assert "minishuffle.dataflow.stream" in loaded

@@ -14,7 +14,6 @@ from importlib.metadata import PackageNotFoundError, version
 import click
 import psutil
 
-from minishuffle.cli import tables
 from minishuffle.cli.session import (
     DEFAULT_HOST,
     DEFAULT_PORT,
@@ -165,6 +164,8 @@ def _package(name: str) -> Check:
 
 
 def _memory() -> Check:
+    from minishuffle.cli import tables  # It needs rich, and each worker imports this module.
+
     free = psutil.virtual_memory().available
     fix = "stop something, or give workers less with --network-memory-bytes"
     return Check("memory", free >= MEMORY_BYTES, f"{tables.byte_text(free)} free", fix)
@@ -236,6 +237,8 @@ def doctor(context: click.Context, as_json: bool) -> None:
     if as_json:
         print_json({"ok": healthy, "cpus": os.cpu_count(), "checks": [asdict(check) for check in found]})
     else:
+        from minishuffle.cli import tables
+
         table = tables.new_table(["check", "verdict", "found", "how to get it"])
         for check in found:
             verdict = "ok" if check.ok else "missing" if check.needed else "optional"

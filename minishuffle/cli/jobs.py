@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from pydantic import ValidationError
 
 from minishuffle.cli import tables
 from minishuffle.cli.leftout import left_out, left_out_texts
-from minishuffle.cli.loading import Job, load_job
 from minishuffle.cli.session import Session, json_option, late_global_options, print_json, session_of
 from minishuffle.client import Client, JobHandle, JobResult, loss_text, new_submission, results_of
-from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.graph import JobSettings
 from minishuffle.errors import ShuffleError, TaskFailed, UsageError
 from minishuffle.limits import PARALLELISM_MAX
 from minishuffle.wire.outputs import ListedFile
 from minishuffle.wire.requests import JobEvent, JobInfo
+
+if TYPE_CHECKING:
+    from minishuffle.cli.loading import Job
 
 __all__ = ["jobs", "submit"]
 
@@ -82,6 +83,8 @@ def submit(
     The attribute is a Stream or a Table, or a function that returns one, whose annotated parameters are the
     --set keys.
     """
+    from minishuffle.cli.loading import load_job  # It needs numpy and pyarrow, and other commands do not.
+
     found = load_job(job)
     parameters, settings = _parted(found, given)
     if describe:
@@ -215,6 +218,8 @@ def _operators(job: Job, settings: tuple[str, ...]) -> list[str] | None:
     given = {setting.partition("=")[0] for setting in settings}
     if any(parameter.required and parameter.name not in given for parameter in job.parameters):
         return None
+    from minishuffle.dataflow.compile import compile_job
+
     graph = compile_job(job.build(settings), parallelism=1)
     return [" -> ".join(vertex.operators) for vertex in graph.vertices]
 

@@ -11,7 +11,6 @@ from rich.table import Table
 
 from minishuffle.client import cause_text
 from minishuffle.counters import LIMITS, TaskCounters
-from minishuffle.exchange.rows import unpack_result
 from minishuffle.wire.requests import ClusterStatus, JobInfo, TaskInfo
 
 __all__ = [
@@ -93,6 +92,8 @@ def job_map(job: JobInfo) -> dict[str, Any]:
 
 
 def _task_map(task: TaskInfo) -> dict[str, Any]:
+    from minishuffle.exchange.rows import unpack_result  # It needs numpy.
+
     found = task.model_dump(exclude={"result"})
     found["result"] = unpack_result(task.result) if task.result else None
     return found

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from functools import cached_property
 from typing import Any, Final, Protocol, TypeVar
 
 import aiohttp
@@ -140,8 +141,12 @@ class RestInterface:
             Operation("GET", f"{of_job}/files", files, JobFiles, self._files, After),
             Operation("POST", f"{of_job}/cancel", "Cancel a job", Accepted, self._cancel),
         ]
-        self.document = openapi_document(self._operations, version)
-        """What is served at ``/openapi.json``."""
+        self._version = version
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        """What is served at ``/openapi.json``; made when it is first read, not when a coordinator starts."""
+        return openapi_document(self._operations, self._version)
 
     def add_to(self, app: web.Application) -> None:
         """Serve it."""
