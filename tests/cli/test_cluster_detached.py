@@ -11,7 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]
+from support.waiting import until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]
 
 SECONDS_MAX = 60.0
 UP = (sys.executable, "-m", "minishuffle", "cluster", "up", "--detach", "--port", "0", "--workers", "2")
@@ -25,10 +27,14 @@ def starting(
     with (directory / "up.log").open("wb") as log:
         up = subprocess.Popen(UP, stdout=log, stderr=log)
     found: list[psutil.Process] = []
+
+    def started() -> list[psutil.Process]:
+        assert up.poll() is None, "it ended before it had started them"
+        found[:] = psutil.Process(up.pid).children()
+        return found
+
     try:
-        while len(found) < children:
-            assert up.poll() is None, "it ended before it had started them"
-            found = psutil.Process(up.pid).children()
+        until(lambda: len(started()) >= children, "their start", SECONDS_MAX)
         yield up, found
     finally:
         up.kill()

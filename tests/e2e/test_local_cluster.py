@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -14,6 +15,17 @@ from minishuffle.local import LocalCluster
 from support.settings import NO_RESTARTS
 
 pytestmark = pytest.mark.timeout(120)
+ENDLESS = Stream.generate(lambda start, count: list(range(start, start + count)), rate=100)
+
+
+@pytest.fixture(scope="module")
+def one_slot() -> Iterator[LocalCluster]:
+    with LocalCluster(workers=1, slots=1) as cluster:
+        yield cluster
+
+
+def jobs_of(cluster: LocalCluster) -> set[str]:
+    return {job.job for job in cluster.client.jobs()}
 
 
 def gone(pid: int) -> bool:
@@ -38,6 +50,7 @@ def test_workers_are_processes_and_nothing_is_left() -> None:
         cluster.status()
 
 
+@pytest.mark.slow
 def test_a_failing_function_and_a_lost_worker_leave_the_cluster_usable() -> None:
     def fail(n: int) -> int:
         return n // 0
@@ -58,29 +71,34 @@ def test_a_failing_function_and_a_lost_worker_leave_the_cluster_usable() -> None
             cluster.kill_worker(3)
 
 
-def test_a_run_that_takes_too_long_is_cancelled() -> None:
-    endless = Stream.generate(lambda start, count: list(range(start, start + count)), rate=100)
-    with LocalCluster(workers=1, slots=1) as cluster:
-        with pytest.raises(TimeoutError):
-            cluster.run(endless.to_count(), timeout=0.5)
-        [job] = cluster.client.jobs()
-        assert cluster.client.handle(job.job).wait_until_over(60).state == "canceled"
+@pytest.mark.slow
+@pytest.mark.usefixtures("wider_resources")
+def test_a_run_that_takes_too_long_is_cancelled(one_slot: LocalCluster) -> None:
+    before = jobs_of(one_slot)
+    with pytest.raises(TimeoutError):
+        one_slot.run(ENDLESS.to_count(), timeout=0.5)
+    [job] = jobs_of(one_slot) - before
+    assert one_slot.client.handle(job).wait_until_over(60).state == "canceled"
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("wider_resources")
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143)])
-def test_a_run_that_a_signal_ends_is_cancelled(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+def test_a_run_that_a_signal_ends_is_cancelled(
+    one_slot: LocalCluster, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
     def interrupted(handle: JobHandle, timeout: float | None, **_: object) -> None:
         raise error
 
     monkeypatch.setattr(JobHandle, "wait", interrupted)
-    endless = Stream.generate(lambda start, count: list(range(start, start + count)), rate=100)
-    with LocalCluster(workers=1, slots=1) as cluster:
-        with pytest.raises(type(error)):
-            cluster.run(endless.to_count())
-        [job] = cluster.client.jobs()
-        assert cluster.client.handle(job.job).wait_until_over(60).state == "canceled"
+    before = jobs_of(one_slot)
+    with pytest.raises(type(error)):
+        one_slot.run(ENDLESS.to_count())
+    [job] = jobs_of(one_slot) - before
+    assert one_slot.client.handle(job).wait_until_over(60).state == "canceled"
 
 
+@pytest.mark.slow
 def test_an_error_in_the_block_still_cleans_up() -> None:
     pids: list[int] = []
     directory = Path()

@@ -13,6 +13,8 @@ from minishuffle.dataflow.graph import JobSettings
 from minishuffle.errors import TaskCancelled
 from support.waiting import until
 
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("wider_resources")]
+
 ROWS = 50_000
 RATE = 20_000
 SECONDS_MAX = 30.0
@@ -29,9 +31,15 @@ class Numbers:
             yield list(range(first, min(first + 100, split + ROWS)))
 
 
+@pytest.fixture(scope="module")
+def one_worker() -> Iterator[LocalCluster]:
+    with LocalCluster(workers=1) as cluster:
+        yield cluster
+
+
 @pytest.mark.parametrize("lease", [None, 0, 1_000])
 def test_a_source_that_raises_loses_the_batch_in_hand_and_nothing_else(
-    lease: int | None, tmp_path: Path
+    one_worker: LocalCluster, lease: int | None, tmp_path: Path
 ) -> None:
     raised = str(tmp_path / "raised")
 
@@ -42,11 +50,10 @@ def test_a_source_that_raises_loses_the_batch_in_hand_and_nothing_else(
         return row
 
     stream = Stream.source(Numbers()).map(ill_once).collect()
-    with LocalCluster(workers=1) as cluster:
-        job = cluster.submit(stream, parallelism=2, settings=JobSettings(source_lease=lease))
-        rows = list(job.rows(allow_loss=True))
-        assert job.info().rows_dropped == {"failed_batch": 100}
-        assert {task.attempt for task in job.info().tasks} == {1, 2}
+    job = one_worker.submit(stream, parallelism=2, settings=JobSettings(source_lease=lease))
+    rows = list(job.rows(allow_loss=True))
+    assert job.info().rows_dropped == {"failed_batch": 100}
+    assert {task.attempt for task in job.info().tasks} == {1, 2}
     assert len(rows) == len(set(rows))
     assert set(range(2 * ROWS)) - set(rows) == set(range(33_300, 33_400))
 
