@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+from collections.abc import Iterator
 
 import pytest
 from click.testing import CliRunner
@@ -12,8 +14,14 @@ from minishuffle.bench.scale import Costs, expected, measure_scale
 from minishuffle.cli.main import cli
 from minishuffle.errors import ShuffleError
 
-pytestmark = pytest.mark.alone
-"""It counts the bytes of all objects, which takes long in a process that has done much before."""
+
+@pytest.fixture(autouse=True)
+def _few_objects() -> Iterator[None]:
+    """It collects garbage many times, which takes long in a process that has done much before."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def test_the_formula() -> None:

@@ -15,7 +15,7 @@ from minishuffle.dataflow.stream import Stream
 from minishuffle.local import LocalCluster
 
 SOAK = os.environ.get("MINISHUFFLE_SOAK") == "1"
-HOG_SECONDS = 30.0 if SOAK else 10.0
+HOG_SECONDS = 30.0 if SOAK else 6.0
 GAP_SECONDS_MAX = 3.0
 SCRAPE_P95_SECONDS_MAX = 0.2
 POLL_SECONDS = 0.1

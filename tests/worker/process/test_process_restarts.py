@@ -47,7 +47,8 @@ class Control:
 
 
 @pytest.fixture(autouse=True)
-def _anew() -> Iterator[None]:
+def _anew(coordinator: Coordinator) -> Iterator[None]:
+    """Threads are let go before their workers are closed, which would wait for them."""
     Control.end, Control.fail = threading.Event(), threading.Event()
     Control.held, Control.let_go = threading.Event(), threading.Event()
     yield
