@@ -10,7 +10,8 @@ unexport PYTHONDONTWRITEBYTECODE
 WITHIN := timeout --foreground --kill-after=30
 
 # Two processes, each with whole files: half of the time goes into waiting for clusters and sessions to start.
-SIDE_BY_SIDE := $(BIN)/python -m pytest -q -n 2 --dist loadfile
+# Not files with many tests first, as by default, but slow ones (tests/conftest.py).
+SIDE_BY_SIDE := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 SIMULATED := tests/e2e/test_simulated_clusters.py
 

@@ -122,6 +122,12 @@ def left_behind(before: Held) -> list[str]:
     return leaked
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first: of several processes none has a long one left when the others are done."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture
 def wider_resources() -> None:
     """Says that a fixture of a wider scope opens what this test leaves open."""

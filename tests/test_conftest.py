@@ -64,6 +64,7 @@ async def test_clean_cancels_its_task():
 """
 
 
+@pytest.mark.slow
 def test_each_kind_of_leak_fails_its_test_alone(repository: Path, tmp_path: Path) -> None:
     conftest = (repository / "tests" / "conftest.py").read_text()
     assert conftest.count(LONG_WAIT) == 1

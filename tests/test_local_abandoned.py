@@ -13,7 +13,7 @@ import pytest
 
 from minishuffle.local import LocalCluster
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]
 
 PROGRAM = """
 import sys

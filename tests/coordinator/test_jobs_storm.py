@@ -84,6 +84,7 @@ def fail_and_restart(job: Job, at: float) -> None:
     job.history.log([f"attempt {attempt} has failed"])
 
 
+@pytest.mark.slow
 def test_thousands_of_restarts_keep_their_sums_and_leave_no_memory_behind(
     make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,7 @@ def joined(records: int | None) -> Stream[Any]:
     return big.broadcast_join(names(), on="k")
 
 
+@pytest.mark.slow
 def test_a_join_that_restarts_goes_on_matching(tmp_path: Path) -> None:
     raised = tmp_path / "raised"
 

@@ -82,6 +82,7 @@ def test_a_killed_sink_leaves_its_listed_files_and_the_books_have_the_rest(
     assert not [path for path in out.iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.slow
 def test_files_of_an_endless_stream_are_there_while_it_runs_and_after_a_cancel(
     wait_until: Until, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ResourceExhausted
 from minishuffle.local import LocalCluster
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
 def test_a_full_disk_refuses_submissions_and_jobs_run_on() -> None:

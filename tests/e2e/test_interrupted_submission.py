@@ -15,7 +15,7 @@ import pytest
 from minishuffle.ids import Address
 from minishuffle.local import LocalCluster
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 HANDSHAKE_BYTES = 600
 """More than a client sends to prove itself, less than a submission."""

@@ -11,7 +11,7 @@ import pytest
 
 from minishuffle.local import LocalCluster
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
 def test_a_worker_that_was_paused_too_long_says_why_it_ends(wait_until: Callable[..., Any]) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.operators.base import TaskContext
@@ -58,6 +59,7 @@ def test_training_finds_what_decides_about_clicks() -> None:
     assert np.allclose(result["weights"], [*module.TASTE, module.BIAS], atol=0.5)
 
 
+@pytest.mark.slow
 def test_the_job_gives_the_answer() -> None:
     records = 40_000
     with LocalCluster(workers=2, slots=1) as cluster:

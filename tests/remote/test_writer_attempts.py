@@ -205,6 +205,7 @@ def test_a_writer_that_is_closed_twice_or_unused_leaves_nothing(field: Any, rows
     assert "minishuffle connection" not in names
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_lost_ends_the_write_if_its_job_does_not_restart(
     field_of_one: Any, rows: Rows
 ) -> None:

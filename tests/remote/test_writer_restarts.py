@@ -18,7 +18,7 @@ from minishuffle.local import LocalCluster
 from minishuffle.remote.access import Access
 from minishuffle.remote.writer import StreamWriter, commit_write
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]
 
 SECONDS_MAX = 30.0
 SCHEMA = pa.schema([("n", pa.int64()), ("text", pa.string())])

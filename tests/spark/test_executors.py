@@ -34,6 +34,7 @@ def order(cluster: LocalCluster, number: int, secret: bytes | None = None) -> Wo
     return WorkerOrder(number, "local", cluster.client.address, secret or own, flags)
 
 
+@pytest.mark.slow
 def test_a_worker_runs_until_its_cluster_stops(directory: Path, wait_until: Until) -> None:
     reasons: list[str] = []
     with LocalCluster(workers=1, slots=1) as cluster:
@@ -53,6 +54,7 @@ def test_a_worker_runs_until_its_cluster_stops(directory: Path, wait_until: Unti
     assert not list(directory.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("wider_resources")
 def test_a_wrong_secret_is_named(cluster: LocalCluster, directory: Path) -> None:
     reason = run_worker_task(order(cluster, 8, SECRET))
@@ -61,6 +63,7 @@ def test_a_wrong_secret_is_named(cluster: LocalCluster, directory: Path) -> None
     assert not list(directory.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("wider_resources")
 def test_a_number_that_is_taken_is_refused(cluster: LocalCluster, directory: Path) -> None:
     reason = run_worker_task(order(cluster, 1))
