@@ -7,7 +7,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from minishuffle.errors import (
@@ -86,7 +86,7 @@ class SinkResult:
 
 @dataclass(slots=True, frozen=True)
 class JobResult:
-    """How a job ended. ``rows`` are those of its ``collect`` sink, in no particular order."""
+    """How a job ended. ``rows`` are those of its ``collect`` sinks, in no particular order."""
 
     job: str
     name: str
@@ -97,6 +97,8 @@ class JobResult:
     """Every subtask with its counters."""
     seconds: float
     """From submission to end."""
+    collected: dict[str, list[Any]] = field(default_factory=dict)
+    """The rows of each ``collect`` sink that had some, by its name."""
 
 
 class JobHandle:
@@ -137,14 +139,20 @@ class JobHandle:
         """
         info = self.wait_until_over(timeout)
         self._check_end(info, allow_loss)
+        rows: list[Any] = []
+        collected: dict[str, list[Any]] = {}
+        for sink, batch in self._batches():
+            rows += batch
+            collected.setdefault(sink, []).extend(batch)
         return JobResult(
             job=info.job,
             name=info.name,
             state=info.state,
-            rows=list(self._rows()),
+            rows=rows,
             results=results_of(info),
             tasks=info.tasks,
             seconds=info.ended_at - info.submitted_at,
+            collected=collected,
         )
 
     def _check_end(self, info: JobInfo, allow_loss: bool) -> None:
@@ -178,8 +186,8 @@ class JobHandle:
         none of those that failed."""
         return results_of(self.info())
 
-    def rows(self, *, allow_loss: bool = False) -> Iterator[Any]:
-        """The rows of the ``collect`` sink as they arrive, until the job ends.
+    def rows(self, *, sink: str | None = None, allow_loss: bool = False) -> Iterator[Any]:
+        """The rows of the ``collect`` sinks, or of the one named ``sink``, as they come, until the job ends.
 
         Raises:
             ResourceExhausted: they are too many to be kept for a job that ended a while ago.
@@ -187,20 +195,23 @@ class JobHandle:
             TaskCancelled: after the last row, if the job was cancelled.
             RowsLost: after the last row, if others were lost and that is not allowed.
         """
-        yield from self._rows()
+        for name, batch in self._batches():
+            if sink is None or sink == name:
+                yield from batch
         self._check_end(self.info(), allow_loss)
 
     __iter__ = rows
 
-    def _rows(self) -> Iterator[Any]:
+    def _batches(self) -> Iterator[tuple[str, list[Any]]]:
+        """Collected rows, with the name of their sink."""
         from minishuffle.exchange.elements import unpack_rows
 
         after = 0
         while True:
             request = GetRows(job=self.id, after=after, wait_seconds=LONG_POLL_SECONDS)
             reply = self._client.poll(request, JobRows, LONG_POLL_SECONDS)
-            for batch in reply.batches:
-                yield from unpack_rows(batch)
+            for sink, batch in zip(reply.sinks, reply.batches, strict=True):
+                yield sink, unpack_rows(batch)
             if reply.terminal and reply.next == after:
                 break
             after = reply.next

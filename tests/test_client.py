@@ -106,14 +106,17 @@ def test_wait_gives_rows_results_and_counters(link: type[ScriptedLink]) -> None:
             case WaitJob():
                 return job("finished", tasks=[task(0, {"rows": 3}), task(1, 4)])
             case GetRows(after=0):
-                return JobRows(batches=[pack_rows(["a", 1]), pack_rows([("b", 2)])], next=2, terminal=False)
+                batches = [pack_rows(rows) for rows in (["a", 1], [("b", 2)], ["c"])]
+                return JobRows(batches=batches, next=2, terminal=False, sinks=["x", "y", "x"])
             case GetRows(after=2):
                 return JobRows(batches=[], next=2, terminal=True)
         return job("finished")
 
     link.answer = staticmethod(answer)  # type: ignore[assignment]
     result = connect().handle("j1").wait(timeout=5)
-    assert result.rows == ["a", 1, ("b", 2)]
+    assert result.rows == ["a", 1, ("b", 2), "c"]
+    assert result.collected == {"x": ["a", 1, "c"], "y": [("b", 2)]}
+    assert list(connect().handle("j1").rows(sink="y")) == [("b", 2)]
     assert [(sink.name, sink.index, sink.value) for sink in result.results] == [
         ("count", 0, {"rows": 3}),
         ("count", 1, 4),
@@ -128,7 +131,7 @@ def test_rows_wait_with_a_long_poll_and_not_with_a_sleep(
     asked: list[GetRows] = []
     replies = scripted(
         JobRows(batches=[], next=0, terminal=False),
-        JobRows(batches=[pack_rows([1])], next=1, terminal=False),
+        JobRows(batches=[pack_rows([1])], next=1, terminal=False, sinks=["collect"]),
         JobRows(batches=[], next=1, terminal=True),
     )
 
@@ -198,7 +201,7 @@ def lossy(message: ControlMessage) -> ControlMessage:
         return JobEvents(events=[failed], terminal=True)
     if isinstance(message, GetRows):
         batches = [pack_rows([1, 2])] if message.after == 0 else []
-        return JobRows(batches=batches, next=1, terminal=True)
+        return JobRows(batches=batches, next=1, terminal=True, sinks=["collect"] * len(batches))
     return job("finished_with_loss", restarts={"lost": 2}, rows_dropped={"failed_batch": 3, "late": 1})
 
 
@@ -246,7 +249,8 @@ def test_rows_of_a_job_that_did_not_finish_end_with_its_error(
 ) -> None:
     def answer(message: ControlMessage) -> ControlMessage:
         if isinstance(message, GetRows):
-            return JobRows(batches=[pack_rows([1])] if message.after == 0 else [], next=1, terminal=True)
+            batches = [pack_rows([1])] if message.after == 0 else []
+            return JobRows(batches=batches, next=1, terminal=True, sinks=["collect"] * len(batches))
         return job(state)
 
     link.answer = staticmethod(answer)  # type: ignore[assignment]

@@ -186,8 +186,10 @@ def _show_result(result: JobResult, info: JobInfo, as_json: bool) -> None:
         return
     if any("writer" in task.counters.limits_hit for task in info.tasks):
         tables.show_limits(info)
-    if result.rows:
-        click.echo(tables.preview(result.rows, ROWS_SHOWN))
+    for sink, rows in result.collected.items():
+        if len(result.collected) > 1:
+            click.echo(f"{sink}:")
+        click.echo(tables.preview(rows, ROWS_SHOWN))
     _show_sinks(info)
     for line in left_out_texts(info):
         click.echo(line)
@@ -207,6 +209,7 @@ def _as_map(result: JobResult) -> dict[str, Any]:
         "state": result.state,
         "seconds": result.seconds,
         "rows": result.rows,
+        **({"collected": result.collected} if len(result.collected) > 1 else {}),
         "results": [{"name": r.name, "index": r.index, "value": r.value} for r in result.results],
         "records_in": sum(task.counters.records_in for task in result.tasks),
         "records_out": sum(task.counters.records_out for task in result.tasks),

@@ -46,7 +46,8 @@ class History:
         self._lines: deque[str] = deque()
         self._lines_seen = 0
         self._line_chars = 0
-        self._batches: list[bytes] = []
+        self._batches: list[tuple[str, bytes]] = []
+        """Rows, each with the name of their sink."""
         self._dropped = 0
         """Batches that are not kept any more: the first ones."""
         self._lost = 0
@@ -94,12 +95,12 @@ class History:
         while len(self._lines) > limits.JOB_LOG_LINES_KEPT or self._line_chars > limits.JOB_LOG_CHARS_KEPT:
             self._line_chars -= len(self._lines.popleft())
 
-    def collect(self, payload: bytes) -> bool:
-        """Keep a batch of rows; False, and nothing kept, when it would be too much."""
+    def collect(self, sink: str, payload: bytes) -> bool:
+        """Keep a batch of a sink's rows; False, and nothing kept, when it would be too much."""
         if self.collected_bytes + len(payload) > limits.COLLECT_BYTES_MAX:
             return False
         self.collected_bytes += len(payload)
-        self._batches.append(payload)
+        self._batches.append((sink, payload))
         return True
 
     def blame(self, cause: ErrorInfo, *, verdict: bool = False) -> None:
@@ -204,12 +205,18 @@ class History:
         self._fetched = max(self._fetched, number)
         first = end = number - self._dropped
         size = 0
-        for batch in self._batches[first:]:
+        for _, batch in self._batches[first:]:
             size += len(batch)
             if size > REPLY_BYTES_MAX and end > first:
                 break
             end += 1
-        return JobRows(batches=self._batches[first:end], next=self._dropped + end, terminal=terminal)
+        given = self._batches[first:end]
+        return JobRows(
+            batches=[batch for _, batch in given],
+            next=self._dropped + end,
+            terminal=terminal,
+            sinks=[sink for sink, _ in given],
+        )
 
     # --- dropping --------------------------------------------------------------------------------
 
@@ -222,7 +229,7 @@ class History:
         return self._drop_rows(len(self._batches))
 
     def _drop_rows(self, count: int) -> int:
-        size = sum(map(len, self._batches[:count]))
+        size = sum(len(batch) for _, batch in self._batches[:count])
         del self._batches[:count]
         self._dropped += count
         self.collected_bytes -= size
@@ -234,6 +241,6 @@ class History:
         assert len(self._lines) <= min(self._lines_seen, limits.JOB_LOG_LINES_KEPT)
         assert sum(map(len, self._lines)) == self._line_chars <= limits.JOB_LOG_CHARS_KEPT
         assert 0 <= self.collected_bytes <= limits.COLLECT_BYTES_MAX
-        assert self.collected_bytes == sum(map(len, self._batches))
+        assert self.collected_bytes == sum(len(batch) for _, batch in self._batches)
         assert 0 <= self._fetched <= self.batches
         assert len(self._roots) + len(self._followers) <= limits.ERROR_CAUSES_KEPT

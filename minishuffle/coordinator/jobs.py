@@ -366,7 +366,7 @@ class Job:
         task = self._named(worker, message)
         if task is None or task.state not in ("created", "running") or self.stopping:
             return False
-        if not self.history.collect(message.payload):
+        if not self.history.collect(self.graph.vertices[task.operator].collects, message.payload):
             text = (
                 f"job collected more than {limits.COLLECT_BYTES_MAX} bytes of rows: write large results "
                 "with to_files instead of collect"

@@ -80,6 +80,12 @@ def compile_job(stream: StreamBase, *, parallelism: int = 1, settings: JobSettin
 
 
 def _check_claims(nodes: list[Node]) -> None:
+    collected = Counter(node.collects for node in nodes if node.collects)
+    for name, count in collected.items():
+        if count > 1:
+            raise UsageError(
+                f"{count} sinks of the job are named {name!r}: give each its own, collect('...')"
+            )
     claimed: set[str] = set()
     for operator in (operator for node in nodes for operator in node.operators):
         target = operator.claim() if isinstance(operator, ChainedOperator) else None
@@ -178,6 +184,7 @@ def _vertex(chain: _Chain) -> Vertex:
         sink=sink.name if sink else "",
         stream_schema=stream.schema_message if stream else b"",
         sink_schema=sink.schema_message if sink else b"",
+        collects=last.collects,
     )
 
 

@@ -80,6 +80,8 @@ class Vertex(BaseModel):
     stream_schema: bytes = b""
     """An Arrow schema as an IPC message."""
     sink_schema: bytes = b""
+    collects: str = ""
+    """The name of a sink whose rows the client gets."""
 
 
 class Edge(BaseModel):

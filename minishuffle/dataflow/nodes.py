@@ -74,6 +74,8 @@ class Node:
     is_auxiliary: bool = False
     """Serves the step after it (``key_by``) and is left out of names."""
     is_sink: bool = False
+    collects: str = ""
+    """The name of a sink whose rows the client gets; no other sink of the job has it."""
     reads: Reads | None = None
     """None: all columns."""
     changed: Node | None = None

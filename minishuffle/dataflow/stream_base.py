@@ -190,9 +190,19 @@ class StreamBase:
         node = Node(operator.name, feeds, operators=(operator,), follows=True, is_auxiliary=True, reads=reads)
         return self._same_records((Feed(node),))
 
-    def _sink(self, label: str, sink: Operator, boundary: Boundary | None = None) -> Self:
+    def _sink(
+        self, label: str, sink: Operator, boundary: Boundary | None = None, *, collects: str = ""
+    ) -> Self:
         feeds = self._open_feeds(label)
-        node = Node(label, feeds, boundary=boundary, operators=(sink,), follows=True, is_sink=True)
+        node = Node(
+            label,
+            feeds,
+            boundary=boundary,
+            operators=(sink,),
+            follows=True,
+            is_sink=True,
+            collects=collects,
+        )
         return type(self)((Feed(node.named(label)),))
 
     def _exchanged(self, method: str, exchange: Exchange) -> Self:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from minishuffle import limits
+from minishuffle.dataflow.arguments import checked_name
 from minishuffle.dataflow.stream_base import StreamBase
 from minishuffle.errors import UsageError
 
@@ -47,11 +48,18 @@ class StreamSinks(StreamBase):
                 raise UsageError(f"to_files: {name} is {limit!r}: give a number above 0")
         return self._sink("to_files", FileSink(path, Roll(seconds, rows, bytes)))
 
-    def collect(self) -> Self:
-        """Send every row to the program that submitted the job; Arrow as dicts."""
+    def collect(self, name: str = "collect") -> Self:
+        """Send every row to the program that submitted the job; Arrow as dicts.
+
+        Of several such sinks in one job each needs a ``name`` of its own: ``JobResult.collected`` has the
+        rows of each, and ``JobHandle.rows(sink=name)`` gives them as they come.
+
+        Raises:
+            UsageError: it is no name.
+        """
         from minishuffle.dataflow.operators.sinks import CollectSink
 
-        return self._sink("collect", CollectSink())
+        return self._sink(checked_name(name, "collect"), CollectSink(), collects=name)
 
     def to_count(self) -> Self:
         """Count the records; each subtask's result is its number."""

@@ -298,6 +298,8 @@ class JobRows(ControlMessage):
     batches: list[bytes]
     next: int
     terminal: bool
+    sinks: list[str] = []
+    """The name of the sink that each batch is from."""
 
 
 class ClusterStatus(ControlMessage):

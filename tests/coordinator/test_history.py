@@ -74,16 +74,19 @@ def test_long_lines_make_the_oldest_make_room() -> None:
 def test_rows_come_in_replies_of_bounded_size() -> None:
     history = History()
     large = bytes(REPLY_BYTES_MAX - 1)
-    for batch in (b"a", large, b"b", large + b"too long by itself"):
-        assert history.collect(batch)
+    for sink, batch in zip("xyxz", (b"a", large, b"b", large + b"too long by itself"), strict=True):
+        assert history.collect(sink, batch)
     seen: list[bytes] = []
     sizes = []
+    sinks: list[str] = []
     while not sizes or sizes[-1]:
         reply = history.rows_after(len(seen), False)
         seen += reply.batches
+        sinks += reply.sinks
         assert reply.next == len(seen)
         sizes.append(len(reply.batches))
     assert sizes == [2, 1, 1, 0]
+    assert sinks == list("xyxz")
     assert seen == [b"a", large, b"b", large + b"too long by itself"]
     assert history.rows_after(99, True).next == 4
 
@@ -91,9 +94,9 @@ def test_rows_come_in_replies_of_bounded_size() -> None:
 def test_rows_above_the_limit_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "COLLECT_BYTES_MAX", 10)
     history = History()
-    assert history.collect(bytes(8))
-    assert not history.collect(bytes(3))
-    assert history.collect(bytes(2))
+    assert history.collect("rows", bytes(8))
+    assert not history.collect("rows", bytes(3))
+    assert history.collect("rows", bytes(2))
     history.validate()
     assert history.batches == 2
 

@@ -336,7 +336,9 @@ def test_a_step_that_is_named_beside_its_late_records_runs_once(turned: bool) ->
     names = [vertex.name for vertex in graph.vertices]
     assert sum("window" in name for name in names) == 1
     assert [vertex.parallelism for vertex in graph.vertices if "windows" in vertex.name] == [3]
-    both = Stream.together(counted.name("a").collect(), counted.name("b").collect(), counted.late.to_count())
+    both = Stream.together(
+        counted.name("a").collect("a"), counted.name("b").collect("b"), counted.late.to_count()
+    )
     with pytest.raises(InvalidGraph, match="changed in two ways, 'a' and 'b', and its late records are"):
         compile_job(both)
 

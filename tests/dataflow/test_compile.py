@@ -203,3 +203,13 @@ def test_two_sinks_of_a_job_write_to_two_directories(tmp_path: Path) -> None:
     compile_job(Stream.together(rows.to_files(tmp_path / "a"), rows.to_files(tmp_path / "b")))
     with pytest.raises(UsageError, match="two sinks of the job write to"):
         compile_job(both)
+
+
+def test_rows_of_several_sinks_are_told_apart_by_name() -> None:
+    rows = Stream.items([1])
+    graph = compile_job(Stream.together(rows.map(abs).collect("x"), rows.collect(), rows.to_count()))
+    assert sorted(vertex.collects for vertex in graph.vertices) == ["", "", "collect", "x"]
+    with pytest.raises(UsageError, match=r"2 sinks of the job are named 'collect': give each its own"):
+        compile_job(Stream.together(rows.map(abs).collect(), rows.collect()))
+    with pytest.raises(UsageError, match="collect takes a name"):
+        rows.collect("")

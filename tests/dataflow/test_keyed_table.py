@@ -132,7 +132,7 @@ def test_what_comes_too_late_for_a_window_is_a_table() -> None:
     counted = source.key_by("user").window(HOUR, late="side").count()
     assert isinstance(counted.late, Table)
     assert list(known(counted.late)) == list(TYPES)
-    job = Stream.together(counted.collect(), counted.late.select("amount").collect())
+    job = Stream.together(counted.collect(), counted.late.select("amount").collect("late"))
     assert {"amount": 30} in run(job, Cut(1)).rows
 
 

@@ -138,7 +138,7 @@ def sorted_names(names: frozenset[str] | None) -> list[str] | None:
 def test_late_rows_keep_all_columns() -> None:
     counted = left().key_by("k").window(HOUR, late="side").count()
     assert shipped(counted.collect()) == [columns("k", "t")]
-    both = Stream.together(counted.collect(), counted.late.collect())
+    both = Stream.together(counted.collect(), counted.late.collect("late"))
     assert shipped(both)[0] is None
 
 

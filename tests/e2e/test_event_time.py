@@ -91,7 +91,7 @@ def test_late_records_and_windows_in_one_job_are_all_records(cluster: LocalClust
     windows = timed.key_by("k").window(HOUR, late="side").aggregate(n=("v", "count")).name("hours")
     late = windows.late.to_rows().map(lambda row: ("late", row["v"]))
     counted = windows.to_rows().map(lambda row: ("in time", row["n"]))
-    rows = cluster.run(Stream.together(late.collect(), counted.collect()), timeout=60)
+    rows = cluster.run(Stream.together(late.collect("late"), counted.collect()), timeout=60)
     in_time = sum(n for kind, n in rows if kind == "in time")
     assert in_time == sum(hour(row["t"]) == hour(ROWS[-1]["t"]) for row in ROWS)
     assert len([v for kind, v in rows if kind == "late"]) == 300 - in_time

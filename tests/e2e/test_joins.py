@@ -103,7 +103,7 @@ def test_late_records_of_each_side_are_the_ones_a_loop_names(cluster: LocalClust
         joined.late.to_rows().map(lambda row: ("late left", row["a"], None)),
         joined.late_right.to_rows().map(lambda row: ("late right", None, row["b"])),
     ]
-    rows = cluster.run(Stream.together(*(end.collect() for end in ends)), timeout=60)
+    rows = cluster.run(Stream.together(*(end.collect(str(n)) for n, end in enumerate(ends))), timeout=60)
     assert sorted(a for kind, a, _ in rows if kind == "late left") == sorted(late_left)
     assert sorted(b for kind, _, b in rows if kind == "late right") == sorted(late_right)
     in_time = [row for row in LEFT if row["a"] not in late_left]

@@ -67,6 +67,13 @@ def test_a_failing_function_and_a_lost_worker_leave_the_cluster_usable() -> None
             handle.wait(timeout=60)
         rows = cluster.run(Stream.items([1, 2, 3]).map(lambda n: n * n).collect(), timeout=60)
         assert sorted(rows) == [1, 4, 9]
+        numbers = Stream.items([1, 2, 3])
+        both = Stream.together(numbers.collect("all"), numbers.filter(lambda n: n > 2).collect("large"))
+        result = cluster.submit(both).wait(timeout=60)
+        assert {name: sorted(rows) for name, rows in result.collected.items()} == {
+            "all": [1, 2, 3],
+            "large": [3],
+        }
         with pytest.raises(UnknownName, match=r"no worker 3; the workers are \[1, 2\]"):
             cluster.kill_worker(3)
 

@@ -93,7 +93,7 @@ def test_what_restarts_together_goes_on_where_its_sources_were(
 
         return Stream.generate(count, rate=2_000, records=ROWS).rebalance()
 
-    stream = Stream.together(part(0).map(raise_once).collect(), part(ROWS).collect())
+    stream = Stream.together(part(0).map(raise_once).collect("a"), part(ROWS).collect("b"))
     settings = JobSettings(restart_strategy=strategy)
     handle = cluster.submit(stream, parallelism=2, settings=settings)
     result = handle.wait(SECONDS_MAX, allow_loss=True)
