@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from minishuffle.dataflow.arguments import check_callable, checked_duration
+from minishuffle.dataflow.arguments import check_callable
 from minishuffle.dataflow.bridges import refuse_column_method
 from minishuffle.dataflow.nodes import Exchange, Feed, Node
 from minishuffle.dataflow.operators.base import Operator
@@ -92,19 +92,32 @@ class KeyedStream(Generic[T]):
         check_callable(add, "fold")
         return self._on_rows(FoldRows(create, add, checked_emission(emit, self._feeds), on_error), "fold")
 
-    def window(self, size: timedelta, *, late: LatePolicy = "drop") -> WindowedStream[T]:
+    def window(
+        self,
+        size: timedelta,
+        *,
+        late: LatePolicy = "drop",
+        allowed_lateness: timedelta = timedelta(0),
+        early: timedelta | None = None,
+    ) -> WindowedStream[T]:
         """Cut the records of each key into tumbling windows of event time, aligned to 1970 UTC.
 
         A window's values go out when the watermark has reached its end. A record that comes after that
         is late: it is counted (``records_late``) and dropped, or with ``"side"`` put into the stream
         :attr:`Stream.late` of what follows, or with ``"fail"`` ends the job with an error.
 
+        Args:
+            allowed_lateness: so much longer a window takes records, and keeps its values, which go out then.
+                What they are at its end, and after each later record, is in :attr:`Stream.panes`.
+            early: so often, in event time, what has changed in a window goes to :attr:`Stream.panes` before
+                its end.
+
         Raises:
             InvalidGraph: the records have no event time: see :meth:`Stream.event_time`.
         """
-        from minishuffle.dataflow.windowed import WindowedStream
+        from minishuffle.dataflow.windowed import WindowedStream, Windowing
 
-        return WindowedStream(self, checked_duration(size, "window", positive=True), late)
+        return WindowedStream(self, Windowing.of(self._stream, size, late, allowed_lateness, early))
 
     def join(
         self,

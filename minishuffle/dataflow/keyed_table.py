@@ -8,15 +8,16 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from minishuffle.dataflow.arguments import check_columns, check_late, checked_duration
+from minishuffle.dataflow.arguments import check_columns
 from minishuffle.dataflow.bridges import refuse_mixture, refuse_row_method
 from minishuffle.dataflow.nodes import Exchange, Feed, Node
 from minishuffle.dataflow.operators.base import Operator
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.dataflow.pruning import reads_only
 from minishuffle.dataflow.schemas import aggregated_schema
-from minishuffle.dataflow.stream_base import Columns, Feeds, SideOutput, checked_emission, late_of
+from minishuffle.dataflow.stream_base import Columns, Feeds, SideOutput, checked_emission
 from minishuffle.dataflow.table import Table
+from minishuffle.dataflow.windowed import Windowing
 from minishuffle.errors import InvalidGraph, UsageError
 
 if TYPE_CHECKING:
@@ -116,20 +117,30 @@ class KeyedTable:
             names = tuple(schema.names)
         return self._computed(TopN(self._keys, n, by, descending), names, schema)
 
-    def window(self, size: timedelta, *, late: LatePolicy = "drop") -> WindowedTable:
+    def window(
+        self,
+        size: timedelta,
+        *,
+        late: LatePolicy = "drop",
+        allowed_lateness: timedelta = timedelta(0),
+        early: timedelta | None = None,
+    ) -> WindowedTable:
         """Cut the rows of each key into tumbling windows of event time, aligned to 1970 UTC.
 
         A window's row goes out when the watermark has reached its end. A row that comes after that is late:
         it is counted (``records_late``) and dropped, or with ``"side"`` put into the table
         :attr:`Table.late` of what follows.
 
+        Args:
+            allowed_lateness: so much longer a window takes rows, and keeps its values, which go out then.
+                What they are at its end, and after each later row, is in :attr:`Table.panes`.
+            early: so often, in event time, what has changed in a window goes to :attr:`Table.panes` before
+                its end.
+
         Raises:
             InvalidGraph: the rows have no event time: see :meth:`Table.event_time`.
         """
-        micros = checked_duration(size, "window", positive=True)
-        check_late(late)
-        time = self._table._needed_time("window needs the rows' event time")
-        return WindowedTable(self, micros, late, time)
+        return WindowedTable(self, Windowing.of(self._table, size, late, allowed_lateness, early))
 
     def join(
         self,
@@ -213,21 +224,20 @@ def by_key(table: Table, keys: tuple[str, ...], input: int = 0) -> Feeds:
 class WindowedTable:
     """What :meth:`KeyedTable.window` gives; every method leads back to a :class:`Table`.
 
-    A window's row goes out once, when the watermark has reached its end: the key columns, ``window_start``,
-    ``window_end`` (the first microsecond after it) and the values. Its event time is the window's last
-    microsecond, so that windows may be cut into windows again.
+    A window's row goes out once, when the watermark has reached its end, or is ``allowed_lateness`` past it:
+    the key columns, ``window_start``, ``window_end`` (the first microsecond after it) and the values. Its
+    event time is the window's last microsecond, so that windows may be cut into windows again. In
+    :attr:`Table.panes` rows also have the columns ``pane`` and ``final``.
     """
 
-    __slots__ = ("_keyed", "_late", "_size", "_time")
+    __slots__ = ("_keyed", "_windowing")
 
-    def __init__(self, keyed: KeyedTable, size: int, late: LatePolicy, time: EventTime) -> None:
+    def __init__(self, keyed: KeyedTable, windowing: Windowing) -> None:
         self._keyed = keyed
-        self._size = size
-        self._late = late
-        self._time = time
+        self._windowing = windowing
 
     def __repr__(self) -> str:
-        return f"<WindowedTable of {self._size / 1_000_000:g} s over {self._keyed!r}>"
+        return f"<WindowedTable of {self._windowing.size / 1_000_000:g} s over {self._keyed!r}>"
 
     if not TYPE_CHECKING:
 
@@ -258,19 +268,20 @@ class WindowedTable:
         return self._computed("window_aggregate", columns, aggregates)
 
     def _computed(self, label: str, columns: Aggregates, aggregates: Mapping[str, Aggregate]) -> Table:
-        from minishuffle.dataflow.operators.windowarrow import WindowArrow
-        from minishuffle.dataflow.operators.windows import OpenWindows
+        from minishuffle.dataflow.operators.windowarrow import PANE_NAMES, WindowArrow, with_panes
 
         keyed = self._keyed
-        sides = {} if self._late != "side" else {"late": SideOutput.late_of(keyed._table)}
-        windows = OpenWindows(self._time, self._size, late_of(self._late, sides.get("late")))
+        schema = keyed._aggregated(columns, windows=True)
+        names = (*keyed._keys, "window_start", "window_end", *columns)
+        panes = SideOutput.made("panes", with_panes(schema), (*names, *PANE_NAMES))
+        windows, sides = self._windowing.opened(keyed._table, panes)
         outputs = [(name, columns[name][0], aggregate) for name, aggregate in aggregates.items()]
         operator = WindowArrow(windows, keyed._keys, outputs)
         return keyed._computed(
             operator,
-            tuple(operator.names),
-            keyed._aggregated(columns, windows=True),
-            (*keyed._keys, str(self._time.column), *(column for column, _ in columns.values())),
+            names,
+            schema,
+            (*keyed._keys, str(windows.time.column), *(column for column, _ in columns.values())),
             label=label,
             time=EventTime(column="window_end", shift=-1),
             sides=sides,

@@ -171,7 +171,8 @@ def with_last_step(feed: Feed, method: str, change: Callable[[Node], Node]) -> F
     """
     if feed.side is not None:
         raise InvalidGraph(
-            f"{method}() cannot follow .late, which is no operator: call it before, or after the next one"
+            f"{method}() cannot follow .late or .panes, which are no operators: call it before, or after the "
+            "next one"
         )
     node = feed.node
     if node.is_auxiliary and len(node.feeds) == 1 and node.feeds[0].exchange is None:
@@ -198,7 +199,7 @@ def one_of_each(ends: Sequence[Node]) -> list[Node]:
             elif node not in _history(before):
                 raise InvalidGraph(
                     f"the step {origin.label!r} is changed in two ways, {before.label!r} and {node.label!r}, "
-                    "and its late records are read: call name() and parallel() once, and use what they give"
+                    "and a side output of it is read: call name() and parallel() once, and use what they give"
                 )
     if not versions:
         return list(ends)

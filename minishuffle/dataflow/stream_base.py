@@ -38,8 +38,18 @@ class SideOutput:
     @classmethod
     def late_of(cls, stream: StreamBase) -> SideOutput:
         """For late records of ``stream``, with a tag of their own."""
-        tag = f"late-{next(_TAGS)}"
-        return cls(tag, stream._schema, stream._columns, stream._time)
+        return cls.made("late", stream._schema, stream._columns, stream._time)
+
+    @classmethod
+    def made(
+        cls,
+        kind: str,
+        schema: pa.Schema | None = None,
+        columns: Columns = None,
+        time: EventTime | None = None,
+    ) -> SideOutput:
+        """With a tag of its own."""
+        return cls(f"{kind}-{next(_TAGS)}", schema, columns, time)
 
 
 _TAGS = count(1)
@@ -117,12 +127,23 @@ class StreamBase:
         """Like :attr:`late`, of the right side of a join."""
         return self._side("late_right")
 
+    @property
+    def panes(self) -> Self:
+        """What the windows before this show before they are final, and at last: with ``allowed_lateness`` or
+        ``early``. Each value has ``pane``, its number from 0 on for its key and window, and ``final``; a
+        later pane replaces the earlier ones. They have no event time.
+
+        Raises:
+            InvalidGraph: there are no such windows directly before this.
+        """
+        return self._side("panes")
+
     def _side(self, name: str) -> Self:
         if name not in self._sides:
-            raise InvalidGraph(
-                f".{name} must directly follow a step that gives such records: a window or join with "
-                "late='side'"
-            )
+            way = "a window or join with late='side'"
+            if name == "panes":
+                way = "a window with allowed_lateness or early"
+            raise InvalidGraph(f".{name} must directly follow a step that gives such records: {way}")
         side = self._sides[name]
         feeds = tuple(Feed(feed.node, side=side.tag) for feed in self._feeds)
         return type(self)(feeds, side.schema, side.columns, side.time)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterator
 from datetime import time, timedelta
 from pathlib import Path
@@ -339,8 +340,33 @@ def test_a_step_that_is_named_beside_its_late_records_runs_once(turned: bool) ->
     both = Stream.together(
         counted.name("a").collect("a"), counted.name("b").collect("b"), counted.late.to_count()
     )
-    with pytest.raises(InvalidGraph, match="changed in two ways, 'a' and 'b', and its late records are"):
+    with pytest.raises(
+        InvalidGraph, match="changed in two ways, 'a' and 'b', and a side output of it is read"
+    ):
         compile_job(both)
+
+
+@pytest.mark.parametrize("format", ["rows", "arrow"])
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_the_last_panes_of_windows_are_their_values(cut: Cut, format: str) -> None:
+    """Windows that read these are not late: the watermark behind waits for them."""
+    rows = [{"k": number % 3, "t": number * 1_000_000} for number in range(90)]
+    source: Any = Stream.items(rows) if format == "rows" else Table.from_arrow(pa.Table.from_pylist(rows))
+    timed = source.event_time("t")
+    ten, early = timedelta(seconds=10), timedelta(seconds=2)
+    windows = timed.key_by("k").window(ten, allowed_lateness=ten, early=early).count()
+    expected = Counter((row["k"], row["t"] // 10_000_000) for row in rows)
+    panes = {
+        (k, moment.timestamp() // 10, n): (pane, final)
+        for k, moment, *_, n, pane, final in map(tuple_of, run(windows.panes.collect(), cut).rows)
+        if final
+    }
+    assert {(k, start): n for k, start, n in panes} == expected
+    assert all(final for _, final in panes.values())
+    key: Any = "k" if format == "arrow" else (lambda row: row[0])
+    again = run(windows.key_by(key).window(ten).count().collect(), cut)
+    assert [tuple_of(row)[-1] for row in again.rows] == [1] * 27
+    assert again.counters.records_late == 0
 
 
 # --- what values are ---------------------------------------------------------------------------------

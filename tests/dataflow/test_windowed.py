@@ -191,5 +191,7 @@ def test_streams_without_late_records_say_so() -> None:
     for stream in (rows(), timed().key_by("user").window(HOUR).count(), counts.filter(bool)):
         with pytest.raises(InvalidGraph, match=r"\.late must directly follow .* late='side'"):
             _ = stream.late
+    with pytest.raises(InvalidGraph, match=r"\.panes must directly follow .* allowed_lateness or early"):
+        _ = timed().key_by("user").window(HOUR).count().panes
     with pytest.raises(InvalidGraph, match=r"\.late_right must directly follow"):
         _ = counts.late_right

@@ -9,30 +9,39 @@ import numpy as np
 import pyarrow as pa
 
 from minishuffle.dataflow.operators.aggregate import PIECE_ROWS
-from minishuffle.dataflow.operators.base import END_OF_TIME, Batch, Emit, Mark, Reached, Watermark
-from minishuffle.dataflow.operators.chained import ChainedOperator
+from minishuffle.dataflow.operators.base import Batch, Emit, Side
 from minishuffle.dataflow.operators.columns import Outputs, merge_states, states_of
 from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.keyedstate import StatePart, by_columns, key_columns_of
 from minishuffle.dataflow.operators.keyindex import KeyIndex
-from minishuffle.dataflow.operators.windows import OpenWindows, Starts
+from minishuffle.dataflow.operators.windows import OpenWindows, Starts, WindowOperator
 from minishuffle.errors import UsageError
 from minishuffle.limits import BATCH_ROWS_MAX
 
-__all__ = ["MOMENT", "WindowArrow"]
+__all__ = ["MOMENT", "PANE_NAMES", "WindowArrow", "with_panes"]
 
 Vector = np.ndarray[Any, Any]
 
 MOMENT: Final = pa.timestamp("us", "UTC")
 """The type of the columns window_start and window_end."""
 
+PANE_NAMES: Final = ("pane", "final")
+
 SPARE_SLOTS: Final = 4096
 """So many slots of fired windows are not worth making the state smaller."""
 
 
-class WindowArrow(ChainedOperator):
+def with_panes(schema: pa.Schema | None) -> pa.Schema | None:
+    """The schema of the side output of panes, if there is one."""
+    if schema is None:
+        return None
+    fields = zip(PANE_NAMES, (pa.int64(), pa.bool_()), strict=True)
+    return pa.schema([*schema, *(pa.field(name, kind) for name, kind in fields)])
+
+
+class WindowArrow(WindowOperator):
     """Emits the key columns, window_start, window_end and aggregates when a window fires, in order of
-    windows; then it passes the watermark on.
+    windows; then it passes the watermark on. The side output of panes also has the columns pane and final.
 
     The start of the window is a further key of one :class:`KeyIndex`. When most slots are of windows
     that have fired, the others are numbered anew, so that the state is as large as what is open.
@@ -44,13 +53,11 @@ class WindowArrow(ChainedOperator):
         UsageError: two output columns have one name.
     """
 
-    name = "window"
-    keeps_rows = True
-
     def __init__(self, windows: OpenWindows, keys: tuple[str, ...], outputs: Outputs) -> None:
         self.names = [*keys, "window_start", "window_end", *(name for name, _, _ in outputs)]
-        if len(set(self.names)) < len(self.names):
-            raise UsageError(f"two output columns have one name: rename some of {', '.join(self.names)}")
+        taken = [*self.names, *(PANE_NAMES if windows.panes.tag else ())]
+        if len(set(taken)) < len(taken):
+            raise UsageError(f"two output columns have one name: rename some of {', '.join(taken)}")
         self.keys = keys
         self.outputs = outputs
         self._windows = windows
@@ -59,6 +66,10 @@ class WindowArrow(ChainedOperator):
         self._slots: dict[int, list[Vector]] = {}
         """State of each open window, by its start."""
         self._fired_slots = 0
+        self._panes = np.zeros(0, dtype=np.int64)
+        """By slot how many panes were shown."""
+        self._unshown = np.zeros(0, dtype=np.bool_)
+        """By slot whether there is a value that was not."""
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         kept, starts = self._windows.admit(batch, self.context, emit)
@@ -74,6 +85,18 @@ class WindowArrow(ChainedOperator):
             aggregate.update(slots, column_of(piece, column))
         if len(self._index) > known:
             self._note_new(slots, starts, known)
+        if self._windows.panes.tag:
+            self._note_changes(slots, starts)
+
+    def _note_changes(self, slots: Vector, starts: Starts) -> None:
+        """There are new values in those slots, of windows that begin so."""
+        more = len(self._index) - len(self._panes)
+        if more > 0:
+            self._panes = np.append(self._panes, np.zeros(more, np.int64))
+            self._unshown = np.append(self._unshown, np.zeros(more, np.bool_))
+        self._unshown[slots] = True
+        for start in np.unique(starts).tolist():
+            self._windows.changed(start)
 
     def _note_new(self, slots: Vector, starts: Starts, known: int) -> None:
         """Write down to which windows the slots from ``known`` on belong."""
@@ -88,17 +111,6 @@ class WindowArrow(ChainedOperator):
                 self._windows.opened(start)
             self._slots[start].append(group)
 
-    def on_mark(self, mark: Mark, input: int, emit: Emit) -> None:
-        if isinstance(mark, Reached):
-            self._windows.own = mark.time
-            return
-        if isinstance(mark, Watermark):
-            self._fire(mark.time, emit)
-        emit(mark)
-
-    def finish(self, emit: Emit) -> None:
-        self._fire(END_OF_TIME, emit)
-
     def state_rows(self) -> int:
         return len(self._index) - self._fired_slots
 
@@ -106,7 +118,10 @@ class WindowArrow(ChainedOperator):
         yield self._windows.write_state()
         if len(live := self._live()):
             starts, *keys = self._index.keys(live)
-            yield from by_columns("windows", keys, {"start": starts, **states_of(self.outputs, live)})
+            columns = {"start": starts, **states_of(self.outputs, live)}
+            if self._windows.panes.tag:
+                columns |= {"panes": pa.array(self._panes[live]), "unshown": pa.array(self._unshown[live])}
+            yield from by_columns("windows", keys, columns)
 
     def read_state(self, parts: Iterable[StatePart]) -> None:
         for part in parts:
@@ -117,22 +132,46 @@ class WindowArrow(ChainedOperator):
             slots = self._index.lookup([starts, *key_columns_of(part)])
             merge_states(self.outputs, slots, len(self._index), part.batch)
             self._note_new(slots, starts.to_numpy(), known)
+            if self._windows.panes.tag:
+                unshown = part.batch["unshown"].to_numpy(zero_copy_only=False)
+                self._note_changes(slots[unshown], starts.to_numpy()[unshown])
+                self._panes[slots] = part.batch["panes"].to_numpy()
 
     def _live(self) -> Vector:
         """The slots of open windows, ascending."""
         groups = [group for groups in self._slots.values() for group in groups]
         return np.sort(np.concatenate(groups)) if groups else np.zeros(0, dtype=np.int64)
 
-    def _fire(self, watermark: int, emit: Emit) -> None:
-        fired = [slots for start in self._windows.due(watermark) for slots in self._slots.pop(start)]
+    def fire(self, starts: list[int], emit: Emit) -> None:
+        fired = [slots for start in starts for slots in self._slots.pop(start)]
         if not fired:
             return
         every = np.concatenate(fired)
         for first in range(0, len(every), BATCH_ROWS_MAX):
-            emit(self._result(every[first : first + BATCH_ROWS_MAX]))
+            some = every[first : first + BATCH_ROWS_MAX]
+            result = self._result(some)
+            if self._windows.panes.tag:
+                self._put_aside(result, some, emit, final=True)
+            emit(result)
         self._fired_slots += len(every)
         if self._fired_slots > max(SPARE_SLOTS, len(self._index) // 2):
             self._compact()
+
+    def show(self, start: int, emit: Emit) -> None:
+        if start not in self._slots:
+            return
+        slots = np.concatenate(self._slots[start])
+        slots = slots[self._unshown[slots]]
+        for first in range(0, len(slots), BATCH_ROWS_MAX):
+            some = slots[first : first + BATCH_ROWS_MAX]
+            self._put_aside(self._result(some), some, emit, final=False)
+        self._panes[slots] += 1
+        self._unshown[slots] = False
+
+    def _put_aside(self, result: pa.RecordBatch, slots: Vector, emit: Emit, *, final: bool) -> None:
+        more = [pa.array(self._panes[slots]), pa.repeat(final, len(slots))]
+        columns, names = [*result.columns, *more], [*self.names, *PANE_NAMES]
+        emit(Side(self._windows.panes.tag, pa.RecordBatch.from_arrays(columns, names=names)))
 
     def _result(self, slots: Vector) -> pa.RecordBatch:
         starts, *keys = self._index.keys(slots)
@@ -149,6 +188,8 @@ class WindowArrow(ChainedOperator):
         self._index = index
         for _, _, aggregate in self.outputs:
             aggregate.keep(live)
+        if self._windows.panes.tag:
+            self._panes, self._unshown = self._panes[live], self._unshown[live]
         for start, groups in self._slots.items():
             self._slots[start] = [np.searchsorted(live, group) for group in groups]
         self._fired_slots = 0

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from minishuffle.dataflow.operators.base import END_OF_TIME, Batch, Emit, KeyedRows, Mark, Reached, Watermark
+from minishuffle.dataflow.operators.base import Batch, Emit, KeyedRows, Side
 from minishuffle.dataflow.operators.chained import OnError, RecordOperator, emit_rows
 from minishuffle.dataflow.operators.keyedstate import (
     StatePart,
@@ -16,22 +17,20 @@ from minishuffle.dataflow.operators.keyedstate import (
     unpacked,
 )
 from minishuffle.dataflow.operators.moments import datetime_of
-from minishuffle.dataflow.operators.windows import OpenWindows
+from minishuffle.dataflow.operators.windows import OpenWindows, WindowOperator
 from minishuffle.exchange.keys import canonical_rows
 
 __all__ = ["WindowRows", "one_more"]
 
 
-class WindowRows(RecordOperator):
-    """Emits (key, start of the window, value) when the window fires, then passes the watermark on.
+class WindowRows(WindowOperator, RecordOperator):
+    """Emits (key, start of the window, value) when the window fires, then passes the watermark on; to the
+    side output of panes also the number of the pane and whether it is the last one.
 
     ``create()`` makes the first value of a key in a window and ``add(value, row)`` the next ones;
     without ``create`` the first row is the first value. A record whose function raises is dropped or
     fails the task, as ``on_error`` says.
     """
-
-    name = "window"
-    keeps_rows = True
 
     def __init__(
         self,
@@ -46,6 +45,10 @@ class WindowRows(RecordOperator):
         self._create = create
         self._values: dict[int, dict[Any, list[Any]]] = {}
         """[key as it came first, value] by window start and canonical key."""
+        self._unshown: dict[int, dict[Any, None]] = {}
+        """Keys with values that were not shown, by window start."""
+        self._panes: dict[int, Counter[Any]] = {}
+        """How many panes were shown of each key, by window start."""
         self._held = 0
         """All of these."""
 
@@ -53,6 +56,7 @@ class WindowRows(RecordOperator):
         kept, starts = self._windows.admit(batch, self.context, emit)
         assert isinstance(kept, KeyedRows)
         add, create, values = self.fn, self._create, self._values
+        has_panes = bool(self._windows.panes.tag)
         forms = canonical_rows(kept.keys)
         for key, form, row, start in zip(kept.keys, forms, kept.rows, starts.tolist(), strict=True):
             window = values.get(start)
@@ -70,6 +74,13 @@ class WindowRows(RecordOperator):
                     self.note_failure(error, row)
                     raise
                 self.drop(error, row)
+                continue
+            if has_panes:
+                self._note_change(start, form)
+
+    def _note_change(self, start: int, form: Any) -> None:
+        self._unshown.setdefault(start, {})[form] = None
+        self._windows.changed(start)
 
     def _window(self, start: int) -> dict[Any, list[Any]]:
         if start not in self._values:
@@ -77,22 +88,33 @@ class WindowRows(RecordOperator):
             self._windows.opened(start)
         return self._values[start]
 
-    def on_mark(self, mark: Mark, input: int, emit: Emit) -> None:
-        if isinstance(mark, Reached):
-            self._windows.own = mark.time
-            return
-        if isinstance(mark, Watermark):
-            self._fire(mark.time, emit)
-        emit(mark)
-
-    def finish(self, emit: Emit) -> None:
-        self._fire(END_OF_TIME, emit)
-
-    def _fire(self, watermark: int, emit: Emit) -> None:
-        for start in self._windows.due(watermark):
-            moment, fired = datetime_of(start), self._values.pop(start).values()
+    def fire(self, starts: list[int], emit: Emit) -> None:
+        for start in starts:
+            moment, fired = datetime_of(start), self._values.pop(start)
             self._held -= len(fired)
-            emit_rows([(key, moment, value) for key, value in fired], emit)
+            if self._windows.panes.tag:
+                shown = self._panes.pop(start, Counter())
+                self._unshown.pop(start, None)
+                # Before a chained function may change the values.
+                self._put_aside(
+                    [(key, moment, value, shown[form], True) for form, (key, value) in fired.items()], emit
+                )
+            emit_rows([(key, moment, value) for key, value in fired.values()], emit)
+
+    def show(self, start: int, emit: Emit) -> None:
+        if start not in self._values:
+            return
+        window, moment = self._values[start], datetime_of(start)
+        shown = self._panes.setdefault(start, Counter())
+        forms = self._unshown.pop(start)
+        self._put_aside(
+            [(window[form][0], moment, window[form][1], shown[form], False) for form in forms], emit
+        )
+        shown.update(forms.keys())
+
+    def _put_aside(self, rows: list[Any], emit: Emit) -> None:
+        tag = self._windows.panes.tag
+        emit_rows(rows, lambda batch: emit(Side(tag, batch)))
 
     def state_rows(self) -> int:
         return self._held
@@ -100,9 +122,16 @@ class WindowRows(RecordOperator):
     def write_state(self) -> Iterator[StatePart]:
         yield self._windows.write_state()
         for start, window in self._values.items():
-            for some in chunks(window.values()):
-                keys, values = [key for key, _ in some], packed(value for _, value in some)
-                yield by_rows("windows", keys, start=[start] * len(some), value=values)
+            panes, unshown = self._panes.get(start, Counter()), self._unshown.get(start, {})
+            for some in chunks(window.items()):
+                yield by_rows(
+                    "windows",
+                    [key for _, (key, _) in some],
+                    start=[start] * len(some),
+                    value=packed(value for _, (_, value) in some),
+                    panes=[panes[form] for form, _ in some],
+                    unshown=[form in unshown for form, _ in some],
+                )
 
     def read_state(self, parts: Iterable[StatePart]) -> None:
         for part in parts:
@@ -110,9 +139,14 @@ class WindowRows(RecordOperator):
                 self._windows.read_state(part)
                 continue
             keys, values = keys_of(part), unpacked(part.batch["value"])
-            starts = part.batch["start"].to_pylist()
-            for key, form, value, start in zip(keys, canonical_rows(keys), values, starts, strict=True):
+            starts, panes, unshown = (part.batch[name].to_pylist() for name in ("start", "panes", "unshown"))
+            entries = zip(keys, canonical_rows(keys), values, starts, panes, unshown, strict=True)
+            for key, form, value, start, count, changed in entries:
                 self._window(start)[form] = [key, value]
+                if count:
+                    self._panes.setdefault(start, Counter())[form] = count
+                if changed:
+                    self._note_change(start, form)
             self._held += len(keys)
 
 

@@ -1,16 +1,28 @@
 """Tumbling windows of event time: which are open, which records come too late for theirs.
 
 The window of size s with a record of time t begins at the greatest multiple of s that is not above t.
-(Flink: ``TumblingEventTimeWindows``, ``WindowOperator``, without allowed lateness.)
+(Flink: ``TumblingEventTimeWindows``, ``WindowOperator``, ``ContinuousEventTimeTrigger``.)
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.base import BEGINNING_OF_TIME, Batch, Emit, TaskContext
+from minishuffle.dataflow.operators.base import (
+    BEGINNING_OF_TIME,
+    END_OF_TIME,
+    Batch,
+    Emit,
+    Mark,
+    Reached,
+    TaskContext,
+    Watermark,
+)
+from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.dataflow.operators.keyedstate import StatePart, greatest
 from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.moments import Vector, event_times
@@ -18,18 +30,35 @@ from minishuffle.dataflow.operators.timeheap import TimeHeap
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.exchange.gather import chosen
 
-__all__ = ["OpenWindows", "Starts"]
+__all__ = ["OpenWindows", "Panes", "Starts", "WindowOperator"]
 
 Starts: TypeAlias = Vector
 """Where each record's window begins, microseconds since 1970."""
 _DROPPED: Final = Late()
 
 
+@dataclass(frozen=True, slots=True)
+class Panes:
+    """Values of a window before the last ones, for the side output ``tag`` ("": none); microseconds.
+
+    A window takes records until the watermark is ``lateness`` past its end. What has changed in it is shown
+    at the first watermark in each ``early`` of it (0: not before its end), at its end, and at each watermark
+    after that.
+    """
+
+    tag: str = ""
+    lateness: int = 0
+    early: int = 0
+
+
+_NO_PANES: Final = Panes()
+
+
 class OpenWindows:
     """The windows that hold records and have not fired.
 
-    A window fires when the watermark has reached its last microsecond; a record whose window has fired,
-    or would have, is late.
+    A window fires when the watermark has reached its last microsecond, or is so much past it as records may
+    be late; a record whose window has fired, or would have, is late.
 
     Args:
         time: where the records' times stand.
@@ -37,15 +66,20 @@ class OpenWindows:
         late: what becomes of late records.
     """
 
-    def __init__(self, time: EventTime, size: int, late: Late = _DROPPED) -> None:
+    def __init__(self, time: EventTime, size: int, late: Late = _DROPPED, panes: Panes = _NO_PANES) -> None:
         self.time = time
         self.size = size
         self.late = late
+        self.panes = panes
         self.own = BEGINNING_OF_TIME
         """The watermark of the producer that the records at hand come from, where that decides."""
         self._watermark = BEGINNING_OF_TIME
         self._open: TimeHeap[None] = TimeHeap()
         """By start."""
+        self._to_show: TimeHeap[int] = TimeHeap()
+        """Starts of windows that have changed, by the watermark at which that is shown."""
+        self._changed: set[int] = set()
+        """These starts."""
 
     def admit(self, batch: Batch, context: TaskContext, emit: Emit) -> tuple[Batch, Starts]:
         """The records that are in time, and where their windows begin."""
@@ -67,6 +101,32 @@ class OpenWindows:
         self._watermark = max(watermark, self._watermark)
         return [start for start, _ in self._open.take_until(self._last_start(self._watermark))]
 
+    def changed(self, start: int) -> None:
+        """A window has a value that was not shown; for windows with panes."""
+        if start not in self._changed:
+            self._changed.add(start)
+            self._to_show.push(self._next_pane(start), start)
+
+    def _next_pane(self, start: int) -> int:
+        """The first watermark from now on at which a window is shown."""
+        last, early, reached = start + self.size - 1, self.panes.early, self._watermark
+        if reached >= last:
+            return reached + 1
+        if not early:
+            return last
+        return min(last, start - 1 + (max(reached - start + 1, 0) // early + 1) * early)
+
+    def to_show(self) -> Iterator[int]:
+        """The starts of windows of which a pane is due; some may have fired."""
+        for _, start in self._to_show.take_until(self._watermark):
+            self._changed.discard(start)
+            yield start
+
+    def passed_on(self, watermark: int) -> int:
+        """The watermark behind the windows: what they emit has the time of their end."""
+        behind = max(watermark - self.panes.lateness, BEGINNING_OF_TIME)
+        return watermark if watermark == END_OF_TIME else behind
+
     def write_state(self) -> StatePart:
         """How far windows have fired."""
         return StatePart("fired", pa.RecordBatch.from_pydict({"watermark": [self._watermark]}))
@@ -76,4 +136,37 @@ class OpenWindows:
 
     def _last_start(self, watermark: int) -> int:
         """The latest start of a window that has fired at ``watermark``."""
-        return watermark - self.size + 1
+        return watermark - self.size + 1 - self.panes.lateness
+
+
+class WindowOperator(ChainedOperator):
+    """What windows of rows and of columns share: how marks move them."""
+
+    name = "window"
+    keeps_rows = True
+    _windows: OpenWindows
+
+    def fire(self, starts: list[int], emit: Emit) -> None:
+        """Emit the values of these windows and forget them."""
+        raise NotImplementedError
+
+    def show(self, start: int, emit: Emit) -> None:
+        """Emit what has changed in a window, if it is open, to the side output."""
+        raise NotImplementedError
+
+    def on_mark(self, mark: Mark, input: int, emit: Emit) -> None:
+        if isinstance(mark, Reached):
+            self._windows.own = mark.time
+        elif isinstance(mark, Watermark):
+            self._advance(mark.time, emit)
+            emit(Watermark(self._windows.passed_on(mark.time)))
+        else:
+            emit(mark)
+
+    def finish(self, emit: Emit) -> None:
+        self._advance(END_OF_TIME, emit)
+
+    def _advance(self, watermark: int, emit: Emit) -> None:
+        self.fire(self._windows.due(watermark), emit)
+        for start in self._windows.to_show():
+            self.show(start, emit)

@@ -23,6 +23,7 @@ from minishuffle.dataflow.operators.base import (
     KeyedRows,
     Mark,
     Operator,
+    Side,
     SplitMark,
     TaskContext,
     Watermark,
@@ -42,7 +43,7 @@ from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.dataflow.operators.topn import TopN
 from minishuffle.dataflow.operators.windowarrow import WindowArrow
 from minishuffle.dataflow.operators.windowrows import WindowRows, one_more
-from minishuffle.dataflow.operators.windows import OpenWindows
+from minishuffle.dataflow.operators.windows import OpenWindows, Panes
 from minishuffle.exchange.partitioner import Partitioner
 
 T = EventTime(column="t")
@@ -123,12 +124,18 @@ class Case:
     """Columns by which the batches of each input are partitioned; None: rows with keys."""
 
 
+PANES = Panes("panes", lateness=3, early=2)
+
 CASES = {
     "count": Case(lambda: CountRows("end"), rows),
     "reduce": Case(lambda: ReduceRows(merged, "end"), rows),
     "fold": Case(lambda: FoldRows(list, listed, "end"), rows),
     "fold each": Case(lambda: FoldRows(list, listed, "each"), rows),
     "window": Case(lambda: WindowRows(OpenWindows(T, 7), list, listed), rows),
+    "window panes": Case(lambda: WindowRows(OpenWindows(T, 7, panes=PANES), list, listed), rows),
+    "window panes arrow": Case(
+        lambda: WindowArrow(OpenWindows(T, 7, panes=PANES), ("k", "g"), outputs()), arrow, (("k", "g"),)
+    ),
     "window count": Case(lambda: WindowRows(OpenWindows(T, 7), int, one_more), rows),
     "process": Case(lambda: ProcessRows(remember, tell, T), rows),
     "join": Case(lambda: JoinRows("full", 5, (T, T)), rows, (None, None)),
@@ -155,8 +162,9 @@ class Subtasks:
         self._partitioners = [Partitioner("hash", count, keys, None, 0) for keys in case.keys]
 
     def emit(self, item: Any) -> None:
-        if not isinstance(item, Mark):
-            self.out += map(repr, rows_of(item))
+        batch = item.batch if isinstance(item, Side) else item
+        if not isinstance(batch, Mark):
+            self.out += map(repr, rows_of(batch))
 
     def take(self, item: Any, input: int) -> None:
         if isinstance(item, Mark):

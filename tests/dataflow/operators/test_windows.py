@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minishuffle.dataflow.operators import windowarrow
@@ -29,7 +30,7 @@ from minishuffle.dataflow.operators.moments import microseconds
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.dataflow.operators.windowarrow import WindowArrow
 from minishuffle.dataflow.operators.windowrows import WindowRows, one_more
-from minishuffle.dataflow.operators.windows import OpenWindows
+from minishuffle.dataflow.operators.windows import OpenWindows, Panes
 from minishuffle.errors import UsageError
 
 T = EventTime(column="t")
@@ -62,15 +63,16 @@ def listed(values: list[Any], row: dict[str, Any]) -> list[Any]:
 
 
 ASIDE, DROPPED = Late("side", "late"), Late()
+NO_PANES = Panes()
 
 
-def on_rows(late: Late = DROPPED, size: int = SIZE) -> WindowRows:
-    return WindowRows(OpenWindows(T, size, late), list, listed)
+def on_rows(late: Late = DROPPED, size: int = SIZE, panes: Panes = NO_PANES) -> WindowRows:
+    return WindowRows(OpenWindows(T, size, late, panes), list, listed)
 
 
-def on_arrow(late: Late = DROPPED, size: int = SIZE) -> WindowArrow:
+def on_arrow(late: Late = DROPPED, size: int = SIZE, panes: Panes = NO_PANES) -> WindowArrow:
     outputs = [(str(name), "v", aggregate_named(name, "v")) for name in FUNCTIONS]
-    return WindowArrow(OpenWindows(T, size, late), ("k",), outputs)
+    return WindowArrow(OpenWindows(T, size, late, panes), ("k",), outputs)
 
 
 def aggregates(values: list[int | None]) -> tuple[Any, ...]:
@@ -80,6 +82,14 @@ def aggregates(values: list[int | None]) -> tuple[Any, ...]:
     return (sum(known), len(known), min(known), max(known), sum(known) / len(known))
 
 
+def pane_of(row: Any) -> Any:
+    if isinstance(row, tuple):
+        key, start, values, pane, final = row
+        return (key, microseconds(start), aggregates(values), pane, final)
+    values = tuple(row[name] for name in FUNCTIONS)
+    return (row["k"], microseconds(row["window_start"]), values, row["pane"], row["final"])
+
+
 class Run:
     """What an operator gives, as (key, start, aggregates) tuples, marks, and late (key, time, value)."""
 
@@ -87,11 +97,15 @@ class Run:
         self.operator = operator
         self.out: list[Any] = []
         self.late: list[Row] = []
+        self.panes: list[Any] = []
+        """(key, start, aggregates, pane, final)."""
         self.context = context()
         operator.open(self.context)
 
     def emit(self, item: Any) -> None:
-        if isinstance(item, Side):
+        if isinstance(item, Side) and item.tag == "panes":
+            self.panes += list(map(pane_of, rows_of(item.batch)))
+        elif isinstance(item, Side):
             records = rows_of(item.batch)
             self.late += [(row["k"], microseconds(row["t"]), row["v"]) for row in records]
         elif isinstance(item, Mark):
@@ -134,6 +148,50 @@ def reference(items: list[list[Row] | int]) -> tuple[list[Any], list[Row]]:
     return out, late
 
 
+def with_panes(
+    items: list[list[Row] | int], lateness: int, early: int
+) -> tuple[list[Any], list[list[Any]], list[Row]]:
+    """Final values and marks, panes after each item, and late records: one record after the other."""
+    windows: dict[int, dict[Any, list[int | None]]] = {}
+    changed: dict[int, tuple[int, set[Any]]] = {}
+    """By window the watermark at its first value that was not shown, and the keys of such values."""
+    numbers: Counter[Any] = Counter()
+    watermark = -(1 << 63)
+    out: list[Any] = []
+    panes: list[list[Any]] = []
+    late: list[Row] = []
+
+    def pane(start: int, key: Any, *, final: bool) -> Any:
+        number = numbers[start, key]
+        numbers[start, key] += 1
+        return (key, start, aggregates(windows[start][key]), number, final)
+
+    for item in items:
+        panes.append([])
+        if isinstance(item, list):
+            for key, time, value in item:
+                start = time // SIZE * SIZE
+                if start + SIZE - 1 + lateness <= watermark:
+                    late.append((key, time, value))
+                else:
+                    windows.setdefault(start, {}).setdefault(key, []).append(value)
+                    changed.setdefault(start, (watermark, set()))[1].add(key)
+            continue
+        watermark = item
+        for start in sorted(start for start in windows if start + SIZE - 1 + lateness <= watermark):
+            panes[-1] += [pane(start, key, final=True) for key in windows[start]]
+            out += [(key, start, aggregates(values)) for key, values in windows.pop(start).items()]
+            changed.pop(start, None)
+        for start, (since, keys) in list(changed.items()):
+            end = start + SIZE - 1
+            points = [*(range(start - 1 + early, end, early) if early else ()), end]
+            if since >= end or any(since < point <= watermark for point in points):
+                panes[-1] += [pane(start, key, final=False) for key in keys]
+                del changed[start]
+        out.append(Watermark(watermark if watermark == END_OF_TIME else watermark - lateness))
+    return out, panes, late
+
+
 rows_strategy = st.lists(
     st.tuples(st.none() | st.integers(0, 3), st.integers(-40, 40), st.none() | st.integers(-9, 9)), max_size=8
 )
@@ -164,6 +222,52 @@ def test_rows_and_arrow_agree_with_a_loop_over_records(items: list[list[Row] | i
         assert run.out == out
         assert run.late == late
         assert (run.context.counters.records_late, run.context.counters.late_dropped) == (len(late), 0)
+
+
+@settings(max_examples=40)
+@given(items=streams(), lateness=st.integers(0, 15), early=st.sampled_from([0, 1, 3, 9]))
+def test_panes_agree_with_a_loop_over_records(
+    items: list[list[Row] | int], lateness: int, early: int
+) -> None:
+    out, panes, late = with_panes(items, lateness, early)
+    shown = Panes("panes", lateness, early)
+    for operator, convert in ((on_rows(ASIDE, SIZE, shown), keyed), (on_arrow(ASIDE, SIZE, shown), arrow)):
+        run = Run(operator)
+        for item, expected in zip(items, panes, strict=True):
+            run.panes.clear()
+            run.take(Watermark(item) if isinstance(item, int) else convert(item))
+            assert sorted(run.panes, key=repr) == sorted(expected, key=repr)
+        assert run.out == out
+        assert run.late == late
+
+
+def test_panes_go_out_before_a_chained_function_has_the_values() -> None:
+    operator = on_rows(DROPPED, SIZE, Panes("panes", lateness=1))
+    run = Run(operator)
+    seen: list[Any] = []
+
+    def emit(item: Any) -> None:
+        run.emit(item)
+        if isinstance(item, list):
+            for _, _, values in item:
+                values.clear()
+        elif isinstance(item, Side):
+            seen.extend(run.panes)
+
+    operator.process(keyed([(1, 0, 5)]), 0, emit)
+    operator.finish(emit)
+    assert seen == [(1, 0, (5, 1, 5, 5, 5.0), 0, True)]
+
+
+def test_the_state_of_windows_goes_when_the_last_of_their_panes_has() -> None:
+    for make, convert in ((on_rows, keyed), (on_arrow, arrow)):
+        run = Run(make(DROPPED, SIZE, Panes("panes", lateness=12)))  # type: ignore[operator]
+        for second in range(1000):
+            run.take(convert([(second, 10 * second, 1)]))  # type: ignore[operator]
+            run.take(Watermark(10 * second + 4))
+            assert run.operator.state_rows() <= 3
+        assert [final for *_, pane, final in run.panes if pane == 0] == [False] * 999
+        assert [final for *_, pane, final in run.panes if pane == 1] == [True] * 998
 
 
 @given(batches=st.lists(rows_strategy, max_size=6), out_of_order=st.integers(0, 15))
