@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from minishuffle.dataflow.keyed import KeyedStream as KeyedStream
     from minishuffle.dataflow.keyed_table import KeyedTable as KeyedTable
     from minishuffle.dataflow.keyed_table import WindowedTable as WindowedTable
+    from minishuffle.dataflow.operators.base import Aside as Aside
     from minishuffle.dataflow.operators.base import Source as Source
     from minishuffle.dataflow.operators.base import TaskContext as TaskContext
     from minishuffle.dataflow.operators.process import ProcessContext as ProcessContext
@@ -61,6 +62,7 @@ _MODULE_OF: Final = {
     "KeyedStream": "minishuffle.dataflow.keyed",
     "KeyedTable": "minishuffle.dataflow.keyed_table",
     "WindowedTable": "minishuffle.dataflow.keyed_table",
+    "Aside": "minishuffle.dataflow.operators.base",
     "Source": "minishuffle.dataflow.operators.base",
     "TaskContext": "minishuffle.dataflow.operators.base",
     "ProcessContext": "minishuffle.dataflow.operators.process",

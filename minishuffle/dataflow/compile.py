@@ -13,7 +13,7 @@ from minishuffle.dataflow.arguments import checked_parallelism
 from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.dataflow.nodes import Exchange, Feed, Node, check_waits, inputs_first, one_of_each
 from minishuffle.dataflow.operators.base import Operator, Output, Program
-from minishuffle.dataflow.operators.chained import ChainedOperator
+from minishuffle.dataflow.operators.chained import ChainedOperator, ForgivingOperator
 from minishuffle.dataflow.pickling import pickle_program
 from minishuffle.dataflow.pruning import pruned
 from minishuffle.dataflow.stream_base import StreamBase
@@ -88,6 +88,11 @@ def _check_claims(nodes: list[Node]) -> None:
             )
     claimed: set[str] = set()
     for operator in (operator for node in nodes for operator in node.operators):
+        if isinstance(operator, ForgivingOperator) and operator.lacks_errors_tag:
+            raise UsageError(
+                f"{operator.name} has no side output of errors, only map, filter, flat_map and process have: "
+                "write on_error='dead_letter'"
+            )
         target = operator.claim() if isinstance(operator, ChainedOperator) else None
         if target in claimed:
             raise UsageError(f"two sinks of the job write to {target}: give each its own")

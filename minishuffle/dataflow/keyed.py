@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -150,6 +150,7 @@ class KeyedStream(Generic[T]):
         on_timer: Callable[[datetime, ProcessContext], Iterable[Any] | None] | None = None,
         *,
         ttl: timedelta | None = None,
+        sides: Sequence[str] = (),
         on_error: OnError = "fail",
     ) -> Stream[Any]:
         """Functions of your own with state and timers for each key.
@@ -157,14 +158,15 @@ class KeyedStream(Generic[T]):
         ``on_record(row, context)`` and ``on_timer(at, context)`` return an iterable of rows or None. The
         context has ``key``, ``time``, ``watermark``, ``state`` (a dict), ``set_timer(at)`` and
         ``delete_timer(at)``. Timers of event time fire when the watermark has passed them, in order;
-        with ``clock="wall"`` when the clock has. State that was not touched for ``ttl`` is gone.
+        with ``clock="wall"`` when the clock has. State that was not touched for ``ttl`` is gone. Rows given
+        as ``Aside(name, row)`` go to :meth:`Stream.side`.
 
         Raises:
             UsageError: an argument is wrong.
         """
         from minishuffle.dataflow.processed import keyed_process
 
-        return keyed_process(self, on_record, on_timer, ttl=ttl, on_error=on_error)
+        return keyed_process(self, on_record, on_timer, ttl=ttl, sides=sides, on_error=on_error)
 
     def _on_rows(self, operator: Operator, label: str | None = None) -> Stream[Any]:
         node = Node(operator.name, (self._rows_by_key(),), operators=(operator,))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from minishuffle.dataflow.arguments import check_callable, checked_duration
 from minishuffle.dataflow.nodes import Feed, Node
 from minishuffle.dataflow.stream import Stream
+from minishuffle.dataflow.stream_base import side_outputs
 
 if TYPE_CHECKING:
     from minishuffle.dataflow.keyed import KeyedStream
@@ -24,6 +25,7 @@ def keyed_process(
     on_timer: Callable[[datetime, ProcessContext], Iterable[Any] | None] | None = None,
     *,
     ttl: timedelta | None = None,
+    sides: Sequence[str] = (),
     on_error: OnError = "fail",
 ) -> Stream[Any]:
     """Rows that ``on_record(row, context)`` and ``on_timer(at, context)`` return, of each key's state.
@@ -31,6 +33,7 @@ def keyed_process(
     Args:
         on_record: returns an iterable of rows, or None; ``context`` is a ``ProcessContext``.
         on_timer: likewise, for a timer that ``context.set_timer`` set.
+        sides: side outputs, to which rows given as ``Aside(name, row)`` go.
         ttl: the state of a key that was not touched for so long (by the wall clock) is gone.
 
     Raises:
@@ -46,4 +49,5 @@ def keyed_process(
         seconds = checked_duration(ttl, "process(ttl=...)", positive=True) / 1_000_000
     operator = ProcessRows(on_record, on_timer, keyed._stream._time, seconds, on_error)
     node = Node(operator.name, (keyed._rows_by_key(),), operators=(operator,))
-    return Stream((Feed(node),), time=keyed._stream._time_by_column())
+    time = keyed._stream._time_by_column()
+    return Stream((Feed(node),), time=time, sides=side_outputs(operator, sides, time))

@@ -6,7 +6,7 @@ of rows; :meth:`Stream.to_table` makes columns of them.
 
 ``on_error`` says what becomes of a record whose function raises: ``"fail"`` ends the job with that
 error, ``"skip"`` drops and counts that record alone, ``"dead_letter"`` also writes it with the error
-into the job's log.
+into the job's log, ``"side"`` sends it to :attr:`Stream.errors`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from minishuffle.dataflow.arguments import (
 from minishuffle.dataflow.bridges import refuse_column_method, refuse_mixture
 from minishuffle.dataflow.nodes import Exchange, Feed, Node
 from minishuffle.dataflow.operators.times import EventTime
-from minishuffle.dataflow.stream_base import StreamBase
+from minishuffle.dataflow.stream_base import StreamBase, side_outputs
 from minishuffle.dataflow.stream_sinks import StreamSinks
 from minishuffle.dataflow.stream_sources import StreamSources
 from minishuffle.errors import InvalidGraph, UsageError
@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 
     from minishuffle.dataflow.joined import On
     from minishuffle.dataflow.keyed import KeyedStream
-    from minishuffle.dataflow.operators.base import Operator
-    from minishuffle.dataflow.operators.chained import OnError
+    from minishuffle.dataflow.operators.chained import OnError, RecordOperator
     from minishuffle.dataflow.table import Table
 
 __all__ = ["Stream"]
@@ -65,12 +64,14 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
 
     # --- transformations -------------------------------------------------------------------------
 
-    def map(self, fn: Callable[[T], U], *, on_error: OnError = "fail") -> Stream[U]:
-        """One row for each row: ``fn(row)``."""
+    def map(
+        self, fn: Callable[[T], U], *, sides: Sequence[str] = (), on_error: OnError = "fail"
+    ) -> Stream[U]:
+        """One row for each row: ``fn(row)``. An ``Aside(name, row)`` in its place goes to :meth:`side`."""
         from minishuffle.dataflow.operators.functions import MapRows
 
         check_callable(fn, "map")
-        return self._on_rows(MapRows(fn, on_error))
+        return self._on_rows(MapRows(fn, on_error), sides)
 
     def filter(self, fn: Callable[[T], Any], *, on_error: OnError = "fail") -> Stream[T]:
         """The rows for which ``fn(row)`` is true."""
@@ -78,14 +79,16 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
 
         check_callable(fn, "filter")
         kept: Stream[T] = self._on_rows(FilterRows(fn, on_error))
-        return Stream(kept._feeds, None, self._columns, self._time)
+        return Stream(kept._feeds, None, self._columns, self._time, kept._sides)
 
-    def flat_map(self, fn: Callable[[T], Iterable[U]], *, on_error: OnError = "fail") -> Stream[U]:
-        """Every item of the iterable that ``fn(row)`` returns."""
+    def flat_map(
+        self, fn: Callable[[T], Iterable[U]], *, sides: Sequence[str] = (), on_error: OnError = "fail"
+    ) -> Stream[U]:
+        """Every item of the iterable that ``fn(row)`` returns; ``Aside(name, row)`` goes to :meth:`side`."""
         from minishuffle.dataflow.operators.functions import FlatMapRows
 
         check_callable(fn, "flat_map")
-        return self._on_rows(FlatMapRows(fn, on_error))
+        return self._on_rows(FlatMapRows(fn, on_error), sides)
 
     def union(self, *others: Stream[T]) -> Stream[T]:
         """The records of this stream and the others, in no particular order."""
@@ -203,6 +206,27 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         feeds = self._beside("to_table", ToArrow(declared))._feeds
         return Table(feeds, declared, None, self._time_by_column())
 
+    # --- side outputs ------------------------------------------------------------------------------
+
+    def side(self, name: str) -> Stream[Any]:
+        """What the function of the step before this has put aside: rows that it gave as ``Aside(name, row)``.
+
+        Raises:
+            InvalidGraph: that step has no such side output: see ``sides=`` of :meth:`map`, :meth:`flat_map`
+                and :meth:`KeyedStream.process`.
+        """
+        return self._side(name)
+
+    @property
+    def errors(self) -> Stream[Any]:
+        """The records for which the function of the step before this has raised, with ``on_error="side"``:
+        dicts with ``operator``, ``error`` and ``record``, which is a text if no exchange takes the record.
+
+        Raises:
+            InvalidGraph: that step puts no such records aside.
+        """
+        return self._side("errors")
+
     # --- who gets which record -------------------------------------------------------------------
 
     def partition(self, fn: Callable[[T, int], int]) -> Stream[T]:
@@ -215,10 +239,10 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
 
     # --- making nodes ----------------------------------------------------------------------------
 
-    def _on_rows(self, operator: Operator) -> Stream[Any]:
-        feeds = self._open_feeds(operator.name)
+    def _on_rows(self, operator: RecordOperator, sides: Sequence[str] = ()) -> Stream[Any]:
+        feeds, time = self._open_feeds(operator.name), self._time_by_column()
         node = Node(operator.name, feeds, operators=(operator,))
-        return Stream((Feed(node),), time=self._time_by_column())
+        return Stream((Feed(node),), time=time, sides=side_outputs(operator, sides, time))
 
     # --- several at once ---------------------------------------------------------------------------
 

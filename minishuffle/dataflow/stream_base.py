@@ -3,12 +3,12 @@ what is known of the records, how steps are added, and who gets which record nex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, ClassVar, Self, TypeAlias
 
-from minishuffle.dataflow.arguments import checked_parallelism
+from minishuffle.dataflow.arguments import checked_name, checked_parallelism
 from minishuffle.dataflow.nodes import Boundary, Exchange, Feed, Node, Reads, check_not_sinks, with_last_step
 from minishuffle.dataflow.operators.base import Operator, Source
 from minishuffle.dataflow.operators.times import EventTime
@@ -17,10 +17,10 @@ from minishuffle.errors import InvalidGraph, UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from minishuffle.dataflow.operators.chained import Emission
+    from minishuffle.dataflow.operators.chained import Emission, RecordOperator
     from minishuffle.dataflow.operators.late import Late, LatePolicy
 
-__all__ = ["Columns", "Feeds", "SideOutput", "StreamBase", "checked_emission", "late_of"]
+__all__ = ["Columns", "Feeds", "SideOutput", "StreamBase", "checked_emission", "late_of", "side_outputs"]
 
 Columns: TypeAlias = tuple[str, ...] | None
 Feeds: TypeAlias = tuple[Feed, ...]
@@ -53,6 +53,13 @@ class SideOutput:
 
 
 _TAGS = count(1)
+_SIDE_STEPS = {
+    "late": "a window or join with late='side'",
+    "late_right": "a join with late='side'",
+    "panes": "a window with allowed_lateness or early",
+    "errors": "map, filter, flat_map or process with on_error='side'",
+}
+"""What gives the side outputs that are not the user's own."""
 
 
 def late_of(policy: LatePolicy, side: SideOutput | None) -> Late:
@@ -60,6 +67,27 @@ def late_of(policy: LatePolicy, side: SideOutput | None) -> Late:
     from minishuffle.dataflow.operators.late import Late
 
     return Late(policy, "" if side is None else side.tag)
+
+
+def side_outputs(
+    operator: RecordOperator, names: Sequence[str], time: EventTime | None
+) -> dict[str, SideOutput]:
+    """The side outputs of a step that calls a function: those of these names, and that of records for
+    which the function raised.
+
+    Raises:
+        UsageError: there is something else than names, or one that is taken.
+    """
+    if isinstance(names, str):
+        raise UsageError(f"sides takes a list of names: write [{names!r}]")
+    sides = {checked_name(name, "sides"): SideOutput.made("side", time=time) for name in names}
+    if taken := sorted(_SIDE_STEPS.keys() & sides.keys()):
+        raise UsageError(f"{taken[0]!r} is not a name for a side output of your own: choose another one")
+    operator.side_tags = {name: side.tag for name, side in sides.items()}
+    if operator.on_error == "side":
+        sides["errors"] = SideOutput.made("errors")
+        operator.errors_tag = sides["errors"].tag
+    return sides
 
 
 def checked_emission(emit: Emission | None, feeds: Feeds) -> Emission:
@@ -140,9 +168,7 @@ class StreamBase:
 
     def _side(self, name: str) -> Self:
         if name not in self._sides:
-            way = "a window or join with late='side'"
-            if name == "panes":
-                way = "a window with allowed_lateness or early"
+            way = _SIDE_STEPS.get(name, f"a function with sides=[{name!r}]")
             raise InvalidGraph(f".{name} must directly follow a step that gives such records: {way}")
         side = self._sides[name]
         feeds = tuple(Feed(feed.node, side=side.tag) for feed in self._feeds)

@@ -170,6 +170,7 @@ class Chain:
         self.drop = dropper_of(program.operators)
         last = self._before(len(program.operators))
         self._outlet = _Outlet(program.outputs, partitions, index, totals, last, drop=self.drop)
+        self.put_aside = self._outlet.put_aside
         self._stages: list[Emit] = [self._outlet.take]
         for number in reversed(range(len(program.operators))):
             self._stages.insert(0, self._stage(number, 0, self._stages[0]))
@@ -472,7 +473,7 @@ class Task:
                 opened.append(operator)
             kept = {gate.input for gate in self.gates if gate.kept}
             chain = Chain(program, self.partitions, context.index, self.counters, kept)
-            self._drop = chain.drop
+            self._drop, context.put_aside = chain.drop, chain.put_aside
             produced = [] if program.source is None else [OperatorCounters(self.name.partition(" -> ")[0])]
             self.operators = (*produced, *chain.counters)
             self.paths.post(self.report, self, None)

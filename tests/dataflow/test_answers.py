@@ -6,6 +6,7 @@ import copy
 from collections import Counter
 from collections.abc import Iterator
 from datetime import time, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -15,7 +16,7 @@ import pyarrow.parquet
 import pytest
 
 from minishuffle.dataflow.compile import compile_job
-from minishuffle.dataflow.operators.base import TaskContext
+from minishuffle.dataflow.operators.base import Aside, TaskContext
 from minishuffle.dataflow.operators.functions import FlatMapRows
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.table import Table
@@ -367,6 +368,64 @@ def test_the_last_panes_of_windows_are_their_values(cut: Cut, format: str) -> No
     again = run(windows.key_by(key).window(ten).count().collect(), cut)
     assert [tuple_of(row)[-1] for row in again.rows] == [1] * 27
     assert again.counters.records_late == 0
+
+
+# --- side outputs of functions -----------------------------------------------------------------------
+
+
+def by_size(n: int) -> Any:
+    if n % 5 == 0:
+        raise ValueError(f"no {n}")
+    return Aside("large", {"n": n}) if n > 20 else n
+
+
+def all_by_size(n: int) -> list[Any]:
+    return [n, by_size(n), Aside("odd", n)] if n % 2 else [by_size(n)]
+
+
+def with_sums(row: int, context: Any) -> list[Any]:
+    """The state is put aside, and goes on to change."""
+    sums = context.state.setdefault("sums", [])
+    sums.append(row)
+    return [row, Aside("sums", sums)]
+
+
+def tuple_with(kind: str, row: Any) -> tuple[str, Any]:
+    return (kind, row)
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_what_functions_put_aside_is_streams(cut: Cut) -> None:
+    sized = Stream.items(list(range(1, 41))).map(by_size, sides=["large"], on_error="side").name("sizes")
+    flat = Stream.items(list(range(1, 41))).flat_map(all_by_size, sides=["large", "odd"], on_error="skip")
+    summed = Stream.items([3, 5, 7]).parallel(1).key_by(lambda n: n % 2).process(with_sums, sides=["sums"])
+    ends = {
+        "mapped": sized,
+        "mapped large": sized.side("large"),
+        "errors": sized.errors,
+        "flat": flat,
+        "flat large": flat.side("large"),
+        "odd": flat.side("odd"),
+        "summed": summed,
+        "sums": summed.side("sums"),
+    }
+    rows: dict[str, list[Any]] = {kind: [] for kind in ends}
+    marked = [end.map(partial(tuple_with, kind)).collect(kind) for kind, end in ends.items()]
+    for kind, row in run(Stream.together(*marked), cut).rows:
+        rows[kind].append(row)
+    good = [n for n in range(1, 41) if n % 5]
+    assert sorted(rows["mapped"]) == [n for n in good if n <= 20]
+    assert in_order(rows["mapped large"]) == [{"n": n} for n in good if n > 20]
+    assert in_order(rows["errors"]) == in_order(
+        [{"operator": "sizes", "error": f"ValueError: no {n}", "record": n} for n in range(5, 41, 5)]
+    )
+    odd = [n for n in good if n % 2]
+    assert sorted(rows["flat"]) == sorted([*(n for n in good if n <= 20), *odd])
+    assert in_order(rows["flat large"]) == [{"n": n} for n in good if n > 20]
+    assert sorted(rows["odd"]) == odd
+    assert sorted(rows["summed"]) == [3, 5, 7]
+    sums = sorted(rows["sums"], key=len)
+    assert sums == [sums[2][:length] for length in (1, 2, 3)]
 
 
 # --- what values are ---------------------------------------------------------------------------------

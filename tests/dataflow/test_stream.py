@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.nodes import Node, inputs_first
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.table import Table
@@ -250,3 +251,17 @@ def test_together_takes_streams_with_sinks() -> None:
     for streams in ((), (rows(),), (rows().collect(), rows()), (1,)):
         with pytest.raises(InvalidGraph, match="together takes"):
             Stream.together(*streams)  # type: ignore[arg-type]
+
+
+def test_side_outputs_are_checked_where_they_are_written() -> None:
+    with pytest.raises(UsageError, match=r"sides takes a list of names: write \['bad'\]"):
+        rows().map(len, sides="bad")
+    with pytest.raises(UsageError, match="'late' is not a name for a side output of your own"):
+        rows().map(len, sides=["late"])
+    with pytest.raises(InvalidGraph, match=r"\.bad must directly follow .* with sides=\['bad'\]"):
+        rows().map(len, sides=["other"]).side("bad")
+    with pytest.raises(InvalidGraph, match=r"\.errors must directly follow .* with on_error='side'"):
+        _ = rows().map(len).errors
+    assert rows().filter(bool, on_error="side").errors._columns is None
+    with pytest.raises(UsageError, match=r"key_by has no side output of errors, only map, filter, flat_map"):
+        compile_job(rows().key_by(len, on_error="side").count().collect())

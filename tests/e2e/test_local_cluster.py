@@ -67,12 +67,17 @@ def test_a_failing_function_and_a_lost_worker_leave_the_cluster_usable() -> None
             handle.wait(timeout=60)
         rows = cluster.run(Stream.items([1, 2, 3]).map(lambda n: n * n).collect(), timeout=60)
         assert sorted(rows) == [1, 4, 9]
-        numbers = Stream.items([1, 2, 3])
-        both = Stream.together(numbers.collect("all"), numbers.filter(lambda n: n > 2).collect("large"))
+        parts = Stream.items([0, 1, 2, 3]).map(lambda n: 6 // n, on_error="side")
+        both = Stream.together(
+            parts.collect("all"),
+            parts.filter(lambda n: n > 3).collect("large"),
+            parts.errors.map(lambda row: row["record"]).collect("errors"),
+        )
         result = cluster.submit(both).wait(timeout=60)
         assert {name: sorted(rows) for name, rows in result.collected.items()} == {
-            "all": [1, 2, 3],
-            "large": [3],
+            "all": [2, 3, 6],
+            "large": [6],
+            "errors": [0],
         }
         with pytest.raises(UnknownName, match=r"no worker 3; the workers are \[1, 2\]"):
             cluster.kill_worker(3)

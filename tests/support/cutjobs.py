@@ -221,6 +221,7 @@ class _Task:
             for output in self._program.outputs
         }
         self._chain = Chain(self._program, partitions, index, TaskCounters())  # type: ignore[arg-type]
+        self._context.put_aside = self._chain.put_aside
         self._partitions = partitions
         self._inputs: Inputs | None = None
         self._reader: SourceReader | None = None

@@ -27,6 +27,7 @@ __all__ = [
     "BEGINNING_OF_TIME",
     "END_OF_TIME",
     "Active",
+    "Aside",
     "Batch",
     "CompleteFile",
     "Emit",
@@ -103,6 +104,14 @@ class Side(Mark):
 
 
 @dataclass(frozen=True, slots=True)
+class Aside:
+    """What a function gives in place of a row: ``row`` goes to the side output ``name`` of its step."""
+
+    name: str
+    row: Any
+
+
+@dataclass(frozen=True, slots=True)
 class SplitMark(Mark):
     """Which split the records are of: for watermarks by split, seen by the source's own chain only.
 
@@ -169,6 +178,8 @@ class TaskContext:
     spool: Spool | None = None
     """Where a sink whose records other programs read keeps them."""
     files: OutputFiles | None = None
+    put_aside: Callable[[Side], None] = lambda side: None
+    """Send rows to a side output, beside what is emitted."""
 
 
 class Operator(Protocol):

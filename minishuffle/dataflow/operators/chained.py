@@ -3,16 +3,13 @@ whose function raises."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
-from minishuffle.dataflow.operators.base import Emit, Mark, Operator, TaskContext
+from minishuffle.dataflow.operators.base import Aside, Batch, Emit, Mark, Operator, Side, TaskContext
 from minishuffle.dataflow.operators.keyedstate import StatePart
-from minishuffle.errors import (
-    UsageError,
-    described,
-)
-from minishuffle.exchange.rows import preview
+from minishuffle.errors import UnserializableRecord, UsageError, described
+from minishuffle.exchange.rows import pack_rows, preview
 from minishuffle.exchange.sizes import RowsOut
 from minishuffle.limits import DEAD_LETTER_CHARS
 
@@ -27,8 +24,9 @@ __all__ = [
     "preview",
 ]
 
-OnError: TypeAlias = Literal["fail", "skip", "dead_letter"]
-"""``fail`` ends the task; ``skip`` drops and counts that record alone; ``dead_letter`` also logs it."""
+OnError: TypeAlias = Literal["fail", "skip", "dead_letter", "side"]
+"""``fail`` ends the task; ``skip`` drops and counts that record alone; ``dead_letter`` also logs it, ``side``
+sends it to the side output of errors."""
 
 Emission: TypeAlias = Literal["each", "batch", "end"]
 """When a keyed operator emits: per record, per key and batch, or per key at the end of the input."""
@@ -83,18 +81,37 @@ class ForgivingOperator(ChainedOperator):
     """Deals with records that something is wrong with by one of the policies of :data:`OnError`."""
 
     def __init__(self, on_error: OnError) -> None:
-        if on_error not in ("fail", "skip", "dead_letter"):
-            raise UsageError(f"on_error is {on_error!r}: write 'fail', 'skip' or 'dead_letter'")
+        if on_error not in ("fail", "skip", "dead_letter", "side"):
+            raise UsageError(f"on_error is {on_error!r}: write 'fail', 'skip', 'dead_letter' or 'side'")
         self.on_error = on_error
+        self.errors_tag = ""
+        """The tag of the side output of errors; "" without one."""
+
+    @property
+    def lacks_errors_tag(self) -> bool:
+        """Whether errors are to go to a side output, and there is none."""
+        return self.on_error == "side" and not self.errors_tag
 
     def drop(self, error: Exception, record: Any) -> None:
-        """Count a record that is dropped because of ``error``; log it if it goes to the dead letters."""
+        """Count a record that is dropped because of ``error``, and log it or put it aside if it is to be."""
         errors = self.context.counters.user_errors
         errors[self.on_error] = errors.get(self.on_error, 0) + 1
         if self.on_error == "dead_letter":
             what = described(error)
             shown = preview(record, DEAD_LETTER_CHARS)
             self.context.log(f"dead letter: {self.name}: {what}: record {shown}")
+        elif self.on_error == "side":
+            row = {"operator": self.name, "error": described(error), "record": _as_sent(record)}
+            self.context.put_aside(Side(self.errors_tag, [row]))
+
+
+def _as_sent(record: Any) -> Any:
+    """The record, or what it looks like if no exchange takes it."""
+    try:
+        pack_rows([record])
+    except UnserializableRecord:
+        return preview(record)
+    return record
 
 
 class RecordOperator(ForgivingOperator):
@@ -103,6 +120,36 @@ class RecordOperator(ForgivingOperator):
     def __init__(self, fn: Callable[..., Any], on_error: OnError) -> None:
         super().__init__(on_error)
         self.fn = fn
+        self.side_tags: Mapping[str, str] = {}
+        """Tags of the side outputs into which the function may put rows, by name."""
+
+    def process(self, batch: Batch, input: int, emit: Emit) -> None:
+        """See :meth:`Operator.process`."""
+        raise NotImplementedError
+
+    def parted(self, emit: Emit) -> Emit:
+        """Emits rows, those that are an :class:`Aside` to its side output."""
+        tags = self.side_tags
+        if not tags:
+            return emit
+
+        def part(rows: Any) -> None:
+            apart: dict[str, list[Any]] = {}
+            kept = []
+            for row in rows:
+                if type(row) is Aside:
+                    apart.setdefault(row.name, []).append(row.row)
+                else:
+                    kept.append(row)
+            for name, some in apart.items():
+                if name not in tags:
+                    listed = ", ".join(map(repr, tags))
+                    raise UsageError(f"{self.name}: there is no side output {name!r}: sides= names {listed}")
+                emit(Side(tags[name], some))
+            if kept:
+                emit(kept)
+
+        return part
 
     def note_failure(self, error: Exception, record: Any) -> None:
         """Add to the error which record raised it, and where."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
-from minishuffle.dataflow.operators.base import Batch
+from minishuffle.dataflow.operators.base import Aside, Batch
 from minishuffle.exchange.rows import SCALARS
 
 __all__ = ["copied", "own_rows", "set_apart"]
@@ -62,6 +62,8 @@ def copied(value: Any) -> Any:
 
 def _copied_subclass(value: Any) -> Any:
     """Instances of subclasses keep their class and what else they know."""
+    if isinstance(value, Aside):
+        return Aside(value.name, copied(value.row))
     if isinstance(value, tuple):
         return tuple.__new__(type(value), map(copied, value))
     if not isinstance(value, dict | list):

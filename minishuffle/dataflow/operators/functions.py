@@ -72,7 +72,7 @@ class MapRows(_PerRow):
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         assert isinstance(batch, list)
-        out = RowsOut(emit)
+        out = RowsOut(self.parted(emit))
         begin = 0
         while begin < len(batch):
             end = begin + max(1, out.room - len(out.rows))
@@ -106,7 +106,7 @@ class FlatMapRows(_PerRow):
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         assert isinstance(batch, list)
-        out = RowsOut(emit)
+        out = RowsOut(self.parted(emit))
         left = iter(batch)
         if self.on_error != "fail":
             self._take_one_by_one(left, out)

@@ -205,7 +205,7 @@ class ProcessRows(RecordOperator):
         forms = canonical_rows(batch.keys)
         times = [None] * len(batch) if self.time is None else event_times(self.time, batch).tolist()
         now = self.context.now()
-        out = RowsOut(emit)
+        out = RowsOut(self.parted(emit))
         for key, form, row, time in zip(batch.keys, forms, batch.rows, times, strict=True):
             self._given.time = None if time is None else datetime_of(time)
             self._call(self.fn, row, form, self._entry(form, key, now), now, out.rows)
@@ -272,7 +272,7 @@ class ProcessRows(RecordOperator):
 
     def _fire(self, clock: Clock, until: int, emit: Emit) -> None:
         now = self.context.now()
-        out = RowsOut(emit)
+        out = RowsOut(self.parted(emit))
         for form, time in self._timers[clock].take_until(until):
             entry = self._entries[form]
             if now - entry.touched >= self.ttl:

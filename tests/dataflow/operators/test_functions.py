@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minishuffle.dataflow.operators.base import Batch, KeyedRows, Operator, TaskContext
+from minishuffle.dataflow.operators.base import Aside, Batch, KeyedRows, Operator, Side, TaskContext
 from minishuffle.dataflow.operators.functions import (
     FilterRows,
     FlatMapRows,
@@ -142,7 +142,7 @@ def test_note_shows_only_the_beginning_of_a_long_record() -> None:
 
 
 def test_unknown_policy_is_refused() -> None:
-    with pytest.raises(UsageError, match="write 'fail', 'skip' or 'dead_letter'"):
+    with pytest.raises(UsageError, match="write 'fail', 'skip', 'dead_letter' or 'side'"):
         MapRows(str, "ignore")  # type: ignore[arg-type]
 
 
@@ -255,3 +255,25 @@ def test_results_that_are_long_go_out_a_few_at_a_time() -> None:
     operator.open(TaskContext("job", "task", 0, 1, 1))
     operator.process(list(range(500)), 0, take)
     assert passed == 500
+
+
+def test_rows_go_to_the_side_output_that_they_name() -> None:
+    operator = MapRows(lambda n: Aside("odd", n) if n % 2 else n)
+    operator.side_tags = {"odd": "side-1"}
+    assert run(operator, [1, 2, 3, 4]) == [Side("side-1", [1, 3]), [2, 4]]
+    operator.side_tags = {"even": "side-1"}
+    with pytest.raises(UsageError, match="map: there is no side output 'odd': sides= names 'even'"):
+        run(operator, [1])
+
+
+def test_a_record_that_no_exchange_takes_is_a_text_among_the_errors() -> None:
+    put: list[Side] = []
+    context = TaskContext("job", "task", 0, 1, 1, put_aside=put.append)
+    operator = MapRows(lambda row: 1 // len(row), "side")
+    operator.errors_tag = "errors-1"
+    assert run(operator, [{1}, set(), ""], context=context) == [[1]]
+    error = "ZeroDivisionError: integer division or modulo by zero"
+    assert put == [
+        Side("errors-1", [{"operator": "map", "error": error, "record": shown}]) for shown in ("set()", "")
+    ]
+    assert context.counters.user_errors == {"side": 2}
