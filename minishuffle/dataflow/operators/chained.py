@@ -115,13 +115,27 @@ def _as_sent(record: Any) -> Any:
 
 
 class RecordOperator(ForgivingOperator):
-    """Calls a function of the user for each record."""
+    """Calls a function of the user for each record. An object with ``open(context)`` or ``close()`` opens and
+    closes with the operator."""
 
     def __init__(self, fn: Callable[..., Any], on_error: OnError) -> None:
         super().__init__(on_error)
         self.fn = fn
         self.side_tags: Mapping[str, str] = {}
         """Tags of the side outputs into which the function may put rows, by name."""
+
+    def open(self, context: TaskContext) -> None:
+        super().open(context)
+        self._call_hook("open", context)
+
+    def close(self) -> Any:
+        self._call_hook("close")
+
+    def _call_hook(self, name: str, *arguments: TaskContext) -> None:
+        """A class that is called for each record, ``Path`` say, has no hooks: its instances have them."""
+        hook = None if isinstance(self.fn, type) else getattr(self.fn, name, None)
+        if callable(hook):
+            hook(*arguments)
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         """See :meth:`Operator.process`."""

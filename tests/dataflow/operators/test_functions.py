@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -277,3 +278,33 @@ def test_a_record_that_no_exchange_takes_is_a_text_among_the_errors() -> None:
         Side("errors-1", [{"operator": "map", "error": error, "record": shown}]) for shown in ("set()", "")
     ]
     assert context.counters.user_errors == {"side": 2}
+
+
+class Opened:
+    """A function that knows its subtask, and says when it opens and closes."""
+
+    def __init__(self) -> None:
+        self.said: list[Any] = []
+
+    def open(self, context: TaskContext) -> None:
+        self.said.append(("open", context.index))
+
+    def __call__(self, row: Any) -> Any:
+        self.said.append(row)
+        return [row]
+
+    def close(self) -> str:
+        self.said.append("close")
+        return "not the result of the task"
+
+
+def test_a_function_that_is_an_object_opens_and_closes_with_its_operator() -> None:
+    for kind in (MapRows, FlatMapRows, FilterRows):
+        fn = Opened()
+        run(kind(fn), [1, 2], context=TaskContext("job", "task", 3, 4, 1))
+        assert fn.said == [("open", 3), 1, 2, "close"]
+        assert kind(fn).close() is None
+
+
+def test_a_class_as_a_function_has_no_hooks() -> None:
+    assert [type(row) for row in run(MapRows(Path), ["a"])[0]] == [type(Path("a"))]
