@@ -5,9 +5,10 @@ Pure. Where tasks go is decided by :mod:`~minishuffle.coordinator.scheduling`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from minishuffle.coordinator.holdings import Holdings
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.lifecycle import Subtask
 from minishuffle.coordinator.scheduling import (
@@ -50,11 +51,11 @@ class Deployer:
         for number, ahead in self.preparations.job_started(job, workers):
             self.send(number, ahead)
 
-    def restart(self, job: Job, jobs: Sequence[Job], at: float, called: set[int]) -> list[Subtask]:
+    def restart(self, job: Job, held: Holdings, at: float, called: set[int]) -> list[Subtask]:
         """The next attempts of tasks whose time has come, as far as there are slots for them; gives these.
 
         Args:
-            jobs: all that have not ended.
+            held: by all jobs that have not ended.
             called: standby workers that have been called upon for the same loss; more may be added.
         """
         for number, message in [*releases(job, term=self.term), *cancellations(job, term=self.term)]:
@@ -64,7 +65,7 @@ class Deployer:
             return []
         workers = self.workers.alive()
         lost = sorted({task.index for task in due if job.is_lost(task.index)})
-        move_lost_slots(job, lost, workers, jobs, called)
+        move_lost_slots(job, lost, workers, held, called)
         for task in due:
             if job.is_lost(task.index):
                 job.wait_for_slot(task, at + self.slot_timeout, at)

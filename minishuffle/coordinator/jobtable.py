@@ -6,6 +6,7 @@ from typing import Final
 
 from minishuffle import limits
 from minishuffle.coordinator.history import History
+from minishuffle.coordinator.holdings import Holdings
 from minishuffle.coordinator.jobs import Job
 from minishuffle.errors import ResourceExhausted, UnknownName
 from minishuffle.wire.messages import ErrorInfo
@@ -25,6 +26,11 @@ class JobTable(dict[str, Job]):
     COLLECTED_ENDED_BYTES_MAX of collected rows at most. Once :meth:`make_room` was called, those that run
     keep COLLECTED_RUNNING_BYTES_MAX and the last message at most.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = Holdings()
+        """What they hold, of each as it was when it was noted there."""
 
     def named(self, name: str) -> Job:
         """Raises UnknownName: there is no job of that id."""
@@ -75,6 +81,7 @@ class JobTable(dict[str, Job]):
 
     def validate(self) -> None:
         """Check the invariants; for tests, after each step."""
+        self.held.validate(self.active())
         ended = [job for job in self.values() if job.terminal]
         assert len(ended) <= JOBS_KEPT
         assert sum(job.history.collected_bytes for job in ended) <= limits.COLLECTED_ENDED_BYTES_MAX

@@ -11,6 +11,7 @@ from typing import Final, TypeAlias
 
 from minishuffle.coordinator.books import TaskKey
 from minishuffle.coordinator.ends import Done, repeating
+from minishuffle.coordinator.holdings import Holdings
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.lifecycle import PENDING, Subtask
 from minishuffle.coordinator.positions import Resumption
@@ -48,8 +49,6 @@ __all__ = [
     "place",
     "redeployments",
     "releases",
-    "segments_required",
-    "slots_used",
     "worker_need",
 ]
 
@@ -208,45 +207,26 @@ def checked_graph(message: SubmitJob, python: str) -> JobGraph:
     return graph
 
 
-def slots_used(jobs: Iterable[Job]) -> Counter[int]:
-    """Slots that these jobs hold, by worker."""
-    used: Counter[int] = Counter()
-    for job in jobs:
-        used.update(job.slots_held())
-    return used
-
-
-def segments_required(jobs: Iterable[Job]) -> Counter[int]:
-    """Segments that these jobs require, by worker."""
-    required: Counter[int] = Counter()
-    for job in jobs:
-        required.update(job.segments_held())
-    return required
-
-
-def admit(
-    graph: JobGraph, workers: Sequence[Worker], jobs: Sequence[Job]
-) -> tuple[Placement, dict[int, int]]:
-    """Where the job goes beside ``jobs``, and how many segments it requires on each worker; standby workers
-    admit none.
+def admit(graph: JobGraph, workers: Sequence[Worker], held: Holdings) -> tuple[Placement, dict[int, int]]:
+    """Where the job goes beside those that hold ``held``, and how many segments it requires on each worker;
+    standby workers admit none.
 
     Raises:
         ResourceExhausted: it does not fit; with the arithmetic.
     """
     workers = [worker for worker in workers if not worker.standby]
-    used, required = slots_used(jobs), segments_required(jobs)
-    free = {worker.worker: max(0, worker.slots - used[worker.worker]) for worker in workers}
+    free = {worker.worker: max(0, worker.slots - held.slots[worker.worker]) for worker in workers}
     gone = [f"{len(each.written_off)} of worker {each.worker}" for each in workers if each.written_off]
     lost = f" (written off: {', '.join(gone)}, where tasks that were abandoned still run)" if gone else ""
     placement = place(free, sum(worker.slots for worker in workers), graph, lost)
     needs = buffers_needed(graph, placement)
     total = {worker.worker: worker.about.segments for worker in workers}
-    check_buffers(needs, {worker: total[worker] - required[worker] for worker in total}, total)
+    check_buffers(needs, {worker: total[worker] - held.segments[worker] for worker in total}, total)
     return placement, {worker: need.segments for worker, need in needs.items()}
 
 
 def move_lost_slots(
-    job: Job, slots: Iterable[int], workers: Sequence[Worker], jobs: Sequence[Job], called: set[int]
+    job: Job, slots: Iterable[int], workers: Sequence[Worker], held_by_all: Holdings, called: set[int]
 ) -> None:
     """Give lost slots of a job to workers with a free slot and the segments for it, if there are any.
 
@@ -255,14 +235,13 @@ def move_lost_slots(
     programs of the jobs comes last: a free slot elsewhere takes over sooner. Then comes the worker with
     the fewest slots of the job; then the emptiest; then the lowest id.
     """
-    running = sum(not each.stopping for each in jobs)
 
     def order(worker: Worker) -> tuple[bool, int, int, int, int]:
-        number, loaded = worker.worker, worker.report.jobs_loaded >= running
+        number, loaded = worker.worker, worker.report.jobs_loaded >= held_by_all.running
         rank = 1 if not worker.standby else 0 if loaded else 2
         return number not in called, rank, held[number], -free[number], number
 
-    used, required = slots_used(jobs), segments_required(jobs)
+    used, required = held_by_all.slots.copy(), held_by_all.segments.copy()
     held, segments = job.slots_held(), job.segments_held()
     for slot in slots:
         free = {worker.worker: worker.slots - used[worker.worker] for worker in workers}

@@ -32,12 +32,7 @@ from minishuffle.coordinator.polls import LongPolls
 from minishuffle.coordinator.postponed import PostponedRequests
 from minishuffle.coordinator.questions import Questions
 from minishuffle.coordinator.results import ResultRequest, Results
-from minishuffle.coordinator.scheduling import (
-    admit,
-    checked_graph,
-    segments_required,
-    slots_used,
-)
+from minishuffle.coordinator.scheduling import admit, checked_graph
 from minishuffle.coordinator.shutdown import OrderlyStop
 from minishuffle.coordinator.standby import Preparations
 from minishuffle.coordinator.status import (
@@ -136,7 +131,7 @@ class CoordinatorState:
         self._questions = Questions(facts.term, self._send_to, tickets)
         self._out: list[Instruction] = []
         self._touched: dict[str, Job] = {}
-        """Jobs to look after before the verb at hand returns."""
+        """Jobs to look after before the verb at hand returns, for which ``_jobs.held`` may be out of date."""
         self._changed: dict[int, Worker] = {}
         """Workers that the journal is behind with."""
         self._postponed = PostponedRequests()
@@ -540,7 +535,8 @@ class CoordinatorState:
         self._require_up()
         self._streams.check(graph)
         self._results.check(graph)
-        return admit(graph, self._workers.alive(), self._jobs.active())
+        self._jobs.held.note(*self._touched.values())
+        return admit(graph, self._workers.alive(), self._jobs.held)
 
     def _start(self, submission: Submission) -> Accepted:
         """Send a job to its workers, or raise and leave nothing behind: it may fit no more."""
@@ -576,6 +572,7 @@ class CoordinatorState:
 
     def _settle(self, now: float) -> list[Instruction]:
         """Do what follows from what just happened, and give all instructions out."""
+        self._jobs.held.note(*self._touched.values())
         if self._awaiting and not self._workers.awaited():
             self._all_are_back(now)
         called, touched = set[int](), set(self._touched)
@@ -588,6 +585,7 @@ class CoordinatorState:
                 self._release(job)
             else:
                 self._restart(job, self._wall(now), called)
+            self._jobs.held.note(job)
             touched.add(job.id)
             self._out += self._polls.changed(job, now)
         self._advance_stop(now)
@@ -622,7 +620,7 @@ class CoordinatorState:
         """Deploy what is due. ``called`` are standby workers that have been called upon for the same loss."""
         if self._awaiting:
             return
-        ready = self._deployer.restart(job, self._jobs.active(), at, called)
+        ready = self._deployer.restart(job, self._jobs.held, at, called)
         self._changed.update({each.worker: each for each in self._workers.alive() if each.worker in called})
         for task in ready:
             self._streams.redeployed(job, *task.key)
@@ -679,14 +677,13 @@ class CoordinatorState:
         assert not self._out and not self._touched and not self._changed
         self._workers.validate()
         self._results.validate()
-        used, required = slots_used(self._jobs.active()), segments_required(self._jobs.active())
         alive = {worker.worker for worker in self._workers.alive()}
         assert self._awaiting == bool(self._workers.awaited())
         self._preparations.validate(alive, {job.id for job in self._jobs.active()})
         for worker in self._workers.alive():
-            assert 0 <= used[worker.worker] <= worker.slots <= worker.about.slots
-            assert 0 <= required[worker.worker] <= worker.about.segments
-            assert not (worker.standby and used[worker.worker])
+            assert 0 <= self._jobs.held.slots[worker.worker] <= worker.slots <= worker.about.slots
+            assert 0 <= self._jobs.held.segments[worker.worker] <= worker.about.segments
+            assert not (worker.standby and self._jobs.held.slots[worker.worker])
         for job in self._jobs.values():
             job.validate()
             assert set(job.open_workers()) <= {worker.worker for worker in self._workers.there()}

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
+from minishuffle.coordinator.holdings import Holdings
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.jobtable import JobTable
-from minishuffle.coordinator.scheduling import slots_used
 from minishuffle.coordinator.workers import Worker, WorkerRegistry
 from minishuffle.counters import CoordinatorSnapshot, JobRecoveries
 from minishuffle.wire.messages import ControlMessage
@@ -78,7 +78,7 @@ def status_reply(request: StatusRequest, cluster: ClusterView, now: float) -> Co
 def _cluster_status(cluster: ClusterView, now: float, *, show_jobs: bool) -> ClusterStatus:
     """Workers with their connections, and jobs, if any are shown, without what their sinks returned."""
     facts = cluster.facts
-    used = slots_used(cluster.jobs.active())
+    used = cluster.jobs.held.slots
     return ClusterStatus(
         cluster=facts.cluster,
         version=facts.version,
@@ -109,7 +109,7 @@ def coordinator_snapshot(
 ) -> CoordinatorSnapshot:
     """Everything that ``/metrics`` is made from; ``refused`` counts connections by reason."""
     active = [job for job in jobs if not job.terminal]
-    used = slots_used(active)
+    used = Holdings(active).slots
     alive = [worker for worker in workers if worker.state == "alive"]
     slots = {worker.worker: worker.slots for worker in alive if not worker.standby}
     standby = sum(worker.slots for worker in alive if worker.standby)
