@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 from typing import Any
 
 import click
@@ -11,17 +10,21 @@ import click
 from minishuffle.cli.session import json_option, late_global_options, print_json, session_of
 from minishuffle.client import Client
 from minishuffle.errors import UsageError
-from minishuffle.observe.diagnosis import Diagnosis, Link, Look, diagnose_job
-from minishuffle.observe.loads import seconds_of
-from minishuffle.wire.requests import JobInfo
+from minishuffle.observe.diagnosis import (
+    LATE_SECONDS_MAX,
+    RUNNING,
+    Diagnosis,
+    Link,
+    Look,
+    diagnose_job,
+    require_running,
+    seconds_between,
+)
 
 __all__ = ["diagnose", "diagnosis_lines"]
 
 SECONDS_DEFAULT = 3.0
 LOOK_SECONDS = 0.1
-RUNNING = ("created", "running")
-LATE_SECONDS_MAX = 5.0
-"""How much longer than asked for the second look is waited for, if subtasks report late."""
 
 
 @click.command()
@@ -45,7 +48,7 @@ def diagnose(context: click.Context, job: str | None, seconds: float, as_json: b
     with session_of(context).client() as client:
         found = _diagnosis(client, job or _only_job(client), seconds)
     if as_json:
-        print_json(asdict(found))
+        print_json(found.model_dump())
         return
     for line in diagnosis_lines(found):
         click.echo(line)
@@ -88,29 +91,11 @@ def _diagnosis(client: Client, job: str, seconds: float) -> Diagnosis:
     Raises:
         UsageError: the job does not run.
     """
-    before = Look(_running(client, job), client.workers())
+    before = Look(require_running(client.job(job)), client.workers())
     deadline = time.monotonic() + seconds + LATE_SECONDS_MAX
     links = [Link(edge.source, edge.target, edge.partitioner) for edge in client.graph(job).edges]
     while True:
         time.sleep(LOOK_SECONDS)
-        after = _running(client, job)
-        if _least_passed(before.job, after) >= seconds or time.monotonic() > deadline:
+        after = require_running(client.job(job))
+        if seconds_between(before.job, after) >= seconds or time.monotonic() > deadline:
             return diagnose_job(before, Look(after, client.workers()), links)
-
-
-def _running(client: Client, job: str) -> JobInfo:
-    info = client.job(job)
-    if info.state not in RUNNING:
-        raise UsageError(f"job {job} is {info.state}: only one that runs can be diagnosed")
-    return info
-
-
-def _least_passed(before: JobInfo, after: JobInfo) -> float:
-    """The least time that any subtask that runs has reported in between."""
-    earlier = {(task.operator, task.index): task.counters for task in before.tasks}
-    passed = [
-        seconds_of(task.counters) - seconds_of(earlier[task.operator, task.index])
-        for task in after.tasks
-        if task.state == "running"
-    ]
-    return min(passed, default=0.0)

@@ -17,10 +17,27 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Final, Literal, NamedTuple
 
-from minishuffle.observe.loads import LOW_FROM
+from pydantic import BaseModel, ConfigDict
+
+from minishuffle.errors import UsageError
+from minishuffle.observe.loads import LOW_FROM, seconds_of
 from minishuffle.wire.requests import JobInfo, TaskInfo, WorkerInfo
 
-__all__ = ["Diagnosis", "Link", "Look", "RULES", "diagnose_job"]
+__all__ = [
+    "LATE_SECONDS_MAX",
+    "RULES",
+    "RUNNING",
+    "Diagnosis",
+    "Link",
+    "Look",
+    "diagnose_job",
+    "require_running",
+    "seconds_between",
+]
+
+RUNNING: Final = ("created", "running")
+LATE_SECONDS_MAX: Final = 5.0
+"""How much longer than asked for the second look is waited for, if subtasks report late."""
 
 BUSY_FROM: Final = 0.70
 """Share of its time that a bottleneck is busy at least, unless input waits for it at most looks."""
@@ -39,6 +56,11 @@ WAITING_FROM: Final = 0.3
 ROUND_TRIP_SECONDS_FROM: Final = 0.002
 UNSENT_BYTES_FROM: Final = 65_536
 HOT_KEYS_SHOWN: Final = 3
+SHORT_OF_CPU: Final = "a worker short of CPU"
+MORE_PROCESSORS: Final = (
+    "its thread is ready to run and has no processor: give the machine or the container more processors, "
+    "move other work away, or run fewer workers there"
+)
 
 
 class Link(NamedTuple):
@@ -57,9 +79,10 @@ class Look:
     workers: Sequence[WorkerInfo]
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
+class Diagnosis(BaseModel):
     """``verdict`` is ``healthy``, with no ``task`` and ``none`` as the ``rule``, or ``throttled``."""
+
+    model_config = ConfigDict(frozen=True)
 
     job: str
     verdict: Literal["healthy", "throttled"]
@@ -193,7 +216,7 @@ RULES: Final[tuple[Rule, ...]] = (
         "keep fewer objects as state, for example Arrow columns instead of rows",
     ),
     Rule(
-        "a worker short of CPU",
+        SHORT_OF_CPU,
         "task",
         # Threads that wait for the interpreter's lock wake up for it, and wait for the processor too: then
         # the process as a whole has one.
@@ -202,8 +225,7 @@ RULES: Final[tuple[Rule, ...]] = (
             and scene.task.cpu_wait >= max(CPU_WAIT_FROM, 0.5 * (scene.task.busy - scene.task.cpu))
         ),
         lambda scene: {"cpu_wait": scene.task.cpu_wait, "worker_cpu": scene.here.cpu},
-        "its thread is ready to run and has no processor: give the machine or the container more processors, "
-        "move other work away, or run fewer workers there",
+        MORE_PROCESSORS,
     ),
     Rule(
         "interpreter lock",
@@ -326,6 +348,13 @@ def _ratio(part: float, whole: float) -> float:
 # --- the search -----------------------------------------------------------------------------------
 
 
+def require_running(job: JobInfo) -> JobInfo:
+    """The same. Raises UsageError: it does not run."""
+    if job.state not in RUNNING:
+        raise UsageError(f"job {job.job} is {job.state}: only one that runs can be diagnosed")
+    return job
+
+
 def diagnose_job(before: Look, after: Look, links: Iterable[Link]) -> Diagnosis:
     """What throttles the job most, between two looks at it and at the workers."""
     edges = list(links)
@@ -338,12 +367,12 @@ def diagnose_job(before: Look, after: Look, links: Iterable[Link]) -> Diagnosis:
     rule = next(each for each in RULES if each.where == where and each.holds(scene))
     evidence = {**_common_evidence(scene), **rule.evidence(scene)}
     return Diagnosis(
-        after.job.job,
-        "throttled",
-        scene.task.name,
-        rule.name,
-        {name: _rounded(value) for name, value in evidence.items()},
-        rule.advice,
+        job=after.job.job,
+        verdict="throttled",
+        task=scene.task.name,
+        rule=rule.name,
+        evidence={name: _rounded(value) for name, value in evidence.items()},
+        advice=rule.advice,
     )
 
 
@@ -446,9 +475,13 @@ def _healthy(job: JobInfo, spans: list[Span]) -> Diagnosis:
             "busiest": busiest.name,
             "busy": busiest.busy,
         }
-    text = "nothing is wrong: no task waits for another to take its rows"
     return Diagnosis(
-        job.job, "healthy", "", "none", {name: _rounded(each) for name, each in evidence.items()}, text
+        job=job.job,
+        verdict="healthy",
+        task="",
+        rule="none",
+        evidence={name: _rounded(each) for name, each in evidence.items()},
+        advice="nothing is wrong: no task waits for another to take its rows",
     )
 
 
@@ -457,6 +490,17 @@ def _rounded(value: Any) -> Any:
 
 
 # --- what happened between the looks --------------------------------------------------------------
+
+
+def seconds_between(before: JobInfo, after: JobInfo) -> float:
+    """The least time that any subtask that runs has reported in between."""
+    earlier = {(task.operator, task.index): task.counters for task in before.tasks}
+    passed = [
+        seconds_of(task.counters) - seconds_of(earlier[task.operator, task.index])
+        for task in after.tasks
+        if task.state == "running"
+    ]
+    return min(passed, default=0.0)
 
 
 def _spans(before: JobInfo, after: JobInfo) -> list[Span]:

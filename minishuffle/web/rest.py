@@ -23,6 +23,16 @@ from minishuffle.coordinator.workers import Worker
 from minishuffle.counters import CoordinatorSnapshot
 from minishuffle.errors import ResourceExhausted, ShuffleError, UnknownName, UsageError
 from minishuffle.ids import Address
+from minishuffle.observe.diagnosis import (
+    LATE_SECONDS_MAX,
+    RUNNING,
+    Diagnosis,
+    Link,
+    Look,
+    diagnose_job,
+    require_running,
+    seconds_between,
+)
 from minishuffle.observe.loads import VertexLoad
 from minishuffle.web.openapi import Operation, openapi_document
 from minishuffle.web.pools import ANSWER_SECONDS_MAX, JobBuffers, asked_workers
@@ -52,6 +62,9 @@ __all__ = ["CoordinatorSource", "RestInterface"]
 
 WAIT_SECONDS_MAX: Final = 15.0
 """A request may wait so long for something new; less than the time after which connections are closed."""
+DIAGNOSED_SECONDS_MAX: Final = WAIT_SECONDS_MAX - LATE_SECONDS_MAX
+LATE_LOOK_SECONDS: Final = 0.25
+"""Between the looks at a job whose subtasks report late."""
 NUMBER_MAX: Final = (1 << 53) - 1
 _STATUS: Final = ((UnknownName, 404), (UsageError, 409), (ResourceExhausted, 503), (ShuffleError, 500))
 
@@ -83,6 +96,14 @@ class AfterOrWait(After):
     """Waits so long for something new."""
 
     wait_seconds: float = Field(0.0, ge=0.0, le=WAIT_SECONDS_MAX)
+
+
+class Between(BaseModel):
+    """The time between the two looks at a job."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    seconds: float = Field(3.0, ge=0.1, le=DIAGNOSED_SECONDS_MAX)
 
 
 class JobLoads(BaseModel):
@@ -133,6 +154,9 @@ class RestInterface:
             Operation("GET", of_job, "One job with its tasks", JobInfo, self._job),
             Operation("GET", f"{of_job}/graph", "The graph of a job", GraphInfo, self._graph),
             Operation("GET", f"{of_job}/loads", "How busy a job's vertices are now", JobLoads, self._loads),
+            Operation(
+                "GET", f"{of_job}/diagnosis", "What throttles a job", Diagnosis, self._diagnosis, Between
+            ),
             Operation("GET", f"{of_job}/history", history, JobSamples, self._history, After),
             Operation("GET", f"{of_job}/buffers", "Pools and channels of a job", JobBuffers, self._buffers),
             Operation("GET", f"{of_job}/dump", "Each task and channel of a job", JobDump, self._dump),
@@ -198,9 +222,27 @@ class RestInterface:
 
     async def _loads(self, job: str, _query: Any) -> JobLoads:
         info = await self._job(job, None)
-        runs = info.state in ("created", "running")
+        runs = info.state in RUNNING
         loads = self._samples.loads(job) if runs else []
         return JobLoads(job=job, name=info.name, state=info.state, vertices=loads)
+
+    async def _diagnosis(self, job: str, query: Between) -> Diagnosis:
+        """Look twice, once every subtask that runs has reported so much time."""
+        graph = await self._graph(job, None)
+        links = [Link(edge.source, edge.target, edge.partitioner) for edge in graph.edges]
+        before = await self._look_at(job)
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + query.seconds + LATE_SECONDS_MAX
+        await asyncio.sleep(query.seconds)
+        after = await self._look_at(job)
+        while seconds_between(before.job, after.job) < query.seconds and clock() < deadline:
+            await asyncio.sleep(LATE_LOOK_SECONDS)
+            after = await self._look_at(job)
+        return diagnose_job(before, after, links)
+
+    async def _look_at(self, job: str) -> Look:
+        info = require_running(await self._job(job, None))
+        return Look(info, (await self._cluster("", None)).workers)
 
     async def _history(self, job: str, query: After) -> JobSamples:
         await self._graph(job, None)

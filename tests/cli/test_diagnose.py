@@ -9,7 +9,14 @@ from minishuffle.observe.diagnosis import Diagnosis
 def test_a_diagnosis_names_task_rule_numbers_and_fix() -> None:
     keys = [{"key": "'the'", "share": 0.6}, {"key": "1", "share": 0.1}]
     evidence = {"busy": 0.98, "records_per_second": 12345.0, "to_workers": [2, 3], "hot_keys": keys}
-    found = Diagnosis("j7", "throttled", "count[1]", "skewed key", evidence, "split the hot key")
+    found = Diagnosis(
+        job="j7",
+        verdict="throttled",
+        task="count[1]",
+        rule="skewed key",
+        evidence=evidence,
+        advice="split the hot key",
+    )
     assert diagnosis_lines(found) == [
         "job j7 is throttled by count[1]: skewed key",
         "  busy                0.98",
@@ -22,7 +29,12 @@ def test_a_diagnosis_names_task_rule_numbers_and_fix() -> None:
 
 def test_a_healthy_job_is_said_to_be_so() -> None:
     found = Diagnosis(
-        "j7", "healthy", "", "none", {"busiest": "a[0]", "none": []}, "nothing is wrong: so be it"
+        job="j7",
+        verdict="healthy",
+        task="",
+        rule="none",
+        evidence={"busiest": "a[0]", "none": []},
+        advice="nothing is wrong: so be it",
     )
     assert diagnosis_lines(found) == [
         "job j7: nothing is wrong: so be it",

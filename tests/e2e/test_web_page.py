@@ -16,6 +16,7 @@ from playwright.sync_api import Browser
 
 from minishuffle.client import JobHandle
 from minishuffle.config import web_token
+from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.stream import Stream
 from minishuffle.examples.backpressure import backpressure
 from minishuffle.local import LocalCluster
@@ -52,9 +53,11 @@ def base(cluster: LocalCluster) -> str:
 
 
 @contextmanager
-def running(cluster: LocalCluster, job: Stream[Any], name: str, parallelism: int = 2) -> Iterator[JobHandle]:
+def running(
+    cluster: LocalCluster, job: Stream[Any], name: str, parallelism: int = 2, **settings: Any
+) -> Iterator[JobHandle]:
     """The job, until the test is over."""
-    handle = cluster.submit(job, name=name, parallelism=parallelism)
+    handle = cluster.submit(job, name=name, parallelism=parallelism, settings=JobSettings(**settings))
     yield handle
     if handle.info().state in ("created", "running"):
         handle.cancel()
@@ -89,7 +92,10 @@ def test_an_empty_cluster(browser: Browser, base: str, width: int, scheme: Any) 
 
 
 def test_a_healthy_job(browser: Browser, cluster: LocalCluster, base: str) -> None:
-    with running(cluster, counted(), "healthy") as job, shown(browser, base) as page:
+    with (
+        running(cluster, counted(), "healthy", latency_interval=0.05) as job,
+        shown(browser, base) as page,
+    ):
         page.page.get_by_role("link", name="healthy").click()
         page.page.wait_for_function(
             """() => {
@@ -99,6 +105,11 @@ def test_a_healthy_job(browser: Browser, cluster: LocalCluster, base: str) -> No
         )
         assert [level_of(page, vertex.name) for vertex in job.info().tasks[:1]] == ["● OK"]
         assert page.page.locator(".partitioner").all_inner_texts() == ["hash"]
+        page.see("Nothing is wrong", "#diagnosis")
+        page.page.locator(".vertex").nth(1).click()
+        latencies = page.page.get_by_role("region", name="Latency of ").locator("tbody tr")
+        latencies.nth(1).wait_for()
+        assert re.fullmatch(r"1\s+\d+(\s+[\d.]+ m?s){4}", latencies.nth(1).inner_text())
         page.page.locator(".vertex").nth(0).click()
         assert page.page.locator(".vertex").nth(0).get_attribute("aria-pressed") == "true"
         page.see("output 0", "#vertex")
@@ -118,6 +129,10 @@ def test_back_pressure(browser: Browser, cluster: LocalCluster, base: str) -> No
         assert level_of(page, "producer") == "■ HIGH"
         assert level_of(page, "consumer") == "● OK"
         assert page.page.locator("#vertex h2").inner_text() == "consumer", "the busiest is chosen"
+        page.see("throttles the job", "#diagnosis")
+        assert page.page.locator("#diagnosis button").inner_text().startswith("consumer[")
+        page.page.locator("#diagnosis").get_by_text("Numbers").click()
+        page.see("most backpressured", "#diagnosis")
         page.page.locator("#vertex td.alert", has_text="▲").first.wait_for()
         page.page.get_by_text("Each channel").click()
         page.page.locator("#vertex td.alert", has_text="starved").wait_for()

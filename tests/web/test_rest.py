@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -156,6 +157,56 @@ def test_loads_and_history_are_those_of_the_last_looks(monkeypatch: pytest.Monke
             assert 1.0 in history["vertices"][0]["busy"]
             workers = await api.get("/api/v1/workers/history?after=1")
             assert [worker["worker"] for worker in workers["workers"]] == [1]
+
+    bounded(body)
+
+
+def test_a_job_is_diagnosed_once_its_subtasks_have_reported_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minishuffle.web.rest.LATE_LOOK_SECONDS", 0.01)
+
+    async def body() -> None:
+        async with rest() as api:
+            job = api.coordinator.submit()
+
+            def counted(source: TaskCounters, sink: TaskCounters) -> None:
+                api.coordinator.heartbeat({(job, 0, 0): source, (job, 1, 0): sink})
+
+            path = f"/api/v1/jobs/{job}/diagnosis?seconds=0.1"
+            counted(TaskCounters(busy_seconds=1.0), TaskCounters(busy_seconds=1.0))
+            asked = asyncio.create_task(api.get(path))
+            while not asked.done():  # It begins with the first look, whenever that is.
+                counters = api.coordinator.request(ShowJob(job=job)).tasks
+                source, sink = (task.counters for task in counters)
+                counted(
+                    replace(source, backpressured_seconds=source.backpressured_seconds + 0.01),
+                    replace(sink, busy_seconds=sink.busy_seconds + 0.01, cpu_seconds=sink.cpu_seconds + 0.01),
+                )
+                await asyncio.sleep(0.001)
+            found = await asked
+            assert list(found) == ["job", "verdict", "task", "rule", "evidence", "advice"]
+            assert (found["job"], found["verdict"]) == (job, "throttled")
+            assert (found["task"], found["rule"]) == ("count[0]", "slow function")
+            assert found["evidence"]["its_backpressure"] == 1.0
+            assert (await api.ask(path.replace("=0.1", "=11")))[0] == 400
+            for operator in (0, 1):
+                api.coordinator.report(job, operator, 0, "finished")
+            status, failure = await api.ask(path)
+            assert (status, failure["text"]) == (
+                409,
+                f"job {job} is finished: only one that runs can be diagnosed",
+            )
+
+    bounded(body)
+
+
+def test_latency_markers_are_in_the_counters_of_a_task() -> None:
+    async def body() -> None:
+        async with rest() as api:
+            job = api.coordinator.submit()
+            latency = {"count": 7.0, "p50": 0.001, "p95": 0.002, "p99": 0.003, "max": 0.004}
+            api.coordinator.heartbeat({(job, 1, 0): TaskCounters(latency=latency)})
+            shown = await api.get(f"/api/v1/jobs/{job}")
+            assert [task["counters"]["latency"] for task in shown["tasks"]] == [{}, latency]
 
     bounded(body)
 

@@ -12,6 +12,7 @@ export interface Counters {
   idle_seconds: number;
   backpressured_seconds: number;
   state_rows: number;
+  latency: { count?: number; p50?: number; p95?: number; p99?: number; max?: number };
 }
 export interface Task {
   operator: number;
@@ -95,6 +96,14 @@ export interface VertexLoad extends Omit<SubtaskLoad, "index" | "worker" | "stat
 }
 export interface Loads {
   vertices: VertexLoad[];
+}
+export type Evidence = number | string | (number | { key: string; share: number })[];
+export interface Diagnosis {
+  verdict: "healthy" | "throttled";
+  task: string;
+  rule: string;
+  evidence: Record<string, Evidence>;
+  advice: string;
 }
 export interface Gate {
   queue_buffers: number;
@@ -336,13 +345,13 @@ function useRounds(round: (stop: AbortSignal) => Promise<number>, keys: unknown[
 }
 
 /** What is at a path, read every so often; `again` reads it at once when it changes. */
-export function usePoll<T>(path: string | null, ms: number, again: unknown = null): { data: T | null; error: string } {
+export function usePoll<T>(path: string | null, ms: number, again: unknown = null, answerMs = REQUEST_MS): { data: T | null; error: string } {
   const [state, set] = useState<{ path: string | null; data: T | null; error: string }>({ path, data: null, error: "" });
   useRounds(
     async (stop) => {
       if (path === null) return ms;
       try {
-        const data = await read<T>(path, stop);
+        const data = await read<T>(path, stop, answerMs);
         if (!stop.aborted) set({ path, data, error: "" });
       } catch (error) {
         if (error instanceof Refused) set({ path, data: null, error: error.message });
@@ -350,7 +359,7 @@ export function usePoll<T>(path: string | null, ms: number, again: unknown = nul
       }
       return ms;
     },
-    [path, ms, again],
+    [path, ms, again, answerMs],
   );
   return state.path === path ? state : { data: null, error: "" };
 }

@@ -3,6 +3,7 @@ import { useEffect, useState } from "preact/hooks";
 import type { Graph, Job, JobEvent, Loads } from "./api";
 import { useEvents, useHistory, usePoll } from "./api";
 import { Cancel } from "./cancel";
+import { Diagnosed } from "./diagnosis";
 import { clock, count, duration, isOver, moment, rate } from "./format";
 import { JobGraph } from "./graph";
 import { Empty, Facts, Section, State, Table } from "./parts";
@@ -66,6 +67,7 @@ export function JobView({ id, now, narrow }: { id: string; now: number; narrow: 
       <Section title="Job graph" note="A vertex is as back-pressured as the worst of its subtasks: OK up to 10 % of its time, LOW, HIGH above 50 %.">
         <JobGraph graph={graph} job={last} loads={vertices} chosen={chosen} choose={pick} narrow={narrow} />
       </Section>
+      {runs && <Diagnosed job={last.job} graph={graph} choose={pick} />}
       <Vertex graph={graph} job={last} number={chosen} load={vertices[chosen]} history={history} runs={runs} />
       <Recoveries job={last} events={events} name={name} />
       <Events events={events} />

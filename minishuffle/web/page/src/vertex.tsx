@@ -1,13 +1,14 @@
 // One vertex: its subtasks, their pools and channels, and its last ten minutes.
 import { useMemo } from "preact/hooks";
-import type { Buffers, Graph, History, Job, TaskBuffers, VertexLoad } from "./api";
+import type { Buffers, Graph, History, Job, Task, TaskBuffers, VertexLoad } from "./api";
 import { usePoll } from "./api";
 import { Channels } from "./channels";
 import { Chart } from "./chart";
-import { count, percent, rate } from "./format";
+import { count, millis, percent, rate } from "./format";
 import { Empty, LevelBadge, Section, Share, State, Table } from "./parts";
 
 const POLL_MS = 2000;
+const QUANTILES = ["p50", "p95", "p99", "max"] as const;
 
 export function Vertex(props: { graph: Graph; job: Job; number: number; load: VertexLoad | undefined; history: History; runs: boolean }) {
   const { graph, job, number, load, history, runs } = props;
@@ -83,9 +84,49 @@ export function Vertex(props: { graph: Graph; job: Job; number: number; load: Ve
           })}
         </tbody>
       </Table>
+      <Latencies tasks={tasks} name={vertex.name} />
       {runs && <BufferTable job={job.job} number={number} name={vertex.name} />}
       {runs && <Channels key={number} job={job.job} number={number} graph={graph} />}
     </Section>
+  );
+}
+
+/** How long latency markers took from their sources, if the job has them. */
+function Latencies({ tasks, name }: { tasks: Task[]; name: string }) {
+  const marked = tasks.filter((task) => task.counters.latency.count !== undefined);
+  if (marked.length === 0) return null;
+  return (
+    <>
+      <h3>Latency from the sources</h3>
+      <Table label={`Latency of ${name}`} tall>
+        <thead>
+          <tr>
+            <th class="number">Subtask</th>
+            <th class="number">Markers</th>
+            {QUANTILES.map((each) => (
+              <th class="number" key={each}>
+                {each}
+              </th>
+            ))}
+          </tr>
+        </thead>
+        <tbody>
+          {marked.map((task) => (
+            <tr key={task.index}>
+              <th scope="row" class="number">
+                {task.index}
+              </th>
+              <td class="number">{count(task.counters.latency.count ?? 0)}</td>
+              {QUANTILES.map((each) => (
+                <td class="number" key={each}>
+                  {millis(task.counters.latency[each] ?? 0)}
+                </td>
+              ))}
+            </tr>
+          ))}
+        </tbody>
+      </Table>
+    </>
   );
 }
 
