@@ -330,6 +330,13 @@ RULES: Final[tuple[Rule, ...]] = (
         "workers have no segments left",
     ),
     Rule(
+        SHORT_OF_CPU,
+        "exchange",
+        lambda scene: scene.task.cpu_wait >= CPU_WAIT_FROM and scene.here.cpu < WORKER_CPU_FROM,
+        lambda scene: {"cpu_wait": scene.task.cpu_wait, "worker_cpu": scene.here.cpu},
+        MORE_PROCESSORS,
+    ),
+    Rule(
         "unknown",
         "exchange",
         lambda scene: True,

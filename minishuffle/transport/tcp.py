@@ -43,12 +43,15 @@ from minishuffle.wire.handshake import Handshake, HandshakeRefused, Identity
 
 __all__ = ["DataEndpoint", "DataLink", "EndpointHandler"]
 
-TCP_INFO_BYTES: Final = 148
-"""The beginning of Linux' ``struct tcp_info``, up to ``tcpi_notsent_bytes``."""
+TCP_INFO_BYTES: Final = 152
+"""The beginning of Linux' ``struct tcp_info``, up to ``tcpi_min_rtt``."""
 _U32: Final = struct.Struct("I")
-_ROUND_TRIP_AT: Final = 68
-"""``tcpi_rtt``, in microseconds, smoothed."""
 _UNSENT_AT: Final = 144
+"""``tcpi_notsent_bytes``."""
+_ROUND_TRIP_AT: Final = 148
+"""``tcpi_min_rtt``, in microseconds: the least of the last minutes. The smoothed one also has how late
+acknowledgements are sent, up to 40 ms even on one machine."""
+_NOT_MEASURED: Final = (1 << 32) - 1
 
 
 class EndpointHandler(Protocol):
@@ -268,8 +271,8 @@ class DataLink(asyncio.BufferedProtocol):
         return len(self._in_transport)
 
     def measured(self) -> tuple[float, int]:
-        """The round trip that TCP has measured, in seconds (0.0: none), and the bytes that the kernel has
-        not sent yet."""
+        """The least round trip that TCP has measured of late, in seconds (0.0: none), and the bytes that the
+        kernel has not sent yet."""
         sock = self._transport.get_extra_info("socket")
         info = b"" if sock is None else sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
         if len(info) < TCP_INFO_BYTES:
@@ -278,7 +281,7 @@ class DataLink(asyncio.BufferedProtocol):
             _U32.unpack_from(info, _ROUND_TRIP_AT),
             _U32.unpack_from(info, _UNSENT_AT),
         )
-        return microseconds / 1e6, unsent
+        return 0.0 if microseconds == _NOT_MEASURED else microseconds / 1e6, unsent
 
     def flush_soon(self) -> None:
         """Send what the machine has at the end of this loop turn."""

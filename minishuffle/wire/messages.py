@@ -122,7 +122,7 @@ class PeerReport(ControlMessage):
     local: Name
     remote: Name
     round_trip_seconds: float = 0.0
-    """As TCP has measured it; 0.0: not known."""
+    """The least that TCP has measured of late; 0.0: not known."""
     unsent_bytes: int = 0
     """What the kernel took and has not sent so far."""
 

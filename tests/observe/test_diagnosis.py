@@ -239,6 +239,13 @@ def test_nothing_is_wrong_with_a_job_in_which_nobody_waits(seed: int) -> None:
     assert found.evidence["most_backpressured"] < 0.1
 
 
+def test_a_producer_without_a_processor_is_named_if_nobody_behind_it_is_busy() -> None:
+    case = held_by_the_exchange().change(SOURCE, flow={}, backpressured=0.12, cpu=0.1, cpu_wait=0.7)
+    found = case.diagnosis()
+    assert (found.task.partition("[")[0], found.rule) == ("lines", "a worker short of CPU")
+    assert (found.evidence["cpu_wait"], found.evidence["worker_cpu"]) == (0.7, 0.4)
+
+
 def test_the_bottleneck_is_behind_those_that_wait_however_many_they_are() -> None:
     case = held_by_the_middle().change(MIDDLE, busy=0.1, backpressured=0.85)
     case.change(SINK, busy=0.95, flow={"queued": 1.0})
