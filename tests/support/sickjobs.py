@@ -228,5 +228,5 @@ def healthy(random: Random) -> SickJob:
     elif shape == 2:
         made = stream.broadcast().to_count()
     else:
-        made = stream.key_by(lambda number: number % keys).reduce(max, emit="end").to_count()
+        made = stream.key_by(lambda number: number % keys).reduce(max, emit="batch").to_count()
     return SickJob("none", made, settings=JobSettings(latency_interval=random.choice([0.0, 0.1])))
