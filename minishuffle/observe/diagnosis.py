@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict
 
 from minishuffle.errors import UsageError
 from minishuffle.observe.loads import LOW_FROM, seconds_of
+from minishuffle.wire.messages import PeerReport
 from minishuffle.wire.requests import JobInfo, TaskInfo, WorkerInfo
 
 __all__ = [
@@ -54,7 +55,9 @@ SLOWER_FROM: Final = 1.5
 """Times the busy seconds per record of the other subtasks."""
 WAITING_FROM: Final = 0.3
 ROUND_TRIP_SECONDS_FROM: Final = 0.002
-UNSENT_BYTES_FROM: Final = 65_536
+QUEUED_BYTES_FROM: Final = 65_536
+QUEUED_TIMES_FROM: Final = 4.0
+"""Times the least round trip that what is in flight takes, if it waits on the way."""
 HOT_KEYS_SHOWN: Final = 3
 SHORT_OF_CPU: Final = "a worker short of CPU"
 MORE_PROCESSORS: Final = (
@@ -134,8 +137,8 @@ class WorkerSpan:
     """The event loop's lag at the 99th percentile, in seconds."""
     round_trips: Mapping[int, float]
     """Seconds, by peer."""
-    unsent_bytes: Mapping[int, int]
-    """What the kernel had not sent at both looks, by peer."""
+    queued_bytes: Mapping[int, int]
+    """What waited in the kernel or on the way at both looks, by peer."""
     segment_bytes: int
 
 
@@ -188,8 +191,8 @@ class Scene:
         return max((self.here.round_trips.get(peer, 0.0) for peer in self.peers), default=0.0)
 
     @property
-    def unsent_bytes(self) -> int:
-        return max((self.here.unsent_bytes.get(peer, 0) for peer in self.peers), default=0)
+    def queued_bytes(self) -> int:
+        return max((self.here.queued_bytes.get(peer, 0) for peer in self.peers), default=0)
 
 
 # --- rules ----------------------------------------------------------------------------------------
@@ -291,15 +294,15 @@ RULES: Final[tuple[Rule, ...]] = (
         "exchange",
         lambda scene: (
             bool(scene.peers)
-            and (scene.task.looks("unsent") >= WAITING_FROM or scene.unsent_bytes >= UNSENT_BYTES_FROM)
+            and (scene.task.looks("unsent") >= WAITING_FROM or scene.queued_bytes >= QUEUED_BYTES_FROM)
         ),
         lambda scene: {
             "unsent": scene.task.looks("unsent"),
-            "unsent_bytes": scene.unsent_bytes,
+            "queued_bytes": scene.queued_bytes,
             "round_trip_seconds": scene.round_trip,
             "to_workers": scene.peers,
         },
-        "buffers have credit and wait for the socket: the connection carries no more. Look for lost packets "
+        "buffers wait for the socket, or on the way: the connection carries no more. Look for lost packets "
         "and a full link, send less (fewer columns, aggregates before the exchange), or place the tasks on "
         "one machine",
     ),
@@ -400,8 +403,12 @@ def _bottleneck(
         return _scene(task, spans, throttled, workers, edges), "task"
     # Whoever waits furthest down the graph waits for what is next to it.
     last = [each for each in throttled if not targets.get(each.info.operator, set()) & _vertices(throttled)]
-    task = max(last or throttled, key=lambda each: each.backpressured)
+    task = max(last or throttled, key=lambda each: (_waits_for_exchange(each), each.backpressured))
     return _scene(task, spans, throttled, workers, edges), "exchange"
+
+
+def _waits_for_exchange(span: Span) -> bool:
+    return max(span.looks("uncredited"), span.looks("unsent")) >= WAITING_FROM
 
 
 def _vertices(spans: Iterable[Span]) -> set[int]:
@@ -563,14 +570,20 @@ def _worker_spans(before: Sequence[WorkerInfo], after: Sequence[WorkerInfo]) -> 
             max(0.0, getattr(each.report, name) - getattr(was.report, name)) / seconds if seconds > 0 else 0.0
             for name in ("cpu_seconds", "gc_seconds")
         )
-        unsent = {peer.worker: peer.unsent_bytes for peer in was.peers}
+        queued = {peer.worker: _queued_bytes(peer) for peer in was.peers}
         found[each.worker] = WorkerSpan(
             each.worker,
             cpu,
             gc,
             each.report.loop_lag_p99_seconds,
             {peer.worker: peer.round_trip_seconds for peer in each.peers},
-            {peer.worker: min(peer.unsent_bytes, unsent.get(peer.worker, 0)) for peer in each.peers},
+            {peer.worker: min(_queued_bytes(peer), queued.get(peer.worker, 0)) for peer in each.peers},
             each.report.segment_bytes,
         )
     return found
+
+
+def _queued_bytes(peer: PeerReport) -> int:
+    """What a full connection holds. A long one holds as much, and for no longer than it has to."""
+    waits = peer.smoothed_round_trip_seconds >= QUEUED_TIMES_FROM * peer.round_trip_seconds
+    return peer.unsent_bytes + (peer.in_flight_bytes if waits else 0)

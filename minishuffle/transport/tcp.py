@@ -16,7 +16,7 @@ import socket
 import struct
 from dataclasses import replace
 from operator import attrgetter
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import uvloop
 
@@ -43,15 +43,26 @@ from minishuffle.wire.handshake import Handshake, HandshakeRefused, Identity
 
 __all__ = ["DataEndpoint", "DataLink", "EndpointHandler"]
 
-TCP_INFO_BYTES: Final = 152
-"""The beginning of Linux' ``struct tcp_info``, up to ``tcpi_min_rtt``."""
-_U32: Final = struct.Struct("I")
-_UNSENT_AT: Final = 144
-"""``tcpi_notsent_bytes``."""
-_ROUND_TRIP_AT: Final = 148
-"""``tcpi_min_rtt``, in microseconds: the least of the last minutes. The smoothed one also has how late
-acknowledgements are sent, up to 40 ms even on one machine."""
+TCP_INFO_BYTES: Final = 216
+"""The beginning of Linux' ``struct tcp_info``, up to ``tcpi_bytes_retrans``."""
+_TCP_INFO: Final = struct.Struct("=68xI48xQ16xII48xQQ")
+"""``tcpi_rtt``, ``tcpi_bytes_acked``, ``tcpi_notsent_bytes``, ``tcpi_min_rtt``, ``tcpi_bytes_sent`` and
+``tcpi_bytes_retrans``; times are in microseconds."""
 _NOT_MEASURED: Final = (1 << 32) - 1
+
+
+class Measured(NamedTuple):
+    """What TCP knows of a connection; times in seconds, 0.0 for not known."""
+
+    round_trip: float = 0.0
+    """The least of the last minutes."""
+    smoothed: float = 0.0
+    """The mean of late. It has how long what is on its way waits for what is before it, and how late it is
+    acknowledged, up to 40 ms even on one machine."""
+    unsent: int = 0
+    """Bytes that the kernel took and has not sent."""
+    in_flight: int = 0
+    """Bytes that it has sent and the peer has not acknowledged."""
 
 
 class EndpointHandler(Protocol):
@@ -270,18 +281,19 @@ class DataLink(asyncio.BufferedProtocol):
         """Buffers that the transport still holds."""
         return len(self._in_transport)
 
-    def measured(self) -> tuple[float, int]:
-        """The least round trip that TCP has measured of late, in seconds (0.0: none), and the bytes that the
-        kernel has not sent yet."""
+    def measured(self) -> Measured:
+        """What TCP knows of it; nothing where Linux does not say."""
         sock = self._transport.get_extra_info("socket")
         info = b"" if sock is None else sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
         if len(info) < TCP_INFO_BYTES:
-            return 0.0, 0
-        (microseconds,), (unsent,) = (
-            _U32.unpack_from(info, _ROUND_TRIP_AT),
-            _U32.unpack_from(info, _UNSENT_AT),
+            return Measured()
+        smoothed, acknowledged, unsent, least, sent, again = _TCP_INFO.unpack(info)
+        return Measured(
+            0.0 if least == _NOT_MEASURED else least / 1e6,
+            smoothed / 1e6,
+            unsent,
+            max(0, sent - again - acknowledged),
         )
-        return 0.0 if microseconds == _NOT_MEASURED else microseconds / 1e6, unsent
 
     def flush_soon(self) -> None:
         """Send what the machine has at the end of this loop turn."""

@@ -125,6 +125,10 @@ class PeerReport(ControlMessage):
     """The least that TCP has measured of late; 0.0: not known."""
     unsent_bytes: int = 0
     """What the kernel took and has not sent so far."""
+    smoothed_round_trip_seconds: float = 0.0
+    """The mean of late; 0.0: not known."""
+    in_flight_bytes: int = 0
+    """What was sent and is not acknowledged."""
 
 
 class WorkerReport(ControlMessage):

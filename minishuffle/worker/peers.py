@@ -285,12 +285,14 @@ class PeerLinks:
 
 
 def _report(peer: int, links: list[DataLink]) -> PeerReport:
-    round_trip, unsent = links[0].measured()
+    measured = links[0].measured()
     return PeerReport(
         worker=peer,
         connections=len(links),
         local=links[0].local,
         remote=links[0].remote,
-        round_trip_seconds=round_trip,
-        unsent_bytes=unsent,
+        round_trip_seconds=measured.round_trip,
+        unsent_bytes=measured.unsent,
+        smoothed_round_trip_seconds=measured.smoothed,
+        in_flight_bytes=measured.in_flight,
     )

@@ -24,7 +24,7 @@ from support.prometheus import fetched_binaries
 from support.waiting import until
 
 MAKES_HOSTS = os.geteuid() == 0 or os.environ.get("CI") == "true"
-collect_ignore = [] if MAKES_HOSTS else ["test_lost_hosts.py"]
+collect_ignore = [] if MAKES_HOSTS else ["test_diagnosis_hosts.py", "test_lost_hosts.py"]
 """Network namespaces need root; where all tests are to run, those that make some say so if they cannot."""
 SECONDS_MAX = 30.0
 

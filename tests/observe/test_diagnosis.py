@@ -69,7 +69,8 @@ class Case:
     cpu: dict[int, float] = field(default_factory=lambda: {1: 0.4, 2: 0.4})
     gc: dict[int, float] = field(default_factory=lambda: {1: 0.0, 2: 0.0})
     round_trip: float = 0.0001
-    unsent_bytes: int = 0
+    smoothed: float = 0.0001
+    in_flight: int = 0
 
     def change(self, operator: int, index: int | None = None, **fields: Any) -> Case:
         for (number, subtask), each in self.tasks.items():
@@ -107,7 +108,8 @@ class Case:
             local="a",
             remote="b",
             round_trip_seconds=self.round_trip,
-            unsent_bytes=self.unsent_bytes,
+            smoothed_round_trip_seconds=self.smoothed,
+            in_flight_bytes=self.in_flight,
         )
         return WorkerInfo(
             worker=number,
@@ -177,6 +179,8 @@ SICK: dict[str, tuple[Case, str]] = {
 SICK["garbage collection"][0].gc = {1: 0.4, 2: 0.0}
 SICK["interpreter lock"][0].cpu = {1: 0.97, 2: 0.97}
 SICK["credit round trip too long"][0].round_trip = 0.05
+SICK["credit round trip too long"][0].smoothed = 0.06
+SICK["credit round trip too long"][0].in_flight = 1 << 20
 
 
 def test_there_is_a_case_for_each_rule() -> None:
@@ -244,6 +248,20 @@ def test_a_producer_without_a_processor_is_named_if_nobody_behind_it_is_busy() -
     found = case.diagnosis()
     assert (found.task.partition("[")[0], found.rule) == ("lines", "a worker short of CPU")
     assert (found.evidence["cpu_wait"], found.evidence["worker_cpu"]) == (0.7, 0.4)
+
+
+def test_a_connection_is_full_if_what_is_in_flight_takes_longer_than_it_has_to() -> None:
+    case = held_by_the_exchange()
+    case.round_trip, case.smoothed, case.in_flight = 0.003, 0.27, 200_000
+    found = case.diagnosis()
+    assert (found.rule, found.evidence["queued_bytes"]) == ("network", 200_000)
+    case.in_flight = 2_000
+    assert case.diagnosis().rule == "credit round trip too long"
+
+
+def test_of_producers_that_wait_one_whose_channels_show_why_is_looked_at() -> None:
+    case = held_by_the_exchange().change(SOURCE, 0, backpressured=0.99, flow={})
+    assert (case.diagnosis().task, case.diagnosis().rule) == ("lines[1]", "too few buffers")
 
 
 def test_the_bottleneck_is_behind_those_that_wait_however_many_they_are() -> None:
