@@ -150,7 +150,7 @@ class TaskCounters:
     buffers_in: int = 0
     """Network buffers with data that were taken in; one segment may come in several of them."""
     user_errors: dict[str, int] = field(default_factory=dict)
-    """By policy: skip, dead_letter."""
+    """By policy: skip, dead_letter, side."""
     records_late: int = 0
     """Records that came behind the watermark that closed what they belong to."""
     late_dropped: int = 0

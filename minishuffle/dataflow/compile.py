@@ -7,6 +7,7 @@ run as many subtasks, and no exchange stands between them.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from minishuffle.dataflow.arguments import checked_parallelism
@@ -87,17 +88,28 @@ def _check_claims(nodes: list[Node]) -> None:
                 f"{count} sinks of the job are named {name!r}: give each its own, collect('...')"
             )
     claimed: set[str] = set()
+    read = {feed.side for node in nodes for feed in node.feeds}
     for operator in (operator for node in nodes for operator in node.operators):
-        if isinstance(operator, ForgivingOperator) and operator.lacks_errors_tag:
-            raise UsageError(
-                f"{operator.name} has no side output of errors, only map, filter, flat_map and process have: "
-                "write on_error='dead_letter'"
-            )
+        if isinstance(operator, ForgivingOperator) and operator.on_error == "side":
+            _check_errors_are_read(operator, read)
         target = operator.claim() if isinstance(operator, ChainedOperator) else None
         if target in claimed:
             raise UsageError(f"two sinks of the job write to {target}: give each its own")
         if target is not None:
             claimed.add(target)
+
+
+def _check_errors_are_read(operator: ForgivingOperator, read: Collection[str | None]) -> None:
+    if not operator.errors_tag:
+        raise UsageError(
+            f"{operator.name} has no side output of errors, only map, filter, flat_map and process have: "
+            "write on_error='dead_letter'"
+        )
+    if operator.errors_tag not in read:
+        raise UsageError(
+            f"nothing reads the errors of {operator.name}: give .errors right after it a sink, or write "
+            "on_error='skip'"
+        )
 
 
 def _parallelisms(nodes: list[Node], default: int) -> dict[Node, int]:

@@ -265,3 +265,7 @@ def test_side_outputs_are_checked_where_they_are_written() -> None:
     assert rows().filter(bool, on_error="side").errors._columns is None
     with pytest.raises(UsageError, match=r"key_by has no side output of errors, only map, filter, flat_map"):
         compile_job(rows().key_by(len, on_error="side").count().collect())
+    with pytest.raises(
+        UsageError, match=r"nothing reads the errors of map: give \.errors right after it a sink"
+    ):
+        compile_job(rows().map(len, on_error="side").collect())

@@ -200,6 +200,7 @@ def test_counters_of_a_task(make_worker: MakeWorker, make_task: MakeTask) -> Non
     assert value("minishuffle_source_rows_skipped_total", FIRST_TASK) == 13
     assert value("minishuffle_state_rows", FIRST_TASK) == 17
     assert value("minishuffle_user_errors_total", {**FIRST_TASK, "policy": "dead_letter"}) == 0
+    assert value("minishuffle_user_errors_total", {**FIRST_TASK, "policy": "side"}) == 0
 
 
 def test_gates_have_figures_of_their_own_and_partitions_are_summed(

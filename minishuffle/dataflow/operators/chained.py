@@ -87,11 +87,6 @@ class ForgivingOperator(ChainedOperator):
         self.errors_tag = ""
         """The tag of the side output of errors; "" without one."""
 
-    @property
-    def lacks_errors_tag(self) -> bool:
-        """Whether errors are to go to a side output, and there is none."""
-        return self.on_error == "side" and not self.errors_tag
-
     def drop(self, error: Exception, record: Any) -> None:
         """Count a record that is dropped because of ``error``, and log it or put it aside if it is to be."""
         errors = self.context.counters.user_errors
