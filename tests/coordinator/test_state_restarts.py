@@ -9,6 +9,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
+    initialize,
     invariant,
     precondition,
     rule,
@@ -87,6 +88,13 @@ class Restarts(RuleBasedStateMachine):
         return {link for link, worker in self.everyone.items() if worker.epoch in epochs}
 
     # --- events ----------------------------------------------------------------------------------
+
+    @initialize()
+    def begin(self) -> None:
+        """Two workers and a job: few runs would come to a restart if these were left to chance."""
+        for _ in range(2):
+            self.register(slots=2, segments=2000, again=False, standby=False)
+        self.submit((2, 2, 1), ("hash", "hash"), "individual")
 
     @precondition(lambda self: len(self.living()) < WORKERS_MAX)
     @rule(
