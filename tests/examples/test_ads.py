@@ -61,8 +61,11 @@ def test_training_finds_what_decides_about_clicks() -> None:
 
 @pytest.mark.slow
 def test_the_job_gives_the_answer() -> None:
+    """Its sources are live: a worker that gets no processor for half a second would be suspected, and rows
+    for it dropped, as they should be. Here only the answer counts."""
     records = 40_000
-    with LocalCluster(workers=2, slots=1) as cluster:
+    patient = {"suspect_after": 20.0, "heartbeat_timeout": 30.0}
+    with LocalCluster(workers=2, slots=1, **patient) as cluster:
         result = cluster.submit(ads(rate=80_000, records=records, within=0.2), parallelism=2).wait(60)
     found = [sink.value for sink in result.results]
     assert {name: sum(each[name] for each in found) for name in ("examples", "clicks")} == answer(
