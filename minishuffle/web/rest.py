@@ -227,22 +227,26 @@ class RestInterface:
         return JobLoads(job=job, name=info.name, state=info.state, vertices=loads)
 
     async def _diagnosis(self, job: str, query: Between) -> Diagnosis:
-        """Look twice, once every subtask that runs has reported so much time."""
+        """Look twice, once every subtask that runs has reported so much time, or the job has ended."""
         graph = await self._graph(job, None)
         links = [Link(edge.source, edge.target, edge.partitioner) for edge in graph.edges]
         before = await self._look_at(job)
+        require_running(before.job)
         clock = asyncio.get_running_loop().time
         deadline = clock() + query.seconds + LATE_SECONDS_MAX
         await asyncio.sleep(query.seconds)
         after = await self._look_at(job)
-        while seconds_between(before.job, after.job) < query.seconds and clock() < deadline:
+        while (
+            after.job.state in RUNNING
+            and seconds_between(before.job, after.job) < query.seconds
+            and clock() < deadline
+        ):
             await asyncio.sleep(LATE_LOOK_SECONDS)
             after = await self._look_at(job)
         return diagnose_job(before, after, links)
 
     async def _look_at(self, job: str) -> Look:
-        info = require_running(await self._job(job, None))
-        return Look(info, (await self._cluster("", None)).workers)
+        return Look(await self._job(job, None), (await self._cluster("", None)).workers)
 
     async def _history(self, job: str, query: After) -> JobSamples:
         await self._graph(job, None)

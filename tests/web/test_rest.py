@@ -26,9 +26,11 @@ from minishuffle.counters import (
 from minishuffle.web.pools import JobBuffers, WorkerBuffers
 from minishuffle.web.rest import SAMPLE_SECONDS
 from minishuffle.web.server import serve_coordinator_web, serve_worker_web
+from minishuffle.wire.messages import ControlMessage
 from minishuffle.wire.requests import (
     ClusterStatus,
     GetEvents,
+    GetStatus,
     GraphInfo,
     JobEvents,
     JobInfo,
@@ -188,8 +190,17 @@ def test_a_job_is_diagnosed_once_its_subtasks_have_reported_the_time(monkeypatch
             assert (found["task"], found["rule"]) == ("count[0]", "slow function")
             assert found["evidence"]["its_backpressure"] == 1.0
             assert (await api.ask(path.replace("=0.1", "=11")))[0] == 400
+            looks: list[ControlMessage] = []
+            answered = api.coordinator.request
+            monkeypatch.setattr(
+                api.coordinator, "request", lambda each: (looks.append(each), answered(each))[1]
+            )
+            asked = asyncio.create_task(api.get(path))
+            while not any(isinstance(each, GetStatus) for each in looks):
+                await asyncio.sleep(0)
             for operator in (0, 1):
                 api.coordinator.report(job, operator, 0, "finished")
+            assert (await asked)["job"] == job, "it ended between the looks"
             status, failure = await api.ask(path)
             assert (status, failure["text"]) == (
                 409,
