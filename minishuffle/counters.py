@@ -159,7 +159,10 @@ class TaskCounters:
     """Rows that a sink has kept for other programs to read, those that were read and given up, and those of
     earlier attempts included."""
     rows_filed: int = 0
-    """Rows that a file sink has taken, those in files that are not complete included."""
+    """Rows that a sink has taken and may lose: those of a file sink, in files that are not complete too, and
+    those that are in the sink's result alone."""
+    rows_in_result: int = 0
+    """Those of them that the result has which the sink gave at its close."""
     rows_skipped: int = 0
     """Rows of an endless source with a pace that fell due while no attempt ran: they are never made."""
     state_rows: int = 0

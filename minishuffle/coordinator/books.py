@@ -70,7 +70,7 @@ class AttemptRecord:
     traffic: bytes = b""
     """Rows that it has exchanged, by edge and peer: see :func:`unpack_traffic`."""
     rows_listed: int = 0
-    """Rows in files that were listed."""
+    """Rows in files that were listed, or in the result that an attempt gave when its job was cancelled."""
     rows_made: int = 0
     """Rows that a source which died may have emitted, its leases included, or skipped."""
     repeated: Literal["", "all", "part"] = ""
@@ -401,7 +401,7 @@ class _Ledger:
 
     def _rows_dealt_with(self, record: AttemptRecord, taken: int) -> int:
         """Rows that it has dropped and, if its chain ends in a sink and had ``taken`` so many, rows that have
-        come to the end: a file sink has them when it has filed them. Each once."""
+        come to the end: a sink that may lose them has them when it has filed them. Each once."""
         counters = record.counters
         dropped = sum(counters.rows_dropped.values())
         if record.operator in self._writing:
@@ -430,7 +430,7 @@ def _state_rows(record: AttemptRecord) -> int:
 
 
 def _rows_unfinished(record: AttemptRecord) -> int:
-    """Rows that a file sink had taken, in files that were never listed."""
+    """Rows that a sink had taken, and that are in no file that was listed and in no result."""
     return max(0, record.counters.rows_filed - record.rows_listed) if record.end in ("early", "died") else 0
 
 

@@ -256,8 +256,8 @@ class Job:
             self._read_to_the_end([*self.ends.finished(task.key), task.key])
         elif message.state != "running":
             if self.state == "canceling" and self._result_bytes + len(message.result) <= RESULT_BYTES_MAX:
-                self._result_bytes += len(message.result)
-                task.result = message.result
+                self._result_bytes, task.result = self._result_bytes + len(message.result), message.result
+                task.rows_listed += message.counters.rows_in_result
             self._ended_early(task, error, asked, at)
         self._advance(at)
         return True

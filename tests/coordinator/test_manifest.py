@@ -12,7 +12,7 @@ from minishuffle.coordinator import manifest as manifest_module
 from minishuffle.coordinator.manifest import Manifest
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import JobGraph
-from minishuffle.wire.messages import Acknowledge, TaskReport
+from minishuffle.wire.messages import Acknowledge, ErrorInfo, TaskReport
 from minishuffle.wire.outputs import FileCompleted, GetFiles, JobFiles
 from minishuffle.wire.requests import CancelJob
 
@@ -154,6 +154,26 @@ def test_what_was_complete_survives_a_cancel_and_the_rest_is_counted(
     assert (info.state, info.files_listed, info.rows_dropped) == ("canceled", 2, {"sink_unfinished": 7})
     cluster.send(pair[0], completed(2))
     assert len(files(cluster, job)) == 2
+
+
+def test_a_result_that_a_cancelled_sink_gave_has_its_rows(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], job: str
+) -> None:
+    cluster.request(CancelJob(job=job))
+    counters = TaskCounters(records_in=27, rows_filed=27, rows_in_result=27)
+    cluster.report(pair[0], (job, 1, 0), "canceled", counters=counters)
+    cluster.report_all(job, "canceled")
+    assert cluster.show(job).rows_dropped == {}
+
+
+def test_a_result_that_nobody_gets_has_no_rows(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], job: str
+) -> None:
+    """The attempt failed, and the next one gives another result."""
+    counters = TaskCounters(records_in=27, rows_filed=27, rows_in_result=27)
+    boom = ErrorInfo(code=60, text="boom")
+    cluster.report(pair[0], (job, 1, 0), "failed", error=boom, counters=counters)
+    assert cluster.show(job).rows_dropped == {"sink_unfinished": 27}
 
 
 def test_files_of_a_worker_that_was_lost_may_be_hidden_until_the_next_attempt_runs(

@@ -85,6 +85,12 @@ async def test_a_batch_that_raises_is_lost_and_nothing_else(site: Site) -> None:
     assert failed(sink) == 0
 
 
+async def test_what_a_count_has_taken_of_a_batch_that_raises_is_lost_with_it_once(site: Site) -> None:
+    (source,) = site.deploy(Stream.source(Batches()).map(ill_at_55).to_count())
+    await site.until(lambda: source.state == "failed")
+    assert source.read_counters().rows_filed + failed(source) == 60
+
+
 async def test_a_consumer_counts_the_batch_that_it_took(site: Site) -> None:
     _, sink = site.deploy(Stream.source(Batches()).rebalance().map(ill_at_55).collect())
     await site.until(lambda: len(site.outcomes) >= 2)

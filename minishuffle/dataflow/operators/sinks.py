@@ -17,7 +17,11 @@ __all__ = ["CollectSink", "CountSink", "PrintSink", "Sink", "UserSink"]
 
 @runtime_checkable
 class Sink(Protocol):
-    """The user's own sink. The instance is pickled to each subtask, which calls it from one thread."""
+    """The user's own sink. The instance is pickled to each subtask, which calls it from one thread.
+
+    Optional attribute: ``result_only`` (bool, default False). True says that what it has taken is in the
+    result alone, which an attempt that fails does not give: those rows count as ``sink_unfinished``.
+    """
 
     def open(self, context: TaskContext) -> None:
         """Before the first batch."""
@@ -52,8 +56,10 @@ class CountSink(ChainedOperator):
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         self._count += len(batch)
+        self.context.counters.rows_filed = self._count
 
     def close(self) -> int:
+        self.context.counters.rows_in_result = self._count
         return self._count
 
 
@@ -85,6 +91,8 @@ class UserSink(ChainedOperator):
         self.sink = sink
         self.name = type(sink).__name__
         self._opened = False
+        self._rows = 0
+        """In the result, and nowhere else."""
 
     def open(self, context: TaskContext) -> None:
         super().open(context)
@@ -93,6 +101,13 @@ class UserSink(ChainedOperator):
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         self.sink.write(batch.rows if isinstance(batch, KeyedRows) else batch)
+        if getattr(self.sink, "result_only", False):
+            self._rows += len(batch)
+            self.context.counters.rows_filed = self._rows
 
     def close(self) -> Any:
-        return self.sink.close() if self._opened else None
+        if not self._opened:
+            return None
+        result = self.sink.close()
+        self.context.counters.rows_in_result = self._rows
+        return result

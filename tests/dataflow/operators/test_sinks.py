@@ -8,6 +8,7 @@ import cloudpickle
 import pyarrow as pa
 import pytest
 
+from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.operators.base import Batch, KeyedRows, TaskContext
 from minishuffle.dataflow.operators.sinks import CollectSink, CountSink, PrintSink, UserSink
 from minishuffle.errors import UsageError
@@ -70,3 +71,21 @@ def test_users_sink_is_opened_fed_and_closed() -> None:
 def test_users_sink_must_have_the_methods() -> None:
     with pytest.raises(UsageError, match=r"object is not a sink: it needs the methods open\(context\)"):
         UserSink(object())  # type: ignore[arg-type]
+
+
+class ResultOnly(Remembering):
+    result_only = True
+
+
+@pytest.mark.parametrize(
+    ("sink", "rows"), [(CountSink(), 3), (UserSink(ResultOnly()), 3), (UserSink(Remembering()), 0)]
+)
+def test_rows_that_the_result_alone_has_are_counted_as_such(sink: Any, rows: int) -> None:
+    """Before the close they are with the attempt alone, so that one that dies has lost them."""
+    counters = TaskCounters()
+    sink.open(TaskContext("job", "task", 0, 1, 1, counters=counters))
+    sink.process([1], 0, nothing)
+    sink.process(KeyedRows(["k", "l"], ["v", "w"]), 0, nothing)
+    assert (counters.rows_filed, counters.rows_in_result) == (rows, 0)
+    sink.close()
+    assert counters.rows_in_result == rows
