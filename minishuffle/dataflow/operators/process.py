@@ -244,8 +244,13 @@ class ProcessRows(RecordOperator):
         except Exception as error:
             if self.on_error == "fail" or isinstance(error, UsageError):
                 self.note_failure(error, what)
+                self._keep(form, entry)
                 raise
             self.drop(error, what)
+        self._keep(form, entry)
+
+    def _keep(self, form: Any, entry: _Entry) -> None:
+        """After a call: what is kept of a key without state and timer is nothing."""
         if not entry.state and not entry.timers:
             del self._entries[form]
         elif self.ttl < math.inf:

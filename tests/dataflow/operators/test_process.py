@@ -373,3 +373,16 @@ def test_a_timer_that_would_fire_for_ever_is_refused() -> None:
         UsageError, match="on_timer sets a timer that is not after its own: it would fire for"
     ):
         run.watermark(1)
+
+
+def test_a_key_without_state_is_no_state_that_is_lost_when_its_function_raises() -> None:
+    def ill(row: Any, context: ProcessContext) -> None:
+        if context.key == "kept":
+            context.state["n"] = 1
+        raise ValueError("ill")
+
+    for key, rows in (("empty", 0), ("kept", 1)):
+        run = Run(ProcessRows(ill))
+        with pytest.raises(ValueError, match="ill"):
+            run.take((key, 1))
+        assert run.operator.state_rows() == rows
