@@ -193,7 +193,7 @@ def test_a_directory_that_has_filled_since_is_refused_at_submission(tmp_path: Pa
     stream = Stream.items([1]).to_files(tmp_path)
     compile_job(stream)
     (tmp_path / "part-0-1.parquet").touch()
-    with pytest.raises(UsageError, match="already holds Parquet parts"):
+    with pytest.raises(UsageError, match="already holds Parquet files"):
         compile_job(stream)
 
 

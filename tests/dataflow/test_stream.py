@@ -240,7 +240,7 @@ def test_a_sink_needs_its_methods() -> None:
 
 def test_a_directory_that_holds_output_is_refused_before_the_job(tmp_path: Path) -> None:
     pq.write_table(TABLE, tmp_path / "part-0-1.parquet")
-    with pytest.raises(UsageError, match="already holds Parquet parts"):
+    with pytest.raises(UsageError, match="already holds Parquet files"):
         rows().to_files(tmp_path)
 
 

@@ -185,7 +185,7 @@ class FileSink(ChainedOperator):
     subtask without rows writes nothing; one that fails keeps the parts that were complete.
 
     Raises:
-        UsageError: ``path`` already holds parts or is no directory, rows have other columns than the
+        UsageError: ``path`` already holds Parquet files or is no directory, rows have other columns than the
             first ones, or values of types that have none in common.
     """
 
@@ -203,13 +203,16 @@ class FileSink(ChainedOperator):
     def claim(self) -> str:
         """
         Raises:
-            UsageError: there are parts already, or there is a file.
+            UsageError: there are Parquet files already, or it is a file.
         """
         directory = Path(self.path)
         if directory.exists() and not directory.is_dir():
             raise UsageError(f"{directory} is a file: give the path of a directory for the Parquet parts")
-        if next(directory.glob("part-*.parquet"), None) is not None:
-            raise UsageError(f"{directory} already holds Parquet parts: remove them or give another path")
+        found = (each.name for each in directory.glob("*.parquet") if not each.name.startswith("."))
+        if (name := next(found, None)) is not None:
+            raise UsageError(
+                f"{directory} already holds Parquet files ({name}): remove them or give another path"
+            )
         return self.path
 
     def open(self, context: TaskContext) -> None:

@@ -144,8 +144,14 @@ def test_columns_that_change_are_refused(tmp_path: Path) -> None:
 
 def test_places_that_cannot_be_written_to_are_refused(tmp_path: Path) -> None:
     run(tmp_path / "out", [1])
-    with pytest.raises(UsageError, match="already holds Parquet parts"):
+    with pytest.raises(UsageError, match="already holds Parquet files"):
         FileSink(tmp_path / "out", NEVER)
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / ".hidden.parquet").touch()
+    FileSink(tmp_path / "theirs", NEVER)
+    (tmp_path / "theirs" / "1.parquet").touch()
+    with pytest.raises(UsageError, match=r"already holds Parquet files \(1.parquet\)"):
+        FileSink(tmp_path / "theirs", NEVER)
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="is a file: give the path of a directory"):
         FileSink(tmp_path / "file", NEVER)
