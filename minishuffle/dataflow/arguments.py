@@ -18,7 +18,10 @@ __all__ = [
     "arrow_schema",
     "check_callable",
     "check_columns",
+    "check_distinct",
+    "check_key_types",
     "check_late",
+    "check_time_type",
     "checked_duration",
     "checked_name",
     "checked_parallelism",
@@ -113,6 +116,41 @@ def check_columns(names: Sequence[str], known: Sequence[str] | None, method: str
             near = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise UnknownName(f"{method}: there is no column {name!r}; {hint}there are {', '.join(known)}")
+
+
+def check_key_types(schema: pa.Schema | None, names: Sequence[str]) -> None:
+    """Raises UsageError if the schema is known and one of these columns is of a type that no key has."""
+    if schema is not None:
+        import pyarrow as pa
+
+        from minishuffle.exchange.keys import hash_columns
+
+        for name in names:
+            try:
+                hash_columns([pa.array([], schema.field(name).type)])
+            except UsageError as error:
+                raise UsageError(f"key_by, column {name!r}: {error}") from error
+
+
+def check_time_type(schema: pa.Schema | None, name: str) -> None:
+    """Raises UsageError if the schema is known and that column is of a type that holds no times."""
+    import pyarrow as pa
+
+    if schema is not None and not pa.types.is_null(kind := schema.field(name).type):
+        if pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_integer(kind):
+            return
+        raise UsageError(
+            f"event_time: column {name!r} of type {kind} holds no times: cast it to a timestamp, a date, or "
+            "int64 microseconds since 1970"
+        )
+
+
+def check_distinct(names: Sequence[str] | None, method: str) -> None:
+    """Raises UsageError if the columns are known and two have one name."""
+    if names is not None and len(set(names)) < len(names):
+        raise UsageError(
+            f"{method}: dict rows cannot hold two columns of one name: rename some of {', '.join(names)}"
+        )
 
 
 def key_columns(given: tuple[Any, ...], method: str = "key_by") -> tuple[str, ...]:

@@ -36,16 +36,35 @@ def expression_type(schema: pa.Schema, expression: pc.Expression, where: str) ->
 
     Raises:
         UnknownName: it reads a column that is not there.
-        UsageError: a function in it does not take the types of the columns.
+        UsageError: a function in it does not take the types of the columns, or takes more than one row.
     """
     import pyarrow as pa
 
     try:
-        return _bound_type(schema, expression)
+        kind = _bound_type(schema, expression)
+        _check_one_row(schema, expression, where)
+        return kind
     except pa.ArrowException as error:
         if unknown := _UNKNOWN_FIELD.search(str(error)):
             check_columns([unknown[1]], schema.names, where)
         raise UsageError(f"{where}: {expression!s:.200}: {error!s:.400}") from error
+
+
+def _check_one_row(schema: pa.Schema, expression: pc.Expression, where: str) -> None:
+    """Raises UsageError for sums and the like: pyarrow refuses them when it computes a row, not before."""
+    import pyarrow as pa
+
+    from minishuffle.dataflow.operators.relational import computed
+
+    try:
+        row = pa.table([pa.nulls(1, field.type) for field in schema], names=schema.names)
+        computed(row, [expression])
+    except pa.ArrowException as error:
+        if "non-scalar expression" in str(error):
+            raise UsageError(
+                f"{where}: {expression!s:.200} is no function of one row: use aggregate() on a key, or "
+                "map_batches()"
+            ) from error
 
 
 def columns_read(schema: pa.Schema, expressions: Mapping[str, pc.Expression]) -> frozenset[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from minishuffle import limits
-from minishuffle.dataflow.arguments import checked_name
+from minishuffle.dataflow.arguments import check_distinct, checked_name
 from minishuffle.dataflow.stream_base import StreamBase
 from minishuffle.errors import UsageError
 
@@ -55,10 +55,11 @@ class StreamSinks(StreamBase):
         rows of each, and ``JobHandle.rows(sink=name)`` gives them as they come.
 
         Raises:
-            UsageError: it is no name.
+            UsageError: it is no name; or the columns are known, and two have one name.
         """
         from minishuffle.dataflow.operators.sinks import CollectSink
 
+        check_distinct(self._columns, "collect")
         return self._sink(checked_name(name, "collect"), CollectSink(), collects=name)
 
     def to_count(self) -> Self:

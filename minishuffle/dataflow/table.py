@@ -16,6 +16,9 @@ from minishuffle.dataflow.arguments import (
     arrow_schema,
     check_callable,
     check_columns,
+    check_distinct,
+    check_key_types,
+    check_time_type,
     checked_duration,
     checked_name,
     key_columns,
@@ -65,6 +68,7 @@ class Table(TableSources, StreamSinks):
         """The same records as dicts, for Python functions; event time stays."""
         from minishuffle.dataflow.operators.convert import ToRows
 
+        check_distinct(self._columns, "to_rows")
         feeds = self._beside("to_rows", ToRows())._feeds
         return Stream(feeds, None, self._columns, self._time)
 
@@ -303,6 +307,7 @@ class Table(TableSources, StreamSinks):
 
         Raises:
             UnknownName: the columns are known, and this is not among them.
+            UsageError: the columns are known, and this has a type that holds no times.
         """
         from minishuffle.dataflow.operators.eventtime import AssignEventTime
 
@@ -317,6 +322,7 @@ class Table(TableSources, StreamSinks):
         if idle_after is not None:
             idle = checked_duration(idle_after, "event_time(idle_after=...)", positive=True) / 1_000_000
         check_columns([column], self._columns, "event_time")
+        check_time_type(self._schema, column)
         place = EventTime(column=column, each=watermarks == "each")
         timed = self._beside(
             "event_time", AssignEventTime(place, late_by, idle, watermarks, on_error), reads_also(column)
@@ -330,6 +336,7 @@ class Table(TableSources, StreamSinks):
 
         Raises:
             UnknownName: the columns are known, and one of these is not among them.
+            UsageError: the columns are known, and one of these has a type that no key has, such as a list.
         """
         from minishuffle.dataflow.keyed_table import KeyedTable
 
@@ -339,6 +346,7 @@ class Table(TableSources, StreamSinks):
             )
         keys = key_columns(columns)
         check_columns(keys, self._columns, "key_by")
+        check_key_types(self._schema, keys)
         return KeyedTable(self, keys)
 
     def broadcast_join(

@@ -75,6 +75,44 @@ def test_expressions_make_columns_of_those_before() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["sum", "cumulative_sum", "unique"])
+def test_expressions_that_are_no_function_of_one_row_are_refused(name: str) -> None:
+    expression = pc.Expression._call(name, [n])
+    with pytest.raises(UsageError, match=rf"with_columns\(x=...\): {name}.* is no function of one row"):
+        orders().with_columns(x=expression)
+    with pytest.raises(UsageError, match="filter: .* is no function of one row"):
+        orders().filter(expression > 1)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.list_(pa.int64()),
+        pa.struct({"a": pa.int64()}),
+        pa.map_(pa.string(), pa.int64()),
+        pa.time64("us"),
+        pa.duration("us"),
+    ],
+)
+def test_columns_that_can_be_no_key_and_no_time_are_refused_where_that_is_written(kind: pa.DataType) -> None:
+    table = Table.from_arrow(pa.table({"k": pa.nulls(2, kind)}))
+    with pytest.raises(UsageError, match="key_by, column 'k': a column of type .* cannot be a key"):
+        table.key_by("k")
+    with pytest.raises(UsageError, match="event_time: column 'k' of type .* holds no times"):
+        table.event_time("k")
+    with pytest.raises(UsageError, match="event_time: column 'user' of type string holds no times"):
+        orders().event_time("user")
+
+
+def test_two_columns_of_one_name_make_no_dicts() -> None:
+    twice = Table.from_arrow(pa.table([pa.array([1]), pa.array([2])], names=["a", "a"]))
+    for leave in (twice.collect, twice.to_rows):
+        with pytest.raises(
+            UsageError, match="dict rows cannot hold two columns of one name: rename some of a, a"
+        ):
+            leave()
+
+
 def test_a_filter_keeps_rows_for_which_it_is_true() -> None:
     assert [row["n"] for row in by_n(orders().filter(price > 10))] == [2, 4]
     assert by_n(orders().filter(pc.scalar(True))) == by_n(orders())
