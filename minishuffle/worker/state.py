@@ -455,10 +455,10 @@ class WorkerState:
         """
         instructions: list[Instruction] = []
         for channel in self.inputs.undrained(now):
-            key, entry = channel.attempt, self.inputs[channel]
+            key, seconds = channel.attempt, self._settings.reconnect_timeout
             if self._tasks[key].terminal:  # another channel of it was looked at before
                 continue
-            progress, seconds = self._progress(key), self._settings.reconnect_timeout
+            progress, entry = self._progress(key), self.inputs[channel]
             if progress is None or progress != entry.progress:
                 self.inputs.put_off(channel, progress, now + seconds)
                 continue

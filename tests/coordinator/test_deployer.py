@@ -7,6 +7,7 @@ from random import Random
 
 from minishuffle.config import ClusterSettings
 from minishuffle.coordinator.deployer import Deployer
+from minishuffle.coordinator.holdings import Holdings
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.standby import Preparations
 from minishuffle.coordinator.workers import WorkerRegistry
@@ -80,14 +81,14 @@ def test_what_was_lost_goes_to_a_standby_worker_without_programs_and_its_peers_h
     workers.take_sent()
     workers.lose(2, job)
     called = set[int]()
-    ready = workers.deployer.restart(job, [job], 1.0, called)
+    ready = workers.deployer.restart(job, Holdings([job]), 1.0, called)
     assert (sorted(task.key for task in ready), called) == ([(0, 1), (1, 1)], {3})
     sent = workers.take_sent()
     kinds = [(number, type(message)) for number, message in sent]
     assert kinds[0] == (3, DeployTasks) and (1, TasksRestarted) in kinds
     (deploy,) = (message for _, message in sent if isinstance(message, DeployTasks))
     assert deploy.programs == {} and [task.attempt for task in deploy.tasks] == [2, 2]
-    assert workers.deployer.restart(job, [job], 1.0, called) == [], "nothing is due any more"
+    assert workers.deployer.restart(job, Holdings([job]), 1.0, called) == [], "nothing is due any more"
 
 
 def test_what_finds_no_slot_waits_for_one(make_graph: MakeGraph) -> None:
@@ -95,5 +96,5 @@ def test_what_finds_no_slot_waits_for_one(make_graph: MakeGraph) -> None:
     job = make_job(make_graph(restart_strategy="individual"))
     workers.deployer.deploy(job)
     workers.lose(2, job)
-    assert workers.deployer.restart(job, [job], 1.0, set()) == []
+    assert workers.deployer.restart(job, Holdings([job]), 1.0, set()) == []
     assert job.waits_for_slot and job.next_time() == 6.0

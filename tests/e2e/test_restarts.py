@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -88,21 +87,15 @@ def test_what_restarts_together_goes_on_where_its_sources_were(
             raise ValueError("just once")
         return number
 
-    def end_after_that(number: int) -> int:
-        """The other part has not finished when this one fails, however slow that one is."""
-        deadline = time.monotonic() + SECONDS_MAX
-        while number == 2 * ROWS - 1 and not raised.exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return number
-
-    def part(start: int) -> Stream[Any]:
+    def part(start: int, rate: float) -> Stream[Any]:
         def count(at: int, rows: int) -> list[int]:
             return numbers(start + at, rows)
 
-        return Stream.generate(count, rate=2_000, records=ROWS).rebalance()
+        return Stream.generate(count, rate=rate, records=ROWS).rebalance()
 
-    first = part(0).map(raise_once).collect("a")
-    stream = Stream.together(first, part(ROWS).map(end_after_that).collect("b"))
+    # The second is not to have finished when the first one fails, also where that one starts late.
+    slow = part(ROWS, rate=1_000).collect("b")
+    stream = Stream.together(part(0, rate=2_000).map(raise_once).collect("a"), slow)
     settings = JobSettings(restart_strategy=strategy)
     handle = cluster.submit(stream, parallelism=2, settings=settings)
     result = handle.wait(SECONDS_MAX, allow_loss=True)

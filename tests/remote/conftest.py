@@ -114,7 +114,7 @@ def rows() -> Callable[[int, int], pa.RecordBatch]:
     return numbered
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Field]:
     with LocalCluster(workers=2, slots=4, segment_bytes=4096, network_memory_bytes=1 << 21) as cluster:
         cluster.client.status()
