@@ -104,7 +104,7 @@ class KeyedStream(Generic[T]):
 
         A window's values go out when the watermark has reached its end. A record that comes after that
         is late: it is counted (``records_late``) and dropped, or with ``"side"`` put into the stream
-        :attr:`Stream.late` of what follows, or with ``"fail"`` ends the job with an error.
+        :attr:`Stream.late` of what follows, or with ``"fail"`` fails the task.
 
         Args:
             allowed_lateness: so much longer a window takes records, and keeps its values, which go out then.
@@ -134,7 +134,7 @@ class KeyedStream(Generic[T]):
 
         A record is late if it is not after its own side's watermark: it is counted (``records_late``)
         and dropped, with ``"side"`` put into :attr:`Stream.late` or :attr:`Stream.late_right`, or with
-        ``"fail"`` ends the job with an error.
+        ``"fail"`` fails the task.
 
         Raises:
             InvalidGraph: a stream has no event time.

@@ -4,9 +4,10 @@ A :class:`Stream` never changes: every method gives a new one, and what several 
 once (but ``name`` and ``parallel`` make another operator of the one before them). Batches are lists
 of rows; :meth:`Stream.to_table` makes columns of them.
 
-``on_error`` says what becomes of a record whose function raises: ``"fail"`` ends the job with that
-error, ``"skip"`` drops and counts that record alone, ``"dead_letter"`` also writes it with the error
-into the job's log, ``"side"`` sends it to :attr:`Stream.errors`.
+``on_error`` says what becomes of a record whose function raises: ``"fail"`` fails the task,
+which restarts without the batch that it had in hand, until it has failed too often (``restart_failures_max``)
+and the job ends with that error; ``"skip"`` drops and counts that record alone, ``"dead_letter"`` also writes
+it with the error into the job's log, ``"side"`` sends it to :attr:`Stream.errors`.
 """
 
 from __future__ import annotations
@@ -192,7 +193,7 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         Args:
             schema: a ``pyarrow.Schema``, or a dict of name to type: an Arrow type, its name ("int64"), or
                 int, float, str, bool or bytes. A dict that lacks a column has null there; one with another
-                column, and a value that does not fit, fails the job. Without it the rows (dicts) of each
+                column, and a value that does not fit, fails the task. Without it the rows (dicts) of each
                 subtask set the columns: later rows add some and make their types wider, and the columns are
                 not known before the job runs, which some steps need.
 
@@ -232,7 +233,7 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
     def partition(self, fn: Callable[[T, int], int]) -> Stream[T]:
         """``fn(row, count)`` says which of ``count`` subtasks gets the row: 0 to ``count`` - 1.
 
-        What ``fn`` raises fails the job.
+        What ``fn`` raises fails the task.
         """
         check_callable(fn, "partition")
         return self._exchanged("partition", Exchange("custom", choose=fn))
