@@ -6,6 +6,7 @@ Dict rows are taken by name, tuples and lists by position (which needs a declare
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
@@ -238,6 +239,7 @@ def _array(field: pa.Field, values: Sequence[Any], declared: bool) -> pa.Array:
     if not declared:
         is_number = not pa.types.is_boolean(field.type) and pa.types.is_primitive(field.type)
         values = _as_numbers([*values, 0])[:-1] if is_number and bool in set(map(type, values)) else values
+        _check_zones(field, values)
     try:
         array = array_of(field.type, values)
     except MISFITS as error:
@@ -251,6 +253,20 @@ def _array(field: pa.Field, values: Sequence[Any], declared: bool) -> pa.Array:
         ) from error
     _check_nulls(field, array)
     return array
+
+
+def _check_zones(field: pa.Field, values: Sequence[Any]) -> None:
+    """Raises UsageError for datetimes with a time zone beside others without: pyarrow would make either of
+    both, whichever came first."""
+    if pa.types.is_timestamp(field.type) or pa.types.is_null(field.type):
+        aware = {value.tzinfo is not None for value in values if isinstance(value, datetime)}
+        if pa.types.is_timestamp(field.type):
+            aware.add(field.type.tz is not None)
+        if len(aware) > 1:
+            raise UsageError(
+                f"column {field.name!r} has datetimes with a time zone and without: map them to one kind, or "
+                "declare a type with to_table(schema)"
+            )
 
 
 def _widened(kind: pa.DataType, values: Sequence[Any]) -> pa.Array | None:

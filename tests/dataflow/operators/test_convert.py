@@ -178,6 +178,20 @@ def test_values_without_a_type_in_common_are_refused_in_any_order_and_batch(some
                 run(ToArrow(None), *batches)
 
 
+def test_datetimes_with_and_without_a_time_zone_are_refused_in_any_order_and_batch() -> None:
+    naive, aware = datetime.datetime(2026, 1, 2), datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
+    for first, then in ((naive, aware), (aware, naive)):
+        rows = [{"a": None}, {"a": first}, {"a": then}]
+        for batches in ([rows[:2], rows[2:]], [rows], [rows[:1], rows[1:]]):
+            with pytest.raises(UsageError, match="column 'a' has datetimes with a time zone and without"):
+                run(ToArrow(None), *batches)
+    for alike in (naive, aware):
+        (_, later) = run(ToArrow(None), [{"a": alike}], [{"a": None}, {"a": alike}])
+        assert rows_of(later) == [{"a": None}, {"a": alike}]
+    other_zone = aware.astimezone(datetime.timezone(datetime.timedelta(hours=5)))
+    assert rows_of(run(ToArrow(None), [{"a": aware}, {"a": other_zone}])[0]) == [{"a": aware}] * 2
+
+
 def test_structs_get_the_fields_of_all() -> None:
     rows = [{"p": {"x": 1}}, {"p": {"y": {"z": 2}}}, {"p": {"y": {"w": 3}}}, {"p": {"x": 4}}]
     (*_, last) = run(ToArrow(None), *([row] for row in rows))
