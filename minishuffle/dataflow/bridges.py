@@ -15,6 +15,9 @@ _OF_COLUMNS: Final = frozenset(
 )
 
 
+_OF_SINKS: Final = frozenset({"collect", "print", "to", "to_count", "to_files"})
+
+
 def refuse_row_method(owner: object, name: str) -> NoReturn:
     """For ``__getattr__`` of what belongs to a table.
 
@@ -28,7 +31,7 @@ def refuse_row_method(owner: object, name: str) -> NoReturn:
             f"{name}() takes functions of rows, and this is a {kind}: call to_rows() on the Table first, or "
             "use expressions, with_columns() and filter(), or map_batches()"
         )
-    raise AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=owner)
+    _refuse(owner, name)
 
 
 def refuse_column_method(owner: object, name: str) -> NoReturn:
@@ -39,7 +42,16 @@ def refuse_column_method(owner: object, name: str) -> NoReturn:
             f"{name}() works on columns, and this is a {kind} of rows: call to_table(schema) on the "
             "Stream first"
         )
-    raise AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=owner)
+    _refuse(owner, name)
+
+
+def _refuse(owner: object, name: str) -> NoReturn:
+    kind = type(owner).__name__
+    if name in _OF_SINKS and kind not in ("Stream", "Table"):
+        hint = f": say what to compute for each key, such as count(), and then {name}()"
+    else:
+        hint = ""
+    raise AttributeError(f"{kind!r} object has no attribute {name!r}{hint}", name=name, obj=owner)
 
 
 def refuse_mixture(method: str, mine: str, other: Any) -> NoReturn:

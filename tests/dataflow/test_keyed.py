@@ -90,7 +90,12 @@ def test_what_works_on_columns_says_so() -> None:
         UsageError, match=r"aggregate\(\) works on columns, and this is a KeyedStream of rows: call"
     ):
         rows().key_by(abs).aggregate(total=("amount", "sum"))  # type: ignore[attr-defined]
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+    for keyed in (rows().key_by(abs), Table.generate(records=1).key_by("number")):
+        with pytest.raises(
+            AttributeError, match=r"no attribute 'collect': say what to compute .*, such as count"
+        ):
+            keyed.collect()  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="no attribute 'nothing'$"):
         rows().key_by(abs).nothing  # type: ignore[attr-defined]  # noqa: B018
 
 
