@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from minishuffle.dataflow.table import Table as Table
     from minishuffle.dataflow.windowed import WindowedStream as WindowedStream
     from minishuffle.errors import AuthenticationError as AuthenticationError
+    from minishuffle.errors import CannotWrite as CannotWrite
     from minishuffle.errors import InvalidGraph as InvalidGraph
     from minishuffle.errors import LocalProtocolError as LocalProtocolError
     from minishuffle.errors import PartitionNotFound as PartitionNotFound
@@ -71,6 +72,7 @@ _MODULE_OF: Final = {
     "Table": "minishuffle.dataflow.table",
     "WindowedStream": "minishuffle.dataflow.windowed",
     "AuthenticationError": "minishuffle.errors",
+    "CannotWrite": "minishuffle.errors",
     "InvalidGraph": "minishuffle.errors",
     "LocalProtocolError": "minishuffle.errors",
     "PartitionNotFound": "minishuffle.errors",

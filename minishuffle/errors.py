@@ -7,6 +7,7 @@
     |   +-- UnknownName             no job, option, column, file or worker of that name
     |   +-- InvalidGraph            the dataflow does not make sense as written
     |   +-- UnserializableRecord    a record that the row format cannot carry
+    |   +-- CannotWrite             a sink's directory cannot be made, by no attempt: no restart
     +-- ProtocolError               never raised itself
     |   +-- LocalProtocolError      we misused the machine: a bug here
     |   +-- RemoteProtocolError     the peer sent something that it must not
@@ -30,6 +31,7 @@ from typing import ClassVar, Final
 
 __all__ = [
     "AuthenticationError",
+    "CannotWrite",
     "InvalidGraph",
     "LocalProtocolError",
     "PartitionNotFound",
@@ -87,6 +89,12 @@ class UnserializableRecord(UsageError):
     """A record holds a value that the row format cannot carry."""
 
     code = 13
+
+
+class CannotWrite(UsageError):
+    """The place where a sink should write cannot be made, by no attempt: the job fails at once."""
+
+    code = 14
 
 
 class ProtocolError(ShuffleError):

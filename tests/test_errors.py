@@ -44,7 +44,13 @@ def test_only_what_may_pass_by_itself_is_worth_another_try() -> None:
 
 def test_the_callers_mistakes_are_usage_errors() -> None:
     mistakes = {cls for cls in CLASSES if issubclass(cls, UsageError)}
-    assert mistakes == {UsageError, errors.UnknownName, errors.InvalidGraph, errors.UnserializableRecord}
+    assert mistakes == {
+        UsageError,
+        errors.UnknownName,
+        errors.InvalidGraph,
+        errors.UnserializableRecord,
+        errors.CannotWrite,
+    }
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from minishuffle.coordinator.positions import SourceProgress, WriteProgress
 from minishuffle.coordinator.recoveries import Recoveries
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import JobGraph, Placement
-from minishuffle.errors import PeerLost, ResourceExhausted, ShuffleError, TaskCancelled
+from minishuffle.errors import CannotWrite, PeerLost, ResourceExhausted, ShuffleError, TaskCancelled
 from minishuffle.wire.messages import (
     ChannelEnds,
     Collected,
@@ -309,7 +309,7 @@ class Job:
         if error is None:
             text = f"{task}: the task was {task.state} although nobody asked for it"
             error = ErrorInfo(code=TaskCancelled.code, text=text, task=str(task))
-        if self.stopping or not self._restarts:
+        if self.stopping or not self._restarts or error.code == CannotWrite.code:
             self.fail(error, at)
         else:
             self._retry(task, error, at)

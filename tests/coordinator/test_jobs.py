@@ -12,7 +12,7 @@ from minishuffle.coordinator import jobs as jobs_module
 from minishuffle.coordinator.lifecycle import TASK_MOVES
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import JobGraph
-from minishuffle.errors import ResourceExhausted, TaskFailed
+from minishuffle.errors import CannotWrite, ResourceExhausted, TaskFailed
 from minishuffle.wire.messages import (
     CancelTasks,
     DeployTasks,
@@ -241,6 +241,17 @@ def test_an_attempt_that_was_abandoned_has_done_what_its_last_report_says(
     (task,) = [task for task in info.tasks if (task.operator, task.index) == (1, 1)]
     assert (task.attempt, task.counters.records_in, task.state_rows_lost) == (2, 70, 4)
     assert info.rows_dropped == {"failed_batch": 10}
+
+
+def test_a_sink_that_cannot_write_anywhere_fails_its_job_at_once(
+    cluster: FakeCluster, pair: Any, restarting: MakeGraph
+) -> None:
+    job = cluster.submit(restarting())
+    error = ErrorInfo(code=CannotWrite.code, text="cannot write into /proc/x: No such file or directory")
+    cluster.report(pair[1], COUNT1, "failed", error=error)
+    cluster.report_all(job, "canceled")
+    info = cluster.show(job)
+    assert (info.state, info.restarts) == ("failed", {})
 
 
 def test_a_cancelled_job_restarts_nothing(cluster: FakeCluster, pair: Any, restarting: MakeGraph) -> None:

@@ -10,6 +10,7 @@ whose parts are in progress, pending and finished.)
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
@@ -28,8 +29,9 @@ from minishuffle.dataflow.operators.base import Batch, CompleteFile, Emit, Outpu
 from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.dataflow.operators.convert import RowsToArrow, rows_of
 from minishuffle.dataflow.operators.widertype import in_schema, wider_schema
-from minishuffle.errors import LocalProtocolError, UsageError
+from minishuffle.errors import CannotWrite, LocalProtocolError, UsageError
 from minishuffle.exchange.sizes import pieces
+from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.limits import BATCH_ROWS_MAX, MIB
 
 __all__ = ["FileSink", "Roll"]
@@ -176,6 +178,13 @@ class _Part:
             self.hidden.unlink(missing_ok=True)
 
 
+_PERMANENT: Final = frozenset(
+    {errno.EACCES, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EPERM}
+    | {errno.EROFS}
+)
+"""Why a directory cannot be made, and not at the next attempt either."""
+
+
 class FileSink(ChainedOperator):
     """Writes ``path/part-<subtask>-<attempt>-<number>.parquet``; the result is {"files", "rows"}.
 
@@ -224,7 +233,9 @@ class FileSink(ChainedOperator):
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UsageError(f"cannot write into {self._directory}: {error.strerror}") from error
+            never = error.errno in _PERMANENT and context.attempt == FIRST_ATTEMPT
+            kind = CannotWrite if never else UsageError
+            raise kind(f"cannot write into {self._directory}: {error.strerror}") from error
         self._converter = RowsToArrow(None)
         self._schema: pa.Schema | None = None
         self._part: _Part | None = None

@@ -14,7 +14,7 @@ import pytest
 
 from minishuffle.dataflow.operators.base import Batch, TaskContext
 from minishuffle.dataflow.operators.filesink import FileSink, Roll
-from minishuffle.errors import LocalProtocolError, UsageError
+from minishuffle.errors import CannotWrite, LocalProtocolError, UsageError
 from minishuffle.limits import BATCH_ROWS_MAX, MIB
 from support.listing import Listing
 
@@ -155,8 +155,11 @@ def test_places_that_cannot_be_written_to_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="is a file: give the path of a directory"):
         FileSink(tmp_path / "file", NEVER)
-    with pytest.raises(UsageError, match="cannot write into"):
+    with pytest.raises(CannotWrite, match="cannot write into"):
+        opened(tmp_path / "file" / "below", Listing(), attempt=1)
+    with pytest.raises(UsageError, match="cannot write into") as restarted:
         run(tmp_path / "file" / "below", [1])
+    assert restarted.type is UsageError, "the first attempt could: this may pass"
     assert FileSink(tmp_path / "unopened", NEVER).close() is None
     with pytest.raises(LocalProtocolError, match="nobody to report its files to"):
         FileSink(tmp_path / "new", NEVER).open(TaskContext("j1", "task", 0, 1, 1))
