@@ -230,15 +230,18 @@ class Restarts(RuleBasedStateMachine):
             assert self.accepted.get((key, last)) in ends, f"{key}: attempt {last} may still be accepted"
 
     def beside(self, key: Subtask) -> list[Subtask]:
-        """Itself, and the live subtasks that it exchanges rows with."""
+        """Itself, and the live subtasks that it exchanges rows with. A consumer that has finished has read
+        all of its rows, and a producer that was released is read by nobody: they want to know nothing."""
         job, operator, index = key
         graph, found = self.graphs[job], [key]
+        states = {(job, each.operator, each.index): each.state for each in self.show(job).tasks}
         for edge in graph.inputs_of(operator):
             found += [(job, graph.edges[edge].source, each) for each in graph.producers_of(edge, index)]
         for edge in graph.outputs_of(operator):
-            found += [(job, graph.edges[edge].target, each) for each in graph.consumers_of(edge, index)]
-        states = {(job, each.operator, each.index): each.state for each in self.show(job).tasks}
-        return [each for each in found if states[each] in ("created", "running", "finished")]
+            consumers = [(job, graph.edges[edge].target, each) for each in graph.consumers_of(edge, index)]
+            found += [each for each in consumers if states[each] != "finished"]
+        live = [each for each in found if states[each] in ("created", "running", "finished")]
+        return [each for each in live if each in self.everyone[self.attempts[each][1]].tasks]
 
     @invariant()
     def standby_workers_are_ready_for_every_job(self) -> None:
