@@ -52,7 +52,13 @@ def test_nothing_is_left_for_later() -> None:
 
 
 def test_processes_of_the_tests_keep_the_bytecode_that_python_compiles() -> None:
-    command = ["make", "--eval", "print: ; @printenv PYTHONDONTWRITEBYTECODE || echo unset", "print"]
+    command = [
+        "make",
+        "--no-print-directory",
+        "--eval",
+        "print: ; @printenv PYTHONDONTWRITEBYTECODE || echo unset",
+        "print",
+    ]
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
     printed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
     assert printed.stdout == "unset\n", printed.stdout + printed.stderr

@@ -181,6 +181,7 @@ class _Coordinator:
         gc.collect()
         begin = time.process_time()
         self.call(self.state.link_closed(VICTIM, 1.0))
+        self.call(self.state.process_gone(VICTIM, 1.0))
         for worker in [worker for worker, each in self.sent if isinstance(each, CancelTasks)]:
             self.report(worker, deployed[worker], "canceled")
         self.seconds = time.process_time() - begin

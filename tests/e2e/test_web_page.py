@@ -158,7 +158,6 @@ def test_a_killed_worker(browser: Browser, cluster: LocalCluster, base: str, wai
         page.check()
         page.page.get_by_role("link", name="Jobs").click()
         page.page.get_by_role("cell", name=str(lost), exact=True).first.wait_for()
-        page.see("■ lost")
         page.check(faults=False)
 
 
