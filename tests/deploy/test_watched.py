@@ -143,7 +143,9 @@ def sick(tmp_path_factory: pytest.TempPathFactory, prometheus_binaries: Path, de
     jobs = Jobs(directory)
     # Nobody is to suspect the greedy worker, nor to give one up that is stopped for a moment.
     patient = {"suspect_after": 2.0, "heartbeat_timeout": 60.0}
-    with LocalCluster(workers=3, slots=3, restart_workers=False, **patient) as cluster:
+    with LocalCluster(
+        workers=3, slots=3, restart_workers=False, restart_coordinator=False, **patient
+    ) as cluster:
         for name in ("rules.yml", "alerts.yml"):
             (directory / name).write_text(shortened((deploy / "prometheus" / name).read_text()))
         config = prometheus_config(f"127.0.0.1:{cluster.web_port}", directory)
