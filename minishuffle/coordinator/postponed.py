@@ -23,7 +23,7 @@ class PostponedRequests:
         self._waiting: list[Request] = []
 
     def postpone(self, link: int, request: int, message: ControlMessage) -> bool:
-        """Have a request wait; False if it needs no workers.
+        """Keep a request until no worker is awaited; False if it asks nothing of workers.
 
         Raises:
             ResourceExhausted: too many of that link wait.
