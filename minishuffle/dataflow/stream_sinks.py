@@ -39,13 +39,19 @@ class StreamSinks(StreamBase):
         type in a column, call :meth:`Stream.to_table` with a schema first, and all files have that.
 
         Raises:
-            UsageError: the directory holds some, or is a file, or a limit is not above 0.
+            UsageError: the directory holds some, is a file or in an object store, or a limit is not above 0.
         """
+        from minishuffle.dataflow.operators.files import is_uri
         from minishuffle.dataflow.operators.filesink import FileSink, Roll
 
         for name, limit in (("seconds", seconds), ("rows", rows), ("bytes", bytes)):
             if not limit > 0:
                 raise UsageError(f"to_files: {name} is {limit!r}: give a number above 0")
+        if is_uri(path):
+            raise UsageError(
+                f"to_files cannot write to {path}: give a directory that all workers see, since a file "
+                "gets its name when it is complete, which object stores do not offer"
+            )
         return self._sink("to_files", FileSink(path, Roll(seconds, rows, bytes)))
 
     def collect(self, name: str = "collect") -> Self:

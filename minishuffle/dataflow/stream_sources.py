@@ -31,7 +31,8 @@ class StreamSources(StreamBase):
 
     @classmethod
     def text(cls, *paths: str | Path, parallelism: int | None = None) -> Stream[str]:
-        """Lines of UTF-8 files, without their line ends. A path may be a directory or a glob pattern.
+        """Lines of UTF-8 files, without their line ends. A path may be a directory, a glob pattern or a URI
+        such as ``s3://bucket/folder``; the files may be compressed (``.gz``, ``.bz2``, ``.zst``, ``.lz4``).
 
         Raises:
             UnknownName: there is no such file.

@@ -42,7 +42,8 @@ class TableSources(StreamBase):
         delimiter: str = ",",
         partitioning: Literal["hive"] | None = None,
     ) -> Self:
-        """The rows of files; a path may be a directory or a glob pattern.
+        """The rows of files; a path may be a directory, a glob pattern or a URI such as ``s3://bucket/folder``,
+        and CSV and JSON files may be compressed (``.gz``, ``.bz2``, ``.zst``, ``.lz4``).
 
         All files are looked at before the job starts. Where they differ, a column gets a type that holds the
         values of all, and is null where a file lacks it. Of CSV and JSON without ``schema`` that means to

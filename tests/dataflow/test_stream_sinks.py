@@ -36,3 +36,8 @@ def test_timestamps_are_those_of_spark() -> None:
         [pa.field("at", moment, nullable=False), ("naive", pa.timestamp("us")), ("d", pa.date32())]
     )
     assert spark_schema(schema) == expected
+
+
+def test_files_are_not_written_into_object_stores() -> None:
+    with pytest.raises(UsageError, match=r"cannot write to s3://bucket/out: give a directory"):
+        Table.from_arrow(pa.table({"a": [1]})).to_files("s3://bucket/out")

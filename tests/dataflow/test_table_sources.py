@@ -96,7 +96,7 @@ def test_what_a_file_cannot_be_read_for_is_said(tmp_path: Path, monkeypatch: pyt
     declared = Table.from_files(tmp_path / "mixed.json", format="json", schema={"a": int})
     with pytest.raises(UsageError, match=r"mixed.json: .*correct the file, or the schema"):
         rows(declared)
-    monkeypatch.setattr("minishuffle.dataflow.operators.sources.INFERRED_FILE_BYTES_MAX", 3)
+    monkeypatch.setattr("minishuffle.dataflow.operators.files.INFERRED_FILE_BYTES_MAX", 3)
     with pytest.raises(UsageError, match="plain.csv has more than .* declare them with schema="):
         Table.from_files(tmp_path / "plain.csv", format="csv")
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from minishuffle.dataflow.operators.commonschema import common_schema, with_texts_for_nulls
-from minishuffle.dataflow.operators.sources import Paths, files_of, inspected, opened
+from minishuffle.dataflow.operators.files import Paths, decompressed, files_of, inspected
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.limits import BATCH_ROWS_MAX, CSV_BLOCK_BYTES
 
@@ -55,7 +55,7 @@ class CsvSource:
             self._check_header(path)
 
     def _check_header(self, path: str) -> None:
-        with opened(path) as file:
+        with decompressed(path) as file:
             if not self.header:
                 return
             text = io.TextIOWrapper(file, "utf-8-sig", errors="replace", newline="")
@@ -74,10 +74,9 @@ class CsvSource:
         return self._splits
 
     def read(self, split: str, offset: int) -> Iterator[pa.RecordBatch]:
-        with opened(split) as file:
-            if file.read(len(BOM_UTF8) + 1) in (b"", BOM_UTF8):
+        with decompressed(split) as file:
+            if file.peek(len(BOM_UTF8) + 1)[: len(BOM_UTF8) + 1] in (b"", BOM_UTF8):
                 return
-            file.seek(0)
             for batch in self._batches(split, _WithLastLineEnd(file)):
                 for start in range(min(offset, batch.num_rows), batch.num_rows, BATCH_ROWS_MAX):
                     yield batch.slice(start, BATCH_ROWS_MAX)

@@ -9,6 +9,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
+from minishuffle.dataflow.operators.files import files_below
 from minishuffle.errors import UnknownName, UsageError
 
 __all__ = ["HiveSource", "hive_files"]
@@ -26,15 +27,15 @@ def hive_files(paths: Sequence[str | Path]) -> dict[str, dict[str, str | None]]:
     """
     found: dict[str, dict[str, str | None]] = {}
     for given in paths:
-        root = Path(given).expanduser().absolute()
-        if not root.is_dir():
+        try:
+            files = files_below(given)
+        except UnknownName as error:
             raise UnknownName(
-                f"there is no directory {root}: partitioning='hive' takes the one above those like key=value"
-            )
-        for path in sorted(root.rglob("*")):
-            inside = path.relative_to(root).parts
-            if path.is_file() and not any(part[0] in "._" and "=" not in part for part in inside):
-                found[str(path)] = dict(_pair(part) for part in inside[:-1] if "=" in part)
+                f"{error}: partitioning='hive' takes the one above those like key=value"
+            ) from None
+        for path, inside in files:
+            if not any(part[0] in "._" and "=" not in part for part in inside):
+                found[path] = dict(_pair(part) for part in inside[:-1] if "=" in part)
     if not found:
         raise UnknownName(f"there are no files below {', '.join(map(str, paths))}")
     first, *others = found

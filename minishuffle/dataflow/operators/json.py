@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.json as pa_json
 
 from minishuffle.dataflow.operators.commonschema import common_schema, with_texts_for_nulls
-from minishuffle.dataflow.operators.sources import Paths, files_of, inspected, opened
+from minishuffle.dataflow.operators.files import Paths, decompressed, files_of, inspected, opened
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.limits import BATCH_ROWS_MAX, CSV_BLOCK_BYTES
 
@@ -59,10 +59,9 @@ class JsonSource:
         return self._splits
 
     def read(self, split: str, offset: int) -> Iterator[pa.RecordBatch]:
-        with opened(split) as file:
-            if not file.read(1):
+        with decompressed(split) as file:
+            if not file.peek(1):
                 return
-            file.seek(0)
             for batch in self._batches(split, file):
                 for start in range(min(offset, batch.num_rows), batch.num_rows, BATCH_ROWS_MAX):
                     yield batch.slice(start, BATCH_ROWS_MAX)

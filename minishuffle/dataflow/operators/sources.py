@@ -7,10 +7,8 @@ the same splits, and a file that is missing is reported before anything is submi
 from __future__ import annotations
 
 import copy
-import glob
-import os
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from contextlib import nullcontext
 from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
@@ -19,10 +17,11 @@ import pyarrow.parquet as pq
 from minishuffle.dataflow.operators.base import Batch
 from minishuffle.dataflow.operators.commonschema import common_schema
 from minishuffle.dataflow.operators.copies import set_apart
+from minishuffle.dataflow.operators.files import Paths, compression_of, decompressed, files_of, is_uri, opened
 from minishuffle.dataflow.operators.reader import SourceReader
 from minishuffle.dataflow.operators.widertype import in_schema
 from minishuffle.errors import UnknownName, UsageError
-from minishuffle.limits import BATCH_ROWS_MAX, INFERRED_FILE_BYTES_MAX, MIB
+from minishuffle.limits import BATCH_ROWS_MAX, MIB
 
 __all__ = [
     "ArrowItemsSource",
@@ -31,15 +30,10 @@ __all__ = [
     "ParquetSource",
     "SourceReader",
     "TextSource",
-    "files_of",
-    "inspected",
-    "opened",
 ]
 
-Paths: TypeAlias = "str | Path | Sequence[str | Path]"
-"""A file, a directory or a glob pattern, or several of these."""
-
 Format: TypeAlias = Literal["rows", "arrow"]
+TextSplit: TypeAlias = tuple[str, int, int | None]
 
 LIST_ROWS = 4096
 """Rows in a batch of Python objects."""
@@ -55,7 +49,8 @@ TURNS_PER_SECOND = 20
 class TextSource:
     """Lines of UTF-8 text files, without their line ends (LF or CRLF).
 
-    A split is (path, first byte, byte after the last): about 8 MiB of whole lines.
+    A split is (path, first byte, byte after the last): about 8 MiB of whole lines; one file that is
+    compressed, whose last byte is None.
 
     Raises:
         UnknownName: no such file.
@@ -68,30 +63,33 @@ class TextSource:
     def __init__(self, paths: Paths) -> None:
         self._splits = [split for path in files_of(paths) for split in _text_splits(path)]
 
-    def splits(self) -> list[tuple[str, int, int]]:
+    def splits(self) -> list[TextSplit]:
         return self._splits
 
-    def read(self, split: tuple[str, int, int], offset: int) -> Iterator[list[str]]:
-        path, start, end = split
-        with open(path, "rb") as file:
-            file.seek(start)
-            data = file.read(end - start)
-        try:
-            text = data.decode("utf-8-sig" if start == 0 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise UsageError(
-                f"{path} is not UTF-8 at byte {start + error.start}: convert it first, with iconv for example"
-            ) from error
-        lines = text.replace("\r\n", "\n").split("\n")
-        if not lines[-1]:
-            lines.pop()
-        for first in range(offset, len(lines), LIST_ROWS):
-            yield lines[first : first + LIST_ROWS]
+    def read(self, split: TextSplit, offset: int) -> Iterator[list[str]]:
+        path = split[0]
+        for start, data in _text_of(split):
+            try:
+                text = data.decode("utf-8-sig" if start == 0 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise UsageError(
+                    f"{path} is not UTF-8 at byte {start + error.start}: convert it first, with iconv for "
+                    "example"
+                ) from error
+            lines = text.replace("\r\n", "\n").split("\n")
+            if not lines[-1]:
+                lines.pop()
+            for first in range(min(offset, len(lines)), len(lines), LIST_ROWS):
+                yield lines[first : first + LIST_ROWS]
+            offset = max(0, offset - len(lines))
 
 
-def _text_splits(path: str) -> Iterator[tuple[str, int, int]]:
+def _text_splits(path: str) -> Iterator[TextSplit]:
     """Cut at the first line start at or after each multiple of the split size."""
     with opened(path) as file:
+        if compression_of(path) is not None:
+            yield path, 0, None
+            return
         size = file.seek(0, 2)
         start = 0
         while start < size:
@@ -102,6 +100,21 @@ def _text_splits(path: str) -> Iterator[tuple[str, int, int]]:
                 end = file.tell()
             yield path, start, end
             start = end
+
+
+def _text_of(split: TextSplit) -> Iterator[tuple[int, bytes]]:
+    """Pieces of whole lines, each with the number of its first byte."""
+    path, start, end = split
+    if end is not None:
+        with opened(path) as file:
+            file.seek(start)
+            yield start, file.read(end - start)
+        return
+    with decompressed(path) as stream:
+        while data := stream.read(TEXT_SPLIT_BYTES):
+            data += stream.readline()
+            yield start, data
+            start += len(data)
 
 
 class ParquetSource:
@@ -157,7 +170,11 @@ class ParquetSource:
 
     def read(self, split: tuple[str, int], offset: int) -> Iterator[pa.RecordBatch]:
         path, group = split
-        with pq.ParquetFile(path) as file:
+        remote = is_uri(path)
+        with (
+            opened(path) if remote else nullcontext(path) as where,
+            pq.ParquetFile(where, pre_buffer=remote) as file,
+        ):
             batches = file.iter_batches(BATCH_ROWS_MAX, row_groups=[group], columns=self.columns)
             for batch in batches:
                 if offset < batch.num_rows:
@@ -180,60 +197,6 @@ def _schema_and_groups(path: str, columns: list[str] | None) -> tuple[pa.Schema,
         raise UnknownName(f"no column {missing[0]!r} in {path}: it has {', '.join(schema.names)}")
     wanted = dict.fromkeys(columns)
     return pa.schema([field for name in wanted for field in schema if field.name == name]), groups
-
-
-def opened(path: str) -> Any:
-    """The file, for reading bytes.
-
-    Raises:
-        UsageError: it cannot be opened.
-    """
-    try:
-        return open(path, "rb")
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
-
-
-def inspected(path: str) -> Any:
-    """The file, for reading all of it to learn its types.
-
-    Raises:
-        UsageError: it cannot be opened, or is larger than INFERRED_FILE_BYTES_MAX.
-    """
-    if os.path.getsize(path) > INFERRED_FILE_BYTES_MAX:
-        raise UsageError(
-            f"{path} has more than {INFERRED_FILE_BYTES_MAX // MIB} MiB, and all of it would be read "
-            "for the types "
-            "of its columns: declare them with schema="
-        )
-    return opened(path)
-
-
-def files_of(paths: Paths) -> list[str]:
-    """All files meant, absolute; a directory's and a pattern's sorted, hidden ones left out.
-
-    Raises:
-        UnknownName: there is no such file.
-    """
-    given = [paths] if isinstance(paths, str | Path) else list(paths)
-    if not given:
-        raise UsageError("a source needs at least one file")
-    found: list[str] = []
-    for item in given:
-        path = Path(item).expanduser().absolute()
-        if path.is_file():
-            found.append(str(path))
-            continue
-        matches = path.iterdir() if path.is_dir() else map(Path, glob.glob(str(path), recursive=True))
-        files = sorted(str(match) for match in matches if match.is_file() and match.name[0] not in "._")
-        if not files:
-            raise UnknownName(
-                f"directory {path} has no files"
-                if path.is_dir()
-                else f"no file {path}: check the path, seen from the directory {Path.cwd()}"
-            )
-        found.extend(files)
-    return found
 
 
 class ItemsSource:

@@ -1,0 +1,187 @@
+"""Files of this machine and of an object store, plain and compressed."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+import pytest
+
+from minishuffle.dataflow.operators import files, sources
+from minishuffle.dataflow.operators.csv import CsvSource, inferred_csv_schema
+from minishuffle.dataflow.operators.json import JsonSource
+from minishuffle.dataflow.operators.sources import TextSource
+from minishuffle.errors import UnknownName, UsageError
+from support.objectstore import object_store
+
+LINES = [f"{number},{'x' * (number % 7)}" for number in range(1000)]
+CSV = ("n,text\n" + "\n".join(LINES)).encode()
+SCHEMA = pa.schema({"n": pa.int64(), "text": pa.string()})
+
+
+def by_arrow(codec: str) -> Callable[[bytes], bytes]:
+    def compress(data: bytes) -> bytes:
+        sink = pa.BufferOutputStream()
+        with pa.CompressedOutputStream(sink, codec) as out:
+            out.write(data)
+        packed: bytes = sink.getvalue().to_pybytes()
+        return packed
+
+    return compress
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _pipe_of_pyarrow() -> None:
+    """pyarrow opens a pipe for signals, once in a process, when it first reads a whole CSV file."""
+    pa_csv.read_csv(io.BytesIO(b"a\n1\n"))
+
+
+COMPRESSED: list[tuple[str, Callable[[bytes], bytes]]] = [
+    (".gz", gzip.compress),
+    (".bz2", bz2.compress),
+    (".zst", by_arrow("zstd")),
+    (".lz4", by_arrow("lz4")),
+]
+
+
+def values(source: Any, column: str, offset: int = 0) -> list[Any]:
+    return [
+        value
+        for split in source.splits()
+        for batch in source.read(split, offset)
+        for value in batch[column].to_pylist()
+    ]
+
+
+@pytest.mark.parametrize(("end", "compress"), COMPRESSED, ids=[end for end, _ in COMPRESSED])
+def test_a_compressed_file_is_what_it_was(
+    end: str, compress: Callable[[bytes], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "TEXT_SPLIT_BYTES", 100)
+    (tmp_path / f"a.csv{end}").write_bytes(compress(CSV))
+    path = str(tmp_path / f"a.csv{end}")
+    text = TextSource(path)
+    (split,) = text.splits()
+    assert [line for lines in text.read(split, 0) for line in lines] == ["n,text", *LINES]
+    assert [line for lines in text.read(split, 900) for line in lines] == LINES[899:]
+    assert inferred_csv_schema(path, ("",), True, ",") == SCHEMA
+    assert values(CsvSource(path, SCHEMA), "n") == list(range(1000))
+    assert values(CsvSource(path, SCHEMA), "n", 990) == list(range(990, 1000))
+    objects = "".join(json.dumps({"n": number}) + "\n" for number in range(50)).encode()
+    (tmp_path / f"a.json{end}").write_bytes(compress(objects))
+    assert values(JsonSource(tmp_path / f"a.json{end}"), "n", 40) == list(range(40, 50))
+
+
+def test_members_of_a_gzip_file_follow_each_other_and_an_empty_one_has_no_rows(tmp_path: Path) -> None:
+    (tmp_path / "a.gz").write_bytes(gzip.compress(b"one\r\nt") + gzip.compress(b"wo\n"))
+    (tmp_path / "b.gz").write_bytes(gzip.compress(b""))
+    source = TextSource(tmp_path)
+    assert [list(source.read(split, 0)) for split in source.splits()] == [[["one", "two"]], []]
+    assert values(CsvSource(tmp_path / "b.gz", SCHEMA, header=False), "n") == []
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: b"plain text"], ids=["cut", "plain"])
+def test_a_damaged_file_is_named(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    path = tmp_path / "a.csv.gz"
+    path.write_bytes(damage(gzip.compress(CSV)))
+    with pytest.raises(UsageError, match=r"cannot read .*a.csv.gz: (Truncated|zlib)"):
+        inferred_csv_schema(path, ("",), True, ",")
+    source = TextSource(path)
+    with pytest.raises(UsageError, match=r"cannot read .*a.csv.gz: (Truncated|zlib)"):
+        list(source.read(source.splits()[0], 0))
+
+
+def test_what_a_compressed_file_grows_to_is_bounded_where_all_of_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "INFERRED_FILE_BYTES_MAX", len(CSV) - 1)
+    path = tmp_path / "a.csv.gz"
+    path.write_bytes(gzip.compress(CSV))
+    assert path.stat().st_size < len(CSV) - 1
+    with pytest.raises(UsageError, match=r"a.csv.gz has more than .* declare them with schema="):
+        inferred_csv_schema(path, ("",), True, ",")
+
+
+def test_a_uri_of_this_machine_is_its_path(tmp_path: Path) -> None:
+    (tmp_path / "with a blank").mkdir()
+    path = tmp_path / "with a blank" / "a.txt"
+    path.write_text("one\n")
+    assert files.files_of(path.as_uri()) == files.files_of((tmp_path / "with a blank").as_uri())
+    assert files.files_of(path.as_uri()) == [str(path)]
+    assert files.files_below(tmp_path.as_uri()) == files.files_below(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("uri", "error", "says"),
+    [
+        ("file:///nowhere/a.csv", UnknownName, "there is no file or directory file:///nowhere/a.csv: check"),
+        ("file:///nowhere/*.csv", UnknownName, r"\(patterns are for files of this machine\)"),
+        ("foo://a/b", UsageError, "foo://a/b names no file system: .*write a path, or a URI such as s3://"),
+    ],
+)
+def test_a_uri_of_nothing_is_refused(uri: str, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        files.files_of(uri)
+
+
+READING = """
+import sys
+import cloudpickle
+from minishuffle.dataflow.operators import files, hive, sources
+from minishuffle.dataflow.operators.csv import CsvSource, inferred_csv_schema
+from minishuffle.errors import UnknownName
+
+options = sys.argv[1]
+logs = f"s3://key:secret@bucket/logs?{options}"
+found = files.files_of(logs)
+assert found == [f"s3://key:secret@bucket/logs/{name}?{options}" for name in ("a%20b.csv.gz", "c.csv")], found
+source = CsvSource(found, inferred_csv_schema(found, ("",), True, ","))
+source = cloudpickle.loads(cloudpickle.dumps(source))
+print(sum(batch.num_rows for split in source.splits() for batch in source.read(split, 0)))
+days = hive.hive_files([f"s3://key:secret@bucket/days?{options}"])
+table = hive.HiveSource(sources.ParquetSource(list(days)), days, None)
+print([row for split in table.splits() for batch in table.read(split, 0) for row in batch.to_pylist()])
+text = sources.TextSource(f"s3://key:secret@bucket/logs/c.csv?{options}")
+print([line for split in text.splits() for lines in text.read(split, 998) for line in lines])
+try:
+    files.files_of(f"s3://key:secret@bucket/nothing?{options}")
+except UnknownName as error:
+    print(error)
+"""
+
+
+def test_an_object_store_is_read_like_a_directory() -> None:
+    """In a process of its own: what pyarrow starts for S3 lives until the process ends."""
+    parquet = io.BytesIO()
+    pq.write_table(pa.table({"n": [1, 2]}), parquet)
+    objects = {
+        "bucket/logs/a b.csv.gz": gzip.compress(CSV),
+        "bucket/logs/c.csv": CSV,
+        "bucket/logs/_hidden.csv": b"x",
+        "bucket/logs/below/d.csv": b"x",
+        "bucket/days/day=1/x.parquet": parquet.getvalue(),
+    }
+    with object_store(objects) as options:
+        ran = subprocess.run(
+            [sys.executable, "-c", READING, options],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env={"AWS_EC2_METADATA_DISABLED": "true"},
+        )
+    assert ran.returncode == 0, ran.stderr
+    count, days, last, missing = ran.stdout.splitlines()
+    assert count == "2000"
+    assert days == "[{'n': 1, 'day': '1'}, {'n': 2, 'day': '1'}]"
+    assert last == str(LINES[997:])
+    assert missing.startswith("there is no file or directory s3://key:")
