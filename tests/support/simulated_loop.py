@@ -8,6 +8,7 @@ the world, so that the package's own shells run on it unchanged. Nothing here sl
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
@@ -197,6 +198,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._ready.clear()
         for task in asyncio.all_tasks(self):
             task.cancel()
+            coroutine: Any = task.get_coro()
+            if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+                coroutine.close()
         for _ in range(AFTERLIFE_TURNS):
             if self._ready:
                 self._run_ready()

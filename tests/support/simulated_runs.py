@@ -300,7 +300,8 @@ class Play:
     def _check_books(self) -> None:
         """Each row is in one place in every worker, and the coordinator's sums are the same."""
         books = [Book.of(attempt) for worker, attempt in self.cluster.attempts if not worker.host.lost]
-        again = any(attempt.spec.base for _, attempt in self.cluster.attempts)
+        specs = [attempt.spec for _, attempt in self.cluster.attempts]
+        again = any(spec.base or any(output.closed for output in spec.outputs) for spec in specs)
         for book in books:
             book.check(again)
         if (
