@@ -1,4 +1,4 @@
-"""Requests of clients that need workers, while it is not known which workers there are. Pure."""
+"""Requests of clients that need workers, while some are awaited. Pure."""
 
 from __future__ import annotations
 

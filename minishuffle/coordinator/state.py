@@ -48,7 +48,7 @@ from minishuffle.coordinator.takeover import missing, reconciled
 from minishuffle.coordinator.workers import Worker, WorkerRegistry
 from minishuffle.counters import CoordinatorSnapshot
 from minishuffle.dataflow.graph import JobGraph, Placement
-from minishuffle.errors import PeerLost, ShuffleError, UsageError
+from minishuffle.errors import PeerLost, ResourceExhausted, ShuffleError, UsageError
 from minishuffle.ids import RecordKey
 from minishuffle.wire.clients import ResultExpected, UpstreamExpected, WriteBegun, WriteEnded
 from minishuffle.wire.inquiries import AskWorkers, WorkerAnswered
@@ -95,7 +95,8 @@ class CoordinatorState:
 
     What is to outlive it is journaled before anything that follows from it leaves. Recalled from such
     records, it awaits the workers that were registered, for ``heartbeat_timeout`` at most; until they are
-    back no task restarts, and requests that need workers wait.
+    back no task restarts, and requests that need workers wait. Later, while a single one is awaited, only the
+    jobs that it has tasks of wait for it, and submissions that fit nowhere else.
 
     Args:
         records: of the journal.
@@ -280,7 +281,7 @@ class CoordinatorState:
         return min((time for time in times if time is not None), default=None)
 
     def _timed(self) -> list[Job]:
-        return [] if self._awaiting else self._jobs.active()
+        return [job for job in self._jobs.active() if not self._workers.awaits(job.slots_held())]
 
     # --- workers ---------------------------------------------------------------------------------
 
@@ -460,7 +461,8 @@ class CoordinatorState:
     # --- requests --------------------------------------------------------------------------------
 
     def _request(self, link: int, request: int, message: ControlMessage, now: float) -> None:
-        if self._awaiting and self._postponed.postpone(link, request, message):
+        waits = self._workers.awaits(()) or (self._awaiting and not isinstance(message, SubmitJob))
+        if waits and self._postponed.postpone(link, request, message):
             return
         match message:
             case GetEvents(job=name) | GetLogs(job=name) | GetRows(job=name) | WaitJob(job=name):
@@ -478,7 +480,11 @@ class CoordinatorState:
                 self._out += self._questions.ask(link, request, message, self._workers.alive(), now)
                 return
             case SubmitJob():
-                self._submit(link, request, message, self._wall(now))
+                try:
+                    self._submit(link, request, message, self._wall(now))
+                except ResourceExhausted:
+                    if not (self._awaiting and self._postponed.postpone(link, request, message)):
+                        raise
                 return
             case CancelJob(job=name):
                 reply: ControlMessage = self._cancel(self._jobs.named(name), now)
@@ -618,7 +624,7 @@ class CoordinatorState:
 
     def _restart(self, job: Job, at: float, called: set[int]) -> None:
         """Deploy what is due. ``called`` are standby workers that have been called upon for the same loss."""
-        if self._awaiting:
+        if self._workers.awaits(job.slots_held()):
             return
         ready = self._deployer.restart(job, self._jobs.held, at, called)
         self._changed.update({each.worker: each for each in self._workers.alive() if each.worker in called})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -56,7 +56,7 @@ class Worker:
     standby: bool = False
     """It has not taken over a slot so far."""
     absence: Absence | None = None
-    """While it is awaited because its control link closed."""
+    """While it is awaited because its control link closed; none of one that an earlier coordinator knew."""
 
     def __str__(self) -> str:
         return f"worker {self.worker} (pid {self.about.pid} on {self.about.host})"
@@ -125,6 +125,10 @@ class WorkerRegistry:
 
     def awaited(self) -> list[Worker]:
         return [worker for worker in self if worker.state == "awaited"]
+
+    def awaits(self, workers: Collection[int]) -> bool:
+        """One of these is awaited; or one of an earlier coordinator's, which may run anything."""
+        return any(each.absence is None or each.worker in workers for each in self.awaited())
 
     def there(self) -> list[Worker]:
         """Those that are alive or awaited."""

@@ -11,7 +11,7 @@ from minishuffle import limits
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import TaskFailed
 from minishuffle.wire.messages import DeployTasks, PrepareJob, TasksRestarted, WorkerLost
-from minishuffle.wire.requests import Failure, GetStatus, SubmitJob
+from minishuffle.wire.requests import Accepted, Failure, GetStatus, SubmitJob
 
 if TYPE_CHECKING:
     from conftest import FakeCluster, FakeWorker
@@ -144,18 +144,50 @@ def test_what_was_sent_into_a_link_that_broke_is_made_up_for(
     assert worker.tasks["j1", 1, 1].attempt == 1
 
 
-def test_nothing_is_placed_while_it_is_open_who_is_there(
+def test_a_task_restarts_once_the_workers_of_its_job_are_back(
     cluster: FakeCluster, pair: Pair, make_graph: MakeGraph
 ) -> None:
+    """Those beside it could not hear of the next attempt."""
     start(cluster, make_graph(restart_strategy="individual"))
     cluster.break_link(pair[1])
-    wait = cluster.ask(SubmitJob(name="s", python="3.11", graph=make_graph(1, 1).to_bytes()))
     cluster.fail(pair[0], ("j1", 0, 0), TaskFailed.code, "boom")
-    assert (cluster.reply(wait), attempts(cluster)) == (None, {1})
+    assert attempts(cluster) == {1}
     cluster.come_back(pair[1])
-    assert cluster.reply(wait) is not None
     assert pair[0].tasks["j1", 0, 0].attempt == 2
     assert pair[1].got(TasksRestarted)
+
+
+def test_a_job_without_tasks_on_the_awaited_worker_goes_on(
+    cluster: FakeCluster, pair: Pair, make_graph: MakeGraph
+) -> None:
+    """Its tasks restart, also on another worker, and others are accepted beside it."""
+    start(cluster, make_graph(restart_strategy="individual"))
+    third, fourth = cluster.add(slots=1), cluster.add(slots=1)
+    cluster.break_link(pair[0])
+    cluster.break_link(pair[1])
+    cluster.submit(make_graph(1, 1, restart_strategy="individual"))
+    cluster.report_all("j2", "running")
+    host, other = (third, fourth) if ("j2", 0, 0) in third.tasks else (fourth, third)
+    cluster.fail(host, ("j2", 0, 0), TaskFailed.code, "boom")
+    assert host.tasks["j2", 0, 0].attempt == 2
+    cluster.lose(host)
+    assert (other.tasks["j2", 0, 0].attempt, other.tasks["j2", 1, 0].attempt) == (3, 2)
+    assert attempts(cluster) == {1}
+
+
+def test_a_job_that_fits_nowhere_else_waits_for_the_awaited_worker(
+    cluster: FakeCluster, pair: Pair, make_graph: MakeGraph
+) -> None:
+    cluster.break_link(pair[1])
+    request = SubmitJob(name="s", python="3.11", graph=make_graph(3, 3).to_bytes())
+    wait = cluster.ask(request)
+    assert cluster.reply(wait) is None
+    cluster.come_back(pair[1])
+    assert cluster.reply(wait) == Accepted(job="j1")
+    cluster.break_link(pair[1])
+    wait = cluster.ask(request)
+    cluster.advance(limits.LINK_GRACE_SECONDS)
+    assert isinstance(cluster.reply(wait), Failure)
 
 
 def test_verdicts_of_the_meantime_are_heard_on_return(cluster: FakeCluster, pair: Pair) -> None:
