@@ -78,8 +78,7 @@ def interval_join(
     """Pairs of records of one key whose event times are at most ``within`` apart.
 
     What comes are (key, left row, right row) tuples. Where a record has no partner there is None; a key that
-    is None or has a None in it has none. The event time is the left record's; that of a right one without a
-    partner is its own.
+    is None or has a None in it has none. The event time is the greater one of both records.
 
     Raises:
         InvalidGraph: a stream has no event time.

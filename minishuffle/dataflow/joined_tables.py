@@ -9,7 +9,7 @@ from minishuffle.dataflow.bridges import refuse_mixture
 from minishuffle.dataflow.joined import On, interval_of, look_up_feeds, look_up_node
 from minishuffle.dataflow.keyed_table import by_key
 from minishuffle.dataflow.nodes import Feed, Node, Reads
-from minishuffle.dataflow.operators.times import EventTime
+from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
 from minishuffle.dataflow.table import Table
 from minishuffle.errors import InvalidGraph, UsageError
 
@@ -45,7 +45,7 @@ def join_tables(
         _check_known(right, "right", how)
     if how == "full":
         _check_known(left, "left", how)
-    columns = JoinColumns(*keys, how, times[0], _checked_suffix(suffix))
+    columns = JoinColumns(*keys, how, _checked_suffix(suffix))
     operator = JoinArrow(columns, micros, times, (left._schema, right._schema), put)
     schema: pa.Schema | None = None
     names: tuple[str, ...] | None = None
@@ -55,10 +55,10 @@ def join_tables(
         names = tuple(columns.names(left._columns, right._columns))
     reads: Reads | None = None
     if left._columns is not None and right._columns is not None:
-        reads = columns.fix(left._columns, right._columns, times[1])
+        reads = columns.fix(left._columns, right._columns, times)
     feeds = (*by_key(left, keys[0]), *by_key(right, keys[1], 1))
     node = Node(operator.name, feeds, operators=(operator,), reads=reads)
-    time = times[0] if how != "full" or _holds_both_times(keys, times) else None
+    time = EventTime(column=HIDDEN_TIME)
     return Table((Feed(node),), schema, names, time, sides)
 
 
@@ -68,14 +68,6 @@ def _check_known(table: Table, side: str, how: str) -> None:
             f"join(how={how!r}) has to know the {side} side's columns, for rows without a partner there: "
             "declare them where they come from, as in map_batches(fn, schema=...) or to_table(schema)"
         )
-
-
-def _holds_both_times(keys: Keys, times: tuple[EventTime, EventTime]) -> bool:
-    """Whether the left's time column can hold the right's time: a key's column holds the right's key."""
-    left, right = times
-    if left.column not in keys[0]:
-        return True
-    return (keys[1][keys[0].index(left.column)], left.shift) == (right.column, right.shift)
 
 
 def _checked_suffix(suffix: str) -> str:
@@ -91,6 +83,7 @@ def look_up(big: Table, small: Table, on: On, how: Literal["inner", "left"], suf
 
     if not isinstance(small, Table):
         refuse_mixture("broadcast_join", "Table", small)
+    small = small._shown()
     pairs, feeds = look_up_feeds(big, small, on, how)
     columns = BroadcastColumns(
         tuple(pairs), tuple(pairs.values()), is_left=how == "left", suffix=_checked_suffix(suffix)

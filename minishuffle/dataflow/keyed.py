@@ -129,8 +129,7 @@ class KeyedStream(Generic[T]):
         """Pairs of records of one key whose event times are at most ``within`` apart.
 
         What comes are (key, left row, right row) tuples. ``"left"`` and ``"full"`` also give records without
-        a partner, with None; a key that is None has none. The event time is the left record's, or that of a
-        right one alone.
+        a partner, with None; a key that is None has none. The event time is the greater one of both records.
 
         A record is late if it is not after its own side's watermark: it is counted (``records_late``)
         and dropped, with ``"side"`` put into :attr:`Stream.late` or :attr:`Stream.late_right`, or with

@@ -115,7 +115,8 @@ class KeyedTable:
             others = [name for name in schema.names if name not in self._keys]
             schema = self._table._picked({name: name for name in (*self._keys, *others)})
             names = tuple(schema.names)
-        return self._computed(TopN(self._keys, n, by, descending), names, schema)
+        shown = KeyedTable(self._table._shown(), self._keys)
+        return shown._computed(TopN(self._keys, n, by, descending), names, schema)
 
     def window(
         self,
@@ -155,7 +156,7 @@ class KeyedTable:
 
         The columns are the keys (by this one's names), this table's others and the other's, with ``suffix``
         after a name that this one has. ``"left"`` and ``"full"`` also give rows without a partner, with
-        nulls; a key that is null has none. The event time is the left row's, or that of a right one alone.
+        nulls; a key that is null has none. The event time is the greater one of both rows.
 
         A row is late if it is not after its own side's watermark: it is counted (``records_late``) and
         dropped, or with ``"side"`` put into :attr:`Table.late` or :attr:`Table.late_right`.

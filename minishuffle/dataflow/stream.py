@@ -27,7 +27,7 @@ from minishuffle.dataflow.arguments import (
 )
 from minishuffle.dataflow.bridges import refuse_column_method, refuse_mixture
 from minishuffle.dataflow.nodes import Exchange, Feed, Node
-from minishuffle.dataflow.operators.times import EventTime
+from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
 from minishuffle.dataflow.stream_base import StreamBase, side_outputs
 from minishuffle.dataflow.stream_sinks import StreamSinks
 from minishuffle.dataflow.stream_sources import StreamSources
@@ -56,7 +56,10 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
     """
 
     __slots__ = ()
-    _time_hint = "event_time(...) before key_by, and again after a map that makes other records"
+    _time_hint = (
+        "event_time(...) before key_by, and again after a map that makes other records, or after to_rows() "
+        "of a table that does not show its event time"
+    )
 
     if not TYPE_CHECKING:
 
@@ -188,7 +191,7 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         return broadcast_join(self, small, on, how)
 
     def to_table(self, schema: pa.Schema | Mapping[str, Any] | None = None) -> Table:
-        """The same records as Arrow columns: dicts by name, tuples and lists by position.
+        """The same records as Arrow columns: dicts by name, tuples and lists by position. Event time stays.
 
         Args:
             schema: a ``pyarrow.Schema``, or a dict of name to type: an Arrow type, its name ("int64"), or
@@ -204,8 +207,11 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         from minishuffle.dataflow.table import Table
 
         declared = None if schema is None else arrow_schema(schema)
-        feeds = self._beside("to_table", ToArrow(declared))._feeds
-        return Table(feeds, declared, None, self._time_by_column())
+        time, by_function = self._time, None
+        if time is not None and time.column is None:
+            time, by_function = EventTime(column=HIDDEN_TIME, each=time.each), time
+        feeds = self._beside("to_table", ToArrow(declared, time=by_function))._feeds
+        return Table(feeds, declared, None, time)
 
     # --- side outputs ------------------------------------------------------------------------------
 

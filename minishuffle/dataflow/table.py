@@ -7,7 +7,7 @@ not a collection: its batches flow through the job, with an end or without. Expr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,8 +28,8 @@ from minishuffle.dataflow.arguments import (
 )
 from minishuffle.dataflow.bridges import refuse_mixture, refuse_row_method
 from minishuffle.dataflow.expressions import check_expression, columns_read, expression_type
-from minishuffle.dataflow.nodes import Boundary, Feed, Node, Reads
-from minishuffle.dataflow.operators.times import EventTime
+from minishuffle.dataflow.nodes import Boundary, Feed, Names, Node, Reads
+from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
 from minishuffle.dataflow.pruning import reads_also, reads_only
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.stream_sinks import StreamSinks
@@ -55,9 +55,7 @@ class Table(TableSources, StreamSinks):
     """
 
     __slots__ = ()
-    _time_hint = (
-        "event_time('column') before key_by, and keep that column in select(), drop() and with_columns()"
-    )
+    _time_hint = "event_time('column') before key_by, and again after map_batches() that leaves it out"
 
     if not TYPE_CHECKING:
 
@@ -65,17 +63,18 @@ class Table(TableSources, StreamSinks):
             refuse_row_method(self, name)
 
     def to_rows(self) -> Stream[dict[str, Any]]:
-        """The same records as dicts, for Python functions; event time stays."""
+        """The same records as dicts, for Python functions. Event time stays if its column is among them."""
         from minishuffle.dataflow.operators.convert import ToRows
 
         check_distinct(self._columns, "to_rows")
-        feeds = self._beside("to_rows", ToRows())._feeds
-        return Stream(feeds, None, self._columns, self._time)
+        shown = self._shown()
+        feeds = shown._beside("to_rows", ToRows())._feeds
+        return Stream(feeds, None, self._columns, shown._time)
 
     # --- columns ---------------------------------------------------------------------------------
 
     def select(self, *names: str | Sequence[str]) -> Table:
-        """These columns only, in this order.
+        """These columns only, in this order. Event time stays, also without its column.
 
         Raises:
             UnknownName: the columns are known, and one is not among them.
@@ -85,12 +84,15 @@ class Table(TableSources, StreamSinks):
         wanted = key_columns(names, "select")
         check_columns(wanted, self._columns, "select")
         schema = None if self._schema is None else self._picked({name: name for name in wanted})
-        operator = Projection("select", {name: name for name in wanted})
-        column = self._time_column if self._time_column in wanted else None
-        return self._projected(operator, schema, wanted, column, reads_only(*wanted))
+        timed = self if self._time is None or self._time.column in wanted else self._with_time_apart()
+        outputs = {name: name for name in wanted}
+        if timed._time is not None and timed._time.is_hidden:
+            outputs[HIDDEN_TIME] = HIDDEN_TIME
+        operator = Projection("select", outputs)
+        return timed._step(operator, schema, wanted, timed._time, True, _reads_selected(outputs))
 
     def drop(self, *names: str | Sequence[str]) -> Table:
-        """All columns but these."""
+        """All columns but these. Event time stays, also without its column."""
         from minishuffle.dataflow.operators.relational import Projection
 
         dropped = key_columns(names, "drop")
@@ -99,9 +101,9 @@ class Table(TableSources, StreamSinks):
         if left == ():
             raise UsageError("drop would leave no column: keep one")
         schema = None if self._schema is None or left is None else self._picked({name: name for name in left})
-        column = None if self._time_column in dropped else self._time_column
+        timed = self._with_time_apart() if self._time_column in dropped else self
         operator = Projection("drop", None, dropped=dropped)
-        return self._projected(operator, schema, left, column, reads_also(*dropped))
+        return timed._step(operator, schema, left, timed._time, True, reads_also(*dropped))
 
     def rename(self, names: Mapping[str, str]) -> Table:
         """Columns under other names: ``rename({"old": "new"})``. Their order stays, and so does event
@@ -117,14 +119,17 @@ class Table(TableSources, StreamSinks):
         schema = None
         if self._schema is not None and self._columns is not None:
             schema = self._picked({names.get(name, name): name for name in self._columns})
-        column = None if self._time_column is None else names.get(self._time_column, self._time_column)
+        time = self._time
+        if time is not None and time.column is not None and time.column in names:
+            time = replace(time, column=names[time.column])
         operator = Projection("rename", None, renamed=names)
-        return self._projected(operator, schema, known, column, _reads_renamed(names))
+        return self._step(operator, schema, known, time, True, _reads_renamed(names))
 
     def with_columns(self, **columns: pc.Expression) -> Table:
         """Columns that expressions give, in place of those of the same name or after the others.
 
         All read the columns as they were before: ``with_columns(total=pc.field("price") * pc.field("n"))``.
+        Event time stays as it was, also if its column is replaced: call :meth:`event_time` for another one.
         Whole numbers divided by ``/`` give whole numbers (cast one to float64 for others), and there is no
         ``%``: write ``a - a / b * b``. A sum that does not fit into its type is an error.
 
@@ -141,9 +146,10 @@ class Table(TableSources, StreamSinks):
             for name, expression in columns.items()
         }
         schema, known = self._with(added)
-        column = None if self._time_column in added else self._time_column
+        timed = self._with_time_apart() if self._time_column in added else self
         reads = None if self._schema is None else _reads_added(added, columns_read(self._schema, added))
-        return self._projected(Projection("with_columns", None, added), schema, known, column, reads)
+        operator = Projection("with_columns", None, added)
+        return timed._step(operator, schema, known, timed._time, True, reads)
 
     def _with(self, added: Mapping[str, pc.Expression]) -> tuple[pa.Schema | None, Columns]:
         """Schema and column names with the columns of these expressions."""
@@ -197,8 +203,7 @@ class Table(TableSources, StreamSinks):
                 raise UsageError(f"explode: column {column!r} has the type {kind}, which is no list")
             number = schema.get_field_index(column)
             schema = schema.set(number, schema.field(column).with_type(kind.value_type).with_nullable(True))
-        time = None if self._time is not None and self._time.column == column else self._time
-        return self._step(Explode(column), schema, self._columns, time, True, reads_also(column))
+        return self._step(Explode(column), schema, self._columns, self._time, True, reads_also(column))
 
     def map_batches(
         self,
@@ -210,6 +215,8 @@ class Table(TableSources, StreamSinks):
         on_error: OnError = "fail",
     ) -> Table:
         """What ``fn(batch)`` makes of each ``pyarrow.RecordBatch``: another, a table, or None for no rows.
+
+        Event time stays if ``fn`` gets its column and gives it back; else call :meth:`event_time` again.
 
         Args:
             schema: the columns that it gives; they are checked. Without it they are not known to the steps
@@ -230,17 +237,19 @@ class Table(TableSources, StreamSinks):
         if batch_rows is not None and (type(batch_rows) is not int or batch_rows < 1):
             raise UsageError(f"batch_rows is {batch_rows!r}: give a whole number from 1 on")
         reads = None if taken is None else reads_only(*taken)
-        mapped = self._step(MapPieces(fn, on_error, taken, batch_rows), None, None, self._time, reads=reads)
+        shown = self._shown()
+        mapped = shown._step(MapPieces(fn, on_error, taken, batch_rows), None, None, shown._time, reads=reads)
         if schema is None:
             return mapped
         declared = arrow_schema(schema)
-        time = self._time if self._time is not None and self._time.column in declared.names else None
+        time = shown._time if shown._time_column in declared.names else None
         checked = mapped._beside("schema", CheckSchema(declared))
         return Table(checked._feeds, declared, None, time)
 
     def union(self, *others: Table) -> Table:
         """The rows of this table and the others, in no particular order: the columns of all, of types that
-        hold the values of all; null where a table has none.
+        hold the values of all; null where a table has none. It has event time if all have, in whatever
+        columns.
 
         Raises:
             UsageError: a column has types with none in common.
@@ -250,9 +259,9 @@ class Table(TableSources, StreamSinks):
         for other in others:
             if not isinstance(other, Table):
                 refuse_mixture("union", "Table", other)
-        tables = (self, *others)
+        tables = self._alike_in_time(others)
+        time = tables[0]._time
         schemas = [table._schema for table in tables]
-        time = self._time if all(other._time == self._time for other in others) else None
         known = [schema for schema in schemas if schema is not None]
         if len(known) < len(schemas) or all(same_schema(schema, known[0]) for schema in known):
             feeds = tuple(feed for table in tables for feed in table._open_feeds("union"))
@@ -260,22 +269,38 @@ class Table(TableSources, StreamSinks):
             return Table(feeds, schema, None, time)
         return self._widened(tables, known, time)
 
+    def _alike_in_time(self, others: Sequence[Table]) -> list[Table]:
+        """This table and the others, with event time in one column of all, or without."""
+        tables = [self, *others]
+        if any(table._time is None for table in tables):
+            shown = [table._shown() for table in tables]
+            return [Table(table._feeds, table._schema, table._columns) for table in shown]
+        if all(table._time == self._time for table in tables):
+            return tables
+        return [table._with_time_apart() for table in tables]
+
     @staticmethod
     def _widened(tables: Sequence[Table], schemas: Sequence[pa.Schema], time: EventTime | None) -> Table:
         """The union of tables that differ."""
+        import pyarrow as pa
+
         from minishuffle.dataflow.operators.relational import Conform
         from minishuffle.dataflow.operators.widertype import wider_schema
 
         common: pa.Schema | None = None
         for schema in schemas:
             common = wider_schema(common, schema, "the union")
+        assert common is not None
+        whole = common
+        if time is not None and time.is_hidden:
+            whole = common.append(pa.field(HIDDEN_TIME, pa.int64()))
         feeds = [
             feed
             for table in tables
             for feed in (
                 table._open_feeds("union")
                 if same_schema(table._schema, common)
-                else table._beside("union", Conform(common))._feeds
+                else table._beside("union", Conform(whole))._feeds
             )
         ]
         return Table(tuple(feeds), common, None, time)
@@ -295,7 +320,7 @@ class Table(TableSources, StreamSinks):
         source.
 
         The column holds timestamps, dates or int microseconds since 1970. Steps after this keep the event
-        time as long as they keep that column.
+        time, whether they keep that column or not; ``map_batches`` and ``to_rows`` only with it.
 
         Args:
             out_of_order: how far behind the latest row of its split another may come; the watermark stays so
@@ -324,7 +349,7 @@ class Table(TableSources, StreamSinks):
         check_columns([column], self._columns, "event_time")
         check_time_type(self._schema, column)
         place = EventTime(column=column, each=watermarks == "each")
-        timed = self._beside(
+        timed = self._shown()._beside(
             "event_time", AssignEventTime(place, late_by, idle, watermarks, on_error), reads_also(column)
         )
         return Table(timed._feeds, self._schema, self._columns, place)
@@ -410,19 +435,30 @@ class Table(TableSources, StreamSinks):
     def _time_column(self) -> str | None:
         return None if self._time is None else self._time.column
 
-    def _projected(
-        self,
-        operator: Operator,
-        schema: pa.Schema | None,
-        columns: Columns,
-        time_column: str | None,
-        reads: Reads | None,
+    def _with_time_apart(self) -> Table:
+        """The same rows with their event time in the hidden column."""
+        from minishuffle.dataflow.operators.hiddentime import KeepTime
+
+        time = self._time
+        assert time is not None
+        if time.is_hidden:
+            return self
+        feeds = self._beside("event_time", KeepTime(time), _reads_kept(str(time.column)))._feeds
+        return Table(feeds, self._schema, self._columns, EventTime(column=HIDDEN_TIME, each=time.each))
+
+    def _shown(self) -> Table:
+        """The same rows without the hidden column, and then without event time."""
+        from minishuffle.dataflow.operators.hiddentime import HideTime
+
+        if self._time is None or not self._time.is_hidden:
+            return self
+        feeds = self._beside("columns", HideTime(), _reads_shown(self._columns))._feeds
+        return Table(feeds, self._schema, self._columns)
+
+    def _sink(
+        self, label: str, sink: Operator, boundary: Boundary | None = None, *, collects: str = ""
     ) -> Table:
-        """``time_column`` is where the event time's column has gone."""
-        time = None
-        if self._time is not None and time_column is not None:
-            time = replace(self._time, column=time_column)
-        return self._step(operator, schema, columns, time, True, reads)
+        return super(Table, self._shown())._sink(label, sink, boundary, collects=collects)
 
     def _step(
         self,
@@ -436,6 +472,27 @@ class Table(TableSources, StreamSinks):
         feeds = self._open_feeds(operator.name)
         node = Node(operator.name, feeds, operators=(operator,), follows=follows, reads=reads)
         return Table((Feed(node),), schema, columns, time)
+
+
+def _reads_shown(columns: Columns) -> Reads:
+    shown = None if columns is None else frozenset(columns)
+    return lambda wanted, input: shown if wanted is None else wanted
+
+
+def _reads_selected(names: Iterable[str]) -> Reads:
+    selected = frozenset(names)
+    return lambda wanted, input: (
+        selected if wanted is None or HIDDEN_TIME in wanted else selected - {HIDDEN_TIME}
+    )
+
+
+def _reads_kept(time_column: str) -> Reads:
+    def reads(wanted: Names, input: int) -> Names:
+        if wanted is None or HIDDEN_TIME not in wanted:
+            return wanted
+        return wanted - {HIDDEN_TIME} | {time_column}
+
+    return reads
 
 
 def _reads_renamed(names: Mapping[str, str]) -> Reads:

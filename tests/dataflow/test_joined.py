@@ -55,10 +55,11 @@ def test_two_streams_give_rows() -> None:
         assert isinstance(joined._time.fn, JoinedTime)
 
 
-def test_the_time_of_joined_rows_is_the_left_ones_or_that_of_a_right_one_alone() -> None:
+def test_the_time_of_joined_rows_is_the_greater_one() -> None:
     time = JoinedTime(EventTime(column="t", shift=-1), EventTime(fn=lambda row: row[0]))
     moment = datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
-    assert time((1, {"t": moment}, (5,))) == 999_999
+    assert time((1, {"t": moment}, (5,))) == time((1, {"t": moment}, None)) == 999_999
+    assert time((1, {"t": moment}, (1_000_000,))) == 1_000_000
     assert time((1, None, (5,))) == 5
 
 

@@ -105,7 +105,7 @@ def test_what_makes_other_records_forgets_a_time_by_function() -> None:
     by_function = rows().event_time(lambda row: row["t"])
     assert by_function.filter(bool)._time == by_function._time
     assert by_function.union(by_function)._time == by_function._time
-    for other in (by_function.map(dict), by_function.flat_map(list), by_function.to_table()):
+    for other in (by_function.map(dict), by_function.flat_map(list)):
         assert other._time is None
     assert timed().union(rows())._time is None
     assert timed().key_by("user").count()._time is None

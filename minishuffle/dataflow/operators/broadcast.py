@@ -29,6 +29,7 @@ from minishuffle.dataflow.operators.joincolumns import (
 from minishuffle.dataflow.operators.joinheld import places
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.dataflow.operators.moments import Vector
+from minishuffle.dataflow.operators.times import HIDDEN_TIME
 from minishuffle.errors import ResourceExhausted, UnknownName, UsageError
 from minishuffle.exchange.elements import pack_rows
 from minishuffle.exchange.gather import taken
@@ -80,7 +81,7 @@ class BroadcastColumns:
             if wanted is None:
                 return None
             if input == BIG:
-                return frozenset({*self.keys, *(name for name in big if name in wanted)})
+                return frozenset({*self.keys, *(name for name in (*big, HIDDEN_TIME) if name in wanted)})
             return frozenset({*self.small_keys, *(name for name, as_ in fixed.items() if as_ in wanted)})
 
         return reads

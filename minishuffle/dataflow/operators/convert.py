@@ -14,7 +14,10 @@ import pyarrow as pa
 
 from minishuffle.dataflow.operators.base import Batch, Emit, KeyedRows, Used
 from minishuffle.dataflow.operators.chained import ChainedOperator, preview
+from minishuffle.dataflow.operators.hiddentime import gives_time, with_time
+from minishuffle.dataflow.operators.moments import event_times
 from minishuffle.dataflow.operators.pyvalues import MISFITS, array_of, type_of
+from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
 from minishuffle.dataflow.operators.widertype import wider
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.exchange.sizes import pieces
@@ -315,6 +318,7 @@ class ToArrow(ChainedOperator):
 
     Args:
         keys: see :class:`RowsToArrow`, as ``columns``.
+        time: where the event time stands that the hidden column gets; None: there is no such column.
 
     Raises:
         UsageError: a row or value does not fit; names column and value.
@@ -329,22 +333,27 @@ class ToArrow(ChainedOperator):
         schema: pa.Schema | None = None,
         keys: tuple[str, ...] = (),
         columns: tuple[str, ...] | None = None,
+        time: EventTime | None = None,
     ) -> None:
         self._converter = RowsToArrow(schema, keys, columns)
+        self._time = time
 
     def for_columns(self, used: Used) -> ToArrow:
         """(At submission.) Of rows without a declared schema, only what is used is converted."""
+        time = self._time if gives_time(used) else None
         if self._converter.declared or used.gives is None:
-            return self
-        return ToArrow(None, tuple(sorted(used.keys)), tuple(sorted(used.gives)))
+            return ToArrow(self._converter.schema, time=time)
+        columns = tuple(sorted(used.gives - {HIDDEN_TIME}))
+        return ToArrow(None, tuple(sorted(used.keys)), columns, time)
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         if isinstance(batch, pa.RecordBatch):
             emit(batch)
-        else:
-            for rows in pieces(rows_of(batch)):
-                if len(rows):
-                    emit(self._converter.convert(rows_of(rows)))
+            return
+        for rows in pieces(rows_of(batch)):
+            if len(rows):
+                table = self._converter.convert(rows_of(rows))
+                emit(table if self._time is None else with_time(table, event_times(self._time, rows)))
 
 
 class CheckSchema(ChainedOperator):

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from minishuffle.dataflow.operators.base import Batch, Emit, Used
 from minishuffle.dataflow.operators.convert import column_of
+from minishuffle.dataflow.operators.hiddentime import gives_time, with_time
 from minishuffle.dataflow.operators.joincolumns import (
     JoinColumns,
     Outbox,
@@ -35,7 +36,7 @@ SPARE_KEYS: Final = 4096
 
 
 class JoinArrow(IntervalJoin):
-    """Emits the columns that :class:`JoinColumns` says.
+    """Emits the columns that :class:`JoinColumns` says, and the hidden one of event time if it is read.
 
     Each side numbers its keys in a :class:`KeyIndex` and holds its rows in a :class:`Held`; the other side's
     keys are looked up there, of whatever type they are. When most keys have no rows any more, the others are
@@ -58,6 +59,7 @@ class JoinArrow(IntervalJoin):
         self.columns = columns
         self._declared = schemas
         self._schemas = [None if schema is None else plain_schema(schema) for schema in schemas]
+        self._gives_time = True
         self._result: pa.Schema | None = None
         self._indexes = [KeyIndex(), KeyIndex()]
         self._held = (Held(self.progress.within), Held(self.progress.within))
@@ -65,6 +67,7 @@ class JoinArrow(IntervalJoin):
     def for_columns(self, used: Used) -> JoinArrow:
         """(At submission.) The same where only these columns of the inputs come."""
         narrowed = copy.copy(self)
+        narrowed._gives_time = gives_time(used)
         left, right = (with_columns(schema, used.takes[side]) for side, schema in enumerate(self._declared))
         narrowed._declared = (left, right)
         narrowed._schemas = [None if schema is None else plain_schema(schema) for schema in (left, right)]
@@ -114,7 +117,8 @@ class JoinArrow(IntervalJoin):
             run.matched[rows] = True
             own, other = batch.take(pa.array(asked)), run.batch.take(pa.array(rows))
             left, right = (own, other) if input == LEFT else (other, own)
-            outbox.add(self.columns.pairs(left, right, self._schema()))
+            pairs = self.columns.pairs(left, right, self._schema())
+            self._put_out(pairs, np.maximum(times[asked], run.times[rows]), outbox)
         return matched
 
     def _hold(
@@ -146,10 +150,11 @@ class JoinArrow(IntervalJoin):
         """Put out rows of a side that have no partner, if such rows go out."""
         if not batch.num_rows or not self.goes_unmatched(input):
             return
-        if input == LEFT:
-            outbox.add(self.columns.left_alone(batch, self._schema()))
-        else:
-            outbox.add(self.columns.right_alone(batch, times, self._schema()))
+        alone = self.columns.left_alone if input == LEFT else self.columns.right_alone
+        self._put_out(alone(batch, self._schema()), times, outbox)
+
+    def _put_out(self, batch: pa.RecordBatch, times: Vector, outbox: Outbox) -> None:
+        outbox.add(with_time(batch, times) if self._gives_time else batch)
 
     def earliest(self, input: int) -> int:
         return self._held[input].earliest

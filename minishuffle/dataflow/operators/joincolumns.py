@@ -9,9 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from minishuffle.dataflow.operators.base import Emit
-from minishuffle.dataflow.operators.joins import LEFT, How
-from minishuffle.dataflow.operators.moments import Vector
-from minishuffle.dataflow.operators.times import EventTime
+from minishuffle.dataflow.operators.joins import LEFT, RIGHT, How
+from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
 from minishuffle.dataflow.operators.widertype import as_type, in_schema, wider_schema
 from minishuffle.errors import UsageError
 from minishuffle.exchange.schemas import with_innermost, without_dictionary, without_view
@@ -31,7 +30,6 @@ __all__ = [
 ]
 
 SUFFIX = "_right"
-DAY = 86_400_000_000
 
 
 def joined_names(left: Sequence[str], right: Sequence[str], suffix: str = SUFFIX) -> list[str]:
@@ -130,7 +128,8 @@ class JoinColumns:
     """The columns of an interval join: the keys, the left's others, the right's others.
 
     What is held of a side is its batch in that order: of the left keys and others, of the right others,
-    and in a full join the keys too. A name of the right that the left has too gets ``suffix``.
+    and in a full join the keys too. A name of the right that the left has too gets ``suffix``. The hidden
+    column of event time is no column here: times are held apart.
     """
 
     def __init__(
@@ -138,12 +137,10 @@ class JoinColumns:
         left_keys: tuple[str, ...],
         right_keys: tuple[str, ...],
         how: How,
-        left_time: EventTime,
         suffix: str = SUFFIX,
     ) -> None:
         self.keys = (left_keys, right_keys)
         self.how = how
-        self.left_time = left_time
         self._suffix = suffix
         self._fixed: dict[str, str] | None = None
         """The names of the result for the right's others, once :meth:`fix` has said them."""
@@ -151,30 +148,30 @@ class JoinColumns:
     def held_names(self, given: Sequence[str], input: int) -> list[str]:
         """The columns that are held of a batch that has the columns ``given``."""
         keys = self.keys[input]
-        others = [name for name in given if name not in keys]
+        others = self._others(given, input)
         if input == LEFT:
             return [*keys, *others]
         return [*others, *keys] if self.how == "full" else others
 
+    def _others(self, given: Sequence[str], input: int) -> list[str]:
+        return [name for name in given if name not in self.keys[input] and name != HIDDEN_TIME]
+
     def names(self, left: Sequence[str], right: Sequence[str]) -> list[str]:
         """The names of the result, from those of both sides."""
-        others = [name for name in right if name not in self.keys[1]]
+        others = self._others(right, RIGHT)
         if self._fixed is not None:
             return [*self.held_names(left, LEFT), *map(self._fixed.__getitem__, others)]
         return joined_names(self.held_names(left, LEFT), others, self._suffix)
 
     def fix(
-        self, left: Sequence[str], right: Sequence[str], right_time: EventTime
+        self, left: Sequence[str], right: Sequence[str], times: tuple[EventTime, EventTime]
     ) -> Callable[[frozenset[str] | None, int], frozenset[str] | None]:
         """Name the result after all columns of both sides, of which some may not come. Gives the columns
         that are read of each, by its number, for those that are wanted of the result (None: all)."""
-        others = [name for name in right if name not in self.keys[1]]
+        others = self._others(right, RIGHT)
         names = self.names(left, right)[-len(others) :] if others else []
         fixed = self._fixed = dict(zip(others, names, strict=True))
-        needed = [
-            {*keys, str(time.column)}
-            for keys, time in zip(self.keys, (self.left_time, right_time), strict=True)
-        ]
+        needed = [{*keys, str(time.column)} for keys, time in zip(self.keys, times, strict=True)]
 
         def reads(wanted: frozenset[str] | None, input: int) -> frozenset[str] | None:
             if wanted is None:
@@ -194,7 +191,7 @@ class JoinColumns:
         fields = [left.field(name) for name in self.held_names(left.names, LEFT)]
         if self.how == "full":
             fields = [field.with_nullable(True) for field in fields]
-        others = [right.field(name) for name in right.names if name not in self.keys[1]]
+        others = [right.field(name) for name in self._others(right.names, RIGHT)]
         if self.how != "inner":
             others = [field.with_nullable(True) for field in others]
         names = self.names(left.names, right.names)
@@ -215,15 +212,13 @@ class JoinColumns:
         nulls = [pa.nulls(left.num_rows, field.type) for field in missing]
         return pa.RecordBatch.from_arrays([*left.columns, *nulls], schema=schema)
 
-    def right_alone(self, right: pa.RecordBatch, times: Vector, schema: pa.Schema) -> pa.RecordBatch:
-        """Right rows without a partner: their own time stands in the left's column."""
+    def right_alone(self, right: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+        """Right rows without a partner: of the left they have the keys."""
         others = right.num_columns - len(self.keys[1])
         arrays = []
         for number, field in enumerate(list(schema)[: len(schema) - others]):
             if number < len(self.keys[0]):
                 arrays.append(_key_array(right.column(others + number), field))
-            elif field.name == self.left_time.column:
-                arrays.append(_time_array(times - self.left_time.shift, field.type, field.name))
             else:
                 arrays.append(pa.nulls(right.num_rows, field.type))
         return pa.RecordBatch.from_arrays([*arrays, *right.columns[:others]], schema=schema)
@@ -237,21 +232,4 @@ def _key_array(keys: pa.Array, field: pa.Field) -> pa.Array:
         raise UsageError(
             f"the key of a right record does not fit the left's column {field.name!r} of type {field.type} "
             f"({error}), where it stands for a record without a partner: cast one of both keys first"
-        ) from error
-
-
-def _time_array(times: Vector, kind: pa.DataType, name: str) -> pa.Array:
-    """Microseconds in the type of a time column."""
-    whole = not pa.types.is_date(kind) or not (times % DAY).any()
-    try:
-        if not whole:
-            raise pa.ArrowInvalid("it has a time of day")
-        array = pa.array(times)
-        if pa.types.is_integer(kind):
-            return array.cast(kind)
-        return array.cast(pa.timestamp("us", getattr(kind, "tz", None))).cast(kind)
-    except pa.ArrowException as error:
-        raise UsageError(
-            f"the time of a right record does not fit the left's column {name!r} of type {kind} ({error}), "
-            "where it stands for a record without a partner: cast that column to timestamp('us') first"
         ) from error

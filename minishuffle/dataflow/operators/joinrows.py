@@ -34,15 +34,18 @@ _time_of = attrgetter("time")
 
 @dataclass(frozen=True, slots=True)
 class JoinedTime:
-    """The event time of (key, left row, right row): the left row's, or the right one's if it is alone."""
+    """The event time of (key, left row, right row): the greater one, or that of the row that is alone."""
 
     left: EventTime
     right: EventTime
 
     def __call__(self, joined: tuple[Any, Any, Any]) -> int:
         _, left, right = joined
-        time, row = (self.left, left) if left is not None else (self.right, right)
-        return microseconds(time.fn(row) if time.fn is not None else row[time.column]) + time.shift
+        return max(
+            microseconds(time.fn(row) if time.fn is not None else row[time.column]) + time.shift
+            for time, row in ((self.left, left), (self.right, right))
+            if row is not None
+        )
 
 
 @dataclass(slots=True, eq=False)

@@ -90,13 +90,15 @@ class JoinProgress:
     def watermark(self, earliest: tuple[int, int]) -> int:
         """What holds for the join's output; ``earliest`` of the times held on each side.
 
-        Output has the left record's time: it comes from a left record that is held or yet to come. A
-        full join adds right ones, with their own times.
+        A pair has the greater time of both, and one of them is yet to come. Outer joins add records that
+        are held, with their own times.
         """
         held_left, held_right = earliest
-        time = min(self.reached[LEFT], held_left - 1)
+        time = min(self.reached)
+        if self.how != "inner":
+            time = min(time, held_left - 1)
         if self.how == "full":
-            time = min(time, self.reached[RIGHT], held_right - 1)
+            time = min(time, held_right - 1)
         return END_OF_TIME if self.ended else time
 
     def write_state(self) -> StatePart:
@@ -112,7 +114,7 @@ class JoinProgress:
     @property
     def last(self) -> int:
         """What the output has reached when nothing comes any more."""
-        return max(self._last) if self.how == "full" else self._last[LEFT]
+        return max(self._last)
 
 
 class IntervalJoin(ChainedOperator):

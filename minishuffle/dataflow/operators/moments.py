@@ -118,9 +118,10 @@ def _arrow_times(time: EventTime, batch: pa.RecordBatch) -> Vector:
         raise UsageError("the event time is a function of a row, and these are Arrow batches: name a column")
     index = batch.schema.get_field_index(name)
     if index < 0:
+        shown = "column" if time.is_hidden else f"column {name!r} (or several)"
         raise UnknownName(
-            f"no column {name!r} (or several) for the event time: the batch has "
-            f"{', '.join(batch.schema.names)}: keep it in map_batches(), or call event_time() again"
+            f"no {shown} for the event time: the batch has {', '.join(batch.schema.names)}: keep it in "
+            "map_batches(), or call event_time() again"
         )
     column = batch.column(index)
     if column.null_count:

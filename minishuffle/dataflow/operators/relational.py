@@ -7,6 +7,7 @@ names, but imports ``pyarrow.dataset``, which costs a worker 56 MB and seconds.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -14,10 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import _acero as acero
 
-from minishuffle.dataflow.operators.base import Batch, Emit
+from minishuffle.dataflow.operators.base import Batch, Emit, Used
 from minishuffle.dataflow.operators.chained import ChainedOperator, OnError
 from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.functions import MapBatches
+from minishuffle.dataflow.operators.hiddentime import gives_time
+from minishuffle.dataflow.operators.times import HIDDEN_TIME
 from minishuffle.dataflow.operators.widertype import in_schema
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.exchange.gather import take
@@ -57,6 +60,14 @@ class Projection(ChainedOperator):
         self._dropped = frozenset(dropped)
         self._renamed = dict(renamed or {})
 
+    def for_columns(self, used: Used) -> Projection:
+        """(At submission.) Without the hidden column of event time if nothing reads it."""
+        if self._outputs is None or gives_time(used):
+            return self
+        narrowed = copy.copy(self)
+        narrowed._outputs = {name: value for name, value in self._outputs.items() if name != HIDDEN_TIME}
+        return narrowed
+
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         assert isinstance(batch, pa.RecordBatch)
         if not batch.num_rows:
@@ -70,7 +81,8 @@ class Projection(ChainedOperator):
     def _wanted(self, given: Sequence[str]) -> dict[str, Any]:
         """What each output column is, of a batch that has the columns ``given``."""
         if self._outputs is not None:
-            return self._outputs
+            has_time = HIDDEN_TIME in given
+            return {name: value for name, value in self._outputs.items() if has_time or name != HIDDEN_TIME}
         for name in (*self._dropped, *self._renamed):
             if name not in given:
                 raise UnknownName(f"{self.name}: no column {name!r}: the batch has {', '.join(given)}")

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
-__all__ = ["EventTime", "LastMoment"]
+__all__ = ["HIDDEN_TIME", "EventTime", "LastMoment"]
+
+HIDDEN_TIME: Final = "__event_time"
+"""The column of a table's event time where no column that it shows is that; see ``hiddentime``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,11 @@ class EventTime:
     fn: Callable[[Any], Any] | None = None
     shift: int = 0
     each: bool = field(default=False, compare=False)
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether no column that is shown holds it."""
+        return self.column == HIDDEN_TIME
 
 
 @dataclass(frozen=True, slots=True)
