@@ -50,6 +50,7 @@ def join_tables(
     schema: pa.Schema | None = None
     names: tuple[str, ...] | None = None
     if left._schema is not None and right._schema is not None:
+        columns.check_keys(left._schema, right._schema)
         schema = columns.result(left._schema, right._schema)
     elif left._columns is not None and right._columns is not None:
         names = tuple(columns.names(left._columns, right._columns))
@@ -96,6 +97,7 @@ def look_up(big: Table, small: Table, on: On, how: Literal["inner", "left"], suf
     schema: pa.Schema | None = None
     names: tuple[str, ...] | None = None
     if big._schema is not None and small._schema is not None:
+        columns.check_keys(big._schema, small._schema)
         schema = columns.result(big._schema, small._schema)
     elif big._columns is not None and small._columns is not None:
         names = tuple(columns.names(big._columns, small._columns))

@@ -28,6 +28,7 @@ from minishuffle.dataflow.operators.joincolumns import (
 )
 from minishuffle.dataflow.operators.joinheld import places
 from minishuffle.dataflow.operators.keyindex import KeyIndex
+from minishuffle.dataflow.operators.keykinds import RowKinds, check_key_kinds
 from minishuffle.dataflow.operators.moments import Vector
 from minishuffle.dataflow.operators.times import HIDDEN_TIME
 from minishuffle.errors import ResourceExhausted, UnknownName, UsageError
@@ -60,6 +61,10 @@ class BroadcastColumns:
         self._suffix = suffix
         self._fixed: dict[str, str] | None = None
         """The names of the result for the small side's others, once :meth:`fix` has said them."""
+
+    def check_keys(self, big: pa.Schema, small: pa.Schema) -> None:
+        """Raises UsageError if no key of one side can be equal to any of the other."""
+        check_key_kinds("broadcast_join", map(big.field, self.keys), map(small.field, self.small_keys))
 
     def others(self, small: Sequence[str]) -> list[str]:
         """The small side's columns that come into the result."""
@@ -189,6 +194,7 @@ class BroadcastArrow(_Broadcast):
 
     def _join(self, batch: pa.RecordBatch, small: _Small, outbox: Outbox) -> None:
         given = [column_of(batch, name) for name in self.columns.keys]
+        self.columns.check_keys(batch.schema, small.schema)
         starts, counts = small.find(given)
         schema = self.columns.result(batch.schema, small.schema)
         wanted = np.maximum(counts, 1) if self.columns.is_left else counts
@@ -252,6 +258,7 @@ class BroadcastRows(_Broadcast):
         self._rows: dict[Any, list[dict[str, Any]]] = {}
         self._others: dict[str, None] = dict.fromkeys(columns.others(names or ()))
         """Names in the order in which they came."""
+        self._kinds = RowKinds()
         self._renamed: dict[tuple[str, ...], list[str]] = {}
         """How the others are called beside a big row of these columns."""
 
@@ -259,14 +266,18 @@ class BroadcastRows(_Broadcast):
         assert isinstance(batch, list)
         if input == SMALL:
             self.note_size(len(batch), len(pack_rows(batch)))
-            for form, row in zip(_forms(batch, self.columns.small_keys), batch, strict=True):
+            forms = _forms(batch, self.columns.small_keys)
+            self._kinds.note(forms, SMALL)
+            for form, row in zip(forms, batch, strict=True):
                 self._others.update(dict.fromkeys(self.columns.others(list(row))))
                 if None not in form:
                     self._rows.setdefault(form, []).append(row)
             return
         out = RowsOut(emit)
         unmatched: list[dict[str, Any]] = [{}] if self.columns.is_left else []
-        for form, row in zip(_forms(batch, self.columns.keys), batch, strict=True):
+        forms = _forms(batch, self.columns.keys)
+        self._kinds.note(forms, BIG)
+        for form, row in zip(forms, batch, strict=True):
             names = self._names_beside(tuple(row))
             for partner in self._rows.get(form, unmatched):
                 added = zip(names, map(partner.get, self._others), strict=True)
@@ -274,6 +285,9 @@ class BroadcastRows(_Broadcast):
             if len(out.rows) >= out.room:
                 out.look()
         out.flush()
+
+    def finish(self, emit: Emit) -> None:
+        self._kinds.complain(self.name, self.context)
 
     def _names_beside(self, big: tuple[str, ...]) -> list[str]:
         names = self._renamed.get(big)

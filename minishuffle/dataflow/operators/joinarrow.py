@@ -97,6 +97,9 @@ class JoinArrow(IntervalJoin):
             return plain(batch, before)
         given = plain(batch, None)
         schema = self._schemas[input] = common_schema(before, given.schema)
+        left, right = self._schemas
+        if schema is not before and left is not None and right is not None:
+            self.columns.check_keys(left, right)
         if before is not None and not schema.equals(before):
             self._result = None
             held = pa.schema([schema.field(name) for name in self.columns.held_names(schema.names, input)])

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from minishuffle.dataflow.operators.base import Emit
 from minishuffle.dataflow.operators.joins import LEFT, RIGHT, How
+from minishuffle.dataflow.operators.keykinds import check_key_kinds
 from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
 from minishuffle.dataflow.operators.widertype import as_type, in_schema, wider_schema
 from minishuffle.errors import UsageError
@@ -155,6 +156,11 @@ class JoinColumns:
 
     def _others(self, given: Sequence[str], input: int) -> list[str]:
         return [name for name in given if name not in self.keys[input] and name != HIDDEN_TIME]
+
+    def check_keys(self, left: pa.Schema, right: pa.Schema) -> None:
+        """Raises UsageError if no key of one side can be equal to any of the other."""
+        own, others = (map(schema.field, keys) for schema, keys in zip((left, right), self.keys, strict=True))
+        check_key_kinds("join", own, others)
 
     def names(self, left: Sequence[str], right: Sequence[str]) -> list[str]:
         """The names of the result, from those of both sides."""

@@ -19,6 +19,7 @@ from minishuffle.dataflow.operators.keyedstate import (
     packed,
     unpacked,
 )
+from minishuffle.dataflow.operators.keykinds import RowKinds
 from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.moments import Vector, microseconds
 from minishuffle.dataflow.operators.timeheap import TimeHeap
@@ -113,6 +114,7 @@ class JoinRows(IntervalJoin):
     ) -> None:
         super().__init__(how, within, times, late)
         self._sides = (_Side(), _Side())
+        self._kinds = RowKinds()
 
     def take(self, batch: Batch, times: Vector, input: int, emit: Emit) -> None:
         if not isinstance(batch, KeyedRows):
@@ -121,6 +123,7 @@ class JoinRows(IntervalJoin):
         limit, outer = self.progress.limit(input), self.goes_unmatched(input)
         out = RowsOut(emit)
         forms = canonical_rows(batch.keys)
+        self._kinds.note(forms, input)
         for key, form, row, time in zip(batch.keys, forms, batch.rows, times.tolist(), strict=True):
             has_key = not _is_null(form)
             partners = others.between(form, time - within, time + within) if has_key else []
@@ -139,6 +142,9 @@ class JoinRows(IntervalJoin):
         outer = self.goes_unmatched(input)
         gone = self._sides[input].take_until(limit)
         emit_rows([_alone(held.key, held.row, input) for held in gone if outer and not held.matched], emit)
+
+    def finish(self, emit: Emit) -> None:
+        self._kinds.complain(self.name, self.context)
 
     def earliest(self, input: int) -> int:
         return self._sides[input].earliest
