@@ -35,6 +35,8 @@ class StreamSinks(StreamBase):
         when it has so many rows or bytes, and at the end of the stream. It appears when the coordinator has
         listed it, and stays whatever becomes of the job.
 
+        A table whose columns are known gives a file without rows if it has none.
+
         Each has the types that its rows and those before it need, null for None alone. If rows have no one
         type in a column, call :meth:`Stream.to_table` with a schema first, and all files have that.
 
@@ -52,7 +54,7 @@ class StreamSinks(StreamBase):
                 f"to_files cannot write to {path}: give a directory that all workers see, since a file "
                 "gets its name when it is complete, which object stores do not offer"
             )
-        return self._sink("to_files", FileSink(path, Roll(seconds, rows, bytes)))
+        return self._sink("to_files", FileSink(path, Roll(seconds, rows, bytes), self._schema))
 
     def collect(self, name: str = "collect") -> Self:
         """Send every row to the program that submitted the job; Arrow as dicts.

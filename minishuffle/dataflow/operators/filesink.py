@@ -191,7 +191,8 @@ class FileSink(ChainedOperator):
     Dict rows become columns by name, pairs the columns ``key`` and ``value``, longer tuples ``c0``, ``c1``,
     …, anything else the column ``value``. The types of a part hold all its rows and those of the parts before
     it, in whatever order they came: what is written already is written anew if later rows need wider ones. A
-    subtask without rows writes nothing; one that fails keeps the parts that were complete.
+    subtask without rows writes nothing, but the first one an empty file if ``schema`` is given: so a table of
+    no rows can be read. A subtask that fails keeps the parts that were complete.
 
     Raises:
         UsageError: ``path`` already holds Parquet files or is no directory, rows have other columns than the
@@ -201,9 +202,10 @@ class FileSink(ChainedOperator):
     name = "to_files"
     only_reads = True
 
-    def __init__(self, path: str | Path, roll: Roll) -> None:
+    def __init__(self, path: str | Path, roll: Roll, schema: pa.Schema | None = None) -> None:
         self.path = str(Path(path).expanduser().resolve())
         self.roll = roll
+        self._known = schema
         self._token = uuid4().hex[:12]
         """In the names of its hidden parts, beside the job's id, which another cluster's may have too."""
         self._opened = False
@@ -339,6 +341,9 @@ class FileSink(ChainedOperator):
             self._complete()
 
     def finish(self, emit: Emit) -> None:
+        has_parts = self._part or self._pending or self._named or any(self._files.listed.values())
+        if not has_parts and self._known is not None and self.context.index == 0:
+            self._schema, self._part = self._known, self._begin()
         if self._part is not None:
             self._complete()
         self._files.wait()

@@ -116,6 +116,18 @@ def test_without_rows_there_is_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_table_without_rows_gives_one_file_with_its_columns(tmp_path: Path) -> None:
+    sink = FileSink(tmp_path, NEVER, ARROW.schema)
+    for index, earlier, expected in ((3, {}, 0), (0, {1: 2}, 0), (0, {1: 0}, 1)):
+        listing = Listing()
+        listing.listed = earlier
+        made: FileSink = cloudpickle.loads(cloudpickle.dumps(sink))
+        made.open(TaskContext("j1", "task", index, 4, 2, files=listing))
+        made.finish(nothing)
+        assert made.close() == {"files": expected, "rows": 0}
+    assert ds.dataset(tmp_path, format="parquet").to_table().equals(pa.Table.from_batches([], ARROW.schema))
+
+
 @pytest.mark.parametrize("rows", [1, BATCH_ROWS_MAX])
 def test_a_failed_attempt_leaves_no_part_that_was_not_complete(rows: int, tmp_path: Path) -> None:
     assert run(tmp_path, pa.record_batch({"n": range(rows)}), finish=False) == {"files": 0, "rows": 0}
