@@ -133,7 +133,8 @@ class JobHandle:
 
         Raises:
             TaskFailed: the job failed; the text has the first cause and the user's traceback.
-            RowsLost: it ended, but rows were lost with a task or worker that failed.
+            RowsLost: it ended, but rows were lost with a task or worker that failed; the text has the first
+                failure and the user's traceback.
             TaskCancelled: the job was cancelled.
             TimeoutError: ``timeout`` seconds passed; the job runs on.
         """
@@ -260,18 +261,29 @@ def workers_at_work(status: ClusterStatus) -> int:
 
 
 def loss_text(info: JobInfo, events: Iterable[JobEvent]) -> str:
-    """What a job that ended with loss has lost as far as that is known, and its first failure."""
+    """What a job that ended with loss has lost as far as that is known, and its first failure, with the
+    user's own traceback if the user's code raised."""
     counts = [f"{count:,} {reason}" for reason, count in info.rows_dropped.items()]
     if info.rows_in_flight:
         counts.append(f"up to {info.rows_in_flight:,} in flight through what died")
     if info.state_rows_lost:
         counts.append(f"{info.state_rows_lost:,} of the state of tasks")
     lost = ", ".join(counts) or "what a task held when it failed"
-    return (
+    text = (
         f"job {info.job} ({info.name}) finished, but rows were lost ({lost}) in "
         f"{sum(info.restarts.values()):,} restarts, {_first_failure(events)}; see "
         f"'minishuffle jobs events {info.job}'. Its results are given out with allow_loss=True (--allow-loss)"
     )
+    failure = info.first_failure
+    if failure is None:
+        return text
+    more = failure.traceback if failure.text in text else failure_lines(failure)
+    return f"{text}\n{more}".rstrip()
+
+
+def failure_lines(failure: JobEvent) -> str:
+    """What a task failed of, with the user's own traceback under it."""
+    return f"{failure.text}\n{failure.traceback}".rstrip()
 
 
 def _first_failure(events: Iterable[JobEvent]) -> str:

@@ -212,6 +212,16 @@ def clipped(text: str, chars_max: int) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
+def clipped_inside(text: str, chars_max: int) -> str:
+    """Like :func:`clipped`, but what is cut is in the middle: a traceback keeps where it begins, and the
+    frame that raised."""
+    if len(text) > chars_max:
+        kept = chars_max - CLIP_NOTE_CHARS
+        end = kept - kept // 4
+        text = f"{text[: kept // 4]}… ({len(text) - kept:,} more characters) …{text[-end:]}"
+    return text.encode("utf-8", "replace").decode()
+
+
 def told_from_outside(error: BaseException, is_ours: Callable[[str], bool]) -> str:
     """The error and its traceback, without the frames at its beginning whose file ``is_ours``."""
     frames = error.__traceback__

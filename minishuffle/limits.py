@@ -155,6 +155,8 @@ JOURNAL_COUNTS_SECONDS: Final = 1.0
 JOURNAL_COUNTS_BYTES_MAX: Final = 2 * MIB
 """The size of such records in one write, without the last of them; further ones are in the next."""
 JOB_EVENTS_KEPT: Final = 10_000
+EVENT_TRACEBACK_CHARS_MAX: Final = 4_000
+"""The user's traceback in the event of a task that failed; what is cut is in its middle."""
 JOB_LOG_LINES_KEPT: Final = 20_000
 JOB_LOG_CHARS_KEPT: Final = 2 * MIB
 """Characters of all log lines of a job together; the oldest make room."""

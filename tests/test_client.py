@@ -194,15 +194,24 @@ def test_a_job_that_failed_at_a_limit_names_it_under_the_first_cause(link: type[
     ]
 
 
+FAILED = JobEvent(
+    number=1, at=0.0, kind="task failed", text="map[1]: ValueError: no", traceback="own frame\n"
+)
+
+
 def lossy(message: ControlMessage) -> ControlMessage:
     """The answers about a job that lost rows."""
     if isinstance(message, GetEvents):
-        failed = JobEvent(number=1, at=0.0, kind="task failed", text="map[1]: ValueError: no")
-        return JobEvents(events=[failed], terminal=True)
+        return JobEvents(events=[FAILED], terminal=True)
     if isinstance(message, GetRows):
         batches = [pack_rows([1, 2])] if message.after == 0 else []
         return JobRows(batches=batches, next=1, terminal=True, sinks=["collect"] * len(batches))
-    return job("finished_with_loss", restarts={"lost": 2}, rows_dropped={"failed_batch": 3, "late": 1})
+    return job(
+        "finished_with_loss",
+        restarts={"lost": 2},
+        rows_dropped={"failed_batch": 3, "late": 1},
+        first_failure=FAILED,
+    )
 
 
 def test_a_job_that_lost_rows_raises_unless_that_is_allowed(link: type[ScriptedLink]) -> None:
@@ -213,7 +222,7 @@ def test_a_job_that_lost_rows_raises_unless_that_is_allowed(link: type[ScriptedL
     assert str(caught.value) == (
         "job j1 (words) finished, but rows were lost (3 failed_batch, 1 late) in 2 restarts, the first "
         "after: map[1]: ValueError: no; see 'minishuffle jobs events j1'. Its results are given out with "
-        "allow_loss=True (--allow-loss)"
+        "allow_loss=True (--allow-loss)\nown frame"
     )
     result = handle.wait(allow_loss=True)
     assert (result.state, result.rows) == ("finished_with_loss", [1, 2])
@@ -239,8 +248,11 @@ def test_rows_lost_by_a_suspicion_name_it_and_the_setting(link: type[ScriptedLin
         )
 
     link.answer = staticmethod(answer)  # type: ignore[assignment]
-    with pytest.raises(RowsLost, match=f"{said}, which may have been slow and not dead .raise suspect_after"):
+    with pytest.raises(
+        RowsLost, match=f"{said}, which may have been slow and not dead .raise suspect_after"
+    ) as caught:
         connect().handle("j1").wait()
+    assert str(caught.value).endswith(")\nmap[1]: ValueError: no\nown frame"), "a failure that came later"
 
 
 @pytest.mark.parametrize(("state", "error"), [("failed", TaskFailed), ("canceled", TaskCancelled)])

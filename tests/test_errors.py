@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from minishuffle import errors
-from minishuffle.errors import ShuffleError, UsageError, clipped, described, error_from_code, text_of
+from minishuffle.errors import (
+    ShuffleError,
+    UsageError,
+    clipped,
+    clipped_inside,
+    described,
+    error_from_code,
+    text_of,
+)
 from minishuffle.wire.handshake import HandshakeRefused
 
 CLASSES = [getattr(errors, name) for name in errors.__all__ if isinstance(getattr(errors, name), type)]
@@ -64,6 +72,14 @@ def test_the_callers_mistakes_are_usage_errors() -> None:
 )
 def test_text_is_cut_to_what_a_message_takes(text: str, cut: str) -> None:
     assert clipped(text, 100) == cut
+
+
+def test_a_traceback_is_cut_in_its_middle() -> None:
+    assert clipped_inside("short \udc80", 100) == "short ?"
+    text = "a" * 500 + "b" * 500
+    cut = clipped_inside(text, 100)
+    assert cut == "a" * 9 + "… (964 more characters) …" + "b" * 27
+    assert len(cut) <= 100
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import PurePath
+from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -325,7 +326,8 @@ def events(context: click.Context, job: str, follow: bool, as_json: bool) -> Non
     """Print what happened to a job, oldest first.
 
     A recovery is a timeline, with the milliseconds since the failure was detected: task failed (or lost),
-    rescheduled, deployed, running, inputs and outputs reattached, first record.
+    rescheduled, deployed, running, inputs and outputs reattached, first record. Under a task that failed
+    stands the traceback of the user's code.
     """
     with session_of(context).client() as client:
         for event in client.events(job, follow):
@@ -340,7 +342,8 @@ def _event_line(event: JobEvent) -> str:
     where = f" {event.operator}.{event.index}#{event.attempt}" if event.operator >= 0 else ""
     on = f" on worker {event.worker}" if event.worker else ""
     since = f" +{1000 * event.since:.1f} ms" if event.since else ""
-    return f"{at} {event.kind}{where}{on}{since}: {event.text}"
+    own = f"\n{indent(event.traceback.rstrip(), '    ')}" if event.traceback else ""
+    return f"{at} {event.kind}{where}{on}{since}: {event.text}{own}"
 
 
 @jobs.command()

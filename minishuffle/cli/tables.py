@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from minishuffle.client import cause_text
+from minishuffle.client import cause_text, failure_lines
 from minishuffle.counters import LIMITS, TaskCounters
 from minishuffle.wire.requests import ClusterStatus, JobInfo, TaskInfo
 
@@ -141,7 +141,8 @@ def show_jobs(jobs: list[JobInfo]) -> None:
     numbers = ("tasks", "records in", "records out", "age")
     table = new_table(["job", "name", "state", *numbers, "first cause"], numbers)
     for job in jobs:
-        cause = job.causes[0].text.splitlines()[0] if job.causes and job.causes[0].text else ""
+        first = job.causes[0] if job.causes else job.first_failure
+        cause = first.text.splitlines()[0] if first is not None and first.text else ""
         table.add_row(
             job.job,
             job.name,
@@ -197,6 +198,8 @@ def show_job(job: JobInfo) -> None:
         out.print(f"{label}: {cause_text(cause)}")
         if number == 0 and cause.traceback:
             out.print(cause.traceback.rstrip())
+    if job.first_failure is not None and not job.causes:
+        out.print(f"first failure: {failure_lines(job.first_failure)}")
 
 
 def limits_hit(job: JobInfo) -> list[dict[str, Any]]:

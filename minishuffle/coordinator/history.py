@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from minishuffle import limits
-from minishuffle.errors import PartitionNotFound, PeerLost, ResourceExhausted, TaskCancelled
+from minishuffle.errors import PartitionNotFound, PeerLost, ResourceExhausted, TaskCancelled, clipped_inside
 from minishuffle.wire.messages import ErrorInfo
 from minishuffle.wire.requests import JobEvent, JobEvents, JobLogs, JobRows
 
@@ -28,7 +28,10 @@ REPLY_LINES_MAX = 1000
 
 assert 4 * limits.LOG_LINE_CHARS_MAX * REPLY_LINES_MAX < limits.CONTROL_FRAME_BYTES_MAX
 assert limits.LOG_LINE_CHARS_MAX < limits.JOB_LOG_CHARS_KEPT
-assert 4 * TEXT_CHARS_MAX * REPLY_EVENTS_MAX < limits.CONTROL_FRAME_BYTES_MAX
+assert (
+    4 * (TEXT_CHARS_MAX + limits.EVENT_TRACEBACK_CHARS_MAX) * REPLY_EVENTS_MAX
+    < limits.CONTROL_FRAME_BYTES_MAX
+)
 
 
 class History:
@@ -54,6 +57,8 @@ class History:
         """Those among them that were lost with an earlier coordinator."""
         self._fetched = 0
         """Batches that some client has said it has: the first ones."""
+        self.first_failure: JobEvent | None = None
+        """The first event of a task that failed, also when it is among the events no more."""
         self._roots: list[ErrorInfo] = []
         self._followers: list[ErrorInfo] = []
 
@@ -70,22 +75,25 @@ class History:
         attempt: int = 0,
         worker: int = 0,
         since: float = 0.0,
+        traceback: str = "",
     ) -> None:
         """Add an event; ``at`` is the wall clock."""
         self._event_number += 1
-        self._events.append(
-            JobEvent(
-                number=self._event_number,
-                at=at,
-                kind=kind,
-                text=text[:TEXT_CHARS_MAX],
-                operator=operator,
-                index=index,
-                attempt=attempt,
-                worker=worker,
-                since=since,
-            )
+        event = JobEvent(
+            number=self._event_number,
+            at=at,
+            kind=kind,
+            text=text[:TEXT_CHARS_MAX],
+            operator=operator,
+            index=index,
+            attempt=attempt,
+            worker=worker,
+            since=since,
+            traceback=clipped_inside(traceback, limits.EVENT_TRACEBACK_CHARS_MAX),
         )
+        self._events.append(event)
+        if kind == "task failed" and self.first_failure is None:
+            self.first_failure = event
 
     def log(self, lines: Iterable[str]) -> None:
         for line in lines:
@@ -123,6 +131,7 @@ class History:
             "roots": [cause.model_dump() for cause in self._roots],
             "followers": [cause.model_dump() for cause in self._followers],
             "batches": self.batches,
+            "first_failure": self.first_failure.model_dump() if self.first_failure is not None else None,
         }
 
     def events_above(self, number: int) -> list[JobEvent]:
@@ -135,6 +144,8 @@ class History:
         self._roots = [ErrorInfo(**cause) for cause in record["roots"]]
         self._followers = [ErrorInfo(**cause) for cause in record["followers"]]
         self._dropped = self._lost = record["batches"]
+        first = record.get("first_failure")
+        self.first_failure = JobEvent(**first) if first is not None else None
         self._events.clear()
         self._events.extend(sorted((JobEvent(**event) for event in events), key=lambda event: event.number))
         self._event_number = self._events[-1].number if self._events else 0

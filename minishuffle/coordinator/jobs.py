@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeAlias
 
 from minishuffle import limits
 from minishuffle.coordinator.books import Books, Losses, TaskKey
@@ -50,6 +50,9 @@ __all__ = ["Job"]
 
 RESULT_BYTES_MAX: Final = 16 * limits.MIB
 """What all sinks of a job together may return at their close."""
+_FromTask: TypeAlias = (
+    TaskStateChanged | TaskReleased | Collected | TaskReport | SourcePositions | FileCompleted | ChannelEnds
+)
 _STOPPING: Final = {"failing": "failed", "canceling": "canceled"}
 
 
@@ -201,6 +204,7 @@ class Job:
             files_listed=self.manifest.files,
             file_rows=self.manifest.rows,
             task_states=dict(+self._states),
+            first_failure=self.history.first_failure,
         )
 
     def rows_after(self, number: int) -> JobRows:
@@ -219,17 +223,7 @@ class Job:
 
     # --- what happens to it ----------------------------------------------------------------------
 
-    def _named(
-        self,
-        worker: int,
-        message: TaskStateChanged
-        | TaskReleased
-        | Collected
-        | TaskReport
-        | SourcePositions
-        | FileCompleted
-        | ChannelEnds,
-    ) -> Subtask | None:
+    def _named(self, worker: int, message: _FromTask) -> Subtask | None:
         """The subtask of a message, if it is about the current attempt and of the worker that runs it."""
         task = self._tasks.get((message.operator, message.index))
         if task is None or (task.worker, task.attempt, True) != (worker, message.attempt, task.on_worker):
@@ -244,7 +238,8 @@ class Job:
         if task is None or task.state not in ("created", "running") or task.state == message.state:
             return False
         error, asked = message.error, self._regions.asked(task.key)
-        self._set(task, message.state, at, error.text if error is not None else str(task))
+        said = ErrorInfo(code=0, text=str(task)) if error is None else error
+        self._set(task, message.state, at, said.text, traceback=said.traceback)
         if message.state == "running":
             self.manifest.settled(*task.key)
         else:
@@ -601,7 +596,9 @@ class Job:
 
     # --- states ----------------------------------------------------------------------------------
 
-    def _set(self, task: Subtask, state: str, at: float, text: str, *, kind: str = "") -> None:
+    def _set(
+        self, task: Subtask, state: str, at: float, text: str, *, kind: str = "", traceback: str = ""
+    ) -> None:
         assert state in TASK_MOVES[task.state], f"{task} from {task.state} to {state}"
         self._states[task.state] -= 1
         self._states[state] += 1
@@ -616,7 +613,7 @@ class Job:
             task.end = ""
         self._losses = None
         self.recoveries.moved(task.key, state, at)
-        self._note(task, kind or f"task {state}", at, text)
+        self._note(task, kind or f"task {state}", at, text, traceback=traceback)
 
     def _leave_channels(self, task: Subtask) -> None:
         """An attempt ends early, or one that had finished is lost."""
@@ -631,7 +628,7 @@ class Job:
                 self._tasks[key].repeated = "part" if self._tasks[key].repeated else ""
                 self._books.repeat_in_part(key)
 
-    def _note(self, task: Subtask, kind: str, at: float, text: str) -> None:
+    def _note(self, task: Subtask, kind: str, at: float, text: str, *, traceback: str = "") -> None:
         self.history.note(
             at,
             kind,
@@ -641,6 +638,7 @@ class Job:
             attempt=task.attempt,
             worker=task.worker,
             since=self.recoveries.since(task.key, at),
+            traceback=traceback,
         )
 
     def _move(self, state: str, at: float, text: str) -> None:

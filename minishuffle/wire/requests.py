@@ -79,6 +79,8 @@ class JobEvent(ControlMessage):
     worker: int = 0
     since: float = 0.0
     """Seconds since the failure was detected of which the subtask recovers."""
+    traceback: str = ""
+    """The user's frames, the exception last, if the user's code raised."""
 
 
 class WorkerInfo(ControlMessage):
@@ -241,6 +243,8 @@ class JobInfo(ControlMessage):
     """Rows in them."""
     task_states: dict[str, int] = Field(default_factory=dict)
     """Number of its tasks by state."""
+    first_failure: JobEvent | None = None
+    """When a task failed for the first time, whatever became of the job; None: none has."""
 
 
 class JobList(ControlMessage):

@@ -48,6 +48,7 @@ from minishuffle.errors import (
     TaskFailed,
     UnserializableRecord,
     clipped,
+    clipped_inside,
     described,
     text_of,
 )
@@ -670,7 +671,7 @@ def describe_failure(error: BaseException, task: str) -> ErrorInfo:
     text = f"{task}: {described(error)}"
     frames = "".join(summary.format())
     return ErrorInfo(
-        code=TaskFailed.code, text=clipped(text, size), traceback=clipped(frames, size), task=task
+        code=TaskFailed.code, text=clipped(text, size), traceback=clipped_inside(frames, size), task=task
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from minishuffle.cli.jobs import _file_line, _parted, _run_and_wait
+from minishuffle.cli.jobs import _event_line, _file_line, _parted, _run_and_wait
 from minishuffle.cli.loading import load_job
 from minishuffle.cli.main import Terminated
 from minishuffle.client import Client, JobResult
@@ -210,6 +210,13 @@ def test_who_waits_sees_each_failure_and_what_was_lost(capsys: pytest.CaptureFix
         "division by zero; see "
         "'minishuffle jobs events j1'. Its results are given out with allow_loss=True (--allow-loss)"
     ]
+
+
+def test_an_event_of_a_failure_has_the_users_traceback_under_it() -> None:
+    event = JobEvent(
+        number=1, at=0.0, kind="task failed", text="map[0]: KeyError: 'a'", traceback="one\ntwo\n"
+    )
+    assert _event_line(event).endswith(" task failed: map[0]: KeyError: 'a'\n    one\n    two")
 
 
 @pytest.mark.parametrize(("flags", "code"), [([], 3), (["--allow-loss"], 0)])

@@ -6,7 +6,7 @@ import pytest
 from minishuffle.cli import tables
 from minishuffle.counters import TaskCounters
 from minishuffle.wire.messages import ErrorInfo, PeerReport, WorkerReport
-from minishuffle.wire.requests import ClusterStatus, JobInfo, TaskInfo, WorkerInfo
+from minishuffle.wire.requests import ClusterStatus, JobEvent, JobInfo, TaskInfo, WorkerInfo
 
 TASK = TaskInfo(
     operator=1,
@@ -115,6 +115,18 @@ def test_a_job_shows_its_first_cause_with_the_users_traceback(capsys: pytest.Cap
     out = capsys.readouterr().out
     assert "1,234,567" in out
     assert "first cause: count[0]: ValueError: no\nTraceback of f\nthen: map[1]: a connection broke\n" in out
+
+
+def test_a_job_that_goes_on_shows_its_first_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "map[0]: ValueError: late\nmore"
+    failure = JobEvent(number=3, at=0.0, kind="task failed", text=text, traceback="Traceback of g\n")
+    job = JOB.model_copy(update={"state": "running", "causes": [], "first_failure": failure})
+    tables.show_job(job)
+    assert f"first failure: {text}\nTraceback of g\n" in capsys.readouterr().out
+    tables.show_jobs([job])
+    assert "ValueError: late" in capsys.readouterr().out
+    tables.show_job(JOB.model_copy(update={"first_failure": failure}))
+    assert "first failure" not in capsys.readouterr().out, "the first cause says the same"
 
 
 def test_a_job_shows_what_its_tasks_spend_their_time_with(capsys: pytest.CaptureFixture[str]) -> None:

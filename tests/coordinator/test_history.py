@@ -42,6 +42,23 @@ def test_events_are_numbered_and_the_oldest_are_dropped() -> None:
     assert history.events_after(events[-1].number + 7, False).events == []
 
 
+def test_a_failure_keeps_its_traceback_within_bounds_and_the_first_stays() -> None:
+    history = History()
+    frames = "first frame" + "x" * limits.EVENT_TRACEBACK_CHARS_MAX + "last frame"
+    history.note(0.0, "task running", "map[0]")
+    history.note(0.0, "task failed", "map[0]: ValueError: no", traceback=frames)
+    first = history.first_failure
+    assert first is not None and first.number == 2
+    assert len(first.traceback) <= limits.EVENT_TRACEBACK_CHARS_MAX
+    assert first.traceback.startswith("first frame") and first.traceback.endswith("last frame")
+    for _ in range(limits.JOB_EVENTS_KEPT):
+        history.note(1.0, "task failed", "map[0]: ValueError: again")
+    assert history.first_failure == first and first not in history.events_after(0, True).events
+    again = History()
+    again.recall(history.record(), ())
+    assert again.first_failure == first
+
+
 def test_log_lines_are_counted_on_when_the_oldest_are_dropped() -> None:
     history = History()
     history.log(["a", "b"])

@@ -60,8 +60,10 @@ def test_a_task_that_raises_once_restarts_alone_and_the_rest_arrives(
 
     stream = Stream.generate(numbers, rate=1_000, records=ROWS).rebalance().map(raise_once)
     handle = cluster.submit(stream.rebalance().collect(), parallelism=2)
-    with pytest.raises(RowsLost, match="1 restarts"):
+    with pytest.raises(RowsLost, match="1 restarts") as caught:
         handle.wait(SECONDS_MAX)
+    raised_at = f'File "{__file__}", line {raise_once.__code__.co_firstlineno + 3}, in raise_once\n'
+    assert raised_at in str(caught.value) and "ValueError: just once" in str(caught.value)
     result = handle.wait(SECONDS_MAX, allow_loss=True)
     assert result.state == "finished_with_loss"
     info = handle.info()
@@ -70,6 +72,8 @@ def test_a_task_that_raises_once_restarts_alone_and_the_rest_arrives(
     assert len(set(result.rows)) == len(result.rows), "no row came twice"
     missing = set(range(ROWS)) - set(result.rows)
     assert 0 < len(missing) < ROWS // 4
+    (failed,) = [event for event in handle.events() if event.kind == "task failed"]
+    assert raised_at in failed.traceback and failed == info.first_failure
     kinds = [event.kind for event in handle.events() if event.attempt == 2]
     assert kinds[:3] == ["task rescheduled", "task deployed", "task running"]
 
