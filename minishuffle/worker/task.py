@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -22,24 +22,16 @@ import cloudpickle
 from minishuffle import limits
 from minishuffle.counters import OperatorCounters, TaskCounters
 from minishuffle.dataflow.operators.base import (
-    BEGINNING_OF_TIME,
     END_OF_TIME,
-    Active,
     Batch,
     Emit,
-    Idle,
-    KeyedRows,
     Mark,
     Operator,
-    Output,
     Program,
-    Side,
     Source,
     TaskContext,
     Watermark,
 )
-from minishuffle.dataflow.operators.chained import dropper_of
-from minishuffle.dataflow.operators.copies import own_rows
 from minishuffle.dataflow.operators.reader import SourceReader
 from minishuffle.errors import (
     ResourceExhausted,
@@ -55,14 +47,14 @@ from minishuffle.errors import (
 from minishuffle.exchange.elements import pack_rows
 from minishuffle.exchange.gate import InputGate
 from minishuffle.exchange.partition import ResultPartition
-from minishuffle.exchange.partitioner import Partitioner
 from minishuffle.exchange.rows import pack_result
-from minishuffle.exchange.sizes import encode_all, sendable
+from minishuffle.exchange.sizes import sendable
 from minishuffle.exchange.spool import Spool
 from minishuffle.ids import FIRST_ATTEMPT, AttemptId
 from minishuffle.wire.frames import EventKind
 from minishuffle.wire.messages import ErrorInfo
 from minishuffle.worker.activity import cpu_wait_seconds
+from minishuffle.worker.chain import Chain
 from minishuffle.worker.filereports import FileReports
 from minishuffle.worker.handoff import TaskPaths
 from minishuffle.worker.inputs import Inputs
@@ -71,204 +63,8 @@ from minishuffle.worker.latencymarkers import LatencyMarkers
 from minishuffle.worker.leases import SourceLeases
 from minishuffle.worker.outbox import Outbox
 
-__all__ = ["Chain", "Task", "TaskOutcome"]
+__all__ = ["Task", "TaskOutcome"]
 
-
-# --- chain ----------------------------------------------------------------------------------------
-#
-# The chain of a task: operators that hand batches and marks to each other, and the partitions behind.
-
-
-class _Outlet:
-    """The end of a chain: batches go to the partitions, marks to all of their consumers.
-
-    Args:
-        partitions: by edge.
-        index: of the subtask; the first consumer that it deals to.
-        last: of the operator in front.
-        drop: what drops rows that cannot be sent; None: they raise.
-    """
-
-    def __init__(
-        self,
-        outputs: list[Output],
-        partitions: Mapping[int, ResultPartition],
-        index: int,
-        totals: TaskCounters,
-        last: OperatorCounters,
-        *,
-        drop: Callable[[Exception, Any], None] | None,
-    ) -> None:
-        self._partitions = partitions
-        self._totals = totals
-        self._last = last
-        self._writers = [
-            (output.side, _edge_writer(output, partitions[output.edge], index, drop)) for output in outputs
-        ]
-        self._plain = [write for side, write in self._writers if side is None]
-        self._watermark = BEGINNING_OF_TIME
-
-    def take(self, item: Batch | Mark) -> None:
-        """What the last operator emits."""
-        if not isinstance(item, Mark):
-            self._last.records_out += len(item)
-            for write in self._plain:
-                write(item)
-        elif isinstance(item, Side):
-            self._last.records_out += len(item.batch)
-            self.put_aside(item)
-        else:
-            self._pass_on(item)
-
-    def put_aside(self, side: Side) -> None:
-        """What any operator emits to a side output."""
-        for tag, write in self._writers:
-            if tag == side.tag:
-                write(side.batch)
-
-    def _pass_on(self, mark: Mark) -> None:
-        """The end of time is not passed on: consumers receive the end of data instead."""
-        match mark:
-            case Watermark(time):
-                if self._watermark < time < END_OF_TIME:
-                    self._watermark = self._totals.watermark = time
-                    self._broadcast(idle=False)
-            case Idle():
-                self._broadcast(idle=True)
-            case Active():
-                self._broadcast(idle=False)
-
-    def _broadcast(self, *, idle: bool) -> None:
-        for partition in self._partitions.values():
-            partition.broadcast_watermark(self._watermark, idle)
-
-
-class Chain:
-    """The opened operators of one attempt, wired up. They refer to what is behind them and never back, so
-    that they and their state go with the last reference to the chain: a worker's garbage collector hardly
-    ever runs.
-
-    Args:
-        partitions: by edge.
-        index: of the subtask.
-        kept: numbers of the inputs that the next attempt gets all of again.
-    """
-
-    def __init__(
-        self,
-        program: Program,
-        partitions: Mapping[int, ResultPartition],
-        index: int,
-        totals: TaskCounters,
-        kept: Collection[int] = (),
-    ) -> None:
-        self.operators = program.operators
-        side = program.operators[0].first_input if program.operators else None
-        self._losing = program.operators[side in kept :]
-        """Those whose state is lost with the task; the first holds nothing but a side that is kept."""
-        self.counters = [OperatorCounters(operator.name) for operator in program.operators]
-        self._keeping = [operator for operator in program.operators if operator.keeps_rows]
-        self.drop = dropper_of(program.operators)
-        last = self._before(len(program.operators))
-        self._outlet = _Outlet(program.outputs, partitions, index, totals, last, drop=self.drop)
-        self.put_aside = self._outlet.put_aside
-        self._stages: list[Emit] = [self._outlet.take]
-        for number in reversed(range(len(program.operators))):
-            self._stages.insert(0, self._stage(number, 0, self._stages[0]))
-
-    def entrance(self, input: int) -> Emit:
-        """Where the items of input number ``input`` go in."""
-        if input == 0:
-            return self._stages[0]
-        return self._stage(0, input, self._stages[1])
-
-    def _stage(self, number: int, input: int, following: Emit) -> Emit:
-        operator, counters, before = self.operators[number], self.counters[number], self._before(number)
-        copies = number > 0 and self.operators[number - 1].shares and not operator.only_reads
-        put_aside = self._outlet.put_aside
-
-        def take(item: Batch | Mark) -> None:
-            if not isinstance(item, Mark):
-                rows = len(item)
-                before.records_out += rows
-                counters.records_in += rows
-                operator.process(own_rows(item) if copies else item, input, following)
-            elif isinstance(item, Side):
-                before.records_out += len(item.batch)
-                put_aside(item)
-            else:
-                operator.on_mark(item, input, following)
-
-        return take
-
-    def _before(self, number: int) -> OperatorCounters:
-        """The counters of the operator in front of that one."""
-        return self.counters[number - 1] if number else OperatorCounters("")
-
-    def state_rows(self) -> int:
-        """Rows of state that would be lost with the task: see :meth:`Operator.state_rows`."""
-        return sum(operator.state_rows() for operator in self._losing)
-
-    def rows_kept(self) -> int:
-        """Rows of state that stand for rows of which nothing was emitted yet."""
-        return sum(operator.state_rows() for operator in self._keeping)
-
-    # --- clocks and end --------------------------------------------------------------------------
-
-    def deadline(self) -> float | None:
-        """When :meth:`on_clock` is due; None if no operator waits for the clock."""
-        times = [time for operator in self.operators if (time := operator.deadline()) is not None]
-        return min(times, default=None)
-
-    def on_clock(self, now: float) -> None:
-        for operator, following in zip(self.operators, self._stages[1:], strict=True):
-            due = operator.deadline()
-            if due is not None and due <= now:
-                operator.on_clock(now, following)
-
-    def finish(self, check: Callable[[], None]) -> None:
-        """Every input has ended; ``check`` raises if the task was cancelled meanwhile."""
-        for operator, following in zip(self.operators, self._stages[1:], strict=True):
-            check()
-            operator.finish(following)
-
-
-def _edge_writer(
-    output: Output,
-    partition: ResultPartition,
-    start: int,
-    drop: Callable[[Exception, Any], None] | None,
-) -> Callable[[Any], None]:
-    consumers = len(partition.subpartitions)
-    partitioner = Partitioner(
-        output.partitioner,
-        consumers,
-        output.keys,
-        output.choose,
-        start,
-        hot_keys=partition.hot_keys,
-        columns=output.columns,
-    )
-    broadcast = output.partitioner == "broadcast"
-
-    def write(batch: list[Any] | KeyedRows | Any) -> None:
-        if not len(batch):
-            return
-        if broadcast:
-            to = [position for position in range(consumers) if not partition.skips(position, len(batch))]
-            if to:
-                for rows, parts in encode_all(batch, drop):
-                    partition.broadcast(to, rows, parts)
-            return
-        for position, piece in partitioner.split(batch):
-            if not (partition.skips(position, len(piece)) or partition.hand_over(position, piece)):
-                for rows, parts in encode_all(piece, drop):
-                    partition.write(position, rows, parts)
-
-    return write
-
-
-# --- task -----------------------------------------------------------------------------------------
 
 PACKAGE: Final = Path(__file__).parent.parent
 RUNTIME_CODE: Final = f"{PACKAGE}{os.sep}"

@@ -27,8 +27,8 @@ from minishuffle.exchange.hotkeys import HotKeys
 from minishuffle.exchange.rows import pack_rows, unpack_rows
 from minishuffle.exchange.watermarks import END_OF_TIME, WatermarkValve
 from minishuffle.wire.frames import EventKind
+from minishuffle.worker.chain import Chain
 from minishuffle.worker.inputs import Inputs
-from minishuffle.worker.task import Chain
 from support.listing import Listing
 
 __all__ = ["Cut", "Outcome", "run"]

@@ -26,7 +26,7 @@ from minishuffle.exchange.segments import NetworkBufferPool, Segment
 from minishuffle.exchange.subpartition import Subpartition
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.wire.frames import WATERMARK_EVENT, EventKind
-from minishuffle.worker.task import Chain
+from minishuffle.worker.chain import Chain
 
 
 class Noting(ChainedOperator):
