@@ -26,6 +26,7 @@ __all__ = [
     "RECOVERY_SECONDS_BOUNDS",
     "TaskCounters",
     "TaskSnapshot",
+    "UserSeries",
     "WorkerEntry",
     "WorkerSnapshot",
 ]
@@ -238,6 +239,21 @@ class OperatorCounters:
     records_out: int = 0
 
 
+@dataclass(slots=True)
+class UserSeries:
+    """A metric of the user's code in one operator, written by the thread of that code."""
+
+    name: str
+    kind: str
+    """counter, gauge or histogram."""
+    help: str
+    operator: str
+    position: int
+    """The place of the operator in its chain, a source first."""
+    value: float = 0.0
+    histogram: Histogram | None = None
+
+
 @dataclass(slots=True, frozen=True)
 class PoolSnapshot:
     """Segments of a pool: ``used`` of ``capacity``."""
@@ -295,6 +311,7 @@ class TaskSnapshot:
     partitions: tuple[PartitionSnapshot, ...]
     latencies: Mapping[str, Histogram] = field(default_factory=dict)
     """What the markers that have come took, by source, in seconds."""
+    user_series: tuple[UserSeries, ...] = ()
 
 
 @dataclass(slots=True, frozen=True)

@@ -164,6 +164,10 @@ LOG_LINE_CHARS_MAX: Final = 10_000
 TASK_NAME_CHARS_MAX: Final = 1_000
 """In an error; the name of a chain grows with its operators."""
 ERROR_CAUSES_KEPT: Final = 10
+USER_METRICS_MAX: Final = 64
+"""Metrics that one operator of a subtask may have for the user's code."""
+USER_BUCKETS_MAX: Final = 32
+"""Upper edges of a histogram among them."""
 ROW_PREVIEW_CHARS: Final = 200
 DEAD_LETTER_CHARS: Final = 8_000
 """What the line of a dead letter shows of the record."""

@@ -13,7 +13,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-__all__ = ["METRICS", "MetricSpec", "MetricType", "Process", "RUNTIME_METRICS", "markdown_table"]
+__all__ = [
+    "METRICS",
+    "MetricSpec",
+    "MetricType",
+    "Process",
+    "RUNTIME_METRICS",
+    "USER_METRICS",
+    "markdown_table",
+]
 
 MetricType: TypeAlias = Literal["counter", "gauge", "histogram"]
 Process: TypeAlias = Literal["worker", "coordinator", "both"]
@@ -433,6 +441,19 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
     ),
 )
 
+_USER_SUFFIXES: Final[dict[MetricType, str]] = {"counter": "_total", "gauge": "", "histogram": ""}
+USER_METRICS: Final[tuple[MetricSpec, ...]] = tuple(
+    MetricSpec(
+        f"minishuffle_user_NAME{suffix}",
+        kind,
+        (*_TASK, "operator", "position"),
+        f"A {kind} that a function or sink of a job made as NAME with `context.metrics.{kind}`.",
+        "worker",
+    )
+    for kind, suffix in _USER_SUFFIXES.items()
+)
+"""Those of the user's code, whose names are its own."""
+
 _PLATFORM_LABELS: Final = ("version", "implementation", "major", "minor", "patchlevel")
 
 RUNTIME_METRICS: Final[tuple[MetricSpec, ...]] = (
@@ -483,7 +504,7 @@ RUNTIME_METRICS: Final[tuple[MetricSpec, ...]] = (
 def markdown_table() -> str:
     """The README's table of every family; ends with a newline."""
     lines = ["| metric | type | labels | process | meaning |", "|---|---|---|---|---|"]
-    for spec in (*METRICS, *RUNTIME_METRICS):
+    for spec in (*METRICS, *USER_METRICS, *RUNTIME_METRICS):
         labels = ", ".join(f"`{label}`" for label in spec.labels) or "-"
         meaning = spec.help.rstrip(".")
         lines.append(f"| `{spec.name}` | {spec.type} | {labels} | {spec.process} | {meaning} |")

@@ -11,6 +11,7 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
@@ -22,9 +23,10 @@ from minishuffle.counters import (
     Histogram,
     OperatorCounters,
     TaskSnapshot,
+    UserSeries,
     WorkerSnapshot,
 )
-from minishuffle.observe.families import METRICS, MetricSpec, MetricType, Process
+from minishuffle.observe.families import METRICS, USER_METRICS, MetricSpec, MetricType, Process
 from minishuffle.wire.frames import FrameType
 
 __all__ = ["coordinator_registry", "worker_registry"]
@@ -109,6 +111,23 @@ class _Scrape:
             buckets.append((edge, cumulative))
         family.add_metric(labels, buckets, histogram.total)
 
+    def user(self, series: UserSeries, task: Sequence[str]) -> None:
+        """What the user's code counts in the operator of a task. A name that an earlier one has for another
+        type of metric is left out: a family has one type."""
+        spec = next(spec for spec in USER_METRICS if spec.type == series.kind)
+        family = self._families.get(f"user {series.name}")
+        if family is None:
+            name, text = spec.name.replace("NAME", series.name), series.help or series.name
+            family = _family(replace(spec, name=name, help=text))
+            self._families[f"user {series.name}"] = family
+        if family.type != series.kind:
+            return
+        labels = (*task, series.operator, str(series.position))
+        if series.histogram is not None:
+            self.histogram(f"user {series.name}", series.histogram, labels)
+        else:
+            self.value(f"user {series.name}", series.value, *labels)
+
     def families(self) -> list[Metric]:
         return [family for family in self._families.values() if family.samples]
 
@@ -142,6 +161,8 @@ class _WorkerCollector:
                 _add_gate(scrape, (*labels, str(position)), gate)
             if task.partitions:
                 _add_output(scrape, labels, task)
+            for series in task.user_series:
+                scrape.user(series, labels)
         return scrape.families()
 
 

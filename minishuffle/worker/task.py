@@ -33,6 +33,7 @@ from minishuffle.dataflow.operators.base import (
     Watermark,
 )
 from minishuffle.dataflow.operators.reader import SourceReader
+from minishuffle.dataflow.operators.usermetrics import UserMetrics
 from minishuffle.errors import (
     ResourceExhausted,
     ShuffleError,
@@ -118,6 +119,7 @@ class Task:
     state: str = "deploying"
     thread: threading.Thread | None = None
     operators: tuple[OperatorCounters, ...] = ()
+    user_metrics: tuple[UserMetrics, ...] = ()
     """The chain's, a source first, once the program is open."""
     _recovers: bool = field(default=False, init=False)
     """No batch was passed on yet since it took the place of another attempt."""
@@ -265,13 +267,18 @@ class Task:
         )
         opened: list[Operator] = []
         try:
-            for operator in program.operators:
-                operator.open(context)
-                opened.append(operator)
             kept = {gate.input for gate in self.gates if gate.kept}
             chain = Chain(program, self.partitions, context.index, self.counters, kept)
             self._drop, context.put_aside = chain.drop, chain.put_aside
             produced = [] if program.source is None else [OperatorCounters(self.name.partition(" -> ")[0])]
+            metrics = [
+                UserMetrics(operator.name, position)
+                for position, operator in enumerate(program.operators, start=len(produced))
+            ]
+            self.user_metrics = tuple(metrics)
+            for operator, own in zip(program.operators, metrics, strict=True):
+                operator.open(replace(context, metrics=own))
+                opened.append(operator)
             self.operators = (*produced, *chain.counters)
             self.paths.post(self.report, self, None)
             if program.source is not None:

@@ -370,6 +370,7 @@ class Attempt:
                 for edge, pool in self.pools.items()
             ),
             latencies=self._latency.histograms(),
+            user_series=tuple(series for each in task.user_metrics for series in each.series()),
         )
 
     def progress(self) -> Progress:

@@ -38,6 +38,7 @@ SECONDS_MAX = 60.0
 AS_PRINTED = {
     "Several sinks": 1,
     "Side outputs": 1,
+    "Your own metrics": 1,
     "Tables": 2,
     "Event time": 1,
     "Joins": 1,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from minishuffle.observe.families import METRICS, RUNTIME_METRICS, markdown_table
+from minishuffle.observe.families import METRICS, RUNTIME_METRICS, USER_METRICS, markdown_table
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -18,7 +18,7 @@ def test_the_table_of_the_document_is_the_table() -> None:
 
 
 def test_names_and_labels_keep_to_the_conventions() -> None:
-    for spec in (*METRICS, *RUNTIME_METRICS):
+    for spec in (*METRICS, *USER_METRICS, *RUNTIME_METRICS):
         assert (spec.type == "counter") == spec.name.endswith("_total"), spec.name
         assert not {"job", "instance", "attempt", "port", "le", "quantile"} & set(spec.labels), spec.name
         assert spec.help, spec.name

@@ -25,6 +25,7 @@ from minishuffle.counters import (
     WorkerEntry,
     WorkerSnapshot,
 )
+from minishuffle.dataflow.operators.usermetrics import UserMetrics
 from minishuffle.observe.families import METRICS, RUNTIME_METRICS
 from minishuffle.observe.metrics import coordinator_registry, worker_registry
 
@@ -71,6 +72,48 @@ def test_a_worker_serves_exactly_the_families_of_the_table(
 ) -> None:
     registry = worker_registry(lambda: make_worker(tasks=(make_task(latencies=LATENCIES),)), "1.2.3")
     assert families(registry) == listed("worker")
+
+
+def test_metrics_of_the_users_code_have_the_labels_of_their_operator(
+    make_worker: MakeWorker, make_task: MakeTask
+) -> None:
+    own = UserMetrics("map", 1)
+    own.counter("orders", "Orders seen.").add(3)
+    own.gauge("queue").set(2.5)
+    own.histogram("seconds", bounds=[0.1, 1]).observe(0.5)
+    other = UserMetrics("map", 2)
+    other.counter("orders").add(1)
+    clashing = UserMetrics("sink", 0)
+    clashing.gauge("orders").set(7)
+    tasks = (
+        make_task(user_series=(*own.series(), *other.series())),
+        make_task(job="j2", user_series=clashing.series()),
+    )
+    text = generate_latest(worker_registry(lambda: make_worker(tasks=tasks), "1.2.3")).decode()
+    shown = [
+        line
+        for line in text.splitlines()
+        if "minishuffle_user_" in line and "minishuffle_user_errors" not in line
+    ]
+    task = 'operator="map",pipeline="wordcount",pipeline_id="j1",position="1",subtask="0",vertex="count"'
+    task += ',vertex_id="0"'
+    second = task.replace('position="1"', 'position="2"')
+    assert shown == [
+        "# HELP minishuffle_user_orders_total Orders seen.",
+        "# TYPE minishuffle_user_orders_total counter",
+        f"minishuffle_user_orders_total{{{task}}} 3.0",
+        f"minishuffle_user_orders_total{{{second}}} 1.0",
+        "# HELP minishuffle_user_queue queue",
+        "# TYPE minishuffle_user_queue gauge",
+        f"minishuffle_user_queue{{{task}}} 2.5",
+        "# HELP minishuffle_user_seconds seconds",
+        "# TYPE minishuffle_user_seconds histogram",
+        f'minishuffle_user_seconds_bucket{{le="0.1",{task}}} 0.0',
+        f'minishuffle_user_seconds_bucket{{le="1.0",{task}}} 1.0',
+        f'minishuffle_user_seconds_bucket{{le="+Inf",{task}}} 1.0',
+        f"minishuffle_user_seconds_count{{{task}}} 1.0",
+        f"minishuffle_user_seconds_sum{{{task}}} 0.5",
+    ]
 
 
 def test_a_coordinator_serves_exactly_the_families_of_the_table(make_coordinator: MakeCoordinator) -> None:

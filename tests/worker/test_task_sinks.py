@@ -126,3 +126,30 @@ async def test_results_and_rows_that_no_message_takes_are_refused(
     (outcome,) = await site.run(Stream.items([1]).to(RecordingSink("a long name")), "j2")
     assert error_of(outcome).code == ResourceExhausted.code
     assert "write large results to a file" in error_of(outcome).text
+
+
+class Counting:
+    """Counts the rows that it is called with, and says how many at its end."""
+
+    def open(self, context: TaskContext) -> None:
+        self.log, self.rows = context.log, context.metrics.counter("rows")
+
+    def __call__(self, row: int) -> int:
+        self.rows.add(row)
+        return row
+
+    def write(self, batch: list[int]) -> None:
+        self.rows.add(len(batch))
+
+    def close(self) -> None:
+        self.log("closed")
+
+
+async def test_functions_and_sinks_have_metrics_of_their_own(site: Site) -> None:
+    (outcome,) = await site.run(Stream.items([1, 2, 3]).map(Counting()).map(Counting()).to(Counting()))
+    assert outcome.state == "finished"
+    (attempt,) = site.deployment.snapshots()
+    found = [(each.operator, each.position, each.name, each.value) for each in attempt.user_series]
+    assert found == [("map", 1, "rows", 6), ("map", 2, "rows", 6), ("Counting", 3, "rows", 3)]
+    site.deployment.release(list(site.deployment.attempts))
+    assert site.deployment.snapshots() == ()

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from minishuffle.counters import TaskCounters
+from minishuffle.dataflow.operators.usermetrics import UserMetrics
 from minishuffle.exchange.elements import KeyedRows
 from minishuffle.exchange.spool import Spool
 from minishuffle.exchange.watermarks import BEGINNING_OF_TIME, END_OF_TIME
@@ -180,6 +181,8 @@ class TaskContext:
     files: OutputFiles | None = None
     put_aside: Callable[[Side], None] = lambda side: None
     """Send rows to a side output, beside what is emitted."""
+    metrics: UserMetrics = field(default_factory=UserMetrics)
+    """The operator's own, for the user's code."""
 
 
 class Operator(Protocol):
