@@ -164,6 +164,8 @@ LOG_LINE_CHARS_MAX: Final = 10_000
 TASK_NAME_CHARS_MAX: Final = 1_000
 """In an error; the name of a chain grows with its operators."""
 ERROR_CAUSES_KEPT: Final = 10
+ASYNC_CALLS_MAX: Final = 10_000
+"""Calls of an asynchronous function that one subtask may have under way."""
 USER_METRICS_MAX: Final = 64
 """Metrics that one operator of a subtask may have for the user's code."""
 USER_BUCKETS_MAX: Final = 32

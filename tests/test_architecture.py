@@ -48,6 +48,7 @@ MAY_BLOCK = frozenset(
         "transport/tcp.py",
         "transport/control.py",
         "worker/activity.py",
+        "worker/asynccalls.py",
         "worker/handoff.py",
         "worker/preparation.py",
         "worker/task.py",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minishuffle.errors import UnknownName, UsageError
-from minishuffle.limits import DURATION_MAX, NAME_BYTES_MAX, PARALLELISM_MAX
+from minishuffle.limits import ASYNC_CALLS_MAX, DURATION_MAX, NAME_BYTES_MAX, PARALLELISM_MAX
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "arrow_schema",
     "check_callable",
+    "checked_concurrency",
     "check_columns",
     "check_distinct",
     "check_key_types",
@@ -47,6 +48,17 @@ def checked_parallelism(count: Any, where: str) -> int:
     """
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= PARALLELISM_MAX:
         raise UsageError(f"{where} takes a whole number from 1 to {PARALLELISM_MAX}, not {_shown(count)}")
+    return count
+
+
+def checked_concurrency(count: Any) -> int:
+    """How many calls of ``map_async`` may be under way.
+
+    Raises:
+        UsageError: it is no whole number, or out of range.
+    """
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= ASYNC_CALLS_MAX:
+        raise UsageError(f"map_async(concurrency=...) takes 1 to {ASYNC_CALLS_MAX:,}, not {_shown(count)}")
     return count
 
 

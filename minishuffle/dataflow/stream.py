@@ -12,7 +12,7 @@ it with the error into the job's log, ``"side"`` sends it to :attr:`Stream.error
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, Literal
 
@@ -22,6 +22,7 @@ from minishuffle.dataflow.arguments import (
     arrow_schema,
     check_callable,
     check_columns,
+    checked_concurrency,
     checked_duration,
     key_columns,
 )
@@ -93,6 +94,36 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
 
         check_callable(fn, "flat_map")
         return self._on_rows(FlatMapRows(fn, on_error), sides)
+
+    def map_async(
+        self,
+        fn: Callable[[T], Awaitable[U]],
+        *,
+        concurrency: int,
+        timeout: timedelta | None = None,
+        sides: Sequence[str] = (),
+        on_error: OnError = "fail",
+    ) -> Stream[U]:
+        """One row for each row: ``await fn(row)``, in the order of the rows.
+
+        The calls run on an event loop of the subtask, in a thread of its own.
+
+        Args:
+            concurrency: so many rows in each subtask may wait for their result, or for that of a row before
+                them; while there are so many no other is taken.
+            timeout: for one call; one that takes longer is cancelled and counts as raising TimeoutError.
+
+        Raises:
+            UsageError: an argument is wrong.
+        """
+        from minishuffle.dataflow.operators.mapasync import MapRowsAsync
+
+        check_callable(fn, "map_async")
+        calls = checked_concurrency(concurrency)
+        seconds = None
+        if timeout is not None:
+            seconds = checked_duration(timeout, "map_async(timeout=...)", positive=True) / 1_000_000
+        return self._on_rows(MapRowsAsync(fn, calls, seconds, on_error), sides)
 
     def union(self, *others: Stream[T]) -> Stream[T]:
         """The records of this stream and the others, in no particular order."""

@@ -57,7 +57,7 @@ _SIDE_STEPS = {
     "late": "a window or join with late='side'",
     "late_right": "a join with late='side'",
     "panes": "a window with allowed_lateness or early",
-    "errors": "map, filter, flat_map or process with on_error='side'",
+    "errors": "map, map_async, filter, flat_map or process with on_error='side'",
 }
 """What gives the side outputs that are not the user's own."""
 

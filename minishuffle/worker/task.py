@@ -55,6 +55,7 @@ from minishuffle.ids import FIRST_ATTEMPT, AttemptId
 from minishuffle.wire.frames import EventKind
 from minishuffle.wire.messages import ErrorInfo
 from minishuffle.worker.activity import cpu_wait_seconds
+from minishuffle.worker.asynccalls import LoopCalls
 from minishuffle.worker.chain import Chain
 from minishuffle.worker.filereports import FileReports
 from minishuffle.worker.handoff import TaskPaths
@@ -119,15 +120,15 @@ class Task:
     state: str = "deploying"
     thread: threading.Thread | None = None
     operators: tuple[OperatorCounters, ...] = ()
-    user_metrics: tuple[UserMetrics, ...] = ()
     """The chain's, a source first, once the program is open."""
+    user_metrics: tuple[UserMetrics, ...] = ()
     _recovers: bool = field(default=False, init=False)
     """No batch was passed on yet since it took the place of another attempt."""
     _left_rows: int = field(default=0, init=False)
     """Rows of batches that were read from a gate and not taken when the task ended."""
-    _failed_rows: int = field(default=0, init=False)
     _late_rows: int = field(default=0, init=False)
     """Rows that were late, and dropped, since their producer has restarted."""
+    _failed_rows: int = field(default=0, init=False)
     """Rows of the batch that the task had in hand when it ended, and neither passed on nor keeps as state."""
     _in_hand: tuple[int, int] = field(default=(0, 0), init=False)
     """Rows of the batch that the chain takes, and what it had passed on before."""
@@ -143,9 +144,12 @@ class Task:
     _cpu_wait_seconds: float = field(default=0.0, init=False)
 
     def start(self) -> None:
-        name = f"{self.attempt_id.subtask.job}:{self.name}[{self.attempt_id.subtask.index}]"
-        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.thread = threading.Thread(target=self._run, name=self._thread_name, daemon=True)
         self.thread.start()
+
+    @property
+    def _thread_name(self) -> str:
+        return f"{self.attempt_id.subtask.job}:{self.name}[{self.attempt_id.subtask.index}]"
 
     def read_counters(self) -> TaskCounters:
         """(Loop.) The totals of this moment."""
@@ -264,6 +268,7 @@ class Task:
             wait_until=self.paths.wait_until,
             spool=self.spool,
             files=self.files,
+            async_calls=lambda: LoopCalls(f"{self._thread_name} calls", self.paths.bell.ring_now),
         )
         opened: list[Operator] = []
         try:

@@ -39,6 +39,7 @@ AS_PRINTED = {
     "Several sinks": 1,
     "Side outputs": 1,
     "Your own metrics": 1,
+    "Asynchronous functions": 1,
     "Tables": 2,
     "Event time": 1,
     "Joins": 1,

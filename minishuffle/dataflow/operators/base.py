@@ -9,7 +9,7 @@ Event times are int, microseconds since 1970 in UTC.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -29,6 +29,8 @@ __all__ = [
     "END_OF_TIME",
     "Active",
     "Aside",
+    "AsyncCall",
+    "AsyncCalls",
     "Batch",
     "CompleteFile",
     "Emit",
@@ -181,8 +183,39 @@ class TaskContext:
     files: OutputFiles | None = None
     put_aside: Callable[[Side], None] = lambda side: None
     """Send rows to a side output, beside what is emitted."""
+    async_calls: Callable[[], AsyncCalls] | None = None
+    """Makes the loop of an operator that calls asynchronous functions."""
     metrics: UserMetrics = field(default_factory=UserMetrics)
     """The operator's own, for the user's code."""
+
+
+@dataclass(slots=True)
+class AsyncCall:
+    """A call of an asynchronous function, written by the thread of its loop; ``done`` comes last."""
+
+    row: Any
+    done: bool = False
+    result: Any = None
+    error: BaseException | None = None
+
+
+class AsyncCalls(Protocol):
+    """An event loop of the task's own for asynchronous functions, in another thread."""
+
+    def start(
+        self, fn: Callable[[Any], Awaitable[Any]], calls: Sequence[AsyncCall], timeout: float | None
+    ) -> None:
+        """Begin these calls, each with its row and at most ``timeout`` seconds; the task is woken when one
+        has ended."""
+
+    def wait(self, awaitable: Awaitable[Any]) -> None:
+        """Until the awaitable has ended; raises what it does."""
+
+    def cancel(self) -> None:
+        """Cancel what runs, and wait until it has ended."""
+
+    def close(self) -> None:
+        """The same, and the loop ends."""
 
 
 class Operator(Protocol):

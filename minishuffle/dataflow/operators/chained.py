@@ -126,11 +126,11 @@ class RecordOperator(ForgivingOperator):
     def close(self) -> Any:
         self._call_hook("close")
 
-    def _call_hook(self, name: str, *arguments: TaskContext) -> None:
-        """A class that is called for each record, ``Path`` say, has no hooks: its instances have them."""
+    def _call_hook(self, name: str, *arguments: TaskContext) -> Any:
+        """What the hook gives. A class that is called for each record, ``Path`` say, has none: its instances
+        have them."""
         hook = None if isinstance(self.fn, type) else getattr(self.fn, name, None)
-        if callable(hook):
-            hook(*arguments)
+        return hook(*arguments) if callable(hook) else None
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         """See :meth:`Operator.process`."""
@@ -160,7 +160,7 @@ class RecordOperator(ForgivingOperator):
 
         return part
 
-    def note_failure(self, error: Exception, record: Any) -> None:
+    def note_failure(self, error: BaseException, record: Any) -> None:
         """Add to the error which record raised it, and where."""
         error.add_note(f"raised in operator {self.name!r} by the record {preview(record)}")
 

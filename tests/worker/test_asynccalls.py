@@ -1,0 +1,163 @@
+"""Asynchronous functions in tasks: on a loop of their own, at the same time, and gone with the task."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from minishuffle.dataflow.operators.base import AsyncCall, TaskContext
+from minishuffle.dataflow.stream import Stream
+from minishuffle.errors import UsageError
+from minishuffle.worker.asynccalls import LoopCalls
+
+if TYPE_CHECKING:
+    from .conftest import Site
+
+SEEN: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> None:
+    SEEN.clear()
+
+
+def loops() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.endswith(" calls")]
+
+
+class Meeting:
+    """Calls of which each waits for the one behind it: only if all are under way does any end."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    async def open(self, context: TaskContext) -> None:
+        self.came = [asyncio.Event() for _ in range(self.rows + 1)]
+        self.came[self.rows].set()
+        SEEN.append(threading.current_thread())
+
+    async def __call__(self, row: int) -> int:
+        self.came[row].set()
+        await self.came[row + 1].wait()
+        return 10 * row
+
+    async def close(self) -> None:
+        SEEN.append(threading.current_thread())
+
+
+async def test_calls_are_under_way_together_on_a_loop_of_the_task(site: Site) -> None:
+    stream = Stream.items(list(range(20))).map_async(Meeting(20), concurrency=20)
+    (outcome,) = await site.run(stream.collect())
+    assert (outcome.state, site.rows) == ("finished", [10 * row for row in range(20)])
+    opened, closed = SEEN
+    assert opened is closed is not threading.current_thread()
+    assert opened.name.endswith(" calls") and loops() == []
+
+
+async def never(row: int) -> int:
+    try:
+        await asyncio.Event().wait()
+    finally:
+        SEEN.append(row)
+    return row
+
+
+async def test_a_call_that_takes_too_long_is_cancelled_and_dropped_as_on_error_says(site: Site) -> None:
+    stream = Stream.items([1, 2]).map_async(
+        never, concurrency=2, timeout=timedelta(milliseconds=5), on_error="dead_letter"
+    )
+    (outcome,) = await site.run(stream.collect())
+    assert (outcome.state, site.rows, sorted(SEEN)) == ("finished", [], [1, 2])
+    said = "dead letter: map_async: TimeoutError: no result within 0.005 s: record"
+    assert site.lines == [f"{said} 1", f"{said} 2"]
+    (failed,) = await site.run(
+        Stream.items([1]).map_async(never, concurrency=2, timeout=timedelta(milliseconds=5)).collect(), "j2"
+    )
+    assert failed.error is not None and "TimeoutError: no result within 0.005 s" in failed.error.text
+
+
+async def test_a_cancelled_task_ends_its_calls(site: Site) -> None:
+    (task,) = site.deploy(Stream.items([1, 2]).map_async(never, concurrency=5).collect())
+    await site.until(lambda: task.read_counters().state_rows == 2)
+    assert len(loops()) == 1
+    task.paths.cancel()
+    (outcome,) = await site.finish()
+    assert outcome.state == "canceled"
+    assert sorted(SEEN) == [1, 2] and loops() == []
+
+
+async def at_five(row: int) -> int:
+    await asyncio.sleep(0)
+    if row == 5:
+        raise KeyError("five")
+    return row
+
+
+async def test_rows_are_given_or_lost_when_a_call_raises(site: Site) -> None:
+    stream = Stream.items(list(range(8))).map_async(at_five, concurrency=3).rebalance()
+    task, _ = site.deploy(stream.collect())
+    await site.until(lambda: task.attempt_id in site.outcomes)
+    outcome = site.outcomes[task.attempt_id]
+    assert outcome.state == "failed" and outcome.error is not None
+    assert "KeyError: 'five'" in outcome.error.text
+    assert "in at_five" in outcome.error.traceback
+    assert "minishuffle/worker" not in outcome.error.traceback
+    assert "raised in operator 'map_async' by the record 5" in outcome.error.traceback
+    counters = task.read_counters()
+    lost = counters.state_rows + counters.rows_dropped.get("failed_batch", 0)
+    assert (counters.records_out, 5 + lost) == (5, task.operators[1].records_in)
+    assert loops() == []
+
+
+async def test_a_function_that_is_not_asynchronous_is_named(site: Site) -> None:
+    stream: Stream[Any] = Stream.items([1]).map_async(str, concurrency=2, on_error="skip")  # type: ignore[arg-type]
+    (outcome,) = await site.run(stream.collect())
+    assert outcome.error is not None and "this one gave str: define it with 'async def'" in outcome.error.text
+
+
+def test_wait_raises_what_the_awaitable_does() -> None:
+    async def broken() -> None:
+        raise OSError("no")
+
+    calls = LoopCalls("test calls", lambda: None)
+    with pytest.raises(OSError, match="no"):
+        calls.wait(broken())
+    calls.close()
+    assert loops() == []
+
+
+def test_a_loop_goes_on_when_a_task_of_the_users_own_ends_the_interpreter() -> None:
+    rung = threading.Event()
+    calls = LoopCalls("test calls", rung.set)
+
+    async def leave() -> None:
+        raise SystemExit(1)
+
+    async def spawning(row: int) -> int:
+        SEEN.append(asyncio.get_running_loop().create_task(leave()))
+        return row
+
+    first, second = AsyncCall(1), AsyncCall(2)
+    calls.start(spawning, [first, second], None)
+    assert rung.wait(30)
+    calls.close()
+    assert (first.result, second.result) == (1, 2)
+    assert [type(task.exception()) for task in SEEN] == [SystemExit, SystemExit]
+
+
+@pytest.mark.parametrize(
+    ("options", "refusal"),
+    [
+        ({"concurrency": 0}, "takes 1 to 10,000, not 0"),
+        ({"concurrency": True}, "takes 1 to 10,000, not True"),
+        ({"concurrency": 1, "timeout": timedelta(0)}, "above 0"),
+        ({"concurrency": 1, "timeout": 5}, "datetime.timedelta"),
+    ],
+)
+def test_wrong_arguments_are_refused(options: dict[str, Any], refusal: str) -> None:
+    with pytest.raises(UsageError, match=refusal):
+        Stream.items([1]).map_async(never, **options)
