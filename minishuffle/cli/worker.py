@@ -34,6 +34,8 @@ from minishuffle.wire.requests import WorkerInfo
 __all__ = ["coordinator", "signal_worker", "worker"]
 
 ORPHAN_SECONDS = 20.0
+PR_SET_PDEATHSIG = 1
+"""``prctl(2)``: the signal that this process gets when the thread that started it ends."""
 EXIT_INTERRUPTED = 130
 PROCESSOR_MAX = 65_535
 """More than Linux numbers."""
@@ -223,7 +225,12 @@ def _loop_factory(settings: ClusterSettings) -> Callable[[], asyncio.AbstractEve
 
 def _watch_parent(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
     """Stop when standard input ends, and end for certain even if user code keeps the process; no more
-    once the parent has said that this process may outlive it."""
+    once the parent has said that this process may outlive it. A process that SIGSTOP holds up goes on when
+    the parent dies (Linux), and sees it then."""
+    import ctypes  # For weight: the commands that are in this file, too, start without.
+
+    if hasattr(system := ctypes.CDLL(None), "prctl"):
+        system.prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
 
     def watch() -> None:
         while line := os.read(sys.stdin.fileno(), 1024):

@@ -129,6 +129,29 @@ def test_a_coordinator_ends_in_order_on_sigterm_and_with_its_parent(shell: Shell
         assert process.returncode == 0
 
 
+PARENT = """
+import subprocess, sys
+subprocess.Popen([sys.executable, "-m", "minishuffle.cli", *sys.argv[1:]], stdin=subprocess.PIPE).wait()
+"""
+
+
+def test_a_process_that_was_stopped_ends_with_its_parent(shell: Shell, secret: Path) -> None:
+    """It does not run, so it cannot see for itself that its standard input has ended."""
+    arguments = ["--state-dir", str(shell.state), "coordinator", "start", "--port", "0", "--exit-with-parent"]
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, *arguments], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = psutil.Process(json.loads(parent.stdout.readline())["pid"])
+    try:
+        child.suspend()
+        until(lambda: child.status() == psutil.STATUS_STOPPED, "the stop")
+        parent.kill()
+        parent.communicate(timeout=20)  # The end of the output that both write to.
+    finally:
+        if child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
+            child.kill()
+        parent.communicate(timeout=SECONDS_MAX)
+
+
 def test_a_taken_port_names_the_holder(shell: Shell, secret: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
