@@ -34,7 +34,8 @@ LAYERS = (
     names("remote"),
     names("client launch local replacements supervision __init__"),
     names("spark"),
-    names("bench examples pipelines"),  # Built with the public names, two rows above.
+    names("bench examples"),  # Built with the public names, two rows above.
+    names("pipelines"),
     names("cli"),
     names("__main__"),
 )

@@ -80,7 +80,7 @@ def run(
     output: str | None,
     as_json: bool,
 ) -> None:
-    """Run PIPELINE: a built-in name (flights), module:attribute or file.py:attribute.
+    """Run PIPELINE: a built-in name (flights, ads), module:attribute or file.py:attribute.
 
     The attribute is a Pipeline, or a function that returns one, whose annotated parameters are the
     --set keys. The job runs on the cluster at --coordinator, or else on one of its own with --workers.

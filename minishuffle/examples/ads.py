@@ -1,8 +1,7 @@
 """The streaming join: impressions of ads with the clicks that follow, as examples for online training.
 
-Two generated streams with the same request ids. A click comes up to 1.25 times ``within`` after its
-impression, so some come too late to count. Everything about a request follows from its id, so
-:func:`answer` says what the join must give.
+Two generated streams with the same request ids (``examples/adrequests.py``). Everything about a request
+follows from its id, so :func:`answer` says what the join must give.
 """
 
 from __future__ import annotations
@@ -17,82 +16,34 @@ from pydantic import Field
 
 from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.dataflow.table import Table
+from minishuffle.examples.adrequests import FEATURES, LATEST, MOMENT, AdRequests, Values, sigmoid, timestamps
 
 __all__ = ["Training", "ads", "answer", "clicks", "impressions"]
 
-Ids = np.ndarray[Any, np.dtype[np.int64]]
-Values = np.ndarray[Any, np.dtype[np.float64]]
-
-START_MICROS: Final = 1_767_225_600_000_000
-"""Event time of request 0: the beginning of 2026 in UTC."""
-MOMENT: Final = pa.timestamp("us", tz="UTC")
-FEATURES: Final = 4
-TASTE: Final = np.array([2.0, -1.5, 1.0, 0.5])
-"""Decides, with the features, how likely a click is."""
-BIAS: Final = -2.0
-LATEST_CLICK: Final = 1.25
-"""The longest time from impression to click, in units of ``within``."""
 LEARNING_RATE: Final = 0.5
 STEP_ROWS: Final = 256
 RECENT: Final = 50_000
 """Examples that each step draws from: clicks leave the join before impressions without one."""
 
 
-def _uniform(requests: Ids, salt: int) -> Values:
-    """A number in [0, 1) for each request; the same one for the same salt. (SplitMix64.)"""
-    mixed = requests.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15 * (salt + 1) % 2**64)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed ^= mixed >> np.uint64(31)
-    return (mixed >> np.uint64(11)).astype(np.float64) / 2.0**53
-
-
-def _features(requests: Ids) -> Values:
-    """One row of FEATURES numbers in [-1, 1) for each request."""
-    return np.column_stack([2.0 * _uniform(requests, salt) - 1.0 for salt in range(FEATURES)])
-
-
-def _clicked(requests: Ids) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    chance = _sigmoid(_features(requests) @ TASTE + BIAS)
-    return _uniform(requests, FEATURES) < chance
-
-
-def _delays(requests: Ids, within_micros: int) -> Ids:
-    """Microseconds from impression to click."""
-    return (_uniform(requests, FEATURES + 1) * LATEST_CLICK * within_micros).astype(np.int64)
-
-
-def _times(requests: Ids, rate: int) -> Ids:
-    return START_MICROS + requests * 1_000_000 // rate
-
-
-def _sigmoid(values: Values) -> Values:
-    return 1.0 / (1.0 + np.exp(-values))
-
-
-def _timestamps(micros: Ids) -> pa.Array:
-    return pa.array(micros).cast(MOMENT)
-
-
 def answer(records: int, within: float = 2.0) -> dict[str, int]:
     """What the join of requests 0 to ``records`` - 1 gives: ``examples``, and how many of them ``clicks``."""
-    requests = np.arange(records)
-    within_micros = round(within * 1e6)
-    in_time = _delays(requests, within_micros) <= within_micros
-    return {"examples": records, "clicks": int((_clicked(requests) & in_time).sum())}
+    ids, requests = np.arange(records), AdRequests(1, within)
+    in_time = requests.click_delays(ids) <= requests.within_micros
+    return {"examples": records, "clicks": int((requests.clicked(ids) & in_time).sum())}
 
 
 def impressions(rate: int, records: int | None, sources: int | None = None) -> Table:
     """Columns ``request``, ``at`` (the event time) and ``x0`` … : the ads that were shown, ``rate`` per
     second, made by so many subtasks (None: the job's parallelism)."""
 
+    requests = AdRequests(rate, 0.0)
+
     def shown(start: int, count: int) -> pa.RecordBatch:
-        requests = np.arange(start, start + count)
-        features = _features(requests)
+        ids = np.arange(start, start + count)
+        features = requests.features(ids)
         columns = {f"x{number}": features[:, number] for number in range(FEATURES)}
-        return pa.RecordBatch.from_pydict(
-            {"request": requests, "at": _timestamps(_times(requests, rate)), **columns}
-        )
+        return pa.RecordBatch.from_pydict({"request": ids, "at": timestamps(requests.times(ids)), **columns})
 
     features = {f"x{number}": pa.float64() for number in range(FEATURES)}
     schema = {"request": pa.int64(), "at": MOMENT, **features}
@@ -103,19 +54,19 @@ def impressions(rate: int, records: int | None, sources: int | None = None) -> T
 def clicks(rate: int, records: int | None, within: float, sources: int | None = None) -> Table:
     """Columns ``request`` and ``at`` (the event time): the clicks on those impressions, out of order by their
     delays."""
-    within_micros = round(within * 1e6)
+    requests = AdRequests(rate, within)
 
     def followed(start: int, count: int) -> pa.RecordBatch:
-        requests = np.arange(start, start + count)
-        times = _times(requests, rate) + _delays(requests, within_micros)
+        ids = np.arange(start, start + count)
+        times = requests.times(ids) + requests.click_delays(ids)
         return pa.RecordBatch.from_pydict(
-            {"request": requests, "at": _timestamps(times), "clicked": _clicked(requests)}
+            {"request": ids, "at": timestamps(times), "clicked": requests.clicked(ids)}
         )
 
     schema = {"request": pa.int64(), "at": MOMENT, "clicked": pa.bool_()}
     generated = Table.generate(followed, rate=rate, records=records, schema=schema).name("clicks")
     clicked = _by(sources, generated).filter(pc.field("clicked")).drop("clicked")
-    late = timedelta(microseconds=LATEST_CLICK * within_micros)
+    late = timedelta(microseconds=LATEST * requests.within_micros)
     return _by(sources, clicked.event_time("at", out_of_order=late))
 
 
@@ -149,7 +100,7 @@ class Training:
 
     def _learn(self, rows: Values) -> None:
         inputs, labels = rows[:, :-1], rows[:, -1]
-        self._weights += LEARNING_RATE * inputs.T @ (labels - _sigmoid(inputs @ self._weights)) / len(rows)
+        self._weights += LEARNING_RATE * inputs.T @ (labels - sigmoid(inputs @ self._weights)) / len(rows)
 
     def close(self) -> dict[str, Any]:
         weights = [float(weight) for weight in self._weights]

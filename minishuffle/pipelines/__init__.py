@@ -4,5 +4,8 @@ from minishuffle.pipelines.pipeline import DataDirectory, Input, Pipeline
 
 __all__ = ["BUILT_IN", "DataDirectory", "Input", "Pipeline"]
 
-BUILT_IN = {"flights": "minishuffle.pipelines.flights:flights"}
+BUILT_IN = {
+    "ads": "minishuffle.pipelines.advertising:advertising",
+    "flights": "minishuffle.pipelines.flights:flights",
+}
 """Name on the command line -> ``module:attribute``."""

@@ -10,7 +10,7 @@ import pytest
 
 from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.operators.base import TaskContext
-from minishuffle.examples import ads as module
+from minishuffle.examples.adrequests import BIAS, FEATURES, TASTE, AdRequests
 from minishuffle.examples.ads import Training, ads, answer
 from minishuffle.local import LocalCluster
 
@@ -18,20 +18,13 @@ CONTEXT = TaskContext(job="j1", name="training", index=0, parallelism=1, attempt
 
 
 def test_the_answer_is_what_a_dictionary_finds() -> None:
-    records, micros = 5_000, 2_000_000
-    requests = np.arange(records)
-    delays = dict(enumerate(module._delays(requests, micros)))
-    clicked = {int(request) for request in requests[module._clicked(requests)]}
-    in_time = {request for request in clicked if delays[request] <= micros}
+    records, requests = 5_000, AdRequests(20_000, 2.0)
+    ids = np.arange(records)
+    delays = dict(enumerate(requests.click_delays(ids)))
+    clicked = {int(request) for request in ids[requests.clicked(ids)]}
+    in_time = {request for request in clicked if delays[request] <= 2_000_000}
     assert answer(records, 2.0) == {"examples": records, "clicks": len(in_time)}
     assert 0 < len(in_time) < len(clicked) < records
-    assert max(delays.values()) < module.LATEST_CLICK * micros
-
-
-def test_a_request_is_the_same_whoever_asks() -> None:
-    whole, part = np.arange(100), np.arange(40, 60)
-    assert (module._features(whole)[40:60] == module._features(part)).all()
-    assert (module._clicked(whole)[40:60] == module._clicked(part)).all()
 
 
 def test_the_join_has_two_sources_and_one_shuffle_of_each() -> None:
@@ -42,21 +35,21 @@ def test_the_join_has_two_sources_and_one_shuffle_of_each() -> None:
 
 
 def _examples(features: Any, clicked: Any) -> pa.RecordBatch:
-    columns = {f"x{number}": features[:, number] for number in range(module.FEATURES)}
+    columns = {f"x{number}": features[:, number] for number in range(FEATURES)}
     at = pa.array([0 if each else None for each in clicked], pa.timestamp("us"))
     return pa.RecordBatch.from_pydict({**columns, "at_right": at})
 
 
 def test_training_finds_what_decides_about_clicks() -> None:
-    requests = np.arange(100_000)
+    ids, requests = np.arange(100_000), AdRequests(20_000, 2.0)
     sink = Training()
     sink.open(CONTEXT)
-    for part in np.array_split(requests, 50):
-        sink.write(_examples(module._features(part), module._clicked(part)))
+    for part in np.array_split(ids, 50):
+        sink.write(_examples(requests.features(part), requests.clicked(part)))
     result = sink.close()
-    assert result["examples"] == len(requests)
-    assert result["clicks"] == int(module._clicked(requests).sum())
-    assert np.allclose(result["weights"], [*module.TASTE, module.BIAS], atol=0.5)
+    assert result["examples"] == len(ids)
+    assert result["clicks"] == int(requests.clicked(ids).sum())
+    assert np.allclose(result["weights"], [*TASTE, BIAS], atol=0.5)
 
 
 @pytest.mark.slow
