@@ -78,9 +78,16 @@ class Child:
         self.process.stdin.flush()
 
     def tail(self) -> str:
-        """The last lines that the process wrote to its standard error."""
+        """The last lines that the process wrote to its standard error, or why there may be none."""
         text = self.log.read_text(errors="replace") if self.log.exists() else ""
-        return "\n".join(text.splitlines()[-LOG_TAIL_LINES:])
+        lines = text.splitlines()[-LOG_TAIL_LINES:]
+        if not _has_room(self.log.parent):
+            lines.append(f"there is no room left in {self.log.parent}, where its output goes: make some")
+        return "\n".join(lines)
+
+
+def _has_room(directory: Path) -> bool:
+    return os.statvfs(directory).f_bavail > 0
 
 
 class Machines(Protocol):

@@ -166,7 +166,10 @@ class Supervisor:
         except (OSError, UsageError) as error:
             self.failure = PeerLost(f"the coordinator cannot be started again: {error}")
             raise self.failure from error
-        _log.warning("the coordinator (pid %d) %s: it is started again", old.pid, how_it_ended(code))
+        young = old.tail() if old.read_ready() is None else ""
+        _log.warning(
+            "the coordinator (pid %d) %s: it is started again\n%s", old.pid, how_it_ended(code), young
+        )
         if old.process.stdin is not None:
             old.process.stdin.close()
         return new
@@ -179,6 +182,14 @@ class Supervisor:
             if code is None or self._ended.get(worker) is child:
                 continue
             self._ended[worker] = child
+            if code and child.read_ready() is None:
+                _log.warning(
+                    "%s (pid %d) %s before it was ready\n%s",
+                    child.name,
+                    child.pid,
+                    how_it_ended(code),
+                    child.tail(),
+                )
             if code and self._replaces_workers:
                 self._replacements.lost(worker, now)
 

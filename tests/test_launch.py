@@ -78,6 +78,14 @@ def test_the_tail_is_the_end_of_the_log(tmp_path: Path) -> None:
     stop_children([child], 0.0)
 
 
+def test_the_tail_says_if_there_was_no_room_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = python(tmp_path, "")
+    child.process.wait(30)
+    monkeypatch.setattr("minishuffle.launch._has_room", lambda directory: False)
+    assert child.tail() == f"there is no room left in {tmp_path}, where its output goes: make some"
+    stop_children([child], 0.0)
+
+
 def test_flags_carry_every_setting() -> None:
     flags = settings_flags(ClusterSettings(slots=3, use_uvloop=False))
     assert flags[flags.index("--slots") + 1] == "3"

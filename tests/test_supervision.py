@@ -140,6 +140,21 @@ def test_one_whose_place_another_has_taken_is_not_started_again(
     assert fixture.supervisor.ended_in_order, "the other one has ended in order"
 
 
+def test_a_worker_that_ends_before_it_is_ready_is_quoted(
+    supervised: Callable[[str], Fixture], caplog: pytest.LogCaptureFixture
+) -> None:
+    fixture = supervised(WAITS)
+    fixture.supervisor._replaces_workers = True
+    fixture.worker.log.write_text("no more room\n")
+    fixture.worker.process.kill()
+    fixture.worker.process.wait()
+    fixture.supervisor._look_at_workers(0.0)
+    fixture.supervisor._look_at_workers(0.1)
+    (record,) = caplog.records
+    text = f"worker-1 (pid {fixture.worker.pid}) was killed by SIGKILL before it was ready\nno more room"
+    assert record.message == text
+
+
 def test_how_a_process_ended_is_said_in_words() -> None:
     assert how_it_ended(3) == "ended with code 3"
     assert how_it_ended(-9) == "was killed by SIGKILL"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import sys
@@ -33,6 +34,7 @@ from minishuffle.wire.requests import WorkerInfo
 
 __all__ = ["coordinator", "signal_worker", "worker"]
 
+_log = logging.getLogger("minishuffle.cli")
 ORPHAN_SECONDS = 20.0
 PR_SET_PDEATHSIG = 1
 """``prctl(2)``: the signal that this process gets when the thread that started it ends."""
@@ -177,6 +179,16 @@ def start_coordinator(
     context.exit(run_process("coordinator", settings, exit_with_parent, body))
 
 
+def say_ready(kind: str, info: dict[str, Any]) -> None:
+    """Write the line that a launcher reads. A process that cannot works all the same: what runs on a machine
+    whose disk is full may still be lost, and need another in its place."""
+    line = json.dumps({"ready": kind, "pid": os.getpid(), **info})
+    try:
+        os.write(sys.stdout.fileno(), f"{line}\n".encode())
+    except OSError as error:
+        _log.warning("cannot write where this %s listens (%s): %s", kind, error.strerror, line)
+
+
 def run_process(
     kind: str,
     settings: ClusterSettings,
@@ -189,9 +201,6 @@ def run_process(
     signal ends it at once.
     """
     interrupted = False
-
-    def ready(info: dict[str, Any]) -> None:
-        print(json.dumps({"ready": kind, "pid": os.getpid(), **info}), flush=True)
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
@@ -208,7 +217,7 @@ def run_process(
             loop.add_signal_handler(number, on_signal, number)
         if exit_with_parent:
             _watch_parent(loop, stop)
-        await body(ready, stop)
+        await body(partial(say_ready, kind), stop)
 
     with asyncio.Runner(loop_factory=_loop_factory(settings)) as runner:
         runner.run(run())

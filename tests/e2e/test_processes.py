@@ -136,3 +136,19 @@ def test_a_pinned_worker_and_all_its_threads_stay_on_one_processor(
         found = [os.sched_getaffinity(thread.id) for thread in psutil.Process(pid).threads()]
     assert found
     assert found == [{last} if pinned else usable] * len(found)
+
+
+def test_a_worker_whose_output_finds_no_room_works_all_the_same(wait_until: Callable[..., Any]) -> None:
+    """So may one that takes the place of another on a disk that is full."""
+    with LocalCluster(workers=1, slots=1) as cluster, open("/dev/full", "wb") as full:
+        flags = ["--cluster", "local", "--state-dir", str(cluster.state_dir)]
+        flags += ["--coordinator", str(cluster.client.address)]
+        command = [sys.executable, "-m", "minishuffle.cli", *flags, "worker", "start", "--slots", "1"]
+        pipes = {"stdin": subprocess.PIPE, "stdout": full, "stderr": subprocess.PIPE}
+        with subprocess.Popen([*command, "--exit-with-parent"], **pipes) as worker:  # type: ignore[call-overload]
+            wait_until(lambda: len(cluster.status().workers) == 2, "the second worker")
+            numbers = Stream.items(range(100)).key_by(lambda number: number % 7).count()
+            assert sum(count for _, count in cluster.run(numbers.collect(), parallelism=2)) == 100
+            _, said = worker.communicate(timeout=60)
+        assert worker.returncode == 0
+        assert b"cannot write where this worker listens (No space left on device)" in said
