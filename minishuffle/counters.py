@@ -162,6 +162,8 @@ class TaskCounters:
     rows_filed: int = 0
     """Rows that a sink has taken and may lose: those of a file sink, in files that are not complete too, and
     those that are in the sink's result alone."""
+    files_rows: bool = False
+    """Whether there is such a sink: what it has taken and not filed is lost with it."""
     rows_in_result: int = 0
     """Those of them that the result has which the sink gave at its close."""
     rows_skipped: int = 0
@@ -207,7 +209,7 @@ class TaskCounters:
             ours, theirs = getattr(self, each.name), getattr(later, each.name)
             if each.name == "limits_hit":
                 values[each.name] = {**theirs, **ours}
-            elif each.name in ("hot_keys", "latency"):
+            elif each.name in ("hot_keys", "latency", "files_rows"):
                 values[each.name] = theirs or ours
             elif isinstance(ours, dict):
                 names = ours | theirs

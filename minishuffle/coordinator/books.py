@@ -406,9 +406,9 @@ class _Ledger:
         dropped = sum(counters.rows_dropped.values())
         if record.operator in self._writing:
             return dropped
-        if not counters.rows_filed:
+        if not counters.files_rows:
             dropped -= sum(counters.rows_dropped.get(reason, 0) for reason in DROPPED_WHEN_TAKEN)
-        return dropped + max(counters.rows_filed or taken, record.rows_listed)
+        return dropped + max(counters.rows_filed if counters.files_rows else taken, record.rows_listed)
 
     def _taken(self, record: AttemptRecord) -> int:
         """Rows that it has taken in, at least, without those that the next attempt gets again."""

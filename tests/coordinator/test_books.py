@@ -363,7 +363,7 @@ def test_what_attempts_that_are_not_kept_have_lost_stays_lost() -> None:
 
 def test_rows_of_a_sink_that_died_are_unfinished_in_flight_or_listed() -> None:
     """It had taken 60 rows, the last 5 of them were not filed yet, and 30 were in files that are listed."""
-    died = record(2, 1, received(1, 70), worker=2, end="died", records_in=60, rows_filed=55)
+    died = record(2, 1, received(1, 70), worker=2, end="died", records_in=60, rows_filed=55, files_rows=True)
     died.rows_listed = 30
     current = [record(1, 1, sent(1, 100)), record(2, 2, worker=1)]
     found = books(died, current=current).losses(current)
@@ -373,11 +373,18 @@ def test_rows_of_a_sink_that_died_are_unfinished_in_flight_or_listed() -> None:
     assert (found.dropped, found.in_flight) == ({}, 42)
 
 
-@pytest.mark.parametrize(("filed", "in_flight"), [(0, 40 - 3), (50, 100 - 50 - 5 - 3)])
-def test_rows_that_a_sink_had_taken_and_dropped_are_not_in_flight_once(filed: int, in_flight: int) -> None:
-    """Of 100 rows it had taken in 60, and dropped 5 of these; 3 others were dropped before. What is not in a
-    file has come to the end when it was taken."""
-    died = record(2, 1, received(1, 70), worker=2, end="died", records_in=60, rows_filed=filed)
+@pytest.mark.parametrize(
+    ("files", "filed", "in_flight"),
+    [(False, 0, 40 - 3), (True, 50, 100 - 50 - 5 - 3), (True, 0, 100 - 5 - 3)],
+    ids=["no file", "filed", "about to file"],
+)
+def test_rows_that_a_sink_had_taken_and_dropped_are_not_in_flight_once(
+    files: bool, filed: int, in_flight: int
+) -> None:
+    """Of 100 rows it had taken in 60, and dropped 5 of these; 3 others were dropped before. For a sink that
+    files nothing, what was taken has come to the end."""
+    counts = {"records_in": 60, "rows_filed": filed, "files_rows": files}
+    died = record(2, 1, received(1, 70), worker=2, end="died", **counts)
     died.rows_listed = filed
     died.counters.rows_dropped |= {"late_after_recovery": 5, "partial_element": 3}
     current = [record(1, 1, sent(1, 100)), record(2, 2, worker=1)]
@@ -396,7 +403,7 @@ def test_rows_that_a_source_with_a_sink_had_made_and_dropped_are_not_in_flight_o
 def test_unfinished_rows_of_attempts_that_are_not_kept_stay_counted() -> None:
     kept = Books(EDGES)
     for attempt in range(1, ATTEMPTS_KEPT + 4):
-        kept.close(record(2, attempt, end="early", records_in=3, rows_filed=3), [])
+        kept.close(record(2, attempt, end="early", records_in=3, rows_filed=3, files_rows=True), [])
     current = [record(2, ATTEMPTS_KEPT + 4, end="finished", rows_filed=9)]
     assert kept.losses(current).dropped == {"sink_unfinished": 3 * (ATTEMPTS_KEPT + 3)}
 

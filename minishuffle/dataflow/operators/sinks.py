@@ -52,6 +52,7 @@ class CountSink(ChainedOperator):
 
     def open(self, context: TaskContext) -> None:
         super().open(context)
+        context.counters.files_rows = True
         self._count = 0
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
@@ -98,10 +99,11 @@ class UserSink(ChainedOperator):
         super().open(context)
         self._opened = True
         self.sink.open(context)
+        self._is_result_only = context.counters.files_rows = bool(getattr(self.sink, "result_only", False))
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         self.sink.write(batch.rows if isinstance(batch, KeyedRows) else batch)
-        if getattr(self.sink, "result_only", False):
+        if self._is_result_only:
             self._rows += len(batch)
             self.context.counters.rows_filed = self._rows
 
