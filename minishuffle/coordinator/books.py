@@ -9,7 +9,8 @@ flight through something that died. To what workers report the coordinator adds 
 - *in flight*: for what died with a worker, rows that survivors had sent to it, without those that survivors
   received from it and the drops that it had reported. It is a bound for tasks that write one row for each
   that they read, by the last heartbeats, and settles when those after the loss have arrived. Rows that a
-  source which died may have emitted within its lease are among them.
+  source which died may have emitted within its lease are among them. One that dies while there is no
+  coordinator may have gone further; what others have of that comes once more, and hides nothing missing.
 - Of partitions that are kept nothing is lost: whatever becomes of one of their ends, all of them is sent
   again. What is counted of them, and of the tasks that write them, is left out.
 - Of a source whose next attempt writes its rows once more nothing is lost either, unless some consumers get
@@ -73,6 +74,9 @@ class AttemptRecord:
     """Rows in files that were listed, or in the result that an attempt gave when its job was cancelled."""
     rows_made: int = 0
     """Rows that a source which died may have emitted, its leases included, or skipped."""
+    passed_on_max: int | None = None
+    """The most of its rows that others can have without any that come once more: set while it is not known
+    how far the sources beside it have gone since a coordinator was lost, which may be behind their leases."""
     repeated: Literal["", "all", "part"] = ""
     """The next attempt writes the rows of this one once more, for all that have yet to read them, or for some
     of those: see :mod:`~minishuffle.coordinator.ends`."""
@@ -168,6 +172,7 @@ class Books:
                 ended.traffic,
                 ended.rows_listed,
                 ended.rows_made,
+                ended.passed_on_max,
                 ended.repeated,
             )
         )
@@ -273,6 +278,18 @@ class Books:
         certain = certain or ledger.some_were_not_taken()
         shown = {reason: min(COUNT_MAX, count) for reason, count in sorted(dropped.items()) if count}
         return Losses(shown, min(COUNT_MAX, in_flight), certain, min(COUNT_MAX, state_rows))
+
+    def passed_on(self, current: Sequence[AttemptRecord]) -> dict[Attempt, int]:
+        """By attempt that has not ended, the rows that other workers have received from it."""
+        workers = {record.id: record.worker for record in current if not record.end}
+        found = {each: self._past[each].received_of_it if each in self._past else 0 for each in workers}
+        for record in self._records(current):
+            for peer in unpack_traffic(record.traffic):
+                if peer.edge < len(self._edges):
+                    producer = (self._edges[peer.edge].source, peer.subtask, peer.attempt)
+                    if workers.get(producer, record.worker) != record.worker:
+                        found[producer] += peer.received
+        return found
 
     def _records(self, current: Iterable[AttemptRecord]) -> list[AttemptRecord]:
         return [*(record for kept in self._ended.values() for record in kept), *current]
@@ -388,7 +405,7 @@ class _Ledger:
             if record.operator not in self._reading:
                 balance[record.worker] += max(0, self._made_and_not_passed_on(record))
                 continue
-            rows = self._sent_by_survivors[record.id] - self._received_by_survivors[record.id]
+            rows = self._sent_by_survivors[record.id] - self._passed_on(record)
             balance[record.worker] += rows - self._rows_dealt_with(record, self._taken(record))
         return sum(max(0, rows) for rows in balance.values())
 
@@ -397,7 +414,12 @@ class _Ledger:
         counters = record.counters
         rows = record.rows_made - counters.rows_skipped
         rows -= self._rows_dealt_with(record, counters.records_out + counters.records_in)
-        return rows - self._received_by_survivors[record.id] - self._sent_inside[record.id]
+        return rows - self._passed_on(record) - self._sent_inside[record.id]
+
+    def _passed_on(self, record: AttemptRecord) -> int:
+        """Rows that survivors have of it, without any that its next attempt may emit once more."""
+        rows = self._received_by_survivors[record.id]
+        return rows if record.passed_on_max is None else min(rows, record.passed_on_max)
 
     def _rows_dealt_with(self, record: AttemptRecord, taken: int) -> int:
         """Rows that it has dropped and, if its chain ends in a sink and had ``taken`` so many, rows that have

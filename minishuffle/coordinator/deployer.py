@@ -41,11 +41,11 @@ class Deployer:
 
     def deploy(self, job: Job) -> None:
         """Every task of a job that starts, and to standby workers what they need to take over from it."""
-        held = job.slots_held()
+        held = job.slots.held()
         workers = self.workers.alive()
         addresses = [worker.address for worker in workers if worker.worker in held]
         graph, term = job.graph, self.term
-        messages = deployments(graph, job.placement, addresses, term=term, job=job.id, name=job.name)
+        messages = deployments(graph, job.slots.placement, addresses, term=term, job=job.id, name=job.name)
         for number, message in messages.items():
             self.send(number, message)
         for number, ahead in self.preparations.job_started(job, workers):
@@ -64,12 +64,12 @@ class Deployer:
         if not due:
             return []
         workers = self.workers.alive()
-        lost = sorted({task.index for task in due if job.is_lost(task.index)})
+        lost = sorted({task.index for task in due if task.index in job.slots.lost})
         move_lost_slots(job, lost, workers, held, called)
         for task in due:
-            if job.is_lost(task.index):
+            if task.index in job.slots.lost:
                 job.wait_for_slot(task, at + self.slot_timeout, at)
-        ready = [task for task in due if not job.is_lost(task.index)]
+        ready = [task for task in due if task.index not in job.slots.lost]
         if ready:
             addresses = {worker.worker: worker.address for worker in workers}
             for number, message in redeployments(job, ready, addresses, term=self.term, at=at):

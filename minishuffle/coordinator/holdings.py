@@ -47,7 +47,7 @@ class Holdings:
             was = self._by_job.pop(job.id, _NOTHING)
             now = _NOTHING
             if not job.terminal:
-                now = _Held(job.slots_held(), dict(job.segments_held()), not job.stopping)
+                now = _Held(job.slots.held(), dict(job.slots.segments), not job.stopping)
                 self._by_job[job.id] = now
             self.running += now.running - was.running
             if now.slots != was.slots:

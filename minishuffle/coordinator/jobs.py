@@ -28,6 +28,7 @@ from minishuffle.coordinator.lifecycle import (
 from minishuffle.coordinator.manifest import Manifest
 from minishuffle.coordinator.positions import SourceProgress, WriteProgress
 from minishuffle.coordinator.recoveries import Recoveries
+from minishuffle.coordinator.slots import Slots
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import JobGraph, Placement
 from minishuffle.errors import CannotWrite, PeerLost, ResourceExhausted, ShuffleError, TaskCancelled
@@ -86,8 +87,7 @@ class Job:
         self.graph = graph
         self.submission = submission
         """The id that the client gave its submission; may be empty."""
-        self.placement = placement
-        """The worker of each slot, or the last one of a slot that was lost with it."""
+        self.slots = Slots(placement, segments)
         self.state = "created"
         self.submitted_at = at
         self.ended_at = 0.0
@@ -107,14 +107,12 @@ class Job:
         self._losses: Losses | None = None
         """What they are, until something changes."""
         self._random = random
-        self._lost_slots: set[int] = set()
         self.positions = SourceProgress(repeats=graph.settings.source_lease == 0)
         """Where its sources are. The next attempt of one gets what :meth:`SourceProgress.resume` says."""
         self.writes = WriteProgress(repeats=graph.settings.source_lease == 0)
         """The same of those that external clients write to."""
         self.manifest = Manifest()
         """The files that its sinks have completed."""
-        self._segments = dict(segments)
         self._tasks = first_attempts(graph, placement)
         self._states = Counter({"created": len(self._tasks)})
         self._times: dict[TaskKey, float] = {}
@@ -150,14 +148,6 @@ class Job:
     def open_workers(self) -> list[int]:
         """Workers with a task that has not ended."""
         return sorted({task.worker for task in self._tasks.values() if task.state in ("created", "running")})
-
-    def slots_held(self) -> Counter[int]:
-        """Number of slots by worker, without workers that were lost."""
-        return Counter(worker for slot, worker in enumerate(self.placement) if slot not in self._lost_slots)
-
-    def segments_held(self) -> dict[int, int]:
-        """Number of segments required by worker, without workers that were lost."""
-        return self._segments
 
     def rows_kept(self, operator: int) -> list[int]:
         """By subtask of a sink, how many rows it has kept: the next attempt numbers on from there."""
@@ -378,9 +368,7 @@ class Job:
 
     def worker_lost(self, worker: int, cause: ErrorInfo, at: float) -> None:
         """Its tasks there that have not ended are lost, and what was held there is free."""
-        slots = {slot for slot, holder in enumerate(self.placement) if holder == worker} - self._lost_slots
-        self._lost_slots |= slots
-        del self._segments[worker]
+        self.slots.worker_lost(worker)
         self._abandoned = {each for each in self._abandoned if each[0] != worker}
         here = [task for task in self._tasks.values() if task.worker == worker and task.on_worker]
         for task in here:
@@ -394,6 +382,24 @@ class Job:
             task.rows_made = self.positions.rows_made(*task.key) + self.writes.rows_made(*task.key)
             self._set(task, "lost", at, f"{task} was lost with worker {worker}: {cause.text}")
         self._go_on_without(lost, cause, "on another worker", at)
+
+    def coordinator_lost(self) -> None:
+        """Sources go on behind their leases while there is none; if their worker is lost too, those rows come
+        once more. Until a worker is back, what others had of its tasks counts as it was before."""
+        tasks = [task for task in self._tasks.values() if task.runs]
+        sources = {task.worker for task in tasks if self.graph.vertices[task.operator].is_source}
+        passed_on = self._books.passed_on(list(self._tasks.values()))
+        for task in tasks:
+            if task.worker in sources and task.passed_on_max is None:
+                task.passed_on_max = passed_on[task.id]
+                self.changed.add(task.key)
+
+    def worker_back(self, worker: int) -> None:
+        """It has come back after its coordinator was lost, and says what its tasks have done."""
+        for task in self._tasks.values():
+            if task.worker == worker and task.passed_on_max is not None:
+                task.passed_on_max = None
+                self.changed.add(task.key)
 
     def never_there(self, keys: Iterable[TaskKey], at: float) -> None:
         """These have not reached their worker, whose coordinator was lost: they start again."""
@@ -524,16 +530,6 @@ class Job:
         tasks = (self._tasks[key] for key in self._times if not self._regions.is_ending(key))
         return [task for task in tasks if task.state != "restarting" or self._times[task.key] <= at]
 
-    def is_lost(self, slot: int) -> bool:
-        """Whether the worker of that slot was lost."""
-        return slot in self._lost_slots
-
-    def move_slot(self, slot: int, worker: int, segments: int) -> None:
-        """A slot of a lost worker is that one's now, which has to have ``segments`` for the job."""
-        self._lost_slots.remove(slot)
-        self.placement = (*self.placement[:slot], worker, *self.placement[slot + 1 :])
-        self._segments[worker] = segments
-
     def wait_for_slot(self, task: Subtask, until: float, at: float) -> None:
         """There is none free for the task now."""
         if task.state == "restarting":
@@ -564,7 +560,7 @@ class Job:
             files=files, writes=writes, first_row=kept
         )
         self._books.close(task, self._tasks.values())
-        worker = self.placement[task.index]
+        worker = self.slots.placement[task.index]
         task.attempt, task.round = task.attempt + 1, self.ends.round
         if not task.repeated:
             task.base, task.base_round = task.attempt, task.round
@@ -572,7 +568,7 @@ class Job:
         task.worker, task.on_worker = worker, True
         self._result_bytes -= len(task.result)
         task.counters, task.traffic, task.result, task.rows_made = TaskCounters(), b"", b"", 0
-        task.rows_listed, task.repeated = 0, ""
+        task.rows_listed, task.passed_on_max, task.repeated = 0, None, ""
         del self._times[task.key]
         inputs, outputs = self.ends.channels_left(task.key)
         self.recoveries.deployed(task.key, at, inputs=inputs, outputs=outputs)
@@ -690,9 +686,10 @@ class Job:
         assert not (self.stopping and self._times)
         for task in self._tasks.values():
             if task.on_worker and not self.released:
-                assert task.index not in self._lost_slots and task.worker == self.placement[task.index]
+                assert task.index not in self.slots.lost
+                assert task.worker == self.slots.placement[task.index]
             if not task.on_worker and task.state == "finished" and self.state in ("created", "running"):
                 assert not self._restarts or not self.ends.needed(task.key, self._tasks)
-        assert set(self._segments) == set(self.slots_held())
+        self.slots.validate()
         self.ends.validate()
         self.history.validate()

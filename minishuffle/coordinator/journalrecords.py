@@ -109,9 +109,9 @@ def _head(job: Job) -> dict[str, Any]:
         "state": job.state,
         "ended_at": job.ended_at,
         "released": job.released,
-        "placement": pack_placement(job.placement),
-        "lost_slots": sorted(job._lost_slots),
-        "segments": job._segments,
+        "placement": pack_placement(job.slots.placement),
+        "lost_slots": sorted(job.slots.lost),
+        "segments": job.slots.segments,
         "restarts": dict(job.restarts),
         "abandoned": job.abandoned_slots(),
         "history": job.history.record(),
@@ -280,7 +280,7 @@ def _recall(
     """Have a new job become what the records say: ``tasks`` by subtask and kind, ``numbered`` by kind and
     number."""
     job.state, job.ended_at, job.released = record["state"], record["ended_at"], record["released"]
-    job._lost_slots, job._segments = set(record["lost_slots"]), dict(record["segments"])
+    job.slots.lost, job.slots.segments = set(record["lost_slots"]), dict(record["segments"])
     job.restarts = Counter(record["restarts"])
     job._abandoned = {(worker, slot) for worker, slot in record["abandoned"]}
     events, files = (numbered.get(kind, {}) for kind in NUMBERED)

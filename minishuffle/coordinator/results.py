@@ -188,7 +188,7 @@ class Results:
                 vertex.bounded,
                 vertex.sink_schema,
                 [
-                    [_Part(0, FIRST_ATTEMPT, self.address(job.placement[index]))]
+                    [_Part(0, FIRST_ATTEMPT, self.address(job.slots.placement[index]))]
                     for index in range(vertex.parallelism)
                 ],
                 [[] for _ in range(vertex.parallelism)],
@@ -225,7 +225,7 @@ class Results:
             if result.operator == operator:
                 parts = result.parts[index]
                 begin = job.rows_kept(operator)[index]
-                at = self.address(job.placement[index])
+                at = self.address(job.slots.placement[index])
                 parts[:] = [part for part in parts if part.begin < begin]
                 parts.append(_Part(begin, job.attempt_of(operator, index), at))
                 self._changed.add(job.id)

@@ -242,21 +242,25 @@ def move_lost_slots(
         return number not in called, rank, held[number], -free[number], number
 
     used, required = held_by_all.slots.copy(), held_by_all.segments.copy()
-    held, segments = job.slots_held(), job.segments_held()
+    held, segments = job.slots.held(), job.slots.segments
     for slot in slots:
         free = {worker.worker: worker.slots - used[worker.worker] for worker in workers}
         for worker in sorted(workers, key=order):
             number = worker.worker
             if free[number] <= 0:
                 continue
-            there = [each for each, at in enumerate(job.placement) if at == number and not job.is_lost(each)]
+            there = [
+                each
+                for each, at in enumerate(job.slots.placement)
+                if at == number and each not in job.slots.lost
+            ]
             need = worker_need(job.graph, [*there, slot]).segments
             if required[number] + need - segments.get(number, 0) > worker.about.segments:
                 continue
             required[number] += need - segments.get(number, 0)
             used[number] += 1
             held[number] += 1
-            job.move_slot(slot, number, need)
+            job.slots.move(slot, number, need)
             if worker.standby:
                 worker.standby = False
                 called.add(number)
@@ -430,7 +434,8 @@ def redeployments(
         (worker, ReleaseJob(term=term, job=job.id, attempts=attempts))
         for worker, attempts in sorted(released.items())
     ]
-    placement = tuple(0 if job.is_lost(slot) else worker for slot, worker in enumerate(job.placement))
+    slots = job.slots
+    placement = tuple(0 if slot in slots.lost else worker for slot, worker in enumerate(slots.placement))
     messages += deployments(
         job.graph,
         placement,

@@ -154,6 +154,7 @@ class CoordinatorState:
                 self._results.job_ended(job)
                 self._streams.remove(job)
             else:
+                job.coordinator_lost()
                 self._touch(job)
 
     # --- the verbs -------------------------------------------------------------------------------
@@ -281,7 +282,7 @@ class CoordinatorState:
         return min((time for time in times if time is not None), default=None)
 
     def _timed(self) -> list[Job]:
-        return [job for job in self._jobs.active() if not self._workers.awaits(job.slots_held())]
+        return [job for job in self._jobs.active() if not self._workers.awaits(job.slots.held())]
 
     # --- workers ---------------------------------------------------------------------------------
 
@@ -321,6 +322,7 @@ class CoordinatorState:
         for each in reconciled(number, message.attempts, jobs, addresses, self._facts.term):
             self._send(worker, each)
         for job in jobs:
+            job.worker_back(number)
             job.never_there(missing(number, message.attempts, job), at)
             self._touch(job)
         self._streams.worker_back(number)
@@ -382,7 +384,7 @@ class CoordinatorState:
         what = "gets no answer from" if message.suspected else "is connected again to"
         text = f"worker {by.worker} {what} worker {worker.worker}"
         for job in self._jobs.active():
-            if {by.worker, worker.worker} <= job.slots_held().keys():
+            if {by.worker, worker.worker} <= job.slots.held().keys():
                 job.history.note(at, kind, text, worker=worker.worker)
                 self._touch(job)
 
@@ -433,7 +435,7 @@ class CoordinatorState:
             self._send(other, verdict)
         cause = ErrorInfo(code=PeerLost.code, text=f"{worker} was lost: {why}")
         for job in self._jobs.active():
-            if worker.worker in job.slots_held():
+            if worker.worker in job.slots.held():
                 job.worker_lost(worker.worker, cause, self._wall(now))
                 self._touch(job)
         self._out += self._streams.worker_ended()
@@ -470,8 +472,7 @@ class CoordinatorState:
                 return
             case _ if isinstance(message, StreamRequest):
                 self._out += self._streams.request(link, request, message, self._wall(now))
-                for job in self._jobs.active():
-                    self._touch(job)
+                self._touch(*self._jobs.active())
                 return
             case _ if isinstance(message, ResultRequest):
                 self._out += self._results.request(link, request, message)
@@ -567,8 +568,8 @@ class CoordinatorState:
         """When the wall clock will have come to ``at``; a microsecond more, since its floats are coarser."""
         return at - self._facts.wall_offset + 1e-6
 
-    def _touch(self, job: Job) -> None:
-        self._touched[job.id] = job
+    def _touch(self, *jobs: Job) -> None:
+        self._touched.update((job.id, job) for job in jobs)
 
     def _touch_waiting(self) -> None:
         """Slots have come free: some job may wait for them."""
@@ -614,8 +615,7 @@ class CoordinatorState:
     def _all_are_back(self, now: float) -> None:
         """Every worker has come back, or is lost: what was due meanwhile follows."""
         self._awaiting = False
-        for job in self._jobs.active():
-            self._touch(job)
+        self._touch(*self._jobs.active())
         for link, request, message in self._postponed.take():
             try:
                 self._request(link, request, message, now)
@@ -624,7 +624,7 @@ class CoordinatorState:
 
     def _restart(self, job: Job, at: float, called: set[int]) -> None:
         """Deploy what is due. ``called`` are standby workers that have been called upon for the same loss."""
-        if self._workers.awaits(job.slots_held()):
+        if self._workers.awaits(job.slots.held()):
             return
         ready = self._deployer.restart(job, self._jobs.held, at, called)
         self._changed.update({each.worker: each for each in self._workers.alive() if each.worker in called})
@@ -642,7 +642,7 @@ class CoordinatorState:
         job.release()
         self._out += self._streams.remove(job)
         self._results.job_ended(job)
-        holders = {*job.slots_held(), *self._preparations.job_ended(job.id)}
+        holders = {*job.slots.held(), *self._preparations.job_ended(job.id)}
         self._tell(sorted(holders), ReleaseJob(term=self._facts.term, job=job.id))
         for number, slot in job.abandoned_slots():
             if (worker := self._workers.get_alive(number)) is not None:

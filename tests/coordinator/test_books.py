@@ -400,6 +400,24 @@ def test_rows_that_a_source_with_a_sink_had_made_and_dropped_are_not_in_flight_o
     assert made.losses([record(0, 2)]).in_flight == 40
 
 
+def test_rows_that_come_once_more_hide_none_that_is_missing() -> None:
+    """Others had 40 rows of a source when the coordinator was lost. It had leave to emit 60, and emitted 100,
+    of which others have 70."""
+    alive = [record(0, 1, records_out=40, worker=2), record(1, 1, received(0, 40))]
+    assert Books(EDGES).passed_on(alive) == {(0, 0, 1): 40, (1, 0, 1): 0}
+    died = record(0, 1, worker=2, end="died")
+    died.rows_made, died.passed_on_max = 60, 40
+    current = [record(0, 2), record(1, 1, received(0, 70))]
+    assert books(died, current=current).losses(current).in_flight == 60 - 40
+    died.passed_on_max = None
+    assert books(died, current=current).losses(current).in_flight == 0
+
+
+def test_what_is_beside_a_producer_is_not_passed_on() -> None:
+    current = [record(0, 1), record(1, 1, received(0, 40)), record(1, 1, received(0, 9), index=1, worker=2)]
+    assert Books(EDGES).passed_on(current)[0, 0, 1] == 9
+
+
 def test_unfinished_rows_of_attempts_that_are_not_kept_stay_counted() -> None:
     kept = Books(EDGES)
     for attempt in range(1, ATTEMPTS_KEPT + 4):

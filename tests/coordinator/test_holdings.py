@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from minishuffle.coordinator.jobs import Job
+from minishuffle.coordinator.slots import Slots
 from minishuffle.coordinator.state import CoordinatorState
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import ResourceExhausted
@@ -30,16 +30,16 @@ def refused(cluster: FakeCluster, graph: JobGraph) -> str:
 def test_a_submission_does_not_look_at_all_other_jobs(
     cluster: FakeCluster, make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks = Counter[str]()
-    slots_held = Job.slots_held
+    looks = Counter[Slots]()
+    held = Slots.held
 
-    def counted(self: Job) -> Counter[int]:
-        looks[self.id] += 1
-        return slots_held(self)
+    def counted(self: Slots) -> Counter[int]:
+        looks[self] += 1
+        return held(self)
 
     cluster.add(slots=60)
     monkeypatch.setattr(CoordinatorState, "validate", lambda state: None)  # It looks at all of them.
-    monkeypatch.setattr(Job, "slots_held", counted)
+    monkeypatch.setattr(Slots, "held", counted)
     for _ in range(60):
         cluster.submit(make_graph(1, 1))
     assert len(looks) == 60

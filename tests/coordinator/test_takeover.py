@@ -19,11 +19,12 @@ from minishuffle.wire.messages import (
     HeldAttempt,
     Registered,
     ReleaseJob,
+    SourcePositions,
     TaskReport,
     TasksRestarted,
     WorkerLost,
 )
-from minishuffle.wire.packed import PeerRows, pack_traffic
+from minishuffle.wire.packed import PeerRows, SplitPosition, pack_positions, pack_traffic
 from minishuffle.wire.requests import Accepted, CancelJob, Failure, GetEvents, GetRows, GetStatus, SubmitJob
 
 if TYPE_CHECKING:
@@ -280,6 +281,36 @@ def said(index: int, operator: int, rows: int, **dropped: int) -> TaskReport:
     counters.rows_dropped = dropped
     ids = {"job": "j1", "operator": operator, "index": index, "attempt": 1}
     return TaskReport(counters=counters, traffic=pack_traffic(peers), **ids)  # type: ignore[arg-type]
+
+
+def test_what_a_source_emits_while_nobody_hears_it_hides_no_row_that_is_missing(
+    cluster: FakeCluster, make_graph: MakeGraph
+) -> None:
+    """Of 100 rows within its lease others had 60 when the coordinator was lost, and its worker with it. 90 of
+    it have come since, some of which come once more."""
+    stays, dies = cluster.add(slots=1), cluster.add(slots=1)
+    cluster.submit(make_graph(2, 2, **RESTARTS))
+    cluster.report_all("j1", "running")
+    (index,) = {key[2] for key in dies.tasks}
+    positions = pack_positions([SplitPosition(split=index, position=70, lease=30)])
+    source: dict[str, Any] = {"job": "j1", "operator": 0, "index": index, "attempt": 1, "number": 9}
+    cluster.send(dies, SourcePositions(term=cluster.term, positions=positions, **source))
+    ids: dict[str, Any] = {"job": "j1", "operator": 1, "index": 1 - index, "attempt": 1}
+
+    def got(rows: int) -> list[TaskReport]:
+        traffic = pack_traffic([PeerRows(0, index, 1, received=rows)])
+        return [TaskReport(counters=TaskCounters(records_in=rows), traffic=traffic, **ids)]
+
+    cluster.heartbeat(stays, got(60))
+    cluster.advance(1.5)
+    cluster.heartbeat(stays, got(60))
+    cluster.lose_coordinator()
+    cluster.come_back(stays)
+    cluster.advance(cluster.settings.heartbeat_timeout + 1)
+    cluster.add(slots=1)
+    cluster.heartbeat(stays, got(90))
+    assert cluster.show("j1").rows_in_flight == 40
+    cluster.check_journal()
 
 
 def test_what_a_worker_had_counted_that_is_lost_with_the_coordinator_is_known(
