@@ -442,9 +442,10 @@ class Client:
             raise
         return JobHandle(self, accepted.job, name, parallelism)
 
-    def jobs(self) -> list[JobInfo]:
-        """Every job that the coordinator knows, oldest first."""
-        return self._read(ListJobs(), JobList).jobs
+    def jobs(self, *, tasks: bool = True) -> list[JobInfo]:
+        """Every job that the coordinator knows, oldest first; without ``tasks``, with the number of them by
+        state alone."""
+        return self._read(ListJobs(tasks=tasks), JobList).jobs
 
     def job(self, job: str) -> JobInfo:
         """State, tasks and causes of one job.

@@ -77,7 +77,7 @@ def _item_text(item: Any) -> str:
 
 def _only_job(client: Client) -> str:
     """Raises UsageError: not exactly one job runs."""
-    running = [job.job for job in client.jobs() if job.state in RUNNING]
+    running = [job.job for job in client.jobs(tasks=False) if job.state in RUNNING]
     if not running:
         raise UsageError("no job runs: 'minishuffle submit keyby' starts one")
     if len(running) > 1:

@@ -1,9 +1,13 @@
-"""What a vertex did between two looks at its job."""
+"""What a vertex did between two looks at its job, and how often ``top`` looks."""
 
 from __future__ import annotations
 
+import time
+from itertools import islice
+
 import pytest
 
+from minishuffle.cli.top import SPAN_SECONDS, looks
 from minishuffle.counters import TaskCounters
 from minishuffle.observe.loads import VertexLoad, level_of, vertex_loads
 from minishuffle.wire.requests import JobInfo, TaskInfo
@@ -58,3 +62,40 @@ def test_a_subtask_of_which_nothing_was_heard_has_no_rates() -> None:
     silent = job(("count", 0, TaskCounters(busy_seconds=5.0, records_in=10)))
     (load,) = vertex_loads(silent, silent)
     assert (load.level, load.busy, load.records_in) == ("OK", 0.0, 0.0)
+
+
+class CountingClient:
+    """One job that runs, and reports the time that passed."""
+
+    def __init__(self, clock: list[float]) -> None:
+        self.requests: list[str] = []
+        self._clock = clock
+
+    def job(self, name: str) -> JobInfo:
+        self.requests.append(name)
+        return job(("lines", 0, TaskCounters(busy_seconds=self._clock[0])))
+
+    def jobs(self, *, tasks: bool = True) -> list[JobInfo]:
+        assert not tasks, "the list is long where jobs are many"
+        self.requests.append("")
+        return [job()]
+
+
+@pytest.mark.parametrize("chosen", ["j1", None])
+def test_a_look_ends_one_span_and_begins_the_next(
+    chosen: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    client = CountingClient(clock)
+    spans = list(islice(looks(client, chosen), 5))
+    assert [after[0].tasks[0].counters.busy_seconds for _, after in spans] == [
+        SPAN_SECONDS * number for number in (1, 2, 3, 4, 5)
+    ]
+    assert all(later[0][0] is earlier[1][0] for earlier, later in zip(spans, spans[1:], strict=False))
+    assert len(client.requests) == 2 + 2 * 5 - 1, "the list and one look at each span, and one more to begin"

@@ -30,6 +30,13 @@ def command(seen: Any, *arguments: str) -> str:
     return subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
+def refused(seen: Any, *arguments: str) -> str:
+    words = [sys.executable, "-m", "minishuffle.cli", *seen.flags, *arguments]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    return ended.stderr
+
+
 def shares(seen: Any, job: str, wait_until: Callable[..., Any]) -> dict[tuple[str, int], dict[str, float]]:
     """Of each task's time between two looks at a job, between which every task ran for a while."""
 
@@ -73,14 +80,21 @@ def test_a_slow_consumer_back_pressures_its_producers_while_the_job_runs(
         assert all(states["busy_seconds"] > 0.5 for states in consumers)
         table = command(seen, "jobs", "show", job)
         assert "back-pressured" in table and "busy" in table and "idle" in table
-        (shown,) = json.loads(command(seen, "top", job, "--once", "--json"))["jobs"]
+        chosen = ("--vertex", "generate", "--once", "--json")
+        (shown,) = json.loads(command(seen, "top", job, *chosen))["jobs"]
         source, sink = shown["vertices"]
         assert (source["name"], source["level"], sink["level"]) == ("generate", "HIGH", "OK")
         assert sink["busy"] > 0.5 and sink["records_in"] > 0
+        assert shown["vertex"] == 0 and shown["silent"] == []
+        assert [(pool["side"], pool["in_use"] > 0) for pool in shown["pools"]] == [("out", True)] * 2
+        channels = {each["channel"]: each for each in shown["channels"]}
+        assert sorted(channels) == ["0.0:1.0", "0.0:1.1", "0.1:1.0", "0.1:1.1"]
+        assert sum(each["backlog"] for each in channels.values()) > 0
+        credits = [each["credit"] for each in channels.values()]
+        assert credits.count(None) == 2, "half of the channels stay within a worker"
     finally:
         command(seen, "jobs", "cancel", job)
     assert seen.cluster.client.handle(job).wait_until_over(30).state == "canceled"
-    words = [sys.executable, "-m", "minishuffle.cli", *seen.flags, "top", job]
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode == 2
-    assert f"job {job} is canceled: 'minishuffle jobs show {job}' has its totals" in ended.stderr
+    assert "--vertex is of one job" in refused(seen, "top", "--vertex", "1")
+    ended = refused(seen, "top", job)
+    assert f"job {job} is canceled: 'minishuffle jobs show {job}' has its totals" in ended

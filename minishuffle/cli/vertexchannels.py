@@ -1,0 +1,119 @@
+"""The pools and channels of one vertex of a job, from the dumps of the workers that run its subtasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeAlias
+
+from rich.table import Table
+
+from minishuffle.cli.tables import new_table
+from minishuffle.errors import UsageError
+from minishuffle.wire.requests import JobInfo
+
+__all__ = ["channel_maps", "channel_table", "pool_maps", "pool_table", "vertex_number"]
+
+Fields: TypeAlias = dict[str, Any]
+
+
+def vertex_number(job: JobInfo, vertex: str) -> int:
+    """The number of a vertex that is named by its number or its name, as ``top`` shows it.
+
+    Raises:
+        UsageError: the job has no such vertex, or several of that name.
+    """
+    names = {task.operator: task.name for task in job.tasks}
+    if vertex.isdecimal() and int(vertex) in names:
+        return int(vertex)
+    found = [operator for operator, name in sorted(names.items()) if name == vertex]
+    if len(found) == 1:
+        return found[0]
+    known = ", ".join(f"{operator} ({name})" for operator, name in sorted(names.items()))
+    problem = "several vertices" if found else "no vertex"
+    raise UsageError(f"job {job.job} has {problem} {vertex!r}: name one by its number: {known}")
+
+
+def pool_maps(workers: Iterable[Fields], vertex: int) -> list[Fields]:
+    """The buffer pool of each input (``in``) and output (``out``) of its subtasks. Outputs that are kept on
+    disk or in memory have none."""
+    return [
+        {"subtask": task["index"], "side": side, "edge": each["edge"], **_sizes(each["pool"])}
+        for task in _subtasks(workers, vertex)
+        for side, exchanges in (("in", task["gates"]), ("out", task["partitions"]))
+        for each in exchanges
+        if each["pool"] is not None
+    ]
+
+
+def channel_maps(workers: Iterable[Fields], vertex: int) -> list[Fields]:
+    """The channels that its subtasks read (``in``) and write (``out``), each as its own side sees it.
+
+    Queues, backlogs and credit are in buffers. An input knows the credit that it has announced and that the
+    producer has not used, and what it has yet to announce; an output knows the credit that it holds.
+    Channels within one worker have no credit.
+    """
+    found: list[Fields] = []
+    for task in _subtasks(workers, vertex):
+        own = f"{vertex}.{task['index']}"
+        for gate in task["gates"]:
+            for channel in gate["channels"]:
+                credit = channel.get("credit", {})
+                found.append(
+                    {
+                        "channel": f"{gate['from_operator']}.{channel['producer']}:{own}",
+                        "side": "in",
+                        "queue": channel["queue"],
+                        "backlog": None,
+                        "credit": credit.get("announced"),
+                        "unannounced": credit.get("unannounced"),
+                        "starved": bool(credit.get("starved", False)),
+                    }
+                )
+        for partition in task["partitions"]:
+            for channel in partition["channels"]:
+                found.append(
+                    {
+                        "channel": f"{own}:{partition['to_operator']}.{channel['consumer']}",
+                        "side": "out",
+                        "queue": channel["queue"],
+                        "backlog": channel["backlog"],
+                        "credit": channel.get("credit"),
+                        "unannounced": None,
+                        "starved": False,
+                    }
+                )
+    return found
+
+
+def pool_table(pools: Iterable[Fields], name: str) -> Table:
+    """:func:`pool_maps` as text; ``name`` is that of the vertex."""
+    table = new_table(["subtask", "pool", "in use", "size"], ("in use", "size"))
+    for pool in pools:
+        what = f"{pool['side']} of edge {pool['edge']}"
+        table.add_row(f"{name}[{pool['subtask']}]", what, str(pool["in_use"]), str(pool["size"]))
+    return table
+
+
+def channel_table(channels: Iterable[Fields]) -> Table:
+    """:func:`channel_maps` as text."""
+    numbers = ("queue", "backlog", "credit", "unannounced")
+    table = new_table(["channel", "side", *numbers, "starved"], numbers)
+    for channel in channels:
+        cells = ("-" if channel[number] is None else str(channel[number]) for number in numbers)
+        table.add_row(channel["channel"], channel["side"], *cells, "starved" if channel["starved"] else "")
+    return table
+
+
+def _subtasks(workers: Iterable[Fields], vertex: int) -> Iterator[Fields]:
+    """The newest attempt of each subtask, in their order."""
+    newest: dict[int, Fields] = {}
+    for worker in workers:
+        for task in worker["tasks"]:
+            index = task["index"]
+            if task["operator"] == vertex and task["attempt"] >= newest.get(index, task)["attempt"]:
+                newest[index] = task
+    yield from (task for _, task in sorted(newest.items()))
+
+
+def _sizes(pool: Fields) -> Fields:
+    return {"in_use": pool["in_use"], "size": pool["size"]}
