@@ -12,13 +12,13 @@ from minishuffle.dataflow.nodes import Exchange, Feed, Node
 from minishuffle.dataflow.operators.base import Operator
 from minishuffle.dataflow.stream import Stream, T
 from minishuffle.dataflow.stream_base import checked_emission
+from minishuffle.dataflow.windowed import Windowable, WindowedStream, Windowing
 
 if TYPE_CHECKING:
     from minishuffle.dataflow.operators.chained import Emission, OnError
     from minishuffle.dataflow.operators.joins import How
     from minishuffle.dataflow.operators.late import LatePolicy
     from minishuffle.dataflow.operators.process import ProcessContext
-    from minishuffle.dataflow.windowed import WindowedStream
 
 __all__ = ["KeyedStream"]
 
@@ -26,7 +26,7 @@ S = TypeVar("S")
 """The value that a key's rows are folded into."""
 
 
-class KeyedStream(Generic[T]):
+class KeyedStream(Windowable[WindowedStream[T]], Generic[T]):
     """What :meth:`Stream.key_by` gives; every method leads back to a :class:`Stream`.
 
     ``emit`` says when a key's value goes out: ``"each"`` after every record, ``"batch"`` once for each
@@ -92,32 +92,11 @@ class KeyedStream(Generic[T]):
         check_callable(add, "fold")
         return self._on_rows(FoldRows(create, add, checked_emission(emit, self._feeds), on_error), "fold")
 
-    def window(
-        self,
-        size: timedelta,
-        *,
-        late: LatePolicy = "drop",
-        allowed_lateness: timedelta = timedelta(0),
-        early: timedelta | None = None,
-    ) -> WindowedStream[T]:
-        """Cut the records of each key into tumbling windows of event time, aligned to 1970 UTC.
+    def _unkeyed(self) -> Stream[T]:
+        return self._stream
 
-        A window's values go out when the watermark has reached its end. A record that comes after that
-        is late: it is counted (``records_late``) and dropped, or with ``"side"`` put into the stream
-        :attr:`Stream.late` of what follows, or with ``"fail"`` fails the task.
-
-        Args:
-            allowed_lateness: so much longer a window takes records, and keeps its values, which go out then.
-                What they are at its end, and after each later record, is in :attr:`Stream.panes`.
-            early: so often, in event time, what has changed in a window goes to :attr:`Stream.panes` before
-                its end.
-
-        Raises:
-            InvalidGraph: the records have no event time: see :meth:`Stream.event_time`.
-        """
-        from minishuffle.dataflow.windowed import WindowedStream, Windowing
-
-        return WindowedStream(self, Windowing.of(self._stream, size, late, allowed_lateness, early))
+    def _windowed(self, windowing: Windowing) -> WindowedStream[T]:
+        return WindowedStream(self, windowing)
 
     def join(
         self,

@@ -17,7 +17,7 @@ from minishuffle.dataflow.pruning import reads_only
 from minishuffle.dataflow.schemas import aggregated_schema
 from minishuffle.dataflow.stream_base import Columns, Feeds, SideOutput, checked_emission
 from minishuffle.dataflow.table import Table
-from minishuffle.dataflow.windowed import Windowing
+from minishuffle.dataflow.windowed import Windowable, Windowing
 from minishuffle.errors import InvalidGraph, UsageError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ Aggregates = Mapping[str, tuple[str, str]]
 """Input column and function of each aggregate, by its name."""
 
 
-class KeyedTable:
+class KeyedTable(Windowable["WindowedTable"]):
     """What :meth:`Table.key_by` gives; every method leads back to a :class:`Table`.
 
     ``emit`` says when a key's row goes out: ``"each"`` after every row, ``"batch"`` once for each key of a
@@ -118,30 +118,11 @@ class KeyedTable:
         shown = KeyedTable(self._table._shown(), self._keys)
         return shown._computed(TopN(self._keys, n, by, descending), names, schema)
 
-    def window(
-        self,
-        size: timedelta,
-        *,
-        late: LatePolicy = "drop",
-        allowed_lateness: timedelta = timedelta(0),
-        early: timedelta | None = None,
-    ) -> WindowedTable:
-        """Cut the rows of each key into tumbling windows of event time, aligned to 1970 UTC.
+    def _unkeyed(self) -> Table:
+        return self._table
 
-        A window's row goes out when the watermark has reached its end. A row that comes after that is late:
-        it is counted (``records_late``) and dropped, or with ``"side"`` put into the table
-        :attr:`Table.late` of what follows.
-
-        Args:
-            allowed_lateness: so much longer a window takes rows, and keeps its values, which go out then.
-                What they are at its end, and after each later row, is in :attr:`Table.panes`.
-            early: so often, in event time, what has changed in a window goes to :attr:`Table.panes` before
-                its end.
-
-        Raises:
-            InvalidGraph: the rows have no event time: see :meth:`Table.event_time`.
-        """
-        return WindowedTable(self, Windowing.of(self._table, size, late, allowed_lateness, early))
+    def _windowed(self, windowing: Windowing) -> WindowedTable:
+        return WindowedTable(self, windowing)
 
     def join(
         self,

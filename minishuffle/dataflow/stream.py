@@ -184,21 +184,13 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         Raises:
             UnknownName: the stream's columns are known, and this is not among them.
         """
-        from minishuffle.dataflow.operators.eventtime import AssignEventTime
-
-        late_by = checked_duration(out_of_order, "event_time(out_of_order=...)")
-        idle = None
-        if idle_after is not None:
-            idle = checked_duration(idle_after, "event_time(idle_after=...)", positive=True) / 1_000_000
         if isinstance(time, str):
             check_columns([time], self._columns, "event_time")
             place = EventTime(column=time, each=watermarks == "each")
         else:
             check_callable(time, "event_time")
             place = EventTime(fn=time, each=watermarks == "each")
-        operator = AssignEventTime(place, late_by, idle, watermarks, on_error)
-        timed = self._beside("event_time", operator)
-        return Stream(timed._feeds, None, self._columns, place)
+        return self._timed(place, out_of_order, idle_after, watermarks, on_error)
 
     def broadcast_join(
         self, small: Stream[Any], on: On, how: Literal["inner", "left"] = "inner"

@@ -5,19 +5,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from itertools import count
 from typing import TYPE_CHECKING, ClassVar, Self, TypeAlias
 
-from minishuffle.dataflow.arguments import checked_name, checked_parallelism
+from minishuffle.dataflow.arguments import checked_duration, checked_name, checked_parallelism
 from minishuffle.dataflow.nodes import Boundary, Exchange, Feed, Node, Reads, check_not_sinks, with_last_step
 from minishuffle.dataflow.operators.base import Operator, Source
 from minishuffle.dataflow.operators.times import EventTime
+from minishuffle.dataflow.pruning import reads_also
 from minishuffle.errors import InvalidGraph, UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from minishuffle.dataflow.operators.chained import Emission, RecordOperator
+    from minishuffle.dataflow.operators.chained import Emission, OnError, RecordOperator
+    from minishuffle.dataflow.operators.eventtime import Watermarks
     from minishuffle.dataflow.operators.late import Late, LatePolicy
 
 __all__ = ["Columns", "Feeds", "SideOutput", "StreamBase", "checked_emission", "late_of", "side_outputs"]
@@ -210,6 +213,27 @@ class StreamBase:
     @classmethod
     def _from_source(cls, label: str, source: Source, schema: pa.Schema | None = None) -> Self:
         return cls((Feed(Node(label, source=source)),), schema)
+
+    def _timed(
+        self,
+        time: EventTime,
+        out_of_order: timedelta,
+        idle_after: timedelta | None,
+        watermarks: Watermarks,
+        on_error: OnError,
+    ) -> Self:
+        """The same records with watermarks that follow from their times."""
+        from minishuffle.dataflow.operators.eventtime import AssignEventTime
+
+        late_by = checked_duration(out_of_order, "event_time(out_of_order=...)")
+        idle = None
+        if idle_after is not None:
+            idle = checked_duration(idle_after, "event_time(idle_after=...)", positive=True) / 1_000_000
+        operator = AssignEventTime(time, late_by, idle, watermarks, on_error)
+        reads = None if time.column is None else reads_also(time.column)
+        timed = self._beside("event_time", operator, reads)
+        timed._time = time
+        return timed
 
     def _same_records(self, feeds: Feeds) -> Self:
         """The same records from elsewhere."""

@@ -19,7 +19,6 @@ from minishuffle.dataflow.arguments import (
     check_distinct,
     check_key_types,
     check_time_type,
-    checked_duration,
     checked_name,
     key_columns,
     same_schema,
@@ -334,25 +333,15 @@ class Table(TableSources, StreamSinks):
             UnknownName: the columns are known, and this is not among them.
             UsageError: the columns are known, and this has a type that holds no times.
         """
-        from minishuffle.dataflow.operators.eventtime import AssignEventTime
-
         if not isinstance(column, str):
             raise UsageError(
-                f"event_time takes the name of a column, not {column!r:.80}: make one with "
-                "with_columns(), or "
-                "call to_rows() first"
+                f"event_time takes the name of a column, not {column!r:.80}: make one with with_columns(), "
+                "or call to_rows() first"
             )
-        late_by = checked_duration(out_of_order, "event_time(out_of_order=...)")
-        idle = None
-        if idle_after is not None:
-            idle = checked_duration(idle_after, "event_time(idle_after=...)", positive=True) / 1_000_000
         check_columns([column], self._columns, "event_time")
         check_time_type(self._schema, column)
         place = EventTime(column=column, each=watermarks == "each")
-        timed = self._shown()._beside(
-            "event_time", AssignEventTime(place, late_by, idle, watermarks, on_error), reads_also(column)
-        )
-        return Table(timed._feeds, self._schema, self._columns, place)
+        return self._shown()._timed(place, out_of_order, idle_after, watermarks, on_error)
 
     def key_by(self, *columns: str | Sequence[str]) -> KeyedTable:
         """Bring the rows of each key together: one or more columns.

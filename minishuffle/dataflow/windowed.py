@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from minishuffle.dataflow.operators.late import LatePolicy
     from minishuffle.dataflow.operators.windows import OpenWindows
 
-__all__ = ["WindowedStream", "Windowing"]
+__all__ = ["Windowable", "WindowedStream", "Windowing"]
 
 S = TypeVar("S")
 """The value that the rows of a key and window are folded into."""
+W = TypeVar("W")
+"""The windows of a stream or of a table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,44 @@ class Windowing:
             sides["panes"] = panes
         shown = Panes(panes.tag if "panes" in sides else "", self.lateness, self.early)
         return OpenWindows(self.time, self.size, put, shown), sides
+
+
+class Windowable(Generic[W]):
+    """Records by key, which may be cut into windows."""
+
+    __slots__ = ()
+
+    def window(
+        self,
+        size: timedelta,
+        *,
+        late: LatePolicy = "drop",
+        allowed_lateness: timedelta = timedelta(0),
+        early: timedelta | None = None,
+    ) -> W:
+        """Cut the records of each key into tumbling windows of event time, aligned to 1970 UTC.
+
+        A window's values go out when the watermark has reached its end. A record that comes after that is
+        late: it is counted (``records_late``) and dropped, or with ``"side"`` put into the stream or table
+        ``late`` of what follows, or with ``"fail"`` fails the task.
+
+        Args:
+            allowed_lateness: so much longer a window takes records, and keeps its values, which go out then.
+                What they are at its end, and after each later record, is in ``panes`` of what follows.
+            early: so often, in event time, what has changed in a window goes to ``panes`` before its end.
+
+        Raises:
+            InvalidGraph: the records have no event time: see ``event_time`` of streams and tables.
+        """
+        return self._windowed(Windowing.of(self._unkeyed(), size, late, allowed_lateness, early))
+
+    def _unkeyed(self) -> StreamBase:
+        """The records before :meth:`key_by`."""
+        raise NotImplementedError
+
+    def _windowed(self, windowing: Windowing) -> W:
+        """The records of each key cut so."""
+        raise NotImplementedError
 
 
 class WindowedStream(Generic[T]):
