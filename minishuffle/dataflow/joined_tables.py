@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -16,8 +17,10 @@ from minishuffle.errors import InvalidGraph, UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from minishuffle.dataflow.operators.joincolumns import JoinColumns
     from minishuffle.dataflow.operators.joins import How
     from minishuffle.dataflow.operators.late import LatePolicy
+    from minishuffle.dataflow.stream_base import Columns
 
 __all__ = ["join_tables", "look_up"]
 
@@ -47,20 +50,27 @@ def join_tables(
         _check_known(left, "left", how)
     columns = JoinColumns(*keys, how, _checked_suffix(suffix))
     operator = JoinArrow(columns, micros, times, (left._schema, right._schema), put)
-    schema: pa.Schema | None = None
-    names: tuple[str, ...] | None = None
-    if left._schema is not None and right._schema is not None:
-        columns.check_keys(left._schema, right._schema)
-        schema = columns.result(left._schema, right._schema)
-    elif left._columns is not None and right._columns is not None:
-        names = tuple(columns.names(left._columns, right._columns))
-    reads: Reads | None = None
-    if left._columns is not None and right._columns is not None:
-        reads = columns.fix(left._columns, right._columns, times)
+    schema, names, reads = _described(columns, tables, times)
     feeds = (*by_key(left, keys[0]), *by_key(right, keys[1], 1))
     node = Node(operator.name, feeds, operators=(operator,), reads=reads)
     time = EventTime(column=HIDDEN_TIME)
     return Table((Feed(node),), schema, names, time, sides)
+
+
+def _described(
+    columns: JoinColumns, tables: Tables, times: Sequence[EventTime] = ()
+) -> tuple[pa.Schema | None, Columns, Reads | None]:
+    """The schema of the result, the names of its columns and what is read for them, as far as those of both
+    tables are known."""
+    left, right = tables
+    schema: pa.Schema | None = None
+    if left._schema is not None and right._schema is not None:
+        columns.check_keys(left._schema, right._schema)
+        schema = columns.result(left._schema, right._schema)
+    if left._columns is None or right._columns is None:
+        return schema, None, None
+    names = tuple(columns.names(left._columns, right._columns))
+    return schema, names, columns.fix(left._columns, right._columns, times)
 
 
 def _check_known(table: Table, side: str, how: str) -> None:
@@ -90,15 +100,5 @@ def look_up(big: Table, small: Table, on: On, how: Literal["inner", "left"], suf
         tuple(pairs), tuple(pairs.values()), is_left=how == "left", suffix=_checked_suffix(suffix)
     )
     operator = BroadcastArrow(columns, small._schema)
-    reads: Reads | None = None
-    if big._columns is not None and small._columns is not None:
-        reads = columns.fix(big._columns, small._columns)
-    node = look_up_node(operator, feeds, reads)
-    schema: pa.Schema | None = None
-    names: tuple[str, ...] | None = None
-    if big._schema is not None and small._schema is not None:
-        columns.check_keys(big._schema, small._schema)
-        schema = columns.result(big._schema, small._schema)
-    elif big._columns is not None and small._columns is not None:
-        names = tuple(columns.names(big._columns, small._columns))
-    return Table((Feed(node),), schema, names, big._time)
+    schema, names, reads = _described(columns, (big, small))
+    return Table((Feed(look_up_node(operator, feeds, reads)),), schema, names, big._time)

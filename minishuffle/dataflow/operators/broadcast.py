@@ -6,7 +6,7 @@ The small side is input number 1 and is read to its end before the other: see ``
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -18,6 +18,7 @@ from minishuffle.dataflow.operators.chained import ChainedOperator, preview
 from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.joincolumns import (
     SUFFIX,
+    JoinColumns,
     Outbox,
     common_schema,
     joined_names,
@@ -28,7 +29,7 @@ from minishuffle.dataflow.operators.joincolumns import (
 )
 from minishuffle.dataflow.operators.joinheld import places
 from minishuffle.dataflow.operators.keyindex import KeyIndex
-from minishuffle.dataflow.operators.keykinds import RowKinds, check_key_kinds
+from minishuffle.dataflow.operators.keykinds import RowKinds
 from minishuffle.dataflow.operators.moments import Vector
 from minishuffle.dataflow.operators.times import HIDDEN_TIME
 from minishuffle.errors import ResourceExhausted, UnknownName, UsageError
@@ -43,8 +44,8 @@ __all__ = ["BroadcastArrow", "BroadcastColumns", "BroadcastRows"]
 BIG, SMALL = 0, 1
 
 
-class BroadcastColumns:
-    """The columns of the result: all of the big side, and the small side's others.
+class BroadcastColumns(JoinColumns):
+    """The columns of the result: all of the big side as they are, and the small side's others.
 
     Args:
         keys: of the big side; ``small_keys`` are compared with them, in order.
@@ -52,59 +53,20 @@ class BroadcastColumns:
         suffix: follows a name of the small side that the big one has.
     """
 
+    method = "broadcast_join"
+    passes_on = frozenset({HIDDEN_TIME})
+
     def __init__(
         self, keys: tuple[str, ...], small_keys: tuple[str, ...], *, is_left: bool, suffix: str = SUFFIX
     ) -> None:
-        self.keys = keys
-        self.small_keys = small_keys
+        super().__init__(keys, small_keys, "left" if is_left else "inner", suffix)
         self.is_left = is_left
-        self._suffix = suffix
-        self._fixed: dict[str, str] | None = None
-        """The names of the result for the small side's others, once :meth:`fix` has said them."""
 
-    def check_keys(self, big: pa.Schema, small: pa.Schema) -> None:
-        """Raises UsageError if no key of one side can be equal to any of the other."""
-        check_key_kinds("broadcast_join", map(big.field, self.keys), map(small.field, self.small_keys))
+    def held_names(self, given: Sequence[str], input: int) -> list[str]:
+        return list(given) if input == BIG else self.others(given)
 
-    def others(self, small: Sequence[str]) -> list[str]:
-        """The small side's columns that come into the result."""
-        return [name for name in small if name not in self.small_keys]
-
-    def names(self, big: Sequence[str], small: Sequence[str]) -> list[str]:
-        """The names of the result, from those of both sides."""
-        if self._fixed is not None:
-            return [*big, *map(self._fixed.__getitem__, self.others(small))]
-        return joined_names(big, self.others(small), self._suffix)
-
-    def fix(
-        self, big: Sequence[str], small: Sequence[str]
-    ) -> Callable[[frozenset[str] | None, int], frozenset[str] | None]:
-        """As ``JoinColumns.fix`` does."""
-        fixed = self._fixed = dict(zip(self.others(small), self.names(big, small)[len(big) :], strict=True))
-
-        def reads(wanted: frozenset[str] | None, input: int) -> frozenset[str] | None:
-            if wanted is None:
-                return None
-            if input == BIG:
-                return frozenset({*self.keys, *(name for name in (*big, HIDDEN_TIME) if name in wanted)})
-            return frozenset({*self.small_keys, *(name for name, as_ in fixed.items() if as_ in wanted)})
-
-        return reads
-
-    def result(self, big: pa.Schema, small: pa.Schema) -> pa.Schema:
-        """The schema of the result, from those of both sides.
-
-        Raises:
-            UsageError: two columns have one name.
-        """
-        names = self.names(big.names, small.names)[len(big) :]
-        small = plain_schema(small)
-        fields = [small.field(name) for name in self.others(small.names)]
-        added = [
-            field.with_name(name).with_nullable(field.nullable or self.is_left)
-            for field, name in zip(fields, names, strict=True)
-        ]
-        return pa.schema([*(field.remove_metadata() for field in big), *added])
+    def left_schema(self, schema: pa.Schema) -> pa.Schema:
+        return pa.schema([field.remove_metadata() for field in schema])
 
 
 class _Broadcast(ChainedOperator):
@@ -193,7 +155,7 @@ class BroadcastArrow(_Broadcast):
         return _Small(table, self.columns)
 
     def _join(self, batch: pa.RecordBatch, small: _Small, outbox: Outbox) -> None:
-        given = [column_of(batch, name) for name in self.columns.keys]
+        given = [column_of(batch, name) for name in self.columns.keys[BIG]]
         self.columns.check_keys(batch.schema, small.schema)
         starts, counts = small.find(given)
         schema = self.columns.result(batch.schema, small.schema)
@@ -212,7 +174,7 @@ class _Small:
     def __init__(self, table: pa.Table, columns: BroadcastColumns) -> None:
         self.schema = table.schema
         names = columns.others(table.schema.names)
-        keys = [_whole(table.column(name)) for name in columns.small_keys]
+        keys = [_whole(table.column(name)) for name in columns.keys[SMALL]]
         nulls = null_marks(keys)
         rows = np.arange(table.num_rows) if nulls is None else np.flatnonzero(~nulls)
         self._index = KeyIndex()
@@ -266,7 +228,7 @@ class BroadcastRows(_Broadcast):
         assert isinstance(batch, list)
         if input == SMALL:
             self.note_size(len(batch), len(pack_rows(batch)))
-            forms = _forms(batch, self.columns.small_keys)
+            forms = _forms(batch, self.columns.keys[SMALL])
             self._kinds.note(forms, SMALL)
             for form, row in zip(forms, batch, strict=True):
                 self._others.update(dict.fromkeys(self.columns.others(list(row))))
@@ -275,7 +237,7 @@ class BroadcastRows(_Broadcast):
             return
         out = RowsOut(emit)
         unmatched: list[dict[str, Any]] = [{}] if self.columns.is_left else []
-        forms = _forms(batch, self.columns.keys)
+        forms = _forms(batch, self.columns.keys[BIG])
         self._kinds.note(forms, BIG)
         for form, row in zip(forms, batch, strict=True):
             names = self._names_beside(tuple(row))

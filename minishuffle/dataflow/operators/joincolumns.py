@@ -133,6 +133,10 @@ class JoinColumns:
     column of event time is no column here: times are held apart.
     """
 
+    method = "join"
+    passes_on: frozenset[str] = frozenset()
+    """Columns that the left may have beside those that it shows, and that come into the result."""
+
     def __init__(
         self,
         left_keys: tuple[str, ...],
@@ -149,40 +153,47 @@ class JoinColumns:
     def held_names(self, given: Sequence[str], input: int) -> list[str]:
         """The columns that are held of a batch that has the columns ``given``."""
         keys = self.keys[input]
-        others = self._others(given, input)
+        others = self.others(given, input)
         if input == LEFT:
             return [*keys, *others]
         return [*others, *keys] if self.how == "full" else others
 
-    def _others(self, given: Sequence[str], input: int) -> list[str]:
+    def others(self, given: Sequence[str], input: int = RIGHT) -> list[str]:
+        """Those that are no keys."""
         return [name for name in given if name not in self.keys[input] and name != HIDDEN_TIME]
+
+    def left_schema(self, schema: pa.Schema) -> pa.Schema:
+        """The left's columns as they come into the result."""
+        return plain_schema(schema)
 
     def check_keys(self, left: pa.Schema, right: pa.Schema) -> None:
         """Raises UsageError if no key of one side can be equal to any of the other."""
         own, others = (map(schema.field, keys) for schema, keys in zip((left, right), self.keys, strict=True))
-        check_key_kinds("join", own, others)
+        check_key_kinds(self.method, own, others)
 
     def names(self, left: Sequence[str], right: Sequence[str]) -> list[str]:
         """The names of the result, from those of both sides."""
-        others = self._others(right, RIGHT)
+        others = self.others(right)
         if self._fixed is not None:
             return [*self.held_names(left, LEFT), *map(self._fixed.__getitem__, others)]
         return joined_names(self.held_names(left, LEFT), others, self._suffix)
 
     def fix(
-        self, left: Sequence[str], right: Sequence[str], times: tuple[EventTime, EventTime]
+        self, left: Sequence[str], right: Sequence[str], times: Sequence[EventTime] = ()
     ) -> Callable[[frozenset[str] | None, int], frozenset[str] | None]:
         """Name the result after all columns of both sides, of which some may not come. Gives the columns
         that are read of each, by its number, for those that are wanted of the result (None: all)."""
-        others = self._others(right, RIGHT)
+        others = self.others(right)
         names = self.names(left, right)[-len(others) :] if others else []
         fixed = self._fixed = dict(zip(others, names, strict=True))
-        needed = [{*keys, str(time.column)} for keys, time in zip(self.keys, times, strict=True)]
+        needed = [set(keys) for keys in self.keys]
+        for names_of, time in zip(needed, times, strict=False):
+            names_of.add(str(time.column))
 
         def reads(wanted: frozenset[str] | None, input: int) -> frozenset[str] | None:
             if wanted is None:
                 return None
-            shown = {name: name for name in left} if input == LEFT else fixed
+            shown = {name: name for name in (*left, *self.passes_on)} if input == LEFT else fixed
             return frozenset(needed[input] | {name for name, as_ in shown.items() if as_ in wanted})
 
         return reads
@@ -193,14 +204,14 @@ class JoinColumns:
         Raises:
             UsageError: two columns have one name.
         """
-        left, right = plain_schema(left), plain_schema(right)
+        names = self.names(left.names, right.names)
+        left, right = self.left_schema(left), plain_schema(right)
         fields = [left.field(name) for name in self.held_names(left.names, LEFT)]
         if self.how == "full":
             fields = [field.with_nullable(True) for field in fields]
-        others = [right.field(name) for name in self._others(right.names, RIGHT)]
+        others = [right.field(name) for name in self.others(right.names)]
         if self.how != "inner":
             others = [field.with_nullable(True) for field in others]
-        names = self.names(left.names, right.names)
         return pa.schema(
             [field.with_name(name) for field, name in zip([*fields, *others], names, strict=True)]
         )
