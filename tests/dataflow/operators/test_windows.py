@@ -185,7 +185,8 @@ def with_panes(
         for start, (since, keys) in list(changed.items()):
             end = start + SIZE - 1
             points = [*(range(start - 1 + early, end, early) if early else ()), end]
-            if since >= end or any(since < point <= watermark for point in points):
+            is_late = since >= end and since < watermark
+            if is_late or any(since < point <= watermark for point in points):
                 panes[-1] += [pane(start, key, final=False) for key in keys]
                 del changed[start]
         out.append(Watermark(watermark if watermark == END_OF_TIME else watermark - lateness))
