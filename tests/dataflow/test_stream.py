@@ -263,7 +263,9 @@ def test_side_outputs_are_checked_where_they_are_written() -> None:
     with pytest.raises(InvalidGraph, match=r"\.errors must directly follow .* with on_error='side'"):
         _ = rows().map(len).errors
     assert rows().filter(bool, on_error="side").errors._columns is None
-    with pytest.raises(UsageError, match=r"key_by has no side output of errors, only map, filter, flat_map"):
+    with pytest.raises(
+        UsageError, match=r"key_by has no side output of errors, only map, map_async, filter, flat_map"
+    ):
         compile_job(rows().key_by(len, on_error="side").count().collect())
     with pytest.raises(
         UsageError, match=r"nothing reads the errors of map: give \.errors right after it a sink"
