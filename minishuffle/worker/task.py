@@ -381,8 +381,9 @@ class Task:
             entrance(batch)
         except BaseException:
             if self.state != "abandoned" and not repeated:
-                passed = self._rows_passed_on() - written + max(0, chain.rows_kept() - kept)
-                self._failed_rows = max(0, len(batch) - passed)
+                # Rows that were kept before and were emitted now are not this batch's.
+                passed = self._rows_passed_on() - written + chain.rows_kept() - kept
+                self._failed_rows = min(max(0, len(batch) - passed), len(batch))
             raise
         else:
             self._in_hand = 0, 0
