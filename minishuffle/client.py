@@ -22,6 +22,7 @@ from minishuffle.errors import (
 )
 from minishuffle.ids import Address
 from minishuffle.transport.control import BlockingControlClient
+from minishuffle.wire.clients import DescribeStream, EndStream, StreamInfo
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
 from minishuffle.wire.inquiries import AskWorkers, WorkersAnswered
@@ -124,6 +125,16 @@ class JobHandle:
             UsageError: it has ended already.
         """
         self._client.cancel(self.id)
+
+    def end_stream(self, name: str) -> None:
+        """End a stream of the job that other programs write (``Table.from_spark``), endless or not: what was
+        written is all there is, so that its last windows come out and the job comes to its end.
+
+        Raises:
+            UnknownName: no job that runs reads such a stream.
+            UsageError: another job reads it, or the job that did has ended.
+        """
+        self._client.end_stream(self.id, name)
 
     def wait(self, timeout: float | None = None, *, allow_loss: bool = False) -> JobResult:
         """Wait until the job has ended and give its rows and results.
@@ -475,6 +486,13 @@ class Client:
             UsageError: it has ended already.
         """
         self.request(CancelJob(job=job), Accepted)
+
+    def end_stream(self, job: str, name: str) -> None:
+        """See :meth:`JobHandle.end_stream`."""
+        reader = self.request(DescribeStream(stream=name), StreamInfo).job
+        if reader != job:
+            raise UsageError(f"stream {name!r} is one of job {reader}, not of job {job}")
+        self.request(EndStream(stream=name), Accepted)
 
     def cancel_submission(self, submission: str) -> str:
         """Cancel the job of a submission, if need be before it arrives; gives the job's id, or an empty text

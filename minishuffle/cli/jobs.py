@@ -316,6 +316,25 @@ def cancel(context: click.Context, job: str, as_json: bool) -> None:
         click.echo(f"job {info.job} ({info.name}) is {info.state}")
 
 
+@jobs.command("end-stream")
+@click.argument("job")
+@click.argument("stream")
+@json_option
+@late_global_options
+@click.pass_context
+def finish_stream(context: click.Context, job: str, stream: str, as_json: bool) -> None:
+    """End a stream of a job that other programs write, and wait until its tasks know.
+
+    What was written is all there is: the stream's last windows come out, and the job comes to its end.
+    """
+    with session_of(context).client() as client:
+        client.end_stream(job, stream)
+    if as_json:
+        print_json({"job": job, "stream": stream})
+    else:
+        click.echo(f"stream {stream} of job {job} has ended")
+
+
 @jobs.command()
 @click.argument("job")
 @click.option("--follow", is_flag=True, help="Wait for more until the job ends.")

@@ -5,12 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
+from click.testing import CliRunner
 
-from minishuffle.errors import PeerLost, ShuffleError, Superseded, UsageError
+from minishuffle.cli.main import cli
+from minishuffle.client import JobHandle
+from minishuffle.dataflow.table import Table
+from minishuffle.errors import PeerLost, ShuffleError, Superseded, UnknownName, UsageError
 from minishuffle.remote.writer import abort_write, commit_write, end_stream
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]
@@ -218,3 +224,44 @@ def test_a_worker_that_is_lost_ends_the_write_if_its_job_does_not_restart(
         handle.wait_until_over(SECONDS_MAX)
         with pytest.raises(ShuffleError, match=r"job j1 \(job\) is failed.*worker 1.* was lost"):
             writer.finish()
+
+
+TIMED = pa.schema([("n", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
+
+
+def windows(field: Any) -> JobHandle:
+    """Counts of each second of the endless stream ``timed``, into which one write of 50 ms steps was made."""
+    read = Table.from_spark("timed", TIMED, bounded=False).event_time("at")
+    counts = read.with_columns(key=pc.field("n") * 0)
+    stream = counts.key_by("key").window(timedelta(seconds=1)).count().collect()
+    handle: JobHandle = field.cluster.submit(stream, parallelism=2)
+    with field.writer(stream="timed", schema=TIMED) as writer:
+        numbers = list(range(90))
+        writer.write(pa.record_batch([numbers, [50_000 * number for number in numbers]], schema=TIMED))
+        writer.finish()
+    return handle
+
+
+def counted(handle: JobHandle) -> list[int]:
+    rows = handle.wait(SECONDS_MAX).rows
+    return [row["count"] for row in sorted(rows, key=lambda row: row["window_start"])]
+
+
+def test_the_last_windows_of_a_stream_come_out_when_its_handle_ends_it(field: Any) -> None:
+    handle, other = windows(field), field.submit()
+    with pytest.raises(UsageError, match=f"'orders' is one of job {other.id}, not of job {handle.id}"):
+        handle.end_stream("orders")
+    with pytest.raises(UnknownName, match="'timid'"):
+        handle.end_stream("timid")
+    assert handle.info().state == "running"
+    handle.end_stream("timed")
+    assert counted(handle) == [20, 20, 20, 20, 10]
+
+
+def test_the_last_windows_of_a_stream_come_out_when_the_command_ends_it(field: Any) -> None:
+    handle, access = windows(field), field.access
+    options = ["--coordinator", f"{access.host}:{access.port}", "--cluster", "local"]
+    options += ["--state-dir", str(field.cluster.state_dir)]
+    ended = CliRunner().invoke(cli, ["jobs", "end-stream", handle.id, "timed", *options])
+    assert (ended.output, ended.exit_code) == (f"stream timed of job {handle.id} has ended\n", 0)
+    assert counted(handle) == [20, 20, 20, 20, 10]
