@@ -177,7 +177,8 @@ def test_every_command_that_is_named_exists(name: str) -> None:
 
 def test_every_command_is_named() -> None:
     named = {
-        " ".join(re.findall(r"^[a-z]+(?: [a-z][a-z-]*)?", line)) for line in commands("minishuffle/cli/README.md")
+        " ".join(re.findall(r"^[a-z]+(?: [a-z][a-z-]*)?", line))
+        for line in commands("minishuffle/cli/README.md")
     }
     for word in cli.list_commands(click.Context(cli)):
         command = cli.get_command(click.Context(cli), word)
