@@ -19,6 +19,7 @@ __all__ = [
     "MetricType",
     "Process",
     "RUNTIME_METRICS",
+    "TASK_LABELS",
     "USER_METRICS",
     "markdown_table",
 ]
@@ -45,8 +46,8 @@ class MetricSpec:
         return self.process in (process, "both")
 
 
-_TASK: Final = ("pipeline", "pipeline_id", "vertex", "vertex_id", "subtask")
-_GATE: Final = (*_TASK, "gate")
+TASK_LABELS: Final = ("pipeline", "pipeline_id", "vertex", "vertex_id", "subtask")
+_GATE: Final = (*TASK_LABELS, "gate")
 
 METRICS: Final[tuple[MetricSpec, ...]] = (
     # --- both -------------------------------------------------------------------------------------
@@ -261,35 +262,35 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
     MetricSpec(
         "minishuffle_task_records_total",
         "counter",
-        (*_TASK, "direction"),
+        (*TASK_LABELS, "direction"),
         "Records that a subtask took from or wrote for others; what a source makes is counted as out.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_operator_records_total",
         "counter",
-        (*_TASK, "operator", "position", "direction"),
+        (*TASK_LABELS, "operator", "position", "direction"),
         "Records that each operator of a subtask's chain took in or emitted, side outputs included.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_task_bytes_total",
         "counter",
-        (*_TASK, "direction"),
+        (*TASK_LABELS, "direction"),
         "Serialised bytes that a subtask took in or emitted.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_task_buffers_total",
         "counter",
-        (*_TASK, "direction"),
+        (*TASK_LABELS, "direction"),
         "Network buffers with data that a subtask took in, or that were handed to its consumers.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_task_time_seconds_total",
         "counter",
-        (*_TASK, "state"),
+        (*TASK_LABELS, "state"),
         "Seconds that a subtask's thread was busy, idle (no input) or backpressured_hard (no output buffer, "
         "or the coordinator takes no rows or positions); they add up to the time since it began, current "
         "waits included.",
@@ -298,7 +299,7 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
     MetricSpec(
         "minishuffle_task_cpu_seconds_total",
         "counter",
-        _TASK,
+        TASK_LABELS,
         "Processor seconds of a subtask's thread; busy without them is waiting for a disk, another system or "
         "the interpreter.",
         "worker",
@@ -306,14 +307,14 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
     MetricSpec(
         "minishuffle_task_cpu_wait_seconds_total",
         "counter",
-        _TASK,
+        TASK_LABELS,
         "Seconds that a subtask's thread was ready to run and had no processor; 0 where Linux does not say.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_latency_seconds",
         "histogram",
-        (*_TASK, "source"),
+        (*TASK_LABELS, "source"),
         "Seconds that latency markers took from a source to a subtask, if the job has them: by OPERATOR or "
         "OPERATOR.INDEX of the source, or all together.",
         "worker",
@@ -321,28 +322,28 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
     MetricSpec(
         "minishuffle_backpressure_block_seconds",
         "histogram",
-        _TASK,
+        TASK_LABELS,
         "Seconds of each wait of a subtask for an output buffer, booked when it ends.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_user_errors_total",
         "counter",
-        (*_TASK, "policy"),
+        (*TASK_LABELS, "policy"),
         "Records whose user function raised, by what was done with them.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_records_late_total",
         "counter",
-        _TASK,
+        TASK_LABELS,
         "Records that came behind the watermark that closed what they belong to.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_state_rows",
         "gauge",
-        _TASK,
+        TASK_LABELS,
         "Rows that a subtask's operators hold: both sides of a join, a row for each key of an aggregation or "
         "window.",
         "worker",
@@ -350,14 +351,14 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
     MetricSpec(
         "minishuffle_source_rows_skipped_total",
         "counter",
-        _TASK,
+        TASK_LABELS,
         "Rows of an endless source with a rate that fell due while it did not run; they are never made.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_watermark_lag_seconds",
         "gauge",
-        _TASK,
+        TASK_LABELS,
         "Seconds from the watermark that a subtask sent last, if it sent one, to the wall clock.",
         "worker",
     ),
@@ -414,28 +415,28 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
     MetricSpec(
         "minishuffle_output_backlog_buffers",
         "gauge",
-        _TASK,
+        TASK_LABELS,
         "Buffers that were written and wait for credit or for the socket.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_output_pool_buffers",
         "gauge",
-        _TASK,
+        TASK_LABELS,
         "Output buffers in use.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_output_pool_buffers_capacity",
         "gauge",
-        _TASK,
+        TASK_LABELS,
         "Output buffers that the subtask may use.",
         "worker",
     ),
     MetricSpec(
         "minishuffle_output_pool_usage_ratio",
         "gauge",
-        _TASK,
+        TASK_LABELS,
         "Output buffers in use per output buffer of the subtask, 0 to 1.",
         "worker",
     ),
@@ -446,7 +447,7 @@ USER_METRICS: Final[tuple[MetricSpec, ...]] = tuple(
     MetricSpec(
         f"minishuffle_user_NAME{suffix}",
         kind,
-        (*_TASK, "operator", "position"),
+        (*TASK_LABELS, "operator", "position"),
         f"A {kind} that a function or sink of a job made as NAME with `context.metrics.{kind}`.",
         "worker",
     )

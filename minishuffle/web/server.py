@@ -16,13 +16,12 @@ from importlib.metadata import version
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
-from prometheus_client import CollectorRegistry
-from prometheus_client.aiohttp import make_aiohttp_handler
 
 from minishuffle import limits
 from minishuffle.counters import CoordinatorSnapshot, WorkerEntry, WorkerSnapshot
 from minishuffle.ids import Address
-from minishuffle.observe.metrics import coordinator_registry, worker_registry
+from minishuffle.observe.exposition import Exposition
+from minishuffle.observe.metrics import coordinator_exposition, worker_exposition
 from minishuffle.observe.prometheus import SD_REFRESH_SECONDS
 from minishuffle.transport.addresses import cannot_listen
 from minishuffle.web.guard import check_host, check_reader, reached_at
@@ -81,7 +80,7 @@ async def serve_worker_web(
     Raises:
         UsageError: the port is taken, or ``host`` is not an address of this machine.
     """
-    app = _application(host, token, worker_registry(snapshot, version("minishuffle")))
+    app = _application(host, token, worker_exposition(snapshot, version("minishuffle")))
 
     async def buffers(_request: web.Request) -> web.Response:
         return web.Response(
@@ -101,7 +100,7 @@ async def serve_coordinator_web(
         UsageError: the port is taken, or ``host`` is not an address of this machine.
     """
     release = version("minishuffle")
-    app = _application(host, token, coordinator_registry(source.snapshot, release))
+    app = _application(host, token, coordinator_exposition(source.snapshot, release))
 
     async def service_discovery(request: web.Request) -> web.Response:
         return web.json_response(
@@ -125,9 +124,14 @@ async def serve_coordinator_web(
     return await _serve(app, host, port, http)
 
 
-def _application(bound: str, token: str, registry: CollectorRegistry) -> web.Application:
+def _application(bound: str, token: str, exposition: Exposition) -> web.Application:
     app = web.Application(middlewares=[check_host(bound), check_reader(token)])
-    app.router.add_get("/metrics", make_aiohttp_handler(registry, disable_compression=True))
+
+    async def metrics(request: web.Request) -> web.Response:
+        body, kind = exposition.answer(request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": kind})
+
+    app.router.add_get("/metrics", metrics)
     return app
 
 

@@ -7,10 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
-from prometheus_client.parser import text_string_to_metric_families
 
 from minishuffle.counters import (
     ConnectionCounters,
@@ -26,8 +23,10 @@ from minishuffle.counters import (
     WorkerSnapshot,
 )
 from minishuffle.dataflow.operators.usermetrics import UserMetrics
+from minishuffle.observe.exposition import OPENMETRICS, Exposition
 from minishuffle.observe.families import METRICS, RUNTIME_METRICS
-from minishuffle.observe.metrics import coordinator_registry, worker_registry
+from minishuffle.observe.metrics import coordinator_exposition, worker_exposition
+from support.scraped import Scraper, scraped_families
 
 MakeGate = Callable[..., GateSnapshot]
 MakeTask = Callable[..., TaskSnapshot]
@@ -47,10 +46,10 @@ FIRST_GATE = {**FIRST_TASK, "gate": "0"}
 LATENCIES = {"3": Histogram((0.1, 1.0))}
 
 
-def families(registry: CollectorRegistry) -> set[Family]:
+def families(exposition: Exposition) -> set[Family]:
     """(name, type, labels) of every family that a scrape shows, ``le`` left out."""
     shown = set()
-    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+    for family in scraped_families(exposition):
         labels = {frozenset(sample.labels) - {"le"} for sample in family.samples}
         assert len(labels) == 1, f"{family.name} has samples with different labels"
         name = f"{family.name}_total" if family.type == "counter" else family.name
@@ -63,15 +62,15 @@ def listed(process: str) -> set[Family]:
     return {(m.name, m.type, frozenset(m.labels)) for m in rows if m.process in (process, "both")}
 
 
-def series(registry: CollectorRegistry) -> int:
-    return sum(not line.startswith(b"#") for line in generate_latest(registry).splitlines())
+def series(exposition: Exposition) -> int:
+    return sum(not line.startswith(b"#") for line in exposition.answer("")[0].splitlines())
 
 
 def test_a_worker_serves_exactly_the_families_of_the_table(
     make_worker: MakeWorker, make_task: MakeTask
 ) -> None:
-    registry = worker_registry(lambda: make_worker(tasks=(make_task(latencies=LATENCIES),)), "1.2.3")
-    assert families(registry) == listed("worker")
+    exposition = worker_exposition(lambda: make_worker(tasks=(make_task(latencies=LATENCIES),)), "1.2.3")
+    assert families(exposition) == listed("worker")
 
 
 def test_metrics_of_the_users_code_have_the_labels_of_their_operator(
@@ -89,14 +88,14 @@ def test_metrics_of_the_users_code_have_the_labels_of_their_operator(
         make_task(user_series=(*own.series(), *other.series())),
         make_task(job="j2", user_series=clashing.series()),
     )
-    text = generate_latest(worker_registry(lambda: make_worker(tasks=tasks), "1.2.3")).decode()
+    text = worker_exposition(lambda: make_worker(tasks=tasks), "1.2.3").answer("")[0].decode()
     shown = [
         line
         for line in text.splitlines()
         if "minishuffle_user_" in line and "minishuffle_user_errors" not in line
     ]
-    task = 'operator="map",pipeline="wordcount",pipeline_id="j1",position="1",subtask="0",vertex="count"'
-    task += ',vertex_id="0"'
+    task = 'pipeline="wordcount",pipeline_id="j1",vertex="count",vertex_id="0",subtask="0"'
+    task += ',operator="map",position="1"'
     second = task.replace('position="1"', 'position="2"')
     assert shown == [
         "# HELP minishuffle_user_orders_total Orders seen.",
@@ -108,17 +107,17 @@ def test_metrics_of_the_users_code_have_the_labels_of_their_operator(
         f"minishuffle_user_queue{{{task}}} 2.5",
         "# HELP minishuffle_user_seconds seconds",
         "# TYPE minishuffle_user_seconds histogram",
-        f'minishuffle_user_seconds_bucket{{le="0.1",{task}}} 0.0',
-        f'minishuffle_user_seconds_bucket{{le="1.0",{task}}} 1.0',
-        f'minishuffle_user_seconds_bucket{{le="+Inf",{task}}} 1.0',
-        f"minishuffle_user_seconds_count{{{task}}} 1.0",
+        f'minishuffle_user_seconds_bucket{{{task},le="0.1"}} 0',
+        f'minishuffle_user_seconds_bucket{{{task},le="1.0"}} 1',
+        f'minishuffle_user_seconds_bucket{{{task},le="+Inf"}} 1',
+        f"minishuffle_user_seconds_count{{{task}}} 1",
         f"minishuffle_user_seconds_sum{{{task}}} 0.5",
     ]
 
 
 def test_a_coordinator_serves_exactly_the_families_of_the_table(make_coordinator: MakeCoordinator) -> None:
-    registry = coordinator_registry(make_coordinator, "1.2.3")
-    assert families(registry) == listed("coordinator")
+    exposition = coordinator_exposition(make_coordinator, "1.2.3")
+    assert families(exposition) == listed("coordinator")
 
 
 @pytest.mark.parametrize("process", ["worker", "coordinator"])
@@ -130,14 +129,14 @@ def test_promtool_finds_nothing_to_mend(
     prometheus_binaries: Path,
 ) -> None:
     if process == "worker":
-        registry = worker_registry(lambda: make_worker(tasks=(make_task(latencies=LATENCIES),)), "1.2.3")
+        exposition = worker_exposition(lambda: make_worker(tasks=(make_task(latencies=LATENCIES),)), "1.2.3")
     else:
-        registry = coordinator_registry(make_coordinator, "1.2.3")
-    own = b"".join(_own_lines(generate_latest(registry)))
+        exposition = coordinator_exposition(make_coordinator, "1.2.3")
+    own = b"".join(_own_lines(exposition.answer("")[0]))
     assert own.count(b"# TYPE") == len([m for m in METRICS if m.process in (process, "both")])
     checked = subprocess.run(
         [prometheus_binaries / "promtool", "check", "metrics"],
-        input=generate_latest(registry),
+        input=exposition.answer("")[0],
         capture_output=True,
         timeout=30,
         check=False,
@@ -150,18 +149,18 @@ def _own_lines(text: bytes) -> list[bytes]:
 
 
 def test_openmetrics_says_the_same(make_worker: MakeWorker, make_task: MakeTask) -> None:
-    registry = worker_registry(lambda: make_worker(tasks=(make_task(latencies=LATENCIES),)), "1.2.3")
-    parsed = parse_openmetrics(generate_openmetrics(registry).decode())
+    exposition = worker_exposition(lambda: make_worker(tasks=(make_task(latencies=LATENCIES),)), "1.2.3")
+    parsed = parse_openmetrics(exposition.answer(OPENMETRICS)[0].decode())
     names = {f"{f.name}_total" if f.type == "counter" else f.name for f in parsed}
     assert names == {name for name, _, _ in listed("worker")}
 
 
 def test_the_number_of_series_stays_within_the_budget(make_worker: MakeWorker, make_task: MakeTask) -> None:
-    empty = series(worker_registry(make_worker, "1.2.3"))
+    empty = series(worker_exposition(make_worker, "1.2.3"))
     counts = []
     for subtasks in (1, 20):
         tasks = tuple(make_task(operator=i % 5, name=f"op{i % 5}", index=i // 5) for i in range(subtasks))
-        counts.append(series(worker_registry(lambda tasks=tasks: make_worker(tasks=tasks), "1.2.3")))
+        counts.append(series(worker_exposition(lambda tasks=tasks: make_worker(tasks=tasks), "1.2.3")))
     assert empty <= 200
     assert counts[0] - empty <= 50
     assert counts[1] - empty <= 50 * 20
@@ -179,7 +178,7 @@ def test_traffic_is_split_by_direction_and_path(make_worker: MakeWorker) -> None
         credits_received=40,
     )
     worker = make_worker(remote=remote, local_bytes=5, local_buffers=3)
-    value = worker_registry(lambda: worker, "1.2.3").get_sample_value
+    value = Scraper(worker_exposition(lambda: worker, "1.2.3")).value
     for what, remote_in, remote_out, local in (("bytes", 10, 20, 5), ("buffers", 1, 2, 3)):
         name = f"minishuffle_network_{what}_total"
         assert value(name, {"direction": "in", "path": "remote"}) == remote_in
@@ -197,7 +196,7 @@ def test_memory_and_slots_of_a_worker(make_worker: MakeWorker) -> None:
     worker = make_worker(
         connections_refused={"secret": 2}, abandoned_tasks=1, assembly_bytes=77, local_batch_bytes=78
     )
-    value = worker_registry(lambda: worker, "1.2.3").get_sample_value
+    value = Scraper(worker_exposition(lambda: worker, "1.2.3")).value
     assert value("minishuffle_network_segments", {"state": "used"}) == 4
     assert value("minishuffle_network_segments", {"state": "free"}) == 60
     assert value("minishuffle_network_segments_peak") == 9
@@ -230,7 +229,7 @@ def test_counters_of_a_task(make_worker: MakeWorker, make_task: MakeTask) -> Non
         cpu_seconds=0.375,
     )
     worker = make_worker(tasks=(make_task(counters=counters),))
-    value = worker_registry(lambda: worker, "1.2.3").get_sample_value
+    value = Scraper(worker_exposition(lambda: worker, "1.2.3")).value
     for what, taken, emitted in (("records", 1, 2), ("bytes", 3, 4), ("buffers", 5, 6)):
         name = f"minishuffle_task_{what}_total"
         assert value(name, {**FIRST_TASK, "direction": "in"}) == taken
@@ -264,7 +263,7 @@ def test_gates_have_figures_of_their_own_and_partitions_are_summed(
     )
     partitions = (PartitionSnapshot(5, PoolSnapshot(2, 8)), PartitionSnapshot(1, PoolSnapshot(4, 8)))
     worker = make_worker(tasks=(make_task(gates=gates, partitions=partitions),))
-    value = worker_registry(lambda: worker, "1.2.3").get_sample_value
+    value = Scraper(worker_exposition(lambda: worker, "1.2.3")).value
     second_gate = {**FIRST_TASK, "gate": "1"}
     for gate, queue, starved in ((FIRST_GATE, 3, 1), (second_gate, 1, 0)):
         assert value("minishuffle_input_queue_buffers", gate) == queue
@@ -285,7 +284,7 @@ def test_gates_have_figures_of_their_own_and_partitions_are_summed(
 def test_operators_of_a_chain_are_told_apart(make_worker: MakeWorker, make_task: MakeTask) -> None:
     operators = (OperatorCounters("map", 9, 8), OperatorCounters("map", 8, 4))
     worker = make_worker(tasks=(make_task(operators=operators),))
-    value = worker_registry(lambda: worker, "1.2.3").get_sample_value
+    value = Scraper(worker_exposition(lambda: worker, "1.2.3")).value
     for position, taken, emitted in (("0", 9, 8), ("1", 8, 4)):
         labels = {**FIRST_TASK, "operator": "map", "position": position}
         assert value("minishuffle_operator_records_total", {**labels, "direction": "in"}) == taken
@@ -295,7 +294,7 @@ def test_operators_of_a_chain_are_told_apart(make_worker: MakeWorker, make_task:
 def test_a_source_has_no_input_and_a_sink_no_output(make_worker: MakeWorker, make_task: MakeTask) -> None:
     source = make_task(operator=0, name="source", gates=())
     sink = make_task(operator=1, name="sink", partitions=())
-    text = generate_latest(worker_registry(lambda: make_worker(tasks=(source, sink)), "1.2.3")).decode()
+    text = worker_exposition(lambda: make_worker(tasks=(source, sink)), "1.2.3").answer("")[0].decode()
     pools = [line for line in text.splitlines() if line.startswith(("minishuffle_input", "minishuffle_out"))]
     assert pools
     assert not [line for line in pools if 'vertex="source"' in line and "_input_" in line]
@@ -307,7 +306,7 @@ def test_a_histogram_is_cumulative(make_worker: MakeWorker, make_task: MakeTask)
     for seconds in (0.25, 0.5, 0.75, 100.0):
         blocks.observe(seconds)
     worker = make_worker(tasks=(make_task(blocks=blocks),))
-    value = worker_registry(lambda: worker, "1.2.3").get_sample_value
+    value = Scraper(worker_exposition(lambda: worker, "1.2.3")).value
     name = "minishuffle_backpressure_block_seconds"
     buckets = [value(f"{name}_bucket", {**FIRST_TASK, "le": le}) for le in ("0.5", "1.0", "30.0", "+Inf")]
     assert buckets == [2, 3, 3, 4]
@@ -317,11 +316,11 @@ def test_a_histogram_is_cumulative(make_worker: MakeWorker, make_task: MakeTask)
 
 def test_each_scrape_reads_anew(make_worker: MakeWorker, make_task: MakeTask) -> None:
     task = make_task()
-    registry = worker_registry(lambda: make_worker(tasks=(task,)), "1.2.3")
+    exposition = worker_exposition(lambda: make_worker(tasks=(task,)), "1.2.3")
     records = {**FIRST_TASK, "direction": "in"}
-    assert registry.get_sample_value("minishuffle_task_records_total", records) == 0
+    assert Scraper(exposition).value("minishuffle_task_records_total", records) == 0
     task.counters.records_in = 42
-    assert registry.get_sample_value("minishuffle_task_records_total", records) == 42
+    assert Scraper(exposition).value("minishuffle_task_records_total", records) == 42
 
 
 def test_the_lag_of_a_watermark_is_told_once_there_is_one(
@@ -331,9 +330,9 @@ def test_the_lag_of_a_watermark_is_told_once_there_is_one(
     for watermark, lag in ((990_500_000, 9.5), (None, None)):
         gate = make_gate(watermark=watermark)
         task = make_task(counters=TaskCounters(watermark=watermark), gates=(gate,))
-        registry = worker_registry(lambda task=task: make_worker(tasks=(task,)), "1.2.3")
-        assert registry.get_sample_value("minishuffle_watermark_lag_seconds", FIRST_TASK) == lag
-        assert registry.get_sample_value("minishuffle_input_watermark_lag_seconds", FIRST_GATE) == lag
+        exposition = worker_exposition(lambda task=task: make_worker(tasks=(task,)), "1.2.3")
+        assert Scraper(exposition).value("minishuffle_watermark_lag_seconds", FIRST_TASK) == lag
+        assert Scraper(exposition).value("minishuffle_input_watermark_lag_seconds", FIRST_GATE) == lag
 
 
 def test_a_job_has_the_same_labels_on_every_worker(make_worker: MakeWorker, make_task: MakeTask) -> None:
@@ -344,11 +343,11 @@ def test_a_job_has_the_same_labels_on_every_worker(make_worker: MakeWorker, make
         task.counters.records_in = number + 1
 
     def records(*tasks: TaskSnapshot) -> dict[tuple[str, ...], float]:
-        registry = worker_registry(lambda: make_worker(tasks=tasks), "1.2.3")
+        exposition = worker_exposition(lambda: make_worker(tasks=tasks), "1.2.3")
         labels = ("pipeline", "pipeline_id", "vertex", "vertex_id", "subtask", "direction")
         return {
             tuple(sample.labels[label] for label in labels): sample.value
-            for family in registry.collect()
+            for family in scraped_families(exposition)
             if family.name == "minishuffle_task_records"
             for sample in family.samples
         }
@@ -364,9 +363,9 @@ def test_a_job_has_the_same_labels_on_every_worker(make_worker: MakeWorker, make
 def test_the_newest_attempt_stands_for_its_subtask(make_worker: MakeWorker, make_task: MakeTask) -> None:
     abandoned, current = make_task(attempt=1, state="abandoned"), make_task(attempt=2)
     abandoned.counters.records_in, current.counters.records_in = 100, 1
-    registry = worker_registry(lambda: make_worker(tasks=(current, abandoned)), "1.2.3")
+    exposition = worker_exposition(lambda: make_worker(tasks=(current, abandoned)), "1.2.3")
     labels = {**FIRST_TASK, "direction": "in"}
-    assert registry.get_sample_value("minishuffle_task_records_total", labels) == 1
+    assert Scraper(exposition).value("minishuffle_task_records_total", labels) == 1
 
 
 def test_any_name_makes_a_scrape_that_parses(make_worker: MakeWorker, make_task: MakeTask) -> None:
@@ -377,9 +376,9 @@ def test_any_name_makes_a_scrape_that_parses(make_worker: MakeWorker, make_task:
         make_task(job="j3", job_name=f"{odd} (j2)"),
         make_task(job="j1", job_name=odd, operator=1),
     )
-    registry = worker_registry(lambda: make_worker(tasks=tasks), "1.2.3")
+    exposition = worker_exposition(lambda: make_worker(tasks=tasks), "1.2.3")
     found = []
-    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+    for family in scraped_families(exposition):
         if family.name == "minishuffle_channels_starved":
             found = [(sample.labels["pipeline"], sample.labels["pipeline_id"]) for sample in family.samples]
     assert sorted(found) == sorted([(odd, "j1"), (odd, "j1"), (odd, "j2"), (f"{odd} (j2)", "j3")])
@@ -392,7 +391,7 @@ def test_a_coordinator_counts_by_state(make_coordinator: MakeCoordinator) -> Non
         WorkerEntry(3, "alive", "127.0.0.1", 9002, 0.5, suspicions=2),
     )
     snapshot = make_coordinator(workers=workers, connections_refused={"secret": 4})
-    value = coordinator_registry(lambda: snapshot, "1.2.3").get_sample_value
+    value = Scraper(coordinator_exposition(lambda: snapshot, "1.2.3")).value
     assert value("minishuffle_term") == 3
     for state, count in (("alive", 2), ("lost", 1), ("gone", 0)):
         assert value("minishuffle_workers", {"state": state}) == count
@@ -421,14 +420,14 @@ def test_latencies_are_served_by_source_if_a_job_has_markers(
     histogram = Histogram((0.1, 1.0))
     for seconds in (0.05, 0.5, 5.0):
         histogram.observe(seconds)
-    registry = worker_registry(
+    exposition = worker_exposition(
         lambda: make_worker(tasks=(make_task(latencies={"0.1": histogram}),), gc_seconds=1.5), "1.2.3"
     )
     labels = {**FIRST_TASK, "source": "0.1"}
-    value = registry.get_sample_value
+    value = Scraper(exposition).value
     assert value("minishuffle_latency_seconds_count", labels) == 3
     assert value("minishuffle_latency_seconds_bucket", {**labels, "le": "1.0"}) == 2
     assert value("minishuffle_latency_seconds_sum", labels) == 5.55
     assert value("minishuffle_gc_seconds_total") == 1.5
-    without = worker_registry(lambda: make_worker(tasks=(make_task(),)), "1.2.3")
-    assert without.get_sample_value("minishuffle_latency_seconds_count", labels) is None
+    without = worker_exposition(lambda: make_worker(tasks=(make_task(),)), "1.2.3")
+    assert Scraper(without).value("minishuffle_latency_seconds_count", labels) is None

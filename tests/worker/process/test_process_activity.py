@@ -12,8 +12,9 @@ import pytest
 
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.stream import Stream
-from minishuffle.observe.metrics import worker_registry
+from minishuffle.observe.metrics import worker_exposition
 from minishuffle.wire.messages import CancelTasks
+from support.scraped import scraped_families
 
 if TYPE_CHECKING:
     from conftest import Coordinator, Running
@@ -91,7 +92,7 @@ class Scrape:
     def of(cls, running: Running) -> Scrape:
         begin = time.monotonic()
         seconds: dict[tuple[str, str], dict[str, float]] = {}
-        for family in worker_registry(running.snapshot, "1.2.3").collect():
+        for family in scraped_families(worker_exposition(running.snapshot, "1.2.3")):
             if family.name != "minishuffle_task_time_seconds":
                 continue
             for sample in family.samples:
