@@ -52,6 +52,10 @@ _GROUPS = {
 assert sorted(_COMMANDS) == sorted(name for names in _GROUPS.values() for name in names)
 
 
+SENTENCE_MAX = 1000
+"""Characters of a command's first sentence: none is cut."""
+
+
 class Terminated(BaseException):
     """SIGTERM came: unwinds like Ctrl-C, so that whatever was started is stopped."""
 
@@ -75,7 +79,11 @@ class CommandLine(click.Group):
             found = [(name, self.get_command(ctx, name)) for name in names]
             with formatter.section(title):
                 formatter.write_dl(
-                    [(name, command.get_short_help_str(80)) for name, command in found if command is not None]
+                    [
+                        (name, command.get_short_help_str(SENTENCE_MAX))
+                        for name, command in found
+                        if command is not None
+                    ]
                 )
 
     def resolve_command(

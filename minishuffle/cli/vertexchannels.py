@@ -13,11 +13,13 @@ from minishuffle.wire.requests import JobInfo
 
 __all__ = ["channel_maps", "channel_table", "pool_maps", "pool_table", "vertex_number"]
 
+CHAINED = " -> "
+"""Between the operators in the name of a vertex."""
 Fields: TypeAlias = dict[str, Any]
 
 
 def vertex_number(job: JobInfo, vertex: str) -> int:
-    """The number of a vertex that is named by its number or its name, as ``top`` shows it.
+    """The number of a vertex that is named by its number, its name, or one of its operators.
 
     Raises:
         UsageError: the job has no such vertex, or several of that name.
@@ -25,7 +27,7 @@ def vertex_number(job: JobInfo, vertex: str) -> int:
     names = {task.operator: task.name for task in job.tasks}
     if vertex.isdecimal() and int(vertex) in names:
         return int(vertex)
-    found = [operator for operator, name in sorted(names.items()) if name == vertex]
+    found = [operator for operator, name in sorted(names.items()) if vertex in (name, *name.split(CHAINED))]
     if len(found) == 1:
         return found[0]
     known = ", ".join(f"{operator} ({name})" for operator, name in sorted(names.items()))

@@ -45,6 +45,11 @@ def test_help_lists_exactly_the_commands_that_work(run: Run) -> None:
     }
 
 
+def test_help_gives_a_whole_sentence_for_each_command(run: Run) -> None:
+    listed = run("--help").output.split("Options:")[1]
+    assert "..." not in listed
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

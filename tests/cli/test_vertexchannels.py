@@ -111,9 +111,10 @@ def job(*names: str) -> JobInfo:
     )
 
 
-def test_a_vertex_is_named_by_its_name_or_its_number() -> None:
+def test_a_vertex_is_named_by_its_name_its_number_or_an_operator() -> None:
     assert vertex_number(job("lines", "count"), "count") == 1
     assert vertex_number(job("lines", "count"), "0") == 0
+    assert vertex_number(job("lines -> words", "count -> to_count"), "count") == 1
 
 
 @pytest.mark.parametrize(
