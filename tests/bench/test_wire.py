@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import psutil
@@ -18,6 +17,7 @@ from minishuffle.bench.peer import word_sum
 from minishuffle.bench.wire import PeerProcess
 from minishuffle.cli.main import cli
 from minishuffle.errors import ShuffleError
+from support.waiting import until
 
 SECONDS_MAX = 30.0
 
@@ -49,7 +49,7 @@ def test_the_peers_end_with_their_parent_and_say_nothing(number: int, code: int)
         start_new_session=True,
     )
     try:
-        peers = until(process.pid)
+        peers = until(lambda: talking_peers(process.pid), "a measurement", SECONDS_MAX)
         os.killpg(process.pid, number)  # As Ctrl-C in a terminal does.
         _, err = process.communicate(timeout=SECONDS_MAX)
         _, alive = psutil.wait_procs(peers, timeout=SECONDS_MAX)
@@ -60,13 +60,10 @@ def test_the_peers_end_with_their_parent_and_say_nothing(number: int, code: int)
     assert err.strip() == ("minishuffle: interrupted" if number == signal.SIGINT else "")
 
 
-def until(measuring: int) -> list[psutil.Process]:
-    """The two peers of that process once they talk to each other."""
-    deadline = time.monotonic() + SECONDS_MAX
-    while not (len(peers := psutil.Process(measuring).children()) == 2 and all(map(talks, peers))):
-        assert time.monotonic() < deadline, f"no measurement began within {SECONDS_MAX} s"
-        time.sleep(0.02)
-    return peers
+def talking_peers(measuring: int) -> list[psutil.Process]:
+    """The two peers of that process once they talk to each other; none before."""
+    peers = psutil.Process(measuring).children()
+    return peers if len(peers) == 2 and all(map(talks, peers)) else []
 
 
 def talks(peer: psutil.Process) -> bool:

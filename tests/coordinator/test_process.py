@@ -48,6 +48,7 @@ from minishuffle.wire.requests import (
     SubmitJob,
     WaitJob,
 )
+from support.waiting import comes_true
 
 SECRET = b"the secret of this cluster"
 SECONDS_MAX = 20.0
@@ -262,10 +263,16 @@ async def process_that_listens() -> AsyncIterator[tuple[int, asyncio.Server, lis
         await asyncio.sleep(0)
 
 
-async def seen(client: Peer, state: str) -> None:
+def refused(running: Running) -> dict[str, int]:
+    return running.web.coordinator.snapshot().connections_refused
+
+
+async def seen(running: Running, state: str) -> None:
     """Wait until the only worker is in that state."""
-    while [each.state for each in (await client.request(GetStatus(), ClusterStatus)).workers] != [state]:
-        await asyncio.sleep(0.01)
+    await comes_true(
+        lambda: [each.state for each in running.web.coordinator.snapshot().workers] == [state],
+        f"that the worker is {state}",
+    )
 
 
 def test_a_worker_whose_process_listens_is_awaited_when_its_link_closes(run: Run, tmp_path: Path) -> None:
@@ -274,13 +281,12 @@ def test_a_worker_whose_process_listens_is_awaited_when_its_link_closes(run: Run
             worker, client = await running.link(Role.WORKER), await running.link(Role.CLIENT)
             registered = await worker.register(data_port=port)
             worker.close()
-            await seen(client, "awaited")
-            while not connected:
-                await asyncio.sleep(0.01)
+            await seen(running, "awaited")
+            await comes_true(lambda: connected, "the coordinator's look at the data port")
             again = await running.link(Role.WORKER, worker=1)
             back = await again.register(data_port=port, requested_worker=1, epoch=registered.epoch)
             assert (back.worker, back.epoch) == (1, registered.epoch)
-            await seen(client, "alive")
+            await seen(running, "alive")
             connected[0].transport.abort()  # the worker's handshake takes no longer
             status = await client.request(GetStatus(), ClusterStatus)
             assert [each.state for each in status.workers] == ["alive"]
@@ -300,12 +306,11 @@ def test_a_worker_whose_process_ends_while_it_is_awaited_is_lost_at_once(run: Ru
             worker, client = await running.link(Role.WORKER), await running.link(Role.CLIENT)
             await worker.register(data_port=port)
             worker.close()
-            while not connected:
-                await asyncio.sleep(0.01)
+            await comes_true(lambda: connected, "the coordinator's look at the data port")
             assert (await client.request(GetStatus(), ClusterStatus)).workers[0].state == "awaited"
             server.close()
             connected[0].transport.abort()
-            await seen(client, "lost")
+            await seen(running, "lost")
 
     run(main())
 
@@ -314,10 +319,10 @@ def test_a_worker_that_sends_garbage_is_lost_although_its_process_listens(run: R
     async def main() -> None:
         settings = {"heartbeat_timeout": 2 * SECONDS_MAX}
         async with coordinator(tmp_path, **settings) as running, process_that_listens() as (port, *_):
-            worker, client = await running.link(Role.WORKER), await running.link(Role.CLIENT)
+            worker = await running.link(Role.WORKER)
             await worker.register(data_port=port)
             worker._link._transport.write(b"\xff" * 64)
-            await seen(client, "lost")
+            await seen(running, "lost")
 
     run(main())
 
@@ -343,8 +348,8 @@ def test_a_wrong_secret_is_refused_and_counted(run: Run, tmp_path: Path) -> None
             with pytest.raises(AuthenticationError, match="only workers and clients"):
                 await running.link(Role.COORDINATOR)
             # The refused peer hears of it before the coordinator has read its farewell.
-            while running.web.coordinator.snapshot().connections_refused != {"secret": 1, "peer": 1}:
-                await asyncio.sleep(0.01)
+            expected = {"secret": 1, "peer": 1}
+            await comes_true(lambda: refused(running) == expected, "the count of both refusals")
 
     run(main())
 
@@ -364,8 +369,7 @@ def test_refusals_are_counted_and_logged_at_a_bounded_rate(
             await worker.closed
             await client.closed
             expected = {"secret": 20, "peer": 1, "malformed": 1}
-            while running.web.coordinator.snapshot().connections_refused != expected:
-                await asyncio.sleep(0.01)
+            await comes_true(lambda: refused(running) == expected, "the count of all refusals")
             lines = [line for line in caplog.messages if "refused" in line]
             assert len(lines) == REFUSAL_LINES
 

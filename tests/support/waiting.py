@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,4 +20,13 @@ def until(condition: Callable[[], Any], what: str, seconds: float = 30.0) -> Any
     while not (found := condition()):
         assert time.monotonic() < deadline, f"{what} did not happen within {seconds} s"
         time.sleep(POLL_SECONDS)
+    return found
+
+
+async def comes_true(condition: Callable[[], Any], what: str, seconds: float = 30.0) -> Any:
+    """:func:`until` for what happens on this event loop."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"{what} did not happen within {seconds} s"
+        await asyncio.sleep(POLL_SECONDS / 2)
     return found
