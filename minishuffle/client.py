@@ -71,6 +71,8 @@ __all__ = [
 LONG_POLL_SECONDS = 5.0
 RECONNECT_SECONDS = 0.1
 """Between two tries to reach a coordinator that is away."""
+ONE_SINK = "collect"
+"""The sink of rows of which an earlier coordinator does not say it: no job had several then."""
 OVER = frozenset({"finished", "finished_with_loss", "failed", "canceled"})
 
 Reply = TypeVar("Reply", bound=ControlMessage)
@@ -222,7 +224,8 @@ class JobHandle:
         while True:
             request = GetRows(job=self.id, after=after, wait_seconds=LONG_POLL_SECONDS)
             reply = self._client.poll(request, JobRows, LONG_POLL_SECONDS)
-            for sink, batch in zip(reply.sinks, reply.batches, strict=True):
+            sinks = reply.sinks or [ONE_SINK] * len(reply.batches)
+            for sink, batch in zip(sinks, reply.batches, strict=True):
                 yield sink, unpack_rows(batch)
             if reply.terminal and reply.next == after:
                 break

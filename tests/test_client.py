@@ -125,6 +125,19 @@ def test_wait_gives_rows_results_and_counters(link: type[ScriptedLink]) -> None:
     assert result.seconds == 2.5
 
 
+def test_rows_of_a_coordinator_that_names_no_sinks_are_those_of_its_one(link: type[ScriptedLink]) -> None:
+    def answer(message: ControlMessage) -> ControlMessage:
+        match message:
+            case GetRows(after=0):
+                return JobRows(batches=[pack_rows([1]), pack_rows([2])], next=2, terminal=False)
+            case GetRows(after=2):
+                return JobRows(batches=[], next=2, terminal=True)
+        return job("finished")
+
+    link.answer = staticmethod(answer)  # type: ignore[assignment]
+    assert connect().handle("j1").wait(timeout=5).collected == {"collect": [1, 2]}
+
+
 def test_rows_wait_with_a_long_poll_and_not_with_a_sleep(
     link: type[ScriptedLink], monkeypatch: pytest.MonkeyPatch
 ) -> None:
