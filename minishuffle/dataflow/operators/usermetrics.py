@@ -20,6 +20,7 @@ SECONDS_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 
 """Buckets of a histogram that says none."""
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,99}")
 _RESERVED = ("_total", "_count", "_sum", "_bucket", "_created", "_info")
+_TAKEN = "errors"
 
 
 class Counter:
@@ -98,6 +99,11 @@ class UserMetrics:
             raise UsageError(
                 f"a metric cannot be named {name!r}: write at most 100 lower-case letters, digits and '_', "
                 f"without one of {', '.join(_RESERVED)} at the end"
+            )
+        if name == _TAKEN:
+            raise UsageError(
+                f"{name!r} is taken: minishuffle counts records whose function raised as "
+                "minishuffle_user_errors_total; name it another way"
             )
         if len(self._series) >= limits.USER_METRICS_MAX:
             raise UsageError(

@@ -49,6 +49,7 @@ def _one_too_many(metrics: UserMetrics) -> None:
         (lambda metrics: metrics.counter("Seen"), "lower-case letters"),
         (lambda metrics: metrics.counter("seen_total"), "without one of _total"),
         (lambda metrics: metrics.counter("x" * 101), "at most 100"),
+        (lambda metrics: metrics.counter("errors"), "'errors' is taken: minishuffle counts records whose"),
         (lambda metrics: metrics.counter("seen").add(-1), "cannot grow by -1: use a gauge"),
         (lambda metrics: metrics.histogram("s", bounds=[]), "1 to 32 finite bounds, not 0"),
         (lambda metrics: metrics.histogram("s", bounds=[1.0, float("inf")]), "finite"),
