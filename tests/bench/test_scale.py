@@ -30,7 +30,7 @@ def test_the_formula() -> None:
     assert expected(4000, "individual") == Costs(16, 2001, 12, 63968)
 
 
-@pytest.mark.parametrize("slots", [8, 100])
+@pytest.mark.parametrize("slots", [8, pytest.param(100, marks=pytest.mark.slow)])
 def test_the_machines_come_to_what_the_formula_says(slots: int) -> None:
     points = measure_scale([slots])["points"]
     assert [(each["strategy"], each["estimated"]) for each in points] == [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -297,6 +298,7 @@ class Restarts(RuleBasedStateMachine):
         assert self.cluster.state.snapshot(self.cluster.now, {}).slots["used"] == 0
 
 
+@pytest.mark.slow
 def test_whatever_happens_a_job_runs_waits_or_ends_for_a_limit(
     make_cluster: Callable[..., FakeCluster],
 ) -> None:

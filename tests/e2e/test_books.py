@@ -273,6 +273,7 @@ def assert_booked(samples: Samples, received: Recording, sent: Recording) -> Non
     assert total(samples, "minishuffle_credits_total", direction="received") == received.credits
 
 
+@pytest.mark.slow
 async def test_metrics_equal_the_recorded_connection(site: Site) -> None:
     records = 30_000
     numbers = Stream.generate(records=records)

@@ -23,6 +23,7 @@ from support.simulated_writes import WriteLog
 
 BATCH: Final = 5
 Play: TypeAlias = "Callable[[range, Sequence[Scenario]], None]"
+FAST: Final = 2
 MANY: Final = 10_000 if os.environ.get("MINISHUFFLE_SOAK") == "1" else 150
 FAULTLESS = Scenario(bounded_share=0.9)
 ENDING = Scenario(faults=True, bounded_share=0.8)
@@ -45,7 +46,8 @@ def name(batch: range) -> str:
 
 def batches(parts: int) -> list[Any]:
     """The seeds of each test, so many of 15 parts, in batches; the first one is fast enough for all runs."""
-    found = [range(first, first + BATCH) for first in range(0, parts * MANY // 15, BATCH)]
+    first = [range(FAST), range(FAST, BATCH)]
+    found = first + [range(each, each + BATCH) for each in range(BATCH, parts * MANY // 15, BATCH)]
     if (only := os.environ.get("MINISHUFFLE_SEED")) is not None:
         found = [range(int(only), int(only) + 1)]
     slow = [pytest.mark.slow]

@@ -62,6 +62,7 @@ def test_a_channel_keeps_its_turn_for_the_elements_of_one_buffer_only(make_setup
     assert setup.rows() == ["a1", "a2", "b1", "a3"]
 
 
+@pytest.mark.slow
 def test_a_channel_stands_in_line_once_however_a_delivery_meets_the_end_of_its_turn(
     make_setup: type[Setup],
 ) -> None:

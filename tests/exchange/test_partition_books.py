@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -259,4 +260,4 @@ class TheBooksBalance(RuleBasedStateMachine):
             self.release(*self.held.pop())
 
 
-TestTheBooksBalance: Callable[..., object] = TheBooksBalance.TestCase
+TestTheBooksBalance: Callable[..., object] = pytest.mark.slow(TheBooksBalance.TestCase)

@@ -208,6 +208,7 @@ def test_what_a_message_can_have_done_is_bounded(fields: Any, text: str) -> None
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_what_the_coordinator_says_may_be_longer() -> None:
     job = JobInfo(job="j1", name="n", state="running", submitted_at=1.0)
     body = pack_message(JobList(jobs=[job] * 40_000))

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -523,5 +524,5 @@ class Orders(RuleBasedStateMachine):
         assert self.state.next_deadline() is None
 
 
-TestOrders = Orders.TestCase
+TestOrders = pytest.mark.slow(Orders.TestCase)
 TestOrders.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)

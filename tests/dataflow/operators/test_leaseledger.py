@@ -175,7 +175,7 @@ class Source(RuleBasedStateMachine):
             assert self.ledger.covers(split, 70)
 
 
-TestSource = Source.TestCase
+TestSource = pytest.mark.slow(Source.TestCase)
 TestSource.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
 
 

@@ -372,6 +372,7 @@ async def test_a_task_that_is_stuck_while_a_producer_waits_to_be_read_is_abandon
     assert "is stuck: for 0.1 s its function has not returned" in (abandoned.error.text)
 
 
+@pytest.mark.slow
 async def test_a_task_that_waits_for_its_consumers_is_not_abandoned(coordinator: Coordinator) -> None:
     """What it has yet to read of a producer that was replaced stays in its queue for long."""
     settings = coordinator.settings.model_copy(update={"reconnect_timeout": 0.1})

@@ -78,6 +78,7 @@ async def test_channels_without_frames_are_named_as_what_they_are(coordinator: C
     await coordinator.until(lambda: len(coordinator.ended()) == 4)
 
 
+@pytest.mark.slow
 async def test_a_trace_that_nobody_asks_for_is_bounded_and_ends(
     coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
