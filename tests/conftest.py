@@ -47,8 +47,10 @@ def hypothesis_profile() -> str:
 
 settings.load_profile(hypothesis_profile())
 
-# The JVMs of Spark live for seconds here: what the second compiler does for them comes too late.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
+# The JVMs of Spark live for seconds here: what the second compiler does for them comes too late, and to
+# verify the classes of Spark takes more than a second of each.
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+os.environ.setdefault("SPARK_SUBMIT_OPTS", SHORT_LIVED)
 
 # Two tests, JVMs and browsers share two processors, of which each worker has one: nobody is to be suspected
 # for that, and rows of endless jobs to be dropped. Tests of suspicion say themselves how long they wait.
