@@ -166,10 +166,8 @@ class Supervisor:
         except (OSError, UsageError) as error:
             self.failure = PeerLost(f"the coordinator cannot be started again: {error}")
             raise self.failure from error
-        young = old.tail() if old.read_ready() is None else ""
-        _log.warning(
-            "the coordinator (pid %d) %s: it is started again\n%s", old.pid, how_it_ended(code), young
-        )
+        tail = f"\n{old.tail()}" if old.read_ready() is None else ""
+        _log.warning("the coordinator (pid %d) %s: it is started again%s", old.pid, how_it_ended(code), tail)
         if old.process.stdin is not None:
             old.process.stdin.close()
         return new

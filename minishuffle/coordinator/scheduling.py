@@ -71,7 +71,7 @@ def place(free: Mapping[int, int], total: int, graph: JobGraph, lost: str = "") 
     Args:
         free: free slots of each worker that is alive.
         total: all slots of these workers, used ones included.
-        lost: what to say of slots that are written off.
+        lost: what to say of slots that are written off or on standby.
 
     Raises:
         ResourceExhausted: there are not enough slots; with the arithmetic.
@@ -214,10 +214,12 @@ def admit(graph: JobGraph, workers: Sequence[Worker], held: Holdings) -> tuple[P
     Raises:
         ResourceExhausted: it does not fit; with the arithmetic.
     """
+    spare = sum(worker.slots for worker in workers if worker.standby)
     workers = [worker for worker in workers if not worker.standby]
     free = {worker.worker: max(0, worker.slots - held.slots[worker.worker]) for worker in workers}
     gone = [f"{len(each.written_off)} of worker {each.worker}" for each in workers if each.written_off]
     lost = f" (written off: {', '.join(gone)}, where tasks that were abandoned still run)" if gone else ""
+    lost += f" ({spare} more are on standby, for those of lost workers alone)" if spare else ""
     placement = place(free, sum(worker.slots for worker in workers), graph, lost)
     needs = buffers_needed(graph, placement)
     total = {worker.worker: worker.about.segments for worker in workers}

@@ -96,6 +96,10 @@ class Worker:
         return WorkerEntry(self.worker, self.state, about.host, about.metrics_port, age, self.suspicions)
 
 
+def _process(about: Register) -> tuple[str, int, int]:
+    return about.host, about.pid, about.data_port
+
+
 class WorkerRegistry:
     """All workers that are alive or were so a while ago, by id.
 
@@ -175,9 +179,14 @@ class WorkerRegistry:
         """A worker goes on that had lost its control link; gives that link too.
 
         Raises:
-            UsageError: it was declared lost, or nothing is known of it.
+            UsageError: it was declared lost, nothing is known of it, or it is another process that says so.
         """
         worker = self.get_there(about.requested_worker)
+        if worker is not None and _process(about) != _process(worker.about):
+            raise UsageError(
+                f"worker {worker.worker} is process {worker.about.pid} on {worker.about.host}, and not "
+                f"process {about.pid} on {about.host}: register without an epoch, as a new one"
+            )
         if worker is None or worker.epoch != about.epoch:
             raise UsageError(
                 f"worker {about.requested_worker} was declared lost while it was away, and its tasks have "

@@ -64,7 +64,7 @@ def test_a_standby_worker_admits_no_job(cluster: FakeCluster, restarting: MakeGr
     assert standby(cluster) == [2]
     code, text = cluster.refusal(SubmitJob(name="x", python="3.11", graph=restarting(3, 1).to_bytes()))
     assert code == ResourceExhausted.code
-    assert "needs 3 slots (greatest parallelism), 2 are free of 2" in text
+    assert "2 are free of 2 (2 more are on standby, for those of lost workers alone): start more" in text
     cluster.submit(restarting())
     assert spare.got(DeployTasks) == []
     assert cluster.state.snapshot(cluster.now, {}).slots == {"used": 2, "free": 0, "standby": 2}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -109,6 +109,19 @@ def test_what_is_found_of_an_earlier_link_says_nothing_of_this_one(cluster: Fake
             cluster.break_link(pair[1])
     cluster.advance(limits.LINK_GRACE_SECONDS)
     assert states(cluster) == ["alive", "lost"]
+
+
+@pytest.mark.parametrize("forged", [{"pid": 7}, {"data_port": 7}, {"host": "10.9.9.9"}])
+def test_only_the_same_process_comes_back(
+    cluster: FakeCluster, pair: Pair, make_graph: MakeGraph, forged: dict[str, Any]
+) -> None:
+    """Another one that knows the secret, the id and the epoch takes no worker's place."""
+    start(cluster, make_graph(restart_strategy="individual"))
+    known = {"requested_worker": pair[1].worker, "epoch": pair[1].epoch}
+    cluster.add(**pair[1].about.model_dump(exclude={"type"}) | known | forged)
+    assert states(cluster) == ["alive", "alive"] and attempts(cluster) == {1}
+    (refused,) = [each for each in cluster.replies.values() if isinstance(each, Failure)]
+    assert "worker 2 is process" in refused.text and "register without an epoch" in refused.text
 
 
 def test_a_link_that_was_closed_for_cause_is_a_verdict(cluster: FakeCluster, pair: Pair) -> None:
