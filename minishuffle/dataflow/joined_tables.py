@@ -53,7 +53,10 @@ def join_tables(
     schema, names, reads = _described(columns, tables, times)
     feeds = (*by_key(left, keys[0]), *by_key(right, keys[1], 1))
     node = Node(operator.name, feeds, operators=(operator,), reads=reads)
-    time = EventTime(column=HIDDEN_TIME)
+    # Times that are keys of each other are equal: a function of batches is shown the one that stands there.
+    own = left._time_column, right._time_column
+    both = [one for one, other in zip(*keys, strict=True) if (one, other) == own]
+    time = EventTime(column=both[0] if both else HIDDEN_TIME)
     return Table((Feed(node),), schema, names, time, sides)
 
 

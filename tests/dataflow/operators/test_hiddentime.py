@@ -156,6 +156,17 @@ def test_a_pair_has_the_greater_time_of_both(table: bool) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("how", ["left", "full"])
+def test_times_that_are_keys_of_each_other_stay_where_a_function_is_shown_them(how: Any) -> None:
+    left, right = calls(), calls(time="when").select("user", "when")
+    joined = left.key_by("user", "at").join(right.key_by("user", "when"), how=how, within=timedelta(0))
+    mapped = joined.map_batches(
+        lambda batch: batch.select(["user", "at"]),
+        schema={"user": pa.string(), "at": pa.timestamp("us", "UTC")},
+    )
+    assert windows(mapped) == WINDOWS
+
+
 def test_a_right_row_alone_shows_nothing_in_the_columns_of_the_left() -> None:
     joined, _ = pairs("full", True)
     (alone,) = (row for row in answers(joined) if row["user"] == "cy")
