@@ -12,7 +12,7 @@ import pytest
 
 from minishuffle.dataflow.graph import Edge
 from minishuffle.exchange.partitioner import Partitioner
-from minishuffle.worker import task
+from minishuffle.worker import chain
 from support.simulated_jobs import Sender, as_rows
 
 __all__ = ["WriteLog", "log_writes"]
@@ -93,7 +93,7 @@ class _LoggedPartition:
 
 def log_writes(patch: pytest.MonkeyPatch) -> WriteLog:
     """Have every writer log what it does, as long as the patch lasts."""
-    log, hand, edge_writer = WriteLog(), threading.local(), task._edge_writer
+    log, hand, edge_writer = WriteLog(), threading.local(), chain._edge_writer
 
     class NotingPartitioner(Partitioner):
         def split(self, batch: Any) -> Iterator[tuple[int, Any]]:
@@ -110,6 +110,6 @@ def log_writes(patch: pytest.MonkeyPatch) -> WriteLog:
 
         return note
 
-    patch.setattr(task, "Partitioner", NotingPartitioner)
-    patch.setattr(task, "_edge_writer", logged)
+    patch.setattr(chain, "Partitioner", NotingPartitioner)
+    patch.setattr(chain, "_edge_writer", logged)
     return log
