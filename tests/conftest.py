@@ -136,22 +136,9 @@ def pytest_collection() -> Generator[None, object, object]:
     gc.disable()
     found = yield
     gc.enable()
-    freeze()
-    return found
-
-
-def freeze() -> None:
-    """Have collections pass over all that is there: with thousands of tests each takes 300 ms otherwise."""
     gc.collect()
-    gc.freeze()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _frozen_again() -> Iterator[None]:
-    """For the next module, where a test had everything thawed."""
-    yield
-    if not gc.get_freeze_count():
-        freeze()
+    gc.freeze()  # Each collection takes 300 ms otherwise.
+    return found
 
 
 @pytest.fixture

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import json
-from collections.abc import Iterator
 
 import pytest
 from click.testing import CliRunner
@@ -13,15 +11,6 @@ from minishuffle.bench import scale
 from minishuffle.bench.scale import Costs, expected, measure_scale
 from minishuffle.cli.main import cli
 from minishuffle.errors import ShuffleError
-
-
-@pytest.fixture(autouse=True)
-def _few_objects() -> Iterator[None]:
-    """It collects garbage many times, which takes long in a process that has done much before."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def test_the_formula() -> None:

@@ -252,13 +252,13 @@ class Coordinator:
 
 
 @pytest.fixture(autouse=True)
-def _interpreter_as_it_was() -> Iterator[None]:
-    """A worker tunes its whole process."""
+def _interpreter_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A worker tunes its whole process, and would have collections pass over what the test made."""
+    monkeypatch.setattr(gc, "freeze", lambda: None)
     interval, threshold = sys.getswitchinterval(), gc.get_threshold()
     yield
     sys.setswitchinterval(interval)
     gc.set_threshold(*threshold)
-    gc.unfreeze()
 
 
 @pytest.fixture
