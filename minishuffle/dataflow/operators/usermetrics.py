@@ -47,7 +47,7 @@ class Gauge:
         self._series = series
 
     def set(self, value: float) -> None:
-        self._series.value = value
+        self._series.value = float(value)
 
 
 class UserMetrics:

@@ -62,3 +62,14 @@ def _one_too_many(metrics: UserMetrics) -> None:
 def test_what_prometheus_would_not_take_is_refused(make: Callable[[UserMetrics], Any], refusal: str) -> None:
     with pytest.raises(UsageError, match=refusal):
         make(UserMetrics("map", 1))
+
+
+def test_a_gauge_takes_what_is_a_number_and_keeps_what_it_had() -> None:
+    """Text would spoil the scrape of everything else."""
+    metrics = UserMetrics()
+    gauge = metrics.gauge("size")
+    gauge.set(True)
+    with pytest.raises(ValueError, match="could not convert"):
+        gauge.set("many")  # type: ignore[arg-type]
+    (size,) = metrics.series()
+    assert (type(size.value), size.value) == (float, 1.0)
