@@ -81,16 +81,19 @@ class Nodes:
         assert found is not None
         given = (self._deploy / "systemd" / "environment.example").read_text()
         assert "NODE_HOST=" in given and "MINISHUFFLE_COORDINATOR=" in given
-        line = found[1].replace("/opt/minishuffle/bin/", f"{BIN}/").replace("%i", "1")
-        line = line.replace("/var/lib/", f"{self._directory}/").replace(
-            "/etc/minishuffle/secret", str(self.secret)
-        )
-        line = line.replace("${NODE_HOST}", self.hosts.address(host))
-        line = line.replace("${MINISHUFFLE_COORDINATOR}", str(self.coordinator))
-        assert "$" not in line
-        return self._start(
-            shlex.split(line), host, {"PATH": os.environ["PATH"], "HOME": str(self._directory)}
-        )
+        here = {
+            "/opt/minishuffle/bin/": f"{BIN}/",
+            "%i": "1",
+            "/var/lib/": f"{self._directory}/",
+            "/etc/minishuffle/secret": str(self.secret),
+            "${NODE_HOST}": self.hosts.address(host),
+            "${MINISHUFFLE_COORDINATOR}": str(self.coordinator),
+        }
+        words = shlex.split(found[1])  # before it names folders of this machine, which may have blanks
+        for there, meant in here.items():
+            words = [word.replace(there, meant) for word in words]
+        assert not any("$" in word for word in words)
+        return self._start(words, host, {"PATH": os.environ["PATH"], "HOME": str(self._directory)})
 
     def _start(self, words: list[str], host: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:
         with (self._directory / f"log-{len(self._started)}").open("wb") as log:

@@ -103,7 +103,9 @@ def test_a_healthy_job(browser: Browser, cluster: LocalCluster, base: str) -> No
                 return rates.length === 2 && rates.every((each) => /(in|out) [1-9]/.test(each));
             }"""
         )
-        assert [level_of(page, vertex.name) for vertex in job.info().tasks[:1]] == ["● OK"]
+        # Of what others do on this machine at the same time it may have a little at first.
+        graph = page.page.locator(".vertex", has_text=job.info().tasks[0].name)
+        graph.locator(".level", has_text="● OK").wait_for()
         assert page.page.locator(".partitioner").all_inner_texts() == ["hash"]
         page.see("Nothing is wrong", "#diagnosis")
         page.page.locator(".vertex").nth(1).click()
