@@ -144,7 +144,8 @@ def books_problems(each: FailureRound, before: Tally, after: Tally) -> list[str]
     read = IN_FLIGHT_SECONDS_MAX * RATE / WORKERS
     broken = _broken_links(each)
     died = after.in_flight > before.in_flight == 0  # once one has, what its peers do moves that bound
-    if each.kind in EXACT and (missing < dropped or missing > dropped and not broken or died):
+    late = max(0, before.in_sockets - after.in_sockets)
+    if each.kind in EXACT and (missing + late < dropped or missing > dropped and not broken or died):
         problems.append(
             f"{missing} records are missing, {dropped} were counted as dropped and {in_flight} as in flight, "
             "although no process died"
@@ -182,11 +183,12 @@ def _broken_links(each: FailureRound) -> int:
 
 
 def lost_in_sockets(each: FailureRound, before: Tally, after: Tally) -> int:
-    """How many records were in the sockets of connections that broke: missing, and not counted so far."""
+    """How many records were in the sockets of connections that broke: missing, and not counted so far. Below
+    0: so many of those that were in sockets before are counted now."""
     lost = after.missing - before.missing - (after.dropped - before.dropped)
     if each.kind not in EXACT:  # some of it is in flight through what died
-        lost -= after.in_flight - before.in_flight
-    return max(0, lost) if _broken_links(each) else 0
+        return max(0, lost - (after.in_flight - before.in_flight)) if _broken_links(each) else 0
+    return max(-before.in_sockets, lost)
 
 
 def final_problems(kinds: Iterable[FailureKind], books: Tally) -> list[str]:

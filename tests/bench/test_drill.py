@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -161,6 +162,19 @@ def test_what_was_in_sockets_is_what_nobody_counted(kind: FailureKind, suspicion
     """Whatever room the bound of what is in flight leaves, which may shrink later. It is 7 more now."""
     each = FailureRound(kind, 0, frozenset([1]), 0, 0, suspicions)
     assert lost_in_sockets(each, BEFORE, Tally(missing=132, dropped=110, in_flight=22)) == lost
+
+
+@pytest.mark.parametrize(("dropped", "late", "problems"), [(113, 3, 0), (114, 4, 0), (115, 4, 2)])
+def test_what_was_in_sockets_may_be_counted_at_the_next_failure(
+    dropped: int, late: int, problems: int
+) -> None:
+    """4 records were: rows on their way to a task that raised are counted once its siblings have ended."""
+    each = FailureRound("task", 0, frozenset([1]), 0, 0)
+    before = Tally(missing=104, dropped=100, in_sockets=4)
+    after = Tally(missing=114, dropped=dropped)
+    found = lost_in_sockets(each, before, after)
+    assert found == -late
+    assert len(books_problems(each, before, replace(after, in_sockets=4 + found))) == problems
 
 
 def test_a_suspicion_among_those_that_live_breaks_a_connection_too() -> None:
