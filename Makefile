@@ -10,9 +10,9 @@ unexport PYTHONDONTWRITEBYTECODE
 WITHIN := timeout --foreground --kill-after=30
 
 # Two processes, each with whole files: half of the time goes into waiting for clusters and sessions to start.
-# Not files with many tests first, as by default, but slow ones (tests/conftest.py), and of them three at once.
-BY_FILE := $(BIN)/python -m pytest -q --dist loadfile --no-loadscope-reorder
-SIDE_BY_SIDE := $(BY_FILE) -n 2
+# Not files with many tests first, as by default, but slow ones (tests/conftest.py). With three processes it takes
+# a minute or two less, and what waits for a moment that a busy machine delays fails now and then.
+SIDE_BY_SIDE := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 SIMULATED := tests/e2e/test_simulated_clusters.py
 
@@ -32,7 +32,7 @@ demo: ## Run the main job and the data pipeline on a local cluster
 
 test: lint types ## Check style and types, then run every test
 	@scripts/bootstrap --tests
-	$(WITHIN) 3000 $(BY_FILE) -n 3 -m "not alone"
+	$(WITHIN) 3000 $(SIDE_BY_SIDE) -m "not alone"
 	$(WITHIN) 600 $(BIN)/python -m pytest -q -m alone
 
 test-fast: ## Run the tests that take less than a few seconds each

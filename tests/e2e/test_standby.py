@@ -60,7 +60,9 @@ def test_a_killed_worker_is_taken_over_and_there_is_another_standby_worker_again
             where = {(task.operator, task.index): task.worker for task in handle.info().tasks}
             assert where == {key: heir if worker == 1 else worker for key, worker in before.items()}
             wait_until(
-                lambda victim=victim: (victim, True) in roles(cluster.status()), "another standby worker"
+                lambda victim=victim: (victim, True) in roles(cluster.status()),
+                "another standby worker",
+                60.0,
             )
         info = handle.info()
         assert (info.state, info.causes) == ("running", [])

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from support.waiting import until
+
 __all__ = ["Shown", "chromium", "shown"]
 
 CHROMIUM = "/usr/bin/chromium"
@@ -18,6 +20,8 @@ FLAGS = (
     "--disable-component-update --disable-sync"
 )
 WAIT_MS_MAX = 30_000
+OVERFLOW_SECONDS_MAX = 5.0
+"""How long a page may take to fit into a window whose size has changed."""
 NOT_ANSWERED = "Failed to load resource"
 """How Chromium begins a line about a request that was refused or had no answer."""
 
@@ -73,7 +77,7 @@ class Shown:
     def check(self, *, faults: bool = True) -> None:
         """Nothing sticks out, everybody can use it, and the console is empty. Looking for faults takes a
         second of processor time."""
-        assert self.overflow() == (0, 0)
+        until(lambda: self.overflow() == (0, 0), "a page that nothing sticks out of", OVERFLOW_SECONDS_MAX)
         assert not faults or self.faults() == []
         assert self.console == []
 
