@@ -186,6 +186,8 @@ def show_job(job: JobInfo) -> None:
         out.print(f"rows dropped ({reason}): {count:,}")
     if job.rows_in_flight:
         out.print(f"rows in flight through what died: up to {job.rows_in_flight:,}")
+    if job.rows_again:
+        out.print(f"rows that sources emitted twice: up to {job.rows_again:,}")
     if job.state_rows_lost:
         losers = [task for task in job.tasks if task.state_rows_lost]
         shown = [f"{task.name}[{task.index}] {task.state_rows_lost:,}" for task in losers[:TASKS_SHOWN]]

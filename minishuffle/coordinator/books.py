@@ -15,6 +15,9 @@ flight through something that died. To what workers report the coordinator adds 
   again. What is counted of them, and of the tasks that write them, is left out.
 - Of a source whose next attempt writes its rows once more nothing is lost either, unless some consumers get
   none of them: what was in flight from it is counted then, and no row that was sent is undelivered.
+- *again*: rows that others have of a source which died, and that its next attempt may emit once more: those
+  in its leases if it goes on at its positions, and all that it has emitted since a coordinator was lost,
+  which may be behind its leases. It is a bound too.
 - *sink unfinished*: rows that a file sink had taken when its attempt ended early or died, without those in
   files that were listed.
 
@@ -74,6 +77,8 @@ class AttemptRecord:
     """Rows in files that were listed, or in the result that an attempt gave when its job was cancelled."""
     rows_made: int = 0
     """Rows that a source which died may have emitted, its leases included, or skipped."""
+    rows_leased: int = 0
+    """Of ``rows_made``, those that its next attempt emits whether they were emitted or not."""
     passed_on_max: int | None = None
     """The most of its rows that others can have without any that come once more: set while it is not known
     how far the sources beside it have gone since a coordinator was lost, which may be behind their leases."""
@@ -129,6 +134,8 @@ class Losses(NamedTuple):
     what it held of them is lost, and nobody knows how many."""
     state_rows: int = 0
     """See :class:`Totals`."""
+    again: int = 0
+    """Nothing is lost by them: at most so many came twice."""
 
 
 class Books:
@@ -144,6 +151,7 @@ class Books:
         """What attempts that are kept have exchanged with those that are not."""
         self._undelivered_before = 0
         self._in_flight_before = 0
+        self._again_before = 0
         self._unfinished_before = 0
         self._lossy = False
         self._lost: Counter[str] = Counter()
@@ -172,6 +180,7 @@ class Books:
                 ended.traffic,
                 ended.rows_listed,
                 ended.rows_made,
+                ended.rows_leased,
                 ended.passed_on_max,
                 ended.repeated,
             )
@@ -183,6 +192,7 @@ class Books:
         rest = self._ledger([record for record in records if record is not oldest])
         self._undelivered_before += ledger.undelivered([oldest])
         self._in_flight_before += ledger.in_flight([oldest])
+        self._again_before += ledger.again([oldest])
         self._past.pop(oldest.id, None)
         for record in records:
             both = zip(ledger.exchanged(record), rest.exchanged(record), strict=True)
@@ -217,6 +227,7 @@ class Books:
         return {
             "undelivered": self._undelivered_before,
             "in_flight": self._in_flight_before,
+            "again": self._again_before,
             "unfinished": self._unfinished_before,
             "lossy": self._lossy,
             "lost": dict(self._lost),
@@ -237,6 +248,7 @@ class Books:
         """Become what these records say."""
         self._undelivered_before, self._in_flight_before = record["undelivered"], record["in_flight"]
         self._unfinished_before, self._lossy = record["unfinished"], record["lossy"]
+        self._again_before = record.get("again", 0)
         self._lost = Counter(record["lost"])
         self._past = {(row[0], row[1], row[2]): Past(*row[3:]) for row in record["past"]}
         for key, fields in past.items():
@@ -277,7 +289,8 @@ class Books:
         certain = self._lossy or bool(+dropped or in_flight) or any(map(ledger.held_rows, records))
         certain = certain or ledger.some_were_not_taken()
         shown = {reason: min(COUNT_MAX, count) for reason, count in sorted(dropped.items()) if count}
-        return Losses(shown, min(COUNT_MAX, in_flight), certain, min(COUNT_MAX, state_rows))
+        again = min(COUNT_MAX, self._again_before + ledger.again(records))
+        return Losses(shown, min(COUNT_MAX, in_flight), certain, min(COUNT_MAX, state_rows), again)
 
     def passed_on(self, current: Sequence[AttemptRecord]) -> dict[Attempt, int]:
         """By attempt that has not ended, the rows that other workers have received from it."""
@@ -408,6 +421,18 @@ class _Ledger:
             rows = self._sent_by_survivors[record.id] - self._passed_on(record)
             balance[record.worker] += rows - self._rows_dealt_with(record, self._taken(record))
         return sum(max(0, rows) for rows in balance.values())
+
+    def again(self, records: Iterable[AttemptRecord]) -> int:
+        """Rows that survivors have of sources which died, and that may come once more."""
+        rows = 0
+        for record in records:
+            if record.end != "died" or record.operator in self._reading | self._repeatable or record.repeated:
+                continue
+            received, most = self._received_by_survivors[record.id], record.rows_leased
+            if record.passed_on_max is not None:
+                most += max(0, received - record.passed_on_max)
+            rows += min(received, most) if record.operator in self._writing else most
+        return rows
 
     def _made_and_not_passed_on(self, record: AttemptRecord) -> int:
         """Rows that a source may have emitted and that no survivor has, nor what died with it."""

@@ -191,6 +191,7 @@ class Job:
             rows_dropped=self.losses().dropped,
             rows_in_flight=self.losses().in_flight,
             state_rows_lost=self.losses().state_rows,
+            rows_again=self.losses().again,
             files_listed=self.manifest.files,
             file_rows=self.manifest.rows,
             task_states=dict(+self._states),
@@ -380,6 +381,7 @@ class Job:
         for task in lost:
             self.manifest.lost(*task.key, task.attempt)
             task.rows_made = self.positions.rows_made(*task.key) + self.writes.rows_made(*task.key)
+            task.rows_leased = self.positions.rows_leased(*task.key) + self.writes.rows_leased(*task.key)
             self._set(task, "lost", at, f"{task} was lost with worker {worker}: {cause.text}")
         self._go_on_without(lost, cause, "on another worker", at)
 
@@ -568,7 +570,7 @@ class Job:
         task.worker, task.on_worker = worker, True
         self._result_bytes -= len(task.result)
         task.counters, task.traffic, task.result, task.rows_made = TaskCounters(), b"", b"", 0
-        task.rows_listed, task.passed_on_max, task.repeated = 0, None, ""
+        task.rows_listed, task.rows_leased, task.passed_on_max, task.repeated = 0, 0, None, ""
         del self._times[task.key]
         inputs, outputs = self.ends.channels_left(task.key)
         self.recoveries.deployed(task.key, at, inputs=inputs, outputs=outputs)

@@ -76,6 +76,11 @@ class SourceProgress:
         subtask = self._subtasks.get((operator, index))
         return 0 if subtask is None else sum(entry.end for entry in subtask.splits.values()) - subtask.began
 
+    def rows_leased(self, operator: int, index: int) -> int:
+        """The rows of these that the next attempt emits, whether this one did or not."""
+        subtask = self._subtasks.get((operator, index)) if self._repeats else None
+        return 0 if subtask is None else sum(entry.lease for entry in subtask.splits.values())
+
     def begin_anew(self, operator: int, index: int, positions: bytes = b"") -> None:
         """The next attempt of a subtask emits everything once more from there on, by default all."""
         subtask = self._subtasks.pop((operator, index), None)
@@ -128,6 +133,11 @@ class WriteProgress:
         """Rows that the current attempt may have taken, its leases included."""
         known = self._subtasks.get((operator, index))
         return 0 if known is None else sum(entry.end for entry in known.partitions.values()) - known.began
+
+    def rows_leased(self, operator: int, index: int) -> int:
+        """The rows of these that the next attempt takes, whether this one did or not."""
+        known = self._subtasks.get((operator, index)) if self._repeats else None
+        return 0 if known is None else sum(entry.lease for entry in known.partitions.values())
 
     def resume(self, operator: int, index: int) -> tuple[WritePosition, ...]:
         """Have the next attempt of a subtask go on, now: the leases of the one before are closed.

@@ -245,6 +245,9 @@ class JobInfo(ControlMessage):
     """Number of its tasks by state."""
     first_failure: JobEvent | None = None
     """When a task failed for the first time, whatever became of the job; None: none has."""
+    rows_again: int = 0
+    """At most so many rows of sources that died were emitted twice; by ``source_lease`` 0, or while there was
+    no coordinator."""
 
 
 class JobList(ControlMessage):

@@ -142,12 +142,14 @@ def test_a_job_shows_its_restarts_and_what_they_cost(capsys: pytest.CaptureFixtu
     assert "restarts" not in capsys.readouterr().out
     dropped = {"failed_batch": 2, "queue_discarded": 1500}
     update = {"restarts": {"failed": 3, "lost": 1}, "rows_dropped": dropped, "rows_in_flight": 40}
+    update["rows_again"] = 7
     tables.show_job(JOB.model_copy(update=update))
     assert (
         "restarts, by how the attempt before ended: 3 failed, 1 lost\n"
         "rows dropped (failed_batch): 2\n"
         "rows dropped (queue_discarded): 1,500\n"
         "rows in flight through what died: up to 40\n"
+        "rows that sources emitted twice: up to 7\n"
     ) in capsys.readouterr().out
 
 

@@ -413,6 +413,51 @@ def test_rows_that_come_once_more_hide_none_that_is_missing() -> None:
     assert books(died, current=current).losses(current).in_flight == 0
 
 
+def test_rows_that_others_have_of_a_source_and_that_come_once_more_are_counted() -> None:
+    """Those of its leases if it goes on at its positions, and what came since a coordinator was lost."""
+    died = record(0, 1, worker=2, end="died")
+    died.rows_made, died.rows_leased = 60, 20
+    current = [record(0, 2), record(1, 1, received(0, 70))]
+    assert books(died, current=current).losses(current).again == 20
+    died.passed_on_max = 65
+    assert books(died, current=current).losses(current).again == 20 + 5
+    died.passed_on_max = 0
+    assert books(died, current=current).losses(current).again == 70, "not more than others have"
+    died.rows_leased = died.passed_on_max = 0
+    died.repeated = "all"
+    assert books(died, current=current).losses(current).again == 0, "those who have read it leave them out"
+
+
+@pytest.mark.parametrize("end", ["", "early", "finished"])
+def test_what_a_source_emits_twice_is_counted_of_one_that_died(end: END) -> None:
+    live = record(0, 1, worker=2, end=end)
+    live.rows_made, live.rows_leased = 60, 20
+    current = [live, record(1, 1, received(0, 70))]
+    assert books(current=current).losses(current).again == 0
+
+
+def test_rows_of_a_lease_may_come_twice_from_a_source_with_a_sink() -> None:
+    died = record(0, 1, worker=2, end="died", records_out=50)
+    died.rows_made, died.rows_leased = 60, 20
+    made = Books([])
+    made.close(died, [record(0, 2)])
+    assert made.losses([record(0, 2)]).again == 20
+
+
+def test_rows_that_came_twice_stay_counted_when_attempts_are_not_kept() -> None:
+    current = [record(0, ATTEMPTS_KEPT + 4), record(1, 1)]
+    made = Books(EDGES)
+    for attempt in range(1, ATTEMPTS_KEPT + 4):
+        died = record(0, attempt, worker=2, end="died")
+        died.rows_made = died.rows_leased = 10
+        current[1].traffic = pack_traffic(received(0, 6, each + 1) for each in range(attempt))
+        made.close(died, current)
+    assert made.losses(current).again == 6 * (ATTEMPTS_KEPT + 3)
+    other = Books(EDGES)
+    other.recall(made.record(), {(0, 0): made.past_record((0, 0))})
+    assert other.losses(current).again == 6 * (ATTEMPTS_KEPT + 3)
+
+
 def test_what_is_beside_a_producer_is_not_passed_on() -> None:
     current = [record(0, 1), record(1, 1, received(0, 40)), record(1, 1, received(0, 9), index=1, worker=2)]
     assert Books(EDGES).passed_on(current)[0, 0, 1] == 9

@@ -37,6 +37,7 @@ def test_a_next_attempt_goes_on_behind_the_lease_and_closes_it() -> None:
     progress.report(0, 0, packed(SplitPosition(0, 12, 6)), 101.0)
     progress.report(0, 0, b"", 102.0)
     assert progress.rows_made(0, 0) == 18 + 5
+    assert progress.rows_leased(0, 0) == 0, "nothing of them comes once more"
     raw = packed(SplitPosition(0, 12, 6), SplitPosition(2, 0, 5))
     assert progress.resume(0, 0, 101.5) == Resumption(raw, 0.5)
     closed = packed(SplitPosition(0, 18), SplitPosition(2, 5))
@@ -52,8 +53,10 @@ def test_without_a_lease_it_goes_on_where_the_position_is() -> None:
     progress = SourceProgress(repeats=True)
     progress.report(0, 1, packed(SplitPosition(1, 12, 6), SplitPosition(3, 7, 0, True)), 100.0)
     expected = packed(SplitPosition(1, 12), SplitPosition(3, 7, 0, True))
+    assert (progress.rows_made(0, 1), progress.rows_leased(0, 1)) == (12 + 6 + 7, 6)
     assert progress.resume(0, 1, 100.0) == Resumption(expected, 0.0)
     assert progress.resume(0, 1, 100.0) == Resumption(expected, 0.0)
+    assert progress.rows_leased(0, 1) == progress.rows_leased(0, 0) == 0
 
 
 def test_what_never_reported_begins_at_the_beginning() -> None:

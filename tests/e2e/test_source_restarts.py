@@ -58,6 +58,22 @@ def test_a_source_that_raises_loses_the_batch_in_hand_and_nothing_else(
     assert set(range(2 * ROWS)) - set(rows) == set(range(33_300, 33_400))
 
 
+def test_what_a_source_without_leases_emits_twice_is_bounded_by_what_is_shown() -> None:
+    with LocalCluster(workers=2, slots=2) as cluster:
+        stream = Stream.generate(rate=RATE, records=2 * RATE).rebalance().collect()
+        job = cluster.submit(stream, parallelism=2, settings=JobSettings(source_lease=0))
+        source = job.info().tasks[0]
+        until(lambda: job.info().tasks[0].counters.records_out > RATE / 4, "half a second of rows")
+        cluster.kill_worker(source.worker)
+        rows = list(job.rows(allow_loss=True))
+        info = job.info()
+    assert [task.attempt for task in info.tasks if task.name == source.name].count(2) == 1
+    assert 0 < info.rows_again <= RATE / 2, "a lease, and no more"
+    assert len(rows) - len(set(rows)) <= info.rows_again
+    missing = 2 * RATE - len(set(rows))
+    assert missing <= sum(info.rows_dropped.values()) + info.rows_in_flight
+
+
 def test_a_source_whose_worker_is_killed_loses_its_lease_at_most_and_repeats_nothing() -> None:
     with LocalCluster(workers=2, slots=2) as cluster:
         job = cluster.submit(Stream.generate(rate=RATE).collect(), parallelism=2)

@@ -43,6 +43,7 @@ export interface Job {
   files_listed: number;
   file_rows: number;
   task_states: Record<string, number>;
+  rows_again: number;
 }
 export interface Worker {
   worker: number;
