@@ -141,6 +141,10 @@ class TaskCounters:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
+    rows_done: int = 0
+    """Rows taken in or made of which nothing more is to come but what was written, or held as state behind
+    something that was. It is counted behind ``records_out``, and read before it: of one row for each, it is
+    never ahead."""
     records_in: int = 0
     """Taken from other tasks or external clients; what a source makes itself is none of them."""
     records_out: int = 0

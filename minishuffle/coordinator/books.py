@@ -7,10 +7,12 @@ flight through something that died. To what workers report the coordinator adds 
   it did not read to the end or a link broke under them. They are counted with ``queue_discarded``. The number
   is exact, and only grows.
 - *in flight*: for what died with a worker, rows that survivors had sent to it, without those that survivors
-  received from it and the drops that it had reported. It is a bound for tasks that write one row for each
-  that they read, by the last heartbeats, and settles when those after the loss have arrived. Rows that a
-  source which died may have emitted within its lease are among them. One that dies while there is no
-  coordinator may have gone further; what others have of that comes once more, and hides nothing missing.
+  received from it and the drops that it had reported. A task that writes more or fewer rows than it reads
+  has them counted by what it was done with, and what it had written of that. It is a bound for tasks that
+  write at most one row for each that they read, by the last heartbeats, and settles when those after the
+  loss have arrived. Rows that a source which died may have emitted within its lease are among them. One
+  that dies while there is no coordinator may have gone further; what others have of that comes once more,
+  and hides nothing missing.
 - Of partitions that are kept nothing is lost: whatever becomes of one of their ends, all of them is sent
   again. What is counted of them, and of the tasks that write them, is left out.
 - Of a source whose next attempt writes its rows once more nothing is lost either, unless some consumers get
@@ -418,7 +420,7 @@ class _Ledger:
             if record.operator not in self._reading:
                 balance[record.worker] += max(0, self._made_and_not_passed_on(record))
                 continue
-            rows = self._sent_by_survivors[record.id] - self._passed_on(record)
+            rows = self._sent_by_survivors[record.id] + self._rows_added(record) - self._passed_on(record)
             balance[record.worker] += rows - self._rows_dealt_with(record, self._taken(record))
         return sum(max(0, rows) for rows in balance.values())
 
@@ -437,7 +439,7 @@ class _Ledger:
     def _made_and_not_passed_on(self, record: AttemptRecord) -> int:
         """Rows that a source may have emitted and that no survivor has, nor what died with it."""
         counters = record.counters
-        rows = record.rows_made - counters.rows_skipped
+        rows = record.rows_made - counters.rows_skipped + self._rows_added(record)
         rows -= self._rows_dealt_with(record, counters.records_out + counters.records_in)
         return rows - self._passed_on(record) - self._sent_inside[record.id]
 
@@ -445,6 +447,14 @@ class _Ledger:
         """Rows that survivors have of it, without any that its next attempt may emit once more."""
         rows = self._received_by_survivors[record.id]
         return rows if record.passed_on_max is None else min(rows, record.passed_on_max)
+
+    def _rows_added(self, record: AttemptRecord) -> int:
+        """Rows that it had written, without those that it was done with: below 0 if it writes fewer."""
+        counters = record.counters
+        if record.operator not in self._writing:
+            return 0
+        late = counters.rows_dropped.get("late_after_recovery", 0)
+        return counters.records_out + late - counters.rows_done
 
     def _rows_dealt_with(self, record: AttemptRecord, taken: int) -> int:
         """Rows that it has dropped and, if its chain ends in a sink and had ``taken`` so many, rows that have

@@ -130,6 +130,8 @@ class Task:
     """Rows that were late, and dropped, since their producer has restarted."""
     _failed_rows: int = field(default=0, init=False)
     """Rows of the batch that the task had in hand when it ended, and neither passed on nor keeps as state."""
+    _rows_passed: int = field(default=0, init=False)
+    """Rows of batches that the chain has taken, without those that the next attempt gets again."""
     _in_hand: tuple[int, int] = field(default=(0, 0), init=False)
     """Rows of the batch that the chain takes, and what it had passed on before."""
     _inputs: Inputs | None = field(default=None, init=False)
@@ -297,7 +299,7 @@ class Task:
                 finally:
                     self._left_rows = inputs.rows_left()
             chain.finish(self.paths.check)
-            self.counters.state_rows = 0
+            self.counters.state_rows, self.counters.rows_done = 0, self._rows_passed
             self._end_partitions()
         except BaseException as error:
             results = _close(opened, error)
@@ -362,7 +364,7 @@ class Task:
             number, item = found
             if isinstance(item, Mark):
                 entrances[number](item)
-                counters.state_rows = chain.state_rows()
+                self._count_state(chain)
             else:
                 counters.records_in += len(item)
                 late = counters.late_dropped
@@ -374,7 +376,6 @@ class Task:
     def _pass(self, batch: Batch, entrance: Emit, chain: Chain, *, repeated: bool = False) -> None:
         """Have the chain take a batch; if that raises, count the rows of it that are lost. The next attempt
         gets all of an input that is ``repeated`` again."""
-        counters = self.counters
         written, kept = self._rows_passed_on(), chain.rows_kept()
         self._in_hand = len(batch), written
         try:
@@ -387,11 +388,17 @@ class Task:
             raise
         else:
             self._in_hand = 0, 0
+            if not repeated:
+                self._rows_passed += len(batch)
         finally:
-            counters.state_rows = chain.state_rows()
+            self._count_state(chain)
         if self._recovers:
             self._recovers = False
             self.paths.post(self.first_record, self.attempt_id)
+
+    def _count_state(self, chain: Chain) -> None:
+        self.counters.state_rows = chain.state_rows()
+        self.counters.rows_done = max(0, self._rows_passed - chain.rows_kept())
 
     def _look_at_clock(self, chain: Chain, now: float) -> float:
         """Call operators whose time has come, and emit a latency marker if it is time; returns when the next
@@ -399,7 +406,7 @@ class Task:
         due = chain.deadline()
         if due is not None and due <= now:
             chain.on_clock(now)
-            self.counters.state_rows = chain.state_rows()
+            self._count_state(chain)
             due = chain.deadline()
         next_marker = self.latency.emit_due(now)
         return next_marker if due is None else min(due, next_marker)

@@ -27,7 +27,9 @@ def record(
     end: END = "",
     **counters: int,
 ) -> AttemptRecord:
+    """It was done with one row for each that it has written, if nothing else is said."""
     traffic = pack_traffic(peers)
+    counters.setdefault("rows_done", counters.get("records_out", 0))
     return AttemptRecord(operator, index, worker, attempt, end, TaskCounters(**counters), traffic)
 
 
@@ -145,6 +147,24 @@ def test_what_died_with_a_worker_had_rows_in_flight() -> None:
     ]
     losses = books(died, current=current).losses(current)
     assert losses[:3] == ({}, 30, True), "100 sent to it, 70 received from it"
+
+
+@pytest.mark.parametrize(("written", "came", "late"), [(9, 9, 0), (9, 7, 0), (270, 260, 0), (80, 75, 10)])
+def test_rows_that_it_left_out_or_made_of_others_are_not_in_flight(
+    written: int, came: int, late: int
+) -> None:
+    """Of 100 that were sent to it 10 are in its queue; it has made more or fewer of the 90 others."""
+    died = record(1, 1, worker=5, end="died", records_out=written, records_in=90, rows_done=90)
+    died.counters.rows_dropped = {"late_after_recovery": late} if late else {}
+    current = [record(0, 1, sent(0, 100), worker=9), record(1, 2), record(2, 1, received(1, came), worker=9)]
+    assert books(died, current=current).losses(current).in_flight == 10 + written - came
+
+
+def test_rows_that_a_source_left_out_are_not_in_flight() -> None:
+    died = record(0, 1, worker=5, end="died", records_out=9, rows_done=900)
+    died.rows_made = 1000
+    current = [record(0, 2, worker=9), record(1, 1, received(0, 8), worker=9)]
+    assert books(died, current=current).losses(current).in_flight == 100 + 1
 
 
 def test_drops_that_it_had_reported_are_not_in_flight() -> None:

@@ -84,6 +84,7 @@ async def test_a_cancelled_task_ends_its_calls(site: Site) -> None:
     (task,) = site.deploy(Stream.items([1, 2]).map_async(never, concurrency=5).collect())
     await site.until(lambda: task.read_counters().state_rows == 2)
     assert len(loops()) == 1
+    assert task.read_counters().rows_done == 0
     task.paths.cancel()
     (outcome,) = await site.finish()
     assert outcome.state == "canceled"

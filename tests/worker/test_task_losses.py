@@ -227,6 +227,27 @@ async def test_rows_that_are_late_since_their_producer_restarted_are_lost(site: 
     assert (counters.late_dropped, counters.rows_dropped) == (3, {"late_after_recovery": 2})
 
 
+async def test_a_task_is_done_with_rows_that_it_leaves_out(site: Site) -> None:
+    tens = Stream.source(Batches(bounded=False)).filter(lambda row: row % 10 == 0)
+    source, filter_ = site.deploy(tens.rebalance().filter(lambda row: row % 20 == 0).rebalance().to_count())[
+        :2
+    ]
+    await site.until(lambda: filter_.read_counters().rows_done == 10)
+    assert (source.read_counters().rows_done, source.read_counters().records_out) == (100, 10)
+    assert filter_.read_counters().records_out == 5
+
+
+async def test_a_task_is_done_with_the_rows_of_a_window_once_it_is_closed(site: Site) -> None:
+    windows = Stream.source(Seconds()).event_time(second).key_by(by_three).window(timedelta(seconds=1))
+    _, task = site.deploy(windows.count().collect(), settings=JobSettings(buffer_timeout=0))
+    await site.until(lambda: task.counters.records_in == 2 and task.read_counters().state_rows == 1)
+    assert task.read_counters().rows_done == 1
+    Held.let_go.set()
+    Held.last.set()
+    await site.finish()
+    assert task.read_counters().rows_done == task.read_counters().records_in == 6
+
+
 async def test_a_task_that_finishes_has_lost_nothing(site: Site) -> None:
     tasks = site.deploy(Stream.source(Batches()).key_by(lambda row: row).count().to_count())
     await site.finish()
