@@ -142,9 +142,9 @@ class TaskCounters:
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     rows_done: int = 0
-    """Rows taken in or made of which nothing more is to come but what was written, or held as state behind
-    something that was. It is counted behind ``records_out``, and read before it: of one row for each, it is
-    never ahead."""
+    """Rows taken in or made that the chain has passed on, left out or dropped, without those that it keeps to
+    emit later on and those on their way to the client. It is counted behind ``records_out``, and read before
+    it: of a task that writes one row for each it is never ahead."""
     records_in: int = 0
     """Taken from other tasks or external clients; what a source makes itself is none of them."""
     records_out: int = 0
@@ -166,8 +166,6 @@ class TaskCounters:
     rows_filed: int = 0
     """Rows that a sink has taken and may lose: those of a file sink, in files that are not complete too, and
     those that are in the sink's result alone."""
-    files_rows: bool = False
-    """Whether there is such a sink: what it has taken and not filed is lost with it."""
     rows_in_result: int = 0
     """Those of them that the result has which the sink gave at its close."""
     rows_skipped: int = 0
@@ -213,7 +211,7 @@ class TaskCounters:
             ours, theirs = getattr(self, each.name), getattr(later, each.name)
             if each.name == "limits_hit":
                 values[each.name] = {**theirs, **ours}
-            elif each.name in ("hot_keys", "latency", "files_rows"):
+            elif each.name in ("hot_keys", "latency"):
                 values[each.name] = theirs or ours
             elif isinstance(ours, dict):
                 names = ours | theirs

@@ -53,9 +53,6 @@ __all__ = [
 
 ATTEMPTS_KEPT: Final = 64
 """Ended attempts of a subtask whose traffic is kept; what is lost of an older one is as it was then."""
-DROPPED_WHEN_TAKEN: Final = ("failed_batch", "late_after_recovery")
-"""Reasons for which a task drops rows that it has counted as taken in."""
-
 TaskKey: TypeAlias = tuple[int, int]
 """Operator and index of a subtask."""
 Attempt: TypeAlias = tuple[int, int, int]
@@ -420,8 +417,8 @@ class _Ledger:
             if record.operator not in self._reading:
                 balance[record.worker] += max(0, self._made_and_not_passed_on(record))
                 continue
-            rows = self._sent_by_survivors[record.id] + self._rows_added(record) - self._passed_on(record)
-            balance[record.worker] += rows - self._rows_dealt_with(record, self._taken(record))
+            rows = self._sent_by_survivors[record.id] - self._passed_on(record)
+            balance[record.worker] += rows - self._rows_dealt_with(record)
         return sum(max(0, rows) for rows in balance.values())
 
     def again(self, records: Iterable[AttemptRecord]) -> int:
@@ -438,9 +435,7 @@ class _Ledger:
 
     def _made_and_not_passed_on(self, record: AttemptRecord) -> int:
         """Rows that a source may have emitted and that no survivor has, nor what died with it."""
-        counters = record.counters
-        rows = record.rows_made - counters.rows_skipped + self._rows_added(record)
-        rows -= self._rows_dealt_with(record, counters.records_out + counters.records_in)
+        rows = record.rows_made - record.counters.rows_skipped - self._rows_dealt_with(record)
         return rows - self._passed_on(record) - self._sent_inside[record.id]
 
     def _passed_on(self, record: AttemptRecord) -> int:
@@ -448,24 +443,14 @@ class _Ledger:
         rows = self._received_by_survivors[record.id]
         return rows if record.passed_on_max is None else min(rows, record.passed_on_max)
 
-    def _rows_added(self, record: AttemptRecord) -> int:
-        """Rows that it had written, without those that it was done with: below 0 if it writes fewer."""
+    def _rows_dealt_with(self, record: AttemptRecord) -> int:
+        """Rows that it has dropped or was done with, each once, without what it had written of them: that is
+        where others have it. A sink may have filed more since, if files with them are listed."""
         counters = record.counters
-        if record.operator not in self._writing:
-            return 0
-        late = counters.rows_dropped.get("late_after_recovery", 0)
-        return counters.records_out + late - counters.rows_done
-
-    def _rows_dealt_with(self, record: AttemptRecord, taken: int) -> int:
-        """Rows that it has dropped and, if its chain ends in a sink and had ``taken`` so many, rows that have
-        come to the end: a sink that may lose them has them when it has filed them. Each once."""
-        counters = record.counters
-        dropped = sum(counters.rows_dropped.values())
+        dropped = sum(counters.rows_dropped.values()) - counters.rows_dropped.get("late_after_recovery", 0)
         if record.operator in self._writing:
-            return dropped
-        if not counters.files_rows:
-            dropped -= sum(counters.rows_dropped.get(reason, 0) for reason in DROPPED_WHEN_TAKEN)
-        return dropped + max(counters.rows_filed if counters.files_rows else taken, record.rows_listed)
+            return dropped + counters.rows_done - counters.records_out
+        return dropped + counters.rows_done + max(0, record.rows_listed - counters.rows_filed)
 
     def _taken(self, record: AttemptRecord) -> int:
         """Rows that it has taken in, at least, without those that the next attempt gets again."""

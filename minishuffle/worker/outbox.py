@@ -52,6 +52,8 @@ class Outbox:
         "_notify",
         "_paths",
         "_put",
+        "_rows_put",
+        "_rows_taken",
         "_taken",
         "notified",
     )
@@ -68,12 +70,14 @@ class Outbox:
         self._attempt_id = attempt_id
         self._paths = paths
         self._notify = notify
-        self._items: deque[str | bytes] = deque()
+        self._items: deque[str | tuple[bytes, int]] = deque()
+        """Lines, and packed rows with their number."""
         self._away = away
         self._lines_dropped = 0
         """Since the last line that was kept; the task's."""
         self._put = self._taken = 0
-        """Bytes; the first is the task's, the second the loop's."""
+        """Bytes; the first is the task's, the second the loop's. So are the next."""
+        self._rows_put = self._rows_taken = 0
 
     # --- task ------------------------------------------------------------------------------------
 
@@ -93,12 +97,13 @@ class Outbox:
         self._tell_dropped()
         self._append(line, size)
 
-    def collect(self, payload: bytes) -> None:
-        """Wait for room."""
+    def collect(self, payload: bytes, rows: int) -> None:
+        """Wait for room for so many packed rows."""
         size = len(payload)
         if not self._has_room(size):
             self._paths.wait_until(lambda: self._has_room(size))
-        self._append(payload, size)
+        self._rows_put += rows
+        self._append((payload, rows), size)
 
     def drain(self) -> None:
         """Wait until all of it is sent."""
@@ -117,7 +122,7 @@ class Outbox:
             self._lines_dropped = 0
             self._append(line, len(line) + LINE_BYTES)
 
-    def _append(self, item: str | bytes, size: int) -> None:
+    def _append(self, item: str | tuple[bytes, int], size: int) -> None:
         self._put += size
         self._items.append(item)
         if not self.notified:
@@ -134,6 +139,11 @@ class Outbox:
         """Bytes of what was not taken yet."""
         return self._put - self._taken
 
+    @property
+    def unsent_rows(self) -> int:
+        """Rows among it."""
+        return self._rows_put - self._rows_taken
+
     def take(self, term: int) -> Collected | LogLines | None:
         """The next message, or None; the task may go on."""
         if not self._items:
@@ -145,14 +155,16 @@ class Outbox:
             message: Collected | LogLines = LogLines(term=term, job=subtask.job, lines=lines)
         else:
             self._items.popleft()
-            size = len(item)
+            payload, rows = item
+            size = len(payload)
+            self._rows_taken += rows
             message = Collected(
                 term=term,
                 job=subtask.job,
                 operator=subtask.operator,
                 index=subtask.index,
                 attempt=self._attempt_id.attempt,
-                payload=item,
+                payload=payload,
             )
         self._taken += size
         self._paths.bell.ring()

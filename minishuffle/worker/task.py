@@ -156,8 +156,10 @@ class Task:
     def read_counters(self) -> TaskCounters:
         """(Loop.) The totals of this moment."""
         seconds = self.paths.clock.read()
+        rows_done = self.counters.rows_done
         return replace(
             self.counters,
+            rows_done=max(0, rows_done - self.outbox.unsent_rows),
             # The task thread may add a policy at any moment: dict() copies without giving way to it.
             user_errors=dict(self.counters.user_errors),
             limits_hit=dict(self.counters.limits_hit),
@@ -425,7 +427,7 @@ class Task:
                 raise
             payload = pack_rows(rows := list(sendable(rows, self._drop)))  # type: ignore[arg-type]
         if len(payload) <= MESSAGE_BYTES_MAX:
-            self.outbox.collect(payload)
+            self.outbox.collect(payload, len(rows))
         elif len(rows) > 1:
             middle = len(rows) // 2
             self._collect(rows[:middle])

@@ -120,7 +120,7 @@ def test_an_attempt_that_has_ended_counts_whatever_becomes_of_those_beside_it() 
 @pytest.mark.parametrize("end", ["", "early", "finished"])
 def test_a_sink_that_died_had_in_flight_what_it_lacked_whatever_its_siblings_took(end: END) -> None:
     """They have its attempt number and its worker's id, which a worker may have after one that was lost."""
-    died = record(2, 1, received(1, 900), worker=5, index=1, end="died", records_in=900)
+    died = record(2, 1, received(1, 900), worker=5, index=1, end="died", records_in=900, rows_done=900)
     sibling = record(2, 1, received(1, 1000), worker=5, end=end, records_in=1000)
     current = [record(1, 1, sent(1, 1000), sent(1, 910, index=1)), record(2, 2, index=1), sibling]
     found = books(died, current=current).losses(current)
@@ -176,14 +176,14 @@ def test_drops_that_it_had_reported_are_not_in_flight() -> None:
 
 def test_rows_between_tasks_that_died_together_are_counted_once() -> None:
     middle = record(1, 1, received(0, 90), sent(1, 80), worker=5, end="died")
-    sink = record(2, 1, received(1, 75), worker=5, end="died", records_in=60)
+    sink = record(2, 1, received(1, 75), worker=5, end="died", records_in=60, rows_done=60)
     current = [record(0, 1, sent(0, 100), worker=9), record(1, 2), record(2, 2)]
     losses = books(middle, sink, current=current).losses(current)
     assert losses.in_flight == 40, "100 sent to the worker, 60 taken in by its sink"
 
 
 def test_a_sink_has_delivered_what_it_took_in() -> None:
-    died = record(2, 1, received(1, 95), worker=5, end="died", records_in=90)
+    died = record(2, 1, received(1, 95), worker=5, end="died", records_in=90, rows_done=90)
     current = [record(1, 1, sent(1, 100), worker=9), record(2, 2, worker=9)]
     assert books(died, current=current).losses(current).in_flight == 10
 
@@ -282,7 +282,7 @@ def test_books_of_what_goes_on_are_not_changed_by_attempts_that_are_not_kept_any
         died.traffic = pack_traffic([*sources, sent(0, 7 * attempt, index=1)])
         died.rows_made = 3 + 17 * attempt
         beside.traffic = pack_traffic([received(0, 7 * attempt)])
-        ended = record(1, attempt, received(0, 10), worker=5, end=end, records_in=10)
+        ended = record(1, attempt, received(0, 10), worker=5, end=end, records_in=10, rows_done=10)
         made.close(ended, [died, beside, ended])
     beside.end = "finished"
     current = [died, beside, record(1, ATTEMPTS_KEPT + 4)]
@@ -383,7 +383,7 @@ def test_what_attempts_that_are_not_kept_have_lost_stays_lost() -> None:
 
 def test_rows_of_a_sink_that_died_are_unfinished_in_flight_or_listed() -> None:
     """It had taken 60 rows, the last 5 of them were not filed yet, and 30 were in files that are listed."""
-    died = record(2, 1, received(1, 70), worker=2, end="died", records_in=60, rows_filed=55, files_rows=True)
+    died = record(2, 1, received(1, 70), worker=2, end="died", records_in=60, rows_filed=55, rows_done=55)
     died.rows_listed = 30
     current = [record(1, 1, sent(1, 100)), record(2, 2, worker=1)]
     found = books(died, current=current).losses(current)
@@ -394,16 +394,15 @@ def test_rows_of_a_sink_that_died_are_unfinished_in_flight_or_listed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "filed", "in_flight"),
-    [(False, 0, 40 - 3), (True, 50, 100 - 50 - 5 - 3), (True, 0, 100 - 5 - 3)],
-    ids=["no file", "filed", "about to file"],
+    ("done", "filed", "in_flight"),
+    [(60, 0, 40 - 3), (55, 50, 45 - 3), (5, 0, 95 - 3), (0, 0, 100 - 3)],
+    ids=["no file", "filed", "about to file", "the first batch in hand"],
 )
 def test_rows_that_a_sink_had_taken_and_dropped_are_not_in_flight_once(
-    files: bool, filed: int, in_flight: int
+    done: int, filed: int, in_flight: int
 ) -> None:
-    """Of 100 rows it had taken in 60, and dropped 5 of these; 3 others were dropped before. For a sink that
-    files nothing, what was taken has come to the end."""
-    counts = {"records_in": 60, "rows_filed": filed, "files_rows": files}
+    """Of 100 rows it had taken in 60, and dropped 5 of these; 3 others were dropped before."""
+    counts = {"records_in": 60, "rows_filed": filed, "rows_done": done}
     died = record(2, 1, received(1, 70), worker=2, end="died", **counts)
     died.rows_listed = filed
     died.counters.rows_dropped |= {"late_after_recovery": 5, "partial_element": 3}
@@ -486,7 +485,7 @@ def test_what_is_beside_a_producer_is_not_passed_on() -> None:
 def test_unfinished_rows_of_attempts_that_are_not_kept_stay_counted() -> None:
     kept = Books(EDGES)
     for attempt in range(1, ATTEMPTS_KEPT + 4):
-        kept.close(record(2, attempt, end="early", records_in=3, rows_filed=3, files_rows=True), [])
+        kept.close(record(2, attempt, end="early", records_in=3, rows_filed=3), [])
     current = [record(2, ATTEMPTS_KEPT + 4, end="finished", rows_filed=9)]
     assert kept.losses(current).dropped == {"sink_unfinished": 3 * (ATTEMPTS_KEPT + 3)}
 
@@ -501,7 +500,7 @@ SIDED = [
 def test_nothing_of_a_kept_side_is_lost() -> None:
     """The sink had 40 rows of its side and 30 of the 50 that the source has sent."""
     kept = Books(SIDED, frozenset({1}))
-    died = record(1, 1, received(1, 40), received(0, 35), worker=2, end="died", records_in=70)
+    died = record(1, 1, received(1, 40), received(0, 35), worker=2, end="died", records_in=70, rows_done=30)
     side = record(2, 1, sent(1, 40), end="finished", records_out=40)
     source = record(0, 1, sent(0, 50), records_out=50)
     kept.close(died, [])

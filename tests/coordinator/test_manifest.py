@@ -84,7 +84,7 @@ def files(cluster: FakeCluster, job: str) -> list[str]:
 
 def filed(cluster: FakeCluster, worker: FakeWorker, rows: int, attempt: int = 1) -> None:
     """The sink's heartbeat says that it has taken so many rows."""
-    counters = TaskCounters(records_in=rows, rows_filed=rows, files_rows=True)
+    counters = TaskCounters(records_in=rows, rows_filed=rows, rows_done=rows)
     report = TaskReport(job="j1", operator=1, index=0, attempt=attempt, counters=counters)
     cluster.heartbeat(worker, [report])
 
@@ -147,7 +147,7 @@ def test_what_was_complete_survives_a_cancel_and_the_rest_is_counted(
     cluster.send(pair[0], completed(0))
     cluster.request(CancelJob(job=job))
     cluster.send(pair[0], completed(1))
-    counters = TaskCounters(records_in=27, rows_filed=27, files_rows=True)
+    counters = TaskCounters(records_in=27, rows_filed=27)
     cluster.report(pair[0], (job, 1, 0), "canceled", counters=counters)
     cluster.report_all(job, "canceled")
     info = cluster.show(job)
@@ -160,7 +160,7 @@ def test_a_result_that_a_cancelled_sink_gave_has_its_rows(
     cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], job: str
 ) -> None:
     cluster.request(CancelJob(job=job))
-    counters = TaskCounters(records_in=27, rows_filed=27, rows_in_result=27, files_rows=True)
+    counters = TaskCounters(records_in=27, rows_filed=27, rows_in_result=27)
     cluster.report(pair[0], (job, 1, 0), "canceled", counters=counters)
     cluster.report_all(job, "canceled")
     assert cluster.show(job).rows_dropped == {}
@@ -170,7 +170,7 @@ def test_a_result_that_nobody_gets_has_no_rows(
     cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], job: str
 ) -> None:
     """The attempt failed, and the next one gives another result."""
-    counters = TaskCounters(records_in=27, rows_filed=27, rows_in_result=27, files_rows=True)
+    counters = TaskCounters(records_in=27, rows_filed=27, rows_in_result=27)
     boom = ErrorInfo(code=60, text="boom")
     cluster.report(pair[0], (job, 1, 0), "failed", error=boom, counters=counters)
     assert cluster.show(job).rows_dropped == {"sink_unfinished": 27}

@@ -274,10 +274,11 @@ def said(index: int, operator: int, rows: int, **dropped: int) -> TaskReport:
     """A heartbeat's report: each of two producers sends each of two consumers so many rows."""
     if operator:
         peers = [PeerRows(0, other, 1, received=rows) for other in (0, 1)]
-        counters = TaskCounters(records_in=2 * rows)
+        done = 2 * rows - dropped.get("failed_batch", 0)
+        counters = TaskCounters(records_in=2 * rows, rows_done=done)
     else:
         peers = [PeerRows(0, other, 1, sent=rows + 5) for other in (0, 1)]
-        counters = TaskCounters(records_out=2 * rows + 10)
+        counters = TaskCounters(records_out=2 * rows + 10, rows_done=2 * rows + 10)
     counters.rows_dropped = dropped
     ids = {"job": "j1", "operator": operator, "index": index, "attempt": 1}
     return TaskReport(counters=counters, traffic=pack_traffic(peers), **ids)  # type: ignore[arg-type]

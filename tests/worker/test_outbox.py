@@ -59,10 +59,12 @@ def test_rows_and_lines_keep_their_order(turns: Turns, paths_of: PathsOf, link: 
     outbox = outbox_of(paths_of(), link.sender.notify)
     outbox.log("a")
     outbox.log("b")
-    outbox.collect(b"rows")
+    outbox.collect(b"rows", 3)
     outbox.log("c")
+    assert outbox.unsent_rows == 3
     for _ in range(4):
         turns.turn()
+    assert outbox.unsent_rows == 0
     first, second, third = link.sent
     assert (first.lines, second.payload, third.lines) == (["a", "b"], b"rows", ["c"])
     assert (second.job, second.operator, second.index, second.attempt) == ("j1", 0, 0, 1)
@@ -118,7 +120,7 @@ def test_a_cancel_ends_the_wait(turns: Turns, paths_of: PathsOf, link: Link) -> 
 @pytest.mark.usefixtures("_small")
 def test_what_is_larger_than_the_limit_goes_alone(turns: Turns, paths_of: PathsOf, link: Link) -> None:
     outbox = outbox_of(paths_of(), link.sender.notify)
-    outbox.collect(b"x" * 5_000)
+    outbox.collect(b"x" * 5_000, 1)
     turns.turn()
     assert [len(message.payload) for message in link.sent] == [5_000]
 
@@ -129,7 +131,7 @@ def test_tasks_take_turns(turns: Turns, paths_of: PathsOf, link: Link) -> None:
     first, second = (outbox_of(paths_of(), link.sender.notify, number) for number in (0, 1))
     for outbox in (first, second):
         for _ in range(3):
-            outbox.collect(b"x")
+            outbox.collect(b"x", 1)
     turns.turn()
     link.writable = True
     link.sender.pump()
@@ -143,7 +145,7 @@ def test_the_last_lines_go_out_in_front_of_the_report(turns: Turns, paths_of: Pa
     link.writable = False
     outbox = outbox_of(paths_of(), link.sender.notify)
     outbox.log("dead letter")
-    outbox.collect(b"of no use")
+    outbox.collect(b"of no use", 1)
     outbox.log("last words")
     turns.turn()
     link.sender.end(outbox, rows=False)
@@ -161,7 +163,7 @@ def test_the_rows_of_a_failed_attempt_go_out_in_front_of_the_report(
     link.writable = False
     outbox = outbox_of(paths_of(), link.sender.notify)
     for payload in (b"first", b"second"):
-        outbox.collect(payload)
+        outbox.collect(payload, 1)
     outbox.log("last words")
     turns.turn()
     link.sender.end(outbox, rows=True)
@@ -279,7 +281,7 @@ def test_lines_are_dropped_and_counted_while_there_is_nobody_and_rows_wait(
             outbox.log("x" * 36)
             if number == 9:
                 begun.set()
-        outbox.collect(b"x" * 50)
+        outbox.collect(b"x" * 50, 1)
 
     thread = in_thread(say)
     assert begun.wait(SECONDS_MAX)

@@ -231,7 +231,6 @@ class FileSink(ChainedOperator):
         if context.files is None:
             raise LocalProtocolError(f"{self.name}: this task was given nobody to report its files to")
         self._files: OutputFiles = context.files
-        context.counters.files_rows = True
         self._directory = Path(self.path)
         try:
             self._directory.mkdir(parents=True, exist_ok=True)

@@ -52,7 +52,6 @@ class CountSink(ChainedOperator):
 
     def open(self, context: TaskContext) -> None:
         super().open(context)
-        context.counters.files_rows = True
         self._count = 0
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
@@ -99,7 +98,7 @@ class UserSink(ChainedOperator):
         super().open(context)
         self._opened = True
         self.sink.open(context)
-        self._is_result_only = context.counters.files_rows = bool(getattr(self.sink, "result_only", False))
+        self._is_result_only = bool(getattr(self.sink, "result_only", False))
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         self.sink.write(batch.rows if isinstance(batch, KeyedRows) else batch)
