@@ -49,11 +49,15 @@ def dump(context: click.Context, job: str | None, workers: tuple[int, ...], as_j
 def dump_lines(worker: Fields) -> Iterator[str]:
     """A worker's dump as text: what is at rest is summed up."""
     memory, control = worker["memory"], worker["control"]
+    waiting = _present(
+        (worker["inbox"], "items for the loop"),
+        (control["outboxes_waiting"], "outboxes for the coordinator"),
+        (control["reports_unacknowledged"], "reports that the coordinator has not acknowledged"),
+    )
     connected = "" if control["connected"] else ", no coordinator"
     yield (
         f"worker {worker['worker']}: {memory['free']:,} of {memory['segments']:,} segments free, "
-        f"{worker['inbox']} items for the loop, {control['outboxes_waiting']} outboxes and "
-        f"{control['reports_unacknowledged']} reports for the coordinator{connected}"
+        f"{waiting or 'nothing queued'}{connected}"
     )
     for pool in memory["waiting_pools"]:
         yield f"  waits for a segment of any other pool: {pool}"
@@ -76,6 +80,11 @@ def dump_lines(worker: Fields) -> Iterator[str]:
     yield from _left_out(worker["tasks_left_out"], "tasks", "  ")
 
 
+def _present(*counts: tuple[int, str]) -> str:
+    """Those that are not zero."""
+    return ", ".join(f"{count:,} {what}" for count, what in counts if count)
+
+
 def _left_out(count: int, what: str, indent: str) -> Iterator[str]:
     if count:
         yield f"{indent}and {count:,} more {what}"
@@ -90,11 +99,12 @@ def _task_lines(task: Fields) -> Iterator[str]:
         f"{task['state']}{cancelled}, {thread}{waits}; {task['records_in']:,} records in, "
         f"{task['records_out']:,} out, {task['state_rows']:,} rows of state"
     )
-    if task["outbox_bytes"] or task["buffers_returned"]:
-        yield (
-            f"    {task['outbox_bytes']:,} bytes for the coordinator, {task['buffers_returned']} buffers to "
-            "be taken back"
-        )
+    queued = _present(
+        (task["outbox_bytes"], "bytes for the coordinator"),
+        (task["buffers_returned"], "buffers to be taken back"),
+    )
+    if queued:
+        yield f"    {queued}"
     for frame in task["stack"][:FRAMES_SHOWN]:
         yield f"    at {frame}"
     consumer = f"{task['operator']}.{task['index']}"

@@ -131,8 +131,8 @@ WORKER = {
 
 def test_everything_that_waits_has_a_line() -> None:
     assert list(dump_lines(WORKER)) == [
-        "worker 1: 3 of 2,044 segments free, 6 items for the loop, 2 outboxes and 4 reports for the "
-        "coordinator, no coordinator",
+        "worker 1: 3 of 2,044 segments free, 6 items for the loop, 2 outboxes for the coordinator, "
+        "4 reports that the coordinator has not acknowledged, no coordinator",
         "  waits for a segment of any other pool: output x",
         "  link to worker 2 (127.0.0.1:99): paused, 16 buffers in the socket, 1 control frames, 5 of 8 "
         "channels ready to send",
@@ -156,3 +156,17 @@ def test_everything_that_waits_has_a_line() -> None:
         "    writes edge 1: kept on disk or in memory",
         "      1.0:2.0 read by worker 3: suspected, 4 in the queue, backlog 3, credit 0",
     ]
+
+
+def test_nothing_is_said_of_what_is_not_there() -> None:
+    control = {"connected": True, "outboxes_waiting": 0, "reports_unacknowledged": 0}
+    task = TASK | {"outbox_bytes": 0, "stack": [], "gates": [], "partitions": []}
+    worker = WORKER | {"inbox": 0, "control": control, "links": [], "tasks": [task], "requests_left_out": 0}
+    worker |= {"requests_waiting": [], "memory": WORKER["memory"] | {"waiting_pools": []}}
+    first, _, queued = dump_lines(worker)
+    assert (first, queued) == (
+        "worker 1: 3 of 2,044 segments free, nothing queued",
+        "    1 buffers to be taken back",
+    )
+    *_, last = dump_lines(worker | {"tasks": [task | {"buffers_returned": 0}]})
+    assert last.startswith("  j1 count[0]")
