@@ -27,6 +27,7 @@ from minishuffle.errors import UnknownName, UsageError
 from minishuffle.ids import Address
 
 __all__ = [
+    "ENVIRONMENT_PREFIX",
     "ClusterSettings",
     "CoordinatorPlace",
     "create_secret",
@@ -44,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 SECRET_BYTES = 32
 ENVIRONMENT_PREFIX = "MINISHUFFLE_"
-NO_SETTINGS = frozenset({"coordinator", "seed", "soak"})
+NO_SETTINGS = frozenset({"cluster", "coordinator", "secret_file", "seed", "soak", "state_dir"})
 """Names in the environment that mean something else: to the command line, and to the tests."""
 
 

@@ -103,6 +103,7 @@ def test_other_names_in_the_environment_are_somebody_elses(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("MINISHUFFLE_COORDINATOR", "127.0.0.1:1")
+    monkeypatch.setenv("MINISHUFFLE_STATE_DIR", "/state")
     monkeypatch.setenv("MINISHUFFLE_SOAK", "0")
     monkeypatch.setenv("MINISHUFFLE_SEED", "1")
     monkeypatch.setenv("minishuffle_ping_interval", "2.5")

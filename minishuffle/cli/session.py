@@ -15,6 +15,7 @@ import click
 
 from minishuffle.client import Client
 from minishuffle.config import (
+    ENVIRONMENT_PREFIX,
     ClusterSettings,
     default_secret_file,
     default_state_dir,
@@ -154,23 +155,25 @@ def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> Non
 
 def _global_options(hidden: bool) -> list[Callable[[Command], Command]]:
     option = functools.partial(click.option, expose_value=False, callback=_keep, hidden=hidden)
+
+    def place(flag: str, **attributes: Any) -> Callable[[Command], Command]:
+        """An option that says where the cluster is, in the environment too."""
+        variable = ENVIRONMENT_PREFIX + flag.removeprefix("--").replace("-", "_").upper()
+        # Read once, by the group, so that a flag in front of the command wins over it.
+        return option(flag, envvar=None if hidden else variable, show_envvar=True, **attributes)
+
     path = click.Path(path_type=Path)
     return [
-        option(
+        place(
             "--coordinator",
             metavar="HOST:PORT",
-            # Read once, by the group, so that a flag in front of the command wins over it.
-            envvar=None if hidden else "MINISHUFFLE_COORDINATOR",
-            show_envvar=True,
             help=f"Where the coordinator is; by default that of --cluster, or {DEFAULT_HOST}:{DEFAULT_PORT}.",
         ),
-        option(
-            "--cluster", metavar="NAME", default="default", help="Name of the cluster.", show_default=True
-        ),
-        option(
+        place("--cluster", metavar="NAME", default="default", help="Name of the cluster.", show_default=True),
+        place(
             "--state-dir", type=path, help="Default: $XDG_STATE_HOME/minishuffle/NAME, readable by you alone."
         ),
-        option("--secret-file", type=path, help="Default: the file 'secret' in the state directory."),
+        place("--secret-file", type=path, help="Default: the file 'secret' in the state directory."),
         option("--debug", is_flag=True, help="Show the traceback of an error."),
         option("-v", "--verbose", count=True, help="Log more; twice for everything."),
     ]

@@ -14,7 +14,8 @@ Run = Callable[..., Result]
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """No test sees or touches a real cluster's state."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.delenv("MINISHUFFLE_COORDINATOR", raising=False)
+    for name in ("COORDINATOR", "CLUSTER", "STATE_DIR", "SECRET_FILE"):
+        monkeypatch.delenv(f"MINISHUFFLE_{name}", raising=False)
     return tmp_path / "state" / "minishuffle" / "default"
 
 

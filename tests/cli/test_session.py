@@ -34,6 +34,8 @@ def probe(context: click.Context, **values: object) -> None:
             {
                 "coordinator": session.coordinator,
                 "cluster": session.cluster,
+                "state_dir": str(session.directory()),
+                "secret_file": str(session.secret_path()),
                 "debug": session.debug,
                 "verbose": session.verbose,
                 "slots": settings.slots,
@@ -60,6 +62,7 @@ def test_late_global_options_stand_before_or_after_the_command(seen) -> None:  #
     before = seen("--coordinator", "a:1", "--cluster", "blue", "--debug", "-vv", "doctor")
     after = seen("doctor", "--coordinator", "a:1", "--cluster", "blue", "--debug", "-vv")
     assert before == after
+    del before["state_dir"], before["secret_file"]
     assert before == {
         "coordinator": "a:1",
         "cluster": "blue",
@@ -70,10 +73,13 @@ def test_late_global_options_stand_before_or_after_the_command(seen) -> None:  #
     }
 
 
-def test_a_flag_wins_over_the_environment(seen) -> None:  # type: ignore[no-untyped-def]
-    assert seen("doctor", MINISHUFFLE_COORDINATOR="env:1")["coordinator"] == "env:1"
-    for arguments in (["--coordinator", "flag:1", "doctor"], ["doctor", "--coordinator", "flag:1"]):
-        assert seen(*arguments, MINISHUFFLE_COORDINATOR="env:1")["coordinator"] == "flag:1"
+@pytest.mark.parametrize("name", ["coordinator", "cluster", "state_dir", "secret_file"])
+def test_where_the_cluster_is_comes_from_the_environment_and_a_flag_wins(seen, name: str) -> None:  # type: ignore[no-untyped-def]
+    environment = {f"MINISHUFFLE_{name.upper()}": "env:1"}
+    assert seen("doctor", **environment)[name] == "env:1"
+    flag = [f"--{name.replace('_', '-')}", "flag:1"]
+    for arguments in ([*flag, "doctor"], ["doctor", *flag]):
+        assert seen(*arguments, **environment)[name] == "flag:1"
 
 
 def test_settings_come_from_file_environment_and_flags(seen, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
