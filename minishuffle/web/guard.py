@@ -18,10 +18,10 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from minishuffle.ids import Address
+from minishuffle.web.refusals import API
 
 __all__ = ["SECURITY_HEADERS", "check_host", "check_reader", "reached_at"]
 
-API: Final = "/api/"
 SECURITY_HEADERS: Final = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "

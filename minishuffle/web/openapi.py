@@ -89,10 +89,11 @@ def _described(operation: Operation, answer: dict[str, Any], failure: dict[str, 
         "responses": {
             "200": {"description": "OK", "content": {"application/json": {"schema": answer}}},
             "400": {"description": "A parameter is not what it should be", **failed},
-            "401": {"description": "The token is missing or wrong"},
-            "403": {"description": "Another site asks, or under a name that is not this server's"},
+            "401": {"description": "The token is missing or wrong", **failed},
+            "403": {"description": "Another site asks, or under a name that is not this server's", **failed},
             "404": {"description": "There is no such job", **failed},
             "409": {"description": "Not in the state that the job or cluster is in", **failed},
+            "500": {"description": "An error in the server, which its log shows", **failed},
             "503": {"description": "Some limit is reached", **failed},
         },
     }

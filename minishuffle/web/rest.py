@@ -36,6 +36,7 @@ from minishuffle.observe.diagnosis import (
 from minishuffle.observe.loads import VertexLoad
 from minishuffle.web.openapi import Operation, openapi_document
 from minishuffle.web.pools import ANSWER_SECONDS_MAX, JobBuffers, asked_workers
+from minishuffle.web.refusals import json_answer
 from minishuffle.web.samples import SAMPLE_SECONDS, JobSamples, Samples, WorkersSamples
 from minishuffle.wire.inquiries import AskWorkers, WorkersAnswered
 from minishuffle.wire.messages import ControlMessage
@@ -301,17 +302,8 @@ async def _answer(operation: Operation, request: web.Request) -> web.Response:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         text = f"parameter {'.'.join(map(str, first['loc']))}: {first['msg']}"
-        return _json(Failure(code=UsageError.code, text=text), 400)
+        return json_answer(Failure(code=UsageError.code, text=text), 400)
     except ShuffleError as error:
         status = next(status for kind, status in _STATUS if isinstance(error, kind))
-        return _json(Failure(code=error.code, text=str(error)), status)
-    return _json(answer, 200)
-
-
-def _json(answer: BaseModel, status: int) -> web.Response:
-    return web.Response(
-        body=answer.model_dump_json().encode(),
-        status=status,
-        content_type="application/json",
-        headers={"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"},
-    )
+        return json_answer(Failure(code=error.code, text=str(error)), status)
+    return json_answer(answer, 200)

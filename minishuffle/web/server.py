@@ -27,6 +27,7 @@ from minishuffle.transport.addresses import cannot_listen
 from minishuffle.web.guard import check_host, check_reader, reached_at
 from minishuffle.web.pages import PageFile, page_files
 from minishuffle.web.pools import BUFFERS_PATH, worker_buffers
+from minishuffle.web.refusals import answer_failures
 from minishuffle.web.rest import CoordinatorSource, RestInterface
 
 __all__ = ["HttpLimits", "WebServer", "serve_coordinator_web", "serve_worker_web"]
@@ -125,7 +126,7 @@ async def serve_coordinator_web(
 
 
 def _application(bound: str, token: str, exposition: Exposition) -> web.Application:
-    app = web.Application(middlewares=[check_host(bound), check_reader(token)])
+    app = web.Application(middlewares=[answer_failures, check_host(bound), check_reader(token)])
 
     async def metrics(request: web.Request) -> web.Response:
         body, kind = exposition.answer(request.headers.get("Accept", ""))

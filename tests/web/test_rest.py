@@ -327,8 +327,8 @@ def test_cancelling_needs_the_token() -> None:
             job = api.coordinator.submit()
             path = f"/api/v1/jobs/{job}/cancel"
             for headers in ({}, {"Authorization": "Bearer no"}, {"Authorization": f"Basic {TOKEN}"}):
-                status, text = await api.ask(path, "POST", **headers)
-                assert (status, "minishuffle cluster token" in text) == (401, True)
+                status, answer = await api.ask(path, "POST", **headers)
+                assert (status, "minishuffle cluster token" in answer["text"]) == (401, True)
             assert (await api.get(f"/api/v1/jobs/{job}"))["state"] == "running"
             status, answer = await api.ask(path, "POST", Authorization=f"Bearer {TOKEN}")
             assert (status, answer) == (200, {"type": "accepted", "job": job})
@@ -352,6 +352,8 @@ def test_cancelling_needs_the_token() -> None:
         ("/api/v1/jobs/j1/events?wait_seconds=1e9", 400, "parameter wait_seconds: "),
         ("/api/v1/jobs/j1/events?wait_seconds=nan", 400, "parameter wait_seconds: "),
         ("/api/v1/jobs?page=2", 400, "parameter page: "),
+        ("/api/v1/job", 404, "there is no /api/v1/job: /openapi.json describes every path"),
+        ("/api/v1/jobs/j1/cancel", 405, "/api/v1/jobs/j1/cancel takes POST, not GET: "),
     ],
 )
 def test_what_cannot_be_answered_says_why(path: str, status: int, text: str) -> None:
