@@ -27,6 +27,7 @@ from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.stream import Stream
 from minishuffle.local import LocalCluster
 from support.sickjobs import SICK, FailsOnce, SickJob, healthy, numbers
+from support.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -66,7 +67,15 @@ def command(seen: Any, *arguments: str, code: int = 0) -> str:
     return ran.stdout if not code else ran.stderr
 
 
+def reported(seen: Any) -> dict[int, float]:
+    """When each worker last said what its process does, on its own clock."""
+    return {each.worker: each.report.clock_seconds for each in seen.cluster.status().workers}
+
+
 def submitted(seen: Any, made: SickJob) -> str:
+    """The job, once no report is of the time of the job before: garbage counts for the whole worker."""
+    before = reported(seen)
+    until(lambda: all(at > before[worker] for worker, at in reported(seen).items()), "reports of the workers")
     handle = seen.cluster.submit(made.stream, parallelism=made.parallelism, settings=made.settings)
     return str(handle.id)
 

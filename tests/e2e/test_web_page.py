@@ -94,6 +94,8 @@ def test_an_empty_cluster(browser: Browser, base: str, width: int, scheme: Any) 
         page.see("No jobs yet")
         page.see("alive")
         page.see("of 16 slots free", "header")
+        rows = page.page.locator("tbody tr", has_text="alive").all()
+        assert [row.locator("td").nth(3).inner_text() for row in rows] == ["0 / 8", "0 / 8", "–"]
         page.check()
 
 
@@ -113,6 +115,7 @@ def test_a_healthy_job(browser: Browser, cluster: LocalCluster, base: str) -> No
         graph = page.page.locator(".vertex", has_text=job.info().tasks[0].name)
         graph.locator(".level", has_text="● OK").wait_for()
         assert page.page.locator(".partitioner").all_inner_texts() == ["hash"]
+        page.see("that task restarts; rows for it are dropped meanwhile")
         page.see("Nothing is wrong", "#diagnosis")
         page.page.locator(".vertex").nth(1).click()
         latencies = page.page.get_by_role("region", name="Latency of ").locator("tbody tr")

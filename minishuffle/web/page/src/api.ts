@@ -76,8 +76,8 @@ export interface Graph {
   job: string;
   vertices: { name: string; parallelism: number; operators: string[]; is_source: boolean; sink: string }[];
   edges: { source: number; target: number; input: number; partitioner: string }[];
-  restart_strategy: string;
-  on_unavailable: string;
+  restart_strategy: "individual" | "region" | "full" | "none";
+  on_unavailable: "drop" | "wait";
 }
 export interface SubtaskLoad {
   index: number;

@@ -1,4 +1,4 @@
-// Lines of the last ten minutes.
+// Lines of the last ten minutes, or of the last minutes if there are no more.
 import uPlot from "uplot";
 import { useEffect, useRef, useState } from "preact/hooks";
 
@@ -11,8 +11,17 @@ export interface Line {
 }
 
 const HEIGHT = 140;
-const SPAN_SECONDS = 600;
-const TICKS = [0, 120, 240, 360, 480];
+const SPANS = [60, 120, 300, 600];
+/** Marks on the time axis, in shares of the span. */
+const TICKS = [0, 0.2, 0.4, 0.6, 0.8];
+
+/** The least span, in seconds, that all samples fit into. */
+function spanOf(at: number[]): number {
+  const passed = at.length === 0 ? 0 : at[at.length - 1]! - at[0]!;
+  return SPANS.find((each) => passed <= each) ?? SPANS[SPANS.length - 1]!;
+}
+
+const ago = (seconds: number): string => (seconds < 60 || seconds % 60 !== 0 ? `−${seconds} s` : `−${seconds / 60} min`);
 
 function useScheme(): string {
   const query = matchMedia("(prefers-color-scheme: dark)");
@@ -54,15 +63,21 @@ export function Chart(props: {
         legend: { show: false },
         cursor: { drag: { x: false, y: false }, points: { size: 5 } },
         scales: {
-          x: { range: (_, __, last) => [(last ?? Date.now() / 1000) - SPAN_SECONDS, last ?? Date.now() / 1000] },
-          y: { range: (_, __, most) => [0, top ?? Math.max(most ?? 0, 1) * 1.1] },
+          x: {
+            range: (shown, __, last) => {
+              const now = last ?? Date.now() / 1000;
+              return [now - spanOf(shown.data[0] as number[]), now];
+            },
+          },
+          // Below 4, marks would be fractions that look the same without their decimals.
+          y: { range: (_, __, most) => [0, top ?? Math.max(most ?? 0, 4) * 1.1] },
         },
         axes: [
           {
             ...axis,
             size: 28,
-            splits: (_, __, ___, last) => TICKS.map((seconds) => last - seconds),
-            values: (_, times) => times.map((_, number) => (number === 0 ? "now" : `−${TICKS[number]! / 60} min`)),
+            splits: (_, __, first, last) => TICKS.map((share) => last - share * (last - first)),
+            values: (_, times) => times.map((time, number) => (number === 0 ? "now" : ago(Math.round(times[0]! - time)))),
           },
           { ...axis, size: 56, values: (_, values) => values.map((value) => show(value)) },
         ],

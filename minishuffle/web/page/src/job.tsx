@@ -14,6 +14,13 @@ const POLL_MS = 2000;
 const GRAPH_MS = 60_000;
 const EVENTS_SHOWN = 100;
 
+/** What restarts with a task that fails, and what becomes of the rows for it until then. */
+function onFailure(graph: Graph): string {
+  if (graph.restart_strategy === "none") return "the job fails";
+  const what = { individual: "that task restarts", region: "its region restarts", full: "all tasks restart" }[graph.restart_strategy];
+  return `${what}; rows for it ${graph.on_unavailable === "drop" ? "are dropped" : "wait"} meanwhile`;
+}
+
 export function JobView({ id, now, narrow }: { id: string; now: number; narrow: boolean }) {
   const events = useEvents(id);
   const latest = events.at(-1)?.number ?? 0;
@@ -60,7 +67,7 @@ export function JobView({ id, now, narrow }: { id: string; now: number; narrow: 
           [runs ? "Runs for" : "Ran for", duration((last.ended_at || now) - last.submitted_at)],
           ["Subtasks", count(last.tasks.length)],
           ["Out of sources", runs ? rate(sources.reduce((sum, each) => sum + each.records_out, 0)) : "–"],
-          ["On failure", `restart ${graph.restart_strategy === "none" ? "nothing" : graph.restart_strategy}, ${graph.on_unavailable} rows`],
+          ["On failure", onFailure(graph)],
         ]}
       />
       {last.causes.length > 0 && <Causes job={last} />}

@@ -142,7 +142,7 @@ function WorkerRow({ worker, history }: { worker: Worker; history: History }) {
         {host}:{worker.data_port}
       </td>
       <td class="number">{worker.pid}</td>
-      <td class="number">{alive ? `${worker.slots - worker.slots_free} / ${worker.slots}` : "–"}</td>
+      <td class="number">{alive && !worker.standby ? `${worker.slots - worker.slots_free} / ${worker.slots}` : "–"}</td>
       <td class="number">{alive ? millis(worker.heartbeat_age_seconds) : "–"}</td>
       <td>
         <Spark values={lag} label={`event-loop lag of worker ${worker.worker}, up to ${millis(most)}`} />{" "}
