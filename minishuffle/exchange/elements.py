@@ -74,6 +74,8 @@ _FORMATS: Final = frozenset(map(int, ElementFormat))
 WHOLE: Final = 0
 """Instead of a format: the payload is the batch itself. No element has it on a wire."""
 _NOTHING: Final = memoryview(b"")
+_BYTE: Final = np.dtype(np.uint8)
+"""An array of a ``dtype`` is made faster than one of a type that numpy has to look up."""
 
 
 class ByteBudget:
@@ -194,7 +196,8 @@ class Assembler:
         if self._whole is not None:
             element, self._whole = self._whole, None
             return element
-        if self._target is None:
+        target = self._target
+        if target is None:
             size = self._next_header()
             if size is None:
                 return None
@@ -203,9 +206,20 @@ class Assembler:
                 payload = bytes(self._view[self._at : end])
                 self._advance(end)
                 return self._format, self._rows, payload
-            self._target = self._allocate(size)
+            target = self._target = self._allocate(size)
             self._filled = 0
-        return self._fill(self._target)
+        filled, at = self._filled, self._at
+        missing, there = len(target) - filled, len(self._view) - at
+        if there < missing:
+            target[filled : filled + there] = self._view[at:]
+            self._filled = filled + there
+            self._view, self._at = _NOTHING, 0
+            return None
+        target[filled:] = self._view[at : at + missing]
+        self._advance(at + missing)
+        self._target = None
+        self._budget.release(id(self))
+        return self._format, self._rows, target
 
     def clear(self) -> int:
         """Throw away the half element and the rest of the view; returns the rows that are lost with them.
@@ -230,41 +244,30 @@ class Assembler:
 
     def _next_header(self) -> int | None:
         """Read a header; returns the payload's size, or None if a part of the header is missing."""
-        wanted = ELEMENT_HEADER.size - len(self._header)
-        piece = self._view[self._at : self._at + wanted]
-        header = self._header + bytes(piece)
-        if len(header) < ELEMENT_HEADER.size:
-            self._header = header
-            self._advance(self._at + len(piece))
+        begin, end = self._at, self._at + ELEMENT_HEADER.size - len(self._header)
+        if end > len(self._view):
+            self._header += bytes(self._view[begin:])
+            self._advance(len(self._view))
             return None
-        size, rows, kind = ELEMENT_HEADER.unpack(header)
+        if self._header:
+            size, rows, kind = ELEMENT_HEADER.unpack(self._header + bytes(self._view[begin:end]))
+            self._header = b""
+        else:
+            size, rows, kind = ELEMENT_HEADER.unpack_from(self._view, begin)
         if kind not in _FORMATS or size > ELEMENT_BYTES_MAX:
             raise RemoteProtocolError(
                 f"an element of {size} bytes, {rows} rows and format {kind}: the formats are 1, 2 and 3, and "
                 f"the limit is {ELEMENT_BYTES_MAX} bytes"
             )
-        self._header = b""
-        self._at += wanted
+        self._at = end
         self._rows, self._format = rows, kind
         self._begun -= rows
         return int(size)
 
     def _allocate(self, size: int) -> memoryview:
         if size <= SPILL_ELEMENT_BYTES and self._budget.reserve(id(self), size):
-            return np.empty(size, dtype=np.uint8).data
+            return np.empty(size, _BYTE).data
         return memoryview(_map_file(size, self._budget.directory))
-
-    def _fill(self, target: memoryview) -> tuple[int, int, Any] | None:
-        view = self._view
-        size = min(len(target) - self._filled, len(view) - self._at)
-        target[self._filled : self._filled + size] = view[self._at : self._at + size]
-        self._filled += size
-        self._advance(self._at + size)
-        if self._filled < len(target):
-            return None
-        self._target = None
-        self._budget.release(id(self))
-        return self._format, self._rows, target
 
 
 def _map_file(size: int, directory: str | None) -> mmap.mmap:

@@ -204,10 +204,10 @@ class InputGate:
             if element is not None and self._make_log is not None:
                 self._keep(channel, *element)
             elif element is not None:
-                rows = element[1]
+                kind, rows, payload = element
                 skip = channel.rows.take(rows)
                 if skip < rows or not rows:
-                    return Element(channel, *element, skip=skip)
+                    return Element(channel, kind, rows, payload, skip)
         return None
 
     def _keep(self, channel: InputChannel, kind: int, rows: int, payload: Any) -> None:
@@ -242,14 +242,15 @@ class InputGate:
             self._on_notice(channel, item)
             self._end_turn(channel)
             return False
-        payload = item.payload
-        self._counters.buffers_in += 1
+        counters = self._counters
+        counters.buffers_in += 1
         channel.current = item
         if isinstance(item, LocalBuffer) and item.whole is not None:
-            self._counters.bytes_in += item.whole.size
+            counters.bytes_in += item.whole.size
             channel.assembler.put(item.whole.batch, item.rows)
         else:
-            self._counters.bytes_in += len(payload)
+            payload = item.payload
+            counters.bytes_in += len(payload)
             channel.assembler.feed(payload, item.rows)
         return True
 

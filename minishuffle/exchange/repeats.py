@@ -87,7 +87,7 @@ class RowsTaken:
         if self._gaps and self._written.attempt != self._written.base:
             self.lost += max(0, end - max(begin, known))
             return rows
-        return max(0, min(rows, known - begin))
+        return min(rows, known - begin) if begin < known else 0
 
     def finish(self) -> None:
         """The end has come: whatever comes once more is left out."""
