@@ -90,10 +90,16 @@ class BufferBuilder:
 
     def append(self, part: memoryview, at: int) -> int:
         """(Writer.) Copy from ``part[at:]`` what fits; returns how much that was."""
-        size = min(len(part) - at, self.capacity - self.length)
-        begin = SEGMENT_HEADROOM_BYTES + self.length
-        self.segment.memory[begin : begin + size] = part[at : at + size]
-        self.length += size
+        length = self.length
+        room, size = self.capacity - length, len(part) - at
+        if size > room:
+            size = room
+            part = part[at : at + size]
+        elif at:
+            part = part[at:]
+        begin = SEGMENT_HEADROOM_BYTES + length
+        self.segment.memory[begin : begin + size] = part
+        self.length = length + size
         return size
 
     def follow(self, written: BufferBuilder) -> None:

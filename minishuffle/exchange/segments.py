@@ -204,10 +204,11 @@ class NetworkBufferPool:
             segment.written_off = False
             self.written_off -= 1
         self._free.append(segment)
-        # Only those that starve now: one that is notified and gets none again is back in line at once.
-        for pool in [self._starving.popleft() for _ in range(len(self._starving))]:
-            pool.starving = False  # before the notice: a look that fails from now on is noted anew
-            pool.notify()
+        if self._starving:
+            # Only those that starve now: one that is notified and gets none again is back in line at once.
+            for pool in [self._starving.popleft() for _ in range(len(self._starving))]:
+                pool.starving = False  # before the notice: a look that fails from now on is noted anew
+                pool.notify()
 
     def validate(self) -> None:
         assert self.required <= self.total - self.written_off

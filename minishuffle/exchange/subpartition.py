@@ -346,12 +346,11 @@ class Subpartition:
         builder.flush_requested = True
         return True
 
-    def goes_out(self, builder: BufferBuilder | None) -> bool:
+    def goes_out(self, builder: BufferBuilder) -> bool:
         """Whether the open segment may be sent, as far as it is published."""
         return (
-            builder is not None
+            (builder.flush_requested or self.flushing is not _ON_REQUEST)
             and not self.closed
-            and (self.flushing is not _ON_REQUEST or builder.flush_requested)
             and builder.unsent()
             and (builder.holder is None or builder.holder is not self.view)
         )
@@ -506,7 +505,9 @@ class PipelinedView:
             queue.popleft()
             subpartition._polled += 1
             head.drain()
-        if self._skipping and builder is not None:
+        if builder is None:
+            return None
+        if self._skipping:
             self._skip(builder)
         return builder if subpartition.goes_out(builder) else None
 

@@ -250,7 +250,7 @@ class Producers:
             self.fail(channel, error)
             return
         if not producer.enqueued:
-            self.available(channel)
+            self._line_up(producer)
 
     def _grant_ahead(self, channel: int, credit: int) -> None:
         """Credit for a request that was not answered yet is part of its initial credit."""
@@ -268,8 +268,11 @@ class Producers:
     def available(self, channel: int) -> None:
         """Data, an event or credit came: get in line, or say that there is backlog without credit."""
         producer = self.channels.get(channel)
-        if producer is None or producer.enqueued:
-            return
+        if producer is not None and not producer.enqueued:
+            self._line_up(producer)
+
+    def _line_up(self, producer: ProducerChannel) -> None:
+        """Have a channel that stands in no line get in line if it may send something."""
         if producer.may_leave(producer.view.next_type()):
             producer.enqueued = True
             self.ready.append(producer)

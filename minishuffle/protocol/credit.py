@@ -51,12 +51,13 @@ class SendCredit:
         Raises:
             RemoteProtocolError: more than ``CREDIT_MAX`` would be outstanding.
         """
-        if credit <= 0 or self.available + credit > limits.CREDIT_MAX:
+        granted = self.granted + credit
+        if credit <= 0 or granted - self.sent > limits.CREDIT_MAX:
             raise RemoteProtocolError(
                 f"AddCredit {credit} on top of {self.available}: at most {limits.CREDIT_MAX} may be "
                 "outstanding"
             )
-        self.granted += credit
+        self.granted = granted
 
     def spend(self) -> None:
         """One data buffer leaves.
