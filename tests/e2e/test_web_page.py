@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, Page
 
-from minishuffle.cli.demo import total
+from minishuffle.cli.demo import Samples, total
 from minishuffle.cli.main import cli
 from minishuffle.client import JobHandle
 from minishuffle.config import web_token
@@ -151,6 +151,43 @@ def test_back_pressure(browser: Browser, cluster: LocalCluster, base: str) -> No
         page.check(faults=False)
 
 
+def measured(samples: Samples, job: str) -> list[int]:
+    """What ``/metrics`` says of the one full channel's consumer and producer."""
+
+    def of(vertex: str, name: str, **labels: str) -> int:
+        named = {"pipeline_id": job, "vertex": vertex, **labels}
+        return int(total(samples, f"minishuffle_{name}", subtask=SUBTASKS[vertex], **named))
+
+    return [
+        of("consumer", "channels_starved"),
+        of("consumer", "input_queue_buffers"),
+        *(of("consumer", "input_buffers", kind=kind) for kind in ("exclusive", "floating")),
+        *(of("consumer", "input_buffers_capacity", kind=kind) for kind in ("exclusive", "floating")),
+        of("consumer", "input_credits", state="announced"),
+        of("producer", "output_backlog_buffers"),
+        of("producer", "output_pool_buffers"),
+        of("producer", "output_pool_buffers_capacity"),
+    ]
+
+
+def on_the_page(page: Page, vertex: str) -> list[str]:
+    page.locator(".vertex", has_text=vertex).click()
+    rows = page.get_by_role("region", name=f"Pools and channels of {vertex}").locator("tbody tr")
+    row = rows.nth(int(SUBTASKS[vertex]))
+    row.wait_for()
+    return row.locator("td").all_inner_texts()
+
+
+def in_top(flags: list[str], job: str, vertex: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    ran = CliRunner().invoke(cli, [*flags, "top", job, "--vertex", vertex, "--once", "--json"])
+    assert ran.exit_code == 0, ran.output
+    (found,) = json.loads(ran.stdout)["jobs"]
+    (pool,) = [each for each in found["pools"] if each["subtask"] == int(SUBTASKS[vertex])]
+    (channel,) = [each for each in found["channels"] if each["channel"] == "0.0:1.1"]
+    assert [each["level"] for each in found["vertices"]] == ["HIGH", "OK"]
+    return pool, channel
+
+
 def test_what_is_shown_at_rest_is_the_same_in_top_and_in_metrics(
     browser: Browser, cluster: LocalCluster, base: str, watch: Callable[..., Any], wait_until: Until
 ) -> None:
@@ -161,65 +198,20 @@ def test_what_is_shown_at_rest_is_the_same_in_top_and_in_metrics(
         shown(browser, f"{base}#/jobs/{job.id}") as page,
     ):
 
-        def measured() -> list[int]:
-            samples = seen.samples()
-
-            def of(vertex: str, name: str, **labels: str) -> int:
-                named = {"pipeline_id": job.id, "vertex": vertex, **labels}
-                return int(total(samples, f"minishuffle_{name}", subtask=SUBTASKS[vertex], **named))
-
-            return [
-                of("consumer", "channels_starved"),
-                of("consumer", "input_queue_buffers"),
-                *(of("consumer", "input_buffers", kind=kind) for kind in ("exclusive", "floating")),
-                *(of("consumer", "input_buffers_capacity", kind=kind) for kind in ("exclusive", "floating")),
-                of("consumer", "input_credits", state="announced"),
-                of("producer", "output_backlog_buffers"),
-                of("producer", "output_pool_buffers"),
-                of("producer", "output_pool_buffers_capacity"),
-            ]
-
-        def on_the_page(vertex: str) -> list[str]:
-            page.page.locator(".vertex", has_text=vertex).click()
-            rows = page.page.get_by_role("region", name=f"Pools and channels of {vertex}").locator("tbody tr")
-            row = rows.nth(int(SUBTASKS[vertex]))
-            row.wait_for()
-            return row.locator("td").all_inner_texts()
-
-        def in_top(vertex: str) -> tuple[dict[str, Any], dict[str, Any]]:
-            words = ["top", job.id, "--vertex", vertex, "--once", "--json"]
-            ran = CliRunner().invoke(cli, [*seen.flags, *words])
-            assert ran.exit_code == 0, ran.output
-            (found,) = json.loads(ran.stdout)["jobs"]
-            (pool,) = [each for each in found["pools"] if each["subtask"] == int(SUBTASKS[vertex])]
-            (channel,) = [each for each in found["channels"] if each["channel"] == "0.0:1.1"]
-            assert [each["level"] for each in found["vertices"]] == ["HIGH", "OK"]
-            return pool, channel
-
         def at_rest() -> bool:
-            before = measured()
-            return before[0] == 1 and before[-2] == before[-1] and before == measured()
+            before = measured(seen.samples(), job.id)
+            return before[0] == 1 and before[-2] == before[-1] and before == measured(seen.samples(), job.id)
 
         wait_until(at_rest, "full buffers")
         page.page.locator(".vertex", has_text="producer").locator(".level.high").wait_for()
-        shares = (*on_the_page("consumer")[1:7], *on_the_page("producer")[-2:])
+        shares = (*on_the_page(page.page, "consumer")[1:7], *on_the_page(page.page, "producer")[-2:])
         starved, queue, exclusive, floating, credit, backlog, pool = (
             [int(number) for number in re.findall(r"\d+", text)] for text in shares[1:]
         )
-        pool_in, channel_in = in_top("consumer")
-        pool_out, channel_out = in_top("producer")
-        known = measured()
-        assert known == [
-            *starved,
-            *queue,
-            exclusive[0],
-            floating[0],
-            exclusive[1],
-            floating[1],
-            *credit,
-            *backlog,
-            *pool,
-        ]
+        pool_in, channel_in = in_top(seen.flags, job.id, "consumer")
+        pool_out, channel_out = in_top(seen.flags, job.id, "producer")
+        buffers = [exclusive[0], floating[0], exclusive[1], floating[1]]
+        assert measured(seen.samples(), job.id) == [*starved, *queue, *buffers, *credit, *backlog, *pool]
         assert channel_in["starved"] and channel_in["queue"] == queue[0]
         assert channel_in["credit"] == channel_out["credit"] == credit[0] == 0
         assert channel_out["backlog"] == backlog[0] > 0
