@@ -366,10 +366,10 @@ class Subpartition:
     def backlog(self) -> int:
         """(Loop.) Finished segments that are not all sent, and the open one if it is to go out whatever the
         consumer does: one that keeps no buffers for this channel grants credit for nothing else."""
-        queue, backlog = self._queue, self._written - self._polled
+        queue, backlog, builder = self._queue, self._written - self._polled, self._open
         if queue and isinstance(head := queue[0], BufferBuilder) and not head.unsent():
             backlog -= 1
-        if self._open is not None and self.flushing is not _ADAPTIVE and self.goes_out(self._open):
+        if builder is not None and self.flushing is not _ADAPTIVE and self.goes_out(builder):
             backlog += 1
         return max(0, backlog)
 
