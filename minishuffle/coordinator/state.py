@@ -69,7 +69,6 @@ from minishuffle.wire.messages import (
     Registered,
     ReleaseJob,
     Shutdown,
-    SourcePositions,
     WorkerAddress,
     WorkerLost,
 )
@@ -283,11 +282,8 @@ class CoordinatorState:
         return min((time for time in times if time is not None), default=None)
 
     def _timed(self) -> list[Job]:
-        return [job for job in self._jobs.active() if not self._awaits_worker_of(job)]
-
-    def _awaits_worker_of(self, job: Job) -> bool:
-        """Nothing of the job restarts meanwhile."""
-        return self._awaiting and self._workers.awaits(job.slots.held())
+        jobs = self._jobs.active()
+        return [job for job in jobs if not self._workers.awaits(job.slots.held())] if self._awaiting else jobs
 
     # --- workers ---------------------------------------------------------------------------------
 
@@ -410,8 +406,6 @@ class CoordinatorState:
         if job is None or not heard(job, worker.worker, message, at):
             self.ignored += 1
             return
-        if isinstance(message, SourcePositions):
-            return  # It comes many times a second, and nothing follows but what the journal has of the task.
         if isinstance(message, Collected):
             self._jobs.make_room(job, at)
         self._touch(job)
@@ -631,7 +625,7 @@ class CoordinatorState:
 
     def _restart(self, job: Job, at: float, called: set[int]) -> None:
         """Deploy what is due. ``called`` are standby workers that have been called upon for the same loss."""
-        if self._awaits_worker_of(job):
+        if self._awaiting and self._workers.awaits(job.slots.held()):
             return
         ready = self._deployer.restart(job, self._jobs.held, at, called)
         self._changed.update({each.worker: each for each in self._workers.alive() if each.worker in called})
