@@ -87,43 +87,29 @@ class FreeBuffer(Protocol):
 
 
 class Received:
-    """A buffer or an event that arrived and waits for the task.
+    """A buffer or an event that arrived and waits for the task, which reads ``payload`` and then gives it
+    back to its attachment.
 
-    The task reads ``memory[start:start + size]``; then it is given back to its attachment.
+    Args:
+        buffer, kind: what the payload of data lies in, and whose that is; None for an event.
     """
 
-    __slots__ = (
-        "attachment",
-        "buffer",
-        "data_type",
-        "first_start",
-        "flags",
-        "kind",
-        "memory",
-        "rows",
-        "size",
-        "start",
-    )
+    __slots__ = ("attachment", "buffer", "data_type", "kind", "payload", "rows")
 
     def __init__(
         self,
         attachment: ConsumerAttachment,
-        memory: memoryview,
+        payload: memoryview,
         header: BufferHeader,
         buffer: FreeBuffer | None = None,
         kind: BufferKind | None = None,
     ) -> None:
-        length, _, _, _, _, self.data_type, self.flags, self.first_start, self.rows = header
         self.attachment = attachment
-        self.memory = memory
-        self.start = 0 if buffer is None else SEGMENT_HEADROOM_BYTES
-        self.size = length - BUFFER_FIXED_BYTES
+        self.payload = payload
+        self.data_type = header[5]
+        self.rows = header[8]
         self.buffer = buffer
         self.kind = kind
-
-    @property
-    def payload(self) -> memoryview:
-        return self.memory[self.start : self.start + self.size]
 
 
 class ConsumerAttachment(Protocol):
@@ -282,14 +268,15 @@ class ConsumerChannel:
             raise RemoteProtocolError(f"payload of {size} bytes, a segment holds {self.segment_bytes}")
         if data_type == _DATA:
             kind, buffer = self.credit.on_buffer()
-            self._arriving = Received(self.attachment, buffer.memory, header, buffer, kind)
-            return buffer.memory[SEGMENT_HEADROOM_BYTES : SEGMENT_HEADROOM_BYTES + size]
+            payload = buffer.memory[SEGMENT_HEADROOM_BYTES : SEGMENT_HEADROOM_BYTES + size]
+            self._arriving = Received(self.attachment, payload, header, buffer, kind)
+            return payload
         if data_type == _EVENT and size > limits.EVENT_BYTES_MAX:
             raise RemoteProtocolError(f"event of {size} bytes, at most {limits.EVENT_BYTES_MAX} are allowed")
         if data_type == _EVENT and size:
-            memory = memoryview(bytearray(size))
-            self._arriving = Received(self.attachment, memory, header)
-            return memory
+            payload = memoryview(bytearray(size))
+            self._arriving = Received(self.attachment, payload, header)
+            return payload
         raise RemoteProtocolError(f"buffer of unknown data type {data_type} or empty event")
 
     @property

@@ -115,10 +115,10 @@ def test_a_buffer_is_given_back_with_its_last_element_and_no_longer_looked_at(
     second = setup.gate.poll()
     (buffer,) = setup.returned
     assert buffer.attachment is setup.remotes[0].attachment
-    buffer.memory[:] = bytes(len(buffer.memory))
+    buffer.payload[:] = bytes(len(buffer.payload))
     assert first is not None and second is not None
     assert setup.rows_of(first) + setup.rows_of(second) == ["first", "second"]
-    assert (setup.counters.buffers_in, setup.counters.bytes_in) == (1, buffer.size)
+    assert (setup.counters.buffers_in, setup.counters.bytes_in) == (1, len(buffer.payload))
 
 
 def test_each_fragment_of_an_element_is_given_back_at_once(make_setup: type[Setup]) -> None:
