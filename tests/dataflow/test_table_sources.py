@@ -63,6 +63,17 @@ def test_csv_files_are_read_whole_for_their_types(tmp_path: Path) -> None:
     assert rows(declared) == [{"a": "1"}, {"a": "2"}]
 
 
+def test_a_column_that_a_csv_file_lacks_is_null_there(tmp_path: Path) -> None:
+    (tmp_path / "1.csv").write_text("id,v\n1,2\n")
+    (tmp_path / "2.csv").write_text("new,id\nx,3\n")
+    (tmp_path / "3.csv").write_text("id\n")
+    every = [{"id": 1, "v": 2, "new": None}, {"id": 3, "v": None, "new": "x"}]
+    assert rows(Table.from_files(tmp_path, format="csv")) == every
+    assert rows(Table.from_files(tmp_path, format="csv", schema={"id": int, "v": int, "new": str})) == every
+    with pytest.raises(UnknownName, match="no column 'c' in any of 3 files: there are id, v, new"):
+        Table.from_files(tmp_path, format="csv", schema={"c": int})
+
+
 def test_json_files_are_read_whole_for_their_fields(tmp_path: Path) -> None:
     (tmp_path / "1.json").write_text('{"a": 1}\n{"a": 2, "late": {"x": 1}}\n')
     (tmp_path / "2.json").write_text('{"a": 2.5, "n": null}')

@@ -23,13 +23,14 @@ class CsvSource:
     """Record batches of UTF-8 CSV files; a split is a file. Values may be quoted and hold line ends.
 
     Args:
-        schema: the columns to read, in this order. With a header, files may have others.
+        schema: the columns to read, in this order. With a header, files may have others; a column that some
+            of them lack is null there.
         nulls: the spellings that stand for null, where they are not quoted.
         header: the first line of each file names its columns; else they are those of ``schema``.
         delimiter: between two values, one character of ASCII.
 
     Raises:
-        UnknownName: no such file, or a file's header lacks a column of ``schema``.
+        UnknownName: no such file, or no file's header has a column of ``schema``.
         UsageError: the delimiter cannot be one; a file or its header cannot be read; or (from ``read``)
             a value does not fit its column, named with file and line.
     """
@@ -51,24 +52,28 @@ class CsvSource:
         self.header = header
         self.delimiter = delimiter
         self._splits = files_of(paths)
-        for path in self._splits:
-            self._check_header(path)
+        if header:
+            self._check_headers()
 
-    def _check_header(self, path: str) -> None:
+    def _check_headers(self) -> None:
+        headers = {path: names for path in self._splits if (names := self._names(path)) is not None}
+        known = dict.fromkeys(name for names in headers.values() for name in names)
+        missing = [name for name in self.schema.names if name not in known]
+        if not headers or not missing:
+            return
+        found = f"{', '.join(known):.2000}"  # All that follows, if a quotation mark is not closed.
+        if len(headers) > 1:
+            raise UnknownName(f"no column {missing[0]!r} in any of {len(headers)} files: there are {found}")
+        raise UnknownName(f"no column {missing[0]!r} in {next(iter(headers))}: its first line has {found}")
+
+    def _names(self, path: str) -> list[str] | None:
+        """Those of its columns; None of an empty file."""
         with decompressed(path) as file:
-            if not self.header:
-                return
             text = io.TextIOWrapper(file, "utf-8-sig", errors="replace", newline="")
             try:
-                names = next(csv.reader(text, delimiter=self.delimiter), None)
+                return next(csv.reader(text, delimiter=self.delimiter), None)
             except csv.Error as error:
                 raise UsageError(f"{path}: its header cannot be read ({error}): correct the file") from error
-        if names is None:
-            return
-        missing = [name for name in self.schema.names if name not in names]
-        if missing:
-            found = f"{', '.join(names):.2000}"  # All that follows, if a quotation mark is not closed.
-            raise UnknownName(f"no column {missing[0]!r} in {path}: its first line has {found}")
 
     def splits(self) -> list[str]:
         return self._splits
@@ -94,6 +99,7 @@ class CsvSource:
                 convert_options=pa_csv.ConvertOptions(
                     column_types=self.schema,
                     include_columns=self.schema.names,
+                    include_missing_columns=True,
                     null_values=self.nulls,
                     strings_can_be_null=True,
                     quoted_strings_can_be_null=False,
