@@ -183,8 +183,12 @@ def prometheus_binaries() -> Path:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(workers=2, slots=3, segment_bytes=4096, network_memory_bytes=1 << 20) as cluster:
-        yield cluster
+    """It suspects nobody for being slow, so that a connection breaks only if a test has broken it."""
+    patient = {"suspect_after": 10.0, "heartbeat_timeout": 30.0}
+    with LocalCluster(
+        workers=2, slots=3, segment_bytes=4096, network_memory_bytes=1 << 20, **patient
+    ) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
