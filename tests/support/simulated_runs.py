@@ -36,7 +36,8 @@ WITHOUT_COORDINATOR = (
     "kill coordinator",
     "replace coordinator",
 )
-"""Sources that get no answer go on, and emit again what nobody has heard of if they are lost then."""
+"""Sources that get no answer go on, and emit again what nobody has heard of if they are lost then. So does one
+whose control link was cut, until it is back."""
 ENDED = ("finished", "finished_with_loss", "failed", "canceled")
 SECONDS_TO_END = 10.0
 """Within which a job that was cancelled has ended, and nothing of it is left."""
@@ -158,7 +159,8 @@ class Play:
         cluster.writes.check(run.plan.graph.edges, cluster.audit.received)
         run.rows_skipped = sum(map(len, cluster.writes.skipped.values()))
         run.handed_over = cluster.writes.handed_over
-        if not any(fault.kind in WITHOUT_COORDINATOR for fault in run.faults):
+        kinds = {fault.kind for fault in run.faults}
+        if not kinds.intersection(WITHOUT_COORDINATOR) and not kinds >= {"cut control", "kill"}:
             cluster.audit.check_once(run.plan.graph, run.plan.sources)
         assert not cluster.audit.twice, cluster.audit.twice[:5]
         self._check_home()
