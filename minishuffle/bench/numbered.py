@@ -89,6 +89,8 @@ class Numbered:
 class Log:
     """Sink that appends an :data:`ENTRY` for each record to the file ``path``, to be read at any time."""
 
+    result_only = False
+
     def __init__(self, path: str) -> None:
         self._path = path
 

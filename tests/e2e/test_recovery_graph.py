@@ -93,6 +93,8 @@ class Numbered:
 class Files:
     """A sink with a file for each attempt of a subtask, written as the rows come."""
 
+    result_only = False
+
     def __init__(self, notes: Notes) -> None:
         self.notes = notes
 

@@ -19,8 +19,10 @@ __all__ = ["CollectSink", "CountSink", "PrintSink", "Sink", "UserSink"]
 class Sink(Protocol):
     """The user's own sink. The instance is pickled to each subtask, which calls it from one thread.
 
-    Optional attribute: ``result_only`` (bool, default False). True says that what it has taken is in the
-    result alone, which an attempt that fails does not give: those rows count as ``sink_unfinished``.
+    What it has taken counts as lost (``sink_unfinished``) if its attempt fails, since rows that wait in
+    memory for ``close`` are lost then, and so is the result. Optional attribute: ``result_only`` (bool,
+    default True). False says that rows are kept outside of the process when ``write`` returns, and does not
+    count them.
     """
 
     def open(self, context: TaskContext) -> None:
@@ -98,7 +100,7 @@ class UserSink(ChainedOperator):
         super().open(context)
         self._opened = True
         self.sink.open(context)
-        self._is_result_only = bool(getattr(self.sink, "result_only", False))
+        self._is_result_only = bool(getattr(self.sink, "result_only", True))
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         self.sink.write(batch.rows if isinstance(batch, KeyedRows) else batch)

@@ -73,15 +73,15 @@ def test_users_sink_must_have_the_methods() -> None:
         UserSink(object())  # type: ignore[arg-type]
 
 
-class ResultOnly(Remembering):
-    result_only = True
+class Keeping(Remembering):
+    result_only = False
 
 
 @pytest.mark.parametrize(
-    ("sink", "rows"), [(CountSink(), 3), (UserSink(ResultOnly()), 3), (UserSink(Remembering()), 0)]
+    ("sink", "rows"), [(CountSink(), 3), (UserSink(Remembering()), 3), (UserSink(Keeping()), 0)]
 )
 def test_rows_that_the_result_alone_has_are_counted_as_such(sink: Any, rows: int) -> None:
-    """Before the close they are with the attempt alone, so that one that dies has lost them."""
+    """Before the close they are with the attempt alone, unless the sink says that it keeps them elsewhere."""
     counters = TaskCounters()
     sink.open(TaskContext("job", "task", 0, 1, 1, counters=counters))
     sink.process([1], 0, nothing)
