@@ -36,8 +36,8 @@ WITHOUT_COORDINATOR = (
     "kill coordinator",
     "replace coordinator",
 )
-"""Sources that get no answer go on, and emit again what nobody has heard of if they are lost then. So does one
-whose control link was cut, until it is back."""
+"""Sources that get no answer go on, and emit again what nobody has heard of if they are lost then. So does
+one whose control link was cut, until it is back."""
 ENDED = ("finished", "finished_with_loss", "failed", "canceled")
 SECONDS_TO_END = 10.0
 """Within which a job that was cancelled has ended, and nothing of it is left."""
