@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from minishuffle.dataflow.operators.chained import Emission
-    from minishuffle.dataflow.operators.columns import Aggregate
+    from minishuffle.dataflow.operators.columns import Outputs
     from minishuffle.dataflow.operators.joins import How
     from minishuffle.dataflow.operators.late import LatePolicy
 
@@ -69,20 +69,27 @@ class KeyedTable(Windowable["WindowedTable"]):
     def aggregate(self, emit: Emission | None = None, **columns: tuple[str, str]) -> Table:
         """Columns of each key's rows: ``total=("amount", "sum"), n=("amount", "count")``.
 
-        The functions are sum, count, min, max and mean; nulls count for nothing. If a column comes in several
-        types it counts in the wider one: integers beside floats as float64, rounded beyond 2**53.
+        The functions are sum, count, min, max, mean, std (of a sample), count_distinct, first and last; nulls
+        count for nothing, but in first and last, where a null is a value. These go by event time; of rows of
+        one time that comes first which has the smallest values in the columns of which the first or last is
+        wanted, in their order, nulls before all others. If a column comes in several types it counts in the
+        wider one: integers beside floats as float64, rounded beyond 2**53.
 
         Raises:
+            InvalidGraph: first or last without event time.
             UsageError: no columns, an unknown function, or two columns of one name.
             UnknownName: the columns are known, and one is not among them.
         """
+        from minishuffle.dataflow.operators.aggregates import BY_TIME
         from minishuffle.dataflow.operators.keyed import AggregateArrow
 
         self._check_aggregates(columns)
         when = checked_emission(emit, self._table._feeds)
-        operator = AggregateArrow(self._keys, columns, when)  # type: ignore[arg-type]
+        operator = AggregateArrow(self._keys, columns, when, self._table._time)  # type: ignore[arg-type]
         schema = self._aggregated(columns, at_end=when == "end")
         used = (*self._keys, *(column for column, _ in columns.values()))
+        if any(function in BY_TIME for _, function in columns.values()):
+            used = (*used, str(self._table._time_column))
         return self._computed(operator, (*self._keys, *columns), schema, used)
 
     def distinct(self) -> Table:
@@ -231,7 +238,7 @@ class WindowedTable:
         from minishuffle.dataflow.operators.columns import RowCount
 
         column = self._keyed._keys[0]
-        return self._computed("window_count", {"count": (column, "count")}, {"count": RowCount()})
+        return self._computed("window_count", {"count": (column, "count")}, [("count", column, RowCount())])
 
     def aggregate(self, **columns: tuple[str, str]) -> Table:
         """Columns of each key's and window's rows, as :meth:`KeyedTable.aggregate` makes them.
@@ -240,16 +247,13 @@ class WindowedTable:
             UsageError: no columns, an unknown function, or two columns of one name.
             UnknownName: the columns are known, and one is not among them.
         """
-        from minishuffle.dataflow.operators.columns import aggregate_named
+        from minishuffle.dataflow.operators.aggregates import outputs_of
 
         self._keyed._check_aggregates(columns)
-        aggregates = {
-            name: aggregate_named(function, column)  # type: ignore[arg-type]
-            for name, (column, function) in columns.items()
-        }
-        return self._computed("window_aggregate", columns, aggregates)
+        outputs = outputs_of(columns, self._keyed._table._time)  # type: ignore[arg-type]
+        return self._computed("window_aggregate", columns, outputs)
 
-    def _computed(self, label: str, columns: Aggregates, aggregates: Mapping[str, Aggregate]) -> Table:
+    def _computed(self, label: str, columns: Aggregates, outputs: Outputs) -> Table:
         from minishuffle.dataflow.operators.windowarrow import PANE_NAMES, WindowArrow, with_panes
 
         keyed = self._keyed
@@ -257,7 +261,6 @@ class WindowedTable:
         names = (*keyed._keys, "window_start", "window_end", *columns)
         panes = SideOutput.made("panes", with_panes(schema), (*names, *PANE_NAMES))
         windows, sides = self._windowing.opened(keyed._table, panes)
-        outputs = [(name, columns[name][0], aggregate) for name, aggregate in aggregates.items()]
         operator = WindowArrow(windows, keyed._keys, outputs)
         return keyed._computed(
             operator,

@@ -313,6 +313,32 @@ def fold_floats(
     return rows
 
 
+def fold_spread(
+    counts: Vector,
+    means: Vector,
+    squares: Vector,
+    slots: Vector,
+    more: Vector,
+    more_means: Vector,
+    more_squares: Vector,
+    variances: Vector,
+    rows: int,
+) -> int:
+    """Add numbers of values, their means and their sums of squared differences from these to each row's
+    slot. ``variances`` gets that of the slot after each row, -1 for fewer than two values."""
+    for row in range(rows):
+        slot, held = slots[row], counts[slots[row]]
+        count = held + more[row]
+        if more[row] > 0:
+            apart = more_means[row] - means[slot]
+            share = more[row] / count
+            means[slot] += apart * share
+            squares[slot] += more_squares[row] + apart * apart * held * share
+            counts[slot] = count
+        variances[row] = squares[slot] / (count - 1) if count > 1 else -1.0
+    return rows
+
+
 def last_rows(slots: Vector, last: Vector, chosen: Vector, rows: int) -> int:
     """The numbers of those rows after which their slot does not come again, and how many there are;
     ``last`` is scratch space by slot."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import os
+import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -226,7 +227,8 @@ def plain_fold(rows: Rows) -> Rows:
 
 AGGREGATES = {
     "n": ("x", "count"), "low": ("x", "min"), "high": ("v", "max"), "all": ("v", "sum"), "mid": ("x", "mean"),
-    "some": ("o", "sum"),
+    "some": ("o", "sum"), "wide": ("x", "std"), "kinds": ("v", "count_distinct"), "early": ("x", "first"),
+    "late": ("v", "last"),
 }  # fmt: skip
 
 
@@ -243,7 +245,16 @@ def aggregated(rows: Rows) -> Row:
         "all": sum(vs) if vs else None,
         "mid": sum(xs) / len(xs) if xs else None,
         "some": sum(os) if os else None,
+        "wide": statistics.stdev(xs) if len(xs) > 1 else None,
+        "kinds": len(set(vs)),
+        "early": min(rows, key=lambda row: (row["t"], *by_columns(row))).get("x"),
+        "late": min(rows, key=lambda row: (-row["t"], *by_columns(row))).get("v"),
     }
+
+
+def by_columns(row: Row) -> tuple[Any, ...]:
+    """The order of rows of one time: by the columns whose first or last is wanted, nulls before others."""
+    return tuple((row.get(name) is not None, row.get(name) or 0) for name in "xv")
 
 
 def plain_aggregate(rows: Rows) -> Rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 import msgpack
@@ -192,6 +193,23 @@ def test_texts_as_words(texts: list[bytes], width: int) -> None:
 # --- aggregation ----------------------------------------------------------------------------------
 
 ROWS = st.lists(st.tuples(st.integers(0, 3), st.integers(-100, 100)), max_size=40)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(-50, 50), max_size=4)), max_size=12))
+def test_spread_of_values_that_come_in_groups(groups: list[tuple[int, list[int]]]) -> None:
+    counts, means, squares = (np.zeros(3) for _ in range(3))
+    parts = [
+        (len(some), statistics.fmean(some or [0]), len(some) * statistics.pvariance(some or [0]))
+        for _, some in groups
+    ]
+    columns = [np.array([part[place] for part in parts], dtype=np.float64) for place in range(3)]
+    variances = np.empty(len(groups))
+    slots = ints(*(slot for slot, _ in groups))
+    kernel("fold_spread")(counts, means, squares, slots, *columns, variances, len(groups))
+    for row, (slot, _) in enumerate(groups):
+        values = [value for other, some in groups[: row + 1] for value in some if other == slot]
+        wanted = statistics.variance(values) if len(values) > 1 else -1.0
+        assert variances[row] == pytest.approx(wanted, abs=1e-9)
 
 
 @pytest.mark.parametrize(("operation", "plain"), [(SUM, sum), (MINIMUM, min), (MAXIMUM, max)])

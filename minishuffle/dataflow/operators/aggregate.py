@@ -10,19 +10,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from minishuffle.dataflow.operators.aggregates import Function, input_of, outputs_of
 from minishuffle.dataflow.operators.base import Batch, Emit
 from minishuffle.dataflow.operators.chained import ChainedOperator, Emission
-from minishuffle.dataflow.operators.columns import (
-    Function,
-    Outputs,
-    RowCount,
-    aggregate_named,
-    merge_states,
-    states_of,
-)
+from minishuffle.dataflow.operators.columns import Outputs, RowCount, merge_states, states_of
 from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.keyedstate import StatePart, by_columns, key_columns_of
 from minishuffle.dataflow.operators.keyindex import KeyIndex
+from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import UsageError
 from minishuffle.exchange.gather import take
 from minishuffle.kernels.machinecode import kernel
@@ -64,7 +59,7 @@ class _KeyedColumns(ChainedOperator):
                 emit(self._running(piece, key_columns, slots))
                 continue
             for _, column, aggregate in self.outputs:
-                aggregate.update(slots, column_of(piece, column))
+                aggregate.update(slots, input_of(piece, column, aggregate))
             taken.append(slots)
         if self.emission == "batch" and taken:
             emit(self._latest(batch, np.concatenate(taken)))
@@ -72,7 +67,10 @@ class _KeyedColumns(ChainedOperator):
     def _running(
         self, piece: pa.RecordBatch, key_columns: list[pa.Array], slots: np.ndarray[Any, Any]
     ) -> pa.RecordBatch:
-        values = [aggregate.running(slots, column_of(piece, column)) for _, column, aggregate in self.outputs]
+        values = [
+            aggregate.running(slots, input_of(piece, column, aggregate))
+            for _, column, aggregate in self.outputs
+        ]
         return pa.RecordBatch.from_arrays([*key_columns, *values], names=self.names)
 
     def _latest(self, batch: pa.RecordBatch, slots: np.ndarray[Any, Any]) -> pa.RecordBatch:
@@ -128,8 +126,8 @@ class CountArrow(_KeyedColumns):
 class AggregateArrow(_KeyedColumns):
     """Aggregates of columns per key: emits the key columns and one column per output name.
 
-    ``columns`` maps an output name to (input column, "sum" | "count" | "min" | "max" | "mean").
-    Integers sum exactly as int64, floats as float64; nulls count for nothing.
+    ``columns`` maps an output name to (input column, function), see ``aggregates.Function``; first and last
+    need to know where the event ``time`` stands. Integers sum exactly as int64, floats as float64.
     A column may come in several types, in any order: see ``columns.Fold``.
 
     Raises:
@@ -141,9 +139,10 @@ class AggregateArrow(_KeyedColumns):
     name = "aggregate"
 
     def __init__(
-        self, keys: tuple[str, ...], columns: Mapping[str, tuple[str, Function]], emit: Emission
+        self,
+        keys: tuple[str, ...],
+        columns: Mapping[str, tuple[str, Function]],
+        emit: Emission,
+        time: EventTime | None = None,
     ) -> None:
-        outputs: Outputs = [
-            (name, column, aggregate_named(function, column)) for name, (column, function) in columns.items()
-        ]
-        super().__init__(keys, outputs, emit)
+        super().__init__(keys, outputs_of(columns, time), emit)

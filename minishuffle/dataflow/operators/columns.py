@@ -8,7 +8,7 @@ replaced by the operation's neutral element, so that the kernels need not know o
 from __future__ import annotations
 
 import operator
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -17,29 +17,32 @@ import pyarrow.compute as pc
 from minishuffle.dataflow.operators.decimals import DIGITS_MAX, decimal_array, decimal_units, is_decimal
 from minishuffle.dataflow.operators.widertype import wider
 from minishuffle.errors import UsageError
+from minishuffle.exchange.schemas import without_dictionary, without_view
 from minishuffle.kernels.machinecode import kernel
 
 __all__ = [
-    "AGGREGATES",
+    "MINIMUM",
+    "SUM",
     "Aggregate",
-    "Function",
+    "Fold",
+    "Mean",
     "Outputs",
     "RowCount",
-    "aggregate_named",
+    "ValueCount",
+    "folded",
+    "grown",
     "merge_states",
     "result_type",
     "states_of",
+    "valid_marks",
 ]
 
-Function: TypeAlias = Literal["sum", "count", "min", "max", "mean"]
 Vector: TypeAlias = "np.ndarray[Any, Any]"
-
-AGGREGATES: tuple[Function, ...] = ("sum", "count", "min", "max", "mean")
 
 _INT64_MAX, _INT64_MIN = 2**63 - 1, np.int64(-(2**63))
 
 
-def _grown(vector: Vector, size: int, fill: Any) -> Vector:
+def grown(vector: Vector, size: int, fill: Any) -> Vector:
     """The vector itself if it is long enough, else a copy of at least twice its length."""
     if len(vector) >= size:
         return vector
@@ -48,17 +51,17 @@ def _grown(vector: Vector, size: int, fill: Any) -> Vector:
     return larger
 
 
-def _valid(column: pa.Array) -> Vector:
+def valid_marks(column: pa.Array) -> Vector:
     valid: Vector = column.is_valid().to_numpy(zero_copy_only=False)
     return valid
 
 
-_SUM, _MAXIMUM = 0, 2
-_OPERATIONS = {"sum": _SUM, "min": 1, "max": _MAXIMUM}
+SUM, MINIMUM, _MAXIMUM = 0, 1, 2
+_OPERATIONS = {"sum": SUM, "min": MINIMUM, "max": _MAXIMUM}
 """As ``kernels/loops.py`` numbers them."""
 
 
-def _fold(operation: int, state: Vector, slots: Vector, numbers: Vector) -> tuple[Vector, int]:
+def folded(operation: int, state: Vector, slots: Vector, numbers: Vector) -> tuple[Vector, int]:
     """The state of each row's slot after that row, and for how many rows it was done: fewer than all if a
     sum of int64 overflows in the next one."""
     values = np.empty(len(slots), dtype=state.dtype)
@@ -111,13 +114,13 @@ class RowCount:
         self.counts = np.zeros(0, dtype=np.int64)
 
     def grow(self, size: int) -> None:
-        self.counts = _grown(self.counts, size, 0)
+        self.counts = grown(self.counts, size, 0)
 
     def update(self, slots: Vector, column: pa.Array) -> None:
-        _fold(_SUM, self.counts, slots, self._counted(column))
+        folded(SUM, self.counts, slots, self._counted(column))
 
     def running(self, slots: Vector, column: pa.Array) -> pa.Array:
-        return pa.array(_fold(_SUM, self.counts, slots, self._counted(column))[0])
+        return pa.array(folded(SUM, self.counts, slots, self._counted(column))[0])
 
     def _counted(self, column: pa.Array) -> Vector:
         """How many each row counts for."""
@@ -133,14 +136,14 @@ class RowCount:
         return [self.at(slots)]
 
     def merge(self, slots: Vector, columns: list[pa.Array]) -> None:
-        _fold(_SUM, self.counts, slots, columns[0].to_numpy())
+        folded(SUM, self.counts, slots, columns[0].to_numpy())
 
 
 class ValueCount(RowCount):
     """Number of values that are not null."""
 
     def _counted(self, column: pa.Array) -> Vector:
-        return _valid(column).astype(np.int64) if column.null_count else super()._counted(column)
+        return valid_marks(column).astype(np.int64) if column.null_count else super()._counted(column)
 
 
 class Fold:
@@ -152,7 +155,7 @@ class Fold:
     beyond 2**53 is rounded to the nearest float64. A column of type null has no values and sets no type.
     """
 
-    def __init__(self, function: Function, name: str) -> None:
+    def __init__(self, function: str, name: str) -> None:
         self.function = function
         self.name = name
         self.type: pa.DataType | None = None
@@ -205,9 +208,9 @@ class Fold:
     def grow(self, size: int) -> None:
         self._known, self._size = self._size, size
         if self.type is not None:
-            self.state = _grown(self.state, size, self.neutral)
+            self.state = grown(self.state, size, self.neutral)
         if self._seen is not None:
-            self._seen = _grown(self._seen, size, 0)
+            self._seen = grown(self._seen, size, 0)
 
     def update(self, slots: Vector, column: pa.Array) -> None:
         if self._takes(column.type):
@@ -226,11 +229,11 @@ class Fold:
         if column.null_count:
             self._note_nulls()
         if self._seen is not None:
-            seen, _ = _fold(_MAXIMUM, self._seen, slots, _valid(column).astype(np.int64))
+            seen, _ = folded(_MAXIMUM, self._seen, slots, valid_marks(column).astype(np.int64))
         operation = _OPERATIONS[self.function]
         if self.state.dtype == object:
             return _fold_objects(operation, self.state, slots, numbers), seen
-        values, done = _fold(operation, self.state, slots, numbers)
+        values, done = folded(operation, self.state, slots, numbers)
         if done == len(slots):
             return values, seen
         if not is_decimal(self.result):
@@ -291,7 +294,7 @@ class Fold:
         """Unsigned numbers moved down by 2**63, which keeps their order."""
         numbers: Vector = column.fill_null(0).to_numpy().view(np.int64) ^ _INT64_MIN
         if column.null_count:
-            numbers[~_valid(column)] = self.neutral
+            numbers[~valid_marks(column)] = self.neutral
         return numbers
 
     def _units(self, column: pa.Array) -> Vector:
@@ -436,16 +439,18 @@ def result_type(function: str, name: str, kind: pa.DataType) -> pa.DataType:
     """
     floats = pa.types.is_float32(kind) or pa.types.is_float64(kind)
     numbers = floats or is_decimal(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+    if function in ("first", "last", "count_distinct"):
+        return _plain_type(function, name, kind)
     if function == "count":
         return pa.int64()
     if pa.types.is_null(kind):
-        return pa.float64() if function == "mean" else kind
-    if not numbers and (function in ("sum", "mean") or not _is_moment(kind)):
+        return pa.float64() if function in ("mean", "std") else kind
+    if not numbers and (function in ("sum", "mean", "std") or not _is_moment(kind)):
         raise UsageError(
             f"{function} of column {name!r} of type {kind} is not supported: cast the column "
             "to int64, float64 or decimal128 first"
         )
-    if function == "mean":
+    if function in ("mean", "std"):
         return pa.float64()
     if function == "sum":
         if is_decimal(kind):
@@ -454,16 +459,12 @@ def result_type(function: str, name: str, kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def aggregate_named(function: Function, name: str) -> Aggregate:
-    """The aggregate of one of :data:`AGGREGATES` over the column ``name``.
-
-    Raises:
-        UsageError: there is no such function.
-    """
-    if function == "count":
-        return ValueCount()
-    if function == "mean":
-        return Mean(name)
-    if function in AGGREGATES:
-        return Fold(function, name)
-    raise UsageError(f"no aggregate {function!r} (of column {name!r}): write one of {', '.join(AGGREGATES)}")
+def _plain_type(function: str, name: str, kind: pa.DataType) -> pa.DataType:
+    """The type of what compares or orders values of the column."""
+    kind = without_view(without_dictionary(kind))
+    if pa.types.is_nested(kind):
+        raise UsageError(
+            f"{function} of column {name!r} of type {kind} is not supported: lists and the like have no "
+            "order; take their parts out first, as with explode() or map_batches()"
+        )
+    return pa.int64() if function == "count_distinct" else kind

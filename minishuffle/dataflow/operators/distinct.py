@@ -1,20 +1,25 @@
-"""The different keys of Arrow batches."""
+"""The different keys of Arrow batches, and how many different values each has."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from minishuffle.dataflow.operators.base import Batch, Emit
 from minishuffle.dataflow.operators.chained import ChainedOperator
+from minishuffle.dataflow.operators.columns import SUM, folded, grown, result_type, valid_marks
 from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.keyedstate import StatePart, by_columns, key_columns_of
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.exchange.gather import taken
 
-__all__ = ["Distinct"]
+__all__ = ["Distinct", "DistinctCount"]
+
+Vector: TypeAlias = "np.ndarray[Any, Any]"
 
 
 class Distinct(ChainedOperator):
@@ -46,3 +51,74 @@ class Distinct(ChainedOperator):
     def read_state(self, parts: Iterable[StatePart]) -> None:
         for part in parts:
             self._index.lookup(key_columns_of(part))
+
+
+class DistinctCount:
+    """Number of different values of each slot, which are all kept. A null counts for nothing; NaNs are one
+    value, and so are 1, 1.0 and True.
+
+    Raises:
+        UsageError: values are lists and the like, or come in types that none holds exactly.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._counts = np.zeros(0, dtype=np.int64)
+        self._pairs = KeyIndex()
+        """The pairs of slot and value that have come."""
+
+    def grow(self, size: int) -> None:
+        self._counts = grown(self._counts, size, 0)
+
+    def update(self, slots: Vector, column: pa.Array) -> None:
+        folded(SUM, self._counts, slots, self._marks(slots, column))
+
+    def running(self, slots: Vector, column: pa.Array) -> pa.Array:
+        return pa.array(folded(SUM, self._counts, slots, self._marks(slots, column))[0])
+
+    def _marks(self, slots: Vector, column: pa.Array) -> Vector:
+        """1 for each row that brings its slot a new value, else 0."""
+        result_type("count_distinct", self._name, column.type)
+        if pa.types.is_boolean(column.type):
+            column = column.cast(pa.int8())  # pyarrow casts booleans to no decimals
+        marks = np.zeros(len(slots), dtype=np.int64)
+        rows = np.flatnonzero(valid_marks(column))
+        if len(rows):
+            known = len(self._pairs)
+            pairs = self._pairs.lookup([pa.array(slots[rows]), column.take(pa.array(rows))])
+            # New pairs are numbered in the order in which they come.
+            before = np.maximum.accumulate(np.concatenate(([known - 1], pairs)))[:-1]
+            marks[rows] = pairs > before
+        return marks
+
+    def at(self, slots: Vector | slice) -> pa.Array:
+        return pa.array(self._counts[slots])
+
+    def keep(self, slots: Vector) -> None:
+        owners, values = self._of(slots)
+        self._counts, self._pairs = self._counts.take(slots), KeyIndex()
+        if len(owners):
+            self._pairs.lookup([pa.array(owners), values])
+
+    def as_columns(self, slots: Vector | slice) -> list[pa.Array]:
+        owners, values = self._of(slots)
+        counts = np.bincount(owners, minlength=len(self._counts[slots]))
+        offsets = np.concatenate(([0], np.cumsum(counts)))
+        return [pa.LargeListArray.from_arrays(pa.array(offsets), values)]
+
+    def merge(self, slots: Vector, columns: list[pa.Array]) -> None:
+        (lists,) = columns
+        self.update(slots[pc.list_parent_indices(lists).to_numpy()], pc.list_flatten(lists))
+
+    def _of(self, slots: Vector | slice) -> tuple[Vector, pa.Array]:
+        """The values of these slots and, ascending, whose each is: a place in ``slots``."""
+        if not len(self._pairs):
+            return np.zeros(0, dtype=np.int64), pa.nulls(0)
+        owners, values = self._pairs.keys()
+        chosen = np.arange(len(self._counts))[slots]
+        places = np.full(len(self._counts), -1)
+        places[chosen] = np.arange(len(chosen))
+        found = places[owners.to_numpy()]
+        rows = np.flatnonzero(found >= 0)
+        rows = rows[np.argsort(found[rows], kind="stable")]
+        return found[rows], values.take(pa.array(rows))

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from minishuffle.dataflow.operators.aggregate import PIECE_ROWS
+from minishuffle.dataflow.operators.aggregates import input_of
 from minishuffle.dataflow.operators.base import Batch, Emit, Side
 from minishuffle.dataflow.operators.columns import Outputs, merge_states, states_of
 from minishuffle.dataflow.operators.convert import column_of
@@ -82,7 +83,7 @@ class WindowArrow(WindowOperator):
         slots = self._index.lookup([pa.array(starts), *(column_of(piece, name) for name in self.keys)])
         for _, column, aggregate in self.outputs:
             aggregate.grow(len(self._index))
-            aggregate.update(slots, column_of(piece, column))
+            aggregate.update(slots, input_of(piece, column, aggregate))
         if len(self._index) > known:
             self._note_new(slots, starts, known)
         if self._windows.panes.tag:

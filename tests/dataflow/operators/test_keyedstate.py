@@ -18,6 +18,7 @@ import pyarrow as pa
 import pytest
 
 from minishuffle.dataflow.operators.aggregate import AggregateArrow, CountArrow
+from minishuffle.dataflow.operators.aggregates import outputs_of
 from minishuffle.dataflow.operators.base import (
     END_OF_TIME,
     KeyedRows,
@@ -29,7 +30,6 @@ from minishuffle.dataflow.operators.base import (
     Watermark,
 )
 from minishuffle.dataflow.operators.chained import ChainedOperator
-from minishuffle.dataflow.operators.columns import aggregate_named
 from minishuffle.dataflow.operators.convert import rows_of
 from minishuffle.dataflow.operators.distinct import Distinct
 from minishuffle.dataflow.operators.eventtime import AssignEventTime
@@ -53,12 +53,16 @@ SCHEMA = pa.schema(
      "d": pa.decimal128(9, 2), "b": pa.bool_(), "n": pa.null()}
 )  # fmt: skip
 RIGHT = pa.schema([field.with_name(f"{field.name}2") for field in SCHEMA])
-AGGREGATES = {
-    f"{function}_{column}": (column, function)
-    for function in ("sum", "count", "min", "max", "mean")
-    for column in ("v", "x", "d", "b")
-    if (function, column) != ("mean", "d")
-} | {"none": ("n", "max")}
+AGGREGATES = (
+    {
+        f"{function}_{column}": (column, function)
+        for function in ("sum", "count", "min", "max", "mean", "first", "last", "count_distinct")
+        for column in ("v", "x", "d", "b")
+        if (function, column) != ("mean", "d")
+    }
+    | {"std_b": ("b", "std"), "last_k": ("k", "last")}
+    | {"none": ("n", "max")}
+)
 
 
 def record(dice: random.Random, number: int) -> dict[str, Any]:
@@ -106,7 +110,7 @@ def tell(at: datetime, context: Any) -> list[Any]:
 
 
 def outputs() -> list[Any]:
-    return [(name, column, aggregate_named(kind, column)) for name, (column, kind) in AGGREGATES.items()]  # type: ignore[arg-type]
+    return outputs_of(AGGREGATES, T)  # type: ignore[arg-type]
 
 
 def join_arrow(how: Any) -> JoinArrow:
@@ -140,7 +144,7 @@ CASES = {
     "process": Case(lambda: ProcessRows(remember, tell, T), rows),
     "join": Case(lambda: JoinRows("full", 5, (T, T)), rows, (None, None)),
     "count arrow": Case(lambda: CountArrow(("k",), "end"), arrow, (("k",),)),
-    "aggregate": Case(lambda: AggregateArrow(("k", "g"), AGGREGATES, "end"), arrow, (("k", "g"),)),  # type: ignore[arg-type]
+    "aggregate": Case(lambda: AggregateArrow(("k", "g"), AGGREGATES, "end", T), arrow, (("k", "g"),)),  # type: ignore[arg-type]
     "window arrow": Case(lambda: WindowArrow(OpenWindows(T, 7), ("k", "g"), outputs()), arrow, (("k", "g"),)),
     "distinct": Case(lambda: Distinct(("k", "g")), arrow, (("k", "g"),)),
     "top_n": Case(lambda: TopN(("k", "g"), 2, "v", True), arrow, (("k", "g"),)),

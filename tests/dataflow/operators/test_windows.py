@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minishuffle.dataflow.operators import windowarrow
+from minishuffle.dataflow.operators.aggregates import Function, outputs_of
 from minishuffle.dataflow.operators.base import (
     END_OF_TIME,
     Idle,
@@ -22,7 +23,6 @@ from minishuffle.dataflow.operators.base import (
     TaskContext,
     Watermark,
 )
-from minishuffle.dataflow.operators.columns import Function, aggregate_named
 from minishuffle.dataflow.operators.convert import rows_of
 from minishuffle.dataflow.operators.eventtime import AssignEventTime
 from minishuffle.dataflow.operators.late import Late
@@ -71,7 +71,7 @@ def on_rows(late: Late = DROPPED, size: int = SIZE, panes: Panes = NO_PANES) -> 
 
 
 def on_arrow(late: Late = DROPPED, size: int = SIZE, panes: Panes = NO_PANES) -> WindowArrow:
-    outputs = [(str(name), "v", aggregate_named(name, "v")) for name in FUNCTIONS]
+    outputs = outputs_of({str(name): ("v", name) for name in FUNCTIONS}, T)
     return WindowArrow(OpenWindows(T, size, late, panes), ("k",), outputs)
 
 
@@ -375,7 +375,7 @@ def test_fired_windows_leave_nothing_behind(
 
 def test_the_columns_and_types_of_an_arrow_result() -> None:
     out: list[Any] = []
-    operator = WindowArrow(OpenWindows(T, SIZE), ("k", "t"), [("n", "v", aggregate_named("count", "v"))])
+    operator = WindowArrow(OpenWindows(T, SIZE), ("k", "t"), outputs_of({"n": ("v", "count")}))
     operator.open(context())
     operator.process(arrow([("a", 3, 1), (None, 3, None), ("a", 3, 2)], pa.string()), 0, out.append)
     operator.finish(out.append)
@@ -388,7 +388,7 @@ def test_the_columns_and_types_of_an_arrow_result() -> None:
 
 def test_two_columns_of_one_name_are_refused() -> None:
     with pytest.raises(UsageError, match="two output columns have one name: rename some of k, window_start"):
-        WindowArrow(OpenWindows(T, 1), ("k",), [("window_start", "v", aggregate_named("sum", "v"))])
+        WindowArrow(OpenWindows(T, 1), ("k",), outputs_of({"window_start": ("v", "sum")}))
 
 
 def test_windows_of_windows() -> None:
@@ -398,7 +398,7 @@ def test_windows_of_windows() -> None:
         WindowArrow(
             OpenWindows(EventTime(column="window_end", shift=-1), 2 * SIZE),
             ("k",),
-            [("total", "sum", aggregate_named("sum", "sum"))],
+            outputs_of({"total": ("sum", "sum")}),
         ),
     )
     out: list[Any] = []
