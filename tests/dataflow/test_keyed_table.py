@@ -72,6 +72,18 @@ def test_aggregates_by_key() -> None:
     assert rows(table) == [{"user": "ann", "total": 70, "n": 3}, {"user": "bob", "total": 14, "n": 2}]
 
 
+def test_first_and_last_go_by_event_time_also_without_its_column() -> None:
+    timed = orders().event_time("at", out_of_order=HOUR)
+    wanted = {"first": ("amount", "first"), "city": ("city", "last"), "n": ("city", "count_distinct")}
+    for table in (timed, timed.select("amount", "city", "user")):
+        job = table.key_by("user").aggregate(**wanted).collect()
+        for cut in CUTS:
+            rows = sorted(run(job, cut).rows, key=lambda row: row["user"])
+            assert [tuple(row.values()) for row in rows] == [("ann", 10, "Bonn", 3), ("bob", 7, None, 1)]
+    with pytest.raises(InvalidGraph, match="first and last .* go by event time, and there is none"):
+        orders().key_by("user").aggregate(**wanted)
+
+
 def test_counts_by_several_keys() -> None:
     table = orders().key_by(["user", "city"]).count()
     assert known(table) == {"user": "string", "city": "string", "count": "int64"}
