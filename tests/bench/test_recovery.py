@@ -13,6 +13,13 @@ from minishuffle.bench.numbered import PARALLELISM
 from minishuffle.cli.main import cli
 
 
+@pytest.fixture(autouse=True)
+def _look_for_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Around each failure, where who measures looks for two."""
+    monkeypatch.setattr(recovery, "WARM_UP_SECONDS", 0.5)
+    monkeypatch.setattr(recovery, "WINDOW_SECONDS", 1.0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("failure", "standby"), [("process", 1), ("process", 0), ("task", 0)])
 def test_only_what_failed_restarts_and_the_books_say_what_is_missing(failure: str, standby: int) -> None:
