@@ -26,9 +26,9 @@ help: ## Print this help
 setup: ## Make .venv with every pinned dependency
 	@scripts/bootstrap
 
-demo: ## Run the main job and the data pipeline on a local cluster
+demo: ## Run the main job and the data pipeline on a local cluster; with KEEP=1 keep it until Ctrl-C
 	@scripts/bootstrap --demo
-	@$(WITHIN) 600 $(BIN)/minishuffle demo
+	@$(if $(KEEP),,$(WITHIN) 600) $(BIN)/minishuffle demo $(if $(KEEP),--keep)
 
 test: lint types ## Check style and types, then run every test
 	@scripts/bootstrap --tests
