@@ -2,7 +2,7 @@
 
 ``MINISHUFFLE_SOAK=1`` diagnoses five jobs of each cause and thirty healthy ones, ``MINISHUFFLE_SEED=n`` being
 the first of their seeds. Other programs that take the processors make "a worker short of CPU" right for any,
-which is accepted if they take a third.
+which is accepted if they take a third; one test starts such programs itself.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from minishuffle.cli.main import cli
 from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.stream import Stream
 from minishuffle.local import LocalCluster
+from minishuffle.observe.diagnosis import SHORT_OF_CPU
 from support.sickjobs import SICK, FailsOnce, SickJob, healthy, numbers
 from support.waiting import until
 
@@ -43,6 +44,7 @@ CASES = (
 HEALTHY = range(SEED, SEED + 30) if SOAK else range(SEED, SEED + 1)
 SECONDS = "3" if SOAK else "1.5"
 SCREEN_BYTES_MAX = 1 << 20
+PROGRAM_SECONDS_MAX = 60.0
 TAKEN_FROM = 0.3
 """Share of the machine's processors."""
 
@@ -107,7 +109,7 @@ class Others:
         total, idle, ours = (now - was for now, was in zip(self._look(), self._begun, strict=True))
         taken = (total - idle - ours) / total
         print(f"{found['rule']}: others took {taken:.0%} of the processors")
-        return SOAK and found["rule"] == "a worker short of CPU" and taken >= TAKEN_FROM
+        return SOAK and found["rule"] == SHORT_OF_CPU and taken >= TAKEN_FROM
 
 
 @pytest.mark.parametrize(("rule", "seed"), CASES)
@@ -128,6 +130,34 @@ def test_what_was_made_sick_is_named(seen: Any, wait_until: Callable[..., Any], 
     assert made.vertex in found["task"], found
     if made.subtask is not None:
         assert found["task"].endswith(f"[{made.subtask}]"), found
+
+
+@contextlib.contextmanager
+def programs_that_compute(count: int) -> Iterator[None]:
+    text = f"import time\nend = time.monotonic() + {PROGRAM_SECONDS_MAX}\nwhile time.monotonic() < end: pass"
+    programs = [subprocess.Popen([sys.executable, "-c", text]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for program in programs:
+            program.kill()
+            program.wait(10)
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("seed", range(SEED, SEED + 5) if SOAK else [SEED])
+def test_workers_whose_processors_others_take_are_named(
+    seen: Any, wait_until: Callable[..., Any], seed: int
+) -> None:
+    random = Random(f"{SHORT_OF_CPU} {seed}")
+    made = SICK["slow function"](random)
+    processors = os.cpu_count() or 1
+    with programs_that_compute(processors * random.randrange(3, 6)):
+        job = submitted(seen, made)
+        found = wait_until(
+            lambda: each if (each := diagnosed(seen, job))["verdict"] != "healthy" else None, SHORT_OF_CPU
+        )
+    assert (found["rule"], made.vertex in found["task"]) == (SHORT_OF_CPU, True), found
 
 
 @pytest.mark.parametrize("seed", HEALTHY)

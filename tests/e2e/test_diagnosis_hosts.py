@@ -1,6 +1,7 @@
 """Diagnoses of jobs between two hosts whose cable is long, or narrow.
 
-Only root can make hosts: collected as root, and where CI says that it is true.
+Only root can make hosts: collected as root, and where CI says that it is true. ``MINISHUFFLE_SOAK=1`` tries
+five lengths and widths, ``MINISHUFFLE_SEED=n`` being the first of their seeds.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from random import Random
 from typing import Any
 
 import pytest
@@ -24,9 +26,9 @@ from support.slowlinks import SlowLink
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 ROW_BYTES = 2_000
-DELAY_SECONDS = 0.03
-BYTES_PER_SECOND = 1_000_000
 SECONDS_MAX = 60.0
+SEED = int(os.environ.get("MINISHUFFLE_SEED", "1"))
+SEEDS = range(SEED, SEED + 5) if os.environ.get("MINISHUFFLE_SOAK") == "1" else [SEED]
 
 
 def ip(*words: str) -> None:
@@ -47,33 +49,44 @@ def slow_link(hosts: Hosts, number: int) -> Iterator[SlowLink]:
         yield stack.enter_context(SlowLink(plug, near))
 
 
-def test_a_long_and_a_narrow_cable_are_each_named(watch: Any, wait_until: Callable[..., Any]) -> None:
-    with HostCluster(workers=2, slots=1, segment_bytes=8192) as cluster:
+def diagnosed(flags: list[str], job: str) -> dict[str, Any]:
+    ran = CliRunner().invoke(cli, [*flags, "diagnose", job, "--seconds", "2", "--json"])
+    assert ran.exit_code == 0, ran.output
+    answer: dict[str, Any] = json.loads(ran.stdout)
+    print(answer["rule"], answer["evidence"])
+    return answer
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_long_and_a_narrow_cable_are_each_named(
+    watch: Any, wait_until: Callable[..., Any], seed: int
+) -> None:
+    random = Random(f"cables {seed}")
+    with (
+        HostCluster(workers=2, slots=1, segment_bytes=8192) as cluster,
+        slow_link(cluster.hosts, 2) as link,
+    ):
         flags = watch(cluster).flags
+        delay = link.delay = random.uniform(0.02, 0.05)
+        stream = Stream.source(Large(ROW_BYTES)).partition(lambda row, consumers: consumers - 1)
+        job = cluster.submit(stream.to_count(), parallelism=2)
+        remote = next(task for task in job.info().tasks if task.operator == 0 and task.worker == 1)
 
-        def diagnosed(job: str, rule: str) -> dict[str, Any]:
-            def found() -> dict[str, Any] | None:
-                ran = CliRunner().invoke(cli, [*flags, "diagnose", job, "--seconds", "2", "--json"])
-                assert ran.exit_code == 0, ran.output
-                answer: dict[str, Any] = json.loads(ran.stdout)
-                print(answer["rule"], answer["evidence"])
-                return answer if answer["rule"] == rule else None
-
-            answer: dict[str, Any] = wait_until(found, rule, SECONDS_MAX)
+        def named(rule: str) -> dict[str, Any]:
+            answer: dict[str, Any] = wait_until(
+                lambda: found if (found := diagnosed(flags, job.id))["rule"] == rule else None,
+                rule,
+                SECONDS_MAX,
+            )
             return answer
 
-        with slow_link(cluster.hosts, 2) as link:
-            link.delay = DELAY_SECONDS
-            stream = Stream.source(Large(ROW_BYTES)).partition(lambda row, consumers: consumers - 1)
-            job = cluster.submit(stream.to_count(), parallelism=2)
-            remote = next(task for task in job.info().tasks if task.operator == 0 and task.worker == 1)
-            found = diagnosed(job.id, "credit round trip too long")
-            assert found["task"] == f"{remote.name}[{remote.index}]"
-            assert 2 * DELAY_SECONDS <= found["evidence"]["round_trip_seconds"] < 4 * DELAY_SECONDS
+        found = named("credit round trip too long")
+        assert found["task"] == f"{remote.name}[{remote.index}]"
+        assert 2 * delay <= found["evidence"]["round_trip_seconds"] < 4 * delay
 
-            link.delay, link.bytes_per_second = 0.0, BYTES_PER_SECOND
-            found = diagnosed(job.id, "network")
-            assert (found["task"], found["evidence"]["to_workers"]) == (f"{remote.name}[{remote.index}]", [2])
-            link.bytes_per_second = None
-            job.cancel()
-            job.wait_until_over(SECONDS_MAX)
+        link.delay, link.bytes_per_second = 0.0, random.randrange(500_000, 1_500_000)
+        found = named("network")
+        assert (found["task"], found["evidence"]["to_workers"]) == (f"{remote.name}[{remote.index}]", [2])
+        link.bytes_per_second = None
+        job.cancel()
+        job.wait_until_over(SECONDS_MAX)

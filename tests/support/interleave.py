@@ -19,6 +19,8 @@ class Stepped:
         self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
         self._left = 0
         """Instructions before which it does not stop."""
+        self._steps = True
+        """Nobody has let it run to its end."""
         self.done = False
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -37,6 +39,9 @@ class Stepped:
             self._stopped.release()
 
     def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if not self._steps:
+            sys.settrace(None)
+            return None
         if "/minishuffle/" not in frame.f_code.co_filename:
             return None
         frame.f_trace_opcodes = True
@@ -61,6 +66,7 @@ class Stepped:
         return count - self._left + 1 if self.done else count
 
     def finish(self) -> None:
+        self._steps = False
         self.step(1_000_000)
         self._thread.join(SECONDS_MAX)
         if self.error is not None:
