@@ -130,7 +130,7 @@ class Task:
     """Rows that were late, and dropped, since their producer has restarted."""
     _failed_rows: int = field(default=0, init=False)
     """Rows of the batch that the task had in hand when it ended, and neither passed on nor keeps as state."""
-    _rows_passed: int = field(default=0, init=False)
+    _rows_taken: int = field(default=0, init=False)
     """Rows of batches that the chain has taken, without those that the next attempt gets again."""
     _in_hand: tuple[int, int] = field(default=(0, 0), init=False)
     """Rows of the batch that the chain takes, and what it had passed on before."""
@@ -301,7 +301,7 @@ class Task:
                 finally:
                     self._left_rows = inputs.rows_left()
             chain.finish(self.paths.check)
-            self.counters.state_rows, self.counters.rows_done = 0, self._rows_passed
+            self.counters.state_rows, self.counters.rows_done = 0, self._rows_taken
             self._end_partitions()
         except BaseException as error:
             results = _close(opened, error)
@@ -391,7 +391,7 @@ class Task:
         else:
             self._in_hand = 0, 0
             if not repeated:
-                self._rows_passed += len(batch)
+                self._rows_taken += len(batch)
         finally:
             self._count_state(chain)
         if self._recovers:
@@ -400,7 +400,7 @@ class Task:
 
     def _count_state(self, chain: Chain) -> None:
         self.counters.state_rows = chain.state_rows()
-        self.counters.rows_done = max(0, self._rows_passed - chain.rows_kept())
+        self.counters.rows_done = max(0, self._rows_taken - chain.rows_kept())
 
     def _look_at_clock(self, chain: Chain, now: float) -> float:
         """Call operators whose time has come, and emit a latency marker if it is time; returns when the next
