@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from minishuffle.errors import (
@@ -517,6 +518,18 @@ class Client:
             UnknownName: a worker that is named is not alive.
         """
         return self._read(question, WorkersAnswered)
+
+    def spark_options(self, secret_file: Path) -> dict[str, str]:
+        """The options by which ``format("minishuffle")`` of Spark finds this cluster.
+
+        Args:
+            secret_file: where the secret of this client stands, on every machine that asks for it.
+        """
+        return {
+            "coordinator": str(self.address),
+            "cluster": self.cluster,
+            "secret-file": str(secret_file),
+        }
 
     def stop_cluster(self) -> None:
         """Cancel all jobs and shut the workers and the coordinator down."""

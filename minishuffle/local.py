@@ -204,6 +204,11 @@ class LocalCluster:
             raise UsageError("this LocalCluster is not running: use it in a 'with' statement")
         return self._state_dir
 
+    def spark_options(self) -> dict[str, str]:
+        """The options by which ``format("minishuffle")`` of Spark finds this cluster:
+        ``df.write.format("minishuffle").options(**cluster.spark_options())``."""
+        return self.client.spark_options(self.state_dir / "secret")
+
     @property
     def workers(self) -> dict[int, int]:
         """Worker id -> process id, of the last process that this object started for each worker."""

@@ -71,11 +71,7 @@ class _Bench:
         self._records = records
         self._partitions = partitions
         self._parquet = f"{directory}/rows"
-        self._options = {
-            "coordinator": str(cluster.client.address),
-            "cluster": cluster.client.cluster,
-            "secret-file": str(cluster.state_dir / "secret"),
-        }
+        self._options = cluster.spark_options()
         self._rounds = 0
 
     def run(self, warm_up: int, rounds: int) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from minishuffle.cli import doctor, tables
 from minishuffle.cli.loading import load_pipeline
-from minishuffle.cli.pipeline import data_options, show_outcome, started_spark
+from minishuffle.cli.pipeline import show_outcome, started_spark
 from minishuffle.cli.session import late_global_options
 from minishuffle.cli.tables import byte_text, rate_text
 from minishuffle.client import JobHandle
@@ -290,8 +290,8 @@ def run_flights(cluster: LocalCluster, out: Console) -> Verdict:
     data = DataDirectory(cluster.state_dir / "flights")
     answers = str(cluster.state_dir / "answers")
     out.print("starting Spark …")
-    with started_spark("minishuffle demo", "local[*]", False, None) as spark:
-        options = data_options(cluster.client, cluster.state_dir / "secret")
+    with started_spark("minishuffle demo", "local[*]") as spark:
+        options = cluster.spark_options()
         outcome = run_once(
             found, spark, cluster.client, options, data, output=answers, parallelism=FLIGHTS_PARALLELISM
         )

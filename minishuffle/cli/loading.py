@@ -168,7 +168,7 @@ def load_job(spec: str) -> Job:
 
 
 def load_pipeline(spec: str) -> Found[Pipeline]:
-    """Find a pipeline in the same way: a Pipeline, or a function that returns one."""
+    """Find a pipeline in the same way: a Pipeline, a class of such, or a function that returns one."""
     return _load(spec, PIPELINE)
 
 
@@ -278,7 +278,11 @@ def _found_in(module: ModuleType, attribute: str, spec: str, kind: Kind[Made]) -
             name
             for name, value in vars(module).items()
             if isinstance(value, kind.type)
-            or (inspect.isfunction(value) and value.__module__ == module.__name__ and name[0] != "_")
+            or (
+                (inspect.isfunction(value) or _is_kind(value, kind))
+                and value.__module__ == module.__name__
+                and name[0] != "_"
+            )
         ]
         there = f"; there are {', '.join(own)}" if own else ""
         raise UnknownName(f"{spec}: there is no attribute {attribute!r}{there}")
@@ -286,16 +290,22 @@ def _found_in(module: ModuleType, attribute: str, spec: str, kind: Kind[Made]) -
     name = spec if spec in kind.built_in else attribute
     if isinstance(target, kind.type):
         return Found(kind, name, "", (), target)
-    if not callable(target) or inspect.isclass(target):
+    if not callable(target) or (inspect.isclass(target) and not _is_kind(target, kind)):
         other = type(target).__name__
-        raise UsageError(f"{spec} is a {other}, not {kind.type_name} nor a function that returns one")
+        raise UsageError(f"{spec} is of type {other}, not {kind.type_name} nor a function that returns one")
     doc = (inspect.getdoc(target) or "").replace("``", "")
     return Found(kind, name, doc, _parameters(target, spec), target)
 
 
+def _is_kind(target: Any, kind: Kind[Any]) -> bool:
+    """Whether it is a class of a user's own whose objects are what is looked for."""
+    return inspect.isclass(target) and issubclass(target, kind.type) and not inspect.isabstract(target)
+
+
 def _parameters(function: Callable[..., Any], spec: str) -> tuple[JobParameter, ...]:
     try:
-        hints = typing.get_type_hints(function, include_extras=True)
+        made_by = function.__init__ if inspect.isclass(function) else function
+        hints = typing.get_type_hints(made_by, include_extras=True)
     except NameError as error:
         raise UsageError(f"{spec}: an annotation cannot be read: {error}") from None
     found = []

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -30,6 +29,12 @@ if TYPE_CHECKING:
 __all__ = ["pipeline", "show_outcome"]
 
 EXIT_NOT_EQUAL = 1
+CONF_OPTIONS = {
+    "spark.master": "--master",
+    "spark.pyspark.python": "--spark-python",
+    "spark.ui.enabled": "--spark-ui",
+}
+"""Settings of Spark that have an option of their own."""
 
 
 @click.group()
@@ -43,6 +48,13 @@ def pipeline() -> None:
 @click.option("--master", default="local[*]", show_default=True, help="Of Spark: where its tasks run.")
 @click.option("--spark-ui", is_flag=True, help="Let Spark serve its web pages.")
 @click.option("--spark-python", metavar="PATH", help="Python of Spark's executors; by default this one.")
+@click.option(
+    "--conf",
+    "spark_settings",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="A setting of Spark, as of spark-submit.",
+)
 @click.option("--data-uri", metavar="URI", help="A directory that every executor can read and write.")
 @click.option("--workers", type=click.IntRange(1, 64), default=2, show_default=True)
 @click.option("--slots", type=click.IntRange(1, 64), default=4, show_default=True, help="Per worker.")
@@ -70,6 +82,7 @@ def run(
     master: str,
     spark_ui: bool,
     spark_python: str | None,
+    spark_settings: tuple[str, ...],
     data_uri: str | None,
     workers: int,
     slots: int,
@@ -82,9 +95,10 @@ def run(
 ) -> None:
     """Run PIPELINE: a built-in name (flights, ads), module:attribute or file.py:attribute.
 
-    The attribute is a Pipeline, or a function that returns one, whose annotated parameters are the
-    --set keys. The job runs on the cluster at --coordinator, or else on one of its own with --workers.
-    Ends with code 1 when the result is not what Spark computes, and with 3 when the job lost rows.
+    The attribute is a Pipeline, a class of such, or a function that returns one; the annotated
+    parameters of class or function are the --set keys. The job runs on the cluster at --coordinator,
+    or else on one of its own with --workers. Ends with code 1 when the result is not what Spark
+    computes, and with 3 when the job lost rows.
     """
     from minishuffle.pipelines.pipeline import check_name
     from minishuffle.pipelines.run import Fault, run_once
@@ -97,11 +111,12 @@ def run(
         found = load_pipeline(name).build(settings)
     check_name(found)
     check_data_uri(master, data_uri)
+    conf = checked_conf(spark_settings)
     directory = session.directory() / "pipelines" / found.name
     data = DataDirectory(directory / "data", data_uri)
     answers = output or (f"{data_uri.rstrip('/')}/answers" if data_uri else str(directory / "answers"))
     with (
-        started_spark(found.name, master, spark_ui, spark_python, session.debug) as spark,
+        started_spark(found.name, master, spark_ui, spark_python, conf, session.debug) as spark,
         cluster_for(session, workers, slots) as (client, options, cluster),
     ):
         given: dict[str, Any] = {"output": answers, "parallelism": parallelism}
@@ -141,14 +156,40 @@ def check_data_uri(master: str, data_uri: str | None) -> None:
         )
 
 
+def checked_conf(settings: Sequence[str]) -> dict[str, str]:
+    """What was given with ``--conf``, by name.
+
+    Raises:
+        UsageError: it is no ``KEY=VALUE``, no setting of Spark, or one that has an option of its own.
+    """
+    conf = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals or not key.startswith("spark."):
+            raise UsageError(
+                f"--conf {setting}: write it as spark.NAME=VALUE, e.g. --conf spark.driver.memory=4g"
+            )
+        if key in CONF_OPTIONS:
+            raise UsageError(f"--conf {key}: give {CONF_OPTIONS[key]} instead")
+        conf[key] = value
+    return conf
+
+
 @contextlib.contextmanager
 def started_spark(
-    app: str, master: str, spark_ui: bool, spark_python: str | None, debug: bool = False
+    app: str,
+    master: str,
+    spark_ui: bool = False,
+    spark_python: str | None = None,
+    conf: Mapping[str, str] | None = None,
+    debug: bool = False,
 ) -> Iterator[SparkSession]:
     """A session of Spark for the block; nothing of it runs on after that."""
     from minishuffle.spark.session import spark_error, spark_session, stop_spark
 
-    spark = spark_session(app, master=master, spark_ui=spark_ui, spark_python=spark_python, debug=debug)
+    spark = spark_session(
+        app, master=master, spark_ui=spark_ui, spark_python=spark_python, options=conf, debug=debug
+    )
     try:
         yield spark
     except (ShuffleError, OSError, click.ClickException, KeyboardInterrupt, SystemExit):
@@ -167,18 +208,10 @@ def cluster_for(
     Spark finds it."""
     if session.coordinator is not None:
         with session.client() as client:
-            yield client, data_options(client, session.secret_path()), None
+            yield client, client.spark_options(session.secret_path()), None
         return
     with LocalCluster(workers=workers, slots=slots) as cluster:
-        yield cluster.client, data_options(cluster.client, cluster.state_dir / "secret"), cluster
-
-
-def data_options(client: Client, secret_file: Path) -> dict[str, str]:
-    return {
-        "coordinator": str(client.address),
-        "cluster": client.cluster,
-        "secret-file": str(secret_file),
-    }
+        yield cluster.client, cluster.spark_options(), cluster
 
 
 def show_outcome(found: Pipeline, outcome: Outcome, answers: str, as_json: bool) -> None:
@@ -197,8 +230,9 @@ def show_outcome(found: Pipeline, outcome: Outcome, answers: str, as_json: bool)
         out.print(str(outcome.verdict or "nothing to compare with: the pipeline has no expected()"))
         if outcome.audit is not None:
             show_audit(outcome.audit, found.audit_by, outcome.killed)
-    for difference in outcome.verdict.differences if outcome.verdict is not None else ():
-        click.echo(difference, err=True)
+    if outcome.verdict is not None:
+        for sentence in (*outcome.verdict.widened, *outcome.verdict.differences):
+            click.echo(sentence, err=True)
 
 
 def show_audit(audit: Audit, by: str, killed: int) -> None:

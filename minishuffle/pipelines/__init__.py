@@ -5,7 +5,7 @@ from minishuffle.pipelines.pipeline import DataDirectory, Input, Pipeline
 __all__ = ["BUILT_IN", "DataDirectory", "Input", "Pipeline"]
 
 BUILT_IN = {
-    "ads": "minishuffle.pipelines.advertising:advertising",
-    "flights": "minishuffle.pipelines.flights:flights",
+    "ads": "minishuffle.pipelines.advertising:Advertising",
+    "flights": "minishuffle.pipelines.flights:Flights",
 }
 """Name on the command line -> ``module:attribute``."""

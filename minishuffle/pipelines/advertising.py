@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from minishuffle.examples.adrequests import AdRequests
 
-__all__ = ["Advertising", "advertising"]
+__all__ = ["Advertising"]
 
 RATE: Final = 200
 """Impressions per second of event time."""
@@ -37,24 +37,20 @@ NUMBERS: Final = ("shown", "clicked", "bought", "cost_micros", "cents")
 BEST: Final = 10
 
 
-def advertising(
-    impressions: Annotated[int, Field(ge=1, le=1_000_000_000)] = 2_000_000,
-    splits: Annotated[int, Field(ge=1, le=64)] = 2,
-    seed: Annotated[int, Field(ge=0, le=1_000_000)] = 1,
-) -> Advertising:
-    """So many generated impressions joined with their clicks and purchases, in ``splits`` parts each."""
-    return Advertising(impressions, splits, seed)
-
-
 class Advertising(Pipeline):
-    """See :func:`advertising`."""
+    """So many generated impressions joined with their clicks and purchases, in ``splits`` parts each."""
 
     name = "ads"
     report_title = "the ten campaigns and quarters of an hour with the greatest revenue"
     audit_key = ("campaign", "window_start")
     audit_by = "campaign"
 
-    def __init__(self, impressions: int = 2_000_000, splits: int = 2, seed: int = 1) -> None:
+    def __init__(
+        self,
+        impressions: Annotated[int, Field(ge=1, le=1_000_000_000)] = 2_000_000,
+        splits: Annotated[int, Field(ge=1, le=64)] = 2,
+        seed: Annotated[int, Field(ge=0, le=1_000_000)] = 1,
+    ) -> None:
         self.impressions = impressions
         self.splits = splits
         self.seed = seed

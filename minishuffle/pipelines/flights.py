@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from datetime import timedelta
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
 
 from minishuffle.dataflow.table import Table
-from minishuffle.errors import ShuffleError, UnknownName, UsageError
+from minishuffle.errors import ShuffleError, UnknownName
 from minishuffle.limits import PARALLELISM_MAX
 from minishuffle.pipelines.pipeline import DataDirectory, Input, Pipeline
 
@@ -31,7 +33,6 @@ __all__ = [
     "WEATHER_ROWS",
     "airlines_table",
     "check_rows",
-    "flights",
     "packaged_file",
     "read_airlines",
     "read_flights",
@@ -179,19 +180,12 @@ RESULT = (
 )
 
 
-def flights(
-    splits: int = 4, out_of_order_hours: float = 24.0, watermarks: Literal["batch", "each"] = "batch"
-) -> Flights:
+class Flights(Pipeline):
     """New York's flights of 2013 joined with the weather at their departure, by carrier and hour.
 
     ``splits`` are the parts in which the flights arrive, each from January to December;
     ``out_of_order_hours`` is how far behind the latest flight another may come before it is late.
     """
-    return Flights(splits, out_of_order_hours, watermarks)
-
-
-class Flights(Pipeline):
-    """See :func:`flights`."""
 
     name = "flights"
     report_title = "the ten carriers and hours with the most minutes of delay"
@@ -200,16 +194,10 @@ class Flights(Pipeline):
 
     def __init__(
         self,
-        splits: int = 4,
-        out_of_order_hours: float = 24.0,
+        splits: Annotated[int, Field(ge=1, le=PARALLELISM_MAX)] = 4,
+        out_of_order_hours: Annotated[float, Field(ge=0, le=YEAR_HOURS, allow_inf_nan=False)] = 24.0,
         watermarks: Literal["batch", "each"] = "batch",
     ) -> None:
-        if not 1 <= splits <= PARALLELISM_MAX:
-            raise UsageError(f"splits takes a number from 1 to {PARALLELISM_MAX}, not {splits}")
-        if not 0 <= out_of_order_hours <= YEAR_HOURS:
-            raise UsageError(
-                f"out_of_order_hours takes hours from 0 to {YEAR_HOURS}, not {out_of_order_hours:g}"
-            )
         self.splits = splits
         self.out_of_order = timedelta(hours=out_of_order_hours)
         self.watermarks = watermarks

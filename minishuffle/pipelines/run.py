@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 import uuid
@@ -17,6 +18,7 @@ from minishuffle.dataflow.table import Table
 from minishuffle.errors import UsageError
 from minishuffle.pipelines.audit import Audit, Completeness, WorkerKill, audited, check_audit, worker_killed
 from minishuffle.pipelines.pipeline import DataDirectory, Input, Pipeline, asked, check_name, is_frame
+from minishuffle.pipelines.verdict import Verdict, compare
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -26,83 +28,17 @@ if TYPE_CHECKING:
 __all__ = [
     "Fault",
     "Outcome",
-    "Verdict",
     "checked_inputs",
-    "compare",
     "job_of",
     "judged",
     "late_rows",
     "run_once",
+    "slots_warning",
     "width",
     "write_all",
 ]
 
-
-# --- verdict --------------------------------------------------------------------------------------
-#
-# Whether a result is what Spark computes by itself.
-
-
-DIFFERENCES_SHOWN = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Rows on both sides, and how many there are on one side only, each counted as often as it stands."""
-
-    rows: int
-    rows_spark: int
-    only_minishuffle: int
-    only_spark: int
-    differences: tuple[str, ...] = ()
-    """The first few, one sentence each; those of the schemas, if they differ."""
-
-    @property
-    def equal(self) -> bool:
-        return not (self.differences or self.only_minishuffle or self.only_spark)
-
-    def __str__(self) -> str:
-        if self.equal:
-            return f"EQUAL: {self.rows:,} rows of minishuffle and of Spark"
-        return (
-            f"NOT EQUAL: {self.rows:,} rows of minishuffle, {self.rows_spark:,} of Spark; "
-            f"{self.only_minishuffle:,} only of minishuffle, {self.only_spark:,} only of Spark"
-        )
-
-
-def compare(result: DataFrame, expected: DataFrame) -> Verdict:
-    """Equal are the same columns of the same types, and the same rows, equally often, in any order."""
-    rows, rows_spark = result.count(), expected.count()
-    schemas = tuple(_schema_differences(result, expected))
-    if schemas:
-        return Verdict(rows, rows_spark, rows, rows_spark, schemas[:DIFFERENCES_SHOWN])
-    ours, theirs = result.exceptAll(expected), expected.exceptAll(result)
-    only_minishuffle, only_spark = ours.count(), theirs.count()
-    differences = [
-        *(_first_rows("minishuffle", ours) if only_minishuffle else ()),
-        *(_first_rows("Spark", theirs) if only_spark else ()),
-    ]
-    return Verdict(rows, rows_spark, only_minishuffle, only_spark, tuple(differences[:DIFFERENCES_SHOWN]))
-
-
-def _schema_differences(result: DataFrame, expected: DataFrame) -> Iterator[str]:
-    """Names, order and types; whether a column may be null is no part of the data."""
-    ours, theirs = dict(result.dtypes), dict(expected.dtypes)
-    for name in [*ours, *(name for name in theirs if name not in ours)]:
-        if ours.get(name) != theirs.get(name):
-            kind, kind_spark = (side.get(name, "not there") for side in (ours, theirs))
-            yield f"the column {name} is {kind} of minishuffle and {kind_spark} of Spark"
-    if ours == theirs and result.columns != expected.columns:
-        yield (
-            f"the columns of minishuffle are in the order {', '.join(result.columns)}, those of Spark in "
-            f"{', '.join(expected.columns)}"
-        )
-
-
-def _first_rows(side: str, rows: DataFrame) -> Iterator[str]:
-    # As Arrow, because times of collect() are in the time zone of this process.
-    for row in rows.orderBy(*rows.columns).limit(DIFFERENCES_SHOWN).toArrow().to_pylist():
-        yield f"only of {side}: " + ", ".join(f"{name}={value}" for name, value in row.items())
+log = logging.getLogger(__name__)
 
 
 # --- writes ---------------------------------------------------------------------------------------
@@ -188,6 +124,22 @@ def raise_first_error(writes: list[Write], handle: JobHandle) -> None:
     if info.state == "failed" and info.causes and info.causes[0].traceback.strip():
         handle.wait()
     raise errors[0][1]
+
+
+def slots_warning(inputs: Mapping[str, Input], slots: int) -> str | None:
+    """What to say if Spark runs fewer tasks at once than there are splits; None if all are written at once.
+
+    It writes one input after the other then, and a join of the job holds the rows of one until those of the
+    other come.
+    """
+    splits = sum(given.splits for given in inputs.values())
+    if len(inputs) == 1 or splits <= slots:
+        return None
+    counts = ", ".join(f"{given.splits} of {name}" for name, given in inputs.items())
+    return (
+        f"Spark runs {slots} tasks at a time, and the inputs have {splits} splits ({counts}): it writes some "
+        f"after the others, and joins hold what waits for them; --master 'local[{splits}]' writes all at once"
+    )
 
 
 # --- run ------------------------------------------------------------------------------------------
@@ -322,6 +274,8 @@ def run_once(
         ShuffleError: the pipeline, Spark or the job failed; the job is cancelled if it still runs.
     """
     inputs = checked_inputs(pipeline, spark, data)
+    if warning := slots_warning(inputs, spark.sparkContext.defaultParallelism):
+        log.warning(warning)
     if fault is not None:
         check_audit(pipeline)
     parallelism = width(client, parallelism)
@@ -334,11 +288,8 @@ def run_once(
             ended = handle.wait(allow_loss=fault is not None)
         seconds = time.monotonic() - began
     began = time.monotonic()
-    reader = spark.read.format("minishuffle").options(**options).option("job", handle.id)
-    reader = reader.option("allow-loss", "true" if fault is not None else "false")
-    reader.option("sink", SINK).load().write.mode("overwrite").parquet(f"{output}/minishuffle")
+    result = read_back(spark, options, handle, f"{output}/minishuffle", allow_loss=fault is not None)
     read_seconds = time.monotonic() - began
-    result = spark.read.parquet(f"{output}/minishuffle")
     audit = None
     if fault is None:
         verdict = judged(pipeline, spark, data, result, output)
@@ -360,6 +311,16 @@ def run_once(
         audit,
         killed.worker,
     )
+
+
+def read_back(
+    spark: SparkSession, options: Mapping[str, str], handle: JobHandle, directory: str, *, allow_loss: bool
+) -> DataFrame:
+    """The job's result out of the Parquet files that Spark has written of it."""
+    reader = spark.read.format("minishuffle").options(**options).option("job", handle.id)
+    reader = reader.option("allow-loss", str(allow_loss).lower()).option("sink", SINK)
+    reader.load().write.mode("overwrite").parquet(directory)
+    return spark.read.parquet(directory)
 
 
 def judged(

@@ -77,7 +77,8 @@ def run_streaming(
     verdict = judged(pipeline, spark, data, result, output)
     rows_in = rows_taken(ended)
     rows_out = verdict.rows if verdict is not None else result.count()
-    return Outcome(result, verdict, late_rows(ended), rows_in, rows_in / seconds, rows_out / seconds)
+    rate_in, rate_out = (rows_in - run.taken_before) / seconds, (rows_out - run.read_before) / seconds
+    return Outcome(result, verdict, late_rows(ended), rows_in, rate_in, rate_out)
 
 
 class StreamingRun:
@@ -109,6 +110,8 @@ class StreamingRun:
         self._handle: JobHandle | None = None
         self.writers: dict[str, StreamingQuery] = {}
         self.reader: StreamingQuery | None = None
+        self.taken_before = self.read_before = 0
+        """Rows that went into the job, and that Spark had read from it, before this run went on with it."""
 
     @property
     def handle(self) -> JobHandle:
@@ -124,6 +127,8 @@ class StreamingRun:
         """Find the job of a run that was stopped; else write the input files and start a job."""
         self._handle = self._stopped_run()
         if self._handle is not None:
+            self.taken_before = rows_taken(self._handle.info())
+            self.read_before = self._result_rows()
             return
         parallelism = width(self.client, parallelism)
         stream = job_of(self.pipeline, self.inputs, parallelism, bounded=False)
@@ -159,11 +164,24 @@ class StreamingRun:
         part.write_text(json.dumps(record))
         os.replace(part, self.record)
 
+    def _result_rows(self) -> int:
+        """Rows that Spark has read from the job so far."""
+        place = self.place("minishuffle")
+        system, path = self._path(place)
+        return (
+            self.spark.read.parquet(place).count() if system.exists(path.suffix("/_spark_metadata/0")) else 0
+        )
+
     def _remove(self, directory: str) -> None:
+        system, path = self._path(directory)
+        system.delete(path, True)
+
+    def _path(self, place: str) -> tuple[Any, Any]:
+        """The place as Hadoop knows it, and the file system on which it is."""
         jvm = self.spark._jvm
         assert jvm is not None
-        path = jvm.org.apache.hadoop.fs.Path(directory)
-        path.getFileSystem(self.spark.sparkContext._jsc.hadoopConfiguration()).delete(path, True)
+        path = jvm.org.apache.hadoop.fs.Path(place)
+        return path.getFileSystem(self.spark.sparkContext._jsc.hadoopConfiguration()), path
 
     # --- the queries ----------------------------------------------------------------------------
 

@@ -172,7 +172,7 @@ def test_a_module_of_the_working_directory(job_file: Path, monkeypatch: pytest.M
             UnknownName,
             "no attribute 'absent'; there are ready, numbers, wrong, broken, bare",
         ),
-        ("{file}:number", UsageError, "is a int, not a Stream or a Table"),
+        ("{file}:number", UsageError, "is of type int, not a Stream or a Table"),
         ("{file}:bare", UsageError, "parameter count has no annotation"),
     ],
 )

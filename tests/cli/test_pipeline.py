@@ -16,7 +16,8 @@ from pyspark.sql import DataFrame, SparkSession
 from minishuffle.cli import pipeline as command
 from minishuffle.errors import ShuffleError
 from minishuffle.pipelines import Pipeline
-from minishuffle.pipelines.run import Outcome, compare
+from minishuffle.pipelines.run import Outcome
+from minishuffle.pipelines.verdict import compare
 
 Run = Callable[..., Result]
 
@@ -28,6 +29,9 @@ from minishuffle.pipelines import Pipeline
 class Own(Pipeline):
     name = "own"
     report_title = "what it found"
+
+    def __init__(self, size: int = 3):
+        self.name = f"own{size}"
 
     def inputs(self, spark, data):
         return {}
@@ -60,9 +64,9 @@ def own(tmp_path: Path) -> Path:
         (["fligts"], "there is no built-in pipeline 'fligts'; did you mean 'flights'?"),
         (["absent.py:pipeline"], "there is no file absent.py"),
         (["absent.py"], "say which attribute of the file is the pipeline, as absent.py:ATTRIBUTE"),
-        (["{own}:other"], "there is no attribute 'other'; there are pipeline, own"),
-        (["{own}:number"], "is a int, not a Pipeline nor a function that returns one"),
-        (["{own}:Own"], "not a Pipeline nor a function that returns one"),
+        (["{own}:other"], "there is no attribute 'other'; there are Own, pipeline, own"),
+        (["{own}:number"], "is of type int, not a Pipeline nor a function that returns one"),
+        (["{own}:Pipeline"], "not a Pipeline nor a function that returns one"),
         (["{own}:own", "--set", "size=3"], "pipeline own takes no parameters"),
         (["{own}:pipeline", "--set", "sise=3"], "did you mean 'size'? pipeline pipeline takes size: int = 3"),
         (["flights", "--set", "splits=none"], "--set splits=none: "),
@@ -72,6 +76,9 @@ def own(tmp_path: Path) -> Path:
             "the executors of spark://h:7077 need the data where all",
         ),
         (["flights", "--master", "local-cluster[2,1,1024]"], "give --data-uri with a directory"),
+        (["flights", "--conf", "driver.memory=4g"], "write it as spark.NAME=VALUE"),
+        (["flights", "--conf", "spark.driver.memory"], "write it as spark.NAME=VALUE"),
+        (["flights", "--conf", "spark.master=local[4]"], "give --master instead"),
     ],
 )
 def test_what_is_refused_before_anything_is_started(
@@ -81,6 +88,21 @@ def test_what_is_refused_before_anything_is_started(
     result = run("pipeline", "run", *(text.format(own=own) for text in arguments))
     assert result.exit_code == 2 and problem in result.output, result.output
     assert result.output.count("\n") == 1
+
+
+def test_a_class_and_settings_of_spark(run: Run, own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The class is made with --set, and --conf goes to the session."""
+    given: list[Any] = []
+
+    def started(*arguments: Any) -> None:
+        given.extend(arguments)
+        raise ShuffleError("Spark does not start")
+
+    monkeypatch.setattr(command, "started_spark", started)
+    conf = ["--conf", "spark.driver.memory=4g", "--conf", "spark.a=b=c"]
+    result = run("pipeline", "run", f"{own}:Own", "--set", "size=5", *conf)
+    assert "Spark does not start" in result.output
+    assert given[0] == "own5" and {"spark.driver.memory": "4g", "spark.a": "b=c"} in given
 
 
 @pytest.mark.parametrize("as_json", [True, False])

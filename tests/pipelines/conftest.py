@@ -29,11 +29,7 @@ def cluster() -> Iterator[LocalCluster]:
 @pytest.fixture(scope="module")
 def options(cluster: LocalCluster) -> dict[str, str]:
     """By which Spark finds the cluster."""
-    return {
-        "coordinator": str(cluster.client.address),
-        "cluster": "local",
-        "secret-file": str(cluster.state_dir / "secret"),
-    }
+    return cluster.spark_options()
 
 
 @pytest.fixture(scope="module")

@@ -82,11 +82,7 @@ def test_flights_with_a_killed_worker_are_audited_by_spark(
 ) -> None:
     """What is not equal is explained by what the job says it lost, and most of it is there."""
     with LocalCluster(workers=2, slots=4) as cluster:
-        options = {
-            "coordinator": str(cluster.client.address),
-            "cluster": "local",
-            "secret-file": str(cluster.state_dir / "secret"),
-        }
+        options = cluster.spark_options()
 
         def kill() -> int:
             """As soon as rows of both inputs are in the job."""

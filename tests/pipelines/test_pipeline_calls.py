@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +20,7 @@ from minishuffle.cli.pipeline import reported, stats_of
 from minishuffle.errors import ShuffleError, UnknownName, UsageError
 from minishuffle.pipelines import DataDirectory, Input, Pipeline
 from minishuffle.pipelines.pipeline import asked, check_name
-from minishuffle.pipelines.run import Outcome, checked_inputs, job_of, judged
+from minishuffle.pipelines.run import Outcome, checked_inputs, job_of, judged, slots_warning
 from minishuffle.spark.session import SparkFailed
 
 NOTHING: Any = None
@@ -190,3 +191,13 @@ def test_an_error_that_the_user_raises_as_minishuffles_own_keeps_its_kind() -> N
         UnknownName, match=r"given: inputs\(\), .*test_pipeline_calls\.py:\d+: there is no such file"
     ):
         checked_inputs(Absent(), NOTHING, DATA)
+
+
+def test_fewer_slots_of_spark_than_splits_are_named() -> None:
+    inputs: Any = {"shown": SimpleNamespace(splits=2), "clicked": SimpleNamespace(splits=1)}
+    assert slots_warning(inputs, 3) is None and slots_warning({"shown": inputs["shown"]}, 1) is None
+    warning = slots_warning(inputs, 2)
+    assert warning is not None and "3 splits (2 of shown, 1 of clicked)" in warning
+    assert warning.startswith("Spark runs 2 tasks at a time") and warning.endswith(
+        "--master 'local[3]' writes all at once"
+    )

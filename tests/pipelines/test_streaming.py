@@ -104,10 +104,13 @@ def test_flights_that_are_stopped_twice_are_what_spark_computes(
     run = make(Flights())
     run.prepare(2)
     jobs.add(run.handle.id)
+    parts = Path(run.place("minishuffle"))
+    read_before = spark.read.parquet(str(parts)).count() if any(parts.glob("_spark_metadata/*")) else 0
     run.start()
     run.finish()
     run.stop()
     assert len(jobs) == 1 and batches(run, "flights") == 14
+    assert 0 < run.taken_before < sum(january) and run.read_before == read_before
     ended = run.handle.info()
     assert (rows_taken(ended), late_rows(ended)) == (sum(january), 0)
     result = spark.read.parquet(run.place("minishuffle"))

@@ -35,11 +35,7 @@ def cluster() -> Iterator[LocalCluster]:
 @pytest.fixture
 def options(cluster: LocalCluster) -> Options:
     """With which a program of Spark finds the cluster."""
-    return {
-        "coordinator": str(cluster.client.address),
-        "cluster": "local",
-        "secret-file": str(cluster.state_dir / "secret"),
-    }
+    return cluster.spark_options()
 
 
 @pytest.fixture

@@ -7,8 +7,21 @@ from datetime import datetime
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    TimestampNTZType,
+    TimestampType,
+)
 
-from minishuffle.pipelines.run import Verdict, compare
+from minishuffle.pipelines.verdict import Verdict, compare, wider_type
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("wider_resources")]
 
@@ -63,12 +76,52 @@ def test_differences_name_their_side_and_values(spark: SparkSession, expected: D
     assert differences[0].endswith("minutes=100") and differences[1].endswith("minutes=99")
 
 
-def test_schemas_that_differ(spark: SparkSession, expected: DataFrame) -> None:
-    narrow = expected.withColumn("minutes", F.col("minutes").cast("int"))
+def test_values_of_columns_with_two_types_are_compared_in_the_wider_one(
+    spark: SparkSession, expected: DataFrame
+) -> None:
+    narrow = expected.withColumn("minutes", F.col("minutes").cast("decimal(12,2)"))
     verdict = compare(narrow, expected)
-    assert not verdict.equal
-    assert verdict.differences == ("the column minutes is int of minishuffle and bigint of Spark",)
-    verdict = compare(expected.drop("carrier"), expected)
-    assert verdict.differences == ("the column carrier is not there of minishuffle and string of Spark",)
+    assert verdict.equal and (verdict.only_minishuffle, verdict.only_spark) == (0, 0)
+    assert verdict.widened == (
+        "the column minutes is decimal(12,2) of minishuffle and bigint of Spark, compared as decimal(21,2)",
+    )
+    verdict = compare(
+        narrow.withColumn("minutes", F.col("minutes") + F.lit(0.25).cast("decimal(2,2)")), expected
+    )
+    assert (verdict.only_minishuffle, verdict.only_spark) == (100, 100) and not verdict.equal
+
+
+def test_columns_that_cannot_be_compared(spark: SparkSession, expected: DataFrame) -> None:
+    text = expected.withColumn("minutes", F.col("minutes").cast("string"))
+    verdict = compare(text, expected)
+    assert not verdict.equal and (verdict.only_minishuffle, verdict.only_spark) == (0, 0)
+    assert verdict.differences == ("the column minutes is string of minishuffle and bigint of Spark",)
+    verdict = compare(expected.drop("carrier").limit(90), expected)
+    assert verdict.differences[0] == "the column carrier is not there of minishuffle and string of Spark"
+    assert (verdict.only_minishuffle, verdict.only_spark) == (0, 10)
     turned = expected.select("minutes", "carrier", "time_hour")
     assert not compare(turned, expected).equal
+    verdict = compare(expected.select("carrier"), expected.select("minutes"))
+    assert (verdict.only_minishuffle, verdict.only_spark) == (100, 100)
+
+
+@pytest.mark.parametrize(
+    "left, right, wider",
+    [
+        (IntegerType(), LongType(), LongType()),
+        (FloatType(), DoubleType(), DoubleType()),
+        (DecimalType(12, 2), DecimalType(22, 4), DecimalType(22, 4)),
+        (DecimalType(12, 2), ByteType(), DecimalType(12, 2)),
+        (DecimalType(38, 20), LongType(), None),
+        (DoubleType(), LongType(), None),
+        (DecimalType(12, 2), DoubleType(), None),
+        (TimestampType(), TimestampNTZType(), None),
+        (TimestampType(), DateType(), None),
+        (ArrayType(LongType()), ArrayType(LongType()), ArrayType(LongType())),
+    ],
+    ids=str,
+)
+def test_the_type_that_holds_the_values_of_both(
+    left: DataType, right: DataType, wider: DataType | None
+) -> None:
+    assert wider_type(left, right) == wider_type(right, left) == wider
