@@ -128,6 +128,8 @@ READINGS: tuple[Reading, ...] = (
 WORKERS, SLOTS = 3, 2
 WORDCOUNT_SECONDS = 25.0
 KEYBY_SECONDS = 6.0
+FLIGHTS_MASTER = "local[5]"
+"""A slot for each split of both inputs, however many processors there are."""
 FLIGHTS_PARALLELISM = 3
 JOIN_PARALLELISM = 4
 JOINED = "join -> training"
@@ -290,7 +292,7 @@ def run_flights(cluster: LocalCluster, out: Console) -> Verdict:
     data = DataDirectory(cluster.state_dir / "flights")
     answers = str(cluster.state_dir / "answers")
     out.print("starting Spark …")
-    with started_spark("minishuffle demo", "local[*]") as spark:
+    with started_spark("minishuffle demo", FLIGHTS_MASTER) as spark:
         options = cluster.spark_options()
         outcome = run_once(
             found, spark, cluster.client, options, data, output=answers, parallelism=FLIGHTS_PARALLELISM
