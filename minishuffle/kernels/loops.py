@@ -313,6 +313,23 @@ def fold_floats(
     return rows
 
 
+def fold_wide(state: Vector, slots: Vector, values: Vector, results: Vector, rows: int) -> int:
+    """The sum of each row's slot after that row, of integers of 128 bits, each as two words, the lower one
+    first. Gives the row at which a sum would leave 128 bits; or ``rows``."""
+    for row in range(rows):
+        at = 2 * slots[row]
+        low = uint64(state[at]) + uint64(values[2 * row])
+        held, value = state[at + 1], values[2 * row + 1]
+        after = held + value
+        if low < uint64(state[at]):
+            after += 1
+        if (held ^ after) & (value ^ after) < 0:
+            return row
+        state[at], state[at + 1] = int64(low), after
+        results[2 * row], results[2 * row + 1] = int64(low), after
+    return rows
+
+
 def fold_spread(
     counts: Vector,
     means: Vector,

@@ -50,6 +50,7 @@ KERNELS: Final[dict[str, tuple[str, ...]]] = {
     "fill_table": (TO_WORDS, WORD, INTS, INT, INT),
     "write_texts": (INTS, BYTES, TO_INTS, INT, INT, INT, INT),
     "fold_ints": (INT, TO_INTS, INTS, INTS, TO_INTS, INT),
+    "fold_wide": (TO_INTS, INTS, INTS, TO_INTS, INT),
     "fold_spread": (*[TO_FLOATS] * 3, INTS, *[FLOATS] * 3, TO_FLOATS, INT),
     "fold_floats": (INT, TO_FLOATS, INTS, FLOATS, TO_FLOATS, INT),
     "last_rows": (INTS, TO_INTS, TO_INTS, INT),

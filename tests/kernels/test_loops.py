@@ -240,6 +240,26 @@ def test_a_sum_that_would_leave_int64_stops(held: int, value: int) -> None:
     assert kernel("fold_ints")(SUM, state, ints(1), ints(-value), results, 1) == 1
 
 
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(-(2**127), 2**127 - 1)), max_size=20))
+def test_sums_of_128_bits(rows: list[tuple[int, int]]) -> None:
+    def halves(value: int) -> tuple[int, int]:
+        return int.from_bytes((value & MASK).to_bytes(8), signed=True), value >> 64
+
+    state, results = np.zeros(4, np.int64), np.zeros(2 * len(rows), np.int64)
+    values = ints(*(half for _, value in rows for half in halves(value)))
+    done = kernel("fold_wide")(state, ints(*(slot for slot, _ in rows)), values, results, len(rows))
+    sums = [0, 0]
+    for row, (slot, value) in enumerate(rows):
+        if not -(2**127) <= sums[slot] + value < 2**127:
+            assert done == row
+            break
+        sums[slot] += value
+        assert tuple(results[2 * row : 2 * row + 2].tolist()) == halves(sums[slot])
+    else:
+        assert done == len(rows)
+    assert state.tolist() == [half for total in sums for half in halves(total)]
+
+
 @pytest.mark.parametrize(("operation", "expected"), [(MINIMUM, [3.0, 2.0, 2.0]), (MAXIMUM, [3.0, 3.0, 3.0])])
 def test_nan_is_no_value_for_extremes(operation: int, expected: list[float]) -> None:
     nan = float("nan")

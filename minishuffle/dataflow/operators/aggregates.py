@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from minishuffle.dataflow.operators.columns import Aggregate, Fold, Mean, Outputs, ValueCount
+from minishuffle.dataflow.operators.columns import (
+    Aggregate,
+    Fold,
+    Outputs,
+    ValueCount,
+    is_bytes,
+    result_type,
+)
 from minishuffle.dataflow.operators.convert import column_of
+from minishuffle.dataflow.operators.decimals import DecimalSum
 from minishuffle.dataflow.operators.distinct import DistinctCount
-from minishuffle.dataflow.operators.firstlast import FirstOrLast
+from minishuffle.dataflow.operators.firstlast import Extreme, FirstOrLast
 from minishuffle.dataflow.operators.spread import Deviation
 from minishuffle.dataflow.operators.times import EventTime
+from minishuffle.dataflow.operators.widertype import DIGITS_MAX, as_type, wider
 from minishuffle.errors import InvalidGraph, UsageError
 
 __all__ = ["BY_TIME", "Function", "input_of", "outputs_of"]
 
+Vector: TypeAlias = "np.ndarray[Any, Any]"
 Function: TypeAlias = Literal["sum", "count", "min", "max", "mean", "std", "first", "last", "count_distinct"]
 
 BY_TIME = ("first", "last")
@@ -48,7 +60,7 @@ def outputs_of(columns: Mapping[str, tuple[str, Function]], time: EventTime | No
 
 def _of_values(function: Function, column: str) -> Aggregate:
     if function in ("sum", "min", "max"):
-        return Fold(function, column)
+        return _OneType(function, column)
     if function == "count":
         return ValueCount()
     if function == "mean":
@@ -64,3 +76,139 @@ def _of_values(function: Function, column: str) -> Aggregate:
 def input_of(batch: pa.RecordBatch, column: str, aggregate: Aggregate) -> pa.Array:
     """What the aggregate of that column takes of a batch."""
     return aggregate.rows_of(batch) if isinstance(aggregate, FirstOrLast) else column_of(batch, column)
+
+
+class _OneType(Aggregate):
+    """A sum, minimum or maximum whose state is of the one type that holds all that its column has come in,
+    whichever came first.
+
+    Integers and booleans sum as int64, floats as float64, decimals as decimal128 of 38 digits. Beside floats,
+    an integer beyond 2**53 is rounded to the nearest float64. A column of type null has no values and sets no
+    type.
+
+    Args:
+        function: "mean" stands for the sum of which a mean is made: of integers it is a decimal.
+    """
+
+    def __init__(self, function: str, name: str) -> None:
+        self._function = function
+        self._name = name
+        self._state: Fold | DecimalSum | Extreme | None = None
+        self._kind = self._given = self._stored = pa.null()
+        """The type of all values, of the last column, and of what the state takes."""
+        self._known = self._size = 0
+        """How many slots there are, and were before the last batch."""
+
+    def grow(self, size: int) -> None:
+        self._known, self._size = self._size, size
+        if self._state is not None:
+            self._state.grow(size)
+
+    def update(self, slots: Vector, column: pa.Array) -> None:
+        state = self._state_for(column.type)
+        if state is not None:
+            state.update(slots, self._fitted(column))
+
+    def running(self, slots: Vector, column: pa.Array) -> pa.Array:
+        state = self._state_for(column.type)
+        return pa.nulls(len(slots)) if state is None else state.running(slots, self._fitted(column))
+
+    def _state_for(self, kind: pa.DataType) -> Fold | DecimalSum | Extreme | None:
+        """The state, in a type that also holds values of type ``kind``; None if no value has come yet."""
+        if kind == self._given or pa.types.is_null(kind):
+            return self._state
+        self._given = kind
+        kind = result_type("sum" if self._function == "mean" else self._function, self._name, kind)
+        wide = kind if self._state is None else wider(*map(_as_number, (self._kind, kind)))
+        if wide is None:
+            raise UsageError(
+                f"{self._function} of column {self._name!r}: its types {self._kind} and {kind} have none in "
+                "common that is exact: cast the column first, or declare it with to_table(schema)"
+            )
+        if self._state is None or (wide != self._kind and kind != self._kind):
+            held, self._kind = self.at(slice(0, self._known)), wide
+            self._state, self._stored = self._state_of(wide)
+            self._state.grow(self._known)
+            if self._known:
+                self._state.merge(np.arange(self._known), [self._fitted(held)])
+            self._state.grow(self._size)
+        return self._state
+
+    def _fitted(self, column: pa.Array) -> pa.Array:
+        """The column in the type of the state."""
+        kind, given = self._stored, column.type
+        if given == kind:
+            return column
+        try:
+            if pa.types.is_floating(kind) and (pa.types.is_integer(given) or pa.types.is_decimal(given)):
+                return column.cast(kind, safe=False)
+            return as_type(column, kind)
+        except pa.ArrowException as error:
+            raise UsageError(
+                f"{self._function} of column {self._name!r}: type {given} does not fit the state of type "
+                f"{kind} ({error}): cast the column first, or declare it with to_table(schema)"
+            ) from error
+
+    def _state_of(self, kind: pa.DataType) -> tuple[Fold | DecimalSum | Extreme, pa.DataType]:
+        """An empty state for values of type ``kind``, and the type that it takes."""
+        if self._function in ("min", "max"):
+            by_order = pa.types.is_decimal(kind) or is_bytes(kind)
+            return Extreme(self._function) if by_order else Fold(self._function, self._name, kind), kind
+        if self._function == "mean" and pa.types.is_integer(kind):
+            kind = pa.decimal128(DIGITS_MAX, 0)
+        if pa.types.is_decimal(kind):
+            return DecimalSum(f"{self._function} of column {self._name!r}", kind), kind
+        return Fold("sum", self._name, kind), kind
+
+    def at(self, slots: Vector | slice) -> pa.Array:
+        if self._state is None:
+            return pa.nulls(len(np.arange(self._size)[slots]))
+        return self._state.at(slots)
+
+    def keep(self, slots: Vector) -> None:
+        if self._state is not None:
+            self._state.keep(slots)
+        self._size = self._known = len(slots)
+
+
+def _as_number(kind: pa.DataType) -> pa.DataType:
+    return pa.int8() if pa.types.is_boolean(kind) else kind
+
+
+class Mean(Aggregate):
+    """Sum divided by the number of values, as float64; null if there is none."""
+
+    def __init__(self, name: str) -> None:
+        self._sum = _OneType("mean", name)
+        self._count = ValueCount()
+        self._parts: tuple[Aggregate, ...] = (self._sum, self._count)
+
+    def grow(self, size: int) -> None:
+        for part in self._parts:
+            part.grow(size)
+
+    def update(self, slots: Vector, column: pa.Array) -> None:
+        for part in self._parts:
+            part.update(slots, column)
+
+    def running(self, slots: Vector, column: pa.Array) -> pa.Array:
+        return _quotient(*(part.running(slots, column) for part in self._parts))
+
+    def at(self, slots: Vector | slice) -> pa.Array:
+        return _quotient(*self.as_columns(slots))
+
+    def keep(self, slots: Vector) -> None:
+        for part in self._parts:
+            part.keep(slots)
+
+    def as_columns(self, slots: Vector | slice) -> list[pa.Array]:
+        return [part.at(slots) for part in self._parts]
+
+    def merge(self, slots: Vector, columns: list[pa.Array]) -> None:
+        for part, column in zip(self._parts, columns, strict=True):
+            part.merge(slots, [column])
+
+
+def _quotient(total: pa.Array, count: pa.Array) -> pa.Array:
+    """Null where there is no value: the total is null there."""
+    return pc.divide(total.cast(pa.float64(), safe=False), count.cast(pa.float64()))

@@ -1,67 +1,77 @@
-"""Decimals as whole numbers of their smallest unit: int64 while they fit, Python's beyond, always exact."""
+"""Sums of decimals, and of integers, beyond 64 bits."""
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
+from minishuffle.dataflow.operators.columns import Aggregate, ValueCount, grown
 from minishuffle.errors import UsageError
+from minishuffle.kernels.machinecode import kernel
 
-__all__ = ["DIGITS_MAX", "decimal_array", "decimal_units", "is_decimal"]
+__all__ = ["DecimalSum"]
 
 Vector: TypeAlias = "np.ndarray[Any, Any]"
 
-DIGITS_MAX: Final = 38
-"""Digits of a decimal128."""
-_LOW: Final = (1 << 64) - 1
 
+class DecimalSum(Aggregate):
+    """Sum of the values of a decimal128 column, always exact.
 
-def is_decimal(kind: pa.DataType) -> bool:
-    """Whether the type is a decimal of at most 128 bits."""
-    return bool(pa.types.is_decimal(kind)) and kind.bit_width <= 128
-
-
-def decimal_units(column: pa.Array, null: int) -> Vector:
-    """The values in units of the last digit, as int64 or, if one needs more, as Python's integers.
-
-    Nulls become ``null``.
-    """
-    if column.type.bit_width < 128:
-        column = column.cast(pa.decimal128(column.type.precision, column.type.scale))
-    data = column.buffers()[1]
-    words = np.frombuffer(data, np.int64, count=2 * len(column), offset=16 * column.offset).reshape(-1, 2)
-    low, high = words[:, 0], words[:, 1]
-    nulls = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
-    fits = (high == low >> 63) if nulls is None else (high == low >> 63) | nulls
-    units: Vector
-    if fits.all() and -(1 << 63) <= null < 1 << 63:
-        units = low.copy()
-    else:
-        units = (high.astype(object) << 64) + low.view(np.uint64).astype(object)
-    if nulls is not None:
-        units[nulls] = null
-    return units
-
-
-def decimal_array(units: Vector, missing: Vector | None, kind: pa.DataType, what: str) -> pa.Array:
-    """The column of type ``kind`` of these units, null where ``missing``.
+    Args:
+        what: begins the error.
+        kind: the type of the values, and of the sum.
 
     Raises:
-        UsageError: a value has more digits than the type holds; begins with ``what``.
+        UsageError: a sum leaves the type.
     """
-    if missing is not None:
-        units = np.where(missing, 0, units)
-    limit = 10**kind.precision
-    if len(units) and not -limit < min(units.min(), 0) <= max(units.max(), 0) < limit:
-        raise UsageError(f"{what} leaves the range of {kind}: cast the column to float64 first")
-    words = np.empty((len(units), 2), np.int64)
-    if units.dtype == object:
-        words[:, 0] = np.array([unit & _LOW for unit in units], np.uint64).view(np.int64)
-        words[:, 1] = units >> 64
-    else:
-        words[:, 0], words[:, 1] = units, units >> 63
-    validity = None if missing is None else pa.py_buffer(np.packbits(~missing, bitorder="little"))
-    wide = pa.decimal128(kind.precision, kind.scale)
-    return pa.Array.from_buffers(wide, len(units), [validity, pa.py_buffer(words)]).cast(kind)
+
+    def __init__(self, what: str, kind: pa.DataType) -> None:
+        self._what = what
+        self._kind = kind
+        self._words = np.zeros(0, dtype=np.int64)
+        """Two for each slot, as Arrow has them: the lower half of the sum in units of the last digit, then
+        the upper half."""
+        self._count = ValueCount()
+
+    def grow(self, size: int) -> None:
+        self._words = grown(self._words, 2 * size, 0)
+        self._count.grow(size)
+
+    def update(self, slots: Vector, column: pa.Array) -> None:
+        self._add(slots, column)
+        self._count.update(slots, column)
+
+    def running(self, slots: Vector, column: pa.Array) -> pa.Array:
+        return self._array(self._add(slots, column), self._count.running(slots, column))
+
+    def _add(self, slots: Vector, column: pa.Array) -> Vector:
+        """The words of each row's slot after that row."""
+        if column.null_count:
+            column = column.fill_null(0)
+        words = np.frombuffer(column.buffers()[1], np.int64, 2 * len(column), 16 * column.offset)
+        after = np.empty(2 * len(slots), dtype=np.int64)
+        if kernel("fold_wide")(self._words, slots, words, after, len(slots)) < len(slots):
+            raise self._beyond()
+        return after
+
+    def at(self, slots: Vector | slice) -> pa.Array:
+        return self._array(self._words.reshape(-1, 2)[slots].copy(), self._count.at(slots))
+
+    def keep(self, slots: Vector) -> None:
+        self._words = self._words.reshape(-1, 2)[slots].reshape(-1)
+        self._count.keep(slots)
+
+    def _array(self, words: Vector, counts: pa.Array) -> pa.Array:
+        """The sums with those words, null where there is no value."""
+        validity = np.packbits(counts.to_numpy() > 0, bitorder="little")
+        sums = pa.Array.from_buffers(self._kind, len(counts), [pa.py_buffer(validity), pa.py_buffer(words)])
+        try:
+            sums.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise self._beyond() from error
+        return sums
+
+    def _beyond(self) -> UsageError:
+        return UsageError(f"{self._what} leaves the range of {self._kind}: cast the column to float64 first")

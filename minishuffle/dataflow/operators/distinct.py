@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from minishuffle.dataflow.operators.base import Batch, Emit
 from minishuffle.dataflow.operators.chained import ChainedOperator
-from minishuffle.dataflow.operators.columns import SUM, folded, grown, result_type, valid_marks
+from minishuffle.dataflow.operators.columns import SUM, Aggregate, folded, grown, result_type, valid_marks
 from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.keyedstate import StatePart, by_columns, key_columns_of
 from minishuffle.dataflow.operators.keyindex import KeyIndex
@@ -53,7 +53,7 @@ class Distinct(ChainedOperator):
             self._index.lookup(key_columns_of(part))
 
 
-class DistinctCount:
+class DistinctCount(Aggregate):
     """Number of different values of each slot, which are all kept. A null counts for nothing; NaNs are one
     value, and so are 1, 1.0 and True.
 

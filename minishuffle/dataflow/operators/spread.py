@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from minishuffle.dataflow.operators.columns import grown, result_type, valid_marks
+from minishuffle.dataflow.operators.columns import Aggregate, grown, result_type, valid_marks
 from minishuffle.kernels.machinecode import kernel
 
 __all__ = ["Deviation"]
@@ -16,7 +16,7 @@ __all__ = ["Deviation"]
 Vector: TypeAlias = "np.ndarray[Any, Any]"
 
 
-class Deviation:
+class Deviation(Aggregate):
     """The standard deviation of a sample (divided by one less than there are values), as float64.
 
     Null for fewer than two values; NaN if one is infinite or NaN. What is kept is the number of values, their

@@ -8,11 +8,12 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from minishuffle.dataflow.operators.decimals import DIGITS_MAX
 from minishuffle.errors import UsageError
 
-__all__ = ["as_type", "in_schema", "wider", "wider_schema"]
+__all__ = ["DIGITS_MAX", "as_type", "in_schema", "wider", "wider_schema"]
 
+DIGITS_MAX: Final = 38
+"""Digits of a decimal128."""
 _WIDE_DIGITS_MAX: Final = 76
 """Digits of a decimal256."""
 _INTEGER_DIGITS: Final = {8: 3, 16: 5, 32: 10, 64: 20}

@@ -190,6 +190,11 @@ LATER = datetime.datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=datetime.UTC)
         ([2**64 - 1, 5], pa.uint64(), 5, 2**64 - 1),
         ([-128, 127], pa.int8(), -128, 127),
         ([math.nan, 2.0, math.inf, None], pa.float32(), 2.0, math.inf),
+        (["b", None, "", "a", "bé"], pa.string(), "", "bé"),
+        (["b", "a"], pa.large_string(), "a", "b"),
+        ([b"\xff", None, b"a"], pa.binary(), b"a", b"\xff"),
+        ([b"ab", b"aa"], pa.binary(2), b"aa", b"ab"),
+        ([Decimal("0.5"), None, Decimal("-1.5")], pa.decimal64(4, 1), Decimal("-1.5"), Decimal("0.5")),
     ],
     ids=str,
 )
@@ -261,7 +266,7 @@ SECOND = datetime.datetime(1970, 1, 1, 0, 0, 1)
             pa.decimal128(22, 2),
             ("9.75", 3, "1.25", 7, 3.25),
         ),
-        ([pa.array([2**53 + 1]), pa.array([0.5])], pa.float64(), (2.0**53, 2, 0.5, 2.0**53, 2.0**52 + 1)),
+        ([pa.array([2**53 + 1]), pa.array([0.5])], pa.float64(), (2.0**53, 2, 0.5, 2.0**53, 2.0**52)),
     ],
     ids=lambda value: "-".join(str(array.type) for array in value) if isinstance(value, list) else str(value),
 )
@@ -310,6 +315,7 @@ def test_moments_of_several_units() -> None:
     [
         (pa.array([Decimal("0.1")]), pa.array([0.1]), "have none in common that is exact"),
         (pa.array([1]), pa.array(["5"]), "of type string is not supported"),
+        (pa.array([1]), pa.array(["a"]), "types .* and .* have none in common that is exact"),
         (
             pa.array([2**64 - 1], pa.uint64()),
             pa.array([-1]),
@@ -330,7 +336,8 @@ def test_types_that_do_not_go_together(some: pa.Array, others: pa.Array, message
         ("sum", pa.decimal256(5, 2)),
         ("sum", pa.string()),
         ("mean", pa.date32()),
-        ("min", pa.string()),
+        ("min", pa.float16()),
+        ("max", pa.decimal256(5, 2)),
     ],
     ids=str,
 )

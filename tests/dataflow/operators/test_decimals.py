@@ -15,7 +15,6 @@ from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.dataflow.operators.chained import Emission
 from minishuffle.dataflow.operators.columns import result_type
 from minishuffle.dataflow.operators.convert import RowsToArrow, rows_of
-from minishuffle.dataflow.operators.decimals import decimal_array, decimal_units
 from minishuffle.errors import UsageError
 from minishuffle.exchange.rows import pack_rows, unpack_rows
 
@@ -102,15 +101,6 @@ def test_types_of_results(kind: pa.DataType) -> None:
     for name in functions:
         assert out[0].schema.field(name).type == result_type(name, "v", kind)
     assert result_type("sum", "v", kind) == pa.decimal128(38, 3)
-
-
-@given(values=st.lists(st.none() | amounts, max_size=8), start=st.integers(0, 3))
-def test_units_and_back(values: list[Decimal | None], start: int) -> None:
-    column = pa.array(values, LARGE).slice(start)
-    units = decimal_units(column, 0)
-    assert units.tolist() == [0 if v is None else int(v.scaleb(2, EXACT)) for v in values[start:]]
-    missing = column.is_null().to_numpy(zero_copy_only=False)
-    assert decimal_array(units, missing, LARGE, "it").equals(column)
 
 
 def test_decimals_are_keys_and_cross_between_rows_and_arrow() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minishuffle.dataflow.operators import firstlast
-from minishuffle.dataflow.operators.firstlast import FirstOrLast
+from minishuffle.dataflow.operators.firstlast import Extreme, FirstOrLast
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import UsageError
 
@@ -56,6 +56,8 @@ def test_each_slot_has_the_value_of_its_best_row(
     for first in range(0, len(rows), size):
         piece = rows[first : first + size]
         slots, column = slots_of(piece, numbers), ended.rows_of(batch_of(piece))
+        for aggregate in (ended, running, merged):
+            aggregate.grow(len(numbers))
         ended.update(slots, column)
         after = running.running(slots, column).to_pylist()
         for number, (slot, _, _, _) in enumerate(piece):
@@ -63,6 +65,7 @@ def test_each_slot_has_the_value_of_its_best_row(
             assert after[number] == best(seen, is_last)[2 + place]
         one = FirstOrLast(is_last, name, ("a", "b"), T)
         present, local = np.unique(slots, return_inverse=True)
+        one.grow(len(present))
         one.update(local, column)
         merged.merge(present, one.as_columns(slice(0, len(present))))
     wanted = [best([row for row in rows if row[0] == slot], is_last)[2 + place] for slot in numbers]
@@ -74,23 +77,50 @@ def test_each_slot_has_the_value_of_its_best_row(
     assert ended.at(slice(0, len(kept))).to_pylist() == wanted[::-2]
 
 
+TEXTS = st.lists(st.tuples(st.integers(0, 2), st.none() | st.text(max_size=2)), min_size=1, max_size=20)
+
+
+@given(rows=TEXTS, size=st.integers(1, 7), function=st.sampled_from(["min", "max"]))
+def test_extremes_of_texts(rows: list[Any], size: int, function: str) -> None:
+    ended, running, merged, pick = *(Extreme(function) for _ in range(3)), {"min": min, "max": max}[function]
+    numbers: dict[int, int] = {}
+    for first in range(0, len(rows), size):
+        piece = rows[first : first + size]
+        slots, column = slots_of(piece, numbers), pa.array([text for _, text in piece], pa.string())
+        for aggregate in (ended, running, merged):
+            aggregate.grow(len(numbers))
+        ended.update(slots, column)
+        seen = [
+            [text for key, text in rows[: first + number + 1] if key == piece[number][0] and text is not None]
+            for number in range(len(piece))
+        ]
+        assert running.running(slots, column).to_pylist() == [pick(some, default=None) for some in seen]
+        merged.merge(slots, [pa.StructArray.from_arrays([column], ["value"])])
+    for aggregate in (running, merged):
+        assert aggregate.at(slice(0, len(numbers))).equals(ended.at(slice(0, len(numbers))))
+
+
 def test_rows_that_cannot_win_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(firstlast, "BATCH_ROWS_MAX", 10)
-    aggregate = FirstOrLast(False, "a", ("a",), T)
+    aggregate = FirstOrLast(True, "a", ("a",), T)
+    aggregate.grow(1)
     for number in range(100):
         batch = batch_of([(0, number, "x", None)] * 4)
         aggregate.update(np.zeros(4, np.int64), aggregate.rows_of(batch))
-        assert sum(each.num_rows for each in aggregate._waiting) <= 11
+        assert aggregate._rows is not None
+        assert aggregate._rows.num_rows <= 12
     assert aggregate.at(slice(0, 1)).to_pylist() == ["x"]
 
 
 def test_columns_may_come_in_wider_types_and_as_dictionaries() -> None:
     aggregate = FirstOrLast(True, "v", ("v",), T)
+    aggregate.grow(1)
     for at, values in enumerate([[1], [2.5]]):
         aggregate.update(np.zeros(1, np.int64), aggregate.rows_of(pa.record_batch({"t": [at], "v": values})))
     assert aggregate.at(slice(0, 1)).to_pylist() == [2.5]
     texts = pa.record_batch({"t": [0], "v": pa.array(["x"]).dictionary_encode()})
     other = FirstOrLast(True, "v", ("v",), T)
+    other.grow(1)
     other.update(np.zeros(1, np.int64), other.rows_of(texts))
     assert other.at(slice(0, 1)).to_pylist() == ["x"]
 

@@ -61,7 +61,7 @@ AGGREGATES = (
         if (function, column) != ("mean", "d")
     }
     | {"std_b": ("b", "std"), "last_k": ("k", "last")}
-    | {"none": ("n", "max")}
+    | {"none": ("n", "max"), "last_text": ("k", "max")}
 )
 
 
