@@ -11,8 +11,8 @@ from typing import Literal
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from minishuffle.dataflow.operators.commonschema import common_schema, with_texts_for_nulls
 from minishuffle.dataflow.operators.files import Paths, decompressed, files_of, inspected
+from minishuffle.dataflow.operators.widertype import common_schema, with_texts_for_nulls
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.limits import BATCH_ROWS_MAX, CSV_BLOCK_BYTES
 

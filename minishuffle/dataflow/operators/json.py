@@ -8,8 +8,8 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.json as pa_json
 
-from minishuffle.dataflow.operators.commonschema import common_schema, with_texts_for_nulls
 from minishuffle.dataflow.operators.files import Paths, decompressed, files_of, inspected, opened
+from minishuffle.dataflow.operators.widertype import common_schema, with_texts_for_nulls
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.limits import BATCH_ROWS_MAX, CSV_BLOCK_BYTES
 

@@ -15,11 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from minishuffle.dataflow.operators.base import Batch
-from minishuffle.dataflow.operators.commonschema import common_schema
 from minishuffle.dataflow.operators.copies import set_apart
 from minishuffle.dataflow.operators.files import Paths, compression_of, decompressed, files_of, is_uri, opened
 from minishuffle.dataflow.operators.reader import SourceReader
-from minishuffle.dataflow.operators.widertype import in_schema
+from minishuffle.dataflow.operators.widertype import common_schema, in_schema
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.limits import BATCH_ROWS_MAX, MIB
 

@@ -3,14 +3,24 @@ values get there whole."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from minishuffle.errors import UsageError
+from minishuffle.exchange.schemas import without_dictionary
 
-__all__ = ["DIGITS_MAX", "as_type", "in_schema", "wider", "wider_schema"]
+__all__ = [
+    "DIGITS_MAX",
+    "as_type",
+    "common_schema",
+    "in_schema",
+    "wider",
+    "wider_schema",
+    "with_texts_for_nulls",
+]
 
 DIGITS_MAX: Final = 38
 """Digits of a decimal128."""
@@ -27,8 +37,12 @@ def wider(some: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     Anything is wider than null. Integers beside floats become float64, those beside decimals decimals
     of enough digits. Floats and decimals have no type in common, for it would not be exact; neither have
     numbers and booleans. Timestamps get the finer unit; those without a time zone are in UTC. Lists are as
-    wide as their values need, and structs have the fields of both.
+    wide as their values need, and structs have the fields of both. Dictionaries that differ become what
+    they hold.
     """
+    if some == other:
+        return some
+    some, other = without_dictionary(some), without_dictionary(other)
     if some == other:
         return some
     kinds = (some, other)
@@ -130,10 +144,32 @@ def wider_schema(some: pa.Schema | None, other: pa.Schema, where: str) -> pa.Sch
             types = " and ".join(sorted(str(each.type) for each in kinds))
             raise UsageError(
                 f"column {name!r} of {where} has values of the types {types}, which have none in common that "
-                "is exact: cast the column to one type first, or declare them with to_table(schema)"
+                "is exact: cast the column to one type first, or declare it: to_table(schema), "
+                "from_files(schema=...)"
             )
         fields.append(field)
     return pa.schema(fields, some.metadata)
+
+
+def common_schema(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
+    """The same for files, by their paths (at least one)."""
+    common: pa.Schema | None = None
+    for path, schema in schemas.items():
+        try:
+            common = wider_schema(common, schema, path)
+        except UsageError:
+            for before, other in schemas.items():
+                wider_schema(other, schema, f"{before} and {path}")
+            raise
+    assert common is not None
+    return common
+
+
+def with_texts_for_nulls(schema: pa.Schema) -> pa.Schema:
+    """The schema with texts in the columns of which no value is known."""
+    return pa.schema(
+        [field.with_type(pa.string()) if pa.types.is_null(field.type) else field for field in schema]
+    )
 
 
 def _as_numbers(*fields: pa.Field) -> list[pa.Field]:
