@@ -11,23 +11,32 @@ if TYPE_CHECKING:
 __all__ = ["with_innermost", "without_dictionary", "without_view"]
 
 
-def with_innermost(kind: pa.DataType, replace: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """The type with ``replace`` applied to every type in it that holds no others. Keys of maps stay."""
+def with_innermost(
+    kind: pa.DataType, replace: Callable[[pa.DataType], pa.DataType], *, castable: bool = True
+) -> pa.DataType:
+    """The type with ``replace`` applied to every type in it that holds no others, as a dictionary does not.
+
+    With ``castable`` views of lists and runs stay too, which pyarrow casts to no other type.
+    """
     import pyarrow as pa
 
     if not kind.num_fields:
         return replace(kind)
     inner = [kind.field(number) for number in range(kind.num_fields)]
-    fields = [field.with_type(with_innermost(field.type, replace)) for field in inner]
+    fields = [field.with_type(with_innermost(field.type, replace, castable=castable)) for field in inner]
     if pa.types.is_struct(kind):
         return pa.struct(fields)
     if pa.types.is_map(kind):
-        return pa.map_(kind.key_type, fields[0].type.field(1), keys_sorted=kind.keys_sorted)
+        return pa.map_(*fields[0].type, keys_sorted=kind.keys_sorted)
     if pa.types.is_fixed_size_list(kind):
         return pa.list_(fields[0], kind.list_size)
     if pa.types.is_large_list(kind):
         return pa.large_list(fields[0])
-    return pa.list_(fields[0]) if pa.types.is_list(kind) else kind
+    if castable or pa.types.is_list(kind):
+        return pa.list_(fields[0]) if pa.types.is_list(kind) else kind
+    if pa.types.is_run_end_encoded(kind):
+        return pa.run_end_encoded(kind.run_end_type, fields[1].type)
+    return (pa.list_view if pa.types.is_list_view(kind) else pa.large_list_view)(fields[0])
 
 
 def without_dictionary(kind: pa.DataType) -> pa.DataType:

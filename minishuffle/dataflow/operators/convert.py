@@ -20,26 +20,10 @@ from minishuffle.dataflow.operators.pyvalues import MISFITS, array_of, type_of
 from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
 from minishuffle.dataflow.operators.widertype import wider
 from minishuffle.errors import UnknownName, UsageError
+from minishuffle.exchange.schemas import with_innermost
 from minishuffle.exchange.sizes import pieces
 
 __all__ = ["CheckSchema", "RowsToArrow", "ToArrow", "ToRows", "column_of", "rows_of"]
-
-_OF_VALUES = (
-    pa.DictionaryType,
-    pa.FixedSizeListType,
-    pa.LargeListType,
-    pa.LargeListViewType,
-    pa.ListType,
-    pa.ListViewType,
-    pa.RunEndEncodedType,
-)
-"""The types that hold values of another, their ``value_type``."""
-_LISTS = (
-    (pa.types.is_list, pa.list_),
-    (pa.types.is_large_list, pa.large_list),
-    (pa.types.is_list_view, pa.list_view),
-    (pa.types.is_large_list_view, pa.large_list_view),
-)
 
 
 def rows_of(batch: Batch) -> list[Any]:
@@ -63,7 +47,7 @@ def rows_of(batch: Batch) -> list[Any]:
 
 def _python_values(name: str, column: pa.Array) -> list[Any]:
     try:
-        held = _in_microseconds(column.type)
+        held = with_innermost(column.type, _in_microseconds, castable=False)
         values: list[Any] = (column if held == column.type else column.cast(held)).to_pylist()
     except (ValueError, NotImplementedError) as error:
         raise UsageError(
@@ -74,34 +58,16 @@ def _python_values(name: str, column: pa.Array) -> list[Any]:
 
 
 def _in_microseconds(kind: pa.DataType) -> pa.DataType:
-    """The type with microseconds for nanoseconds, of which pyarrow makes pandas' values if it can.
-
-    Without pandas it cuts them off. Views of lists and runs stay what they are though no cast makes them,
-    so that they are refused: pyarrow 26 casts views to lists that lack their last offset.
-    """
-    if getattr(kind, "unit", "") == "ns":
-        if pa.types.is_timestamp(kind):
-            return pa.timestamp("us", kind.tz)
-        return pa.duration("us") if pa.types.is_duration(kind) else pa.time64("us")
-    if pa.types.is_struct(kind):
-        return pa.struct([_field_in_microseconds(field) for field in kind])
-    if pa.types.is_map(kind):
-        key, item = map(_field_in_microseconds, (kind.key_field, kind.item_field))
-        return pa.map_(key, item, kind.keys_sorted)
-    if not isinstance(kind, _OF_VALUES) or (values := _in_microseconds(kind.value_type)) == kind.value_type:
-        return kind
+    """Microseconds for nanoseconds, of which pyarrow makes pandas' values if it can, and which it cuts off if
+    it cannot."""
     if pa.types.is_dictionary(kind):
-        return values
-    if pa.types.is_run_end_encoded(kind):
-        return pa.run_end_encoded(kind.run_end_type, values)
-    field = kind.value_field.with_type(values)
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(field, kind.list_size)
-    return next(make(field) for is_a, make in _LISTS if is_a(kind))
-
-
-def _field_in_microseconds(field: pa.Field) -> pa.Field:
-    return field.with_type(_in_microseconds(field.type))
+        held = with_innermost(kind.value_type, _in_microseconds)
+        return kind if held == kind.value_type else held
+    if getattr(kind, "unit", "") != "ns":
+        return kind
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", kind.tz)
+    return pa.duration("us") if pa.types.is_duration(kind) else pa.time64("us")
 
 
 def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
