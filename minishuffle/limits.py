@@ -164,6 +164,8 @@ LOG_LINE_CHARS_MAX: Final = 10_000
 TASK_NAME_CHARS_MAX: Final = 1_000
 """In an error; the name of a chain grows with its operators."""
 ERROR_CAUSES_KEPT: Final = 10
+WINDOWS_PER_RECORD_MAX: Final = 1_000
+"""Overlapping windows that a record may be in: each holds it."""
 ASYNC_CALLS_MAX: Final = 10_000
 """Calls of an asynchronous function that one subtask may have under way."""
 USER_METRICS_MAX: Final = 64

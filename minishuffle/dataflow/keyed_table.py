@@ -211,7 +211,8 @@ def by_key(table: Table, keys: tuple[str, ...], input: int = 0) -> Feeds:
 
 
 class WindowedTable:
-    """What :meth:`KeyedTable.window` gives; every method leads back to a :class:`Table`.
+    """What :meth:`KeyedTable.window` and :meth:`~KeyedTable.session_window` give; every method leads back
+    to a :class:`Table`.
 
     A window's row goes out once, when the watermark has reached its end, or is ``allowed_lateness`` past it:
     the key columns, ``window_start``, ``window_end`` (the first microsecond after it) and the values. Its
@@ -226,7 +227,7 @@ class WindowedTable:
         self._windowing = windowing
 
     def __repr__(self) -> str:
-        return f"<WindowedTable of {self._windowing.size / 1_000_000:g} s over {self._keyed!r}>"
+        return f"<WindowedTable of {self._windowing} over {self._keyed!r}>"
 
     if not TYPE_CHECKING:
 
@@ -254,19 +255,18 @@ class WindowedTable:
         return self._computed("window_aggregate", columns, outputs)
 
     def _computed(self, label: str, columns: Aggregates, outputs: Outputs) -> Table:
-        from minishuffle.dataflow.operators.windowarrow import PANE_NAMES, WindowArrow, with_panes
+        from minishuffle.dataflow.operators.windowarrow import PANE_NAMES, with_panes
 
         keyed = self._keyed
         schema = keyed._aggregated(columns, windows=True)
         names = (*keyed._keys, "window_start", "window_end", *columns)
         panes = SideOutput.made("panes", with_panes(schema), (*names, *PANE_NAMES))
-        windows, sides = self._windowing.opened(keyed._table, panes)
-        operator = WindowArrow(windows, keyed._keys, outputs)
+        operator, sides = self._windowing.on_columns(keyed._table, keyed._keys, outputs, panes)
         return keyed._computed(
             operator,
             names,
             schema,
-            (*keyed._keys, str(windows.time.column), *(column for column, _ in columns.values())),
+            (*keyed._keys, str(self._windowing.time.column), *(column for column, _ in columns.values())),
             label=label,
             time=EventTime(column="window_end", shift=-1),
             sides=sides,

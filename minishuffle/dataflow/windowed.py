@@ -5,22 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from minishuffle.dataflow.arguments import check_callable, check_late, checked_duration
 from minishuffle.dataflow.bridges import refuse_column_method
-from minishuffle.dataflow.operators.times import EventTime, LastMoment
+from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.dataflow.stream import Stream, T
 from minishuffle.dataflow.stream_base import SideOutput, StreamBase, late_of
 from minishuffle.errors import UsageError
+from minishuffle.limits import WINDOWS_PER_RECORD_MAX
 
 if TYPE_CHECKING:
     from minishuffle.dataflow.keyed import KeyedStream
+    from minishuffle.dataflow.operators.base import Operator
     from minishuffle.dataflow.operators.chained import OnError
-    from minishuffle.dataflow.operators.late import LatePolicy
+    from minishuffle.dataflow.operators.columns import Outputs
+    from minishuffle.dataflow.operators.late import Late, LatePolicy
+    from minishuffle.dataflow.operators.windowassigner import WindowAssigner
     from minishuffle.dataflow.operators.windows import OpenWindows
 
 __all__ = ["Windowable", "WindowedStream", "Windowing"]
+
+Sides: TypeAlias = "dict[str, SideOutput]"
 
 S = TypeVar("S")
 """The value that the rows of a key and window are folded into."""
@@ -32,41 +38,166 @@ W = TypeVar("W")
 class Windowing:
     """How a stream or table is cut into windows; microseconds."""
 
-    size: int
     late: LatePolicy
+    time: EventTime
+
+    def on_rows(
+        self,
+        stream: StreamBase,
+        create: Callable[[], Any] | None,
+        add: Callable[[Any, Any], Any],
+        on_error: OnError,
+    ) -> tuple[Operator, EventTime, Sides]:
+        """The operator on rows, the event time of its results, and its side outputs."""
+        raise NotImplementedError
+
+    def on_columns(
+        self, stream: StreamBase, keys: tuple[str, ...], outputs: Outputs, panes: SideOutput
+    ) -> tuple[Operator, Sides]:
+        """The operator on columns and its side outputs, ``panes`` among them if there are any."""
+        raise NotImplementedError
+
+    def _late(self, stream: StreamBase) -> tuple[Late, Sides]:
+        """What becomes of late records, and the side output to which they go."""
+        sides = {} if self.late != "side" else {"late": SideOutput.late_of(stream)}
+        return late_of(self.late, sides.get("late")), sides
+
+
+@dataclass(frozen=True, slots=True)
+class TimeWindows(Windowing):
+    """Windows that do not depend on the records."""
+
+    size: int
+    assigner: WindowAssigner
     lateness: int
     early: int
-    time: EventTime
+
+    def __str__(self) -> str:
+        return f"{self.size / 1_000_000:g} s"
 
     @classmethod
     def of(
         cls,
         stream: StreamBase,
         size: timedelta,
+        slide: timedelta | None,
+        offset: timedelta,
+        tz: str | None,
         late: LatePolicy,
         allowed_lateness: timedelta,
         early: timedelta | None,
-    ) -> Windowing:
+    ) -> TimeWindows:
         """As ``window`` was given it, checked."""
         micros = checked_duration(size, "window", positive=True)
+        begins = checked_duration(offset, "window(offset=...)")
+        assigner = _sliding(micros, slide, begins) if tz is None else _calendar(micros, slide, begins, tz)
         check_late(late)
         lateness = checked_duration(allowed_lateness, "window(allowed_lateness=...)")
         between = 0 if early is None else checked_duration(early, "window(early=...)", positive=True)
         if between >= micros:
             raise UsageError(f"window(early=...) takes a time below the window's size of {size}, not {early}")
         time = stream._needed_time("window needs the event time of the records")
-        return cls(micros, late, lateness, between, time)
+        return cls(late, time, micros, assigner, lateness, between)
 
-    def opened(self, stream: StreamBase, panes: SideOutput) -> tuple[OpenWindows, dict[str, SideOutput]]:
-        """The windows, of which ``panes`` are put aside if there are any, and all their side outputs."""
+    def on_rows(
+        self,
+        stream: StreamBase,
+        create: Callable[[], Any] | None,
+        add: Callable[[Any, Any], Any],
+        on_error: OnError,
+    ) -> tuple[Operator, EventTime, Sides]:
+        from minishuffle.dataflow.operators.windowassigner import LastMoment
+        from minishuffle.dataflow.operators.windowrows import WindowRows
+
+        windows, sides = self._opened(stream, SideOutput.made("panes"))
+        operator = WindowRows(windows, create, add, on_error)
+        return operator, EventTime(fn=LastMoment(self.assigner)), sides
+
+    def on_columns(
+        self, stream: StreamBase, keys: tuple[str, ...], outputs: Outputs, panes: SideOutput
+    ) -> tuple[Operator, Sides]:
+        from minishuffle.dataflow.operators.windowarrow import WindowArrow
+
+        windows, sides = self._opened(stream, panes)
+        return WindowArrow(windows, keys, outputs), sides
+
+    def _opened(self, stream: StreamBase, panes: SideOutput) -> tuple[OpenWindows, Sides]:
         from minishuffle.dataflow.operators.windows import OpenWindows, Panes
 
-        sides = {} if self.late != "side" else {"late": SideOutput.late_of(stream)}
-        put = late_of(self.late, sides.get("late"))
+        put, sides = self._late(stream)
         if self.lateness or self.early:
             sides["panes"] = panes
         shown = Panes(panes.tag if "panes" in sides else "", self.lateness, self.early)
-        return OpenWindows(self.time, self.size, put, shown), sides
+        return OpenWindows(self.time, self.assigner, put, shown), sides
+
+
+@dataclass(frozen=True, slots=True)
+class SessionWindows(Windowing):
+    """Windows that end ``gap`` after the last record of a key."""
+
+    gap: int
+
+    def __str__(self) -> str:
+        return f"sessions with gaps of {self.gap / 1_000_000:g} s"
+
+    def on_rows(
+        self,
+        stream: StreamBase,
+        create: Callable[[], Any] | None,
+        add: Callable[[Any, Any], Any],
+        on_error: OnError,
+    ) -> tuple[Operator, EventTime, Sides]:
+        from minishuffle.dataflow.operators.sessions import SessionRows, last_of_session
+
+        put, sides = self._late(stream)
+        operator = SessionRows(self.time, self.gap, put, create, add, on_error)
+        return operator, EventTime(fn=last_of_session), sides
+
+    def on_columns(
+        self, stream: StreamBase, keys: tuple[str, ...], outputs: Outputs, panes: SideOutput
+    ) -> tuple[Operator, Sides]:
+        from minishuffle.dataflow.operators.sessions import SessionArrow
+
+        put, sides = self._late(stream)
+        return SessionArrow(self.time, self.gap, put, keys, outputs), sides
+
+
+def _sliding(size: int, slide: timedelta | None, offset: int) -> WindowAssigner:
+    """Raises UsageError if windows would leave gaps, or a record be in too many."""
+    from minishuffle.dataflow.operators.windowassigner import SlidingWindows
+
+    between = size if slide is None else checked_duration(slide, "window(slide=...)", positive=True)
+    if between > size:
+        raise UsageError(
+            f"window(slide=...) takes at most the window's size, so that no record is lost, not {slide}"
+        )
+    if size > between * WINDOWS_PER_RECORD_MAX:
+        raise UsageError(
+            f"window: each record would be in {-(-size // between):,} windows, and "
+            f"{WINDOWS_PER_RECORD_MAX:,} are possible: raise slide= or make the windows smaller"
+        )
+    if offset >= between:
+        raise UsageError("window(offset=...) takes a time below that from one window to the next")
+    return SlidingWindows(size, between, offset)
+
+
+def _calendar(size: int, slide: timedelta | None, offset: int, tz: str) -> WindowAssigner:
+    """Raises UsageError unless these are whole days of a time zone."""
+    from minishuffle.dataflow.operators.windowassigner import DAY_MICROSECONDS, CalendarWindows
+
+    if slide is not None:
+        raise UsageError("window(tz=...) cuts days one after the other: leave out slide= or tz=")
+    if not isinstance(tz, str):
+        raise UsageError(
+            f"window(tz=...) takes the name of a time zone, such as 'Europe/Zurich', not {tz!r:.80}"
+        )
+    if size % DAY_MICROSECONDS or offset % DAY_MICROSECONDS or offset >= size:
+        raise UsageError(
+            "window(tz=...) takes a size of whole days, and an offset of fewer: leave out tz= for hours"
+        )
+    windows = CalendarWindows(size // DAY_MICROSECONDS, tz, offset // DAY_MICROSECONDS)
+    windows.check()
+    return windows
 
 
 class Windowable(Generic[W]):
@@ -78,25 +209,50 @@ class Windowable(Generic[W]):
         self,
         size: timedelta,
         *,
+        slide: timedelta | None = None,
+        offset: timedelta = timedelta(0),
+        tz: str | None = None,
         late: LatePolicy = "drop",
         allowed_lateness: timedelta = timedelta(0),
         early: timedelta | None = None,
     ) -> W:
-        """Cut the records of each key into tumbling windows of event time, aligned to 1970 UTC.
+        """Cut the records of each key into windows of event time, aligned to 1970 UTC: tumbling ones, or with
+        ``slide`` overlapping ones.
 
         A window's values go out when the watermark has reached its end. A record that comes after that is
         late: it is counted (``records_late``) and dropped, or with ``"side"`` put into the stream or table
         ``late`` of what follows, or with ``"fail"`` fails the task.
 
         Args:
+            slide: so long after a window the next one begins; each record is in all that have its time.
+            offset: windows begin so much after 1970, and any number of slides before and after that.
+            tz: windows are whole days of this time zone, whatever hours they have, from midnight on.
             allowed_lateness: so much longer a window takes records, and keeps its values, which go out then.
                 What they are at its end, and after each later record, is in ``panes`` of what follows.
             early: so often, in event time, what has changed in a window goes to ``panes`` before its end.
 
         Raises:
             InvalidGraph: the records have no event time: see ``event_time`` of streams and tables.
+            UsageError: an argument is wrong, or does not go with another.
         """
-        return self._windowed(Windowing.of(self._unkeyed(), size, late, allowed_lateness, early))
+        windowing = TimeWindows.of(self._unkeyed(), size, slide, offset, tz, late, allowed_lateness, early)
+        return self._windowed(windowing)
+
+    def session_window(self, gap: timedelta, *, late: LatePolicy = "drop") -> W:
+        """Cut the records of each key into sessions: a record within ``gap`` after another one is in the
+        session of that one.
+
+        A session's values go out when the watermark has reached its end, ``gap`` after its last record. A
+        record is late if its time is not after the watermark, and treated as those of :meth:`window`.
+
+        Raises:
+            InvalidGraph: the records have no event time: see ``event_time`` of streams and tables.
+            UsageError: an argument is wrong.
+        """
+        micros = checked_duration(gap, "session_window", positive=True)
+        check_late(late)
+        time = self._unkeyed()._needed_time("session_window needs the event time of the records")
+        return self._windowed(SessionWindows(late, time, micros))
 
     def _unkeyed(self) -> StreamBase:
         """The records before :meth:`key_by`."""
@@ -108,11 +264,13 @@ class Windowable(Generic[W]):
 
 
 class WindowedStream(Generic[T]):
-    """What :meth:`KeyedStream.window` gives; every method leads back to a :class:`Stream`.
+    """What :meth:`KeyedStream.window` and :meth:`~KeyedStream.session_window` give; every method leads
+    back to a :class:`Stream`.
 
     A window's values go out once, when the watermark has reached its end, or is ``allowed_lateness`` past it:
     (key, start of the window, value) tuples. Their event time is the window's last microsecond, so that they
     may be cut into windows again. In :attr:`Stream.panes` the tuples end in the pane and whether it is final.
+    Sessions give (key, start, end, value).
     """
 
     __slots__ = ("_keyed", "_windowing")
@@ -127,7 +285,7 @@ class WindowedStream(Generic[T]):
         self._windowing = windowing
 
     def __repr__(self) -> str:
-        return f"<WindowedStream of {self._windowing.size / 1_000_000:g} s over {self._keyed!r}>"
+        return f"<WindowedStream of {self._windowing} over {self._keyed!r}>"
 
     def count(self) -> Stream[Any]:
         """The number of records of each key and window."""
@@ -157,9 +315,7 @@ class WindowedStream(Generic[T]):
         add: Callable[[Any, Any], Any],
         on_error: OnError = "fail",
     ) -> Stream[Any]:
-        from minishuffle.dataflow.operators.windowrows import WindowRows
-
-        windows, sides = self._windowing.opened(self._keyed._stream, SideOutput.made("panes"))
-        stream = self._keyed._on_rows(WindowRows(windows, create, add, on_error), label)
-        stream._time, stream._sides = EventTime(fn=LastMoment(windows.size)), sides
+        operator, time, sides = self._windowing.on_rows(self._keyed._stream, create, add, on_error)
+        stream = self._keyed._on_rows(operator, label)
+        stream._time, stream._sides = time, sides
         return stream

@@ -11,7 +11,7 @@ import pyarrow as pa
 from minishuffle.exchange.elements import Batch, KeyedRows
 from minishuffle.exchange.schemas import with_innermost, without_view
 
-__all__ = ["chosen", "take", "taken"]
+__all__ = ["chosen", "picked", "take", "taken"]
 
 
 def chosen(batch: Batch, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> Batch:
@@ -22,6 +22,16 @@ def chosen(batch: Batch, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> Batch:
     if isinstance(batch, KeyedRows):
         return KeyedRows(list(compress(batch.keys, kept)), list(compress(batch.rows, kept)))
     return list(compress(batch, kept))
+
+
+def picked(batch: Batch, rows: np.ndarray[Any, Any]) -> Batch:
+    """The rows with those numbers, in the order of ``rows``, of any kind of batch."""
+    if isinstance(batch, pa.RecordBatch):
+        return taken(batch, rows)
+    numbers = rows.tolist()
+    if isinstance(batch, KeyedRows):
+        return KeyedRows([batch.keys[row] for row in numbers], [batch.rows[row] for row in numbers])
+    return [batch[row] for row in numbers]
 
 
 def take(column: pa.Array, indices: pa.Array) -> pa.Array:

@@ -330,6 +330,32 @@ def fold_wide(state: Vector, slots: Vector, values: Vector, results: Vector, row
     return rows
 
 
+def assign_sessions(
+    times: Vector,
+    slots: Vector,
+    current: Vector,
+    firsts: Vector,
+    lasts: Vector,
+    owners: Vector,
+    known: int,
+    gap: int,
+    sessions: Vector,
+    rows: int,
+) -> int:
+    """The session of each row, in order of time: the current one of its key's slot if that has not ended,
+    else a new one, from the number ``known`` on. ``firsts``, ``lasts`` and ``owners`` are the times and the
+    slot of each session; ``current`` is -1 for a key without one. Gives the next number."""
+    for row in range(rows):
+        session = current[slots[row]]
+        if session < 0 or times[row] >= lasts[session] + gap:
+            session = known
+            known += 1
+            current[slots[row]], owners[session], firsts[session] = session, slots[row], times[row]
+        lasts[session] = times[row]
+        sessions[row] = session
+    return known
+
+
 def fold_spread(
     counts: Vector,
     means: Vector,

@@ -265,6 +265,39 @@ def window_start(row: Row) -> datetime:
     return datetime.fromtimestamp(row["t"] // SECOND // 10 * 10, UTC)
 
 
+def plain_sliding(rows: Rows) -> Rows:
+    """Windows of 10 s every 4 s."""
+    spread = [
+        {"k": row["k"], "t": start * SECOND}
+        for row in rows
+        for start in range(row["t"] // SECOND - 9, row["t"] // SECOND + 1)
+        if start % 4 == 0
+    ]
+    found = groups(spread, lambda row: (row["k"], row["t"]))
+    return [
+        (key, datetime.fromtimestamp(start // SECOND, UTC), len(some)) for (key, start), some in found.items()
+    ]
+
+
+def plain_sessions(rows: Rows) -> Rows:
+    """With gaps of 7 s, as (key, start, end, number)."""
+    out = []
+    for key, some in groups(rows, by_k).items():
+        found: list[list[int]] = []
+        for time in sorted(row["t"] for row in some):
+            if found and time < found[-1][-1] + 7 * SECOND:
+                found[-1].append(time)
+            else:
+                found.append([time])
+        moments = [(times[0], times[-1] + 7 * SECOND, len(times)) for times in found]
+        out += [(key, at(first), at(end), count) for first, end, count in moments]
+    return out
+
+
+def at(time: int) -> datetime:
+    return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=time)
+
+
 def plain_windows(rows: Rows) -> Rows:
     found = groups(rows, lambda row: (row["k"], window_start(row).timestamp()))
     return [(key, window_start(some[0]), len(some)) for (key, _), some in found.items()]
@@ -406,10 +439,20 @@ def windows(stream: Stream[Any], key: str) -> WindowedStream[Any]:
     return stream.key_by(key).window(timedelta(seconds=10))
 
 
+def sliding(stream: Any) -> Any:
+    return stream.key_by("k").window(timedelta(seconds=10), slide=timedelta(seconds=4)).count()
+
+
+def sessions(stream: Any) -> Any:
+    return stream.key_by("k").session_window(timedelta(seconds=7)).count()
+
+
 KEYED = [
     Keyed("nothing", lambda s, o: s, lambda rows, o: rows),
     *(keyed for emit in ("each", "batch", "end") for keyed in emitting(emit)),
     Keyed("window", lambda s, o: windows(s, "k").count().map(as_tuple), lambda rows, o: plain_windows(rows)),
+    Keyed("sessions", lambda s, o: sessions(s), lambda rows, o: plain_sessions(rows)),
+    Keyed("sliding", lambda s, o: sliding(s).map(as_tuple), lambda rows, o: plain_sliding(rows)),
     Keyed(
         "window_aggregate",
         lambda s, o: columns(s).key_by("g").window(timedelta(seconds=10)).aggregate(**AGGREGATES),
@@ -471,6 +514,16 @@ def counted(s: Stream[Any], o: Stream[Any]) -> Stream[Any]:
 
 
 TABLES = [
+    Keyed(
+        "table_sessions",
+        lambda s, o: sessions(s.to_table(SCHEMA)).to_rows().map(lambda row: tuple(row.values())),
+        lambda rows, o: plain_sessions(rows),
+    ),
+    Keyed(
+        "table_sliding",
+        lambda s, o: sliding(s.to_table(SCHEMA)).to_rows().map(as_tuple),
+        lambda rows, o: plain_sliding(rows),
+    ),
     Keyed("hidden_time", lambda s, o: in_windows(s.to_table(SCHEMA)), lambda rows, o: plain_windows(rows)),
     *(windows_of_joins(how, within) for how, within in (("inner", 5), ("left", 5), ("full", 5))),
     *(table_joins(how, within) for how, within in (("inner", 5), ("left", 0), ("full", 5))),

@@ -12,7 +12,9 @@ import pytest
 from minishuffle.dataflow.nodes import Node, inputs_first
 from minishuffle.dataflow.operators.base import Operator
 from minishuffle.dataflow.operators.eventtime import AssignEventTime
-from minishuffle.dataflow.operators.times import EventTime, LastMoment
+from minishuffle.dataflow.operators.sessions import last_of_session
+from minishuffle.dataflow.operators.times import EventTime
+from minishuffle.dataflow.operators.windowassigner import LastMoment, tumbling
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.stream_base import StreamBase
 from minishuffle.dataflow.table import Table
@@ -125,15 +127,39 @@ def test_windows_need_a_size_and_event_time() -> None:
             keyed.window(size)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="write 'drop', 'side' or 'fail'"):
         keyed.window(HOUR, late="keep")  # type: ignore[arg-type]
+    for wrong, told in (
+        ({"slide": 2 * HOUR}, r"slide=...\) takes at most the window's size"),
+        ({"slide": timedelta(seconds=3)}, "each record would be in 1,200 windows, and 1,000 are possible"),
+        ({"offset": HOUR}, r"offset=...\) takes a time below"),
+        ({"tz": "Europe/Zurich"}, "takes a size of whole days"),
+        ({"tz": "UTC", "slide": HOUR}, "leave out slide= or tz="),
+    ):
+        with pytest.raises(UsageError, match=told):
+            keyed.window(HOUR, **wrong)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="there is no such time zone here"):
+        keyed.window(24 * HOUR, tz="Europe/Zürich")
     with pytest.raises(InvalidGraph, match=r"call event_time\(...\) before key_by, and again after a map"):
         rows().key_by("user").window(HOUR)
     assert "of 3600 s" in repr(keyed.window(HOUR))
 
 
+def test_sessions_need_a_gap_and_event_time() -> None:
+    with pytest.raises(UsageError, match="session_window takes a time above 0"):
+        timed().key_by("user").session_window(timedelta(0))
+    with pytest.raises(InvalidGraph, match="session_window needs the event time"):
+        rows().key_by("user").session_window(HOUR)
+    sessions = timed().key_by("user").session_window(HOUR, late="side")
+    assert "of sessions with gaps of 3600 s" in repr(sessions)
+    counted = sessions.count()
+    assert counted._time == EventTime(fn=last_of_session) and counted.late is not None
+    by_columns = table().event_time("t").key_by("user").session_window(HOUR).count()
+    assert by_columns._columns == ("user", "window_start", "window_end", "count")
+
+
 def test_results_on_rows_have_a_time() -> None:
     windows = rows().event_time("t").key_by("user").window(HOUR)
     for stream in (windows.count(), windows.reduce(max), windows.fold(list, list.__add__)):
-        assert stream._time == EventTime(fn=LastMoment(HOUR_MICROSECONDS))
+        assert stream._time == EventTime(fn=LastMoment(tumbling(HOUR_MICROSECONDS)))
     assert last(windows.fold(list, list.__add__)).label == "window_fold"
     with pytest.raises(
         UsageError, match=r"aggregate\(\) works on columns, and this is a WindowedStream of rows"

@@ -274,3 +274,25 @@ def test_last_rows_of_each_slot(slots: list[int]) -> None:
     chosen = np.empty(len(slots), np.int64)
     count = kernel("last_rows")(ints(*slots), np.full(6, 77), chosen, len(slots))
     assert chosen[:count].tolist() == [row for row, slot in enumerate(slots) if slot not in slots[row + 1 :]]
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 2)), max_size=30), st.integers(1, 6))
+def test_sessions_of_each_slot(rows: list[tuple[int, int]], gap: int) -> None:
+    rows.sort(key=lambda row: row[0])
+    size = len(rows)
+    current, sessions = np.full(3, -1), np.empty(size, np.int64)
+    firsts, lasts, owners = (np.zeros(size, np.int64) for _ in range(3))
+    times, slots = ints(*(time for time, _ in rows)), ints(*(slot for _, slot in rows))
+    run = kernel("assign_sessions")
+    known = run(times, slots, current, firsts, lasts, owners, 0, gap, sessions, size)
+    found: list[list[tuple[int, int]]] = []
+    for (time, slot), number in zip(rows, sessions.tolist(), strict=True):
+        mine = [session for session in found if session[0][1] == slot]
+        if not mine or time >= mine[-1][-1][0] + gap:
+            found.append([])
+            mine.append(found[-1])
+        mine[-1].append((time, slot))
+        assert found[number] is mine[-1]
+    assert known == len(found)
+    shown = list(zip(firsts.tolist(), lasts.tolist(), owners.tolist(), strict=True))[:known]
+    assert shown == [(session[0][0], session[-1][0], session[0][1]) for session in found]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
 from typing import Any, Final
 
-__all__ = ["HIDDEN_TIME", "EventTime", "LastMoment"]
+__all__ = ["HIDDEN_TIME", "EventTime"]
 
 HIDDEN_TIME: Final = "__event_time"
 """The column of a table's event time where no column that it shows is that; see ``hiddentime``."""
@@ -30,13 +29,3 @@ class EventTime:
     def is_hidden(self) -> bool:
         """Whether no column that is shown holds it."""
         return self.column == HIDDEN_TIME
-
-
-@dataclass(frozen=True, slots=True)
-class LastMoment:
-    """The event time of (key, window start, value): the last microsecond of its window, ``size`` long."""
-
-    size: int
-
-    def __call__(self, row: tuple[Any, datetime, Any]) -> datetime:
-        return row[1] + timedelta(microseconds=self.size - 1)

@@ -19,7 +19,7 @@ from minishuffle.dataflow.operators.windows import OpenWindows, Starts, WindowOp
 from minishuffle.errors import UsageError
 from minishuffle.limits import BATCH_ROWS_MAX
 
-__all__ = ["MOMENT", "PANE_NAMES", "WindowArrow", "with_panes"]
+__all__ = ["MOMENT", "PANE_NAMES", "SPARE_SLOTS", "WindowArrow", "window_columns", "with_panes"]
 
 Vector = np.ndarray[Any, Any]
 
@@ -40,6 +40,18 @@ def with_panes(schema: pa.Schema | None) -> pa.Schema | None:
     return pa.schema([*schema, *(pa.field(name, kind) for name, kind in fields)])
 
 
+def window_columns(keys: tuple[str, ...], outputs: Outputs, more: tuple[str, ...] = ()) -> list[str]:
+    """The columns of windows by key; ``more`` stand behind them in another place.
+
+    Raises:
+        UsageError: two of all these have one name.
+    """
+    names = [*keys, "window_start", "window_end", *(name for name, _, _ in outputs)]
+    if len({*names, *more}) < len(names) + len(more):
+        raise UsageError(f"two output columns have one name: rename some of {', '.join([*names, *more])}")
+    return names
+
+
 class WindowArrow(WindowOperator):
     """Emits the key columns, window_start, window_end and aggregates when a window fires, in order of
     windows; then it passes the watermark on. The side output of panes also has the columns pane and final.
@@ -55,10 +67,7 @@ class WindowArrow(WindowOperator):
     """
 
     def __init__(self, windows: OpenWindows, keys: tuple[str, ...], outputs: Outputs) -> None:
-        self.names = [*keys, "window_start", "window_end", *(name for name, _, _ in outputs)]
-        taken = [*self.names, *(PANE_NAMES if windows.panes.tag else ())]
-        if len(set(taken)) < len(taken):
-            raise UsageError(f"two output columns have one name: rename some of {', '.join(taken)}")
+        self.names = window_columns(keys, outputs, PANE_NAMES if windows.panes.tag else ())
         self.keys = keys
         self.outputs = outputs
         self._windows = windows
@@ -73,10 +82,10 @@ class WindowArrow(WindowOperator):
         """By slot whether there is a value that was not."""
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        kept, starts = self._windows.admit(batch, self.context, emit)
-        assert isinstance(kept, pa.RecordBatch)
-        for first in range(0, kept.num_rows, PIECE_ROWS):
-            self._add(kept.slice(first, PIECE_ROWS), starts[first : first + PIECE_ROWS])
+        for kept, starts in self._windows.admit(batch, self.context, emit):
+            assert isinstance(kept, pa.RecordBatch)
+            for first in range(0, kept.num_rows, PIECE_ROWS):
+                self._add(kept.slice(first, PIECE_ROWS), starts[first : first + PIECE_ROWS])
 
     def _add(self, piece: pa.RecordBatch, starts: Starts) -> None:
         known = len(self._index)
@@ -176,7 +185,7 @@ class WindowArrow(WindowOperator):
 
     def _result(self, slots: Vector) -> pa.RecordBatch:
         starts, *keys = self._index.keys(slots)
-        ends = pa.array(starts.to_numpy() + self._windows.size)
+        ends = pa.array(self._windows.assigner.ends(starts.to_numpy()))
         values = [aggregate.at(slots) for _, _, aggregate in self.outputs]
         columns = [*keys, starts.cast(MOMENT), ends.cast(MOMENT), *values]
         return pa.RecordBatch.from_arrays(columns, names=self.names)

@@ -8,6 +8,7 @@ from typing import Any
 
 from minishuffle.dataflow.operators.base import Batch, Emit, KeyedRows, Side
 from minishuffle.dataflow.operators.chained import OnError, RecordOperator, emit_rows
+from minishuffle.dataflow.operators.copies import set_apart
 from minishuffle.dataflow.operators.keyedstate import (
     StatePart,
     by_rows,
@@ -17,7 +18,7 @@ from minishuffle.dataflow.operators.keyedstate import (
     unpacked,
 )
 from minishuffle.dataflow.operators.moments import datetime_of
-from minishuffle.dataflow.operators.windows import OpenWindows, WindowOperator
+from minishuffle.dataflow.operators.windows import OpenWindows, Starts, WindowOperator
 from minishuffle.exchange.keys import canonical_rows
 
 __all__ = ["WindowRows", "one_more"]
@@ -53,8 +54,13 @@ class WindowRows(WindowOperator, RecordOperator):
         """All of these."""
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        kept, starts = self._windows.admit(batch, self.context, emit)
-        assert isinstance(kept, KeyedRows)
+        for kept, starts in self._windows.admit(batch, self.context, emit):
+            assert isinstance(kept, KeyedRows)
+            if self._windows.assigner.per_record > 1:  # Each window has its own, which functions may change.
+                kept = KeyedRows(kept.keys, set_apart(kept.rows))
+            self._add(kept, starts)
+
+    def _add(self, kept: KeyedRows, starts: Starts) -> None:
         add, create, values = self.fn, self._create, self._values
         has_panes = bool(self._windows.panes.tag)
         forms = canonical_rows(kept.keys)

@@ -1,7 +1,6 @@
-"""Tumbling windows of event time: which are open, which records come too late for theirs.
+"""Windows of event time: which are open, which records come too late for theirs.
 
-The window of size s with a record of time t begins at the greatest multiple of s that is not above t.
-(Flink: ``TumblingEventTimeWindows``, ``WindowOperator``, ``ContinuousEventTimeTrigger``.)
+(Flink: ``WindowOperator``, ``EventTimeTrigger``, ``ContinuousEventTimeTrigger``.)
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from minishuffle.dataflow.operators.base import (
@@ -28,7 +28,10 @@ from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.moments import Vector, event_times
 from minishuffle.dataflow.operators.timeheap import TimeHeap
 from minishuffle.dataflow.operators.times import EventTime
-from minishuffle.exchange.gather import chosen
+from minishuffle.dataflow.operators.windowassigner import Mask, WindowAssigner
+from minishuffle.exchange.elements import slice_of
+from minishuffle.exchange.gather import chosen, picked
+from minishuffle.limits import BATCH_ROWS_MAX
 
 __all__ = ["OpenWindows", "Panes", "Starts", "WindowOperator"]
 
@@ -62,44 +65,59 @@ class OpenWindows:
 
     Args:
         time: where the records' times stand.
-        size: of each window, microseconds.
-        late: what becomes of late records.
+        assigner: which windows a record is in.
+        late: what becomes of records all of whose windows have fired.
     """
 
-    def __init__(self, time: EventTime, size: int, late: Late = _DROPPED, panes: Panes = _NO_PANES) -> None:
+    def __init__(
+        self, time: EventTime, assigner: WindowAssigner, late: Late = _DROPPED, panes: Panes = _NO_PANES
+    ) -> None:
         self.time = time
-        self.size = size
+        self.assigner = assigner
         self.late = late
         self.panes = panes
         self.own = BEGINNING_OF_TIME
         """The watermark of the producer that the records at hand come from, where that decides."""
         self._watermark = BEGINNING_OF_TIME
-        self._open: TimeHeap[None] = TimeHeap()
-        """By start."""
+        self._open: TimeHeap[int] = TimeHeap()
+        """Starts by last microsecond."""
         self._to_show: TimeHeap[int] = TimeHeap()
         """Starts of windows that have changed, by the watermark at which that is shown."""
         self._changed: set[int] = set()
         """These starts."""
 
-    def admit(self, batch: Batch, context: TaskContext, emit: Emit) -> tuple[Batch, Starts]:
-        """The records that are in time, and where their windows begin."""
+    def admit(self, batch: Batch, context: TaskContext, emit: Emit) -> Iterator[tuple[Batch, Starts]]:
+        """The records that are in time, and where their windows begin: each as often as it is in windows, in
+        the order in which they came; as many at a time as make a batch."""
         times = event_times(self.time, batch)
-        starts = times - times % self.size
-        closed = max(self._watermark, self.own)
-        late = starts <= max(self._last_start(closed), BEGINNING_OF_TIME)
-        if not late.any():
-            return batch, starts
-        self.late.take(chosen(batch, late), context, emit)
-        return chosen(batch, ~late), starts[~late]
+        step = max(1, BATCH_ROWS_MAX // self.assigner.per_record)
+        for first in range(0, len(times), step):
+            some = batch if len(times) <= step else slice_of(batch, first, first + step)
+            yield self._placed(some, times[first : first + step], context, emit)
+
+    def _placed(self, batch: Batch, times: Vector, context: TaskContext, emit: Emit) -> tuple[Batch, Starts]:
+        closed = max(self._reached(max(self._watermark, self.own)), BEGINNING_OF_TIME)
+        placed: list[tuple[Starts, Mask]] = []
+        for starts, within in self.assigner.assigned(times):
+            late = self.assigner.ends(starts) - 1 <= closed
+            if not placed and late.any():  # Windows fire in order: with its latest one all of a record have.
+                self.late.take(chosen(batch, late), context, emit)
+            placed.append((starts, ~late if within is None else within & ~late))
+        if len(placed) == 1:
+            ((starts, kept),) = placed
+            return (batch, starts) if kept.all() else (chosen(batch, kept), starts[kept])
+        rows = np.concatenate([np.flatnonzero(kept) for _, kept in placed])
+        order = np.argsort(rows, kind="stable")
+        return picked(batch, rows[order]), np.concatenate([starts[kept] for starts, kept in placed])[order]
 
     def opened(self, start: int) -> None:
         """A window has its first record."""
-        self._open.push(start, None)
+        self._open.push(self.assigner.last(start), start)
 
     def due(self, watermark: int) -> list[int]:
         """The starts of the windows that fire at ``watermark``, ascending; they are open no more."""
         self._watermark = max(watermark, self._watermark)
-        return [start for start, _ in self._open.take_until(self._last_start(self._watermark))]
+        return [start for _, start in self._open.take_until(self._reached(self._watermark))]
 
     def changed(self, start: int) -> None:
         """A window has a value that was not shown; for windows with panes."""
@@ -109,7 +127,7 @@ class OpenWindows:
 
     def _next_pane(self, start: int) -> int:
         """The first watermark from now on at which a window is shown."""
-        last, early, reached = start + self.size - 1, self.panes.early, self._watermark
+        last, early, reached = self.assigner.last(start), self.panes.early, self._watermark
         if reached >= last:
             return reached + 1
         if not early:
@@ -134,9 +152,9 @@ class OpenWindows:
     def read_state(self, part: StatePart) -> None:
         (self._watermark,) = greatest(part, [self._watermark], "watermark")
 
-    def _last_start(self, watermark: int) -> int:
-        """The latest start of a window that has fired at ``watermark``."""
-        return watermark - self.size + 1 - self.panes.lateness
+    def _reached(self, watermark: int) -> int:
+        """The last microsecond of the latest windows that have fired at ``watermark``."""
+        return watermark - self.panes.lateness
 
 
 class WindowOperator(ChainedOperator):

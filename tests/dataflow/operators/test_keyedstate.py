@@ -38,10 +38,13 @@ from minishuffle.dataflow.operators.joincolumns import JoinColumns
 from minishuffle.dataflow.operators.joinrows import JoinRows
 from minishuffle.dataflow.operators.keyed import CountRows, FoldRows, ReduceRows
 from minishuffle.dataflow.operators.keyedstate import StatePart, divided
+from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.process import ProcessRows
+from minishuffle.dataflow.operators.sessions import SessionArrow, SessionRows
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.dataflow.operators.topn import TopN
 from minishuffle.dataflow.operators.windowarrow import WindowArrow
+from minishuffle.dataflow.operators.windowassigner import SlidingWindows, tumbling
 from minishuffle.dataflow.operators.windowrows import WindowRows, one_more
 from minishuffle.dataflow.operators.windows import OpenWindows, Panes
 from minishuffle.exchange.partitioner import Partitioner
@@ -135,17 +138,24 @@ CASES = {
     "reduce": Case(lambda: ReduceRows(merged, "end"), rows),
     "fold": Case(lambda: FoldRows(list, listed, "end"), rows),
     "fold each": Case(lambda: FoldRows(list, listed, "each"), rows),
-    "window": Case(lambda: WindowRows(OpenWindows(T, 7), list, listed), rows),
-    "window panes": Case(lambda: WindowRows(OpenWindows(T, 7, panes=PANES), list, listed), rows),
+    "window": Case(lambda: WindowRows(OpenWindows(T, tumbling(7)), list, listed), rows),
+    "window panes": Case(lambda: WindowRows(OpenWindows(T, tumbling(7), panes=PANES), list, listed), rows),
     "window panes arrow": Case(
-        lambda: WindowArrow(OpenWindows(T, 7, panes=PANES), ("k", "g"), outputs()), arrow, (("k", "g"),)
+        lambda: WindowArrow(OpenWindows(T, tumbling(7), panes=PANES), ("k", "g"), outputs()),
+        arrow,
+        (("k", "g"),),
     ),
-    "window count": Case(lambda: WindowRows(OpenWindows(T, 7), int, one_more), rows),
+    "window count": Case(lambda: WindowRows(OpenWindows(T, tumbling(7)), int, one_more), rows),
+    "sliding": Case(lambda: WindowRows(OpenWindows(T, SlidingWindows(7, 3)), list, listed), rows),
+    "sessions": Case(lambda: SessionRows(T, 3, Late(), list, listed), rows),
+    "sessions arrow": Case(lambda: SessionArrow(T, 3, Late(), ("k", "g"), outputs()), arrow, (("k", "g"),)),
     "process": Case(lambda: ProcessRows(remember, tell, T), rows),
     "join": Case(lambda: JoinRows("full", 5, (T, T)), rows, (None, None)),
     "count arrow": Case(lambda: CountArrow(("k",), "end"), arrow, (("k",),)),
     "aggregate": Case(lambda: AggregateArrow(("k", "g"), AGGREGATES, "end", T), arrow, (("k", "g"),)),  # type: ignore[arg-type]
-    "window arrow": Case(lambda: WindowArrow(OpenWindows(T, 7), ("k", "g"), outputs()), arrow, (("k", "g"),)),
+    "window arrow": Case(
+        lambda: WindowArrow(OpenWindows(T, tumbling(7)), ("k", "g"), outputs()), arrow, (("k", "g"),)
+    ),
     "distinct": Case(lambda: Distinct(("k", "g")), arrow, (("k", "g"),)),
     "top_n": Case(lambda: TopN(("k", "g"), 2, "v", True), arrow, (("k", "g"),)),
     "inner join arrow": Case(lambda: join_arrow("inner"), arrow, (("k", "g"), ("k2", "g2"))),

@@ -10,7 +10,7 @@ import pytest
 
 from minishuffle.dataflow.operators.base import KeyedRows
 from minishuffle.dataflow.operators.moments import TIME_MAX, TIME_MIN, datetime_of, event_times
-from minishuffle.dataflow.operators.times import EventTime, LastMoment
+from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import UnknownName, UsageError
 
 T = EventTime(column="t")
@@ -64,11 +64,6 @@ def test_a_shift_is_added() -> None:
     shifted = EventTime(column="t", shift=-1)
     assert event_times(shifted, [{"t": 5}]).tolist() == [4]
     assert event_times(shifted, pa.record_batch({"t": [5]})).tolist() == [4]
-
-
-def test_the_time_of_a_window_is_its_last_microsecond() -> None:
-    row = ("key", datetime(2026, 1, 1, tzinfo=UTC), 3)
-    assert LastMoment(3_600_000_000)(row) == datetime(2026, 1, 1, 0, 59, 59, 999999, UTC)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from copy import deepcopy
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -29,6 +30,7 @@ from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.moments import microseconds
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.dataflow.operators.windowarrow import WindowArrow
+from minishuffle.dataflow.operators.windowassigner import SlidingWindows, tumbling
 from minishuffle.dataflow.operators.windowrows import WindowRows, one_more
 from minishuffle.dataflow.operators.windows import OpenWindows, Panes
 from minishuffle.errors import UsageError
@@ -67,12 +69,12 @@ NO_PANES = Panes()
 
 
 def on_rows(late: Late = DROPPED, size: int = SIZE, panes: Panes = NO_PANES) -> WindowRows:
-    return WindowRows(OpenWindows(T, size, late, panes), list, listed)
+    return WindowRows(OpenWindows(T, tumbling(size), late, panes), list, listed)
 
 
 def on_arrow(late: Late = DROPPED, size: int = SIZE, panes: Panes = NO_PANES) -> WindowArrow:
     outputs = outputs_of({str(name): ("v", name) for name in FUNCTIONS}, T)
-    return WindowArrow(OpenWindows(T, size, late, panes), ("k",), outputs)
+    return WindowArrow(OpenWindows(T, tumbling(size), late, panes), ("k",), outputs)
 
 
 def aggregates(values: list[int | None]) -> tuple[Any, ...]:
@@ -125,8 +127,8 @@ class Run:
             self.operator.process(item, 0, self.emit)
 
 
-def reference(items: list[list[Row] | int]) -> tuple[list[Any], list[Row]]:
-    """One record after the other; an int is a watermark."""
+def reference(items: list[list[Row] | int], slide: int = SIZE) -> tuple[list[Any], list[Row]]:
+    """One record after the other; an int is a watermark. Windows begin every ``slide``."""
     windows: dict[int, dict[Any, list[int | None]]] = {}
     watermark = -(1 << 63)
     out: list[Any] = []
@@ -140,11 +142,12 @@ def reference(items: list[list[Row] | int]) -> tuple[list[Any], list[Row]]:
             out.append(Watermark(item))
             continue
         for key, time, value in item:
-            start = time // SIZE * SIZE
-            if start + SIZE - 1 <= watermark:
+            starts = [start for start in range(time, time - SIZE, -1) if start % slide == 0]
+            if starts[0] + SIZE - 1 <= watermark:
                 late.append((key, time, value))
-            else:
-                windows.setdefault(start, {}).setdefault(key, []).append(value)
+            for start in starts:
+                if start + SIZE - 1 > watermark:
+                    windows.setdefault(start, {}).setdefault(key, []).append(value)
     return out, late
 
 
@@ -209,15 +212,20 @@ def streams(draw: st.DrawFn) -> list[list[Row] | int]:
     return [*items, END_OF_TIME]
 
 
-@given(items=streams())
-def test_rows_and_arrow_agree_with_a_loop_over_records(items: list[list[Row] | int]) -> None:
-    out, late = reference(items)
-    for operator, convert in ((on_rows(ASIDE), keyed), (on_arrow(ASIDE), arrow)):
+@given(items=streams(), slide=st.sampled_from([SIZE, 5, 4, 1]))
+def test_rows_and_arrow_agree_with_a_loop_over_records(items: list[list[Row] | int], slide: int) -> None:
+    out, late = reference(items, slide)
+    windows = OpenWindows(T, SlidingWindows(SIZE, slide), ASIDE)
+    outputs = outputs_of({str(name): ("v", name) for name in FUNCTIONS}, T)
+    by_rows, by_columns = WindowRows(windows, list, listed), WindowArrow(deepcopy(windows), ("k",), outputs)
+    for operator, convert in ((by_rows, keyed), (by_columns, arrow)):
         run = Run(operator)
         for number, item in enumerate(items, 1):
             run.take(Watermark(item) if isinstance(item, int) else convert(item))
             so_far = items[:number]
-            open_keys = len(reference([*so_far, END_OF_TIME])[0]) - len(reference(so_far)[0]) - 1
+            open_keys = (
+                len(reference([*so_far, END_OF_TIME], slide)[0]) - len(reference(so_far, slide)[0]) - 1
+            )
             assert run.operator.state_rows() == open_keys
         run.operator.finish(run.emit)
         assert run.out == out
@@ -375,7 +383,7 @@ def test_fired_windows_leave_nothing_behind(
 
 def test_the_columns_and_types_of_an_arrow_result() -> None:
     out: list[Any] = []
-    operator = WindowArrow(OpenWindows(T, SIZE), ("k", "t"), outputs_of({"n": ("v", "count")}))
+    operator = WindowArrow(OpenWindows(T, tumbling(SIZE)), ("k", "t"), outputs_of({"n": ("v", "count")}))
     operator.open(context())
     operator.process(arrow([("a", 3, 1), (None, 3, None), ("a", 3, 2)], pa.string()), 0, out.append)
     operator.finish(out.append)
@@ -388,7 +396,7 @@ def test_the_columns_and_types_of_an_arrow_result() -> None:
 
 def test_two_columns_of_one_name_are_refused() -> None:
     with pytest.raises(UsageError, match="two output columns have one name: rename some of k, window_start"):
-        WindowArrow(OpenWindows(T, 1), ("k",), outputs_of({"window_start": ("v", "sum")}))
+        WindowArrow(OpenWindows(T, tumbling(1)), ("k",), outputs_of({"window_start": ("v", "sum")}))
 
 
 def test_windows_of_windows() -> None:
@@ -396,7 +404,7 @@ def test_windows_of_windows() -> None:
     first, second = (
         on_arrow(),
         WindowArrow(
-            OpenWindows(EventTime(column="window_end", shift=-1), 2 * SIZE),
+            OpenWindows(EventTime(column="window_end", shift=-1), tumbling(2 * SIZE)),
             ("k",),
             outputs_of({"total": ("sum", "sum")}),
         ),
@@ -434,7 +442,7 @@ def test_windows_of_windows() -> None:
 
 def test_equal_keys_of_several_kinds_are_one_and_shown_as_the_first() -> None:
     out: list[Any] = []
-    operator = WindowRows(OpenWindows(T, SIZE), int, one_more)
+    operator = WindowRows(OpenWindows(T, tumbling(SIZE)), int, one_more)
     operator.open(context())
     operator.process(keyed([(1.0, 0, 1), (1, 1, 1), (True, 2, 1), ("1", 3, 1)]), 0, out.append)
     operator.finish(out.append)
@@ -445,7 +453,9 @@ def test_equal_keys_of_several_kinds_are_one_and_shown_as_the_first() -> None:
 
 def test_the_first_row_is_the_first_value_without_create() -> None:
     out: list[Any] = []
-    operator = WindowRows(OpenWindows(T, SIZE), None, lambda value, row: {"v": value["v"] + row["v"]})
+    operator = WindowRows(
+        OpenWindows(T, tumbling(SIZE)), None, lambda value, row: {"v": value["v"] + row["v"]}
+    )
     operator.open(context())
     operator.process(keyed([(1, 0, 1), (1, 1, 2), (2, 1, 7)]), 0, out.append)
     operator.finish(out.append)
@@ -457,14 +467,27 @@ def test_a_record_whose_function_raises_is_dropped_alone_or_fails_the_task() -> 
         return total + 10 // row["v"]
 
     out: list[Any] = []
-    operator = WindowRows(OpenWindows(T, SIZE), int, add, "skip")
+    operator = WindowRows(OpenWindows(T, tumbling(SIZE)), int, add, "skip")
     operator.open(context())
     operator.process(keyed([(1, 0, 0), (2, 0, 5), (2, 1, 0), (2, 2, 2)]), 0, out.append)
     operator.finish(out.append)
     assert [(key, value) for key, _, value in out[0]] == [(2, 7)]
     assert operator.context.counters.user_errors == {"skip": 2}
-    failing = WindowRows(OpenWindows(T, SIZE), int, add)
+    failing = WindowRows(OpenWindows(T, tumbling(SIZE)), int, add)
     failing.open(context())
     with pytest.raises(ZeroDivisionError) as caught:
         failing.process(keyed([(1, 0, 0)]), 0, out.append)
     assert "'v': 0" in caught.value.__notes__[0]
+
+
+def test_a_row_that_is_in_several_windows_is_each_ones_own() -> None:
+    def add(value: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+        value["v"] += row["v"]
+        return value
+
+    operator = WindowRows(OpenWindows(T, SlidingWindows(SIZE, 5)), None, add)
+    operator.open(context())
+    out: list[Any] = []
+    operator.process(keyed([(1, 7, 1), (1, 8, 2), (1, 11, 4)]), 0, out.extend)
+    operator.finish(lambda item: out.extend(item if isinstance(item, list) else []))
+    assert [(microseconds(start), row["v"]) for _, start, row in out] == [(0, 3), (5, 7), (10, 4)]
