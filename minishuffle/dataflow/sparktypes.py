@@ -72,17 +72,13 @@ def _nearest(kind: pa.DataType) -> Any:
 
 
 def _nearest_nested(kind: pa.DataType) -> Any:
-    if pa.types.is_struct(kind):
-        parts = [_nearest_field(kind.field(index)) for index in range(kind.num_fields)]
-        return None if any(part is None for part in parts) else pa.struct(parts)
+    fields = [kind.field(number) for number in range(kind.num_fields)]
     if pa.types.is_map(kind):
-        key, item = _nearest_field(kind.key_field), _nearest_field(kind.item_field)
-        return None if key is None or item is None else pa.map_(key, item)
-    value = getattr(kind, "value_field", None)  # Of every kind of list.
-    value = None if value is None else _nearest_field(value)
-    return None if value is None else pa.list_(value)
-
-
-def _nearest_field(field: pa.Field) -> pa.Field | None:
-    nearest = _nearest(field.type)
-    return None if nearest is None else field.with_type(nearest)
+        fields = [kind.key_field, kind.item_field]
+    nearest = [_nearest(field.type) for field in fields]
+    if pa.types.is_union(kind) or not nearest or None in nearest:
+        return None
+    fields = [field.with_type(each) for field, each in zip(fields, nearest, strict=True)]
+    if pa.types.is_struct(kind):
+        return pa.struct(fields)
+    return pa.map_(*fields) if pa.types.is_map(kind) else pa.list_(fields[0])

@@ -10,7 +10,6 @@ from minishuffle.dataflow.arguments import (
     check_callable,
     checked_paths,
 )
-from minishuffle.dataflow.numbers import number_rows
 from minishuffle.dataflow.operators.base import Source
 from minishuffle.dataflow.stream_base import StreamBase
 from minishuffle.errors import UsageError
@@ -71,7 +70,7 @@ class StreamSources(StreamBase):
         ``fn`` returns a list, and the same for the same numbers. Without it a record is its number. ``rate``
         is in records/s over all subtasks (None: as fast as they are taken); ``records`` None: without end.
         """
-        from minishuffle.dataflow.operators.sources import GeneratorSource
+        from minishuffle.dataflow.operators.sources import GeneratorSource, number_rows
 
         check_callable(number_rows if fn is None else fn, "Stream.generate")
         return cls._made("generate", GeneratorSource(fn or number_rows, rate=rate, records=records))

@@ -14,7 +14,6 @@ from minishuffle.dataflow.arguments import (
     schema_message,
 )
 from minishuffle.dataflow.nodes import Boundary, Feed, Node
-from minishuffle.dataflow.numbers import number_batch
 from minishuffle.dataflow.operators.base import Source
 from minishuffle.dataflow.stream_base import StreamBase
 from minishuffle.errors import UsageError
@@ -92,8 +91,7 @@ class TableSources(StreamBase):
         if not hasattr(data, "__arrow_c_stream__"):
             raise UsageError(
                 f"Table.from_arrow takes a pyarrow.Table or a DataFrame, not a {type(data).__name__}: "
-                "rows are "
-                "Stream.items(rows).to_table(schema)"
+                "rows are Stream.items(rows).to_table(schema)"
             )
         try:
             table = pa.table(data).replace_schema_metadata(None)
@@ -119,7 +117,7 @@ class TableSources(StreamBase):
         ``rate`` is in rows/s over all subtasks (None: as fast as they are taken); ``records`` None: without
         end.
         """
-        from minishuffle.dataflow.operators.sources import GeneratorSource
+        from minishuffle.dataflow.operators.sources import GeneratorSource, number_batch
 
         check_callable(number_batch if fn is None else fn, "Table.generate")
         source = GeneratorSource(fn or number_batch, rate=rate, records=records, format="arrow")
@@ -134,9 +132,8 @@ class TableSources(StreamBase):
             raise UsageError(f"{name} is not a source: it needs the methods splits() and read(split, offset)")
         if getattr(source, "format", "rows") != "arrow":
             raise UsageError(
-                f"{name} gives rows: write Stream.source(...), or set {name}.format to 'arrow' if "
-                "read() yields "
-                "record batches"
+                f"{name} gives rows: write Stream.source(...), or set {name}.format to 'arrow' if read() "
+                "yields record batches"
             )
         return cls._declared(name, source, schema)
 

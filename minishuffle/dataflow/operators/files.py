@@ -76,13 +76,20 @@ def decompressed(path: str) -> io.BufferedReader:
     return io.BufferedReader(_Reported(path, pa.CompressedInputStream(file, compression)), MIB)
 
 
-def inspected(path: str) -> io.BufferedReader:
-    """The same, for reading all of it to learn its types.
+def inspected(path: str) -> io.BytesIO:
+    """All of the same, for learning its types.
 
     Raises:
-        UsageError: it cannot be opened, or (from its ``read``) holds more than INFERRED_FILE_BYTES_MAX.
+        UsageError: it cannot be opened or decompressed, or holds more than INFERRED_FILE_BYTES_MAX.
     """
-    return io.BufferedReader(_Bounded(path, decompressed(path)), MIB)
+    with decompressed(path) as file:
+        data = file.read(INFERRED_FILE_BYTES_MAX + 1)
+    if len(data) > INFERRED_FILE_BYTES_MAX:
+        raise UsageError(
+            f"{path} has more than {INFERRED_FILE_BYTES_MAX // MIB} MiB, and all of it would be read for the "
+            "types of its columns: declare them with schema="
+        )
+    return io.BytesIO(data)
 
 
 class _Reported(io.RawIOBase):
@@ -112,33 +119,6 @@ class _Reported(io.RawIOBase):
     def tell(self) -> int:
         position: int = self._stream.tell()
         return position
-
-    def close(self) -> None:
-        if not self.closed:
-            self._stream.close()
-        super().close()
-
-
-class _Bounded(io.RawIOBase):
-    """A stream of which INFERRED_FILE_BYTES_MAX may be read."""
-
-    def __init__(self, path: str, stream: io.BufferedReader) -> None:
-        self._path = path
-        self._stream = stream
-        self._left = INFERRED_FILE_BYTES_MAX
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        count = self._stream.readinto(buffer)
-        self._left -= count
-        if self._left < 0:
-            raise UsageError(
-                f"{self._path} has more than {INFERRED_FILE_BYTES_MAX // MIB} MiB, and all of it would be "
-                "read for the types of its columns: declare them with schema="
-            )
-        return count
 
     def close(self) -> None:
         if not self.closed:

@@ -15,8 +15,8 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from minishuffle.dataflow.operators.columns import grown
 from minishuffle.dataflow.operators.keyindex import KeyIndex
-from minishuffle.dataflow.operators.wordtable import Growing
 from minishuffle.exchange.keys import key_array
 
 __all__ = ["NOTHING", "PACKED_KEYS_MIN", "PACKED_ROWS_MIN", "KeyedValues"]
@@ -116,7 +116,7 @@ class _PackedValues:
         self._tuples = False
         self._kind = kind
         """Type of the values: float, int, or object for any."""
-        self._values = Growing(_DTYPES[kind])
+        self._values = np.zeros(0, _DTYPES[kind])
         # The last batch's:
         self._slots = np.empty(0, np.int64)
         self._held: list[Any] = []
@@ -135,13 +135,11 @@ class _PackedValues:
         known = len(self._index)
         self._slots = slots = self._index.lookup(columns)
         count = len(self._index)
-        if count > len(self._first):
-            self._first = np.empty(2 * count, np.int32)
+        self._first = grown(self._first, count, 0)
         self._first[slots[::-1]] = np.arange(len(slots) - 1, -1, -1, dtype=np.int32)
         self._places = self._first.take(slots).tolist()
-        if count > known:
-            self._values.append(np.zeros(count - known, self._values.values.dtype))
-        self._held = self._values.values.take(slots).tolist()
+        self._values = grown(self._values, count, 0)
+        self._held = self._values.take(slots).tolist()
         if count > known:
             for row in np.flatnonzero(slots >= known).tolist():
                 self._held[row] = NOTHING
@@ -174,17 +172,15 @@ class _PackedValues:
         except OverflowError:
             self._widen()
             vector = np.fromiter(values, object, len(values))
-        self._values.values[self._slots] = vector  # of equal slots the last assignment stays
+        self._values[self._slots] = vector  # of equal slots the last assignment stays
 
     def _widen(self) -> None:
         """Go over to objects."""
-        values = self._values.values
-        self._kind, self._values = object, Growing(object)
-        self._values.append(values.astype(object))
+        self._kind, self._values = object, self._values.astype(object)
 
     def items(self) -> Iterator[tuple[Any, Any]]:
         """As :meth:`KeyedValues.items`."""
         columns = list(map(pa.Array.to_pylist, self._index.keys()))
         keys = zip(*columns, strict=True) if self._tuples else iter(columns[0])
-        pairs = zip(keys, self._values.values.tolist(), strict=True)
+        pairs = zip(keys, self._values[: len(self._index)].tolist(), strict=True)
         return (pair for pair in pairs if pair[1] is not NOTHING)

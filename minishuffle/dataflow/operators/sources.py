@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -29,6 +30,8 @@ __all__ = [
     "ParquetSource",
     "SourceReader",
     "TextSource",
+    "number_batch",
+    "number_rows",
 ]
 
 Format: TypeAlias = Literal["rows", "arrow"]
@@ -123,7 +126,7 @@ class ParquetSource:
     types that differ become wider. If it is given, it says which columns are read, and in which types.
 
     Raises:
-        UnknownName: no such file, or a file lacks one of ``columns``, or each lacks one of ``schema``.
+        UnknownName: no such file, or each lacks a column of ``schema``.
         UsageError: a file cannot be read or is not Parquet; two files have types with none in common; or
             (from ``read``) a value does not fit the common type.
     """
@@ -131,31 +134,19 @@ class ParquetSource:
     bounded = True
     format: Format = "arrow"
 
-    def __init__(
-        self, paths: Paths, columns: Sequence[str] | None = None, schema: pa.Schema | None = None
-    ) -> None:
-        self.columns = None if columns is None else list(columns)
+    def __init__(self, paths: Paths, schema: pa.Schema | None = None) -> None:
         self._splits: list[tuple[str, int]] = []
         schemas: dict[str, pa.Schema] = {}
         for path in files_of(paths):
-            schemas[path], groups = _schema_and_groups(path, self.columns)
+            schemas[path], groups = _schema_and_groups(path)
             self._splits.extend((path, group) for group in range(groups))
-        self.schema = common_schema(schemas) if schema is None else schema
-        if schema is not None:
-            self._declare(schema, schemas)
-
-    def _declare(self, schema: pa.Schema, schemas: dict[str, pa.Schema]) -> None:
-        """Read the columns of ``schema`` only, in its types.
-
-        Raises:
-            UnknownName: no file has one of them.
-        """
-        known = list(dict.fromkeys(name for its in schemas.values() for name in its.names))
-        missing = [name for name in schema.names if name not in known]
+        known = dict.fromkeys(name for its in schemas.values() for name in its.names)
+        missing = [name for name in schema.names if name not in known] if schema is not None else []
         if missing:
             where = next(iter(schemas)) if len(schemas) == 1 else f"any of {len(schemas)} files"
             raise UnknownName(f"no column {missing[0]!r} in {where}: there are {', '.join(known)}")
-        self.columns = list(schema.names)
+        self.schema = common_schema(schemas) if schema is None else schema
+        self.columns = None if schema is None else schema.names
 
     def for_columns(self, names: frozenset[str]) -> ParquetSource:
         """(At submission.) The same for these columns, those of them that there are."""
@@ -181,21 +172,13 @@ class ParquetSource:
                 offset = max(0, offset - batch.num_rows)
 
 
-def _schema_and_groups(path: str, columns: list[str] | None) -> tuple[pa.Schema, int]:
-    """The schema of what is read of the file, and the number of its row groups."""
+def _schema_and_groups(path: str) -> tuple[pa.Schema, int]:
+    """The schema of the file, and the number of its row groups."""
     try:
         with opened(path) as raw, pq.ParquetFile(raw) as file:
-            schema = file.schema_arrow.remove_metadata()
-            groups: int = file.metadata.num_row_groups
+            return file.schema_arrow.remove_metadata(), file.metadata.num_row_groups
     except pa.ArrowException as error:
         raise UsageError(f"{path} is not a Parquet file: {error}") from error
-    if columns is None:
-        return schema, groups
-    missing = [name for name in columns if name not in schema.names]
-    if missing:
-        raise UnknownName(f"no column {missing[0]!r} in {path}: it has {', '.join(schema.names)}")
-    wanted = dict.fromkeys(columns)
-    return pa.schema([field for name in wanted for field in schema if field.name == name]), groups
 
 
 class ItemsSource:
@@ -311,3 +294,13 @@ class GeneratorSource:
                 )
             yield batch
             turn, within = turn + 1, 0
+
+
+def number_rows(start: int, count: int) -> list[int]:
+    """What a generator gives without a function: ``count`` integers from ``start`` on."""
+    return list(range(start, start + count))
+
+
+def number_batch(start: int, count: int) -> pa.RecordBatch:
+    """The same as the int64 column ``number``."""
+    return pa.RecordBatch.from_pydict({"number": np.arange(start, start + count, dtype=np.int64)})

@@ -13,40 +13,13 @@ import numpy as np
 from minishuffle.errors import ResourceExhausted
 from minishuffle.kernels.machinecode import kernel
 
-__all__ = ["Growing", "WordTable"]
+__all__ = ["WordTable"]
 
 Vector: TypeAlias = "np.ndarray[Any, Any]"
 Matrix: TypeAlias = "np.ndarray[Any, Any]"
 
 ROWS_MAX: Final = (1 << 31) - 1
 _BITS_MIN: Final = 10
-
-
-class Growing:
-    """A vector, or rows of ``width``, that grows at its end; its memory doubles, so that appending costs
-    constant time."""
-
-    def __init__(self, dtype: Any, width: int | None = None) -> None:
-        self._memory: Vector = np.empty(16 if width is None else (16, width), dtype=dtype)
-        self._length = 0
-
-    def __len__(self) -> int:
-        return self._length
-
-    @property
-    def values(self) -> Vector:
-        """What was appended so far; it does not change as more is appended."""
-        return self._memory[: self._length]
-
-    def append(self, values: Vector) -> None:
-        end = self._length + len(values)
-        if end > len(self._memory):
-            length = max(end, 2 * len(self._memory))
-            memory = np.empty((length, *self._memory.shape[1:]), dtype=self._memory.dtype)
-            memory[: self._length] = self.values
-            self._memory = memory
-        self._memory[self._length : end] = values
-        self._length = end
 
 
 class WordTable:
