@@ -119,7 +119,7 @@ class _OneType(Aggregate):
             return self._state
         self._given = kind
         kind = result_type("sum" if self._function == "mean" else self._function, self._name, kind)
-        wide = kind if self._state is None else wider(*map(_as_number, (self._kind, kind)))
+        wide = kind if self._state is None else wider(self._kind, kind)
         if wide is None:
             raise UsageError(
                 f"{self._function} of column {self._name!r}: its types {self._kind} and {kind} have none in "
@@ -140,9 +140,8 @@ class _OneType(Aggregate):
         if given == kind:
             return column
         try:
-            if pa.types.is_floating(kind) and (pa.types.is_integer(given) or pa.types.is_decimal(given)):
-                return column.cast(kind, safe=False)
-            return as_type(column, kind)
+            rounds = pa.types.is_floating(kind) and (pa.types.is_integer(given) or pa.types.is_decimal(given))
+            return as_type(column, kind, safe=not rounds)
         except pa.ArrowException as error:
             raise UsageError(
                 f"{self._function} of column {self._name!r}: type {given} does not fit the state of type "
@@ -169,10 +168,6 @@ class _OneType(Aggregate):
         if self._state is not None:
             self._state.keep(slots)
         self._size = self._known = len(slots)
-
-
-def _as_number(kind: pa.DataType) -> pa.DataType:
-    return pa.int8() if pa.types.is_boolean(kind) else kind
 
 
 class Mean(Aggregate):

@@ -244,9 +244,7 @@ def _widened(kind: pa.DataType, values: Sequence[Any]) -> pa.Array | None:
         if pa.types.is_boolean(kind) and not _NUMBERS.isdisjoint(map(type, values)):
             kind, values = pa.int64(), _as_numbers(values)
         wide = wider(kind, type_of(values))
-        if wide == kind:
-            return array_of(wide, values)
-        return None if wide is None or wide == kind else array_of(wide, values)
+        return None if wide is None else array_of(wide, values)
     except MISFITS:
         return None
 

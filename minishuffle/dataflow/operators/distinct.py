@@ -79,8 +79,6 @@ class DistinctCount(Aggregate):
     def _marks(self, slots: Vector, column: pa.Array) -> Vector:
         """1 for each row that brings its slot a new value, else 0."""
         result_type("count_distinct", self._name, column.type)
-        if pa.types.is_boolean(column.type):
-            column = column.cast(pa.int8())  # pyarrow casts booleans to no decimals
         marks = np.zeros(len(slots), dtype=np.int64)
         rows = np.flatnonzero(valid_marks(column))
         if len(rows):

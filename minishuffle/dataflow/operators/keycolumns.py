@@ -7,7 +7,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.widertype import wider
+from minishuffle.dataflow.operators.widertype import as_type, wider
 from minishuffle.exchange.keys import Texts, family, fixed_values, hash_columns
 from minishuffle.kernels.machinecode import kernel
 
@@ -59,7 +59,7 @@ def exactly(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
     if family(array.type) not in (family(kind), "null"):
         return None
     try:
-        cast = _castable(array, kind).cast(kind)
+        cast = as_type(array, kind)
     except pa.ArrowException:
         return None
     # Some casts lose a part of a value without a word; equal hashes say that the keys are equal.
@@ -71,22 +71,12 @@ def as_far_as_they_fit(array: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Ve
     if family(array.type) != family(kind):
         return pa.nulls(len(array), kind), array.is_valid().to_numpy(zero_copy_only=False)
     try:
-        array = _castable(array, kind)
         # Through the wider type, as pyarrow has no cast of integers to decimals of few digits.
-        cast = array.cast(wider(array.type, kind) or kind, safe=False).cast(kind, safe=False)
+        cast = as_type(as_type(array, wider(array.type, kind) or kind, safe=False), kind, safe=False)
     except pa.ArrowException:
         singles = [exactly(array.slice(row, 1), kind) for row in range(len(array))]
         cast = pa.concat_arrays([pa.nulls(1, kind) if single is None else single for single in singles])
     return cast, _changed(array, cast)
-
-
-def _castable(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The array in a type from which pyarrow has casts to decimals too."""
-    if pa.types.is_decimal(kind) and pa.types.is_boolean(array.type):
-        return array.cast(pa.uint8())
-    if pa.types.is_decimal(kind) and pa.types.is_float16(array.type):
-        return array.cast(pa.float32())
-    return array
 
 
 def _changed(array: pa.Array, cast: pa.Array) -> Vector:

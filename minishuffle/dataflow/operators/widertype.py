@@ -35,8 +35,8 @@ def wider(some: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     """The type for values of both; None if there is none.
 
     Anything is wider than null. Integers beside floats become float64, those beside decimals decimals
-    of enough digits. Floats and decimals have no type in common, for it would not be exact; neither have
-    numbers and booleans. Timestamps get the finer unit; those without a time zone are in UTC. Lists are as
+    of enough digits; booleans beside numbers are 1 and 0. Floats and decimals have no type in common, for it
+    would not be exact. Timestamps get the finer unit; those without a time zone are in UTC. Lists are as
     wide as their values need, and structs have the fields of both. Dictionaries that differ become what
     they hold.
     """
@@ -45,6 +45,8 @@ def wider(some: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     some, other = without_dictionary(some), without_dictionary(other)
     if some == other:
         return some
+    if pa.types.is_boolean(some) or pa.types.is_boolean(other):
+        some, other = _beside_boolean(some, other), _beside_boolean(other, some)
     kinds = (some, other)
     if any(map(pa.types.is_decimal, kinds)):
         return _wider_decimal(some, other)
@@ -65,6 +67,15 @@ def wider(some: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     ):
         return _wider_struct(some, other)
     return _unified(some, other)
+
+
+def _beside_boolean(kind: pa.DataType, other: pa.DataType) -> pa.DataType:
+    """What a boolean is beside a number; any other type is itself."""
+    if not pa.types.is_boolean(kind):
+        return kind
+    if pa.types.is_integer(other):
+        return other
+    return pa.uint8() if pa.types.is_floating(other) or pa.types.is_decimal(other) else kind
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -139,7 +150,7 @@ def wider_schema(some: pa.Schema | None, other: pa.Schema, where: str) -> pa.Sch
     fields = []
     for name in dict.fromkeys([*some.names, *other.names]):
         kinds = [schema.field(name) for schema in (some, other) if name in schema.names]
-        field = kinds[0].with_nullable(True) if len(kinds) == 1 else _wider_field(*_as_numbers(*kinds))
+        field = kinds[0].with_nullable(True) if len(kinds) == 1 else _wider_field(*kinds)
         if field is None:
             types = " and ".join(sorted(str(each.type) for each in kinds))
             raise UsageError(
@@ -172,14 +183,6 @@ def with_texts_for_nulls(schema: pa.Schema) -> pa.Schema:
     )
 
 
-def _as_numbers(*fields: pa.Field) -> list[pa.Field]:
-    """Columns of booleans as such of numbers where they stand beside numbers: True is 1."""
-    others = {field.type for field in fields if not pa.types.is_boolean(field.type)}
-    if not any(pa.types.is_integer(k) or pa.types.is_floating(k) or pa.types.is_decimal(k) for k in others):
-        return list(fields)
-    return [field.with_type(pa.uint8()) if pa.types.is_boolean(field.type) else field for field in fields]
-
-
 def in_schema(data: Any, schema: pa.Schema, where: str) -> Any:
     """A batch or a table with the columns of ``schema``, those that it lacks null.
 
@@ -205,10 +208,15 @@ def in_schema(data: Any, schema: pa.Schema, where: str) -> Any:
     return type(data).from_arrays(arrays, schema=schema)
 
 
-def as_type(column: Any, kind: pa.DataType) -> Any:
-    """The column in a type, dictionaries decoded. Raises ArrowException rather than lose part of a value."""
+def as_type(column: Any, kind: pa.DataType, *, safe: bool = True) -> Any:
+    """The column in a type, dictionaries decoded. Raises ArrowException rather than lose part of a value, if
+    ``safe``."""
     if column.type == kind:
         return column
-    if pa.types.is_boolean(column.type) and pa.types.is_decimal(kind):
+    if pa.types.is_dictionary(column.type):
+        column = pc.dictionary_decode(column)
+    if pa.types.is_decimal(kind) and pa.types.is_boolean(column.type):
         column = column.cast(pa.uint8())  # pyarrow casts booleans to no decimals
-    return (pc.dictionary_decode(column) if pa.types.is_dictionary(column.type) else column).cast(kind)
+    elif pa.types.is_decimal(kind) and pa.types.is_float16(column.type):
+        column = column.cast(pa.float32())  # nor these
+    return column.cast(kind, safe=safe)
