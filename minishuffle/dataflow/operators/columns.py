@@ -202,7 +202,8 @@ class Fold(Aggregate):
             if column.null_count:
                 numbers[~valid_marks(column)] = self._neutral
             return numbers
-        column = column.cast(self._number).cast(self._stored)
+        if column.type != self._stored:
+            column = column.cast(self._number).cast(self._stored)
         if column.null_count:
             column = pc.fill_null(column, pa.scalar(self._neutral, self._stored))
         numbers = column.to_numpy(zero_copy_only=False)

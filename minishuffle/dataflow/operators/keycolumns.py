@@ -30,6 +30,8 @@ _SHORT_BYTES_MAX: Final = 8 * TEXT_WORDS_MAX - 1
 """Longer texts are numbered."""
 _LONG: Final = 255
 """In the place of the length: the text's number follows."""
+_NULL: Final = 254
+"""In the place of the length: there is no text."""
 _ABSENT_NUMBER: Final = (1 << 55) - 1
 _INTEGERS: Final = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
 _NAN: Final = np.float64("nan")
@@ -96,14 +98,18 @@ class KeyColumn:
 
     def write_words(self, array: pa.Array, words: Matrix, at: int) -> None:
         """Fill the ``width`` columns of ``words`` from ``at`` on, which are zeros, with the keys; what stands
-        for a null is undefined."""
+        for those of :meth:`beyond` is undefined."""
         raise NotImplementedError
 
     def width_for(self, array: pa.Array) -> int:
         """Prepare for these keys to be stored; the width that they need."""
-        return 1
+        raise NotImplementedError
 
-    def array(self, words: Matrix, nulls: Vector | None) -> pa.Array:
+    def beyond(self, array: pa.Array) -> Vector | None:
+        """Which keys no words of this width stand for, if there are such; they are not stored then."""
+        return None
+
+    def array(self, words: Matrix) -> pa.Array:
         """The keys of those words."""
         raise NotImplementedError
 
@@ -113,10 +119,20 @@ def _validity(nulls: Vector | None) -> pa.Buffer | None:
 
 
 class FixedColumn(KeyColumn):
-    """Keys of at most 64 bits: the integer, or the bits of a float of 64 bits."""
+    """Keys of at most 64 bits: the integer, or the bits of a float of 64 bits; once there was a null, another
+    word that says which are."""
 
     def write_words(self, array: pa.Array, words: Matrix, at: int) -> None:
         words[:, at] = self.values(array)
+        if self.width == 2 and (nulls := null_marks(array)) is not None:
+            words[nulls, at] = 0
+            words[:, at + 1] = nulls
+
+    def width_for(self, array: pa.Array) -> int:
+        return 2 if array.null_count else 1
+
+    def beyond(self, array: pa.Array) -> Vector | None:
+        return null_marks(array) if self.width == 1 else None
 
     def values(self, array: pa.Array) -> Vector:
         """The words alone; without a copy for integers of 64 bits."""
@@ -132,18 +148,18 @@ class FixedColumn(KeyColumn):
             return floats.view(np.int64)
         return fixed_values(array, _INTEGERS[kind.bit_width]).astype(np.int64, copy=False)
 
-    def array(self, words: Matrix, nulls: Vector | None) -> pa.Array:
+    def array(self, words: Matrix) -> pa.Array:
         kind, values = self.kind, np.ascontiguousarray(words[:, 0])
-        length = len(values)
+        nulls = words[:, 1] != 0 if self.width == 2 else None
         if pa.types.is_null(kind):
-            return pa.nulls(length)
+            return pa.nulls(len(values))
         if pa.types.is_boolean(kind):
             return pa.array(values.astype(np.bool_), mask=nulls)
         if pa.types.is_floating(kind):
             numbers = values.view(np.float64).astype(f"f{kind.bit_width // 8}")
         else:
             numbers = values.astype(_INTEGERS[kind.bit_width])
-        return pa.Array.from_buffers(kind, length, [_validity(nulls), pa.py_buffer(numbers)])
+        return pa.Array.from_buffers(kind, len(values), [_validity(nulls), pa.py_buffer(numbers)])
 
 
 class TextColumn(KeyColumn):
@@ -184,12 +200,14 @@ class TextColumn(KeyColumn):
             for row in np.flatnonzero(texts.lengths > _SHORT_BYTES_MAX).tolist():
                 words[row, at : at + self.width] = 0
                 words[row, at] = self._long.get(texts.text(row), _ABSENT_NUMBER) << 8 | _LONG
+        if (nulls := null_marks(array)) is not None:
+            words[nulls, at] = _NULL
 
-    def array(self, words: Matrix, nulls: Vector | None) -> pa.Array:
+    def array(self, words: Matrix) -> pa.Array:
         contents = np.ascontiguousarray(words).view(np.uint8).reshape(len(words), 8 * words.shape[1])
         lengths = contents[:, 0].astype(np.int64)
-        long = np.flatnonzero(lengths == _LONG).tolist()
-        lengths[long] = 0
+        long, nulls = np.flatnonzero(lengths == _LONG).tolist(), lengths == _NULL
+        lengths[long], lengths[nulls] = 0, 0
         inside = np.arange(contents.shape[1] - 1) < lengths[:, np.newaxis]
         data = contents[:, 1:][inside]
         offsets = np.concatenate(([0], np.cumsum(lengths)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,6 @@ from minishuffle.dataflow.operators.keycolumns import (
     decoded,
     exactly,
     key_column,
-    null_marks,
 )
 from minishuffle.dataflow.operators.widertype import wider
 from minishuffle.dataflow.operators.wordtable import WordTable
@@ -26,8 +25,6 @@ __all__ = ["KeyIndex"]
 Vector: TypeAlias = "np.ndarray[Any, Any]"
 Matrix: TypeAlias = "np.ndarray[Any, Any]"
 
-_HEAD_BITS: Final = 63
-
 
 class KeyIndex:
     """Slots (0, 1, …) of keys in the order in which they first appear.
@@ -37,15 +34,12 @@ class KeyIndex:
     and True are one key. If a value has no equal in the keys' type, the keys get the batch's type or a
     wider one, and keep their slots.
 
-    A key's words stand in one row of a :class:`WordTable`: those of its columns one after the other,
-    and before them, once there was a null, a bit for each column that is null. When a longer text, the
-    first null or another type comes, all rows are written anew.
+    A key's words stand in one row of a :class:`WordTable`, those of its columns one after the other. When a
+    column needs more of them, or another type, all rows are written anew.
     """
 
     def __init__(self) -> None:
         self._columns: list[KeyColumn] = []
-        self._heads = 0
-        """Words for the nulls' bits."""
         self._table = WordTable(1)
 
     def __len__(self) -> int:
@@ -54,12 +48,9 @@ class KeyIndex:
     def keys(self, slots: Vector | None = None) -> list[pa.Array]:
         """The columns of the keys in ``slots``, or of all in order; in the types that hold all so far."""
         rows = self._table.rows if slots is None else self._table.rows.take(slots, axis=0)
-        arrays, at = [], self._heads
-        for number, column in enumerate(self._columns):
-            nulls = None
-            if self._heads:
-                nulls = (rows[:, number // _HEAD_BITS] >> number % _HEAD_BITS & 1).astype(bool)
-            arrays.append(column.array(rows[:, at : at + column.width], nulls))
+        arrays, at = [], 0
+        for column in self._columns:
+            arrays.append(column.array(rows[:, at : at + column.width]))
             at += column.width
         return arrays
 
@@ -125,47 +116,37 @@ class KeyIndex:
     def _find(self, given: list[pa.Array]) -> tuple[Vector, int]:
         """The slots of those keys, -1 for those that have none, and whether there are such (0: none)."""
         slots, absent = self._table.find(self._words(given))
-        if not self._heads:
-            for nulls in map(null_marks, given):
-                if nulls is not None:
-                    slots[nulls] = -1
-                    absent += 1
+        for column, array in zip(self._columns, given, strict=True):
+            beyond = column.beyond(array)
+            if beyond is not None:
+                slots[beyond] = -1
+                absent += 1
         return slots, absent
 
     def _words(self, given: list[pa.Array]) -> Matrix:
-        """The rows of words of those keys; without bits for nulls as long as no key has any."""
+        """The rows of words of those keys."""
         only = self._columns[0]
         if isinstance(only, FixedColumn) and self._table.width == 1:
             return only.values(given[0]).reshape(-1, 1)
         words = np.zeros((len(given[0]), self._table.width), dtype=np.int64)
-        at = self._heads
-        for number, (column, array) in enumerate(zip(self._columns, given, strict=True)):
+        at = 0
+        for column, array in zip(self._columns, given, strict=True):
             column.write_words(array, words, at)
-            nulls = null_marks(array)
-            if nulls is not None and self._heads:
-                words[nulls, at : at + column.width] = 0
-                words[:, number // _HEAD_BITS] |= nulls.astype(np.int64) << number % _HEAD_BITS
             at += column.width
         return words
 
     def _make_room(self, given: list[pa.Array]) -> None:
-        """Widen the rows if these keys do not fit into them, or have the first null."""
-        heads = self._heads
-        if any(array.null_count for array in given):
-            heads = -(-len(given) // _HEAD_BITS)
+        """Widen the rows if these keys do not fit into them."""
         widths = [column.width_for(array) for column, array in zip(self._columns, given, strict=True)]
-        wider = any(width > column.width for column, width in zip(self._columns, widths, strict=True))
-        if heads == self._heads and not wider:
-            return
-        stored = self.keys()
-        self._heads = heads
-        for column, width in zip(self._columns, widths, strict=True):
-            column.width = max(column.width, width)
-        self._store(stored)
+        if any(width > column.width for column, width in zip(self._columns, widths, strict=True)):
+            stored = self.keys()
+            for column, width in zip(self._columns, widths, strict=True):
+                column.width = max(column.width, width)
+            self._store(stored)
 
     def _store(self, keys: list[pa.Array]) -> None:
         """Write all rows anew; there are these keys, in order of their slots."""
         for column, array in zip(self._columns, keys, strict=True):
             column.width = max(column.width, column.width_for(array))
-        self._table = WordTable(self._heads + sum(column.width for column in self._columns))
+        self._table = WordTable(sum(column.width for column in self._columns))
         self._table.add(self._words(keys))
