@@ -6,20 +6,18 @@ import csv
 import io
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from minishuffle.dataflow.operators.files import Paths, decompressed, files_of, inspected
-from minishuffle.dataflow.operators.widertype import common_schema, with_texts_for_nulls
+from minishuffle.dataflow.operators.files import Paths, RecordFiles, decompressed, inferred_schema
 from minishuffle.errors import UnknownName, UsageError
-from minishuffle.limits import BATCH_ROWS_MAX, CSV_BLOCK_BYTES
+from minishuffle.limits import CSV_BLOCK_BYTES
 
 __all__ = ["CsvSource", "inferred_csv_schema"]
 
 
-class CsvSource:
+class CsvSource(RecordFiles):
     """Record batches of UTF-8 CSV files; a split is a file. Values may be quoted and hold line ends.
 
     Args:
@@ -35,9 +33,6 @@ class CsvSource:
             a value does not fit its column, named with file and line.
     """
 
-    bounded = True
-    format: Literal["arrow"] = "arrow"
-
     def __init__(
         self,
         paths: Paths,
@@ -51,7 +46,7 @@ class CsvSource:
         self.nulls = list(nulls)
         self.header = header
         self.delimiter = delimiter
-        self._splits = files_of(paths)
+        super().__init__(paths)
         if header:
             self._check_headers()
 
@@ -75,23 +70,13 @@ class CsvSource:
             except csv.Error as error:
                 raise UsageError(f"{path}: its header cannot be read ({error}): correct the file") from error
 
-    def splits(self) -> list[str]:
-        return self._splits
-
-    def read(self, split: str, offset: int) -> Iterator[pa.RecordBatch]:
-        with decompressed(split) as file:
-            if file.peek(len(BOM_UTF8) + 1)[: len(BOM_UTF8) + 1] in (b"", BOM_UTF8):
-                return
-            for batch in self._batches(split, _WithLastLineEnd(file)):
-                for start in range(min(offset, batch.num_rows), batch.num_rows, BATCH_ROWS_MAX):
-                    yield batch.slice(start, BATCH_ROWS_MAX)
-                offset = max(0, offset - batch.num_rows)
-
-    def _batches(self, path: str, file: io.RawIOBase) -> Iterator[pa.RecordBatch]:
+    def batches(self, path: str, file: io.BufferedReader) -> Iterator[pa.RecordBatch]:
+        if file.peek(len(BOM_UTF8) + 1)[: len(BOM_UTF8) + 1] in (b"", BOM_UTF8):
+            return
         names = None if self.header else self.schema.names
         try:
             with pa_csv.open_csv(
-                file,
+                _WithLastLineEnd(file),
                 read_options=pa_csv.ReadOptions(
                     use_threads=False, column_names=names, block_size=CSV_BLOCK_BYTES
                 ),
@@ -136,34 +121,23 @@ def _check_delimiter(delimiter: str) -> None:
 
 
 def inferred_csv_schema(paths: Paths, nulls: Sequence[str], header: bool, delimiter: str) -> pa.Schema:
-    """The schema for the values of all files, each of which is read whole. A column without values is text.
-
-    Raises:
-        UnknownName: no such file.
-        UsageError: a file has no header, is larger than INFERRED_FILE_BYTES_MAX, or cannot be read; or a
-            column has types with none in common.
-    """
+    """See :func:`inferred_schema`; raises UsageError also if the files have no header."""
     _check_delimiter(delimiter)
     if not header:
         raise UsageError("CSV files without a header do not name their columns: declare them with schema=")
-    schemas: dict[str, pa.Schema] = {}
-    for path in files_of(paths):
-        with inspected(path) as file:
-            try:
-                table = pa_csv.read_csv(
-                    _WithLastLineEnd(file),
-                    read_options=pa_csv.ReadOptions(use_threads=False, block_size=CSV_BLOCK_BYTES),
-                    parse_options=pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-                    convert_options=pa_csv.ConvertOptions(
-                        null_values=list(nulls), strings_can_be_null=True, quoted_strings_can_be_null=False
-                    ),
-                )
-            except pa.ArrowException as error:
-                if "Empty CSV file" in str(error):
-                    continue
-                raise UsageError(f"{path}: {error}: correct the file, or declare schema=") from error
-            schemas[path] = table.schema
-    return with_texts_for_nulls(common_schema(schemas)) if schemas else pa.schema([])
+
+    def table(file: io.BytesIO) -> pa.Table:
+        return pa_csv.read_csv(
+            _WithLastLineEnd(file),
+            read_options=pa_csv.ReadOptions(use_threads=False, block_size=CSV_BLOCK_BYTES),
+            parse_options=pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+            convert_options=pa_csv.ConvertOptions(
+                null_values=list(nulls), strings_can_be_null=True, quoted_strings_can_be_null=False
+            ),
+        )
+
+    schema = inferred_schema(paths, table)
+    return pa.schema([]) if schema is None else schema
 
 
 class _WithLastLineEnd(io.RawIOBase):

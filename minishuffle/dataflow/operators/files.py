@@ -10,23 +10,25 @@ from __future__ import annotations
 
 import glob
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, Final, TypeAlias, cast
+from typing import Any, BinaryIO, Final, Literal, TypeAlias, cast
 from urllib.parse import quote, urlsplit
 
 import pyarrow as pa
 
+from minishuffle.dataflow.operators.widertype import common_schema
 from minishuffle.errors import UnknownName, UsageError
-from minishuffle.limits import INFERRED_FILE_BYTES_MAX, MIB
+from minishuffle.limits import BATCH_ROWS_MAX, INFERRED_FILE_BYTES_MAX, MIB
 
 __all__ = [
     "Paths",
+    "RecordFiles",
     "compression_of",
     "files_below",
     "files_of",
-    "inspected",
+    "inferred_schema",
     "is_uri",
     "opened",
     "decompressed",
@@ -74,22 +76,6 @@ def decompressed(path: str) -> io.BufferedReader:
     if (compression := compression_of(path)) is None:
         return cast("io.BufferedReader", file)
     return io.BufferedReader(_Reported(path, pa.CompressedInputStream(file, compression)), MIB)
-
-
-def inspected(path: str) -> io.BytesIO:
-    """All of the same, for learning its types.
-
-    Raises:
-        UsageError: it cannot be opened or decompressed, or holds more than INFERRED_FILE_BYTES_MAX.
-    """
-    with decompressed(path) as file:
-        data = file.read(INFERRED_FILE_BYTES_MAX + 1)
-    if len(data) > INFERRED_FILE_BYTES_MAX:
-        raise UsageError(
-            f"{path} has more than {INFERRED_FILE_BYTES_MAX // MIB} MiB, and all of it would be read for the "
-            "types of its columns: declare them with schema="
-        )
-    return io.BytesIO(data)
 
 
 class _Reported(io.RawIOBase):
@@ -245,3 +231,62 @@ def _as_uri(given: str, inside: str) -> str:
     place = parts.netloc if inside.startswith("/") else user
     query = f"?{parts.query}" if parts.query else ""
     return f"{parts.scheme}://{place}{quote(inside)}{query}"
+
+
+# --- records of files -------------------------------------------------------------------------------
+
+
+class RecordFiles:
+    """Record batches of files that are read from first to last; a split is a file."""
+
+    bounded = True
+    format: Literal["arrow"] = "arrow"
+
+    def __init__(self, paths: Paths) -> None:
+        self._splits = files_of(paths)
+
+    def splits(self) -> list[str]:
+        return self._splits
+
+    def read(self, split: str, offset: int) -> Iterator[pa.RecordBatch]:
+        with decompressed(split) as file:
+            for batch in self.batches(split, file):
+                for start in range(min(offset, batch.num_rows), batch.num_rows, BATCH_ROWS_MAX):
+                    yield batch.slice(start, BATCH_ROWS_MAX)
+                offset = max(0, offset - batch.num_rows)
+
+    def batches(self, path: str, file: io.BufferedReader) -> Iterator[pa.RecordBatch]:
+        """The file's batches, of any length."""
+        raise NotImplementedError
+
+
+def inferred_schema(paths: Paths, read: Callable[[io.BytesIO], pa.Table]) -> pa.Schema | None:
+    """The schema for what ``read`` makes of all files, each of which is read whole; None if all are empty. A
+    column without values is text.
+
+    Raises:
+        UnknownName: no such file.
+        UsageError: a file is larger than INFERRED_FILE_BYTES_MAX or cannot be read, or a column has types
+            with none in common.
+    """
+    schemas = {}
+    for path in files_of(paths):
+        with decompressed(path) as file:
+            data = file.read(INFERRED_FILE_BYTES_MAX + 1)
+        if len(data) > INFERRED_FILE_BYTES_MAX:
+            raise UsageError(
+                f"{path} has more than {INFERRED_FILE_BYTES_MAX // MIB} MiB, and all of it would be read for "
+                "the types of its columns: declare them with schema="
+            )
+        try:
+            schemas[path] = read(io.BytesIO(data)).schema
+        except pa.ArrowException as error:
+            if not any(f"Empty {kind} file" in str(error) for kind in ("CSV", "JSON")):
+                raise UsageError(f"{path}: {error}: correct the file, or declare schema=") from error
+    if not schemas:
+        return None
+    texts = [
+        field.with_type(pa.string()) if pa.types.is_null(field.type) else field
+        for field in common_schema(schemas)
+    ]
+    return pa.schema(texts)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
-from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.json as pa_json
 
-from minishuffle.dataflow.operators.files import Paths, decompressed, files_of, inspected, opened
-from minishuffle.dataflow.operators.widertype import common_schema, with_texts_for_nulls
+from minishuffle.dataflow.operators.files import Paths, RecordFiles, inferred_schema, opened
 from minishuffle.errors import UnknownName, UsageError
-from minishuffle.limits import BATCH_ROWS_MAX, CSV_BLOCK_BYTES
+from minishuffle.limits import CSV_BLOCK_BYTES
 
 __all__ = ["JsonSource"]
 
 
-class JsonSource:
+class JsonSource(RecordFiles):
     """Record batches of files with one JSON object a line; a split is a file. A field that an object lacks is
     null.
 
@@ -30,44 +29,18 @@ class JsonSource:
             types with none in common; or (from ``read``) a value does not fit.
     """
 
-    bounded = True
-    format: Literal["arrow"] = "arrow"
-
     def __init__(self, paths: Paths, schema: pa.Schema | None = None) -> None:
-        self._splits = files_of(paths)
+        super().__init__(paths)
         for path in self._splits:
             opened(path).close()
-        self.schema = self._inferred() if schema is None else schema
-
-    def _inferred(self) -> pa.Schema:
-        schemas = {}
-        for path in self._splits:
-            with inspected(path) as file:
-                options = pa_json.ReadOptions(use_threads=False, block_size=CSV_BLOCK_BYTES)
-                try:
-                    schema = pa_json.read_json(file, read_options=options).schema
-                except pa.ArrowException as error:
-                    if "Empty JSON file" in str(error):
-                        continue
-                    raise UsageError(f"{path}: {error}: correct the file, or declare schema=") from error
-                schemas[path] = schema
-        if not schemas:
+        schema = inferred_schema(self._splits, _table) if schema is None else schema
+        if schema is None:
             raise UnknownName("the JSON files hold no object, so their fields are not known: declare schema=")
-        return with_texts_for_nulls(common_schema(schemas))
+        self.schema = schema
 
-    def splits(self) -> list[str]:
-        return self._splits
-
-    def read(self, split: str, offset: int) -> Iterator[pa.RecordBatch]:
-        with decompressed(split) as file:
-            if not file.peek(1):
-                return
-            for batch in self._batches(split, file):
-                for start in range(min(offset, batch.num_rows), batch.num_rows, BATCH_ROWS_MAX):
-                    yield batch.slice(start, BATCH_ROWS_MAX)
-                offset = max(0, offset - batch.num_rows)
-
-    def _batches(self, path: str, file: Any) -> Iterator[pa.RecordBatch]:
+    def batches(self, path: str, file: io.BufferedReader) -> Iterator[pa.RecordBatch]:
+        if not file.peek(1):
+            return
         try:
             with pa_json.open_json(
                 file,
@@ -80,3 +53,8 @@ class JsonSource:
                     yield batch.select(self.schema.names)
         except pa.ArrowException as error:
             raise UsageError(f"{path}: {error}: correct the file, or the schema") from error
+
+
+def _table(file: io.BytesIO) -> pa.Table:
+    options = pa_json.ReadOptions(use_threads=False, block_size=CSV_BLOCK_BYTES)
+    return pa_json.read_json(file, read_options=options)

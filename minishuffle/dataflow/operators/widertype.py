@@ -19,7 +19,6 @@ __all__ = [
     "in_schema",
     "wider",
     "wider_schema",
-    "with_texts_for_nulls",
 ]
 
 DIGITS_MAX: Final = 38
@@ -174,13 +173,6 @@ def common_schema(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
             raise
     assert common is not None
     return common
-
-
-def with_texts_for_nulls(schema: pa.Schema) -> pa.Schema:
-    """The schema with texts in the columns of which no value is known."""
-    return pa.schema(
-        [field.with_type(pa.string()) if pa.types.is_null(field.type) else field for field in schema]
-    )
 
 
 def in_schema(data: Any, schema: pa.Schema, where: str) -> Any:
