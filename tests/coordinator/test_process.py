@@ -15,6 +15,7 @@ import uvloop
 
 from minishuffle import limits
 from minishuffle.config import ClusterSettings
+from minishuffle.coordinator import journal
 from minishuffle.coordinator.process import Coordinator, run_coordinator
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import AuthenticationError, ResourceExhausted, UnknownName, UsageError
@@ -486,8 +487,10 @@ def test_a_taken_port_is_an_error_and_nothing_is_left_open(run: Run, tmp_path: P
 
 
 def test_a_journal_that_cannot_be_written_refuses_the_submission_and_all_else_runs_on(
-    run: Run, tmp_path: Path, make_graph: Callable[..., JobGraph]
+    run: Run, tmp_path: Path, make_graph: Callable[..., JobGraph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(journal, "WRITE_BUSY_SECONDS", 0.02)
+
     async def main() -> None:
         async with coordinator(tmp_path, heartbeat_timeout=SECONDS_MAX) as running:
             worker, client = await running.link(Role.WORKER), await running.link(Role.CLIENT)
@@ -536,5 +539,6 @@ def test_the_web_server_asks_as_clients_do(
             cancelled = await source.ask(CancelJob(job="j1"))
             assert cancelled == Accepted(job="j1")
             assert isinstance(await waiting, JobEvents)
+            worker.close()  # or its heartbeats are waited for
 
     run(main())

@@ -97,16 +97,41 @@ def interleaved(make: Callable[[], tuple[Callable[[], object], Callable[[], obje
 
 def nested(make: Callable[[], tuple[Callable[[], object], Callable[[], object]]]) -> Iterator[None]:
     """Run the two calls that ``make`` gives anew for each instruction of the first: in front of it, the whole
-    second.
+    second; at last behind them all.
 
     Look at the outcome after each step of this iterator.
     """
-    before, done = 0, False
-    while not done:
-        call, inside = make()
-        first = Stepped(call)
-        done = first.step(before) < before
-        inside()
-        first.finish()
+    before, interrupted = 0, True
+    while interrupted:
+        interrupted = _interrupt(*make(), before)
         yield
         before += 1
+
+
+def _interrupt(call: Callable[[], object], inside: Callable[[], object], before: int) -> bool:
+    """Run ``call``, and ``inside`` behind that many of its instructions; False if there are no more. It needs
+    no second thread: the trace function runs it."""
+    left = before + 1
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal left
+        if "/minishuffle/" not in frame.f_code.co_filename:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            left -= 1
+            if not left:
+                sys.settrace(None)
+                inside()
+                return None
+        return trace
+
+    outer = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(outer)
+    if left:
+        inside()
+    return not left
