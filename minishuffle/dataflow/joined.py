@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from minishuffle.dataflow.arguments import check_columns, check_late, checked_duration
 from minishuffle.dataflow.bridges import refuse_mixture
@@ -19,42 +19,53 @@ from minishuffle.errors import InvalidGraph, UsageError
 
 if TYPE_CHECKING:
     from minishuffle.dataflow.keyed import KeyedStream
-    from minishuffle.dataflow.operators.joins import How
+    from minishuffle.dataflow.operators.joins import Bounds, How
     from minishuffle.dataflow.operators.late import Late, LatePolicy
 
-__all__ = ["On", "broadcast_join", "interval_join", "interval_of", "look_up_feeds", "look_up_node"]
+__all__ = ["Apart", "On", "broadcast_join", "interval_join", "interval_of", "look_up_feeds", "look_up_node"]
 
 
+HOWS: Final = ("inner", "left", "right", "full", "semi", "anti")
 On: TypeAlias = str | Sequence[str] | Mapping[str, str]
 """Columns of one name on both sides, or the small side's name by the other's."""
 Keys: TypeAlias = Sequence[str] | None
 
 
 class Interval(NamedTuple):
-    """What an interval join was given: ``within`` in microseconds, and of both sides where event times stand
-    and what becomes of late records."""
+    """What an interval join was given: its bounds, and of both sides where event times stand and what becomes
+    of late records."""
 
-    within: int
+    bounds: Bounds
     times: tuple[EventTime, EventTime]
     late: tuple[Late, Late]
     sides: dict[str, SideOutput]
+
+
+Apart: TypeAlias = timedelta | None
 
 
 def interval_of(
     inputs: tuple[StreamBase, StreamBase],
     keys: tuple[Keys, Keys],
     how: How,
-    within: timedelta,
+    apart: tuple[Apart, Apart, Apart],
     late: LatePolicy,
 ) -> Interval:
-    """See :func:`interval_join`."""
+    """``apart`` are ``within``, ``before`` and ``after``; see :func:`interval_join`."""
+    from minishuffle.dataflow.operators.joins import Bounds
+
     left, right = inputs
-    if how not in ("inner", "left", "full"):
-        raise UsageError(f"how is {how!r}: write 'inner', 'left' or 'full'")
+    if how not in HOWS:
+        raise UsageError(f"how is {how!r}: write one of {', '.join(map(repr, HOWS))}")
     check_late(late)
-    micros = checked_duration(within, "join(within=...)")
-    needed = "join needs the event time of both sides, and the {} one has none"
-    times = left._needed_time(needed.format("left")), right._needed_time(needed.format("right"))
+    within, before, after = apart
+    both = timedelta(0) if within is None else within
+    checked_duration(both, "join(within=...)")
+    bounds = Bounds(
+        checked_duration(both if before is None else before, "join(before=...)"),
+        checked_duration(both if after is None else after, "join(after=...)"),
+    )
+    times = _times_of(left, right, is_bound=any(each is not None for each in apart))
     left_keys, right_keys = keys
     if left_keys is not None and right_keys is not None and len(left_keys) != len(right_keys):
         raise UsageError(
@@ -65,23 +76,34 @@ def interval_of(
     if late == "side":
         sides = {"late": SideOutput.late_of(left), "late_right": SideOutput.late_of(right)}
     put = (late_of(late, sides.get("late")), late_of(late, sides.get("late_right")))
-    return Interval(micros, times, put, sides)
+    return Interval(bounds, times, put, sides)
+
+
+def _times_of(left: StreamBase, right: StreamBase, *, is_bound: bool) -> tuple[EventTime, EventTime]:
+    """Where the event times of both sides stand. Neither need have any if both have an end: all records of a
+    key match then, if nothing is said of how far they may be apart.
+
+    Raises:
+        InvalidGraph: only one side has event time, or neither, and a side has no end or there is a bound.
+    """
+    is_bounded = all(feed.node.bounded for feed in (*left._feeds, *right._feeds))
+    if left._time is None and right._time is None and is_bounded and not is_bound:
+        return EventTime(), EventTime()
+    needed = "join needs the event time of both sides, and the {} one has none"
+    return left._needed_time(needed.format("left")), right._needed_time(needed.format("right"))
 
 
 def interval_join(
     left: KeyedStream[Any],
     right: KeyedStream[Any],
     how: How = "inner",
-    within: timedelta = timedelta(0),
+    apart: tuple[Apart, Apart, Apart] = (None, None, None),
     late: LatePolicy = "drop",
 ) -> Stream[Any]:
-    """Pairs of records of one key whose event times are at most ``within`` apart.
-
-    What comes are (key, left row, right row) tuples. Where a record has no partner there is None; a key that
-    is None or has a None in it has none. The event time is the greater one of both records.
+    """See :meth:`KeyedStream.join`; ``apart`` are ``within``, ``before`` and ``after``.
 
     Raises:
-        InvalidGraph: a stream has no event time.
+        InvalidGraph: a stream has no event time, and one has no end.
         UsageError: another argument is wrong, or the keys have different numbers of columns.
     """
     from minishuffle.dataflow.keyed import KeyedStream
@@ -89,11 +111,16 @@ def interval_join(
 
     if not isinstance(right, KeyedStream):
         refuse_mixture("join", "KeyedStream", right)
-    interval = interval_of((left._stream, right._stream), (left._keys, right._keys), how, within, late)
+    interval = interval_of((left._stream, right._stream), (left._keys, right._keys), how, apart, late)
     times = interval.times
-    operator = JoinRows(how, interval.within, times, interval.late)
+    operator = JoinRows(how, interval.bounds, times, interval.late)
     node = Node(operator.name, (left._rows_by_key(), right._rows_by_key(1)), operators=(operator,))
-    return Stream((Feed(node),), time=EventTime(fn=JoinedTime(*times)), sides=interval.sides)
+    time: EventTime | None = EventTime(fn=JoinedTime(*times))
+    if how in ("semi", "anti"):
+        time = left._stream._time
+    elif times[0].is_none:
+        time = None
+    return Stream((Feed(node),), time=time, sides=interval.sides)
 
 
 def broadcast_join(big: Stream[Any], small: Stream[Any], on: On, how: str = "inner") -> Stream[Any]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from minishuffle.dataflow.bridges import refuse_mixture
-from minishuffle.dataflow.joined import On, interval_of, look_up_feeds, look_up_node
+from minishuffle.dataflow.joined import Apart, On, interval_of, look_up_feeds, look_up_node
 from minishuffle.dataflow.keyed_table import by_key
 from minishuffle.dataflow.nodes import Feed, Node, Reads
 from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
@@ -33,30 +32,29 @@ def join_tables(
     tables: Tables,
     keys: Keys,
     how: How,
-    within: timedelta,
+    apart: tuple[Apart, Apart, Apart],
     late: LatePolicy,
     suffix: str,
 ) -> Table:
-    """Pairs of rows of one key whose event times are at most ``within`` apart; see
-    :meth:`KeyedTable.join`."""
+    """See :meth:`KeyedTable.join`; ``apart`` are ``within``, ``before`` and ``after``."""
     from minishuffle.dataflow.operators.joinarrow import JoinArrow
     from minishuffle.dataflow.operators.joincolumns import JoinColumns
 
     left, right = tables
-    micros, times, put, sides = interval_of(tables, keys, how, within, late)
-    if how != "inner":
+    bounds, times, put, sides = interval_of(tables, keys, how, apart, late)
+    if how in ("left", "full"):
         _check_known(right, "right", how)
-    if how == "full":
+    if how in ("right", "full"):
         _check_known(left, "left", how)
     columns = JoinColumns(*keys, how, _checked_suffix(suffix))
-    operator = JoinArrow(columns, micros, times, (left._schema, right._schema), put)
+    operator = JoinArrow(columns, bounds, times, (left._schema, right._schema), put)
     schema, names, reads = _described(columns, tables, times)
     feeds = (*by_key(left, keys[0]), *by_key(right, keys[1], 1))
     node = Node(operator.name, feeds, operators=(operator,), reads=reads)
     # Times that are keys of each other are equal: a function of batches is shown the one that stands there.
     own = left._time_column, right._time_column
     both = [one for one, other in zip(*keys, strict=True) if (one, other) == own]
-    time = EventTime(column=both[0] if both else HIDDEN_TIME)
+    time = None if times[0].is_none else EventTime(column=both[0] if both else HIDDEN_TIME)
     return Table((Feed(node),), schema, names, time, sides)
 
 

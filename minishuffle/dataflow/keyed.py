@@ -102,23 +102,35 @@ class KeyedStream(Windowable[WindowedStream[T]], Generic[T]):
         self,
         other: KeyedStream[Any],
         how: How = "inner",
-        within: timedelta = timedelta(0),
+        within: timedelta | None = None,
         late: LatePolicy = "drop",
+        *,
+        before: timedelta | None = None,
+        after: timedelta | None = None,
     ) -> Stream[Any]:
-        """Pairs of records of one key whose event times are at most ``within`` apart.
+        """Pairs of records of one key whose event times are at most ``within`` apart, by default equal.
 
-        What comes are (key, left row, right row) tuples. ``"left"`` and ``"full"`` also give records without
-        a partner, with None; a key that is None has none. The event time is the greater one of both records.
+        What comes are (key, left row, right row) tuples. ``"left"``, ``"right"`` and ``"full"`` also give
+        records of that side, or of both, without a partner, with None; ``"semi"`` and ``"anti"`` give the
+        left rows that have a partner, or have none. A key that is None has none. The event time is the
+        greater one of both records. If neither stream has event time, and both have an end, all records of a
+        key match.
 
         A record is late if it is not after its own side's watermark: it is counted (``records_late``)
         and dropped, with ``"side"`` put into :attr:`Stream.late` or :attr:`Stream.late_right`, or with
         ``"fail"`` fails the task.
 
+        Args:
+            before: how far the right record may be before the left one, instead of ``within``.
+            after: how far it may be after it.
+
         Raises:
-            InvalidGraph: a stream has no event time.
+            InvalidGraph: a stream has no event time, and one has no end.
             UsageError: another argument is wrong, or the keys have different numbers of columns.
         """
         from minishuffle.dataflow.joined import interval_join
+
+        return interval_join(self, other, how, (within, before, after), late)
 
         return interval_join(self, other, how, within, late)
 

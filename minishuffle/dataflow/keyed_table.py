@@ -136,22 +136,30 @@ class KeyedTable(Windowable["WindowedTable"]):
         other: KeyedTable,
         how: How = "inner",
         *,
-        within: timedelta = timedelta(0),
+        within: timedelta | None = None,
+        before: timedelta | None = None,
+        after: timedelta | None = None,
         late: LatePolicy = "drop",
         suffix: str = "_right",
     ) -> Table:
-        """Pairs of rows of one key whose event times are at most ``within`` apart.
+        """Pairs of rows of one key whose event times are at most ``within`` apart, by default equal.
 
         The columns are the keys (by this one's names), this table's others and the other's, with ``suffix``
-        after a name that this one has. ``"left"`` and ``"full"`` also give rows without a partner, with
-        nulls; a key that is null has none. The event time is the greater one of both rows.
+        after a name that this one has. ``"left"``, ``"right"`` and ``"full"`` also give rows of that side, or
+        of both, without a partner, with nulls; ``"semi"`` and ``"anti"`` give the rows of this table that
+        have a partner, or have none. A key that is null has none. The event time is the greater one of both
+        rows. If neither table has event time, and both have an end, all rows of a key match.
 
         A row is late if it is not after its own side's watermark: it is counted (``records_late``) and
         dropped, or with ``"side"`` put into :attr:`Table.late` or :attr:`Table.late_right`.
 
+        Args:
+            before: how far the other's row may be before this one's, instead of ``within``.
+            after: how far it may be after it.
+
         Raises:
-            InvalidGraph: a table has no event time, or an outer join does not know the columns of the side
-                that may be absent.
+            InvalidGraph: a table has no event time, and one has no end; or an outer join does not know the
+                columns of the side that may be absent.
             UsageError: another argument is wrong, or the keys have different numbers of columns.
         """
 
@@ -159,7 +167,8 @@ class KeyedTable(Windowable["WindowedTable"]):
 
         if not isinstance(other, KeyedTable):
             refuse_mixture("join", "KeyedTable", other)
-        return join_tables((self._table, other._table), (self._keys, other._keys), how, within, late, suffix)
+        tables, keys = (self._table, other._table), (self._keys, other._keys)
+        return join_tables(tables, keys, how, (within, before, after), late, suffix)
 
     def _check_aggregates(self, columns: Aggregates) -> None:
         if not columns:

@@ -80,7 +80,7 @@ def test_late_records_of_both_sides_are_streams() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"how": "outer"}, "how is 'outer': write 'inner', 'left' or 'full'"),
+        ({"how": "outer"}, "how is 'outer': write one of 'inner', 'left', 'right', 'full', 'semi', 'anti'"),
         ({"late": "keep"}, "late is 'keep': write 'drop', 'side' or 'fail'"),
         ({"within": 5}, r"join\(within=...\) takes a datetime.timedelta, not 5"),
         ({"within": -HOUR}, "takes a time from 0"),

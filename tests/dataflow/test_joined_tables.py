@@ -87,6 +87,29 @@ def test_what_comes_too_late_is_two_tables() -> None:
     assert names(joined.late_right) == ["what", "at", "n"]
 
 
+def test_bounds_need_not_be_the_same_on_both_sides() -> None:
+    joined = shown().key_by("ad").join(clicked().key_by("what"), within=HOUR, after=2 * HOUR)
+    operator = last(joined).operators[0]
+    assert isinstance(operator, JoinArrow)
+    assert operator.progress.bounds == (3_600_000_000, 7_200_000_000)
+
+
+@pytest.mark.parametrize("how", ["semi", "anti"])
+def test_semi_and_anti_joins_have_the_columns_of_the_left(how: Any) -> None:
+    assert names(shown().key_by("ad").join(clicked().key_by("what"), how)) == ["ad", "at", "n"]
+
+
+def test_data_with_an_end_are_joined_without_event_time() -> None:
+    one, other = (Table.from_arrow(pa.table({"k": [1], "v": [2]})).key_by("k") for _ in range(2))
+    joined = one.join(other, "full")
+    assert names(joined) == ["k", "v", "v_right"] and joined._time is None
+    with pytest.raises(InvalidGraph, match="the left one has none: call event_time"):
+        one.join(other, within=HOUR)
+    endless = Table.from_spark("clicks", {"k": "int64"}, bounded=False).key_by("k")
+    with pytest.raises(InvalidGraph, match="the left one has none: call event_time"):
+        endless.join(one)
+
+
 def test_what_a_join_needs_is_said() -> None:
     keyed = shown().key_by("ad")
     untimed = Table.from_arrow(pa.table({"what": ["tea"]}))
@@ -179,7 +202,7 @@ def test_a_join_exchanges_both_sides_by_key() -> None:
     node = last(joined)
     (operator,) = node.operators
     assert isinstance(operator, JoinArrow)
-    assert operator.progress.within == 3_600_000_000
+    assert operator.progress.bounds == (3_600_000_000, 3_600_000_000)
     assert [(feed.input, feed.exchange) for feed in node.feeds] == [
         (0, Exchange("hash", keys=("user",))),
         (1, Exchange("hash", keys=("id",))),

@@ -321,20 +321,26 @@ def has_null(key: Any) -> bool:
     return key is None or (isinstance(key, tuple) and any(map(has_null, key)))
 
 
-def plain_join(how: str, within: int) -> Callable[[Rows, Rows], Rows]:
+def plain_join(how: str, before: int, after: int | None = None) -> Callable[[Rows, Rows], Rows]:
+    """The right row is at most so many seconds before and after the left one."""
+    ahead = before if after is None else after
+
     def joined(left: Rows, right: Rows) -> Rows:
         out, met = [], set()
         for row in left:
             mine = [
                 (place, other) for place, other in enumerate(right)
                 if not has_null(row["k"]) and canonical(other["k"]) == canonical(row["k"])
-                and abs(other["t"] - row["t"]) <= within * SECOND
+                and -before * SECOND <= other["t"] - row["t"] <= ahead * SECOND
             ]  # fmt: skip
             met.update(place for place, _ in mine)
+            if how in ("semi", "anti"):
+                out += [row] if bool(mine) == (how == "semi") else []
+                continue
             out += [(row["k"], row, other) for _, other in mine]
-            if not mine and how != "inner":
+            if not mine and how in ("left", "full"):
                 out.append((row["k"], row, None))
-        if how == "full":
+        if how in ("right", "full"):
             out += [(row["k"], None, row) for place, row in enumerate(right) if place not in met]
         return out
 
@@ -360,6 +366,8 @@ def sides(row: Row) -> tuple[Any, ...]:
 
 def flat(joined: Any) -> tuple[Any, ...]:
     """Changes the rows that it gets; from Arrow they come as one, in which ``v`` is null where a side is."""
+    if isinstance(joined, dict) and "v_right" not in joined:  # of a semi or anti join
+        return joined["k"], joined["v"] + 1, joined["t"]
     if isinstance(joined, dict):
         left = None if joined["v"] is None else (joined["v"] + 1, joined["t"], 1)
         right = None if joined["v_right"] is None else (joined["v_right"] + 1, joined["t_right"], 1)
@@ -387,13 +395,14 @@ def tell(at: datetime, context: Any) -> list[Any]:
     return [(context.key, context.state["vs"])]
 
 
-def joins(how: Any, within: int) -> Keyed:
-    join = plain_join(how, within)
-    return Keyed(
-        f"{how}_join",
-        lambda s, o: s.key_by("k").join(o.key_by("k"), how, timedelta(seconds=within)).map(flat),
-        lambda rows, others: plain_flat(join(rows, others)),
-    )
+def joins(how: Any, before: int, after: int | None = None) -> Keyed:
+    join = plain_join(how, before, after)
+
+    def add(s: Stream[Any], o: Stream[Any]) -> Stream[Any]:
+        ahead = None if after is None else timedelta(seconds=after)
+        return s.key_by("k").join(o.key_by("k"), how, timedelta(seconds=before), after=ahead).map(flat)
+
+    return Keyed(f"{how}_join", add, lambda rows, others: plain_flat(join(rows, others)))
 
 
 def lookups(how: Any) -> Keyed:
@@ -464,16 +473,18 @@ KEYED = [
         lambda rows, o: [(key, sorted(values(some, "v"))) for key, some in groups(rows, by_k).items()],
     ),
     *(joins(how, within) for how, within in (("inner", 5), ("left", 0), ("full", 5))),
+    *(joins(how, 2, 9) for how in ("right", "semi", "anti")),
     *(lookups(how) for how in ("inner", "left")),
 ]
 
 
-def table_joins(how: Any, within: int, other: pa.Schema = SCHEMA) -> Keyed:
-    join = plain_join(how, within)
+def table_joins(how: Any, before: int, after: int, other: pa.Schema = SCHEMA) -> Keyed:
+    join = plain_join(how, before, after)
+    bounds = {"before": timedelta(seconds=before), "after": timedelta(seconds=after)}
 
     def add(s: Stream[Any], o: Stream[Any]) -> Stream[Any]:
         left, right = s.to_table(SCHEMA).key_by("k"), o.to_table(other).key_by("k")
-        return left.join(right, how, within=timedelta(seconds=within)).to_rows().map(flat)
+        return left.join(right, how, **bounds).to_rows().map(flat)
 
     return Keyed(f"table_{how}_join", add, lambda rows, others: plain_flat(join(rows, others)))
 
@@ -526,7 +537,8 @@ TABLES = [
     ),
     Keyed("hidden_time", lambda s, o: in_windows(s.to_table(SCHEMA)), lambda rows, o: plain_windows(rows)),
     *(windows_of_joins(how, within) for how, within in (("inner", 5), ("left", 5), ("full", 5))),
-    *(table_joins(how, within) for how, within in (("inner", 5), ("left", 0), ("full", 5))),
+    *(table_joins(how, within, within) for how, within in (("inner", 5), ("left", 0), ("full", 5))),
+    *(table_joins(how, 2, 9) for how in ("right", "semi", "anti")),
     *(table_lookups(how) for how in ("inner", "left")),
     Keyed(
         "table_count",
@@ -545,7 +557,7 @@ TABLES = [
     ),
 ]
 """For rows that all have the columns of SCHEMA."""
-APART = [table_joins(how, within, FLOAT_KEYS) for how, within in (("inner", 5), ("left", 0))]
+APART = [table_joins(how, within, within, FLOAT_KEYS) for how, within in (("inner", 5), ("left", 0))]
 """For such whose keys no one type holds."""
 
 

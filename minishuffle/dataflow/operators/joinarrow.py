@@ -22,7 +22,7 @@ from minishuffle.dataflow.operators.joincolumns import (
     with_columns,
 )
 from minishuffle.dataflow.operators.joinheld import Held, Mask, Run
-from minishuffle.dataflow.operators.joins import DROPPED, LEFT, RIGHT, SIDES, IntervalJoin
+from minishuffle.dataflow.operators.joins import DROPPED, LEFT, RIGHT, SIDES, Bounds, IntervalJoin
 from minishuffle.dataflow.operators.keyedstate import StatePart, by_columns, key_columns_of
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.dataflow.operators.late import Late
@@ -50,24 +50,25 @@ class JoinArrow(IntervalJoin):
     def __init__(
         self,
         columns: JoinColumns,
-        within: int,
+        bounds: Bounds,
         times: tuple[EventTime, EventTime],
         schemas: tuple[pa.Schema | None, pa.Schema | None] = (None, None),
         late: tuple[Late, Late] = DROPPED,
     ) -> None:
-        super().__init__(columns.how, within, times, late)
+        super().__init__(columns.how, bounds, times, late)
         self.columns = columns
         self._declared = schemas
         self._schemas = [None if schema is None else plain_schema(schema) for schema in schemas]
-        self._gives_time = True
+        self._gives_time = not times[LEFT].is_none
         self._result: pa.Schema | None = None
         self._indexes = [KeyIndex(), KeyIndex()]
-        self._held = (Held(self.progress.within), Held(self.progress.within))
+        bounds = self.progress.bounds
+        self._held = (Held(*bounds.of(RIGHT)), Held(*bounds.of(LEFT)))
 
     def for_columns(self, used: Used) -> JoinArrow:
         """(At submission.) The same where only these columns of the inputs come."""
         narrowed = copy.copy(self)
-        narrowed._gives_time = gives_time(used)
+        narrowed._gives_time = self._gives_time and gives_time(used)
         left, right = (with_columns(schema, used.takes[side]) for side, schema in enumerate(self._declared))
         narrowed._declared = (left, right)
         narrowed._schemas = [None if schema is None else plain_schema(schema) for schema in (left, right)]
@@ -117,11 +118,19 @@ class JoinArrow(IntervalJoin):
         matched = np.zeros(len(slots), dtype=np.bool_)
         for asked, run, rows in self._held[1 - input].find(slots, times, batch) if (slots >= 0).any() else ():
             matched[asked] = True
+            if self.columns.shows_left_alone:
+                rows = np.unique(rows[~run.matched[rows]])
+                run.matched[rows] = True
+                if self.how == "semi" and input == RIGHT:
+                    self._put_out(run.batch.take(pa.array(rows)), run.times[rows], outbox)
+                continue
             run.matched[rows] = True
             own, other = batch.take(pa.array(asked)), run.batch.take(pa.array(rows))
             left, right = (own, other) if input == LEFT else (other, own)
             pairs = self.columns.pairs(left, right, self._schema())
             self._put_out(pairs, np.maximum(times[asked], run.times[rows]), outbox)
+        if self.how == "semi" and input == LEFT and matched.any():
+            self._put_out(batch.filter(pa.array(matched)), times[matched], outbox)
         return matched
 
     def _hold(

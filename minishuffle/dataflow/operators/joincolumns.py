@@ -129,7 +129,8 @@ class JoinColumns:
     """The columns of an interval join: the keys, the left's others, the right's others.
 
     What is held of a side is its batch in that order: of the left keys and others, of the right others,
-    and in a full join the keys too. A name of the right that the left has too gets ``suffix``. The hidden
+    and the keys too if rows of the right may go out alone. Semi and anti joins give the left's columns, and
+    hold the right's keys. A name of the right that the left has too gets ``suffix``. The hidden
     column of event time is no column here: times are held apart.
     """
 
@@ -147,6 +148,7 @@ class JoinColumns:
         self.keys = (left_keys, right_keys)
         self.how = how
         self._suffix = suffix
+        self.shows_left_alone = how in ("semi", "anti")
         self._fixed: dict[str, str] | None = None
         """The names of the result for the right's others, once :meth:`fix` has said them."""
 
@@ -156,10 +158,14 @@ class JoinColumns:
         others = self.others(given, input)
         if input == LEFT:
             return [*keys, *others]
-        return [*others, *keys] if self.how == "full" else others
+        if self.shows_left_alone:
+            return list(keys)
+        return [*others, *keys] if self.how in ("full", "right") else others
 
     def others(self, given: Sequence[str], input: int = RIGHT) -> list[str]:
-        """Those that are no keys."""
+        """Those that are no keys, as far as they come into the result."""
+        if input == RIGHT and self.shows_left_alone:
+            return []
         return [name for name in given if name not in self.keys[input] and name != HIDDEN_TIME]
 
     def left_schema(self, schema: pa.Schema) -> pa.Schema:
@@ -188,7 +194,8 @@ class JoinColumns:
         fixed = self._fixed = dict(zip(others, names, strict=True))
         needed = [set(keys) for keys in self.keys]
         for names_of, time in zip(needed, times, strict=False):
-            names_of.add(str(time.column))
+            if not time.is_none:
+                names_of.add(str(time.column))
 
         def reads(wanted: frozenset[str] | None, input: int) -> frozenset[str] | None:
             if wanted is None:
@@ -207,10 +214,10 @@ class JoinColumns:
         names = self.names(left.names, right.names)
         left, right = self.left_schema(left), plain_schema(right)
         fields = [left.field(name) for name in self.held_names(left.names, LEFT)]
-        if self.how == "full":
+        if self.how in ("full", "right"):
             fields = [field.with_nullable(True) for field in fields]
         others = [right.field(name) for name in self.others(right.names)]
-        if self.how != "inner":
+        if self.how in ("left", "full"):
             others = [field.with_nullable(True) for field in others]
         return pa.schema(
             [field.with_name(name) for field, name in zip([*fields, *others], names, strict=True)]

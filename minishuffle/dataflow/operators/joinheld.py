@@ -1,7 +1,7 @@
 """The Arrow rows that one side of an interval join holds, found by key and time a batch at a time.
 
-They lie in runs, each sorted once by a word of key and time bucket (as wide as the join's ``within``), so
-that a whole batch is looked up by binary search; the matches are then checked against key and time. Runs
+They lie in runs, each sorted once by a word of key and time bucket (as wide as the join's bounds are apart),
+so that a whole batch is looked up by binary search; the matches are then checked against key and time. Runs
 of like size are merged, which leaves few of them and moves each row a logarithmic number of times.
 """
 
@@ -86,13 +86,18 @@ class Run:
 
 
 class Held:
-    """All rows of a side that are held; ``within`` in microseconds."""
+    """All rows of a side that are held.
 
-    def __init__(self, within: int) -> None:
+    Args:
+        before: how far before a record of the other side its partners are; microseconds.
+        after: how far after it.
+    """
+
+    def __init__(self, before: int, after: int) -> None:
         self.runs: list[Run] = []
-        self._within = within
-        self._width = max(within, 1)
-        self._offsets = (-1, 0, 1) if within else (0,)
+        self._before, self._after = before, after
+        # As many times as partners may have: these are then in one bucket, or in two that follow each other.
+        self._width = before + after + 1
 
     def __len__(self) -> int:
         return sum(len(run) - run.gone for run in self.runs)
@@ -123,17 +128,21 @@ class Held:
     ) -> Iterator[tuple[Vector, Run, Vector]]:
         """The partners of rows of ``batch`` with these keys and times: (numbers given, run, numbers in it),
         pairwise, as many at a time as make a batch."""
-        buckets = times // self._width
-        words = [_words(slots, buckets + offset) for offset in self._offsets]
+        first, last = (times - self._before) // self._width, (times + self._after) // self._width
+        further = np.flatnonzero(last != first)
+        looks = [(np.arange(len(times)), _words(slots, first))]
+        if len(further):
+            looks.append((further, _words(slots[further], last[further])))
         for run in self.runs:
             most = rows_that_fit(batch, run.batch)
-            for given in words:
-                starts = np.searchsorted(run.words, given, "left")
-                counts = np.searchsorted(run.words, given, "right") - starts
+            for numbers, words in looks:
+                starts = np.searchsorted(run.words, words, "left")
+                counts = np.searchsorted(run.words, words, "right") - starts
                 for asked, found in places(starts, counts, most):
-                    rows = run.order[found]
-                    fits = run.slots[rows] == slots[asked]
-                    fits &= np.abs(run.times[rows] - times[asked]) <= self._within
+                    asked, rows = numbers[asked], run.order[found]
+                    apart = run.times[rows] - times[asked]
+                    fits = (-self._before <= apart) & (apart <= self._after)
+                    fits &= run.slots[rows] == slots[asked]
                     asked, rows = asked[fits], rows[fits]
                     if len(rows):
                         yield asked, run, rows

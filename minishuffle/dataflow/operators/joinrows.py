@@ -10,7 +10,7 @@ from typing import Any
 
 from minishuffle.dataflow.operators.base import Batch, Emit, KeyedRows
 from minishuffle.dataflow.operators.chained import emit_rows
-from minishuffle.dataflow.operators.joins import DROPPED, LEFT, RIGHT, SIDES, How, IntervalJoin
+from minishuffle.dataflow.operators.joins import DROPPED, LEFT, RIGHT, SIDES, Bounds, How, IntervalJoin
 from minishuffle.dataflow.operators.keyedstate import (
     StatePart,
     by_rows,
@@ -100,7 +100,8 @@ class _Side:
 
 
 class JoinRows(IntervalJoin):
-    """Emits (key, left row, right row); None for the row of a side that has no partner.
+    """Emits (key, left row, right row); None for the row of a side that has no partner. Semi and anti joins
+    emit left rows.
 
     The key is shown as the later of both records brought it.
     """
@@ -108,40 +109,60 @@ class JoinRows(IntervalJoin):
     def __init__(
         self,
         how: How,
-        within: int,
+        bounds: Bounds,
         times: tuple[EventTime, EventTime],
         late: tuple[Late, Late] = DROPPED,
     ) -> None:
-        super().__init__(how, within, times, late)
+        super().__init__(how, bounds, times, late)
         self._sides = (_Side(), _Side())
         self._kinds = RowKinds()
 
     def take(self, batch: Batch, times: Vector, input: int, emit: Emit) -> None:
         if not isinstance(batch, KeyedRows):
             raise UsageError(f"a join of rows takes rows with keys, not a {type(batch).__name__}")
-        own, others, within = self._sides[input], self._sides[1 - input], self.progress.within
+        own, others = self._sides[input], self._sides[1 - input]
+        before, after = self.progress.bounds.of(input)
         limit, outer = self.progress.limit(input), self.goes_unmatched(input)
         out = RowsOut(emit)
         forms = canonical_rows(batch.keys)
         self._kinds.note(forms, input)
         for key, form, row, time in zip(batch.keys, forms, batch.rows, times.tolist(), strict=True):
             has_key = not _is_null(form)
-            partners = others.between(form, time - within, time + within) if has_key else []
-            for partner in partners:
-                partner.matched = True
-                out.rows.append((key, row, partner.row) if input == LEFT else (key, partner.row, row))
+            partners = others.between(form, time - before, time + after) if has_key else []
+            if partners:
+                out.rows += self._matches(key, row, partners, input)
             if has_key and time > limit:
                 own.add(_Held(time, form, key, row, bool(partners)))
             elif outer and not partners:
-                out.rows.append(_alone(key, row, input))
+                out.rows.append(self._alone(key, row, input))
             if len(out.rows) >= out.room:
                 out.look()
         out.flush()
 
+    def _matches(self, key: Any, row: Any, partners: list[_Held], input: int) -> list[Any]:
+        """What a record and those that match it give."""
+        if self.how == "semi":
+            rows = [row] if input == LEFT else [partner.row for partner in partners if not partner.matched]
+        elif self.how == "anti":
+            rows = []
+        elif input == LEFT:
+            rows = [(key, row, partner.row) for partner in partners]
+        else:
+            rows = [(key, partner.row, row) for partner in partners]
+        for partner in partners:
+            partner.matched = True
+        return rows
+
+    def _alone(self, key: Any, row: Any, input: int) -> Any:
+        if self.how == "anti":
+            return row
+        return (key, None, row) if input == RIGHT else (key, row, None)
+
     def let_go(self, input: int, limit: int, emit: Emit) -> None:
         outer = self.goes_unmatched(input)
         gone = self._sides[input].take_until(limit)
-        emit_rows([_alone(held.key, held.row, input) for held in gone if outer and not held.matched], emit)
+        alone = [self._alone(held.key, held.row, input) for held in gone if outer and not held.matched]
+        emit_rows(alone, emit)
 
     def finish(self, emit: Emit) -> None:
         self._kinds.complain(self.name, self.context)
@@ -168,10 +189,6 @@ class JoinRows(IntervalJoin):
 
     def state_rows(self) -> int:
         return len(self._sides[LEFT]) + len(self._sides[RIGHT])
-
-
-def _alone(key: Any, row: Any, input: int) -> tuple[Any, Any, Any]:
-    return (key, None, row) if input == RIGHT else (key, row, None)
 
 
 def _is_null(form: Any) -> bool:

@@ -1,14 +1,15 @@
 """Interval joins on event time: how far both sides are, what is late, what need not be held any more.
 
-Left and right records of one key match if their times are at most ``within`` apart. A record is held
-until the other side's watermark is ``within`` past it: nothing that could match comes after that.
+A left record matches the right ones of its key whose times are at most ``before`` before and at most
+``after`` after its own. A record is held until the other side's watermark is so much past it that nothing
+which could match comes any more. Without event time records are held until both sides have ended.
 (Flink: ``IntervalJoinOperator``; there without outer joins, and late by the lesser watermark of both.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -31,9 +32,9 @@ from minishuffle.dataflow.operators.moments import TIME_MAX, TIME_MIN, Vector, e
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.exchange.gather import chosen
 
-__all__ = ["How", "IntervalJoin", "JoinProgress"]
+__all__ = ["Bounds", "How", "IntervalJoin", "JoinProgress"]
 
-How: TypeAlias = Literal["inner", "left", "full"]
+How: TypeAlias = Literal["inner", "left", "right", "full", "semi", "anti"]
 Mask: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.bool_]]"
 
 LEFT, RIGHT = 0, 1
@@ -41,19 +42,27 @@ SIDES: Final = ("left", "right")
 DROPPED: Final = (Late(), Late())
 
 
+class Bounds(NamedTuple):
+    """How far before and after a left record the right ones are that match it; microseconds."""
+
+    before: int
+    after: int
+
+    def of(self, input: int) -> tuple[int, int]:
+        """How far before and after a record of ``input`` its partners are."""
+        return (self.before, self.after) if input == LEFT else (self.after, self.before)
+
+
 class JoinProgress:
     """The watermarks of both inputs (0 is left, 1 is right).
 
     While one input is idle and the other is not, it counts as far as the other; what it still sends of
     that time is late.
-
-    Args:
-        within: microseconds.
     """
 
-    def __init__(self, how: How, within: int) -> None:
+    def __init__(self, how: How, bounds: Bounds) -> None:
         self.how = how
-        self.within = min(within, TIME_MAX - TIME_MIN)
+        self.bounds = Bounds(*(min(bound, TIME_MAX - TIME_MIN) for bound in bounds))
         self.reached = [BEGINNING_OF_TIME, BEGINNING_OF_TIME]
         self._last = [BEGINNING_OF_TIME, BEGINNING_OF_TIME]
         """What each input had reached before its end."""
@@ -85,19 +94,19 @@ class JoinProgress:
     def limit(self, input: int) -> int:
         """Records of ``input`` with this time or an earlier one are held no more."""
         other = self.reached[1 - input]
-        return other if other in (BEGINNING_OF_TIME, END_OF_TIME) else other - self.within
+        return other if other in (BEGINNING_OF_TIME, END_OF_TIME) else other - self.bounds.of(input)[1]
 
     def watermark(self, earliest: tuple[int, int]) -> int:
         """What holds for the join's output; ``earliest`` of the times held on each side.
 
-        A pair has the greater time of both, and one of them is yet to come. Outer joins add records that
-        are held, with their own times.
+        A pair has the greater time of both, and one of them is yet to come. Other joins than inner ones emit
+        records that are held, with their own times.
         """
         held_left, held_right = earliest
         time = min(self.reached)
-        if self.how != "inner":
+        if self.how not in ("inner", "right"):
             time = min(time, held_left - 1)
-        if self.how == "full":
+        if self.how in ("full", "right"):
             time = min(time, held_right - 1)
         return END_OF_TIME if self.ended else time
 
@@ -121,8 +130,7 @@ class IntervalJoin(ChainedOperator):
     """What joins of rows and of Arrow share: late records, marks, and when to let go.
 
     Args:
-        within: microseconds.
-        times: where the times of the left and of the right records stand.
+        times: where the times of the left and of the right records stand; both ``is_none`` if there are none.
         late: what becomes of late records, left and right ones.
     """
 
@@ -133,14 +141,14 @@ class IntervalJoin(ChainedOperator):
     def __init__(
         self,
         how: How,
-        within: int,
+        bounds: Bounds,
         times: tuple[EventTime, EventTime],
         late: tuple[Late, Late],
     ) -> None:
         self.how = how
         self.times = times
         self.late = late
-        self.progress = JoinProgress(how, within)
+        self.progress = JoinProgress(how, bounds)
         self.by_channel = any(time.each for time in times)
         self._own = [BEGINNING_OF_TIME, BEGINNING_OF_TIME]
         """By input the watermark of the producer that the records at hand come from, where that decides."""
@@ -171,7 +179,7 @@ class IntervalJoin(ChainedOperator):
 
     def goes_unmatched(self, input: int) -> bool:
         """Whether records of a side go out without a partner."""
-        return self.how == "full" or (self.how == "left" and input == LEFT)
+        return self.how in (("left", "full", "anti") if input == LEFT else ("right", "full"))
 
     def write_state(self) -> Iterator[StatePart]:
         yield self.progress.write_state()
@@ -189,7 +197,8 @@ class IntervalJoin(ChainedOperator):
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         if not len(batch):
             return
-        times = event_times(self.times[input], batch)
+        time = self.times[input]
+        times = np.zeros(len(batch), dtype=np.int64) if time.is_none else event_times(time, batch)
         late = times <= max(self.progress.reached[input], self._own[input])
         if late.any():
             self.late[input].take(chosen(batch, late), self.context, emit)

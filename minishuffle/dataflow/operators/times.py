@@ -14,7 +14,7 @@ HIDDEN_TIME: Final = "__event_time"
 
 @dataclass(frozen=True, slots=True)
 class EventTime:
-    """A column, or a function of the row that gives a datetime or int microseconds; exactly one of both.
+    """A column, or a function of the row that gives a datetime or int microseconds; at most one of both.
 
     ``shift`` (microseconds) is added to what stands there. With ``each`` a watermark follows each record, and
     the order of its producer's records alone says which of them is late.
@@ -24,6 +24,11 @@ class EventTime:
     fn: Callable[[Any], Any] | None = None
     shift: int = 0
     each: bool = field(default=False, compare=False)
+
+    @property
+    def is_none(self) -> bool:
+        """Whether there is no time at all, as in joins of bounded data."""
+        return self.column is None and self.fn is None
 
     @property
     def is_hidden(self) -> bool:

@@ -13,7 +13,7 @@ from minishuffle.dataflow.operators import joincolumns, joinheld
 from minishuffle.dataflow.operators.base import END_OF_TIME, TaskContext, Watermark
 from minishuffle.dataflow.operators.joinarrow import JoinArrow
 from minishuffle.dataflow.operators.joincolumns import JoinColumns
-from minishuffle.dataflow.operators.joins import LEFT, RIGHT, How
+from minishuffle.dataflow.operators.joins import LEFT, RIGHT, Bounds, How
 from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
 from minishuffle.errors import UsageError
@@ -36,7 +36,7 @@ def joined(operator: JoinArrow, left: pa.RecordBatch, right: pa.RecordBatch) -> 
 def simple(how: How = "inner", **options: Any) -> JoinArrow:
     columns = JoinColumns(("k",), ("k",), how)
     time = EventTime(column="t")
-    return JoinArrow(columns, 10, (time, time), **options)
+    return JoinArrow(columns, Bounds(10, 10), (time, time), **options)
 
 
 def batch(keys: pa.Array, **columns: Any) -> pa.RecordBatch:

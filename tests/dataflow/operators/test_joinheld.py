@@ -31,7 +31,7 @@ def found(held: Held, slots: Any, times: Any) -> list[tuple[int, str]]:
 
 
 def test_rows_are_found_by_key_and_time_within() -> None:
-    held = Held(10)
+    held = Held(10, 10)
     hold(held, vector(0, 0, 0, 1), vector(-11, -10, 10, 0))
     hold(held, vector(0, 1), vector(11, 25))
     assert found(held, vector(0, 1, 2), vector(0, 15, 0)) == [(0, "0@-10"), (0, "0@10"), (1, "1@25")]
@@ -39,13 +39,13 @@ def test_rows_are_found_by_key_and_time_within() -> None:
 
 def test_equal_words_of_other_keys_and_times_are_no_match(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joinheld, "_words", lambda slots, buckets: np.zeros(len(slots), dtype=np.uint64))
-    held = Held(0)
+    held = Held(0, 0)
     hold(held, vector(0, 1, 0), vector(5, 5, 6))
     assert found(held, vector(0, 1, 2), vector(5, 6, 5)) == [(0, "0@5")]
 
 
 def test_one_row_after_the_other_makes_few_runs() -> None:
-    held = Held(0)
+    held = Held(0, 0)
     for number in range(1000):
         hold(held, vector(number), vector(7))
     assert len(held) == 1000
@@ -55,14 +55,14 @@ def test_one_row_after_the_other_makes_few_runs() -> None:
 
 def test_runs_do_not_grow_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joinheld, "RUN_ROWS_MAX", 100)
-    held = Held(0)
+    held = Held(0, 0)
     for number in range(1000):
         hold(held, vector(number), vector(7))
     assert max(map(len, held.runs)) <= 100
 
 
 def test_rows_let_go_are_given_once_and_freed() -> None:
-    held = Held(0)
+    held = Held(0, 0)
     hold(held, np.arange(100), np.arange(100)[::-1].copy())
     hold(held, vector(1, 2), vector(200, 201))
     assert held.earliest == 0
@@ -78,7 +78,7 @@ def test_rows_let_go_are_given_once_and_freed() -> None:
 
 
 def test_merging_leaves_out_what_is_gone_and_keeps_who_had_a_partner() -> None:
-    held = Held(0)
+    held = Held(0, 0)
     hold(held, vector(1, 2, 3), vector(1, 2, 3))
     held.runs[0].matched[2] = True
     assert len(list(held.take_until(1))) == 1

@@ -28,11 +28,12 @@ from minishuffle.dataflow.operators.convert import rows_of
 from minishuffle.dataflow.operators.joinarrow import JoinArrow
 from minishuffle.dataflow.operators.joincolumns import JoinColumns
 from minishuffle.dataflow.operators.joinrows import JoinedTime, JoinRows
-from minishuffle.dataflow.operators.joins import LEFT, RIGHT, How, JoinProgress
+from minishuffle.dataflow.operators.joins import LEFT, RIGHT, Bounds, How, JoinProgress
 from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.moments import microseconds
 from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
 
+Times: TypeAlias = tuple[EventTime, EventTime]
 TIMES = (EventTime(column="t"), EventTime(column="u"))
 LATE = ("late", "late_right")
 ASIDE = (Late("side", "late"), Late("side", "late_right"))
@@ -59,13 +60,13 @@ def arrow(input: int, records: list[Record]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def on_rows(how: How, within: int) -> JoinRows:
-    return JoinRows(how, within, TIMES, ASIDE)
+def on_rows(how: How, before: int, after: int | None = None, times: Times = TIMES) -> JoinRows:
+    return JoinRows(how, Bounds(before, before if after is None else after), times, ASIDE)
 
 
-def on_arrow(how: How, within: int) -> JoinArrow:
-    columns = JoinColumns(("k",), ("key",), how)
-    return JoinArrow(columns, within, TIMES, (LEFT_SCHEMA, RIGHT_SCHEMA), ASIDE)
+def on_arrow(how: How, before: int, after: int | None = None, times: Times = TIMES) -> JoinArrow:
+    columns, bounds = JoinColumns(("k",), ("key",), how), Bounds(before, before if after is None else after)
+    return JoinArrow(columns, bounds, times, (LEFT_SCHEMA, RIGHT_SCHEMA), ASIDE)
 
 
 class Run:
@@ -96,6 +97,8 @@ class Run:
             return
         assert len(item)
         if isinstance(item, list):
+            if isinstance(item[0], dict):  # of a semi or anti join
+                item = [(row["k"], row, None) for row in item]
             time_of = JoinedTime(*TIMES)
             assert all(time_of(row) > self.watermark for row in item)
             self.pairs += [(key, self.of(left, "t"), self.of(right, "u")) for key, left, right in item]
@@ -112,7 +115,7 @@ class Run:
         key, left, right = row["k"], None, None
         if row["v"] is not None:
             left = (key, microseconds(row["t"]), row["v"])
-        if row["v_right"] is not None:
+        if row.get("v_right") is not None:
             right = (key, microseconds(row["u"]), row["v_right"])
         assert row[HIDDEN_TIME] == max(record[1] for record in (left, right) if record)
         return (key, left, right)
@@ -128,7 +131,9 @@ class Run:
             self.take(input, Watermark(END_OF_TIME))
 
 
-def reference(steps: list[Step], how: How, within: int) -> tuple[Counter[Pair], tuple[list[Record], ...]]:
+def reference(
+    steps: list[Step], how: How, before: int, after: int
+) -> tuple[Counter[Pair], tuple[list[Record], ...]]:
     """Which records are in time, one after the other; then all against all."""
     watermarks = [BEGINNING_OF_TIME, BEGINNING_OF_TIME]
     good: tuple[list[Record], list[Record]] = ([], [])
@@ -143,14 +148,14 @@ def reference(steps: list[Step], how: How, within: int) -> tuple[Counter[Pair], 
         (left[0], left, right)
         for left in good[LEFT]
         for right in good[RIGHT]
-        if left[0] is not None and left[0] == right[0] and abs(left[1] - right[1]) <= within
+        if left[0] is not None and left[0] == right[0] and -before <= right[1] - left[1] <= after
     ]
-    result: Counter[Pair] = Counter(pairs)
-    if how != "inner":
-        lefts = {left for _, left, _ in pairs}
-        result.update((left[0], left, None) for left in good[LEFT] if left not in lefts)
-    if how == "full":
-        rights = {right for _, _, right in pairs}
+    result: Counter[Pair] = Counter(pairs if how not in ("semi", "anti") else [])
+    lefts, rights = {left for _, left, _ in pairs}, {right for _, _, right in pairs}
+    if how in ("left", "full", "semi", "anti"):
+        is_wanted = how == "semi"
+        result.update((left[0], left, None) for left in good[LEFT] if (left in lefts) == is_wanted)
+    if how in ("right", "full"):
         result.update((right[0], None, right) for right in good[RIGHT] if right not in rights)
     return result, late
 
@@ -176,7 +181,7 @@ def interleavings(draw: st.DrawFn) -> list[Step]:
     return steps
 
 
-hows = pytest.mark.parametrize("how", ["inner", "left", "full"])
+hows = pytest.mark.parametrize("how", ["inner", "left", "right", "full", "semi", "anti"])
 both = pytest.mark.parametrize(
     ("make", "convert"), [(on_rows, keyed), (on_arrow, arrow)], ids=["rows", "arrow"]
 )
@@ -185,12 +190,14 @@ Make: TypeAlias = Callable[..., Any]
 
 @hows
 @both
-@given(steps=interleavings(), within=st.sampled_from([0, 1, 4, 40]))
+@given(
+    steps=interleavings(), before=st.sampled_from([0, 1, 4, 40]), after=st.sampled_from([None, 0, 1, 4, 40])
+)
 def test_joins_agree_with_nested_loops(
-    make: Make, convert: Make, how: How, steps: list[Step], within: int
+    make: Make, convert: Make, how: How, steps: list[Step], before: int, after: int | None
 ) -> None:
-    pairs, late = reference(steps, how, within)
-    run = Run(make(how, within))
+    pairs, late = reference(steps, how, before, before if after is None else after)
+    run = Run(make(how, before, after))
     for input, item in steps:
         run.take(input, Watermark(item) if isinstance(item, int) else convert(input, item))
     run.end()
@@ -329,7 +336,7 @@ def test_an_idle_side_does_not_hold_the_other(make: Make, convert: Make) -> None
 
 
 def test_an_idle_side_does_not_follow_one_that_has_ended_or_is_idle_too() -> None:
-    progress = JoinProgress("inner", 0)
+    progress = JoinProgress("inner", Bounds(0, 0))
     progress.take(Watermark(50), LEFT)
     progress.take(Idle(), RIGHT)
     assert progress.reached == [50, 50]
@@ -339,7 +346,7 @@ def test_an_idle_side_does_not_follow_one_that_has_ended_or_is_idle_too() -> Non
     assert progress.idle
     progress.take(Active(), RIGHT)
     assert not progress.idle
-    both_idle = JoinProgress("inner", 0)
+    both_idle = JoinProgress("inner", Bounds(0, 0))
     both_idle.take(Watermark(50), LEFT)
     both_idle.take(Idle(), LEFT)
     both_idle.take(Idle(), RIGHT)
@@ -384,3 +391,34 @@ def test_equal_keys_of_several_kinds_match_as_rows() -> None:
     found = sorted((left and left[2], right and right[2]) for _, left, right in run.pairs if left and right)
     assert found == [(1, 6), (2, 6), (3, 7)]
     assert len(run.pairs) == 3 + 2 + 2
+
+
+@hows
+@both
+def test_without_times_all_of_a_key_match_and_what_is_alone_goes_at_the_end(
+    make: Make, convert: Make, how: How
+) -> None:
+    join = make(how, 0, times=(EventTime(), EventTime()))
+    out: list[Any] = []
+    join.open(TaskContext("job", "task", 0, 1, 1))
+    for input, records in ((1, [(1, 5, 1), (3, 9, 2)]), (0, [(1, 70, 3), (2, 1, 4)]), (1, [(1, 900, 5)])):
+        join.process(convert(input, records), input, out.append)
+    for input in (0, 1):
+        join.on_mark(Watermark(END_OF_TIME), input, out.append)
+    assert out.pop() == Watermark(END_OF_TIME)
+    found: Counter[Any] = Counter()
+    for row in (row for batch in out for row in rows_of(batch)):
+        if isinstance(row, tuple):
+            found[tuple(None if side is None else side["v"] for side in row[1:])] += 1
+        else:
+            found[row["v"], row.get("v_right")] += 1
+    pairs, left, right = [(3, 1), (3, 5)], [(4, None)], [(None, 2)]
+    expected = {
+        "inner": pairs,
+        "left": pairs + left,
+        "right": pairs + right,
+        "full": pairs + left + right,
+        "semi": [(3, None)],
+        "anti": left,
+    }
+    assert found == Counter(expected[how])

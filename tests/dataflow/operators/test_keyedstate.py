@@ -36,6 +36,7 @@ from minishuffle.dataflow.operators.eventtime import AssignEventTime
 from minishuffle.dataflow.operators.joinarrow import JoinArrow
 from minishuffle.dataflow.operators.joincolumns import JoinColumns
 from minishuffle.dataflow.operators.joinrows import JoinRows
+from minishuffle.dataflow.operators.joins import Bounds
 from minishuffle.dataflow.operators.keyed import CountRows, FoldRows, ReduceRows
 from minishuffle.dataflow.operators.keyedstate import StatePart, divided
 from minishuffle.dataflow.operators.late import Late
@@ -119,7 +120,10 @@ def outputs() -> list[Any]:
 def join_arrow(how: Any) -> JoinArrow:
     columns = JoinColumns(("k", "g"), ("k2", "g2"), how, T)
     return JoinArrow(
-        columns, 5, (T, EventTime(column="t2")), (SCHEMA, RIGHT) if how != "inner" else (None, None)
+        columns,
+        Bounds(5, 3),
+        (T, EventTime(column="t2")),
+        (SCHEMA, RIGHT) if how != "inner" else (None, None),
     )
 
 
@@ -150,7 +154,7 @@ CASES = {
     "sessions": Case(lambda: SessionRows(T, 3, Late(), list, listed), rows),
     "sessions arrow": Case(lambda: SessionArrow(T, 3, Late(), ("k", "g"), outputs()), arrow, (("k", "g"),)),
     "process": Case(lambda: ProcessRows(remember, tell, T), rows),
-    "join": Case(lambda: JoinRows("full", 5, (T, T)), rows, (None, None)),
+    "join": Case(lambda: JoinRows("full", Bounds(5, 5), (T, T)), rows, (None, None)),
     "count arrow": Case(lambda: CountArrow(("k",), "end"), arrow, (("k",),)),
     "aggregate": Case(lambda: AggregateArrow(("k", "g"), AGGREGATES, "end", T), arrow, (("k", "g"),)),  # type: ignore[arg-type]
     "window arrow": Case(
@@ -159,6 +163,7 @@ CASES = {
     "distinct": Case(lambda: Distinct(("k", "g")), arrow, (("k", "g"),)),
     "top_n": Case(lambda: TopN(("k", "g"), 2, "v", True), arrow, (("k", "g"),)),
     "inner join arrow": Case(lambda: join_arrow("inner"), arrow, (("k", "g"), ("k2", "g2"))),
+    "semi join arrow": Case(lambda: join_arrow("semi"), arrow, (("k", "g"), ("k2", "g2"))),
     "full join arrow": Case(lambda: join_arrow("full"), arrow, (("k", "g"), ("k2", "g2"))),
 }
 
