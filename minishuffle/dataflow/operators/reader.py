@@ -67,7 +67,7 @@ class SourceReader:
         age: seconds since that attempt said so.
 
     Raises:
-        UsageError: the source is not a :class:`Source`, or yields what it must not.
+        UsageError: (from :meth:`poll`) the source yields what it must not.
     """
 
     def __init__(
@@ -81,11 +81,6 @@ class SourceReader:
         resumed: Iterable[SplitPosition] = (),
         age: float = 0.0,
     ) -> None:
-        if not isinstance(source, Source):
-            raise UsageError(
-                f"{type(source).__name__} is not a source: it needs the methods splits() and "
-                "read(split, offset)"
-            )
         everything = list(source.splits())
         mine = [_Split(number, everything[number]) for number in range(index, len(everything), parallelism)]
         rate: float | None = getattr(source, "rate", None)

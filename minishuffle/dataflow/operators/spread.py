@@ -41,8 +41,6 @@ class Deviation(Aggregate):
     def _take(self, slots: Vector, column: pa.Array) -> Vector:
         """The variance of each row's slot after that row."""
         result_type("std", self._name, column.type)
-        if pa.types.is_boolean(column.type):
-            column = column.cast(pa.int8())
         numbers = column.cast(pa.float64(), safe=False)
         values = pc.fill_null(numbers, 0.0).to_numpy()
         return self._add(slots, [valid_marks(column).astype(np.float64), values, np.zeros(len(values))])
