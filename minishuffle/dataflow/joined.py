@@ -50,6 +50,7 @@ def interval_of(
     how: How,
     apart: tuple[Apart, Apart, Apart],
     late: LatePolicy,
+    method: str = "join",
 ) -> Interval:
     """``apart`` are ``within``, ``before`` and ``after``; see :func:`interval_join`."""
     from minishuffle.dataflow.operators.joins import Bounds
@@ -65,12 +66,12 @@ def interval_of(
         checked_duration(both if before is None else before, "join(before=...)"),
         checked_duration(both if after is None else after, "join(after=...)"),
     )
-    times = _times_of(left, right, is_bound=any(each is not None for each in apart))
+    times = _times_of(left, right, method, is_bound=any(each is not None for each in apart))
     left_keys, right_keys = keys
     if left_keys is not None and right_keys is not None and len(left_keys) != len(right_keys):
         raise UsageError(
-            f"join: the left key is ({', '.join(left_keys)}) and the right one ({', '.join(right_keys)}): "
-            "give both key_by() the same number of columns"
+            f"{method}: the left key is ({', '.join(left_keys)}) and the right one "
+            f"({', '.join(right_keys)}): give both key_by() the same number of columns"
         )
     sides = {}
     if late == "side":
@@ -79,7 +80,9 @@ def interval_of(
     return Interval(bounds, times, put, sides)
 
 
-def _times_of(left: StreamBase, right: StreamBase, *, is_bound: bool) -> tuple[EventTime, EventTime]:
+def _times_of(
+    left: StreamBase, right: StreamBase, method: str, *, is_bound: bool
+) -> tuple[EventTime, EventTime]:
     """Where the event times of both sides stand. Neither need have any if both have an end: all records of a
     key match then, if nothing is said of how far they may be apart.
 
@@ -89,7 +92,7 @@ def _times_of(left: StreamBase, right: StreamBase, *, is_bound: bool) -> tuple[E
     is_bounded = all(feed.node.bounded for feed in (*left._feeds, *right._feeds))
     if left._time is None and right._time is None and is_bounded and not is_bound:
         return EventTime(), EventTime()
-    needed = "join needs the event time of both sides, and the {} one has none"
+    needed = method + " needs the event time of both sides, and the {} one has none"
     return left._needed_time(needed.format("left")), right._needed_time(needed.format("right"))
 
 

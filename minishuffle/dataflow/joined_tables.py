@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from minishuffle.dataflow.arguments import checked_duration
 from minishuffle.dataflow.bridges import refuse_mixture
 from minishuffle.dataflow.joined import Apart, On, interval_of, look_up_feeds, look_up_node
 from minishuffle.dataflow.keyed_table import by_key
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from minishuffle.dataflow.operators.late import LatePolicy
     from minishuffle.dataflow.stream_base import Columns
 
-__all__ = ["join_tables", "look_up"]
+__all__ = ["join_as_of", "join_tables", "look_up"]
 
 Tables: TypeAlias = tuple[Table, Table]
 """The left and the right one."""
@@ -43,9 +45,9 @@ def join_tables(
     left, right = tables
     bounds, times, put, sides = interval_of(tables, keys, how, apart, late)
     if how in ("left", "full"):
-        _check_known(right, "right", how)
+        _check_known(right, "right", f"join(how={how!r})")
     if how in ("right", "full"):
-        _check_known(left, "left", how)
+        _check_known(left, "left", f"join(how={how!r})")
     columns = JoinColumns(*keys, how, _checked_suffix(suffix))
     operator = JoinArrow(columns, bounds, times, (left._schema, right._schema), put)
     schema, names, reads = _described(columns, tables, times)
@@ -56,6 +58,25 @@ def join_tables(
     both = [one for one, other in zip(*keys, strict=True) if (one, other) == own]
     time = None if times[0].is_none else EventTime(column=both[0] if both else HIDDEN_TIME)
     return Table((Feed(node),), schema, names, time, sides)
+
+
+def join_as_of(
+    tables: Tables, keys: Keys, tolerance: timedelta | None, late: LatePolicy, suffix: str
+) -> Table:
+    """See :meth:`KeyedTable.asof_join`."""
+    from minishuffle.dataflow.operators.asof import AsOfArrow
+    from minishuffle.dataflow.operators.joincolumns import JoinColumns
+
+    left, right = tables
+    micros = None if tolerance is None else checked_duration(tolerance, "asof_join(tolerance=...)")
+    _, times, put, sides = interval_of(tables, keys, "left", (timedelta(0), None, None), late, "asof_join")
+    _check_known(right, "right", "asof_join")
+    columns = JoinColumns(*keys, "left", _checked_suffix(suffix))
+    operator = AsOfArrow(columns, micros, times, (left._schema, right._schema), put)
+    schema, names, reads = _described(columns, tables, times)
+    feeds = (*by_key(left, keys[0]), *by_key(right, keys[1], 1))
+    node = Node(operator.name, feeds, operators=(operator,), reads=reads)
+    return Table((Feed(node),), schema, names, EventTime(column=HIDDEN_TIME), sides)
 
 
 def _described(
@@ -74,10 +95,10 @@ def _described(
     return schema, names, columns.fix(left._columns, right._columns, times)
 
 
-def _check_known(table: Table, side: str, how: str) -> None:
+def _check_known(table: Table, side: str, method: str) -> None:
     if table._schema is None:
         raise InvalidGraph(
-            f"join(how={how!r}) has to know the {side} side's columns, for rows without a partner there: "
+            f"{method} has to know the {side} side's columns, for rows without a partner there: "
             "declare them where they come from, as in map_batches(fn, schema=...) or to_table(schema)"
         )
 

@@ -170,6 +170,32 @@ class KeyedTable(Windowable["WindowedTable"]):
         tables, keys = (self._table, other._table), (self._keys, other._keys)
         return join_tables(tables, keys, how, (within, before, after), late, suffix)
 
+    def asof_join(
+        self,
+        other: KeyedTable,
+        *,
+        tolerance: timedelta | None = None,
+        late: LatePolicy = "drop",
+        suffix: str = "_right",
+    ) -> Table:
+        """Each row with the latest one of the other table that has its key and is not after it by event time,
+        at most ``tolerance`` before it; with nulls if there is none.
+
+        The columns are those of :meth:`join`, and the event time is that of this table's rows. A row goes out
+        once the other side's watermark has reached it. Of the other table the latest row of each key is held,
+        for ever without a ``tolerance``. Of its rows of one key and time that is taken which has the smallest
+        values in the other columns, nulls before all others. Rows are late as in :meth:`join`.
+
+        Raises:
+            InvalidGraph: a table has no event time, or the other's columns are not known.
+            UsageError: another argument is wrong, or the keys have different numbers of columns.
+        """
+        from minishuffle.dataflow.joined_tables import join_as_of
+
+        if not isinstance(other, KeyedTable):
+            refuse_mixture("asof_join", "KeyedTable", other)
+        return join_as_of((self._table, other._table), (self._keys, other._keys), tolerance, late, suffix)
+
     def _check_aggregates(self, columns: Aggregates) -> None:
         if not columns:
             raise UsageError("aggregate takes at least one column, such as total=('amount', 'sum')")

@@ -330,6 +330,31 @@ def fold_wide(state: Vector, slots: Vector, values: Vector, results: Vector, row
     return rows
 
 
+def match_as_of(
+    times: Vector,
+    slots: Vector,
+    rows: int,
+    other_times: Vector,
+    other_slots: Vector,
+    others: int,
+    latest: Vector,
+    tolerance: int,
+    found: Vector,
+) -> int:
+    """For each row the last of the other rows of its slot (-1: none has it) that is not after it, and at most
+    ``tolerance`` before it; or -1. Both are in order of time; ``latest`` is -1 for each slot."""
+    other = 0
+    for row in range(rows):
+        while other < others and other_times[other] <= times[row]:
+            latest[other_slots[other]] = other
+            other += 1
+        match = latest[slots[row]] if slots[row] >= 0 else -1
+        if match >= 0 and times[row] - other_times[match] > tolerance:
+            match = -1
+        found[row] = match
+    return other
+
+
 def assign_sessions(
     times: Vector,
     slots: Vector,

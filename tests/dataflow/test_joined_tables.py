@@ -99,6 +99,22 @@ def test_semi_and_anti_joins_have_the_columns_of_the_left(how: Any) -> None:
     assert names(shown().key_by("ad").join(clicked().key_by("what"), how)) == ["ad", "at", "n"]
 
 
+def test_an_as_of_join_has_the_columns_of_a_left_join() -> None:
+    joined = shown().key_by("ad").asof_join(clicked().key_by("what"), tolerance=HOUR, late="side")
+    assert names(joined) == names(shown().key_by("ad").join(clicked().key_by("what"), "left"))
+    assert names(joined.late_right) == names(clicked()) and joined._time == EventTime(column=HIDDEN_TIME)
+    keyed = shown().key_by("ad")
+    with pytest.raises(InvalidGraph, match="asof_join has to know the right side's columns"):
+        keyed.asof_join(clicked().map_batches(lambda batch: batch).event_time("at").key_by("what"))
+    untimed = Table.from_arrow(pa.table({"what": ["tea"]})).key_by("what")
+    with pytest.raises(InvalidGraph, match="asof_join needs the event time of both sides"):
+        keyed.asof_join(untimed)
+    with pytest.raises(UsageError, match=r"tolerance=...\) takes a datetime.timedelta"):
+        keyed.asof_join(clicked().key_by("what"), tolerance=5)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="takes a KeyedTable, not a Table"):
+        keyed.asof_join(clicked())  # type: ignore[arg-type]
+
+
 def test_data_with_an_end_are_joined_without_event_time() -> None:
     one, other = (Table.from_arrow(pa.table({"k": [1], "v": [2]})).key_by("k") for _ in range(2))
     joined = one.join(other, "full")

@@ -489,6 +489,25 @@ def table_joins(how: Any, before: int, after: int, other: pa.Schema = SCHEMA) ->
     return Keyed(f"table_{how}_join", add, lambda rows, others: plain_flat(join(rows, others)))
 
 
+def as_of(s: Stream[Any], o: Stream[Any]) -> Stream[Any]:
+    left, right = s.to_table(SCHEMA).key_by("k"), o.to_table(SCHEMA).select("k", "t").key_by("k")
+    joined = left.asof_join(right, tolerance=timedelta(seconds=9))
+    return joined.to_rows().map(lambda row: (row["k"], row["v"], row["t"], row["t_right"]))
+
+
+def plain_as_of(rows: Rows, others: Rows) -> Rows:
+    out = []
+    for row in rows:
+        ages = [
+            row["t"] - other["t"]
+            for other in others
+            if not has_null(row["k"]) and canonical(other["k"]) == canonical(row["k"])
+        ]
+        near = [age for age in ages if 0 <= age <= 9 * SECOND]
+        out.append((row["k"], row["v"], row["t"], row["t"] - min(near) if near else None))
+    return out
+
+
 def in_windows(table: Table) -> Stream[Any]:
     """Counts by key and window of event time, whose column is not there any more."""
     return table.select("k").key_by("k").window(timedelta(seconds=10)).count().to_rows().map(as_tuple)
@@ -539,6 +558,7 @@ TABLES = [
     *(windows_of_joins(how, within) for how, within in (("inner", 5), ("left", 5), ("full", 5))),
     *(table_joins(how, within, within) for how, within in (("inner", 5), ("left", 0), ("full", 5))),
     *(table_joins(how, 2, 9) for how in ("right", "semi", "anti")),
+    Keyed("as_of", as_of, lambda rows, others: plain_as_of(rows, others)),
     *(table_lookups(how) for how in ("inner", "left")),
     Keyed(
         "table_count",

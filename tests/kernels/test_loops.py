@@ -296,3 +296,25 @@ def test_sessions_of_each_slot(rows: list[tuple[int, int]], gap: int) -> None:
     assert known == len(found)
     shown = list(zip(firsts.tolist(), lasts.tolist(), owners.tolist(), strict=True))[:known]
     assert shown == [(session[0][0], session[-1][0], session[0][1]) for session in found]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 20), st.integers(-1, 2)), max_size=20),
+    st.lists(st.tuples(st.integers(0, 20), st.integers(0, 2)), max_size=20),
+    st.integers(0, 9),
+)
+def test_the_latest_row_of_a_slot_up_to_each_time(
+    rows: list[tuple[int, int]], others: list[tuple[int, int]], tolerance: int
+) -> None:
+    rows.sort(key=lambda row: row[0])
+    others.sort(key=lambda row: row[0])
+    found = np.empty(len(rows), np.int64)
+    (times, slots), (other_times, other_slots) = (
+        (ints(*(time for time, _ in some)), ints(*(slot for _, slot in some))) for some in (rows, others)
+    )
+    arguments = (times, slots, len(rows), other_times, other_slots, len(others))
+    kernel("match_as_of")(*arguments, np.full(3, -1), tolerance, found)
+    for (time, slot), place in zip(rows, found.tolist(), strict=True):
+        before = [number for number, (t, s) in enumerate(others) if s == slot and t <= time]
+        near = bool(before) and time - others[before[-1]][0] <= tolerance
+        assert place == (before[-1] if near else -1)

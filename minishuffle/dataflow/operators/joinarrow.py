@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -76,7 +76,7 @@ class JoinArrow(IntervalJoin):
 
     def take(self, batch: Batch, times: Vector, input: int, emit: Emit) -> None:
         assert isinstance(batch, pa.RecordBatch)
-        given = self._in_common_types(batch, input)
+        given = self.in_common_types(batch, input)
         outbox = Outbox(emit)
         names = self.columns.keys[input]
         nulls = null_marks([column_of(given, name) for name in names])
@@ -91,7 +91,7 @@ class JoinArrow(IntervalJoin):
         outbox.flush()
         self._forget_keys(input)
 
-    def _in_common_types(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch:
+    def in_common_types(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch:
         """The batch in types for all of its side so far, which is then held in these too."""
         before = self._schemas[input]
         if self._declared[input] is not None:
@@ -103,14 +103,27 @@ class JoinArrow(IntervalJoin):
             self.columns.check_keys(left, right)
         if before is not None and not schema.equals(before):
             self._result = None
-            held = pa.schema([schema.field(name) for name in self.columns.held_names(schema.names, input)])
-            for run in self._held[input].runs:
+            held = pa.schema([schema.field(name) for name in self.held_columns(schema.names, input)])
+            for run in self.runs_of(input):
                 run.batch = plain(run.batch, held)
         return plain(given, schema)
 
     def _as_held(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch:
-        names = self.columns.held_names(batch.schema.names, input)
-        return batch.select(names)
+        return batch.select(self.held_columns(batch.schema.names, input))
+
+    def held_columns(self, given: list[str], input: int) -> list[str]:
+        """The columns that are held of batches of a side that have the columns ``given``."""
+        return self.columns.held_names(given, input)
+
+    def runs_of(self, input: int) -> list[Any]:
+        """What is held of a side, each with its ``batch``."""
+        return list(self._held[input].runs)
+
+    def schema_of(self, input: int) -> pa.Schema:
+        """The schema of a side as it came so far; it must be known."""
+        schema = self._schemas[input]
+        assert schema is not None
+        return schema
 
     def _match(self, batch: pa.RecordBatch, slots: Vector, times: Vector, input: int, outbox: Outbox) -> Mask:
         """Put out the pairs of these records with what the other side holds, where their keys have ``slots``
@@ -122,15 +135,15 @@ class JoinArrow(IntervalJoin):
                 rows = np.unique(rows[~run.matched[rows]])
                 run.matched[rows] = True
                 if self.how == "semi" and input == RIGHT:
-                    self._put_out(run.batch.take(pa.array(rows)), run.times[rows], outbox)
+                    self.put_out(run.batch.take(pa.array(rows)), run.times[rows], outbox)
                 continue
             run.matched[rows] = True
             own, other = batch.take(pa.array(asked)), run.batch.take(pa.array(rows))
             left, right = (own, other) if input == LEFT else (other, own)
-            pairs = self.columns.pairs(left, right, self._schema())
-            self._put_out(pairs, np.maximum(times[asked], run.times[rows]), outbox)
+            pairs = self.columns.pairs(left, right, self.result_schema())
+            self.put_out(pairs, np.maximum(times[asked], run.times[rows]), outbox)
         if self.how == "semi" and input == LEFT and matched.any():
-            self._put_out(batch.filter(pa.array(matched)), times[matched], outbox)
+            self.put_out(batch.filter(pa.array(matched)), times[matched], outbox)
         return matched
 
     def _hold(
@@ -163,38 +176,46 @@ class JoinArrow(IntervalJoin):
         if not batch.num_rows or not self.goes_unmatched(input):
             return
         alone = self.columns.left_alone if input == LEFT else self.columns.right_alone
-        self._put_out(alone(batch, self._schema()), times, outbox)
+        self.put_out(alone(batch, self.result_schema()), times, outbox)
 
-    def _put_out(self, batch: pa.RecordBatch, times: Vector, outbox: Outbox) -> None:
+    def put_out(self, batch: pa.RecordBatch, times: Vector, outbox: Outbox) -> None:
         outbox.add(with_time(batch, times) if self._gives_time else batch)
 
     def earliest(self, input: int) -> int:
         return self._held[input].earliest
 
     def write_sides(self) -> Iterator[StatePart]:
-        for name, index, held, schema in zip(SIDES, self._indexes, self._held, self._schemas, strict=True):
+        for input, name in enumerate(SIDES):
+            schema = self._schemas[input]
             if schema is not None:
                 told = pa.RecordBatch.from_pydict({"schema": [schema.serialize().to_pybytes()]})
                 yield StatePart(name, told)
-            for run in map(Run.kept, held.runs):
-                if len(run):
-                    columns = {
-                        "time": pa.array(run.times),
-                        "matched": pa.array(run.matched),
-                        "row": run.batch.to_struct_array(),
-                    }
-                    yield from by_columns(name, index.keys(run.slots), columns)
+            yield from self.write_rows(input)
+
+    def write_rows(self, input: int) -> Iterator[StatePart]:
+        """The rows that are held of a side."""
+        for run in map(Run.kept, self._held[input].runs):
+            if len(run):
+                columns = {
+                    "time": pa.array(run.times),
+                    "matched": pa.array(run.matched),
+                    "row": run.batch.to_struct_array(),
+                }
+                yield from by_columns(SIDES[input], self._indexes[input].keys(run.slots), columns)
 
     def read_side(self, part: StatePart, input: int) -> None:
         if "schema" in part.batch.schema.names:
             schema = pa.ipc.read_schema(pa.py_buffer(part.batch["schema"][0].as_py()))
-            self._in_common_types(pa.RecordBatch.from_pylist([], schema=schema), input)
+            self.in_common_types(pa.RecordBatch.from_pylist([], schema=schema), input)
             return
+        schema = self.schema_of(input)
+        names = self.held_columns(schema.names, input)
         batch = pa.RecordBatch.from_struct_array(part.batch["row"])
-        schema = self._schemas[input]
-        assert schema is not None
-        names = self.columns.held_names(schema.names, input)
         batch = plain(batch, pa.schema([schema.field(name) for name in names]))
+        self.read_rows(part, batch, input)
+
+    def read_rows(self, part: StatePart, batch: pa.RecordBatch, input: int) -> None:
+        """Hold such rows."""
         slots = self._indexes[input].lookup(key_columns_of(part))
         times, matched = part.batch["time"].to_numpy(), part.batch["matched"].to_numpy(zero_copy_only=False)
         self._held[input].add(batch, slots, times, matched)
@@ -202,7 +223,8 @@ class JoinArrow(IntervalJoin):
     def state_rows(self) -> int:
         return len(self._held[LEFT]) + len(self._held[RIGHT])
 
-    def _schema(self) -> pa.Schema:
+    def result_schema(self) -> pa.Schema:
+        """The schema of the results for batches as they came so far."""
         if self._result is None:
             left, right = self._schemas
             assert left is not None

@@ -17,7 +17,7 @@ from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.dataflow.operators.widertype import in_schema, wider_schema
 from minishuffle.limits import BATCH_ROWS_MAX
 
-__all__ = ["TopN"]
+__all__ = ["TopN", "has_order"]
 
 Vector = np.ndarray[Any, np.dtype[np.int64]]
 _ROW = "row "
@@ -111,7 +111,7 @@ class TopN(ChainedOperator):
         values = _plain(table.column(self._by))
         columns: list[Any] = [pa.array(slots), pc.cast(pc.is_valid(values), pa.int8()), values]
         for name in table.column_names:
-            if name not in self._keys and name != self._by and _has_order(table.schema.field(name).type):
+            if name not in self._keys and name != self._by and has_order(table.schema.field(name).type):
                 columns.append(_plain(table.column(name)))
         by = "descending" if self._descending else "ascending"
         directions = ["ascending", by, by, *["ascending"] * (len(columns) - 3)]
@@ -126,5 +126,6 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.dictionary_decode(column) if pa.types.is_dictionary(column.type) else column
 
 
-def _has_order(kind: pa.DataType) -> bool:
+def has_order(kind: pa.DataType) -> bool:
+    """Whether rows can be sorted by values of the type."""
     return not (pa.types.is_nested(kind) or pa.types.is_null(kind))

@@ -19,6 +19,7 @@ import pytest
 
 from minishuffle.dataflow.operators.aggregate import AggregateArrow, CountArrow
 from minishuffle.dataflow.operators.aggregates import outputs_of
+from minishuffle.dataflow.operators.asof import AsOfArrow
 from minishuffle.dataflow.operators.base import (
     END_OF_TIME,
     KeyedRows,
@@ -127,6 +128,11 @@ def join_arrow(how: Any) -> JoinArrow:
     )
 
 
+def as_of() -> AsOfArrow:
+    columns = JoinColumns(("k", "g"), ("k2", "g2"), "left", T)
+    return AsOfArrow(columns, 9, (T, EventTime(column="t2")), (SCHEMA, RIGHT))
+
+
 @dataclass(frozen=True)
 class Case:
     make: Callable[[], Operator]
@@ -164,6 +170,7 @@ CASES = {
     "top_n": Case(lambda: TopN(("k", "g"), 2, "v", True), arrow, (("k", "g"),)),
     "inner join arrow": Case(lambda: join_arrow("inner"), arrow, (("k", "g"), ("k2", "g2"))),
     "semi join arrow": Case(lambda: join_arrow("semi"), arrow, (("k", "g"), ("k2", "g2"))),
+    "as of": Case(as_of, arrow, (("k", "g"), ("k2", "g2"))),
     "full join arrow": Case(lambda: join_arrow("full"), arrow, (("k", "g"), ("k2", "g2"))),
 }
 

@@ -1,0 +1,209 @@
+"""As-of joins: each left row with the latest right row of its key that is not after it.
+
+A left row waits until the right side's watermark has reached its time: then no such right row is to come. Of
+the right rows up to both watermarks only the latest of each key is needed any more. (Flink: temporal joins.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from minishuffle.dataflow.operators.base import END_OF_TIME, Batch, Emit
+from minishuffle.dataflow.operators.convert import column_of
+from minishuffle.dataflow.operators.joinarrow import JoinArrow
+from minishuffle.dataflow.operators.joincolumns import JoinColumns, Outbox, null_marks
+from minishuffle.dataflow.operators.joins import DROPPED, LEFT, RIGHT, SIDES, Bounds
+from minishuffle.dataflow.operators.keyedstate import StatePart, by_columns
+from minishuffle.dataflow.operators.keyindex import KeyIndex
+from minishuffle.dataflow.operators.late import Late
+from minishuffle.dataflow.operators.moments import TIME_MAX, TIME_MIN, Vector
+from minishuffle.dataflow.operators.times import EventTime
+from minishuffle.dataflow.operators.topn import has_order
+from minishuffle.kernels.machinecode import kernel
+from minishuffle.limits import BATCH_ROWS_MAX
+
+__all__ = ["AsOfArrow"]
+
+
+class TimedRows:
+    """Rows of one side with their times."""
+
+    def __init__(self, batch: pa.RecordBatch, times: Vector) -> None:
+        self.batch = batch
+        self.times = times
+
+    def chosen(self, rows: Vector) -> TimedRows:
+        return TimedRows(self.batch.take(pa.array(rows)), self.times[rows])
+
+
+class HeldRows:
+    """All rows that are held of one side; of one schema."""
+
+    def __init__(self) -> None:
+        self.runs: list[TimedRows] = []
+
+    def __len__(self) -> int:
+        return sum(len(run.times) for run in self.runs)
+
+    @property
+    def earliest(self) -> int:
+        return min((int(run.times.min()) for run in self.runs), default=END_OF_TIME)
+
+    def add(self, rows: TimedRows) -> None:
+        if len(rows.times):
+            self.runs.append(rows)
+
+    def all(self) -> TimedRows:
+        """All of them as one run; there must be some."""
+        if len(self.runs) > 1:
+            batch = pa.concat_batches([run.batch for run in self.runs])
+            self.runs = [TimedRows(batch, np.concatenate([run.times for run in self.runs]))]
+        return self.runs[0]
+
+    def take_until(self, limit: int) -> TimedRows | None:
+        """Let go of the rows up to ``limit``, and give them in order of time."""
+        if not self.runs or self.earliest > limit:
+            return None
+        rows = self.all()
+        due = rows.times <= limit
+        self.runs = []
+        self.add(rows.chosen(np.flatnonzero(~due)))
+        numbers = np.flatnonzero(due)
+        return rows.chosen(numbers[np.argsort(rows.times[numbers], kind="stable")])
+
+
+class AsOfArrow(JoinArrow):
+    """Emits the columns of a left join: nulls where a left row has no right one.
+
+    Of right rows of one key and time that is taken which has the smallest values in the other columns, from
+    the first on, nulls before all others.
+
+    Args:
+        tolerance: how far before the left row the right one may be, microseconds; None: as far as it may.
+    """
+
+    name = "asof_join"
+
+    def __init__(
+        self,
+        columns: JoinColumns,
+        tolerance: int | None,
+        times: tuple[EventTime, EventTime],
+        schemas: tuple[pa.Schema | None, pa.Schema | None],
+        late: tuple[Late, Late] = DROPPED,
+    ) -> None:
+        before = TIME_MAX - TIME_MIN if tolerance is None else tolerance
+        super().__init__(columns, Bounds(before, 0), times, schemas, late)
+        self._rows = (HeldRows(), HeldRows())
+        self._needed = 0
+        """Right rows that were left when they were last looked through."""
+
+    def held_columns(self, given: list[str], input: int) -> list[str]:
+        """See :meth:`JoinArrow.held_columns`; the right's keys too."""
+        names = super().held_columns(given, input)
+        return names if input == LEFT else [*names, *self.columns.keys[RIGHT]]
+
+    def runs_of(self, input: int) -> list[Any]:
+        return self._rows[input].runs
+
+    def take(self, batch: Batch, times: Vector, input: int, emit: Emit) -> None:
+        assert isinstance(batch, pa.RecordBatch)
+        given = self.in_common_types(batch, input)
+        nulls = null_marks([column_of(given, name) for name in self.columns.keys[input]])
+        rows = TimedRows(given.select(self.held_columns(given.schema.names, input)), times)
+        if input == RIGHT and nulls is not None:
+            rows = rows.chosen(np.flatnonzero(~nulls))
+        self._rows[input].add(rows)
+
+    def let_go(self, input: int, limit: int, emit: Emit) -> None:
+        if input == LEFT:
+            due = self._rows[LEFT].take_until(limit)
+            if due is not None:
+                self._put_out_joined(due, emit)
+        elif len(self._rows[RIGHT]) > 2 * self._needed + BATCH_ROWS_MAX or self.progress.ended:
+            self._forget_rights()
+
+    def _put_out_joined(self, left: TimedRows, emit: Emit) -> None:
+        """Put out left rows, which are in order of time, with their right ones."""
+        right = self._rights_in_order()
+        index, outbox = KeyIndex(), Outbox(emit)
+        slots = index.lookup(self._keys_of(right, RIGHT))
+        found = np.empty(len(left.times), dtype=np.int64)
+        kernel("match_as_of")(
+            left.times,
+            index.find(self._keys_of(left, LEFT)),
+            len(left.times),
+            right.times,
+            slots,
+            len(right.times),
+            np.full(len(index), -1, dtype=np.int64),
+            self.progress.bounds.before,
+            found,
+        )
+        for first in range(0, len(found), BATCH_ROWS_MAX):
+            rows = found[first : first + BATCH_ROWS_MAX]
+            others = right.batch.take(pa.array(rows, mask=rows < 0))
+            pairs = self.columns.pairs(left.batch.slice(first, BATCH_ROWS_MAX), others, self.result_schema())
+            self.put_out(pairs, left.times[first : first + BATCH_ROWS_MAX], outbox)
+        outbox.flush()
+
+    def _keys_of(self, rows: TimedRows, input: int) -> list[pa.Array]:
+        return [column_of(rows.batch, name) for name in self.columns.keys[input]]
+
+    def _rights_in_order(self) -> TimedRows:
+        """All right rows by time; of those of one key and time comes last which is taken."""
+        held = self._rows[RIGHT]
+        if not held.runs:
+            schema = self.schema_of(RIGHT)
+            names = self.held_columns(schema.names, RIGHT)
+            none = pa.RecordBatch.from_pylist([], pa.schema([schema.field(name) for name in names]))
+            return TimedRows(none, np.zeros(0, dtype=np.int64))
+        rows = held.all()
+        if np.all(np.diff(rows.times) > 0):
+            return rows
+        columns = [column for column in rows.batch if has_order(column.type)]
+        names = [str(place) for place in range(len(columns))]
+        table = pa.table([pa.array(rows.times), *columns], names=["time", *names])
+        keys = [("time", "ascending"), *((name, "descending") for name in names)]
+        # Nulls come last, whatever the direction.
+        order = pc.sort_indices(table, sort_keys=keys).to_numpy()
+        held.runs = [rows.chosen(order.astype(np.int64))]
+        return held.runs[0]
+
+    def _forget_rights(self) -> None:
+        """Keep of the right rows that both sides have passed the latest of each key, if it is near enough."""
+        progress, held = self.progress, self._rows[RIGHT]
+        if progress.ended or not held.runs:
+            held.runs, self._needed = [], 0
+            return
+        passed = min(progress.reached)
+        rows = self._rights_in_order()
+        count = int(np.searchsorted(rows.times, passed, "right"))
+        index = KeyIndex()
+        slots = index.lookup(self._keys_of(rows, RIGHT))[:count]
+        latest = np.empty(count, dtype=np.int64)
+        kept = kernel("last_rows")(slots, np.full(len(index), -1, dtype=np.int64), latest, count)
+        latest = np.sort(latest[:kept])
+        latest = latest[rows.times[latest] > passed - progress.bounds.before]
+        held.runs = []
+        held.add(rows.chosen(np.concatenate([latest, np.arange(count, len(rows.times))])))
+        self._needed = len(held)
+
+    def earliest(self, input: int) -> int:
+        return self._rows[input].earliest
+
+    def write_rows(self, input: int) -> Iterator[StatePart]:
+        for rows in self._rows[input].runs:
+            columns = {"time": pa.array(rows.times), "row": rows.batch.to_struct_array()}
+            yield from by_columns(SIDES[input], self._keys_of(rows, input), columns)
+
+    def read_rows(self, part: StatePart, batch: pa.RecordBatch, input: int) -> None:
+        self._rows[input].add(TimedRows(batch, part.batch["time"].to_numpy()))
+
+    def state_rows(self) -> int:
+        return len(self._rows[LEFT]) + len(self._rows[RIGHT])
