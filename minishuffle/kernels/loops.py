@@ -330,6 +330,69 @@ def fold_wide(state: Vector, slots: Vector, values: Vector, results: Vector, row
     return rows
 
 
+@njit(forceinline=True)
+def chain_of(slot: int, bucket: int, shift: Word) -> Any:
+    """The chain in which the rows of a key's slot and a bucket of time are."""
+    return int64(mixed(uint64(slot) * GOLDEN ^ uint64(bucket)) >> shift)
+
+
+def link_rows(
+    slots: Vector, times: Vector, width: int, heads: Vector, shift: Word, following: Vector, rows: int
+) -> int:
+    """Chains of rows by slot and bucket (``width`` long): the first row of each chain, and the row after each
+    row; -1 at the end."""
+    for back in range(rows):
+        row = rows - 1 - back
+        chain = chain_of(slots[row], times[row] // width, shift)
+        following[row] = heads[chain]
+        heads[chain] = row
+    return rows
+
+
+def find_rows(
+    slots: Vector,
+    times: Vector,
+    rows: int,
+    held_slots: Vector,
+    held_times: Vector,
+    heads: Vector,
+    shift: Word,
+    following: Vector,
+    width: int,
+    before: int,
+    after: int,
+    place: Vector,
+    found: Vector,
+    partners: Vector,
+    most: int,
+) -> int:
+    """The linked rows of the slot of each row (-1: none) with times at most ``before`` before and ``after``
+    after its own: pairs of row and partner, at most so many. ``place`` (row, bucket, partner; -2 for the head
+    of the chain) is where to go on; there are no more once its row is ``rows``. Gives the number of pairs."""
+    row, look, partner, count = place[0], place[1], place[2], 0
+    while row < rows:
+        first, last = times[row] - before, times[row] + after
+        looks = 0 if slots[row] < 0 else 1 if first // width == last // width else 2
+        while look < looks:
+            bucket = first // width + look
+            if partner == -2:
+                partner = heads[chain_of(slots[row], bucket, shift)]
+            while partner >= 0:
+                time = held_times[partner]
+                fits = first <= time and time <= last and time // width == bucket
+                if fits and held_slots[partner] == slots[row]:
+                    if count == most:
+                        place[0], place[1], place[2] = row, look, partner
+                        return count
+                    found[count], partners[count] = row, partner
+                    count += 1
+                partner = following[partner]
+            look, partner = look + 1, -2
+        row, look, partner = row + 1, 0, -2
+    place[0], place[1], place[2] = row, look, partner
+    return count
+
+
 def match_as_of(
     times: Vector,
     slots: Vector,

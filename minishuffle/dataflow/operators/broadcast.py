@@ -6,7 +6,7 @@ The small side is input number 1 and is read to its end before the other: see ``
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -27,7 +27,6 @@ from minishuffle.dataflow.operators.joincolumns import (
     plain_schema,
     with_columns,
 )
-from minishuffle.dataflow.operators.joinheld import places
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.dataflow.operators.keykinds import RowKinds
 from minishuffle.dataflow.operators.moments import Vector
@@ -39,7 +38,7 @@ from minishuffle.exchange.keys import canonical_rows
 from minishuffle.exchange.sizes import RowsOut, rows_that_fit
 from minishuffle.limits import BATCH_ROWS_MAX, BROADCAST_BYTES_MAX, MIB
 
-__all__ = ["BroadcastArrow", "BroadcastColumns", "BroadcastRows"]
+__all__ = ["BroadcastArrow", "BroadcastColumns", "BroadcastRows", "places"]
 
 BIG, SMALL = 0, 1
 
@@ -274,3 +273,20 @@ def _no_key(rows: list[Any], name: str) -> UsageError:
     if isinstance(row, dict):
         return UnknownName(f"no column {name!r} to join by: the row has {', '.join(map(str, row))}")
     return UsageError(f"broadcast_join takes dict rows, but a row is {preview(row)}: map the rows to dicts")
+
+
+def places(starts: Vector, counts: Vector, most: int = BATCH_ROWS_MAX) -> Iterator[tuple[Vector, Vector]]:
+    """Every place in ``starts[i]`` .. ``starts[i] + counts[i]`` with its ``i``, at most so many at a time."""
+    hits = np.flatnonzero(counts)
+    counts = counts[hits]
+    ends = np.cumsum(counts)
+    offsets = starts[hits] - (ends - counts)
+    total = int(ends[-1]) if len(hits) else 0
+    for begin in range(0, total, most):
+        end = min(begin + most, total)
+        first, last = np.searchsorted(ends, (begin, end - 1), "right")
+        some = counts[first : last + 1].copy()
+        some[0] = ends[first] - begin
+        some[-1] -= ends[last] - end
+        numbers = np.arange(begin, end)
+        yield np.repeat(hits[first : last + 1], some), np.repeat(offsets[first : last + 1], some) + numbers

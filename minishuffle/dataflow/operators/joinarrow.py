@@ -237,9 +237,12 @@ class JoinArrow(IntervalJoin):
         index, held = self._indexes[input], self._held[input]
         if len(index) <= SPARE_KEYS + 2 * len(held):
             return
-        live = np.unique(np.concatenate([run.slots for run in held.runs] or [np.zeros(0, np.int64)]))
-        self._indexes[input] = fewer = KeyIndex()
-        if len(live):
-            fewer.lookup(index.keys(live))
+        is_live = np.zeros(len(index), dtype=np.bool_)
         for run in held.runs:
-            run.number(np.searchsorted(live, run.slots))
+            is_live[run.slots] = True
+        self._indexes[input] = fewer = KeyIndex()
+        if held.runs:
+            fewer.lookup(index.keys(np.flatnonzero(is_live)))
+        anew = np.cumsum(is_live) - 1
+        for run in held.runs:
+            run.number(anew[run.slots])

@@ -1,8 +1,8 @@
 """The Arrow rows that one side of an interval join holds, found by key and time a batch at a time.
 
-They lie in runs, each sorted once by a word of key and time bucket (as wide as the join's bounds are apart),
-so that a whole batch is looked up by binary search; the matches are then checked against key and time. Runs
-of like size are merged, which leaves few of them and moves each row a logarithmic number of times.
+They lie in runs, each with chains of rows of one key and time bucket (as wide as the join's bounds are
+apart), which compiled loops walk along. Runs of like size are merged, which leaves few of them and moves
+each row a logarithmic number of times.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import pyarrow as pa
 from minishuffle.dataflow.operators.base import END_OF_TIME
 from minishuffle.dataflow.operators.moments import Vector
 from minishuffle.exchange.sizes import rows_that_fit
-from minishuffle.limits import BATCH_ROWS_MAX
+from minishuffle.kernels.machinecode import kernel
 
-__all__ = ["Held", "Mask", "Run", "places"]
+__all__ = ["Held", "Mask", "Run"]
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -26,19 +26,6 @@ RUN_ROWS_MAX: Final = 1 << 18
 """Longer ones do not come from merging: one merge stays below a tenth of a second."""
 RUN_BYTES_MAX: Final = 1 << 28
 """Likewise; and the offsets of a text column do not overflow."""
-
-_SLOT_FACTOR: Final = np.uint64(0x9E37_79B9_7F4A_7C15)
-_BUCKET_FACTOR: Final = np.uint64(0xC2B2_AE3D_27D4_EB4F)
-"""Odd, with bits well mixed. Two pairs that give one word cost a comparison, no more."""
-_S32: Final = np.uint64(32)
-
-
-def _words(slots: Vector, buckets: Vector) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    words = buckets.view(np.uint64) * _BUCKET_FACTOR
-    words ^= words >> _S32
-    words += slots.view(np.uint64)
-    words *= _SLOT_FACTOR
-    return words
 
 
 class Run:
@@ -67,9 +54,42 @@ class Run:
     def number(self, slots: Vector) -> None:
         """Set the slots of the rows' keys."""
         self.slots = slots
-        words = _words(slots, self.times // self._width)
-        self.order = np.argsort(words, kind="stable")
-        self.words = words[self.order]
+        bits = max(1, 2 * len(slots) - 1).bit_length()
+        self._shift = 64 - bits
+        self._heads = np.full(1 << bits, -1, dtype=np.int64)
+        self._following = np.empty(len(slots), dtype=np.int64)
+        kernel("link_rows")(
+            slots, self.times, self._width, self._heads, self._shift, self._following, len(slots)
+        )
+
+    def find(
+        self, slots: Vector, times: Vector, before: int, after: int, most: int
+    ) -> Iterator[tuple[Vector, Vector]]:
+        """The rows that match others of these keys and times: (numbers given, numbers of rows), pairwise, at
+        most so many at a time."""
+        others, rows = np.empty(most, dtype=np.int64), np.empty(most, dtype=np.int64)
+        place = np.array([0, 0, -2], dtype=np.int64)
+        look = kernel("find_rows")
+        while place[0] < len(slots):
+            count = look(
+                slots,
+                times,
+                len(slots),
+                self.slots,
+                self.times,
+                self._heads,
+                self._shift,
+                self._following,
+                self._width,
+                before,
+                after,
+                place,
+                others,
+                rows,
+                most,
+            )
+            if count:
+                yield others[:count].copy(), rows[:count].copy()
 
     def take_until(self, limit: int) -> Vector:
         """Let go of the rows up to ``limit``, and give their numbers."""
@@ -126,26 +146,12 @@ class Held:
     def find(
         self, slots: Vector, times: Vector, batch: pa.RecordBatch
     ) -> Iterator[tuple[Vector, Run, Vector]]:
-        """The partners of rows of ``batch`` with these keys and times: (numbers given, run, numbers in it),
-        pairwise, as many at a time as make a batch."""
-        first, last = (times - self._before) // self._width, (times + self._after) // self._width
-        further = np.flatnonzero(last != first)
-        looks = [(np.arange(len(times)), _words(slots, first))]
-        if len(further):
-            looks.append((further, _words(slots[further], last[further])))
+        """The partners of rows of ``batch`` with these keys (-1: none) and times: (numbers given, run,
+        numbers in it), pairwise, as many at a time as make a batch."""
         for run in self.runs:
             most = rows_that_fit(batch, run.batch)
-            for numbers, words in looks:
-                starts = np.searchsorted(run.words, words, "left")
-                counts = np.searchsorted(run.words, words, "right") - starts
-                for asked, found in places(starts, counts, most):
-                    asked, rows = numbers[asked], run.order[found]
-                    apart = run.times[rows] - times[asked]
-                    fits = (-self._before <= apart) & (apart <= self._after)
-                    fits &= run.slots[rows] == slots[asked]
-                    asked, rows = asked[fits], rows[fits]
-                    if len(rows):
-                        yield asked, run, rows
+            for asked, rows in run.find(slots, times, self._before, self._after, most):
+                yield asked, run, rows
 
     def take_until(self, limit: int) -> Iterator[tuple[Run, Vector]]:
         """Let go of the rows up to ``limit``: (run, numbers in it)."""
@@ -164,20 +170,3 @@ def _is_worth_merging(before: Run, last: Run) -> bool:
         return False
     size: int = before.batch.nbytes + last.batch.nbytes
     return size <= RUN_BYTES_MAX
-
-
-def places(starts: Vector, counts: Vector, most: int = BATCH_ROWS_MAX) -> Iterator[tuple[Vector, Vector]]:
-    """Every place in ``starts[i]`` .. ``starts[i] + counts[i]`` with its ``i``, at most so many at a time."""
-    hits = np.flatnonzero(counts)
-    counts = counts[hits]
-    ends = np.cumsum(counts)
-    offsets = starts[hits] - (ends - counts)
-    total = int(ends[-1]) if len(hits) else 0
-    for begin in range(0, total, most):
-        end = min(begin + most, total)
-        first, last = np.searchsorted(ends, (begin, end - 1), "right")
-        some = counts[first : last + 1].copy()
-        some[0] = ends[first] - begin
-        some[-1] -= ends[last] - end
-        numbers = np.arange(begin, end)
-        yield np.repeat(hits[first : last + 1], some), np.repeat(offsets[first : last + 1], some) + numbers

@@ -343,7 +343,7 @@ class SessionArrow(SessionOperator):
         self._owners = index.lookup(self._index.keys(self._owners[live]))
         self._index = index
         self._firsts, self._lasts = self._firsts[live], self._lasts[live]
-        self._current = self._open = np.arange(len(live))
+        self._current, self._open = np.arange(len(live)), np.arange(len(live))
         self._known = len(live)
         for _, _, aggregate in self.outputs:
             aggregate.keep(live)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minishuffle.dataflow.operators import broadcast, joincolumns, joinheld
+from minishuffle.dataflow.operators import broadcast, joincolumns
 from minishuffle.dataflow.operators.base import END_OF_TIME, Idle, TaskContext, Watermark
 from minishuffle.dataflow.operators.broadcast import (
     BIG,
@@ -17,6 +18,7 @@ from minishuffle.dataflow.operators.broadcast import (
     BroadcastArrow,
     BroadcastColumns,
     BroadcastRows,
+    places,
 )
 from minishuffle.dataflow.operators.convert import rows_of
 from minishuffle.errors import ResourceExhausted, UnknownName, UsageError
@@ -113,7 +115,7 @@ def test_keys_of_the_big_side_are_not_kept() -> None:
 
 
 def test_many_partners_go_out_in_bounded_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (broadcast, joincolumns, joinheld):
+    for module in (broadcast, joincolumns):
         monkeypatch.setattr(module, "BATCH_ROWS_MAX", 100)
     sizes: list[int] = []
     operator = BroadcastArrow(BroadcastColumns(("k",), ("k",), is_left=False))
@@ -197,3 +199,20 @@ def test_the_small_side_may_come_in_several_types(turned: bool) -> None:
     odd = [pa.record_batch({"k": [1], "z": [1]}), small[1]]
     with pytest.raises(UsageError, match="column 'z' of the join has values of the types int64 and string"):
         run(BroadcastArrow(by_key), odd[::-1] if turned else odd, [big])
+
+
+def vector(*numbers: int) -> Any:
+    return np.array(numbers, dtype=np.int64)
+
+
+def test_places_come_in_pieces() -> None:
+    pieces = [
+        list(zip(asked.tolist(), where.tolist(), strict=True))
+        for asked, where in places(vector(10, 20, 30, 40), vector(2, 0, 3, 7), 5)
+    ]
+    assert pieces == [
+        [(0, 10), (0, 11), (2, 30), (2, 31), (2, 32)],
+        [(3, number) for number in range(40, 45)],
+        [(3, 45), (3, 46)],
+    ]
+    assert list(places(vector(1), vector(0))) == []

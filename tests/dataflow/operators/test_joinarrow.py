@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from minishuffle.dataflow.operators import joincolumns, joinheld
+from minishuffle.dataflow.operators import joincolumns
 from minishuffle.dataflow.operators.base import END_OF_TIME, TaskContext, Watermark
 from minishuffle.dataflow.operators.joinarrow import JoinArrow
 from minishuffle.dataflow.operators.joincolumns import JoinColumns
@@ -17,6 +17,7 @@ from minishuffle.dataflow.operators.joins import LEFT, RIGHT, Bounds, How
 from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
 from minishuffle.errors import UsageError
+from minishuffle.exchange import sizes as exchange_sizes
 
 
 def joined(operator: JoinArrow, left: pa.RecordBatch, right: pa.RecordBatch) -> list[dict[str, Any]]:
@@ -73,7 +74,7 @@ def test_keys_of_unlike_types_are_refused() -> None:
 
 
 def test_rows_with_many_partners_go_out_in_bounded_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (joinheld, joincolumns):
+    for module in (exchange_sizes, joincolumns):
         monkeypatch.setattr(module, "BATCH_ROWS_MAX", 100)
     sizes: list[int] = []
     operator = simple()

@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from minishuffle.dataflow.operators import joinheld
 from minishuffle.dataflow.operators.base import END_OF_TIME
-from minishuffle.dataflow.operators.joinheld import Held, places
+from minishuffle.dataflow.operators.joinheld import Held
 
 
 def vector(*numbers: int) -> Any:
@@ -37,11 +39,40 @@ def test_rows_are_found_by_key_and_time_within() -> None:
     assert found(held, vector(0, 1, 2), vector(0, 15, 0)) == [(0, "0@-10"), (0, "0@10"), (1, "1@25")]
 
 
-def test_equal_words_of_other_keys_and_times_are_no_match(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joinheld, "_words", lambda slots, buckets: np.zeros(len(slots), dtype=np.uint64))
-    held = Held(0, 0)
-    hold(held, vector(0, 1, 0), vector(5, 5, 6))
-    assert found(held, vector(0, 1, 2), vector(5, 6, 5)) == [(0, "0@5")]
+def test_many_partners_come_in_pieces() -> None:
+    held = Held(2, 1)
+    hold(held, vector(*[0] * 7, 1), vector(1, 1, 2, 3, 4, 5, 6, 3))
+    (run,) = held.runs
+    pieces = list(run.find(vector(0, 1, -1, 0), vector(3, 3, 3, 9), 2, 1, 2))
+    assert [len(asked) for asked, _ in pieces] == [2, 2, 2]
+    pairs = [pair for asked, rows in pieces for pair in zip(asked.tolist(), rows.tolist(), strict=True)]
+    assert sorted(pairs) == [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (1, 7)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(-30, 30)), min_size=1, max_size=40),
+    st.lists(st.tuples(st.integers(-1, 3), st.integers(-30, 30)), max_size=10),
+    st.integers(0, 12),
+    st.integers(0, 12),
+)
+def test_all_partners_are_found_once(
+    rows: list[tuple[int, int]], others: list[tuple[int, int]], before: int, after: int
+) -> None:
+    held = Held(before, after)
+    hold(held, *(vector(*column) for column in zip(*rows, strict=True)))
+    (run,) = held.runs
+    slots, times = (vector(*(other[place] for other in others)) for place in (0, 1))
+    pairs = [
+        pair
+        for asked, found_rows in run.find(slots, times, before, after, 3)
+        for pair in zip(asked.tolist(), found_rows.tolist(), strict=True)
+    ]
+    assert sorted(pairs) == [
+        (number, place)
+        for number, (slot, time) in enumerate(others)
+        for place, (own, at) in enumerate(rows)
+        if own == slot and -before <= at - time <= after
+    ]
 
 
 def test_one_row_after_the_other_makes_few_runs() -> None:
@@ -86,16 +117,3 @@ def test_merging_leaves_out_what_is_gone_and_keeps_who_had_a_partner() -> None:
     (run,) = held.runs
     assert run.batch.column("name").to_pylist() == ["2@2", "3@3", "4@4", "5@5"]
     assert run.matched.tolist() == [False, True, False, False]
-
-
-def test_places_come_in_pieces() -> None:
-    pieces = [
-        list(zip(asked.tolist(), where.tolist(), strict=True))
-        for asked, where in places(vector(10, 20, 30, 40), vector(2, 0, 3, 7), 5)
-    ]
-    assert pieces == [
-        [(0, 10), (0, 11), (2, 30), (2, 31), (2, 32)],
-        [(3, number) for number in range(40, 45)],
-        [(3, 45), (3, 46)],
-    ]
-    assert list(places(vector(1), vector(0))) == []
