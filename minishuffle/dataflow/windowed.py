@@ -219,9 +219,9 @@ class Windowable(Generic[W]):
         """Cut the records of each key into windows of event time, aligned to 1970 UTC: tumbling ones, or with
         ``slide`` overlapping ones.
 
-        A window's values go out when the watermark has reached its end. A record that comes after that is
-        late: it is counted (``records_late``) and dropped, or with ``"side"`` put into the stream or table
-        ``late`` of what follows, or with ``"fail"`` fails the task.
+        A window's values go out when the watermark has reached its end. A record all of whose windows have
+        gone out is late: it is counted (``records_late``) and dropped, or with ``"side"`` put into the stream
+        or table ``late`` of what follows, or with ``"fail"`` fails the task.
 
         Args:
             slide: so long after a window the next one begins; each record is in all that have its time.
