@@ -46,6 +46,8 @@ class HeldRows:
 
     def __init__(self) -> None:
         self.runs: list[TimedRows] = []
+        self.in_order = False
+        """Whether they are one run in the order of matching."""
 
     def __len__(self) -> int:
         return sum(len(run.times) for run in self.runs)
@@ -57,6 +59,7 @@ class HeldRows:
     def add(self, rows: TimedRows) -> None:
         if len(rows.times):
             self.runs.append(rows)
+            self.in_order = False
 
     def all(self) -> TimedRows:
         """All of them as one run; there must be some."""
@@ -164,6 +167,9 @@ class AsOfArrow(JoinArrow):
             none = pa.RecordBatch.from_pylist([], pa.schema([schema.field(name) for name in names]))
             return TimedRows(none, np.zeros(0, dtype=np.int64))
         rows = held.all()
+        if held.in_order:
+            return rows
+        held.in_order = True
         if np.all(np.diff(rows.times) > 0):
             return rows
         columns = [column for column in rows.batch if has_order(column.type)]
