@@ -132,8 +132,6 @@ class KeyedStream(Windowable[WindowedStream[T]], Generic[T]):
 
         return interval_join(self, other, how, (within, before, after), late)
 
-        return interval_join(self, other, how, within, late)
-
     def process(
         self,
         on_record: Callable[[T, ProcessContext], Iterable[Any] | None],
