@@ -107,22 +107,23 @@ class CalendarWindows:
 
     def assigned(self, times: Vector) -> Iterator[tuple[Vector, Mask | None]]:
         """See :meth:`WindowAssigner.assigned`."""
-        days = self._days(times)
-        yield self._midnights(days - (days - self.offset) % self.days), None
+        yield self._midnights(self._first_days(times)), None
 
     def ends(self, starts: Vector) -> Vector:
         """See :meth:`WindowAssigner.ends`."""
-        return self._midnights(self._days(starts) + self.days)
+        return self._midnights(self._first_days(starts) + self.days)
 
     def last(self, start: int) -> int:
         """See :meth:`WindowAssigner.last`."""
         return _end_of_days(self, start) - 1
 
-    def _days(self, times: Vector) -> Vector:
-        """The number of the day in which each time is there, from 1970-01-01 on."""
+    def _first_days(self, times: Vector) -> Vector:
+        """The number of the day, from 1970-01-01 on, with which the window of each time begins. (Where a zone
+        left that day out, the window's first moment is in the day after.)"""
         local = pc.local_timestamp(pa.array(times, pa.timestamp("us", self.zone)))
         micros: Vector = local.cast(pa.int64()).to_numpy()
-        return micros // DAY_MICROSECONDS
+        days = micros // DAY_MICROSECONDS
+        return days - (days - self.offset) % self.days
 
     def _midnights(self, days: Vector) -> Vector:
         """The first moments of days."""

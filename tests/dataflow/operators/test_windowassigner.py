@@ -58,6 +58,20 @@ def test_days_of_a_time_zone_are_those_of_its_clocks(zone: str, naive: datetime)
     assert windows_of(days, end) == [end]
 
 
+@given(st.integers(2, 8), st.integers(0, 7), st.integers(-40, 40))
+def test_windows_of_days_follow_each_other_where_a_day_was_left_out(
+    days: int, offset: int, hours: int
+) -> None:
+    """Samoa had no 30 December 2011."""
+    windows = CalendarWindows(days, "Pacific/Apia", offset % days)
+    moment = microseconds(datetime(2011, 12, 30, 10, tzinfo=UTC)) + hours * HOUR
+    (start,) = windows_of(windows, moment)
+    end = windows.last(start) + 1
+    assert start <= moment < end
+    assert windows_of(windows, end - 1) == [start]
+    assert windows_of(windows, end) == [end]
+
+
 def test_days_have_as_many_hours_as_their_clocks_say() -> None:
     days = CalendarWindows(1, "Europe/Zurich")
     hours = {}
