@@ -22,6 +22,7 @@ from minishuffle.dataflow.operators.keyedstate import StatePart, by_columns
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.moments import TIME_MAX, TIME_MIN, Vector
+from minishuffle.dataflow.operators.timedrows import TimedRows, WaitingRows, joined
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.dataflow.operators.topn import has_order
 from minishuffle.kernels.machinecode import kernel
@@ -30,19 +31,8 @@ from minishuffle.limits import BATCH_ROWS_MAX
 __all__ = ["AsOfArrow"]
 
 
-class TimedRows:
-    """Rows of one side with their times."""
-
-    def __init__(self, batch: pa.RecordBatch, times: Vector) -> None:
-        self.batch = batch
-        self.times = times
-
-    def chosen(self, rows: Vector) -> TimedRows:
-        return TimedRows(self.batch.take(pa.array(rows)), self.times[rows])
-
-
-class HeldRows:
-    """All rows that are held of one side; of one schema."""
+class RightRows:
+    """All right rows that are held; of one schema."""
 
     def __init__(self) -> None:
         self.runs: list[TimedRows] = []
@@ -50,34 +40,21 @@ class HeldRows:
         """Whether they are one run in the order of matching."""
 
     def __len__(self) -> int:
-        return sum(len(run.times) for run in self.runs)
+        return sum(map(len, self.runs))
 
     @property
     def earliest(self) -> int:
         return min((int(run.times.min()) for run in self.runs), default=END_OF_TIME)
 
     def add(self, rows: TimedRows) -> None:
-        if len(rows.times):
+        if len(rows):
             self.runs.append(rows)
             self.in_order = False
 
-    def all(self) -> TimedRows:
+    def all(self, name: str) -> TimedRows:
         """All of them as one run; there must be some."""
-        if len(self.runs) > 1:
-            batch = pa.concat_batches([run.batch for run in self.runs])
-            self.runs = [TimedRows(batch, np.concatenate([run.times for run in self.runs]))]
+        self.runs = [joined(self.runs, name)]
         return self.runs[0]
-
-    def take_until(self, limit: int) -> TimedRows | None:
-        """Let go of the rows up to ``limit``, and give them in order of time."""
-        if not self.runs or self.earliest > limit:
-            return None
-        rows = self.all()
-        due = rows.times <= limit
-        self.runs = []
-        self.add(rows.chosen(np.flatnonzero(~due)))
-        numbers = np.flatnonzero(due)
-        return rows.chosen(numbers[np.argsort(rows.times[numbers], kind="stable")])
 
 
 class AsOfArrow(JoinArrow):
@@ -102,7 +79,7 @@ class AsOfArrow(JoinArrow):
     ) -> None:
         before = TIME_MAX - TIME_MIN if tolerance is None else tolerance
         super().__init__(columns, Bounds(before, 0), times, schemas, late)
-        self._rows = (HeldRows(), HeldRows())
+        self._lefts, self._rights = WaitingRows(), RightRows()
         self._needed = 0
         """Right rows that were left when they were last looked through."""
 
@@ -112,7 +89,7 @@ class AsOfArrow(JoinArrow):
         return names if input == LEFT else [*names, *self.columns.keys[RIGHT]]
 
     def runs_of(self, input: int) -> list[Any]:
-        return self._rows[input].runs
+        return list(self._lefts) if input == LEFT else self._rights.runs
 
     def take(self, batch: Batch, times: Vector, input: int, emit: Emit) -> None:
         assert isinstance(batch, pa.RecordBatch)
@@ -121,14 +98,17 @@ class AsOfArrow(JoinArrow):
         rows = TimedRows(given.select(self.held_columns(given.schema.names, input)), times)
         if input == RIGHT and nulls is not None:
             rows = rows.chosen(np.flatnonzero(~nulls))
-        self._rows[input].add(rows)
+        self._side(input).add(rows)
+
+    def _side(self, input: int) -> WaitingRows | RightRows:
+        return self._lefts if input == LEFT else self._rights
 
     def let_go(self, input: int, limit: int, emit: Emit) -> None:
         if input == LEFT:
-            due = self._rows[LEFT].take_until(limit)
+            due = self._lefts.take_until(limit, self.name)
             if due is not None:
                 self._put_out_joined(due, emit)
-        elif len(self._rows[RIGHT]) > 2 * self._needed + BATCH_ROWS_MAX or self.progress.ended:
+        elif len(self._rights) > 2 * self._needed + BATCH_ROWS_MAX or self.progress.ended:
             self._forget_rights()
 
     def _put_out_joined(self, left: TimedRows, emit: Emit) -> None:
@@ -160,13 +140,13 @@ class AsOfArrow(JoinArrow):
 
     def _rights_in_order(self) -> TimedRows:
         """All right rows by time; of those of one key and time comes last which is taken."""
-        held = self._rows[RIGHT]
+        held = self._rights
         if not held.runs:
             schema = self.schema_of(RIGHT)
             names = self.held_columns(schema.names, RIGHT)
             none = pa.RecordBatch.from_pylist([], pa.schema([schema.field(name) for name in names]))
             return TimedRows(none, np.zeros(0, dtype=np.int64))
-        rows = held.all()
+        rows = held.all(self.name)
         if held.in_order:
             return rows
         held.in_order = True
@@ -183,7 +163,7 @@ class AsOfArrow(JoinArrow):
 
     def _forget_rights(self) -> None:
         """Keep of the right rows that both sides have passed the latest of each key, if it is near enough."""
-        progress, held = self.progress, self._rows[RIGHT]
+        progress, held = self.progress, self._rights
         if progress.ended or not held.runs:
             held.runs, self._needed = [], 0
             return
@@ -201,15 +181,15 @@ class AsOfArrow(JoinArrow):
         self._needed = len(held)
 
     def earliest(self, input: int) -> int:
-        return self._rows[input].earliest
+        return self._side(input).earliest
 
     def write_rows(self, input: int) -> Iterator[StatePart]:
-        for rows in self._rows[input].runs:
+        for rows in self.runs_of(input):
             columns = {"time": pa.array(rows.times), "row": rows.batch.to_struct_array()}
             yield from by_columns(SIDES[input], self._keys_of(rows, input), columns)
 
     def read_rows(self, part: StatePart, batch: pa.RecordBatch, input: int) -> None:
-        self._rows[input].add(TimedRows(batch, part.batch["time"].to_numpy()))
+        self._side(input).add(TimedRows(batch, part.batch["time"].to_numpy()))
 
     def state_rows(self) -> int:
-        return len(self._rows[LEFT]) + len(self._rows[RIGHT])
+        return len(self._lefts) + len(self._rights)

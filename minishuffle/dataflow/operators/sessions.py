@@ -44,9 +44,9 @@ from minishuffle.dataflow.operators.keyedstate import (
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.moments import Vector, datetime_of, event_times
+from minishuffle.dataflow.operators.timedrows import TimedRows, WaitingRows
 from minishuffle.dataflow.operators.timeheap import TimeHeap
 from minishuffle.dataflow.operators.times import EventTime
-from minishuffle.dataflow.operators.widertype import in_schema, wider_schema
 from minishuffle.dataflow.operators.windowarrow import MOMENT, SPARE_SLOTS, window_columns
 from minishuffle.exchange.gather import chosen
 from minishuffle.exchange.keys import canonical_rows
@@ -255,8 +255,7 @@ class SessionArrow(SessionOperator):
         self.names = window_columns(keys, outputs)
         self.keys = keys
         self.outputs = outputs
-        self._waiting: list[tuple[pa.RecordBatch, Vector]] = []
-        """With the times of the records."""
+        self._waiting = WaitingRows()
         self._index = KeyIndex()
         self._current = np.empty(0, dtype=np.int64)
         """By slot of a key the number of its latest session, or -1."""
@@ -269,34 +268,16 @@ class SessionArrow(SessionOperator):
 
     def hold(self, batch: Batch, times: Vector) -> None:
         assert isinstance(batch, pa.RecordBatch)
-        self._waiting.append((batch, times))
+        self._waiting.add(TimedRows(batch, times))
 
     def advance(self, emit: Emit) -> None:
-        due, waiting = [], []
-        for batch, times in self._waiting:
-            now = times <= self._watermark
-            if now.all():
-                due.append((batch, times))
-            elif now.any():
-                due.append((chosen(batch, now), times[now]))
-                waiting.append((chosen(batch, ~now), times[~now]))
-            else:
-                waiting.append((batch, times))
-        self._waiting = waiting
-        if due:
-            self._add(due)
+        due = self._waiting.take_until(self._watermark, self.name)
+        if due is not None:
+            self._add(due.batch, due.times)
         self._end(emit)
 
-    def _add(self, due: list[tuple[pa.RecordBatch, Vector]]) -> None:
-        """Sort records into sessions, in order of time."""
-        schema = None
-        for some, _ in due:
-            schema = wider_schema(schema, some.schema, self.name)
-        table = pa.Table.from_batches([in_schema(some, schema, self.name) for some, _ in due], schema)
-        times = np.concatenate([times for _, times in due])
-        order = np.argsort(times, kind="stable")
-        times = times[order]
-        (batch,) = table.take(pa.array(order)).combine_chunks().to_batches()
+    def _add(self, batch: pa.RecordBatch, times: Vector) -> None:
+        """Sort records into sessions; they are in order of time."""
         slots = self._index.lookup([column_of(batch, name) for name in self.keys])
         self._make_room(len(times))
         sessions, before = np.empty(len(times), dtype=np.int64), self._known
@@ -349,11 +330,11 @@ class SessionArrow(SessionOperator):
             aggregate.keep(live)
 
     def state_rows(self) -> int:
-        return sum(len(times) for _, times in self._waiting) + len(self._open)
+        return len(self._waiting) + len(self._open)
 
     def write_state(self) -> Iterator[StatePart]:
         yield self.write_watermark()
-        for batch, _ in self._waiting:
+        for batch in (waiting.batch for waiting in self._waiting):
             rows = {f"{_ROW}{name}": column for name, column in zip(batch.schema.names, batch, strict=True)}
             yield from by_columns("waiting", [column_of(batch, name) for name in self.keys], rows)
         if len(live := self._open):
