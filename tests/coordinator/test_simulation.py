@@ -244,6 +244,7 @@ def test_every_job_ends_once_its_faults_are_over(seed: int, play: Callable[[int]
     assert all(0 <= worker.slots_free <= worker.slots for worker in status.workers)
 
 
+@pytest.mark.slow
 def test_the_seeds_reach_every_end(play: Callable[[int], Simulation]) -> None:
     """Were one never reached, the runs above would prove less than they seem to."""
     for seed in range(3):

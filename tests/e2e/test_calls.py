@@ -13,7 +13,7 @@ from minishuffle.dataflow.operators.base import TaskContext
 from minishuffle.dataflow.stream import Stream
 from minishuffle.local import LocalCluster
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 RECORDS = 20_000
 KEYS = 501

@@ -35,6 +35,7 @@ def gone(pid: int) -> bool:
         return True
 
 
+@pytest.mark.slow
 def test_workers_are_processes_and_nothing_is_left() -> None:
     words = ["to", "be", "or", "not", "to", "be"]
     with LocalCluster(workers=2, slots=1) as cluster:

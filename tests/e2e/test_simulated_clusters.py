@@ -128,6 +128,7 @@ def test_a_seed_decides_everything(scenario: Scenario) -> None:
     assert first.steps == second.steps and first.trace == second.trace
 
 
+@pytest.mark.slow
 def test_the_seeds_reach_every_end() -> None:
     """Were one never reached, the runs above would prove less than they seem to."""
     missing = {"finished", "finished_with_loss", "canceled", "failed"}

@@ -27,7 +27,7 @@ from minishuffle.wire.frames import (
 )
 from minishuffle.wire.handshake import Handshake, Identity
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 SECONDS_MAX = 30.0
 

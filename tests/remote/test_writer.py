@@ -99,6 +99,7 @@ def test_what_a_slow_partition_wrote_last_does_not_wait_for_its_next_write(
 # --- back-pressure -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_consumer_that_waits_makes_the_writer_wait(field: Any, rows: Rows, until: Any) -> None:
     handle = field.submit(hold=True, parallelism=1)
     sent = 0

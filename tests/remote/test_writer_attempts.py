@@ -33,6 +33,7 @@ def records_in(handle: Any) -> int:
     return sum(task.counters.records_in for task in handle.info().tasks)
 
 
+@pytest.mark.slow
 def test_a_partition_cut_off_in_the_middle_arrives_once(field: Any, rows: Rows, until: Any, cut: Any) -> None:
     handle = field.submit(parallelism=1)
     with field.writer(attempt=1) as first:

@@ -125,6 +125,7 @@ def test_what_the_coordinator_says_instead_is_told(answer: ShuffleError, kind: t
 # --- receipts ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_write_is_not_finished_before_the_job_took_it(field: Any, rows: Rows) -> None:
     handle = field.submit(hold=True, parallelism=1)
     # All of it fits into buffers: the program has nothing left to write, and waits for its receipt.

@@ -148,6 +148,7 @@ async def test_a_sink_that_sleeps_is_busy_and_its_producer_back_pressured(coordi
     Gate.let_go.set()
 
 
+@pytest.mark.slow
 async def test_the_task_of_a_hot_key_is_busier_than_its_producer(coordinator: Coordinator) -> None:
     running = await coordinator.worker()
     stream = Stream.source(Endless()).key_by(mostly_one).reduce(lambda one, two: slow(one)).to_count()
