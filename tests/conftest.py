@@ -50,7 +50,8 @@ settings.load_profile(hypothesis_profile())
 # The JVMs of Spark live for seconds here: what the second compiler does for them comes too late, and to
 # verify the classes of Spark takes more than a second of each.
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
-os.environ.setdefault("SPARK_SUBMIT_OPTS", SHORT_LIVED)
+FOR_EXECUTORS = f"'-Dspark.executor.defaultJavaOptions={SHORT_LIVED}'"
+os.environ.setdefault("SPARK_SUBMIT_OPTS", f"{SHORT_LIVED} {FOR_EXECUTORS}")
 
 # Two tests, JVMs and browsers share two processors, of which each worker has one: nobody is to be suspected
 # for that, and rows of endless jobs to be dropped. Tests of suspicion say themselves how long they wait.
