@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from minishuffle.dataflow.operators.chained import OnError
     from minishuffle.dataflow.operators.columns import Outputs
     from minishuffle.dataflow.operators.late import Late, LatePolicy
+    from minishuffle.dataflow.operators.sessions import Closing
     from minishuffle.dataflow.operators.windowassigner import WindowAssigner
     from minishuffle.dataflow.operators.windows import OpenWindows
 
@@ -133,12 +134,14 @@ class TimeWindows(Windowing):
 
 @dataclass(frozen=True, slots=True)
 class SessionWindows(Windowing):
-    """Windows that end ``gap`` after the last record of a key."""
+    """Windows that end a gap after the last record of a key, or with so many."""
 
-    gap: int
+    closing: Closing
 
     def __str__(self) -> str:
-        return f"sessions with gaps of {self.gap / 1_000_000:g} s"
+        if self.closing.is_by_time:
+            return f"sessions with gaps of {self.closing.gap / 1_000_000:g} s"
+        return f"windows of {self.closing.size:,} records"
 
     def on_rows(
         self,
@@ -150,7 +153,7 @@ class SessionWindows(Windowing):
         from minishuffle.dataflow.operators.sessions import SessionRows, last_of_session
 
         put, sides = self._late(stream)
-        operator = SessionRows(self.time, self.gap, put, create, add, on_error)
+        operator = SessionRows(self.time, self.closing, put, create, add, on_error)
         return operator, EventTime(fn=last_of_session), sides
 
     def on_columns(
@@ -159,7 +162,7 @@ class SessionWindows(Windowing):
         from minishuffle.dataflow.operators.sessions import SessionArrow
 
         put, sides = self._late(stream)
-        return SessionArrow(self.time, self.gap, put, keys, outputs), sides
+        return SessionArrow(self.time, self.closing, put, keys, outputs), sides
 
 
 def _sliding(size: int, slide: timedelta | None, offset: int) -> WindowAssigner:
@@ -249,10 +252,32 @@ class Windowable(Generic[W]):
             InvalidGraph: the records have no event time: see ``event_time`` of streams and tables.
             UsageError: an argument is wrong.
         """
-        micros = checked_duration(gap, "session_window", positive=True)
+        from minishuffle.dataflow.operators.sessions import Closing
+
+        closing = Closing(checked_duration(gap, "session_window", positive=True))
         check_late(late)
         time = self._unkeyed()._needed_time("session_window needs the event time of the records")
-        return self._windowed(SessionWindows(late, time, micros))
+        return self._windowed(SessionWindows(late, time, closing))
+
+    def count_window(self, size: int, *, late: LatePolicy = "drop") -> W:
+        """Cut the records of each key into windows of ``size`` records, in order of event time; those of one
+        time as they came.
+
+        A window's values go out when the watermark has reached its last record. Records of a key that are
+        fewer when the data end make no window, and nothing of them goes out. A record is late if its time is
+        not after the watermark, and treated as those of :meth:`window`.
+
+        Raises:
+            InvalidGraph: the records have no event time: see ``event_time`` of streams and tables.
+            UsageError: an argument is wrong.
+        """
+        from minishuffle.dataflow.operators.sessions import Closing
+
+        if type(size) is not int or size < 1:
+            raise UsageError(f"count_window takes a whole number from 1 on, not {size!r:.80}")
+        check_late(late)
+        time = self._unkeyed()._needed_time("count_window needs the event time of the records")
+        return self._windowed(SessionWindows(late, time, Closing.with_size(size)))
 
     def _unkeyed(self) -> StreamBase:
         """The records before :meth:`key_by`."""
@@ -270,7 +295,7 @@ class WindowedStream(Generic[T]):
     A window's values go out once, when the watermark has reached its end, or is ``allowed_lateness`` past it:
     (key, start of the window, value) tuples. Their event time is the window's last microsecond, so that they
     may be cut into windows again. In :attr:`Stream.panes` the tuples end in the pane and whether it is final.
-    Sessions give (key, start, end, value).
+    Sessions and windows of so many records give (key, start, end, value).
     """
 
     __slots__ = ("_keyed", "_windowing")

@@ -425,21 +425,26 @@ def assign_sessions(
     firsts: Vector,
     lasts: Vector,
     owners: Vector,
+    counts: Vector,
     known: int,
     gap: int,
+    size: int,
     sessions: Vector,
     rows: int,
 ) -> int:
-    """The session of each row, in order of time: the current one of its key's slot if that has not ended,
-    else a new one, from the number ``known`` on. ``firsts``, ``lasts`` and ``owners`` are the times and the
-    slot of each session; ``current`` is -1 for a key without one. Gives the next number."""
+    """The session of each row, in order of time: the current one of its key's slot if that is not ``gap`` ago
+    and has fewer than ``size`` rows, else a new one, from the number ``known`` on. ``firsts``, ``lasts``,
+    ``owners`` and ``counts`` are the times, the slot and the rows of each session; ``current`` is -1 for a
+    key without one. Gives the next number."""
     for row in range(rows):
         session = current[slots[row]]
-        if session < 0 or times[row] >= lasts[session] + gap:
+        if session < 0 or times[row] - lasts[session] >= gap or counts[session] >= size:
             session = known
             known += 1
             current[slots[row]], owners[session], firsts[session] = session, slots[row], times[row]
+            counts[session] = 0
         lasts[session] = times[row]
+        counts[session] += 1
         sessions[row] = session
     return known
 

@@ -56,7 +56,7 @@ KERNELS: Final[dict[str, tuple[str, ...]]] = {
     "link_rows": (INTS, INTS, INT, TO_INTS, WORD, TO_INTS, INT),
     "find_rows": (INTS, INTS, INT, *[INTS] * 3, WORD, INTS, *[INT] * 3, *[TO_INTS] * 3, INT),
     "match_as_of": (INTS, INTS, INT, INTS, INTS, INT, TO_INTS, INT, TO_INTS),
-    "assign_sessions": (INTS, INTS, *[TO_INTS] * 4, INT, INT, TO_INTS, INT),
+    "assign_sessions": (INTS, INTS, *[TO_INTS] * 5, INT, INT, INT, TO_INTS, INT),
     "last_rows": (INTS, TO_INTS, TO_INTS, INT),
 }
 """The arguments of each function of ``loops`` that is compiled; all return an int64."""

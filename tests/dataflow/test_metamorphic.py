@@ -294,6 +294,16 @@ def plain_sessions(rows: Rows) -> Rows:
     return out
 
 
+def plain_by_number(rows: Rows) -> Rows:
+    """Windows of three, as (key, start, end, number)."""
+    out = []
+    for key, some in groups(rows, by_k).items():
+        times = sorted(row["t"] for row in some)
+        firsts = range(0, len(times) - 2, 3)
+        out += [(key, at(times[first]), at(times[first + 2] + 1), 3) for first in firsts]
+    return out
+
+
 def at(time: int) -> datetime:
     return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=time)
 
@@ -456,11 +466,16 @@ def sessions(stream: Any) -> Any:
     return stream.key_by("k").session_window(timedelta(seconds=7)).count()
 
 
+def by_number(stream: Any) -> Any:
+    return stream.key_by("k").count_window(3).count()
+
+
 KEYED = [
     Keyed("nothing", lambda s, o: s, lambda rows, o: rows),
     *(keyed for emit in ("each", "batch", "end") for keyed in emitting(emit)),
     Keyed("window", lambda s, o: windows(s, "k").count().map(as_tuple), lambda rows, o: plain_windows(rows)),
     Keyed("sessions", lambda s, o: sessions(s), lambda rows, o: plain_sessions(rows)),
+    Keyed("by_number", lambda s, o: by_number(s), lambda rows, o: plain_by_number(rows)),
     Keyed("sliding", lambda s, o: sliding(s).map(as_tuple), lambda rows, o: plain_sliding(rows)),
     Keyed(
         "window_aggregate",
@@ -548,6 +563,11 @@ TABLES = [
         "table_sessions",
         lambda s, o: sessions(s.to_table(SCHEMA)).to_rows().map(lambda row: tuple(row.values())),
         lambda rows, o: plain_sessions(rows),
+    ),
+    Keyed(
+        "table_by_number",
+        lambda s, o: by_number(s.to_table(SCHEMA)).to_rows().map(lambda row: tuple(row.values())),
+        lambda rows, o: plain_by_number(rows),
     ),
     Keyed(
         "table_sliding",

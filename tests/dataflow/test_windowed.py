@@ -143,6 +143,17 @@ def test_windows_need_a_size_and_event_time() -> None:
     assert "of 3600 s" in repr(keyed.window(HOUR))
 
 
+def test_windows_of_so_many_records_need_a_number_and_event_time() -> None:
+    for size in (0, -1, 2.0, True, HOUR):
+        with pytest.raises(UsageError, match="count_window takes a whole number from 1 on, not "):
+            timed().key_by("user").count_window(size)  # type: ignore[arg-type]
+    with pytest.raises(InvalidGraph, match="count_window needs the event time"):
+        table().key_by("user").count_window(3)
+    counted = timed().key_by("user").count_window(1_000, late="side")
+    assert "of windows of 1,000 records" in repr(counted)
+    assert counted.count().late is not None
+
+
 def test_sessions_need_a_gap_and_event_time() -> None:
     with pytest.raises(UsageError, match="session_window takes a time above 0"):
         timed().key_by("user").session_window(timedelta(0))

@@ -276,26 +276,30 @@ def test_last_rows_of_each_slot(slots: list[int]) -> None:
     assert chosen[:count].tolist() == [row for row, slot in enumerate(slots) if slot not in slots[row + 1 :]]
 
 
-@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 2)), max_size=30), st.integers(1, 6))
-def test_sessions_of_each_slot(rows: list[tuple[int, int]], gap: int) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 20), st.integers(0, 2)), max_size=30),
+    st.integers(1, 6),
+    st.integers(1, 5),
+)
+def test_sessions_of_each_slot(rows: list[tuple[int, int]], gap: int, most: int) -> None:
     rows.sort(key=lambda row: row[0])
     size = len(rows)
     current, sessions = np.full(3, -1), np.empty(size, np.int64)
-    firsts, lasts, owners = (np.zeros(size, np.int64) for _ in range(3))
+    firsts, lasts, owners, counts = (np.zeros(size, np.int64) for _ in range(4))
     times, slots = ints(*(time for time, _ in rows)), ints(*(slot for _, slot in rows))
     run = kernel("assign_sessions")
-    known = run(times, slots, current, firsts, lasts, owners, 0, gap, sessions, size)
+    known = run(times, slots, current, firsts, lasts, owners, counts, 0, gap, most, sessions, size)
     found: list[list[tuple[int, int]]] = []
     for (time, slot), number in zip(rows, sessions.tolist(), strict=True):
         mine = [session for session in found if session[0][1] == slot]
-        if not mine or time >= mine[-1][-1][0] + gap:
+        if not mine or time >= mine[-1][-1][0] + gap or len(mine[-1]) == most:
             found.append([])
             mine.append(found[-1])
         mine[-1].append((time, slot))
         assert found[number] is mine[-1]
     assert known == len(found)
-    shown = list(zip(firsts.tolist(), lasts.tolist(), owners.tolist(), strict=True))[:known]
-    assert shown == [(session[0][0], session[-1][0], session[0][1]) for session in found]
+    shown = list(zip(firsts.tolist(), lasts.tolist(), owners.tolist(), counts.tolist(), strict=True))[:known]
+    assert shown == [(session[0][0], session[-1][0], session[0][1], len(session)) for session in found]
 
 
 @given(

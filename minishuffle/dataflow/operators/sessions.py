@@ -1,8 +1,8 @@
-"""Session windows: records of a key that follow each other with less than a gap between them.
+"""Windows that depend on the records: sessions, which end after a gap without any, and windows of so many.
 
 A record is held until the watermark has reached its time. So the records of a key come to sessions in order
-of time, whatever the order in which they arrived, and no two sessions ever have to be merged. A session ends
-``gap`` after its last record. (Flink: ``EventTimeSessionWindows``, which merges windows.)
+of time, whatever the order in which they arrived, and no two sessions ever have to be merged. (Flink:
+``EventTimeSessionWindows``, which merges windows, and ``countWindow``, which counts records as they arrive.)
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from minishuffle.dataflow.operators.keyedstate import (
 )
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.dataflow.operators.late import Late
-from minishuffle.dataflow.operators.moments import Vector, datetime_of, event_times
+from minishuffle.dataflow.operators.moments import TIME_MAX, TIME_MIN, Vector, datetime_of, event_times
 from minishuffle.dataflow.operators.timedrows import TimedRows, WaitingRows
 from minishuffle.dataflow.operators.timeheap import TimeHeap
 from minishuffle.dataflow.operators.times import EventTime
@@ -53,10 +53,35 @@ from minishuffle.exchange.keys import canonical_rows
 from minishuffle.kernels.machinecode import kernel
 from minishuffle.limits import BATCH_ROWS_MAX
 
-__all__ = ["SessionArrow", "SessionRows", "last_of_session"]
+__all__ = ["Closing", "SessionArrow", "SessionRows", "last_of_session"]
 
+TIME_NEVER: Final = TIME_MAX - TIME_MIN + 1
+ROWS_NEVER: Final = 2**63 - 1
 _ROW: Final = "row "
 """Before the names of columns, in the state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """When a session ends: ``gap`` microseconds (at least 1) after its last record; or, if there is a
+    ``size``, with so many records, and those that are left when the data end make none."""
+
+    gap: int
+    size: int = 0
+
+    @property
+    def is_by_time(self) -> bool:
+        return not self.size
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """So far apart, and so many, records of one session never are."""
+        return (self.gap, ROWS_NEVER) if self.is_by_time else (TIME_NEVER, self.size)
+
+    @classmethod
+    def with_size(cls, size: int) -> Closing:
+        """The end of such a session is the moment after its last record."""
+        return cls(1, size)
 
 
 class SessionOperator(ChainedOperator):
@@ -65,11 +90,10 @@ class SessionOperator(ChainedOperator):
     name = "window"
     keeps_rows = True
 
-    def __init__(self, time: EventTime, gap: int, late: Late) -> None:
+    def __init__(self, time: EventTime, closing: Closing, late: Late) -> None:
         self.by_channel = time.each
         self._time = time
-        self._gap = gap
-        """Microseconds, at least 1."""
+        self._closing = closing
         self._late = late
         self._own = BEGINNING_OF_TIME
         """The watermark of the producer that the records at hand come from, where that decides."""
@@ -81,6 +105,10 @@ class SessionOperator(ChainedOperator):
 
     def advance(self, emit: Emit) -> None:
         """The watermark is another: sort held records into sessions, and emit those that have ended."""
+        raise NotImplementedError
+
+    def forget_open(self) -> None:
+        """The data have ended, and what has not is no session."""
         raise NotImplementedError
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
@@ -105,6 +133,7 @@ class SessionOperator(ChainedOperator):
     def finish(self, emit: Emit) -> None:
         self._watermark = END_OF_TIME
         self.advance(emit)
+        self.forget_open()
 
     def write_watermark(self) -> StatePart:
         return StatePart("reached", pa.RecordBatch.from_pydict({"watermark": [self._watermark]}))
@@ -123,6 +152,7 @@ class OpenSession:
     key: Any
     first: int
     last: int
+    rows: int
     value: Any
 
 
@@ -133,21 +163,22 @@ class SessionRows(SessionOperator, RecordOperator):
     def __init__(
         self,
         time: EventTime,
-        gap: int,
+        closing: Closing,
         late: Late,
         create: Callable[[], Any] | None,
         add: Callable[[Any, Any], Any],
         on_error: OnError = "fail",
     ) -> None:
         RecordOperator.__init__(self, add, on_error)
-        SessionOperator.__init__(self, time, gap, late)
+        SessionOperator.__init__(self, time, closing, late)
         self._create = create
         self._waiting: TimeHeap[tuple[Any, Any, Any]] = TimeHeap()
         """Canonical key, key and row."""
         self._open: dict[Any, OpenSession] = {}
         """By canonical key."""
         self._ends: TimeHeap[Any] = TimeHeap()
-        """Canonical keys by the last microsecond that their session had when this was noted."""
+        """Canonical keys by the last microsecond that their session had when this was noted; if it ends by
+        time."""
 
     def hold(self, batch: Batch, times: Vector) -> None:
         assert isinstance(batch, KeyedRows)
@@ -160,8 +191,14 @@ class SessionRows(SessionOperator, RecordOperator):
         for time, (form, key, row) in self._waiting.take_until(self._watermark):
             self._end_until(time - 1, ended)
             self._add(time, form, key, row)
+            session = self._open.get(form)
+            if session is not None and session.rows == self._closing.size:
+                ended.append(self._result(form))
         self._end_until(self._watermark, ended)
         emit_rows(ended, emit)
+
+    def forget_open(self) -> None:
+        self._open.clear()
 
     def _add(self, time: int, form: Any, key: Any, row: Any) -> None:
         """A record comes to the session of its key, which has not ended by then, or begins one."""
@@ -169,6 +206,7 @@ class SessionRows(SessionOperator, RecordOperator):
         try:
             if session is not None:
                 session.value, session.last = self.fn(session.value, row), time
+                session.rows += 1
                 return
             value = row if self._create is None else self.fn(self._create(), row)
         except Exception as error:
@@ -177,19 +215,27 @@ class SessionRows(SessionOperator, RecordOperator):
                 raise
             self.drop(error, row)
             return
-        self._open[form] = OpenSession(key, time, time, value)
-        self._ends.push(time + self._gap - 1, form)
+        self._begin(form, OpenSession(key, time, time, 1, value))
+
+    def _begin(self, form: Any, session: OpenSession) -> None:
+        self._open[form] = session
+        if self._closing.is_by_time:
+            self._ends.push(session.last + self._closing.gap - 1, form)
 
     def _end_until(self, limit: int, ended: list[Any]) -> None:
-        """Move the sessions that end up to ``limit`` to ``ended``."""
+        """Move the sessions that end by time, up to ``limit``, to ``ended``."""
         for noted, form in self._ends.take_until(limit):
-            session = self._open[form]
-            end = session.last + self._gap
-            if end - 1 > noted:
-                self._ends.push(end - 1, form)
-                continue
-            del self._open[form]
-            ended.append((session.key, datetime_of(session.first), datetime_of(end), session.value))
+            last = self._open[form].last + self._closing.gap - 1
+            if last > noted:
+                self._ends.push(last, form)
+            else:
+                ended.append(self._result(form))
+
+    def _result(self, form: Any) -> tuple[Any, datetime, datetime, Any]:
+        """What an open session has become; it is open no more."""
+        session = self._open.pop(form)
+        end = datetime_of(session.last + self._closing.gap)
+        return (session.key, datetime_of(session.first), end, session.value)
 
     def state_rows(self) -> int:
         return len(self._waiting) + len(self._open)
@@ -205,6 +251,7 @@ class SessionRows(SessionOperator, RecordOperator):
                 [session.key for session in sessions],
                 first=[session.first for session in sessions],
                 last=[session.last for session in sessions],
+                rows=[session.rows for session in sessions],
                 value=packed(session.value for session in sessions),
             )
 
@@ -220,10 +267,9 @@ class SessionRows(SessionOperator, RecordOperator):
                 for time, *held in zip(times, forms, keys, rows, strict=True):
                     self._waiting.push(time, tuple(held))
                 continue
-            columns = (batch["first"].to_pylist(), batch["last"].to_pylist(), unpacked(batch["value"]))
-            for form, *session in zip(forms, keys, *columns, strict=True):
-                self._open[form] = OpenSession(*session)
-                self._ends.push(self._open[form].last + self._gap - 1, form)
+            columns = (batch[name].to_pylist() for name in ("first", "last", "rows"))
+            for form, *session in zip(forms, keys, *columns, unpacked(batch["value"]), strict=True):
+                self._begin(form, OpenSession(*session))
 
 
 def last_of_session(row: tuple[Any, datetime, datetime, Any]) -> datetime:
@@ -249,9 +295,9 @@ class SessionArrow(SessionOperator):
     """
 
     def __init__(
-        self, time: EventTime, gap: int, late: Late, keys: tuple[str, ...], outputs: Outputs
+        self, time: EventTime, closing: Closing, late: Late, keys: tuple[str, ...], outputs: Outputs
     ) -> None:
-        super().__init__(time, gap, late)
+        super().__init__(time, closing, late)
         self.names = window_columns(keys, outputs)
         self.keys = keys
         self.outputs = outputs
@@ -261,6 +307,8 @@ class SessionArrow(SessionOperator):
         """By slot of a key the number of its latest session, or -1."""
         self._owners = self._firsts = self._lasts = np.empty(0, dtype=np.int64)
         """By session the slot of its key, and the times of its first and its last record."""
+        self._counts = np.empty(0, dtype=np.int64)
+        """By session how many records it has."""
         self._known = 0
         """Sessions that have a number."""
         self._open = np.empty(0, dtype=np.int64)
@@ -276,13 +324,18 @@ class SessionArrow(SessionOperator):
             self._add(due.batch, due.times)
         self._end(emit)
 
+    def forget_open(self) -> None:
+        self._open = self._open[:0]
+
     def _add(self, batch: pa.RecordBatch, times: Vector) -> None:
         """Sort records into sessions; they are in order of time."""
         slots = self._index.lookup([column_of(batch, name) for name in self.keys])
         self._make_room(len(times))
         sessions, before = np.empty(len(times), dtype=np.int64), self._known
-        state = (self._current, self._firsts, self._lasts, self._owners)
-        self._known = kernel("assign_sessions")(times, slots, *state, before, self._gap, sessions, len(times))
+        state = (self._current, self._firsts, self._lasts, self._owners, self._counts)
+        self._known = kernel("assign_sessions")(
+            times, slots, *state, before, *self._closing.limits, sessions, len(times)
+        )
         self._open = np.concatenate([self._open, np.arange(before, self._known)])
         for first in range(0, len(times), PIECE_ROWS):
             piece, mine = batch.slice(first, PIECE_ROWS), sessions[first : first + PIECE_ROWS]
@@ -295,13 +348,14 @@ class SessionArrow(SessionOperator):
         """Room for the sessions of all keys, and for so many more."""
         self._current = grown(self._current, len(self._index), -1)
         size = self._known + more
-        self._owners = grown(self._owners, size, 0)
+        self._owners, self._counts = grown(self._owners, size, 0), grown(self._counts, size, 0)
         self._firsts, self._lasts = grown(self._firsts, size, 0), grown(self._lasts, size, 0)
 
     def _end(self, emit: Emit) -> None:
         """Emit what has ended."""
-        ends = self._lasts[self._open] + (self._gap - 1)
-        ended = ends <= self._watermark
+        closing, ends = self._closing, self._lasts[self._open] + (self._closing.gap - 1)
+        full = self._counts[self._open] == closing.size
+        ended = ends <= self._watermark if closing.is_by_time else full
         if not ended.any():
             return
         sessions, self._open = self._open[ended], self._open[~ended]
@@ -313,7 +367,7 @@ class SessionArrow(SessionOperator):
 
     def _result(self, sessions: Vector) -> pa.RecordBatch:
         keys = self._index.keys(self._owners[sessions])
-        moments = (self._firsts[sessions], self._lasts[sessions] + self._gap)
+        moments = (self._firsts[sessions], self._lasts[sessions] + self._closing.gap)
         values = [aggregate.at(sessions) for _, _, aggregate in self.outputs]
         columns = [*keys, *(pa.array(times).cast(MOMENT) for times in moments), *values]
         return pa.RecordBatch.from_arrays(columns, names=self.names)
@@ -323,7 +377,7 @@ class SessionArrow(SessionOperator):
         live, index = self._open, KeyIndex()
         self._owners = index.lookup(self._index.keys(self._owners[live]))
         self._index = index
-        self._firsts, self._lasts = self._firsts[live], self._lasts[live]
+        self._firsts, self._lasts, self._counts = self._firsts[live], self._lasts[live], self._counts[live]
         self._current, self._open = np.arange(len(live)), np.arange(len(live))
         self._known = len(live)
         for _, _, aggregate in self.outputs:
@@ -339,6 +393,7 @@ class SessionArrow(SessionOperator):
             yield from by_columns("waiting", [column_of(batch, name) for name in self.keys], rows)
         if len(live := self._open):
             columns = {"first": pa.array(self._firsts[live]), "last": pa.array(self._lasts[live])}
+            columns["rows"] = pa.array(self._counts[live])
             columns |= states_of(self.outputs, live)
             yield from by_columns("sessions", self._index.keys(self._owners[live]), columns)
 
@@ -361,6 +416,7 @@ class SessionArrow(SessionOperator):
         self._current[owners], self._owners[sessions] = sessions, owners
         self._firsts[sessions] = part.batch["first"].to_numpy()
         self._lasts[sessions] = part.batch["last"].to_numpy()
+        self._counts[sessions] = part.batch["rows"].to_numpy()
         self._known += len(owners)
         merge_states(self.outputs, sessions, self._known, part.batch)
         self._open = np.concatenate([self._open, sessions])

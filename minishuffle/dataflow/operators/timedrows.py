@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 import pyarrow as pa
@@ -40,48 +41,62 @@ class TimedRows:
         return TimedRows(self.batch.slice(first, last - first), self.times[first:last])
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """Rows of one call of :meth:`WaitingRows.add`, in order of time."""
+
+    rows: TimedRows
+    kept: int
+    """So many rows of them stay in memory."""
+    number: int
+    """Calls count from 0."""
+
+
 class WaitingRows:
-    """Rows, given back in order of time. What is given back and what stays are cut, not copied row by row, as
-    each batch is put in order once."""
+    """Rows, given back in order of time, those of one time as they came. What is given back and what stays
+    are cut, not copied row by row, as each batch is put in order once."""
 
     def __init__(self) -> None:
-        self._runs: TimeHeap[tuple[TimedRows, int]] = TimeHeap()
-        """Each in order of time, by the first one, and how many rows it keeps in memory."""
-        self._rows = 0
+        self._waiting: TimeHeap[_Waiting] = TimeHeap()
+        """By their first time."""
+        self._rows = self._calls = 0
 
     def __len__(self) -> int:
         return self._rows
 
     def __iter__(self) -> Iterator[TimedRows]:
         """All of them, in no particular order."""
-        return (run for _, (run, _) in self._runs)
+        return (some.rows for _, some in self._waiting)
 
     @property
     def earliest(self) -> int:
         """The least time; ``END_OF_TIME`` if there are no rows."""
-        return self._runs.earliest
+        return self._waiting.earliest
 
     def add(self, rows: TimedRows) -> None:
         """Hold rows, which may be of another schema than those before."""
         if len(rows):
-            self._push(rows.in_order(), len(rows))
+            self._push(_Waiting(rows.in_order(), len(rows), self._calls))
             self._rows += len(rows)
+            self._calls += 1
 
     def take_until(self, limit: int, name: str) -> TimedRows | None:
         """Let go of the rows up to ``limit``, and give them in order of time; ``name`` stands in errors."""
         due = []
-        for _, (run, kept) in self._runs.take_until(limit):
-            count = int(np.searchsorted(run.times, limit, "right"))
-            due.append(run.part(0, count))
-            if count < len(run):
-                self._push(run.part(count, len(run)), kept)
-        self._rows -= sum(map(len, due))
-        return joined(due, name).in_order() if due else None
+        for _, some in self._waiting.take_until(limit):
+            rows = some.rows
+            count = int(np.searchsorted(rows.times, limit, "right"))
+            due.append((some.number, rows.part(0, count)))
+            if count < len(rows):
+                self._push(_Waiting(rows.part(count, len(rows)), some.kept, some.number))
+        due.sort(key=itemgetter(0))
+        self._rows -= sum(len(rows) for _, rows in due)
+        return joined([rows for _, rows in due], name).in_order() if due else None
 
-    def _push(self, run: TimedRows, kept: int) -> None:
-        if 2 * len(run) < kept:
-            run, kept = run.chosen(np.arange(len(run))), len(run)
-        self._runs.push(int(run.times[0]), (run, kept))
+    def _push(self, some: _Waiting) -> None:
+        if 2 * len(some.rows) < some.kept:
+            some.rows, some.kept = some.rows.chosen(np.arange(len(some.rows))), len(some.rows)
+        self._waiting.push(int(some.rows.times[0]), some)
 
 
 def joined(runs: Sequence[TimedRows], name: str) -> TimedRows:

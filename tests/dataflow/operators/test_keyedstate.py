@@ -42,7 +42,7 @@ from minishuffle.dataflow.operators.keyed import CountRows, FoldRows, ReduceRows
 from minishuffle.dataflow.operators.keyedstate import StatePart, divided
 from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.process import ProcessRows
-from minishuffle.dataflow.operators.sessions import SessionArrow, SessionRows
+from minishuffle.dataflow.operators.sessions import Closing, SessionArrow, SessionRows
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.dataflow.operators.topn import TopN
 from minishuffle.dataflow.operators.windowarrow import WindowArrow
@@ -128,6 +128,10 @@ def join_arrow(how: Any) -> JoinArrow:
     )
 
 
+def sessions(closing: Closing) -> SessionArrow:
+    return SessionArrow(T, closing, Late(), ("k", "g"), outputs())
+
+
 def as_of() -> AsOfArrow:
     columns = JoinColumns(("k", "g"), ("k2", "g2"), "left", T)
     return AsOfArrow(columns, 9, (T, EventTime(column="t2")), (SCHEMA, RIGHT))
@@ -157,8 +161,10 @@ CASES = {
     ),
     "window count": Case(lambda: WindowRows(OpenWindows(T, tumbling(7)), int, one_more), rows),
     "sliding": Case(lambda: WindowRows(OpenWindows(T, SlidingWindows(7, 3)), list, listed), rows),
-    "sessions": Case(lambda: SessionRows(T, 3, Late(), list, listed), rows),
-    "sessions arrow": Case(lambda: SessionArrow(T, 3, Late(), ("k", "g"), outputs()), arrow, (("k", "g"),)),
+    "sessions": Case(lambda: SessionRows(T, Closing(3), Late(), list, listed), rows),
+    "counted": Case(lambda: SessionRows(T, Closing.with_size(3), Late(), list, listed), rows),
+    "sessions arrow": Case(lambda: sessions(Closing(3)), arrow, (("k", "g"),)),
+    "counted arrow": Case(lambda: sessions(Closing.with_size(3)), arrow, (("k", "g"),)),
     "process": Case(lambda: ProcessRows(remember, tell, T), rows),
     "join": Case(lambda: JoinRows("full", Bounds(5, 5), (T, T)), rows, (None, None)),
     "count arrow": Case(lambda: CountArrow(("k",), "end"), arrow, (("k",),)),

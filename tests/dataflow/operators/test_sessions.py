@@ -25,6 +25,7 @@ from minishuffle.dataflow.operators.convert import rows_of
 from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.moments import microseconds
 from minishuffle.dataflow.operators.sessions import (
+    Closing,
     SessionArrow,
     SessionOperator,
     SessionRows,
@@ -35,6 +36,7 @@ from minishuffle.errors import UsageError
 
 T = EventTime(column="t")
 GAP = 5
+SESSIONS = Closing(GAP)
 Row = tuple[Any, int, int]
 """Key, time, value."""
 Items = list[list[Row] | int]
@@ -56,13 +58,13 @@ def listed(values: list[Any], row: dict[str, Any]) -> list[Any]:
     return [*values, row["v"]]
 
 
-def on_rows() -> SessionRows:
-    return SessionRows(T, GAP, Late("side", "late"), list, listed)
+def on_rows(closing: Closing = SESSIONS) -> SessionRows:
+    return SessionRows(T, closing, Late("side", "late"), list, listed)
 
 
-def on_arrow() -> SessionArrow:
+def on_arrow(closing: Closing = SESSIONS) -> SessionArrow:
     outputs = outputs_of({"n": ("v", "count"), "s": ("v", "sum")}, T)
-    return SessionArrow(T, GAP, Late("side", "late"), ("k",), outputs)
+    return SessionArrow(T, closing, Late("side", "late"), ("k",), outputs)
 
 
 BOTH = [(on_rows, keyed), (on_arrow, arrow)]
@@ -106,8 +108,9 @@ class Run:
                 self.operator.process(convert(item), 0, self.emit)
 
 
-def reference(items: Items) -> tuple[list[Any], list[Row]]:
-    """The sessions of records in time, between the watermarks at which they end, and late records."""
+def reference(items: Items, size: int = 0) -> tuple[list[Any], list[Row]]:
+    """The sessions of records in time, between the watermarks at which they end, and late records; with
+    ``size`` windows of so many records."""
     watermark = -(1 << 63)
     late: list[Row] = []
     rows: list[Row] = []
@@ -120,14 +123,15 @@ def reference(items: Items) -> tuple[list[Any], list[Row]]:
     found: dict[Any, list[list[Row]]] = {}
     for row in sorted(rows, key=lambda row: row[1]):
         mine = found.setdefault(row[0], [])
-        if mine and row[1] < mine[-1][-1][1] + GAP:
+        if mine and (len(mine[-1]) < size if size else row[1] < mine[-1][-1][1] + GAP):
             mine[-1].append(row)
         else:
             mine.append([row])
     ended = [
-        (key, some[0][1], some[-1][1] + GAP, len(some), sum(value for _, _, value in some))
+        (key, some[0][1], some[-1][1] + (1 if size else GAP), len(some), sum(value for _, _, value in some))
         for key, mine in found.items()
         for some in mine
+        if len(some) == size or not size
     ]
     out, before = [], -(1 << 63)
     for item in items:
@@ -165,15 +169,18 @@ def streams(draw: st.DrawFn) -> Items:
     return [*items, END_OF_TIME]
 
 
-@given(items=streams(), spare=st.sampled_from([0, 4096]))
-def test_rows_and_arrow_agree_with_a_loop_over_records(items: Items, spare: int) -> None:
-    out, late = reference(items)
+@given(items=streams(), spare=st.sampled_from([0, 4096]), size=st.sampled_from([0, 0, 1, 2, 3]))
+def test_rows_and_arrow_agree_with_a_loop_over_records(items: Items, spare: int, size: int) -> None:
+    out, late = reference(items, size)
+    closing = Closing.with_size(size) if size else Closing(GAP)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sessions, "SPARE_SLOTS", spare)
         for make, convert in BOTH:
-            run = Run(make())
+            run = Run(make(closing))
             run.take(items, convert)
             assert by_watermark(run.out) == out and run.late == late
+            run.operator.finish(run.emit)
+            assert by_watermark([*run.out, Watermark(END_OF_TIME)])[:-1] == [*out, set()]
             assert run.operator.state_rows() == 0
 
 
@@ -208,6 +215,17 @@ def test_a_session_ends_a_gap_after_its_last_record(make: Any, convert: Convert)
 
 
 @pytest.mark.parametrize("make, convert", BOTH, ids=["rows", "arrow"])
+def test_a_window_of_so_many_records_takes_them_in_order_of_time(make: Any, convert: Convert) -> None:
+    run = Run(make(Closing.with_size(3)))
+    run.take([[(1, 4, 1), (1, 0, 2), (2, 1, 9), (1, 9, 3), (1, 8, 4)], 7], convert)
+    assert run.out == [Watermark(7)] and run.operator.state_rows() == 4  # two to come, a window of each key
+    run.take([8], convert)
+    assert run.out[1:] == [(1, 0, 9, 3, 7), Watermark(8)]
+    run.operator.finish(run.emit)
+    assert run.out[3:] == [] and run.operator.state_rows() == 0
+
+
+@pytest.mark.parametrize("make, convert", BOTH, ids=["rows", "arrow"])
 def test_what_is_left_goes_out_when_the_input_finishes(make: Any, convert: Convert) -> None:
     run = Run(make())
     run.take([[(1, 4, 1), (2, 7, 2)], 5], convert)
@@ -221,14 +239,14 @@ def test_a_record_whose_function_raises_is_dropped_alone_or_fails_the_task() -> 
         return total + 10 // row["v"]
 
     rows = [(1, 1, 5), (1, 2, 0), (2, 3, 0)]
-    skipping = SessionRows(T, GAP, Late(), int, add, "skip")
+    skipping = SessionRows(T, Closing(GAP), Late(), int, add, "skip")
     skipping.open(context := TaskContext("job", "task", 0, 1, 1))
     out: list[Any] = []
     skipping.process(keyed(rows), 0, out.extend)
     skipping.finish(out.extend)
     assert [(key, value) for key, _, _, value in out] == [(1, 2)]
     assert context.counters.user_errors == {"skip": 2}
-    failing = SessionRows(T, GAP, Late(), int, add)
+    failing = SessionRows(T, Closing(GAP), Late(), int, add)
     failing.open(TaskContext("job", "task", 0, 1, 1))
     failing.process(keyed(rows), 0, out.extend)
     with pytest.raises(ZeroDivisionError) as raised:
@@ -238,4 +256,4 @@ def test_a_record_whose_function_raises_is_dropped_alone_or_fails_the_task() -> 
 
 def test_two_columns_of_one_name_are_refused() -> None:
     with pytest.raises(UsageError, match="two output columns have one name"):
-        SessionArrow(T, GAP, Late(), ("k",), outputs_of({"window_start": ("v", "sum")}, T))
+        SessionArrow(T, Closing(GAP), Late(), ("k",), outputs_of({"window_start": ("v", "sum")}, T))

@@ -47,6 +47,16 @@ def test_rows_of_one_time_stay_in_their_order() -> None:
     assert rows.batch["n"].to_pylist() == [1, 3, 0, 2]
 
 
+def test_rows_of_one_time_go_as_they_came_whatever_else_came_with_them() -> None:
+    waiting = WaitingRows()
+    waiting.add(timed([2, 9], n=pa.array(["first", "last"])))
+    waiting.add(timed([1, 2, 9], n=pa.array(["", "second", "last but one"])))
+    found = waiting.take_until(2, "window")
+    assert found is not None and found.batch["n"].to_pylist() == ["", "first", "second"]
+    found = waiting.take_until(9, "window")
+    assert found is not None and found.batch["n"].to_pylist() == ["last", "last but one"]
+
+
 def test_few_rows_that_stay_do_not_keep_their_batch_in_memory() -> None:
     waiting = WaitingRows()
     waiting.add(timed(list(range(100_000))))
