@@ -179,6 +179,16 @@ async def no_task_left_behind() -> AsyncIterator[None]:
     pytest.fail(f"the test left behind: task {'; task '.join(names)}", pytrace=False)
 
 
+@pytest.fixture
+def one_processor(worker_id: str) -> Iterator[None]:
+    """For tests whose threads take turns: a third faster if none of them has to wake another processor."""
+    allowed = os.sched_getaffinity(0)
+    number = int(worker_id.removeprefix("gw")) if worker_id.startswith("gw") else 0
+    os.sched_setaffinity(0, {sorted(allowed)[number % len(allowed)]})
+    yield
+    os.sched_setaffinity(0, allowed)
+
+
 @pytest.fixture(params=["asyncio", "uvloop"])
 def any_loop(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
     """A runner of coroutines, once on asyncio's own loop and once on uvloop."""

@@ -14,6 +14,8 @@ from minishuffle.wire.frames import EventKind
 from support.interleave import interleaved
 from support.links import consumer_of
 
+pytestmark = pytest.mark.usefixtures("one_processor")
+
 if TYPE_CHECKING:
     from conftest import Setup
 

@@ -17,6 +17,8 @@ from support.interleave import nested
 from support.links import BareLink
 from support.producers import CAPACITY, Producer, check_elements, read
 
+pytestmark = pytest.mark.usefixtures("one_processor")
+
 FAILED = CancelReason.FAILED
 
 

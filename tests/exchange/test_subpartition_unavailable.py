@@ -14,6 +14,8 @@ from minishuffle.wire.frames import WATERMARK_EVENT, CancelReason, EventKind
 from support.interleave import nested
 from support.producers import CAPACITY, Producer, check_elements, read
 
+pytestmark = pytest.mark.usefixtures("one_processor")
+
 ENDED, FAILED, MOVED = CancelReason.ENDED, CancelReason.FAILED, CancelReason.MOVED
 SUSPECTED = CancelReason.SUSPECTED
 
