@@ -85,9 +85,18 @@ class JoinArrow(IntervalJoin):
             given, times = given.filter(pa.array(~nulls)), times[~nulls]
         if given.num_rows:
             keys = [column_of(given, name) for name in names]
-            batch = self._as_held(given, input)
-            matched = self._match(batch, self._indexes[1 - input].find(keys), times, input, outbox)
-            self._hold(batch, self._indexes[input].lookup(keys), times, matched, input, outbox)
+            batch, slots = self._as_held(given, input), self._indexes[input].lookup(keys)
+            others = self._indexes[1 - input].find(keys)
+            if input == RIGHT and self.columns.shows_left_alone:
+                rows = _first_of_each(slots, times)
+                batch, slots, times, others = (
+                    batch.take(pa.array(rows)),
+                    slots[rows],
+                    times[rows],
+                    others[rows],
+                )
+            matched = self._match(batch, others, times, input, outbox)
+            self._hold(batch, slots, times, matched, input, outbox)
         outbox.flush()
         self._forget_keys(input)
 
@@ -246,3 +255,12 @@ class JoinArrow(IntervalJoin):
         anew = np.cumsum(is_live) - 1
         for run in held.runs:
             run.number(anew[run.slots])
+
+
+def _first_of_each(slots: Vector, times: Vector) -> Vector:
+    """The rows that are the first of their key and time. Where right rows only say that there are some, one
+    does for all. (A key that 100,000 rows of both sides have would make ten thousand million pairs.)"""
+    order = np.lexsort((times, slots))
+    slots, times = slots[order], times[order]
+    differs = (slots[1:] != slots[:-1]) | (times[1:] != times[:-1])
+    return np.sort(order[np.concatenate([[True], differs])])

@@ -124,10 +124,14 @@ class JoinRows(IntervalJoin):
         before, after = self.progress.bounds.of(input)
         limit, outer = self.progress.limit(input), self.goes_unmatched(input)
         out = RowsOut(emit)
+        # Where right rows only say that there are some, one of each key and time does for all.
+        says_only = input == RIGHT and self.how in ("semi", "anti")
         forms = canonical_rows(batch.keys)
         self._kinds.note(forms, input)
         for key, form, row, time in zip(batch.keys, forms, batch.rows, times.tolist(), strict=True):
             has_key = not _is_null(form)
+            if says_only and has_key and own.between(form, time, time):
+                continue
             partners = others.between(form, time - before, time + after) if has_key else []
             if partners:
                 out.rows += self._matches(key, row, partners, input)

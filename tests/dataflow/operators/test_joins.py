@@ -209,6 +209,25 @@ def test_joins_agree_with_nested_loops(
     assert run.operator.state_rows() == 0
 
 
+@both
+@pytest.mark.parametrize("how", ["semi", "anti"])
+@pytest.mark.parametrize("first", [LEFT, RIGHT])
+def test_right_rows_of_one_key_and_time_are_one_where_they_only_say_that_there_are_some(
+    make: Make, convert: Callable[..., Any], how: How, first: int
+) -> None:
+    run = Run(make(how, 4))
+    sides = {
+        LEFT: convert(LEFT, [(key, 6, 10 * key + number) for key in (1, 2) for number in range(3)]),
+        RIGHT: convert(RIGHT, [(1, 5, number) for number in range(300)] + [(1, 6, 300)]),
+    }
+    run.take(first, sides[first])
+    run.take(1 - first, sides[1 - first])
+    assert held(run.operator)[RIGHT] == 2
+    run.end()
+    matched = 1 if how == "semi" else 2
+    assert Counter(run.pairs) == {(matched, (matched, 6, 10 * matched + n), None): 1 for n in range(3)}
+
+
 def held(operator: Any) -> tuple[int, int]:
     sides = operator._sides if isinstance(operator, JoinRows) else operator._held
     return len(sides[LEFT]), len(sides[RIGHT])
