@@ -448,6 +448,7 @@ class InputChannel:
             base: see :class:`Rendition`; 0: that attempt itself.
         """
         if self._done:
+            self.detach()
             declining = DecliningAttachment(self, link, request.generation, self._buffers.segment_bytes)
             self.attachment = declining
             declining.open(request)
@@ -473,6 +474,7 @@ class InputChannel:
         Args: those of :class:`LocalAttachment`.
         """
         if self._done:
+            self.detach()
             view = subpartition.attach(generation, lambda: None, attempt=attempt)
             view.release(CancelReason.ENDED)
             self.on_event(generation, ChannelEvent.END)

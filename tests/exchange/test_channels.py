@@ -445,6 +445,24 @@ def test_a_link_that_breaks_before_the_producer_has_heard_that_nothing_is_wanted
     exchange.close()
 
 
+@pytest.mark.parametrize("kind", ["local", "remote"])
+def test_what_is_attached_when_the_end_of_an_earlier_attachment_is_read_is_let_go_for_the_next(
+    kind: str,
+) -> None:
+    exchange = Exchange(tolerant=True)
+    exchange.attach_local(0)
+    end(exchange, 0)
+    exchange.attach_remote(0)
+    exchange.poll_all()
+    exchange.give_back(99)
+    assert exchange.events == [(0, 1, "end")] and exchange.gate.buffers.exclusive_held == EXCLUSIVE
+    getattr(exchange, f"attach_{kind}")(0)
+    assert exchange.events[1] == (0, 2, "drain") and exchange.gate.buffers.exclusive_held == 0
+    exchange.settle()
+    assert exchange.events[2:] == ([(0, 3, "end")] if kind == "local" else [(0, 3, "attach"), (0, 3, "end")])
+    exchange.close()
+
+
 SIZES = [1, SEGMENT_BYTES // 2, 2 * SEGMENT_BYTES]
 
 
