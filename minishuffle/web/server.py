@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -28,7 +29,9 @@ from minishuffle.web.guard import check_host, check_reader, reached_at
 from minishuffle.web.pages import PageFile, page_files
 from minishuffle.web.pools import BUFFERS_PATH, worker_buffers
 from minishuffle.web.refusals import answer_failures
-from minishuffle.web.rest import CoordinatorSource, RestInterface
+
+if TYPE_CHECKING:
+    from minishuffle.web.rest import CoordinatorSource
 
 __all__ = ["HttpLimits", "WebServer", "serve_coordinator_web", "serve_worker_web"]
 
@@ -100,6 +103,8 @@ async def serve_coordinator_web(
     Raises:
         UsageError: the port is taken, or ``host`` is not an address of this machine.
     """
+    from minishuffle.web.rest import RestInterface  # For weight: a worker does without it.
+
     release = version("minishuffle")
     app = _application(host, token, coordinator_exposition(source.snapshot, release))
 

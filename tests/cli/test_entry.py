@@ -65,6 +65,15 @@ def test_the_command_has_ctrl_c_as_ever() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "the command runs True\n", "")
 
 
+@pytest.mark.parametrize(("given", "found"), [(None, "1"), ("3", "3")])
+def test_linear_algebra_has_one_thread_unless_somebody_wants_more(given: str | None, found: str) -> None:
+    told = "" if given is None else f"os.environ[name] = '{given}'"
+    before = f"import os; name = 'OPENBLAS_NUM_THREADS'; os.environ.pop(name, None)\n{told}"
+    inside = "import minishuffle.cli.main as inner; inner.main = lambda: print(os.environ[name])"
+    done = python(f"{before}\n{inside}\n{STARTS[-1]}")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{found}\n", "")
+
+
 def test_the_console_script_begins_there(repository: Path) -> None:
     project = tomllib.loads((repository / "pyproject.toml").read_text())["project"]
     assert project["scripts"] == {"minishuffle": "minishuffle.cli.entry:main"}
