@@ -31,7 +31,7 @@ demo: ## Run the main job and the data pipeline on a local cluster; with KEEP=1 
 	@scripts/bootstrap --demo
 	@$(if $(KEEP),,$(WITHIN) 600) $(BIN)/minishuffle demo $(if $(KEEP),--keep)
 
-test: lint types ## Check style and types, then run every test
+test: lint ## Check style, then types and every test
 	@scripts/bootstrap --tests
 	$(WITHIN) 3000 $(SIDE_BY_SIDE) -m "not alone"
 	$(WITHIN) 600 $(BIN)/python -m pytest -q -m alone

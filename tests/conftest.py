@@ -62,6 +62,9 @@ with asyncio.Runner(loop_factory=uvloop.new_event_loop) as first_loop:
     first_loop.run(asyncio.sleep(0))
 
 
+OWN_JVM = {"new_jvm", "own_jvm"}
+
+
 @dataclass(frozen=True)
 class Held:
     """What a process holds: descriptions of threads, file descriptors and child processes, by identity."""
@@ -126,9 +129,11 @@ def left_behind(before: Held) -> list[str]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests first: of several processes none has a long one left when the others are done."""
+    """Files with slow tests first: of several processes none has a long one left when the others are done. Of
+    these those with a JVM of their own, so that the shared one (see ``support.spark``) has not begun yet."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    own = {item.path for item in items if not OWN_JVM.isdisjoint(getattr(item, "fixturenames", ()))}
+    items.sort(key=lambda item: (item.path not in slow, item.path not in own))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+
+from minishuffle.bench import spark as bench
+from minishuffle.cli.main import cli
+from support.spark import spark  # noqa: F401  (a fixture)
 
 WAYS = ("write", "noop", "python", "read", "parquet_read")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(270)
-def test_every_way_is_measured() -> None:
-    command = [sys.executable, "-m", "minishuffle.cli", "bench", "spark"]
+@pytest.mark.usefixtures("wider_resources")
+def test_every_way_is_measured(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    monkeypatch.setattr(bench, "spark_session", lambda app, master: spark)
+    monkeypatch.setattr(bench, "stop_spark", lambda session: None)
     options = ["--records", "20000", "--rounds", "1", "--warm-up", "0", "--json"]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
+    done = CliRunner().invoke(cli, ["bench", "spark", *options])
+    assert done.exit_code == 0, done.output
     figures = json.loads(done.stdout)
     rates = {way: figures[f"{way}_rows_per_second"] for way in WAYS}
     assert all(rate > 0 for rate in rates.values())

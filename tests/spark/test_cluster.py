@@ -19,7 +19,6 @@ from minishuffle.spark import cluster
 from minishuffle.spark import cluster as clusters
 from minishuffle.spark.cluster import SPECULATION_DURATION, SparkCluster
 from minishuffle.spark.session import spark_session, stop_spark
-from support.spark import end_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,9 +31,8 @@ Until = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
+def spark(new_jvm: None) -> Iterator[SparkSession]:
     """With executors that are processes of their own, which the shared session has not."""
-    end_spark()
     session = spark_session("tests", master=f"local-cluster[{EXECUTORS},1,1024]")
     try:
         yield session
