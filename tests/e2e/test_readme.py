@@ -221,6 +221,7 @@ class Terminal:
         self._left: dict[int, float] = {}
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         environment = {**os.environ, "XDG_STATE_HOME": str(folder / "state"), "PATH": path}
+        environment["MINISHUFFLE_HEARTBEAT_TIMEOUT"] = str(SECONDS_MAX)  # A stall is not what is shown.
         environment.pop("MINISHUFFLE_COORDINATOR", None)
         self.process = subprocess.Popen(
             ["bash", "--noprofile", "--norc"],
