@@ -12,21 +12,6 @@ from typing import NoReturn
 __all__ = ["main"]
 
 EXIT_INTERRUPTED = 130
-GC_THRESHOLD = 100_000
-
-
-def _import_lightly() -> None:
-    """Have everything imported with less work, here and in the commands.
-
-    Each thread that OpenBLAS starts with numpy spins for a while, one on each other processor: numpy's import
-    took 155 ms of processor time with two, 65 with one. (The task threads of a worker are many enough; who
-    wants more sets the variable.) And the garbage collector found nothing, again and again, in modules that
-    are being loaded: an eighth of the time that a worker took to start.
-    """
-    import gc
-
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    gc.set_threshold(GC_THRESHOLD, 50, 50)
 
 
 def main() -> NoReturn:
@@ -40,7 +25,10 @@ def main() -> NoReturn:
         if ours:
             # Not left to KeyboardInterrupt: in a callback of the import system it is printed and lost.
             signal.signal(signal.SIGINT, lambda number, frame: os._exit(EXIT_INTERRUPTED))
-        _import_lightly()
+        # Before numpy is imported. OpenBLAS starts threads with it, one on each other processor, which spin
+        # for a while: an import took 155 ms of processor time with two, 65 with one. A worker has enough
+        # with its task threads; who wants more sets the variable.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         from minishuffle.cli.main import main as command
 
         if ours:
