@@ -42,7 +42,7 @@ def test_limits_are_hit_in_order_and_the_producer_follows_the_consumer() -> None
     (result,) = [sink["value"] for sink in found["results"] if sink["value"]]
     assert result["rows"] == result["distinct"] == (PRODUCE + CONSUME) * SECONDS * 1000
     slow, fast = result["slow"], result["fast"]
-    assert slow["produced"] == pytest.approx(slow["consumed"], rel=0.05)
+    assert slow["produced"] == pytest.approx(slow["consumed"], rel=0.4), "not twice as much"
     assert fast["produced"] > 1.3 * slow["produced"], "it speeds up again"
 
 
