@@ -347,9 +347,9 @@ def demo(context: click.Context, only: str | None, keep: bool) -> None:
 
 def _keep(cluster: LocalCluster, out: Console, page: str) -> None:
     """Leave time to look at the page, with something to see."""
-    cluster.submit(keyby(), name="keyby")
-    out.print(f"\nthe cluster stays, with a keyBy job: {page}\nCtrl-C ends it.")
     with contextlib.suppress(KeyboardInterrupt):
+        cluster.submit(keyby(), name="keyby")
+        out.print(f"\nthe cluster stays, with a keyBy job: {page}\nCtrl-C ends it.")
         while True:
             time.sleep(REFRESH_SECONDS)
 

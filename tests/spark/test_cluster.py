@@ -111,8 +111,10 @@ def test_a_lost_executor_is_a_lost_worker_and_another_takes_its_place(
 def test_a_spark_with_too_few_cores_is_told_of(spark: SparkSession, wait_until: Until) -> None:
     with pytest.raises(ResourceExhausted) as raised:
         SparkCluster(spark, workers=EXECUTORS + 1, slots=1, startup_timeout=5.0).__enter__()
-    assert str(raised.value) == (
-        f"{EXECUTORS} of {EXECUTORS + 1} workers came up within 5 s: give Spark {EXECUTORS + 1} free "
+    came_up, _, sentence = str(raised.value).partition(" ")
+    assert int(came_up) in range(EXECUTORS + 1)  # A busy machine has started fewer by then.
+    assert sentence == (
+        f"of {EXECUTORS + 1} workers came up within 5 s: give Spark {EXECUTORS + 1} free "
         "cores, or ask for fewer workers"
     )
     wait_until(lambda: not below("minishuffle.cli"), "the end of all processes")
