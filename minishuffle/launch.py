@@ -148,8 +148,8 @@ class WorkerLaunch:
     started: Counter[int] = field(default_factory=Counter)
     """Processes so far, by worker; each has files of its own."""
 
-    def start(self, worker: int, standby: bool, coordinator: Address) -> Child:
-        """Start a process for that worker id, which registers there.
+    def start(self, worker: int, coordinator: Address, *, standby: bool = False) -> Child:
+        """Start a process for that worker id, which registers there, with ``standby`` as a standby worker.
 
         Raises:
             UsageError: its output cannot be kept in the state directory.
@@ -371,7 +371,7 @@ def start_processes(
         launch = WorkerLaunch(state_dir, common, flags, host, machines, pinned)
         for worker in range(1, workers + standby + 1):
             with signals_later():
-                by_id[worker] = launch.start(worker, worker > workers, address)
+                by_id[worker] = launch.start(worker, address, standby=worker > workers)
                 started.append(by_id[worker])
         for child in by_id.values():
             wait_until_ready(child, deadline)

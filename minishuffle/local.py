@@ -86,8 +86,8 @@ class LocalCluster:
     """One coordinator and ``workers`` worker processes with ``slots`` slots each, on loopback.
 
     ``standby`` more workers wait, with everything loaded, for the slots of a lost one. For each worker
-    process that is lost a new one is started, unless ``restart_workers`` is false: as a standby worker if
-    there are too few, and else as a regular one. A coordinator that is lost is started again, unless
+    process that is lost a new one is started, unless ``restart_workers`` is false; it is a standby worker if
+    there are too few, and no task waits for its slots. A coordinator that is lost is started again, unless
     ``restart_coordinator`` is false; whoever waits for a job waits on meanwhile. If it is lost soon after its
     start more than ``limits.COORDINATOR_RESTARTS_MAX`` times in a row, the workers are stopped, and whoever
     waits gets the reason.
@@ -166,7 +166,6 @@ class LocalCluster:
             self._supervisor = Supervisor(
                 self._processes,
                 Client(address, self._secret, cluster="local"),
-                standby=self._standby,
                 coordinator=self._restart_coordinator,
                 workers=self._restart_workers,
             )

@@ -1,4 +1,4 @@
-"""Which processes a launcher starts in place of lost ones, as what, and when. Pure.
+"""Which processes a launcher starts in place of lost ones, and when. Pure.
 
 A coordinator starts again at once: nothing recovers without it. The start of a worker costs about a second
 of processor time, most of it for imports, which tasks on the same machine would miss while they recover. A
@@ -33,20 +33,13 @@ class _Process:
     young_losses: int = 0
     """In a row."""
     lost_at: float | None = None
-    starts_as_standby: bool | None = None
-    """Until it is registered; None once it is."""
 
 
 class Replacements:
-    """The worker processes of one launcher, by worker id; a lost one's id goes to the next.
+    """The worker processes of one launcher, by worker id; a lost one's id goes to the next. Which of the new
+    ones are on standby the coordinator says."""
 
-    Args:
-        workers: the ids.
-        standby: how many standby workers there are to be; while there are fewer, new processes are some.
-    """
-
-    def __init__(self, workers: list[int], standby: int) -> None:
-        self._standby = standby
+    def __init__(self, workers: list[int]) -> None:
         self._processes = {worker: _Process() for worker in workers}
 
     @property
@@ -59,21 +52,16 @@ class Replacements:
         process = self._processes[worker]
         young = now < process.started_at + YOUNG_SECONDS
         process.young_losses = process.young_losses + 1 if young else 0
-        process.lost_at, process.starts_as_standby = now, None
+        process.lost_at = now
 
-    def due(self, status: ClusterStatus, now: float) -> list[tuple[int, bool]]:
-        """The ids to start processes for now, each with whether it is on standby."""
-        alive = {info.worker: info for info in status.workers if info.state == "alive"}
+    def due(self, status: ClusterStatus, now: float) -> list[int]:
+        """The ids to start processes for now."""
+        alive = {info.worker for info in status.workers if info.state == "alive"}
         states = {
             task.state for job in status.jobs if job.state in ("created", "running") for task in job.tasks
         }
         urgent = "waiting for a slot" in states
         recovering = bool(states & _RECOVERING) and not urgent
-        standby = sum(info.standby for info in alive.values())
-        for worker, process in self._processes.items():
-            if worker in alive:
-                process.starts_as_standby = None
-            standby += bool(process.starts_as_standby)
         found = []
         for worker, process in self._processes.items():
             if process.lost_at is None or worker in alive or now < process.lost_at + _delay(process):
@@ -81,9 +69,7 @@ class Replacements:
             if recovering and now < process.lost_at + RECOVERY_SECONDS_MAX:
                 continue
             process.started_at, process.lost_at = now, None
-            process.starts_as_standby = standby < self._standby
-            standby += process.starts_as_standby
-            found.append((worker, process.starts_as_standby))
+            found.append(worker)
         return found
 
 

@@ -44,7 +44,6 @@ class Supervisor:
 
     Args:
         client: a connection that nobody else uses meanwhile; closed by :meth:`stop`.
-        standby: how many standby workers there are to be.
         coordinator: whether to replace that.
         workers: whether to replace those.
     """
@@ -54,7 +53,6 @@ class Supervisor:
         processes: LocalProcesses,
         client: Client,
         *,
-        standby: int = 0,
         coordinator: bool = True,
         workers: bool = True,
     ) -> None:
@@ -67,7 +65,7 @@ class Supervisor:
         self._restarts = CoordinatorRestarts(time.monotonic())
         self._restart_at: float | None = None
         """When the next coordinator is to be started; None while one runs."""
-        self._replacements = Replacements(list(processes.workers), standby)
+        self._replacements = Replacements(list(processes.workers))
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
         self._term = 0
@@ -193,13 +191,13 @@ class Supervisor:
 
     def _start_workers(self, now: float) -> dict[int, Child]:
         new: dict[int, Child] = {}
-        for worker, standby in self._replacements.due(self._client.status(), now):
+        for worker in self._replacements.due(self._client.status(), now):
             old = self._processes.workers[worker]
             if self._stopping.is_set():
                 break
             try:
                 with signals_later():
-                    new[worker] = self._processes.launch.start(worker, standby, self._client.address)
+                    new[worker] = self._processes.launch.start(worker, self._client.address)
                     self._processes.workers[worker] = new[worker]
             except (OSError, UsageError) as error:
                 _log.warning(

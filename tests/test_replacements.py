@@ -1,4 +1,4 @@
-"""Which worker processes are started in place of lost ones: as what, and when."""
+"""Which worker processes are started in place of lost ones, and when."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from minishuffle.replacements import RECOVERY_SECONDS_MAX, CoordinatorRestarts, 
 from minishuffle.wire.messages import WorkerReport
 from minishuffle.wire.requests import ClusterStatus, JobInfo, TaskInfo, WorkerInfo
 
-REGULAR, STANDBY = False, True
 
-
-def worker(number: int, *, standby: bool = False, state: str = "alive") -> WorkerInfo:
+def worker(number: int, *, state: str = "alive") -> WorkerInfo:
     return WorkerInfo(
         worker=number,
         epoch=number,
@@ -28,7 +26,6 @@ def worker(number: int, *, standby: bool = False, state: str = "alive") -> Worke
         metrics_port=1,
         slots=1,
         slots_free=0,
-        standby=standby,
         heartbeat_age_seconds=0.0,
         report=WorkerReport(),
         peers=[],
@@ -47,70 +44,49 @@ def status(workers: Iterable[WorkerInfo], *states: str, job: str = "running") ->
     )
 
 
-def test_a_regular_worker_takes_the_place_and_the_id_of_a_regular_one() -> None:
-    replacements = Replacements([1, 2], standby=0)
+def test_a_process_takes_the_place_and_the_id_of_a_lost_one() -> None:
+    replacements = Replacements([1, 2])
     assert not replacements.pending
     assert replacements.due(status([worker(1), worker(2)]), 1.0) == []
     replacements.lost(2, 2.0)
     assert replacements.pending
-    assert replacements.due(status([worker(1)]), 2.0) == [(2, REGULAR)]
+    assert replacements.due(status([worker(1)]), 2.0) == [2]
     assert not replacements.pending
     assert replacements.due(status([worker(1)]), 3.0) == []
 
 
-def test_a_standby_worker_is_started_where_one_has_taken_over() -> None:
-    replacements = Replacements([1, 2, 3], standby=1)
-    replacements.lost(1, 2.0)
-    assert replacements.due(status([worker(2), worker(3)]), 2.0) == [(1, STANDBY)]
-    replacements.lost(2, 9.0)
-    assert replacements.due(status([worker(1, standby=True), worker(3)]), 9.0) == [(2, REGULAR)]
-    replacements.lost(1, 20.0)
-    assert replacements.due(status([worker(2), worker(3)]), 20.0) == [(1, STANDBY)], "the standby itself"
-
-
-def test_of_two_losses_only_as_many_are_on_standby_as_are_short() -> None:
-    replacements = Replacements([1, 2, 3], standby=1)
-    replacements.lost(1, 2.0)
-    replacements.lost(2, 2.0)
-    assert replacements.due(status([worker(3)]), 2.0) == [(1, STANDBY), (2, REGULAR)]
-    replacements.lost(2, 9.0)
-    assert replacements.due(status([worker(3)]), 9.0) == [(2, REGULAR)], "worker 1 is being started"
-    replacements.lost(1, 9.0)
-    assert replacements.due(status([worker(2), worker(3)]), 9.0) == [(1, STANDBY)]
-
-
 def test_it_waits_until_the_coordinator_knows_of_the_loss() -> None:
-    replacements = Replacements([1], standby=0)
+    replacements = Replacements([1])
     replacements.lost(1, 2.0)
     assert replacements.due(status([worker(1)]), 2.0) == [], "its id is still held"
-    assert replacements.due(status([worker(1, state="lost")]), 2.1) == [(1, REGULAR)]
+    assert replacements.due(status([worker(1, state="lost")]), 2.1) == [1]
 
 
 @pytest.mark.parametrize("state", ["lost", "restarting", "created"])
 def test_it_waits_until_the_recovery_is_over_but_not_for_ever(state: str) -> None:
-    replacements = Replacements([1, 2], standby=0)
+    replacements = Replacements([1, 2])
     for at, recovered in ((2.0, 2.5), (50.0, 50.0 + RECOVERY_SECONDS_MAX)):
         replacements.lost(1, at)
         assert replacements.due(status([worker(2)], "running", state), recovered - 0.1) == []
         now = "running" if recovered == 2.5 else state
-        assert replacements.due(status([worker(2)], "running", now), recovered) == [(1, REGULAR)]
+        assert replacements.due(status([worker(2)], "running", now), recovered) == [1]
 
 
 def test_a_task_that_waits_for_a_slot_has_one_started_at_once() -> None:
-    replacements = Replacements([1, 2], standby=1)
+    replacements = Replacements([1, 2])
     replacements.lost(1, 2.0)
     waiting = status([worker(2)], "restarting", "waiting for a slot")
-    assert replacements.due(waiting, 2.0) == [(1, STANDBY)]
+    assert replacements.due(waiting, 2.0) == [1]
 
 
 def test_jobs_that_have_ended_or_are_ending_are_not_waited_for() -> None:
-    replacements = Replacements([1], standby=0)
+    replacements = Replacements([1])
     replacements.lost(1, 2.0)
-    assert replacements.due(status([], "created", "restarting", job="failing"), 2.0) == [(1, REGULAR)]
+    assert replacements.due(status([], "created", "restarting", job="failing"), 2.0) == [1]
 
 
 def test_a_process_that_is_lost_soon_each_time_is_started_less_and_less_often() -> None:
-    replacements = Replacements([1], standby=0)
+    replacements = Replacements([1])
     now, waits = 0.0, []
     for _ in range(8):
         replacements.lost(1, now)
@@ -122,48 +98,39 @@ def test_a_process_that_is_lost_soon_each_time_is_started_less_and_less_often() 
     assert waits == [0.0, 0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0]
     now += 10.0
     replacements.lost(1, now)
-    assert replacements.due(status([]), now) == [(1, REGULAR)], "it ran for a while"
+    assert replacements.due(status([]), now) == [1], "it ran for a while"
 
 
 @given(st.data())
-def test_in_the_end_there_are_as_many_of_each_as_at_the_beginning(data: st.DataObject) -> None:
-    """Processes die, standby workers are called upon, the others register: in any order."""
-    standby = data.draw(st.integers(0, 2), label="standby")
-    ids = list(range(1, 3 + standby))
-    roles = {number: number > 2 for number in ids}
-    starting: dict[int, bool] = {}
-    replacements, now = Replacements(ids, standby), 0.0
+def test_in_the_end_there_are_as_many_as_at_the_beginning(data: st.DataObject) -> None:
+    """Processes die and register in any order."""
+    ids = [1, 2, 3]
+    alive, starting = set(ids), set[int]()
+    replacements, now = Replacements(ids), 0.0
 
     def look() -> None:
-        alive = [worker(number, standby=role) for number, role in roles.items()]
-        for number, role in replacements.due(status(alive), now):
-            assert number not in roles and number not in starting
-            starting[number] = role
+        due = replacements.due(status(map(worker, alive)), now)
+        assert not (alive | starting) & set(due)
+        starting.update(due)
 
     for _ in range(data.draw(st.integers(0, 12), label="steps")):
         now += data.draw(st.sampled_from([0.1, 6.0]))
         match data.draw(st.sampled_from(["dies", "dies", "registers", "looks"])):
-            case "dies" if roles or starting:
-                number = data.draw(st.sampled_from(sorted({*roles, *starting})))
-                was_regular = roles.pop(number, STANDBY) is REGULAR
-                starting.pop(number, None)
+            case "dies" if alive or starting:
+                number = data.draw(st.sampled_from(sorted(alive | starting)))
+                alive.discard(number)
+                starting.discard(number)
                 replacements.lost(number, now)
-                spare = next((each for each, role in roles.items() if role is STANDBY), None)
-                if was_regular and spare is not None and data.draw(st.booleans()):
-                    roles[spare] = REGULAR
             case "registers" if starting:
                 number = data.draw(st.sampled_from(sorted(starting)))
-                roles[number] = starting.pop(number)
+                starting.remove(number)
+                alive.add(number)
             case _:
                 look()
-    for _ in range(5):
-        now += 20.0
-        look()
-        roles |= starting
-        starting.clear()
-    assert set(roles) == set(ids)
+    now += 20.0
+    look()
+    assert alive | starting == set(ids)
     assert not replacements.pending
-    assert sum(roles.values()) == standby
 
 
 def test_a_coordinator_that_is_lost_soon_each_time_starts_less_and_less_soon_and_not_for_ever() -> None:

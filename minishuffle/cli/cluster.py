@@ -129,7 +129,7 @@ def up(
                 keep = detach
                 if not detach:
                     click.echo("Ctrl-C stops the cluster.")
-                    supervisor = Supervisor(processes, client, standby=standby, workers=restart_workers)
+                    supervisor = Supervisor(processes, client, workers=restart_workers)
                     _watch(session, processes, supplier, supervisor, host)
         finally:
             if not keep:

@@ -48,6 +48,10 @@ class JobTable(dict[str, Job]):
     def active(self) -> list[Job]:
         return [job for job in self.values() if not job.terminal]
 
+    def waiting(self) -> list[Job]:
+        """Those with tasks that wait for a slot."""
+        return [job for job in self.active() if job.waits_for_slot]
+
     def forget(self) -> list[str]:
         """Drop the oldest jobs that have ended, which are given, and rows of the others: first what clients
         have fetched."""

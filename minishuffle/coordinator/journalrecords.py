@@ -36,7 +36,7 @@ from minishuffle.coordinator.books import TaskKey
 from minishuffle.coordinator.failover import Failures
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.lifecycle import recalled_subtask
-from minishuffle.coordinator.workers import Worker
+from minishuffle.coordinator.workers import RegistryNumbers, Worker
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import InvalidGraph, ShuffleError
 from minishuffle.ids import Changes, RecordKey
@@ -240,10 +240,9 @@ class Recorder:
         self._put({("worker", name): pack_record(fields)})
         self._put({("applied", name): pack_record({"number": worker.applied})})
 
-    def counts(self, submitted: int, epoch: int, highest: int) -> None:
-        """Numbers that are not used again."""
-        fields = {"submitted": submitted, "epoch": epoch, "highest": highest}
-        self._put({("coordinator", ""): pack_record(fields)})
+    def counts(self, submitted: int, numbers: RegistryNumbers) -> None:
+        """What there was of the cluster as a whole."""
+        self._put({("coordinator", ""): pack_record({"submitted": submitted, **numbers._asdict()})})
 
     def reported(self, job: Job, key: TaskKey) -> None:
         """A heartbeat said what the subtask has counted."""
@@ -395,10 +394,17 @@ def recalled_clients(
     return found
 
 
-def recalled_counts(records: Mapping[RecordKey, bytes]) -> tuple[int, int, int]:
-    """What :meth:`Recorder.counts` was called with last; zeros at first."""
+def recalled_counts(records: Mapping[RecordKey, bytes]) -> tuple[int, RegistryNumbers]:
+    """What :meth:`Recorder.counts` was called with last; zeros at first.
+
+    Raises:
+        ShuffleError: the record cannot be read.
+    """
     record = records.get(("coordinator", ""))
     if record is None:
-        return 0, 0, 0
+        return 0, RegistryNumbers()
     fields = unpack_record(("coordinator", ""), record)
-    return fields["submitted"], fields["epoch"], fields["highest"]
+    try:
+        return fields.pop("submitted"), RegistryNumbers(**fields)
+    except (KeyError, TypeError) as error:
+        raise ShuffleError(f"the record of the cluster's numbers cannot be read: {error}") from error

@@ -137,7 +137,7 @@ class CoordinatorState:
         """Workers that the journal is behind with."""
         self._postponed = PostponedRequests()
         self._orderly_stop = OrderlyStop(settings.task_cancel_timeout)
-        submitted, self._workers.epoch, self._workers.highest = journalrecords.recalled_counts(records)
+        submitted, self._workers.numbers = journalrecords.recalled_counts(records)
         self._submissions = Submissions(submitted)
         self._recall(records, now)
 
@@ -301,7 +301,8 @@ class CoordinatorState:
             for awaited in self._workers.awaited():
                 if awaited.worker == message.requested_worker:
                     self._end_worker(awaited, "lost", "another process has its id", now)
-            worker = self._workers.register(link, message, now)
+            is_awaited = bool(self._jobs.waiting())
+            worker = self._workers.register(link, message, now, is_awaited=is_awaited)
         except UsageError as error:
             self._out.append(refusal(link, 0, error))
             self._out.append(CloseLink(link, f"registration refused: {error}", "peer"))
@@ -574,9 +575,7 @@ class CoordinatorState:
 
     def _touch_waiting(self) -> None:
         """Slots have come free: some job may wait for them."""
-        for job in self._jobs.active():
-            if job.waits_for_slot:
-                self._touch(job)
+        self._touch(*self._jobs.waiting())
 
     def _settle(self, now: float) -> list[Instruction]:
         """Do what follows from what just happened, and give all instructions out."""
@@ -596,6 +595,7 @@ class CoordinatorState:
             self._jobs.held.note(job)
             touched.add(job.id)
             self._out += self._polls.changed(job, now)
+        self._workers.standby_short += len(called)
         self._advance_stop(now)
         self._record(touched | {job.id for job in self._jobs.values() if job.changed})
         out, self._out = self._out, []
@@ -611,7 +611,7 @@ class CoordinatorState:
         for worker in self._changed.values():
             self._recorder.worker(worker)
         self._changed.clear()
-        self._recorder.counts(self._submissions.accepted, self._workers.epoch, self._workers.highest)
+        self._recorder.counts(self._submissions.accepted, self._workers.numbers)
 
     def _all_are_back(self, now: float) -> None:
         """Every worker has come back, or is lost: what was due meanwhile follows."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from minishuffle import limits
 from minishuffle.config import ClusterSettings
@@ -14,7 +14,7 @@ from minishuffle.errors import UsageError
 from minishuffle.wire.messages import Heartbeat, PeerReport, Register, WorkerAddress, WorkerReport
 from minishuffle.wire.requests import WorkerInfo
 
-__all__ = ["Worker", "WorkerRegistry"]
+__all__ = ["RegistryNumbers", "Worker", "WorkerRegistry"]
 
 LISTED_SECONDS: Final = 600.0
 """How long a worker that was lost or has left stays listed."""
@@ -54,7 +54,7 @@ class Worker:
     suspicions: int = 0
     """How often others have suspected it."""
     standby: bool = False
-    """It has not taken over a slot so far."""
+    """It was started as one, or has taken the place of one, and has not taken over a slot so far."""
     absence: Absence | None = None
     """While it is awaited because its control link closed; none of one that an earlier coordinator knew."""
 
@@ -100,6 +100,14 @@ def _process(about: Register) -> tuple[str, int, int]:
     return about.host, about.pid, about.data_port
 
 
+class RegistryNumbers(NamedTuple):
+    """What outlives a coordinator; see :class:`WorkerRegistry`."""
+
+    epoch: int = 0
+    highest: int = 0
+    standby_short: int = 0
+
+
 class WorkerRegistry:
     """All workers that are alive or were so a while ago, by id.
 
@@ -116,6 +124,16 @@ class WorkerRegistry:
         self._by_link: dict[int, Worker] = {}
         self.highest = 0
         """The highest id that was given."""
+        self.standby_short = 0
+        """Standby workers that were called upon or lost, and whose place no other has taken."""
+
+    @property
+    def numbers(self) -> RegistryNumbers:
+        return RegistryNumbers(self.epoch, self.highest, self.standby_short)
+
+    @numbers.setter
+    def numbers(self, numbers: RegistryNumbers) -> None:
+        self.epoch, self.highest, self.standby_short = numbers
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(sorted(self._workers.values(), key=lambda worker: worker.worker))
@@ -157,8 +175,14 @@ class WorkerRegistry:
 
     # --- coming and going ------------------------------------------------------------------------
 
-    def register(self, link: int, about: Register, now: float) -> Worker:
-        """Accept a worker.
+    def register(self, link: int, about: Register, now: float, *, is_awaited: bool = False) -> Worker:
+        """Accept a worker: as a standby worker if it was started as one, or if there are too few.
+
+        Which of several new workers comes first nobody knows who starts them: that tasks wait for the slots
+        of one, and that the next is to be on standby again, is seen here.
+
+        Args:
+            is_awaited: tasks wait for a slot.
 
         Raises:
             UsageError: its Python or segment size does not match, or its id is taken.
@@ -167,7 +191,9 @@ class WorkerRegistry:
         number = about.requested_worker or self.highest + 1
         self.highest = max(self.highest, number)
         self.epoch += 1
-        worker = Worker(number, self.epoch, link, about, now, standby=about.standby)
+        standby = about.standby or (self.standby_short > 0 and not is_awaited)
+        self.standby_short -= standby and self.standby_short > 0
+        worker = Worker(number, self.epoch, link, about, now, standby=standby)
         self._workers[number] = self._by_link[link] = worker
         return worker
 
@@ -240,6 +266,7 @@ class WorkerRegistry:
     def end(self, worker: Worker, state: Literal["lost", "gone"], now: float) -> None:
         """It is not alive any more."""
         self._by_link.pop(worker.link, None)
+        self.standby_short += worker.standby and state == "lost"
         worker.state, worker.ended_at, worker.link, worker.peers = state, now, 0, []
         worker.absence = None
         self.forget(now)
@@ -298,3 +325,4 @@ class WorkerRegistry:
         assert len(set(epochs)) == len(epochs)
         assert all(0 < epoch <= self.epoch for epoch in epochs)
         assert all(0 < worker.worker <= self.highest for worker in self)
+        assert 0 <= self.standby_short <= self.epoch

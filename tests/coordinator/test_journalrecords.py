@@ -102,7 +102,7 @@ def test_workers_that_have_not_ended_are_recalled_with_what_they_were(cluster: F
         (standby.worker, 3, "awaited"),
     ]
     assert [(each.slots, each.standby, each.heard_at) for each in found] == [(3, False, 5.0), (2, True, 5.0)]
-    assert recalled_counts(cluster.journal) == (0, 3, 3)
+    assert recalled_counts(cluster.journal) == (0, (3, 3, 0))
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x02\x80", b"\x01\xc1", b"\x01\x80"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -197,10 +197,75 @@ def test_a_new_process_with_the_id_of_a_standby_worker_is_prepared_anew(
     spare = cluster.add(standby=True)
     kill(cluster, spare)
     again = cluster.add(requested_worker=spare.worker)
-    assert again.got(PrepareJob) == []
+    assert standby(cluster) == [again.worker]
+    (prepared,) = again.got(PrepareJob)
+    assert prepared.programs == PROGRAMS
     kill(cluster, first)
     (deploy,) = again.got(DeployTasks)
-    assert deploy.programs == PROGRAMS
+    assert deploy.programs == {}, "it has them"
+
+
+# --- who takes its place --------------------------------------------------------------------------
+
+
+def test_the_next_worker_is_on_standby_in_place_of_one_that_was_called_upon(
+    cluster: FakeCluster, restarting: MakeGraph
+) -> None:
+    first, spare = cluster.add(), cluster.add(standby=True)
+    cluster.submit(restarting())
+    kill(cluster, first)
+    assert standby(cluster) == []
+    heir = cluster.add()
+    assert standby(cluster) == [heir.worker]
+    assert len(heir.got(PrepareJob)) == 1
+    cluster.heartbeat(heir, loaded=1)
+    another = cluster.add()
+    assert standby(cluster) == [heir.worker], "there was one, and there is one"
+    kill(cluster, spare)
+    assert {worker for _, worker in placed(cluster).values()} == {heir.worker}
+    kill(cluster, another)
+    assert standby(cluster) == []
+    assert standby_after(cluster, cluster.add(standby=True)) == [5]
+    assert standby_after(cluster, cluster.add()) == [5], "one that was started as such has taken the place"
+
+
+def standby_after(cluster: FakeCluster, registered: FakeWorker) -> list[int]:
+    """Once that worker is there."""
+    assert registered.worker
+    return standby(cluster)
+
+
+@pytest.mark.parametrize("as_standby", [[False, False], [True, False], [False, True], [True, True]])
+def test_of_two_that_come_after_two_losses_the_first_runs_the_tasks_that_wait(
+    cluster: FakeCluster, restarting: MakeGraph, as_standby: list[bool]
+) -> None:
+    workers = [cluster.add(slots=1) for _ in range(2)]
+    cluster.add(slots=1, standby=True)
+    cluster.submit(restarting(2, 2))
+    for worker in workers:
+        kill(cluster, worker)
+    assert "waiting for a slot" in {task.state for task in cluster.show("j1").tasks}
+    early, late = (cluster.add(slots=1, standby=each) for each in as_standby)
+    assert early.worker in {worker for _, worker in placed(cluster).values()}
+    assert standby(cluster) == [late.worker]
+
+
+def test_a_standby_worker_that_leaves_in_order_has_no_successor(cluster: FakeCluster) -> None:
+    spare = cluster.add(standby=True)
+    cluster.send(spare, Shutdown(term=7, reason=""))
+    cluster.add()
+    assert standby(cluster) == []
+
+
+def test_the_next_coordinator_knows_that_one_is_short(
+    cluster: FakeCluster, make_cluster: Any, restarting: MakeGraph
+) -> None:
+    first, _ = cluster.add(), cluster.add(standby=True)
+    cluster.submit(restarting())
+    kill(cluster, first)
+    following: FakeCluster = make_cluster(cluster.journal)
+    heir = following.add()
+    assert standby(following) == [heir.worker]
 
 
 # --- preparation ----------------------------------------------------------------------------------

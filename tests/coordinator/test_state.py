@@ -10,6 +10,7 @@ import pytest
 from minishuffle.coordinator.instructions import Journal
 from minishuffle.coordinator.journalrecords import Recorder
 from minishuffle.coordinator.shutdown import CLOSING_SECONDS, DRAIN_SECONDS
+from minishuffle.coordinator.workers import RegistryNumbers
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import InvalidGraph, ResourceExhausted, TaskFailed, UsageError
@@ -124,7 +125,7 @@ def test_a_job_that_fits_no_more_once_it_is_journaled_is_refused(
 
 def test_job_numbers_go_on_from_the_journal(make_cluster: Any, make_graph: MakeGraph) -> None:
     recorder = Recorder({})
-    recorder.counts(41, 3, 7)
+    recorder.counts(41, RegistryNumbers(3, 7))
     records = {key: record for key, record in recorder.take(0.0).items() if record is not None}
     cluster: FakeCluster = make_cluster(records)
     cluster.add()

@@ -113,7 +113,8 @@ class Restarts(RuleBasedStateMachine):
         worker = self.cluster.add(slots=slots, segments=segments, requested_worker=requested, standby=standby)
         if worker.worker:
             self.everyone[worker.link] = worker
-            if standby:
+            workers = self.cluster.request(GetStatus()).workers
+            if any(each.standby and each.epoch == worker.epoch for each in workers):
                 self.standby.add(worker.link)
         else:
             del self.cluster.workers[worker.link]

@@ -70,6 +70,14 @@ def test_a_killed_worker_is_taken_over_and_there_is_another_standby_worker_again
         victims = {index for (_, index), worker in before.items() if worker == 1}
         assert attempts == {index: 3 if index in victims else 1 for index in (0, 1)}
         assert "cannot be loaded" not in log.read_text()
+        for worker in [number for number, is_standby in roles(cluster.status()) if not is_standby]:
+            cluster.kill_worker(worker, signal.SIGKILL)
+        wait_until(
+            lambda: sorted(is_standby for _, is_standby in roles(cluster.status())) == [False, False, True],
+            "as many of each as before, whichever started first",
+            60.0,
+        )
+        wait_until(lambda: rows(handle, 0) and rows(handle, 1), "rows at both again")
         handle.cancel()
         handle.wait_until_over(SECONDS_MAX)
 
