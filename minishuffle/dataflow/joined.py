@@ -12,7 +12,7 @@ from minishuffle.dataflow.arguments import check_columns, check_late, checked_du
 from minishuffle.dataflow.bridges import refuse_mixture
 from minishuffle.dataflow.nodes import Exchange, Feed, Node, Reads, check_waits, inputs_first
 from minishuffle.dataflow.operators.base import Operator
-from minishuffle.dataflow.operators.times import EventTime
+from minishuffle.dataflow.operators.times import PAIRED, EventTime
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.stream_base import Feeds, SideOutput, StreamBase, late_of
 from minishuffle.errors import InvalidGraph, UsageError
@@ -110,7 +110,7 @@ def interval_join(
         UsageError: another argument is wrong, or the keys have different numbers of columns.
     """
     from minishuffle.dataflow.keyed import KeyedStream
-    from minishuffle.dataflow.operators.joinrows import JoinedTime, JoinRows
+    from minishuffle.dataflow.operators.joinrows import JoinedTime, JoinRows, gives_pairs
 
     if not isinstance(right, KeyedStream):
         refuse_mixture("join", "KeyedStream", right)
@@ -119,10 +119,12 @@ def interval_join(
     operator = JoinRows(how, interval.bounds, times, interval.late)
     node = Node(operator.name, (left._rows_by_key(), right._rows_by_key(1)), operators=(operator,))
     time: EventTime | None = EventTime(fn=JoinedTime(*times))
-    if how in ("semi", "anti"):
-        time = left._stream._time
-    elif times[0].is_none:
+    if times[0].is_none:
         time = None
+    elif gives_pairs(how, times):
+        time = PAIRED
+    elif how in ("semi", "anti"):
+        time = left._stream._time
     return Stream((Feed(node),), time=time, sides=interval.sides)
 
 
@@ -143,12 +145,12 @@ def broadcast_join(big: Stream[Any], small: Stream[Any], on: On, how: str = "inn
 
     if not isinstance(small, Stream):
         refuse_mixture("broadcast_join", "Stream", small)
-    pairs, feeds = look_up_feeds(big, small, on, how)
+    pairs, feeds = look_up_feeds(big, small._unpaired(), on, how)
     columns = BroadcastColumns(tuple(pairs), tuple(pairs.values()), is_left=how == "left")
     names: tuple[str, ...] | None = None
     if big._columns is not None and small._columns is not None:
         names = tuple(columns.names(big._columns, small._columns))
-    node = look_up_node(BroadcastRows(columns, small._columns), feeds)
+    node = look_up_node(BroadcastRows(columns, small._columns, big._time), feeds)
     return Stream((Feed(node),), None, names, big._time)
 
 

@@ -10,6 +10,7 @@ from minishuffle.dataflow.arguments import check_callable
 from minishuffle.dataflow.bridges import refuse_column_method
 from minishuffle.dataflow.nodes import Exchange, Feed, Node
 from minishuffle.dataflow.operators.base import Operator
+from minishuffle.dataflow.operators.pairs import of_row
 from minishuffle.dataflow.stream import Stream, T
 from minishuffle.dataflow.stream_base import checked_emission
 from minishuffle.dataflow.windowed import Windowable, WindowedStream, Windowing
@@ -156,19 +157,23 @@ class KeyedStream(Windowable[WindowedStream[T]], Generic[T]):
 
         return keyed_process(self, on_record, on_timer, ttl=ttl, sides=sides, on_error=on_error)
 
-    def _on_rows(self, operator: Operator, label: str | None = None) -> Stream[Any]:
-        node = Node(operator.name, (self._rows_by_key(),), operators=(operator,))
+    def _on_rows(self, operator: Operator, label: str | None = None, *, timed: bool = False) -> Stream[Any]:
+        node = Node(operator.name, (self._rows_by_key(timed=timed),), operators=(operator,))
         return Stream((Feed(node.named(label) if label else node),))
 
-    def _rows_by_key(self, input: int = 0) -> Feed:
-        """Keys are computed before the exchange and travel with the rows, so that each is computed once."""
+    def _rows_by_key(self, input: int = 0, *, timed: bool = True) -> Feed:
+        """Keys are computed before the exchange and travel with the rows, so that each is computed once.
+        Without ``timed`` event times that stand beside the rows do not."""
         from minishuffle.dataflow.operators.functions import KeyRows, KeyRowsByColumns
 
-        keying: Operator
+        stream = self._stream if timed else self._stream._unpaired()
+        keying: KeyRows | KeyRowsByColumns
         if self._keys is None:
             assert self._fn is not None
             keying = KeyRows(self._fn, self._on_error)
+            if stream._is_paired:
+                keying.take_pairs(of_row)
         else:
-            keying = KeyRowsByColumns(self._keys)
-        before = Node("key_by", self._feeds, operators=(keying,), follows=True, is_auxiliary=True)
+            keying = KeyRowsByColumns(self._keys, stream._time)
+        before = Node("key_by", stream._feeds, operators=(keying,), follows=True, is_auxiliary=True)
         return Feed(before, Exchange("hash"), input)

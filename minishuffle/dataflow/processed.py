@@ -47,7 +47,8 @@ def keyed_process(
     seconds = None
     if ttl is not None:
         seconds = checked_duration(ttl, "process(ttl=...)", positive=True) / 1_000_000
-    operator = ProcessRows(on_record, on_timer, keyed._stream._time, seconds, on_error)
+    time = keyed._stream._time
+    operator = ProcessRows(on_record, on_timer, time, seconds, on_error)
     node = Node(operator.name, (keyed._rows_by_key(),), operators=(operator,))
-    time = keyed._stream._time_by_column()
+    time = time and time.paired()
     return Stream((Feed(node),), time=time, sides=side_outputs(operator, sides, time))

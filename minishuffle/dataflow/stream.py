@@ -27,7 +27,9 @@ from minishuffle.dataflow.arguments import (
     key_columns,
 )
 from minishuffle.dataflow.bridges import refuse_column_method, refuse_mixture
-from minishuffle.dataflow.nodes import Exchange, Feed, Node
+from minishuffle.dataflow.nodes import Boundary, Exchange, Feed, Node, check_not_sinks
+from minishuffle.dataflow.operators.base import Operator
+from minishuffle.dataflow.operators.pairs import awaited_pair, flat_pairs, mapped_pair, of_row
 from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
 from minishuffle.dataflow.stream_base import StreamBase, side_outputs
 from minishuffle.dataflow.stream_sinks import StreamSinks
@@ -57,10 +59,7 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
     """
 
     __slots__ = ()
-    _time_hint = (
-        "event_time(...) before key_by, and again after a map that makes other records, or after to_rows() "
-        "of a table that does not show its event time"
-    )
+    _time_hint = "event_time(...) before key_by"
 
     if not TYPE_CHECKING:
 
@@ -76,15 +75,18 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         from minishuffle.dataflow.operators.functions import MapRows
 
         check_callable(fn, "map")
-        return self._on_rows(MapRows(fn, on_error), sides)
+        return self._on_rows(MapRows(fn, on_error), mapped_pair, sides)
 
     def filter(self, fn: Callable[[T], Any], *, on_error: OnError = "fail") -> Stream[T]:
         """The rows for which ``fn(row)`` is true."""
         from minishuffle.dataflow.operators.functions import FilterRows
 
         check_callable(fn, "filter")
-        kept: Stream[T] = self._on_rows(FilterRows(fn, on_error))
-        return Stream(kept._feeds, None, self._columns, self._time, kept._sides)
+        operator, feeds = FilterRows(fn, on_error), self._open_feeds("filter")
+        if self._is_paired:
+            operator.take_pairs(of_row)
+        node = Node(operator.name, feeds, operators=(operator,))
+        return Stream((Feed(node),), None, self._columns, self._time, side_outputs(operator, (), self._time))
 
     def flat_map(
         self, fn: Callable[[T], Iterable[U]], *, sides: Sequence[str] = (), on_error: OnError = "fail"
@@ -93,7 +95,7 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         from minishuffle.dataflow.operators.functions import FlatMapRows
 
         check_callable(fn, "flat_map")
-        return self._on_rows(FlatMapRows(fn, on_error), sides)
+        return self._on_rows(FlatMapRows(fn, on_error), flat_pairs, sides)
 
     def map_async(
         self,
@@ -123,20 +125,25 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         seconds = None
         if timeout is not None:
             seconds = checked_duration(timeout, "map_async(timeout=...)", positive=True) / 1_000_000
-        return self._on_rows(MapRowsAsync(fn, calls, seconds, on_error), sides)
+        return self._on_rows(MapRowsAsync(fn, calls, seconds, on_error), awaited_pair, sides)
 
     def union(self, *others: Stream[T]) -> Stream[T]:
-        """The records of this stream and the others, in no particular order."""
+        """The records of this stream and the others, in no particular order. There is event time if
+        all have some."""
         if not others:
             raise InvalidGraph("union takes at least one other stream")
         for other in others:
             if not isinstance(other, Stream):
                 refuse_mixture("union", "Stream", other)
-        streams = (self, *others)
+        streams = [self, *others]
+        if any(stream._time is None for stream in streams):
+            streams = [stream._unpaired() for stream in streams]
+        elif any(stream._time != self._time for stream in streams):
+            streams = [stream._paired() for stream in streams]
         feeds = tuple(feed for stream in streams for feed in stream._open_feeds("union"))
         columns = self._columns if all(other._columns == self._columns for other in others) else None
-        time = self._time if all(other._time == self._time for other in others) else None
-        return Stream(feeds, None, columns, time)
+        has_time = all(stream._time is not None for stream in streams)
+        return Stream(feeds, None, columns, streams[0]._time if has_time else None)
 
     def key_by(
         self, *key: str | Sequence[str] | Callable[[T], Any], on_error: OnError = "fail"
@@ -172,8 +179,8 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
 
         Args:
             time: a column of dicts, or a function of the row: a datetime (without time zone: in UTC), a
-                date, or int microseconds since 1970.
-                What :meth:`map` makes of a row has no time of its own, unless it keeps the column.
+                date, or int microseconds since 1970. What functions make of a row later on happened when it
+                did, whatever they keep of it.
             out_of_order: how far behind the latest record of its split another may come; the
                 watermark stays so far behind. One that comes later yet is *late*.
             idle_after: without a record for so long, this stream holds no other's time back.
@@ -190,7 +197,7 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         else:
             check_callable(time, "event_time")
             place = EventTime(fn=time, each=watermarks == "each")
-        return self._timed(place, out_of_order, idle_after, watermarks, on_error)
+        return self._unpaired()._timed(place, out_of_order, idle_after, watermarks, on_error)
 
     def broadcast_join(
         self, small: Stream[Any], on: On, how: Literal["inner", "left"] = "inner"
@@ -230,10 +237,10 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         from minishuffle.dataflow.table import Table
 
         declared = None if schema is None else arrow_schema(schema)
-        time, by_function = self._time, None
+        time, beside = self._time, None
         if time is not None and time.column is None:
-            time, by_function = EventTime(column=HIDDEN_TIME, each=time.each), time
-        feeds = self._beside("to_table", ToArrow(declared, time=by_function))._feeds
+            time, beside = EventTime(column=HIDDEN_TIME, each=time.each), time
+        feeds = self._beside("to_table", ToArrow(declared, time=beside))._feeds
         return Table(feeds, declared, None, time)
 
     # --- side outputs ------------------------------------------------------------------------------
@@ -265,14 +272,50 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         What ``fn`` raises fails the task.
         """
         check_callable(fn, "partition")
-        return self._exchanged("partition", Exchange("custom", choose=fn))
+        choose = of_row(fn) if self._is_paired else fn
+        return self._exchanged("partition", Exchange("custom", choose=choose))
 
     # --- making nodes ----------------------------------------------------------------------------
 
-    def _on_rows(self, operator: RecordOperator, sides: Sequence[str] = ()) -> Stream[Any]:
-        feeds, time = self._open_feeds(operator.name), self._time_by_column()
-        node = Node(operator.name, feeds, operators=(operator,))
-        return Stream((Feed(node),), time=time, sides=side_outputs(operator, sides, time))
+    def _on_rows(
+        self,
+        operator: RecordOperator,
+        wrap: Callable[[Callable[..., Any]], Callable[..., Any]],
+        sides: Sequence[str] = (),
+    ) -> Stream[Any]:
+        """What a function makes of rows; with event time that of pairs, which ``wrap`` makes of it."""
+        check_not_sinks(self._feeds, operator.name)
+        paired = self._paired()
+        if paired._time is not None:
+            operator.take_pairs(wrap)
+        node = Node(operator.name, paired._feeds, operators=(operator,))
+        return Stream((Feed(node),), time=paired._time, sides=side_outputs(operator, sides, paired._time))
+
+    @property
+    def _is_paired(self) -> bool:
+        return self._time is not None and self._time.is_paired
+
+    def _paired(self) -> Stream[T]:
+        """The same rows in pairs with their event times; as they are if they have none."""
+        from minishuffle.dataflow.operators.rowtimes import PairRows
+
+        if self._time is None or self._is_paired:
+            return self
+        feeds = self._beside("event_time", PairRows(self._time))._feeds
+        return Stream(feeds, None, self._columns, self._time.paired())
+
+    def _unpaired(self) -> Stream[T]:
+        """The same rows by themselves, and without event time if it stood beside them."""
+        from minishuffle.dataflow.operators.rowtimes import UnpairRows
+
+        if not self._is_paired:
+            return self
+        return Stream(self._beside("rows", UnpairRows())._feeds, None, self._columns)
+
+    def _sink(
+        self, label: str, sink: Operator, boundary: Boundary | None = None, *, collects: str = ""
+    ) -> Stream[T]:
+        return super(Stream, self._unpaired())._sink(label, sink, boundary, collects=collects)
 
     # --- several at once ---------------------------------------------------------------------------
 

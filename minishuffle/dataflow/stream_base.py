@@ -251,10 +251,6 @@ class StreamBase:
             raise InvalidGraph(f"{what}: call {self._time_hint}")
         return self._time
 
-    def _time_by_column(self) -> EventTime | None:
-        """Where the event time stands after a step that makes other records: a column may be left."""
-        return self._time if self._time is not None and self._time.column is not None else None
-
     def _beside(self, method: str, operator: Operator, reads: Reads | None = None) -> Self:
         """A step that runs where its input does and changes no column."""
         feeds = self._open_feeds(method)

@@ -62,13 +62,16 @@ class Table(TableSources, StreamSinks):
             refuse_row_method(self, name)
 
     def to_rows(self) -> Stream[dict[str, Any]]:
-        """The same records as dicts, for Python functions. Event time stays if its column is among them."""
+        """The same records as dicts, for Python functions. Event time stays."""
         from minishuffle.dataflow.operators.convert import ToRows
 
         check_distinct(self._columns, "to_rows")
-        shown = self._shown()
-        feeds = shown._beside("to_rows", ToRows())._feeds
-        return Stream(feeds, None, self._columns, shown._time)
+        time = self._time
+        if time is not None and time.is_hidden:
+            time = time.paired()
+        is_paired = time is not None and time.is_paired
+        feeds = self._beside("to_rows", ToRows(is_paired=is_paired))._feeds
+        return Stream(feeds, None, self._columns, time)
 
     # --- columns ---------------------------------------------------------------------------------
 

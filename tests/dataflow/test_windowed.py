@@ -13,7 +13,7 @@ from minishuffle.dataflow.nodes import Node, inputs_first
 from minishuffle.dataflow.operators.base import Operator
 from minishuffle.dataflow.operators.eventtime import AssignEventTime
 from minishuffle.dataflow.operators.sessions import last_of_session
-from minishuffle.dataflow.operators.times import EventTime
+from minishuffle.dataflow.operators.times import PAIRED, EventTime
 from minishuffle.dataflow.operators.windowassigner import LastMoment, tumbling
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.stream_base import StreamBase
@@ -95,20 +95,23 @@ def test_the_column_of_the_time_must_exist() -> None:
         lambda s: s.to_table(SCHEMA).to_rows(),
         lambda s: s.union(s),
         lambda s: s.parallel(2).name("x"),
-        lambda s: s.map(dict),
-        lambda s: s.flat_map(list),
     ],
 )
 def test_steps_that_keep_a_column_keep_the_time(step: Callable[[Stream[Any]], Stream[Any]]) -> None:
     assert step(timed())._time == EventTime(column="t")
 
 
-def test_what_makes_other_records_forgets_a_time_by_function() -> None:
-    by_function = rows().event_time(lambda row: row["t"])
+def test_what_makes_other_records_has_their_times_beside_them() -> None:
+    by_function = rows().event_time(lambda row: row["t"], watermarks="each")
     assert by_function.filter(bool)._time == by_function._time
     assert by_function.union(by_function)._time == by_function._time
-    for other in (by_function.map(dict), by_function.flat_map(list)):
-        assert other._time is None
+    for other in (by_function.map(dict), by_function.flat_map(list), timed().union(by_function)):
+        assert other._time == PAIRED
+        assert other.filter(bool)._time == other.map(dict)._time == PAIRED
+    paired = by_function.map(dict)._time
+    assert paired is not None and paired.each
+    assert by_function.map(dict).event_time("t")._time == EventTime(column="t")
+    assert rows().map(dict)._time is None
     assert timed().union(rows())._time is None
     assert timed().key_by("user").count()._time is None
 
@@ -138,7 +141,7 @@ def test_windows_need_a_size_and_event_time() -> None:
             keyed.window(HOUR, **wrong)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="there is no such time zone here"):
         keyed.window(24 * HOUR, tz="Europe/Zürich")
-    with pytest.raises(InvalidGraph, match=r"call event_time\(...\) before key_by, and again after a map"):
+    with pytest.raises(InvalidGraph, match=r"call event_time\(...\) before key_by$"):
         rows().key_by("user").window(HOUR)
     assert "of 3600 s" in repr(keyed.window(HOUR))
 

@@ -236,6 +236,8 @@ class Operator(Protocol):
     it ``only_reads``. (An exchange copies anyway.)"""
     only_reads: bool
     """It leaves rows as they are, and passes none on along the chain."""
+    unpairs: bool
+    """It takes rows out of pairs of event time and row, and does nothing else."""
 
     def open(self, context: TaskContext) -> None: ...
 

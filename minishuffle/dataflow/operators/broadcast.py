@@ -29,8 +29,8 @@ from minishuffle.dataflow.operators.joincolumns import (
 )
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.dataflow.operators.keykinds import RowKinds
-from minishuffle.dataflow.operators.moments import Vector
-from minishuffle.dataflow.operators.times import HIDDEN_TIME
+from minishuffle.dataflow.operators.moments import Vector, without_times
+from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
 from minishuffle.errors import ResourceExhausted, UnknownName, UsageError
 from minishuffle.exchange.elements import pack_rows
 from minishuffle.exchange.gather import taken
@@ -208,14 +208,21 @@ class BroadcastRows(_Broadcast):
 
     Args:
         names: of the small side's columns; None: those that its rows have.
+        time: where the big side's event times stand; with pairs, what is emitted are pairs too.
 
     Raises:
         UsageError: a row is not a dict.
         UnknownName: a row has no such column.
     """
 
-    def __init__(self, columns: BroadcastColumns, names: tuple[str, ...] | None = None) -> None:
+    def __init__(
+        self,
+        columns: BroadcastColumns,
+        names: tuple[str, ...] | None = None,
+        time: EventTime | None = None,
+    ) -> None:
         super().__init__(columns)
+        self._time = time or EventTime()
         self._rows: dict[Any, list[dict[str, Any]]] = {}
         self._others: dict[str, None] = dict.fromkeys(columns.others(names or ()))
         """Names in the order in which they came."""
@@ -236,13 +243,15 @@ class BroadcastRows(_Broadcast):
             return
         out = RowsOut(emit)
         unmatched: list[dict[str, Any]] = [{}] if self.columns.is_left else []
-        forms = _forms(batch, self.columns.keys[BIG])
+        rows, is_paired = without_times(self._time, batch), self._time.is_paired
+        forms = _forms(rows, self.columns.keys[BIG])
         self._kinds.note(forms, BIG)
-        for form, row in zip(forms, batch, strict=True):
+        for form, row, record in zip(forms, rows, batch, strict=True):
             names = self._names_beside(tuple(row))
             for partner in self._rows.get(form, unmatched):
                 added = zip(names, map(partner.get, self._others), strict=True)
-                out.rows.append({**row, **dict(added)})
+                joined = {**row, **dict(added)}
+                out.rows.append((record[0], joined) if is_paired else joined)
             if len(out.rows) >= out.room:
                 out.look()
         out.flush()

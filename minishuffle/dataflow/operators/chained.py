@@ -42,6 +42,7 @@ class ChainedOperator:
     keeps_rows = False
     shares = False
     only_reads = False
+    unpairs = False
 
     def open(self, context: TaskContext) -> None:
         self.context = context
@@ -86,9 +87,26 @@ class ForgivingOperator(ChainedOperator):
         self.on_error = on_error
         self.errors_tag = ""
         """The tag of the side output of errors; "" without one."""
+        self.takes_pairs = self.gives_pairs = False
+        """Records that it takes, or emits, are pairs of an event time and a row."""
+
+    def row_of(self, record: Any) -> Any:
+        """What the user knows of a record that it takes."""
+        return record[1] if self.takes_pairs else record
 
     def drop(self, error: Exception, record: Any) -> None:
         """Count a record that is dropped because of ``error``, and log it or put it aside if it is to be."""
+        self._drop(error, self.row_of(record))
+
+    def drop_given(self, error: Exception, record: Any) -> None:
+        """The same of one that it has emitted, or of its row."""
+        self._drop(error, record[1] if self.gives_pairs else record)
+
+    def drop_unpaired(self, error: Exception, row: Any) -> None:
+        """The same of the row of a pair that it has emitted."""
+        self._drop(error, row)
+
+    def _drop(self, error: Exception, record: Any) -> None:
         errors = self.context.counters.user_errors
         errors[self.on_error] = errors.get(self.on_error, 0) + 1
         if self.on_error == "dead_letter":
@@ -116,8 +134,13 @@ class RecordOperator(ForgivingOperator):
     def __init__(self, fn: Callable[..., Any], on_error: OnError) -> None:
         super().__init__(on_error)
         self.fn = fn
+        self._hooked = fn
         self.side_tags: Mapping[str, str] = {}
         """Tags of the side outputs into which the function may put rows, by name."""
+
+    def take_pairs(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Records are pairs of an event time and a row, and ``wrap`` makes the function one of pairs."""
+        self.fn, self.takes_pairs, self.gives_pairs = wrap(self.fn), True, True
 
     def open(self, context: TaskContext) -> None:
         super().open(context)
@@ -129,7 +152,7 @@ class RecordOperator(ForgivingOperator):
     def _call_hook(self, name: str, *arguments: TaskContext) -> Any:
         """What the hook gives. A class that is called for each record, ``Path`` say, has none: its instances
         have them."""
-        hook = None if isinstance(self.fn, type) else getattr(self.fn, name, None)
+        hook = None if isinstance(self._hooked, type) else getattr(self._hooked, name, None)
         return hook(*arguments) if callable(hook) else None
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
@@ -162,16 +185,20 @@ class RecordOperator(ForgivingOperator):
 
     def note_failure(self, error: BaseException, record: Any) -> None:
         """Add to the error which record raised it, and where."""
-        error.add_note(f"raised in operator {self.name!r} by the record {preview(record)}")
+        error.add_note(f"raised in operator {self.name!r} by the record {preview(self.row_of(record))}")
 
 
 def dropper_of(operators: Sequence[Operator]) -> Callable[[Exception, Any], None] | None:
     """What drops a row that the chain gives and that cannot be sent: the operator that made the row, if its
     ``on_error`` says so; None: such a row fails the task."""
+    unpaired = False
     for operator in reversed(operators):
-        if not operator.only_reads:
-            drops = isinstance(operator, ForgivingOperator) and operator.on_error != "fail"
-            return operator.drop if drops else None  # type: ignore[attr-defined]
+        if operator.unpairs:
+            unpaired = True
+        elif not operator.only_reads:
+            if isinstance(operator, ForgivingOperator) and operator.on_error != "fail":
+                return operator.drop_unpaired if unpaired else operator.drop_given
+            return None
     return None
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from minishuffle.dataflow.operators.base import Batch, Emit, KeyedRows, Used
 from minishuffle.dataflow.operators.chained import ChainedOperator, preview
 from minishuffle.dataflow.operators.hiddentime import gives_time, with_time
-from minishuffle.dataflow.operators.moments import event_times
+from minishuffle.dataflow.operators.moments import event_times, without_times
 from minishuffle.dataflow.operators.pyvalues import MISFITS, array_of, type_of
 from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
 from minishuffle.dataflow.operators.widertype import wider
@@ -265,13 +265,26 @@ def _check_nulls(field: pa.Field, array: pa.Array) -> None:
 
 
 class ToRows(ChainedOperator):
-    """Emits Arrow batches as lists of dicts, one per row; lists pass as they are."""
+    """Emits Arrow batches as lists of dicts, one per row; lists pass as they are.
+
+    Args:
+        is_paired: the batches have the hidden column of event times, and pairs are emitted.
+    """
 
     name = "to_rows"
 
+    def __init__(self, *, is_paired: bool = False) -> None:
+        self._is_paired = is_paired
+
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        if len(rows := rows_of(batch)):
-            emit(rows)
+        if not len(batch):
+            return
+        if self._is_paired:
+            assert isinstance(batch, pa.RecordBatch)
+            times = event_times(EventTime(column=HIDDEN_TIME), batch)
+            emit(list(zip(times.tolist(), rows_of(batch.drop_columns([HIDDEN_TIME])), strict=True)))
+        else:
+            emit(rows_of(batch))
 
 
 class ToArrow(ChainedOperator):
@@ -283,6 +296,7 @@ class ToArrow(ChainedOperator):
     Args:
         keys: see :class:`RowsToArrow`, as ``columns``.
         time: where the event time stands that the hidden column gets; None: there is no such column.
+        adds_time: something reads that column.
 
     Raises:
         UsageError: a row or value does not fit; names column and value.
@@ -298,17 +312,20 @@ class ToArrow(ChainedOperator):
         keys: tuple[str, ...] = (),
         columns: tuple[str, ...] | None = None,
         time: EventTime | None = None,
+        *,
+        adds_time: bool = True,
     ) -> None:
         self._converter = RowsToArrow(schema, keys, columns)
         self._time = time
+        self._adds_time = adds_time
 
     def for_columns(self, used: Used) -> ToArrow:
         """(At submission.) Of rows without a declared schema, only what is used is converted."""
-        time = self._time if gives_time(used) else None
+        adds = gives_time(used)
         if self._converter.declared or used.gives is None:
-            return ToArrow(self._converter.schema, time=time)
+            return ToArrow(self._converter.schema, time=self._time, adds_time=adds)
         columns = tuple(sorted(used.gives - {HIDDEN_TIME}))
-        return ToArrow(None, tuple(sorted(used.keys)), columns, time)
+        return ToArrow(None, tuple(sorted(used.keys)), columns, self._time, adds_time=adds)
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         if isinstance(batch, pa.RecordBatch):
@@ -316,8 +333,11 @@ class ToArrow(ChainedOperator):
             return
         for rows in pieces(rows_of(batch)):
             if len(rows):
-                table = self._converter.convert(rows_of(rows))
-                emit(table if self._time is None else with_time(table, event_times(self._time, rows)))
+                plain = rows_of(rows) if self._time is None else without_times(self._time, rows_of(rows))
+                table = self._converter.convert(plain)
+                if self._time is not None and self._adds_time:
+                    table = with_time(table, event_times(self._time, rows))
+                emit(table)
 
 
 class CheckSchema(ChainedOperator):

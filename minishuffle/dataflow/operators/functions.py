@@ -23,6 +23,8 @@ from minishuffle.dataflow.operators.chained import (
     RecordOperator,
     preview,
 )
+from minishuffle.dataflow.operators.moments import without_times
+from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.exchange.keys import hash_rows
 from minishuffle.exchange.rows import pack_rows, unpack_rows
@@ -191,6 +193,9 @@ class KeyRows(_PerRow):
 class KeyRowsByColumns(ChainedOperator):
     """Emits dict rows with the named columns as the key: a bare value for one, a tuple for several.
 
+    Args:
+        time: where the event times stand; with pairs it is their rows that have the columns.
+
     Raises:
         UnknownName: a row has no such column.
         UsageError: a row is not a dict.
@@ -199,17 +204,19 @@ class KeyRowsByColumns(ChainedOperator):
     name = "key_by"
     only_reads = True
 
-    def __init__(self, names: tuple[str, ...]) -> None:
+    def __init__(self, names: tuple[str, ...], time: EventTime | None = None) -> None:
         self.names = names
         self._key_of = itemgetter(*names)
+        self._time = time or EventTime()
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         assert isinstance(batch, list)
-        left = iter(batch)
+        rows = without_times(self._time, batch)
+        left = iter(rows)
         try:
             keys = list(map(self._key_of, left))
         except (LookupError, TypeError) as error:
-            raise self._explain(_last_taken(batch, left)) from error
+            raise self._explain(_last_taken(rows, left)) from error
         if keys:
             emit(KeyedRows(keys, batch))
 

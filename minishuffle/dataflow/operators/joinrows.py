@@ -21,14 +21,14 @@ from minishuffle.dataflow.operators.keyedstate import (
 )
 from minishuffle.dataflow.operators.keykinds import RowKinds
 from minishuffle.dataflow.operators.late import Late
-from minishuffle.dataflow.operators.moments import Vector, microseconds
+from minishuffle.dataflow.operators.moments import Vector, microseconds, without_times
 from minishuffle.dataflow.operators.timeheap import TimeHeap
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import UsageError
 from minishuffle.exchange.keys import canonical_rows
 from minishuffle.exchange.sizes import RowsOut
 
-__all__ = ["JoinRows", "JoinedTime"]
+__all__ = ["JoinRows", "JoinedTime", "gives_pairs"]
 
 _time_of = attrgetter("time")
 
@@ -99,9 +99,14 @@ class _Side:
             yield held
 
 
+def gives_pairs(how: How, times: tuple[EventTime, EventTime]) -> bool:
+    """Whether what a join emits are pairs: if not, its rows show its times as they came."""
+    return times[LEFT].is_paired or (times[RIGHT].is_paired and how not in ("semi", "anti"))
+
+
 class JoinRows(IntervalJoin):
     """Emits (key, left row, right row); None for the row of a side that has no partner. Semi and anti joins
-    emit left rows.
+    emit left rows. Where a side's rows come in pairs with their times, what is emitted is in pairs too.
 
     The key is shown as the later of both records brought it.
     """
@@ -114,6 +119,7 @@ class JoinRows(IntervalJoin):
         late: tuple[Late, Late] = DROPPED,
     ) -> None:
         super().__init__(how, bounds, times, late)
+        self._gives_pairs = gives_pairs(how, times)
         self._sides = (_Side(), _Side())
         self._kinds = RowKinds()
 
@@ -123,6 +129,7 @@ class JoinRows(IntervalJoin):
         own, others = self._sides[input], self._sides[1 - input]
         before, after = self.progress.bounds.of(input)
         limit, outer = self.progress.limit(input), self.goes_unmatched(input)
+        batch = without_times(self.times[input], batch)
         out = RowsOut(emit)
         # Where right rows only say that there are some, one of each key and time does for all.
         says_only = input == RIGHT and self.how in ("semi", "anti")
@@ -134,16 +141,16 @@ class JoinRows(IntervalJoin):
                 continue
             partners = others.between(form, time - before, time + after) if has_key else []
             if partners:
-                out.rows += self._matches(key, row, partners, input)
+                out.rows += self._matches(key, row, time, partners, input)
             if has_key and time > limit:
                 own.add(_Held(time, form, key, row, bool(partners)))
             elif outer and not partners:
-                out.rows.append(self._alone(key, row, input))
+                out.rows.append(self._alone(key, row, time, input))
             if len(out.rows) >= out.room:
                 out.look()
         out.flush()
 
-    def _matches(self, key: Any, row: Any, partners: list[_Held], input: int) -> list[Any]:
+    def _matches(self, key: Any, row: Any, time: int, partners: list[_Held], input: int) -> list[Any]:
         """What a record and those that match it give."""
         if self.how == "semi":
             rows = [row] if input == LEFT else [partner.row for partner in partners if not partner.matched]
@@ -153,19 +160,31 @@ class JoinRows(IntervalJoin):
             rows = [(key, row, partner.row) for partner in partners]
         else:
             rows = [(key, partner.row, row) for partner in partners]
+        if self._gives_pairs:
+            rows = list(zip(self._times(time, partners, input), rows, strict=True))
         for partner in partners:
             partner.matched = True
         return rows
 
-    def _alone(self, key: Any, row: Any, input: int) -> Any:
+    def _times(self, time: int, partners: list[_Held], input: int) -> list[int]:
+        """The event times that go with what :meth:`_matches` gives."""
+        if self.how == "semi":
+            return [time] if input == LEFT else [partner.time for partner in partners if not partner.matched]
+        return [] if self.how == "anti" else [max(time, partner.time) for partner in partners]
+
+    def _alone(self, key: Any, row: Any, time: int, input: int) -> Any:
         if self.how == "anti":
-            return row
-        return (key, None, row) if input == RIGHT else (key, row, None)
+            given = row
+        else:
+            given = (key, None, row) if input == RIGHT else (key, row, None)
+        return (time, given) if self._gives_pairs else given
 
     def let_go(self, input: int, limit: int, emit: Emit) -> None:
         outer = self.goes_unmatched(input)
         gone = self._sides[input].take_until(limit)
-        alone = [self._alone(held.key, held.row, input) for held in gone if outer and not held.matched]
+        alone = [
+            self._alone(held.key, held.row, held.time, input) for held in gone if outer and not held.matched
+        ]
         emit_rows(alone, emit)
 
     def finish(self, emit: Emit) -> None:

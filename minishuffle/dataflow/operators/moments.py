@@ -15,7 +15,7 @@ from minishuffle.dataflow.operators.chained import preview
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import UnknownName, UsageError
 
-__all__ = ["TIME_MAX", "TIME_MIN", "datetime_of", "event_times", "microseconds"]
+__all__ = ["TIME_MAX", "TIME_MIN", "datetime_of", "event_times", "microseconds", "without_times"]
 
 Vector: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
@@ -75,8 +75,20 @@ def event_times(time: EventTime, batch: Batch) -> Vector:
         times = _arrow_times(time, batch)
     else:
         rows = batch.rows if isinstance(batch, KeyedRows) else batch
-        times = _row_times(time, rows)
+        if time.is_paired:
+            times = np.fromiter((at for at, _ in rows), np.int64, len(rows))
+        else:
+            times = _row_times(time, rows)
     return times + time.shift if time.shift else times
+
+
+def without_times(time: EventTime, batch: Batch) -> Any:
+    """The batch with the rows alone where they stand in pairs with their times."""
+    if not time.is_paired:
+        return batch
+    if isinstance(batch, KeyedRows):
+        return KeyedRows(batch.keys, [row for _, row in batch.rows])
+    return [row for _, row in batch]
 
 
 def _row_times(time: EventTime, rows: Sequence[Any]) -> Vector:
@@ -102,12 +114,12 @@ def _no_time(time: EventTime, row: Any, error: Exception) -> UsageError:
     if not isinstance(row, dict):
         return UsageError(
             f"the event time is in the column {time.column!r}, but a record is {preview(row)}: map the "
-            "records to dicts, or call event_time() again with a function"
+            "records to dicts first, or give event_time() a function"
         )
     if time.column not in row:
         return UnknownName(
-            f"no column {time.column!r} for the event time: the row has {', '.join(map(str, row))}: keep "
-            "it in map(), or call event_time() again"
+            f"no column {time.column!r} for the event time: the row has {', '.join(map(str, row))}: name "
+            "another column in event_time(), or give it a function"
         )
     return UsageError(f"column {time.column!r} of the record {preview(row)}: {error}: {_MEND}")
 

@@ -31,7 +31,15 @@ from minishuffle.dataflow.operators.keyedstate import (
     packed,
     unpacked,
 )
-from minishuffle.dataflow.operators.moments import TIME_MAX, TIME_MIN, datetime_of, event_times, microseconds
+from minishuffle.dataflow.operators.moments import (
+    TIME_MAX,
+    TIME_MIN,
+    datetime_of,
+    event_times,
+    microseconds,
+    without_times,
+)
+from minishuffle.dataflow.operators.pairs import stamped
 from minishuffle.dataflow.operators.timers import Timers
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import UsageError
@@ -129,7 +137,7 @@ class ProcessRows(RecordOperator):
     changed in the state before stays.
 
     Args:
-        time: where the records' times stand; None: they have none.
+        time: where the records' times stand, and what is emitted are pairs; None: they have none.
         ttl: seconds without a call for a key after which its state is gone. Its timers are not.
     """
 
@@ -154,6 +162,9 @@ class ProcessRows(RecordOperator):
         self._timers: dict[Clock, Timers] = {"event": Timers(), "wall": Timers()}
         self._firing: tuple[Clock, int] | None = None
         """The timer that is being fired."""
+        self._stamp: int | None = None
+        """The event time of what is made now."""
+        self.gives_pairs = time is not None
         self._swept_at = 0.0
 
     def open(self, context: TaskContext) -> None:
@@ -203,11 +214,13 @@ class ProcessRows(RecordOperator):
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         assert isinstance(batch, KeyedRows)
         forms = canonical_rows(batch.keys)
-        times = [None] * len(batch) if self.time is None else event_times(self.time, batch).tolist()
+        times, rows = [None] * len(batch), batch.rows
+        if self.time is not None:
+            times, rows = event_times(self.time, batch).tolist(), without_times(self.time, batch).rows
         now = self.context.now()
         out = RowsOut(self.parted(emit))
-        for key, form, row, time in zip(batch.keys, forms, batch.rows, times, strict=True):
-            self._given.time = None if time is None else datetime_of(time)
+        for key, form, row, time in zip(batch.keys, forms, rows, times, strict=True):
+            self._given.time, self._stamp = None if time is None else datetime_of(time), time
             self._call(self.fn, row, form, self._entry(form, key, now), now, out.rows)
             if len(out.rows) >= out.room:
                 out.look()
@@ -240,7 +253,9 @@ class ProcessRows(RecordOperator):
                 raise UsageError(f"process takes a list of rows or None from a function, not {rows!r:.80}")
             if rows is not None:
                 # Copies: of the state, say, which goes on from here.
-                out.extend([row if type(row) in SCALARS else copied(row) for row in rows])
+                made = [row if type(row) in SCALARS else copied(row) for row in rows]
+                stamp = self._stamp
+                out.extend(made if stamp is None else [stamped(stamp, row) for row in made])
         except Exception as error:
             if self.on_error == "fail" or isinstance(error, UsageError):
                 self.note_failure(error, what)
@@ -284,6 +299,7 @@ class ProcessRows(RecordOperator):
                 entry.state = {}
             entry.timers -= 1
             self._given.time = at = datetime_of(time)
+            self._stamp = self._stamp_of(clock, time)
             self._firing = (clock, time)
             assert self.on_timer is not None
             self._call(self.on_timer, at, form, entry, now, out.rows)
@@ -291,6 +307,12 @@ class ProcessRows(RecordOperator):
             if len(out.rows) >= out.room:
                 out.look()
         out.flush()
+
+    def _stamp_of(self, clock: Clock, time: int) -> int | None:
+        """The event time of what a timer's function gives: the timer's, or the first that is not late."""
+        if self.time is None:
+            return None
+        return time if clock == "event" or self.reached == BEGINNING_OF_TIME else self.reached + 1
 
     # --- marks and the clock --------------------------------------------------------------------------
 

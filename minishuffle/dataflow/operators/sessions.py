@@ -43,7 +43,14 @@ from minishuffle.dataflow.operators.keyedstate import (
 )
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.dataflow.operators.late import Late
-from minishuffle.dataflow.operators.moments import TIME_MAX, TIME_MIN, Vector, datetime_of, event_times
+from minishuffle.dataflow.operators.moments import (
+    TIME_MAX,
+    TIME_MIN,
+    Vector,
+    datetime_of,
+    event_times,
+    without_times,
+)
 from minishuffle.dataflow.operators.timedrows import TimedRows, WaitingRows
 from minishuffle.dataflow.operators.timeheap import TimeHeap
 from minishuffle.dataflow.operators.times import EventTime
@@ -181,6 +188,7 @@ class SessionRows(SessionOperator, RecordOperator):
         time."""
 
     def hold(self, batch: Batch, times: Vector) -> None:
+        batch = without_times(self._time, batch)
         assert isinstance(batch, KeyedRows)
         forms = canonical_rows(batch.keys)
         for form, key, row, time in zip(forms, batch.keys, batch.rows, times.tolist(), strict=True):

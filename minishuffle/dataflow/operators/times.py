@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["HIDDEN_TIME", "EventTime"]
+__all__ = ["HIDDEN_TIME", "PAIRED", "EventTime"]
 
 HIDDEN_TIME: Final = "__event_time"
 """The column of a table's event time where no column that it shows is that; see ``hiddentime``."""
@@ -14,7 +14,8 @@ HIDDEN_TIME: Final = "__event_time"
 
 @dataclass(frozen=True, slots=True)
 class EventTime:
-    """A column, or a function of the row that gives a datetime or int microseconds; at most one of both.
+    """A column, or a function of the row that gives a datetime or int microseconds; or it is the first one of
+    a pair, whose second one is the row, see ``rowtimes``. At most one of the three.
 
     ``shift`` (microseconds) is added to what stands there. With ``each`` a watermark follows each record, and
     the order of its producer's records alone says which of them is late.
@@ -24,13 +25,21 @@ class EventTime:
     fn: Callable[[Any], Any] | None = None
     shift: int = 0
     each: bool = field(default=False, compare=False)
+    is_paired: bool = False
 
     @property
     def is_none(self) -> bool:
         """Whether there is no time at all, as in joins of bounded data."""
-        return self.column is None and self.fn is None
+        return self.column is None and self.fn is None and not self.is_paired
 
     @property
     def is_hidden(self) -> bool:
         """Whether no column that is shown holds it."""
         return self.column == HIDDEN_TIME
+
+    def paired(self) -> EventTime:
+        """Where it stands once each row is in a pair with its time."""
+        return EventTime(is_paired=True, each=self.each)
+
+
+PAIRED: Final = EventTime(is_paired=True)

@@ -17,7 +17,7 @@ from minishuffle.dataflow.operators.keyedstate import (
     packed,
     unpacked,
 )
-from minishuffle.dataflow.operators.moments import datetime_of
+from minishuffle.dataflow.operators.moments import datetime_of, without_times
 from minishuffle.dataflow.operators.windows import OpenWindows, Starts, WindowOperator
 from minishuffle.exchange.keys import canonical_rows
 
@@ -55,6 +55,7 @@ class WindowRows(WindowOperator, RecordOperator):
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         for kept, starts in self._windows.admit(batch, self.context, emit):
+            kept = without_times(self._windows.time, kept)
             assert isinstance(kept, KeyedRows)
             if self._windows.assigner.per_record > 1:  # Each window has its own, which functions may change.
                 kept = KeyedRows(kept.keys, set_apart(kept.rows))

@@ -188,10 +188,12 @@ def test_rows_may_be_put_aside() -> None:
 
 
 def test_calls_are_cancelled_before_the_functions_own_close() -> None:
-    opened = Opened(10)
-    closed = opened.calls.closed
-    opened.operator.fn = type("Fn", (), {"close": lambda self: closed.append("own")})()
-    opened.operator.close()
+    calls = Scripted()
+    closed = calls.closed
+    fn = type("Fn", (), {"close": lambda self: closed.append("own"), "__call__": unused})()
+    operator = MapRowsAsync(fn, 10)
+    operator.open(TaskContext("job", "task", 0, 1, 1, async_calls=lambda: calls))
+    operator.close()
     assert closed == ["cancel", "own", "close"]
 
 

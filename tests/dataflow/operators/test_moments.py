@@ -73,7 +73,7 @@ def test_a_shift_is_added() -> None:
         ({"t": "noon"}, r"'noon' \(str\) is no time"),
         ({"t": True}, "True .bool. is no time"),
         ({"t": 1.5}, "1.5 .float. is no time"),
-        ({"s": 1}, "no column 't' for the event time: the row has s: keep it in map"),
+        ({"s": 1}, "no column 't' for the event time: the row has s: name another column"),
         ((1, 2), r"a record is \(1, 2\): map the records to dicts"),
         ({"t": 10**18}, r"outside the years 1 to 9999"),
     ],

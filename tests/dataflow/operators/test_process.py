@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minishuffle.dataflow.operators import process
-from minishuffle.dataflow.operators.base import END_OF_TIME, Idle, KeyedRows, TaskContext, Watermark
+from minishuffle.dataflow.operators.base import (
+    END_OF_TIME,
+    Aside,
+    Idle,
+    KeyedRows,
+    Side,
+    TaskContext,
+    Watermark,
+)
 from minishuffle.dataflow.operators.process import ProcessContext, ProcessRows
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import UsageError
@@ -29,17 +37,22 @@ def micros(at: datetime) -> int:
 
 
 class Run:
-    """An operator with a clock that stands still until it is set; ``out`` has rows and marks."""
+    """An operator with a clock that stands still until it is set; ``out`` has rows and marks, ``times`` the
+    event times of the rows."""
 
     def __init__(self, operator: ProcessRows) -> None:
         self.operator = operator
         self.out: list[Any] = []
+        self.times: list[int] = []
         self.now = 1000.0
         self.log: list[str] = []
         self.context = TaskContext("job", "task", 0, 1, 1, now=lambda: self.now, log=self.log.append)
         operator.open(self.context)
 
     def emit(self, item: Any) -> None:
+        if isinstance(item, list) and self.operator.gives_pairs:
+            self.times += [time for time, _ in item]
+            item = [row for _, row in item]
         self.out += item if isinstance(item, list) else [item]
 
     def take(self, *records: tuple[Any, int]) -> None:
@@ -83,6 +96,28 @@ def test_each_key_has_its_own_state() -> None:
     run.take(("a", 1), ("b", 2), ("a", 3))
     run.take((1, 4), (True, 5), (1.0, 6), (None, 7), (None, 8))
     assert run.out == [("a", 1), ("b", 1), ("a", 2), (1, 1), (1, 2), (1, 3), (None, 1), (None, 2)]
+
+
+def test_what_is_given_happened_when_its_record_did_or_at_the_time_of_its_timer() -> None:
+    def on_record(row: Any, context: ProcessContext) -> list[Any]:
+        context.set_timer(row["t"] + 10)
+        context.set_timer(row["t"] + 1_000_000_020, clock="wall")
+        return [row["t"], Aside("odd", row["t"])]
+
+    operator = ProcessRows(on_record, fired, TIME)
+    operator.side_tags = {"odd": "side-1"}
+    run = Run(operator)
+    run.take(("a", 3), ("b", 4))
+    assert (run.out, run.times) == ([Side("side-1", [(3, 3), (4, 4)]), 3, 4], [3, 4])
+    run.watermark(13)
+    assert run.times[2:] == [13], "the timer's"
+    run.clock(1000.0 + 24e-6)
+    assert run.times[3:] == [14, 14], "the first that is not behind the watermark"
+    early = Run(ProcessRows(on_record, fired, TIME))
+    early.operator.side_tags = {"odd": "side-1"}
+    early.take(("a", 3))
+    early.clock(1000.0 + 24e-6)
+    assert early.times[1:] == [1_000_000_023], "without a watermark the clock's"
 
 
 def test_what_the_context_knows() -> None:
