@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from minishuffle.dataflow.operators.base import TaskContext as TaskContext
     from minishuffle.dataflow.operators.process import ProcessContext as ProcessContext
     from minishuffle.dataflow.operators.sinks import Sink as Sink
+    from minishuffle.dataflow.operators.times import EVENT_TIME as EVENT_TIME
     from minishuffle.dataflow.stream import Stream as Stream
     from minishuffle.dataflow.table import Table as Table
     from minishuffle.dataflow.windowed import WindowedStream as WindowedStream
@@ -68,6 +69,7 @@ _MODULE_OF: Final = {
     "TaskContext": "minishuffle.dataflow.operators.base",
     "ProcessContext": "minishuffle.dataflow.operators.process",
     "Sink": "minishuffle.dataflow.operators.sinks",
+    "EVENT_TIME": "minishuffle.dataflow.operators.times",
     "Stream": "minishuffle.dataflow.stream",
     "Table": "minishuffle.dataflow.table",
     "WindowedStream": "minishuffle.dataflow.windowed",

@@ -218,7 +218,9 @@ class Table(TableSources, StreamSinks):
     ) -> Table:
         """What ``fn(batch)`` makes of each ``pyarrow.RecordBatch``: another, a table, or None for no rows.
 
-        Event time stays if ``fn`` gets its column and gives it back; else call :meth:`event_time` again.
+        Event time stays if ``fn`` gets its column and gives it back; else call :meth:`event_time` again. If
+        no column that is shown holds it, ``columns`` may have ``EVENT_TIME``: int64, microseconds since 1970.
+        What ``fn`` gives in that column are the times of its rows, the same or others; nobody else sees it.
 
         Args:
             schema: the columns that it gives; they are checked. Without it they are not known to the steps
@@ -227,6 +229,7 @@ class Table(TableSources, StreamSinks):
             batch_rows: at most so many rows at a time.
 
         Raises:
+            InvalidGraph: ``columns`` have ``EVENT_TIME``, and there is no event time.
             UnknownName: the columns are known, and one of ``columns`` is not among them.
         """
         from minishuffle.dataflow.operators.convert import CheckSchema
@@ -234,17 +237,21 @@ class Table(TableSources, StreamSinks):
 
         check_callable(fn, "map_batches")
         taken = None if columns is None else key_columns((columns,), "map_batches(columns=...)")
+        timed = self._shown()
         if taken is not None:
-            check_columns(taken, self._columns, "map_batches")
+            check_columns([name for name in taken if name != HIDDEN_TIME], self._columns, "map_batches")
+            if HIDDEN_TIME in taken:
+                self._needed_time("map_batches has no event time to give")
+                timed = self._with_time_apart()
         if batch_rows is not None and (type(batch_rows) is not int or batch_rows < 1):
             raise UsageError(f"batch_rows is {batch_rows!r}: give a whole number from 1 on")
         reads = None if taken is None else reads_only(*taken)
-        shown = self._shown()
-        mapped = shown._step(MapPieces(fn, on_error, taken, batch_rows), None, None, shown._time, reads=reads)
+        mapped = timed._step(MapPieces(fn, on_error, taken, batch_rows), None, None, timed._time, reads=reads)
         if schema is None:
             return mapped
-        declared = arrow_schema(schema)
-        time = shown._time if shown._time_column in declared.names else None
+        declared, time = arrow_schema(schema), timed._time
+        if time is not None and not time.is_hidden and time.column not in declared.names:
+            time = None
         checked = mapped._beside("schema", CheckSchema(declared))
         return Table(checked._feeds, declared, None, time)
 

@@ -74,7 +74,7 @@ def behind_it() -> Iterator[tuple[LocalCluster, Middlebox]]:
         processes = cluster._running()
         box = Middlebox(processes.address)
         try:
-            child = processes.launch.start(2, False, box.address)
+            child = processes.launch.start(2, box.address)
             try:
                 wait_until_ready(child, time.monotonic() + SECONDS_MAX)
                 yield cluster, box

@@ -363,6 +363,9 @@ class CheckSchema(ChainedOperator):
             emit(batch)
 
     def _check_arrow(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        hidden = batch.column(HIDDEN_TIME) if HIDDEN_TIME in batch.schema.names else None
+        if hidden is not None:
+            batch = batch.drop_columns([HIDDEN_TIME])
         extra = [name for name in batch.schema.names if name not in self.schema.names]
         if extra:
             raise UsageError(
@@ -379,4 +382,5 @@ class CheckSchema(ChainedOperator):
                 )
             _check_nulls(field, array)
             arrays.append(array)
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        checked = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        return checked if hidden is None else checked.append_column(HIDDEN_TIME, hidden)

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["HIDDEN_TIME", "PAIRED", "EventTime"]
+__all__ = ["EVENT_TIME", "HIDDEN_TIME", "PAIRED", "EventTime"]
 
 HIDDEN_TIME: Final = "__event_time"
 """The column of a table's event time where no column that it shows is that; see ``hiddentime``."""
+EVENT_TIME: Final = HIDDEN_TIME
+"""The name of that column for functions that ask for it: see :meth:`Table.map_batches`."""
 
 
 @dataclass(frozen=True, slots=True)

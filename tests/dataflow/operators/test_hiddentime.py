@@ -10,10 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from minishuffle.dataflow.operators.times import EVENT_TIME
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.stream_base import StreamBase
 from minishuffle.dataflow.table import Table
-from minishuffle.errors import InvalidGraph
+from minishuffle.errors import InvalidGraph, UnknownName
 from support.cutjobs import Cut, run
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -206,9 +207,46 @@ def test_late_records_of_a_hidden_time_keep_their_columns_and_time() -> None:
     assert windows.time.is_hidden
 
 
+@pytest.mark.parametrize("declared", [True, False])
+@pytest.mark.parametrize("hidden", [True, False])
+def test_a_function_of_batches_may_keep_the_time_or_give_another(declared: bool, hidden: bool) -> None:
+    table = calls().drop("at") if hidden else calls()
+    schema = {"user": "string", "n": "int64"} if declared else None
+
+    def mapped(fn: Callable[[pa.RecordBatch], Any]) -> Table:
+        return table.map_batches(fn, columns=["user", EVENT_TIME, "n"], schema=schema)
+
+    def kept(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch.select([EVENT_TIME, "user", "n"]).filter(pc.field("user") == "ann")
+
+    assert windows(mapped(kept)) == WINDOWS[:2]
+    assert [list(row) for row in answers(mapped(kept))] == [["user", "n"]] * 3
+    assert hours_of(mapped(kept).to_rows()) == WINDOWS[:2]
+
+    def an_hour_later(batch: pa.RecordBatch) -> pa.RecordBatch:
+        assert batch.schema.field(EVENT_TIME).type == pa.int64()
+        times = pc.add(batch.column(EVENT_TIME), HOUR // timedelta(microseconds=1))
+        return batch.set_column(batch.schema.get_field_index(EVENT_TIME), EVENT_TIME, times)
+
+    assert windows(mapped(an_hour_later)) == [(user, hour + 1, count) for user, hour, count in WINDOWS]
+    lost = mapped(lambda batch: batch.select(["user", "n"]))
+    assert len(answers(lost)) == 5
+    with pytest.raises(UnknownName, match="no column for the event time: the batch has user.*: keep it"):
+        windows(lost)
+
+
+def hours_of(rows: Stream[Any]) -> list[tuple[str, int, int]]:
+    counted = answers(rows.key_by("user").window(HOUR).count())
+    return sorted((user, (start - START) // HOUR, count) for user, start, count in counted)
+
+
+def test_a_table_without_event_time_has_none_to_give() -> None:
+    with pytest.raises(InvalidGraph, match="map_batches has no event time to give: call event_time"):
+        Table.from_arrow(pa.table({"n": [1]})).map_batches(lambda batch: batch, columns=["n", EVENT_TIME])
+
+
 def test_only_a_function_of_batches_loses_a_time_that_is_not_shown() -> None:
     hidden = calls().drop("at")
     with pytest.raises(InvalidGraph, match=r"again after map_batches\(\) that leaves it out"):
         hidden.map_batches(lambda batch: batch).key_by("user").window(HOUR)
-    counted = answers(hidden.to_rows().key_by("user").window(HOUR).count())
-    assert sorted((user, (start - START) // HOUR, count) for user, start, count in counted) == WINDOWS
+    assert hours_of(hidden.to_rows()) == WINDOWS
