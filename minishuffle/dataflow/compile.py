@@ -15,6 +15,7 @@ from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.dataflow.nodes import Exchange, Feed, Node, check_waits, inputs_first, one_of_each
 from minishuffle.dataflow.operators.base import Operator, Output, Program
 from minishuffle.dataflow.operators.chained import ChainedOperator, ForgivingOperator
+from minishuffle.dataflow.operators.pairs import of_row
 from minishuffle.dataflow.pickling import pickle_program
 from minishuffle.dataflow.pruning import pruned
 from minishuffle.dataflow.stream_base import StreamBase
@@ -150,10 +151,9 @@ def _chains_and_edges(nodes: list[Node], widths: dict[Node, int]) -> tuple[list[
             exchange = feed.exchange or _default_exchange(widths[feed.node], widths[node])
             if exchange.partitioner == "forward":
                 _check_forward(feed.node, node, widths)
+            choose = of_row(exchange.choose) if exchange.of_pairs and exchange.choose else exchange.choose
             chains[source].outputs.append(
-                Output(
-                    len(edges), exchange.partitioner, exchange.keys, exchange.choose, feed.side, feed.columns
-                )
+                Output(len(edges), exchange.partitioner, exchange.keys, choose, feed.side, feed.columns)
             )
             edges.append(
                 Edge(source=source, target=target, input=feed.input, partitioner=exchange.partitioner)

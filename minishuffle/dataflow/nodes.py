@@ -38,11 +38,15 @@ Partitioning: TypeAlias = Literal["hash", "rebalance", "rescale", "forward", "br
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """How records find their subtask; the fields are those of ``operators.base.Output``."""
+    """How records find their subtask; the fields are those of ``operators.base.Output``.
+
+    With ``of_pairs`` the records are pairs of event time and row, of which ``choose`` takes the row.
+    """
 
     partitioner: Partitioning
     keys: tuple[str, ...] | None = None
     choose: Callable[[Any, int], int] | None = None
+    of_pairs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -272,8 +272,7 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         What ``fn`` raises fails the task.
         """
         check_callable(fn, "partition")
-        choose = of_row(fn) if self._is_paired else fn
-        return self._exchanged("partition", Exchange("custom", choose=choose))
+        return self._exchanged("partition", Exchange("custom", choose=fn, of_pairs=self._is_paired))
 
     # --- making nodes ----------------------------------------------------------------------------
 
@@ -301,7 +300,7 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
 
         if self._time is None or self._is_paired:
             return self
-        feeds = self._beside("event_time", PairRows(self._time))._feeds
+        feeds = self._represented(PairRows(self._time), of_pairs=True)
         return Stream(feeds, None, self._columns, self._time.paired())
 
     def _unpaired(self) -> Stream[T]:
@@ -310,7 +309,7 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
 
         if not self._is_paired:
             return self
-        return Stream(self._beside("rows", UnpairRows())._feeds, None, self._columns)
+        return Stream(self._represented(UnpairRows(), of_pairs=False), None, self._columns)
 
     def _sink(
         self, label: str, sink: Operator, boundary: Boundary | None = None, *, collects: str = ""

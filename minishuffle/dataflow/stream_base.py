@@ -257,6 +257,21 @@ class StreamBase:
         node = Node(operator.name, feeds, operators=(operator,), follows=True, is_auxiliary=True, reads=reads)
         return self._same_records((Feed(node),))
 
+    def _represented(
+        self, operator: Operator, reads: Reads | None = None, *, of_pairs: bool = False
+    ) -> Feeds:
+        """The same records in another form, pairs of event time and row or not. A choice of subtasks stays
+        the last step: it is about those of the step that comes next."""
+        feeds = []
+        for feed in self._open_feeds(operator.name):
+            inner = (replace(feed, exchange=None),)
+            node = Node(
+                operator.name, inner, operators=(operator,), follows=True, is_auxiliary=True, reads=reads
+            )
+            choice = feed.exchange and replace(feed.exchange, of_pairs=of_pairs)
+            feeds.append(Feed(node, choice))
+        return tuple(feeds)
+
     def _sink(
         self, label: str, sink: Operator, boundary: Boundary | None = None, *, collects: str = ""
     ) -> Self:

@@ -442,7 +442,7 @@ class Table(TableSources, StreamSinks):
         assert time is not None
         if time.is_hidden:
             return self
-        feeds = self._beside("event_time", KeepTime(time), _reads_kept(str(time.column)))._feeds
+        feeds = self._represented(KeepTime(time), _reads_kept(str(time.column)))
         return Table(feeds, self._schema, self._columns, EventTime(column=HIDDEN_TIME, each=time.each))
 
     def _shown(self) -> Table:
@@ -451,7 +451,7 @@ class Table(TableSources, StreamSinks):
 
         if self._time is None or not self._time.is_hidden:
             return self
-        feeds = self._beside("columns", HideTime(), _reads_shown(self._columns))._feeds
+        feeds = self._represented(HideTime(), _reads_shown(self._columns))
         return Table(feeds, self._schema, self._columns)
 
     def _sink(

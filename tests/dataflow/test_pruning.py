@@ -111,7 +111,7 @@ JOBS: dict[str, tuple[Callable[[], Table], list[frozenset[str] | None]]] = {
     ),
     "twice": (
         lambda: left().filter(n > 3).rebalance().union(left().select("k", "n").rebalance()).filter(k > 1),
-        [None, *[columns("k", "l", "n", "t", "u")] * 3],
+        [None, *[columns("k", "l", "n", "t", "u")] * 2],
     ),
 }  # fmt: skip
 

@@ -139,6 +139,25 @@ def test_a_union_has_the_times_of_all() -> None:
     assert len(answers(timeless)) == 6
 
 
+@pytest.mark.parametrize("first", ["chosen", "mapped"])
+def test_a_choice_of_subtasks_is_about_the_step_after_it(first: str) -> None:
+    """In front of that step or behind the one before, its rows get their times or lose them."""
+
+    def asked(row: dict[str, Any], count: int) -> int:
+        assert count == 3
+        return len(row["user"]) % 3
+
+    for choose, copies in ((Stream.broadcast, 3), (lambda rows: rows.partition(asked), 1)):
+        if first == "chosen":
+            job = choose(calls()).map(dict).parallel(3).collect()
+        else:
+            job = choose(calls().map(dict).parallel(1)).collect().parallel(3)
+        found = Counter(row["minute"] for row in run(job, Cut(2)).rows)
+        assert found == {minute: copies for _, minute in GIVEN}
+    hidden = calls().to_table({"user": str, "minute": int}).select("minute").parallel(1).broadcast()
+    assert len(run(hidden.collect().parallel(3), Cut(2)).rows) == 3 * len(GIVEN)
+
+
 def test_side_outputs_and_late_rows_have_their_times_and_are_rows() -> None:
     parted = calls().map(lambda row: row["user"] if row["minute"] % 20 else Aside("odd", row["user"]),
                          sides=["odd"])  # fmt: skip
