@@ -65,10 +65,12 @@ class Child:
         return self.process.pid
 
     def read_ready(self) -> dict[str, Any] | None:
-        """What :attr:`ready` is now."""
+        """What :attr:`ready` is now: the first line that is an object. What runs at Python's start, of a
+        ``sitecustomize`` say, may have printed others."""
         if self.ready is None:
-            first, newline, _ = self.out.read_bytes().partition(b"\n")
-            self.ready = json.loads(first) if newline else None
+            *lines, _ = self.out.read_bytes().split(b"\n")
+            found = map(_object, lines)
+            self.ready = next((each for each in found if each is not None), None)
         return self.ready
 
     def detach(self) -> None:
@@ -84,6 +86,15 @@ class Child:
         if not _has_room(self.log.parent):
             lines.append(f"there is no room left in {self.log.parent}, where its output goes: make some")
         return "\n".join(lines)
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    """The JSON object that a line is, if it is one."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _has_room(directory: Path) -> bool:

@@ -43,8 +43,8 @@ def test_a_child_that_ends_at_its_start_is_quoted(tmp_path: Path) -> None:
     stop_children([child], 1.0)
 
 
-def test_the_ready_line_is_the_first_line_of_output(tmp_path: Path) -> None:
-    child = python(tmp_path, "print('{\"port\": 7}'); print('more from the user')")
+def test_the_ready_line_is_the_first_object_of_the_output(tmp_path: Path) -> None:
+    child = python(tmp_path, "print('hi'); print(5); print('{\"port\": 7}'); print('more from the user')")
     assert wait_until_ready(child, time.monotonic() + 30) == {"port": 7} == child.ready
     stop_children([child], 1.0)
 

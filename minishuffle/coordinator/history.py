@@ -202,8 +202,8 @@ class History:
         number = min(number, self.batches)
         if number < self._lost:
             raise ResourceExhausted(
-                f"{self._lost - number} batches that nobody had fetched were lost with the coordinator; "
-                "run the job again, or write its rows with to_files"
+                f"collected rows that nobody had fetched were lost with the coordinator (batches: "
+                f"{self._lost - number}); run the job again, or write its rows with to_files"
             )
         if number < self._dropped:
             which, most = "have ended", limits.COLLECTED_ENDED_BYTES_MAX

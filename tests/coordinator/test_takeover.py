@@ -236,7 +236,9 @@ def test_rows_that_nobody_had_fetched_are_reported_lost(
     cluster.collect(worker, ("j1", 1, 0), b"3")
     code, text = cluster.refusal(GetRows(job="j1", after=1))
     assert code == ResourceExhausted.code
-    assert "1 batches that nobody had fetched were lost with the coordinator; run the job again" in text
+    assert (
+        "rows that nobody had fetched were lost with the coordinator (batches: 1); run the job again" in text
+    )
     assert cluster.request(GetRows(job="j1", after=2)).batches == [b"3"], "who had them misses none"
 
 
