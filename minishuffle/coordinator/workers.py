@@ -18,6 +18,8 @@ __all__ = ["RegistryNumbers", "Worker", "WorkerRegistry"]
 
 LISTED_SECONDS: Final = 600.0
 """How long a worker that was lost or has left stays listed."""
+HELD_UP_SECONDS: Final = 0.05
+"""A timer that is later by more was held up."""
 LISTED_MAX: Final = 256
 """Such workers listed at most: the last ones."""
 
@@ -51,6 +53,8 @@ class Worker:
     """The highest number of a report of it that was applied."""
     written_off: set[tuple[str, int]] = field(default_factory=set)
     """Slots, by the job that had them, whose task was abandoned: its thread still runs there."""
+    looked_again_at: float = -math.inf
+    """What ``heard_at`` was made when it was not judged although it was silent for too long."""
     suspicions: int = 0
     """How often others have suspected it."""
     standby: bool = False
@@ -284,14 +288,18 @@ class WorkerRegistry:
     def silent(self, now: float) -> list[Worker]:
         """Workers that were not heard from for :meth:`silence_max`, or did not come back in that time.
 
-        When this is asked late, this process itself was held up and the heartbeats may wait in
-        its sockets: then nobody is judged until they were read.
+        When this is asked late, this process itself was held up, perhaps as the whole machine was, and the
+        heartbeats may wait in its sockets: then nobody is judged until they were read. If it is late by less
+        than an interval, as a busy loop may always be, that is so once in each silence.
         """
+        interval = self._settings.heartbeat_interval
         found: list[Worker] = []
         for worker in self.there():
             due = worker.heard_at + self.silence_max(worker)
-            if now > due + self._settings.heartbeat_interval:
-                worker.heard_at += now - due + self._settings.heartbeat_interval
+            looks_again = now > due + HELD_UP_SECONDS and worker.looked_again_at != worker.heard_at
+            if looks_again or now > due + interval:
+                worker.heard_at += now - due + interval
+                worker.looked_again_at = worker.heard_at
             elif now >= due:
                 found.append(worker)
         return found

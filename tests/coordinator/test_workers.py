@@ -110,6 +110,23 @@ def test_nobody_is_judged_by_a_coordinator_that_was_held_up_itself(make_cluster:
     assert [info.state for info in listed(cluster).values()] == ["lost", "alive"]
 
 
+@pytest.mark.parametrize("late", [0.06, 0.4])
+def test_a_coordinator_that_was_held_up_for_a_moment_looks_once_more(make_cluster: Any, late: float) -> None:
+    cluster: FakeCluster = make_cluster(heartbeat_interval=0.5, heartbeat_timeout=2.0)
+    first, second = cluster.add(), cluster.add()
+    for round in range(2):  # in each silence
+        cluster.now += 2.0 + late
+        cluster.do(cluster.state.handle_timer(cluster.now))
+        assert [info.state for info in listed(cluster).values()] == ["alive", "alive"]
+        cluster.heartbeat(second)
+        if not round:
+            cluster.heartbeat(first)
+    cluster.workers.pop(first.link)
+    cluster.now += 0.5 + late
+    cluster.do(cluster.state.handle_timer(cluster.now))
+    assert [info.state for info in listed(cluster).values()] == ["lost", "alive"], "late again, and judged"
+
+
 def test_a_worker_that_says_goodbye_is_gone(cluster: FakeCluster) -> None:
     worker, other = cluster.add(), cluster.add()
     cluster.send(worker, Shutdown(term=TERM, reason="SIGTERM"))
