@@ -31,6 +31,7 @@ from minishuffle.bench.failures import (
 )
 from minishuffle.bench.hosts import HostCluster
 from minishuffle.bench.numbered import PARALLELISM, Gap, NumberedOutput, numbered_job
+from minishuffle.bench.stalls import Span, Stalls
 from minishuffle.client import JobHandle
 from minishuffle.errors import ShuffleError
 from minishuffle.local import LocalCluster
@@ -95,6 +96,8 @@ class Findings:
     """Is given a line after each failure."""
     books: Tally | None = None
     """None: there is no log to compare with."""
+    stalls: list[Span] = field(default_factory=list)
+    """When the machine stood still."""
     failed: list[str] = field(default_factory=list)
     recovered: int = 0
     """Failures after which every check has passed."""
@@ -205,6 +208,7 @@ class Drill:
 
     Args:
         directory: of the job, see :func:`numbered_job`.
+        stalls: of the machine, which are nobody's silence.
     """
 
     def __init__(
@@ -213,8 +217,11 @@ class Drill:
         handle: JobHandle,
         directory: str,
         every: float,
+        *,
+        stalls: Stalls,
         progress: Callable[[str], None] = lambda text: None,
     ) -> None:
+        self._stalls = stalls
         self._books = Tally()
         self._quiet_since = 0
         """Monotonic nanoseconds at which what had failed before was back."""
@@ -269,7 +276,8 @@ class Drill:
     def output(self) -> NumberedOutput:
         """What has been logged so far."""
         begin = int((self._directory / "begin").read_text())
-        return NumberedOutput(str(self._directory / "log"), begin, RATE)
+        self.findings.stalls = self._stalls.spans()
+        return NumberedOutput(str(self._directory / "log"), begin, RATE, self.findings.stalls)
 
     def _balance(self, each: FailureRound, output: NumberedOutput, count: int) -> list[str]:
         """Compare what is missing of the first ``count`` records with what the runtime counts."""
@@ -333,13 +341,16 @@ def run_drill(
     slow = {"stop", "host"} & set(kinds)
     settings: dict[str, Any] = {"heartbeat_timeout": HEARTBEAT_TIMEOUT} if slow else {}
     make = HostCluster if "host" in kinds else LocalCluster
-    with tempfile.TemporaryDirectory(prefix="minishuffle-drill-") as directory:
+    with (
+        tempfile.TemporaryDirectory(prefix="minishuffle-drill-") as directory,
+        Stalls(Path(directory, "stalls")) as stalls,
+    ):
         slots = PARALLELISM // WORKERS
         with make(workers=WORKERS, slots=slots, standby=STANDBY, **settings) as cluster:
             handle = cluster.submit(numbered_job(RATE, directory), name="drill", parallelism=PARALLELISM)
             choose = Random(seed).randrange
             failures = FailureSeries(cluster, handle, directory, standby=STANDBY, choose=choose)
-            drill = Drill(failures, handle, directory, every, progress)
+            drill = Drill(failures, handle, directory, every, stalls=stalls, progress=progress)
             findings = drill.findings
             try:
                 drill.begin()
@@ -363,6 +374,7 @@ def report(kinds: Sequence[FailureKind], every: float, seed: int, findings: Find
         "outage_ms": _spread(findings.outages),
         "others_gap_ms": _spread(findings.gaps),
         "others_gap_baseline_ms": _spread(findings.quiet),
+        "machine_stalls_ms": _spread([(end - begin) / 1e6 for begin, end in findings.stalls]),
         "others_restarted": sum(each.restarted for each in findings.rounds),
         **(asdict(findings.books) if findings.books is not None else {}),
         "failed_checks": findings.failed,

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 
 import numpy as np
 
+from minishuffle.bench.stalls import Span, awake
 from minishuffle.dataflow.operators.base import Batch, TaskContext
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import ShuffleError, UsageError
@@ -212,14 +213,16 @@ class Gap(NamedTuple):
     subtask: int
 
 
-def longest_gaps(arrivals: Iterable[tuple[int, Vector]], begin: int, end: int) -> list[Gap]:
+def longest_gaps(
+    arrivals: Iterable[tuple[int, Vector]], begin: int, end: int, stalls: Sequence[Span] = ()
+) -> list[Gap]:
     """The longest silence of each subtask between two times, by its number and when its output came; both
-    edges count as output."""
+    edges count as output, and times at which the machine stood still do not count."""
     found = []
     for subtask, times in arrivals:
         times = times[(times >= begin) & (times <= end)]
         edges = np.concatenate([[begin], times, [end]])
-        silences = np.diff(edges)
+        silences = awake(edges, stalls)
         longest = int(silences.argmax())
         found.append(Gap(float(silences[longest]) / 1e6, int(edges[longest]), subtask))
     return found
@@ -228,11 +231,12 @@ def longest_gaps(arrivals: Iterable[tuple[int, Vector]], begin: int, end: int) -
 class NumberedOutput:
     """What the collector has logged so far."""
 
-    def __init__(self, path: str, begin: int, rate: float) -> None:
+    def __init__(self, path: str, begin: int, rate: float, stalls: Sequence[Span] = ()) -> None:
         log = np.fromfile(path, ENTRY)
         self.numbers: Vector = log["number"]
         self._arrived: Vector = log["time"]
         self._begin, self._rate = begin, rate
+        self._stalls = stalls
         self._due: Vector = begin + (self.numbers * (1e9 / rate)).astype(np.int64)
         self._subtask: Vector = keyed_subtasks()[self.numbers % KEYS]
 
@@ -254,9 +258,8 @@ class NumberedOutput:
     def gaps(self, begin: int, end: int, without: frozenset[int]) -> list[Gap]:
         """The longest silence of each keyed subtask but these between two times."""
         others = sorted(set(range(PARALLELISM)) - without)
-        return longest_gaps(
-            ((subtask, self._arrived[self._subtask == subtask]) for subtask in others), begin, end
-        )
+        arrivals = ((subtask, self._arrived[self._subtask == subtask]) for subtask in others)
+        return longest_gaps(arrivals, begin, end, self._stalls)
 
     # --- the books -------------------------------------------------------------------------------
 

@@ -91,6 +91,7 @@ def _show(found: dict[str, Any]) -> None:
         ("outage_ms", "output of what failed is missing"),
         ("others_gap_ms", "longest silence of another subtask"),
         ("others_gap_baseline_ms", "the same without a failure"),
+        ("machine_stalls_ms", "times at which the machine stood still, left out of both"),
     ):
         if times := found[name]:
             table.add_row(text, f"{times['p50']} ms", f"{times['max']} ms")

@@ -222,7 +222,8 @@ def drill_of(path: Path, monkeypatch: pytest.MonkeyPatch, *, lost: int, dropped:
         wait_until_whole=lambda: info, wait_for_reports=lambda at: info, fail=lambda kind, window: each
     )
     handle: Any = SimpleNamespace(info=lambda: info)
-    made = Drill(failures, handle, str(path), 0.0)
+    stalls: Any = SimpleNamespace(spans=lambda: [])
+    made = Drill(failures, handle, str(path), 0.0, stalls=stalls)
     made.fail("task")
     return made.findings
 
@@ -265,7 +266,9 @@ def test_the_command_says_which_check_failed(failed: list[str], monkeypatch: pyt
     def run(kinds: list[str], *, every: float, seed: int, progress: Any) -> dict[str, Any]:
         asked.append((kinds, every, seed))
         times = {"p50": 1.0, "max": 2.0}
-        spreads = dict.fromkeys(("outage_ms", "others_gap_ms", "others_gap_baseline_ms"), times)
+        spreads = dict.fromkeys(
+            ("outage_ms", "others_gap_ms", "others_gap_baseline_ms", "machine_stalls_ms"), times
+        )
         return {
             "kind": "link",
             "times": 3,

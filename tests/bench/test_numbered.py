@@ -68,6 +68,12 @@ def test_a_gap_is_the_longest_silence_of_each_that_did_not_fail(
     even, odd = Gap(40.0, 20 * MILLISECOND, 0), Gap(50.0, 50 * MILLISECOND, 1)
     assert output.gaps(begin, end, frozenset()) == [even, odd], "edges of the time count"
     assert output.gaps(begin, end, frozenset([0])) == [odd]
+    stalls = [(55 * MILLISECOND, 75 * MILLISECOND)]
+    output = NumberedOutput(str(tmp_path / "log"), 0, RATE, stalls)
+    assert output.gaps(begin, end, frozenset()) == [
+        Gap(35.0, 20 * MILLISECOND, 0),
+        Gap(44.0, 6 * MILLISECOND, 1),
+    ]
 
 
 def test_the_log_is_read_while_it_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
