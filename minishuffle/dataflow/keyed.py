@@ -37,7 +37,7 @@ class KeyedStream(Windowable[WindowedStream[T]], Generic[T]):
     What comes are (key, value) tuples.
     """
 
-    __slots__ = ("_feeds", "_fn", "_keys", "_on_error", "_stream")
+    __slots__ = ("_fn", "_keys", "_on_error", "_stream")
 
     if not TYPE_CHECKING:
 
@@ -47,13 +47,11 @@ class KeyedStream(Windowable[WindowedStream[T]], Generic[T]):
     def __init__(
         self,
         stream: Stream[T],
-        feeds: tuple[Feed, ...],
         keys: tuple[str, ...] | None,
         fn: Callable[[T], Any] | None,
         on_error: OnError,
     ) -> None:
         self._stream = stream
-        self._feeds = feeds
         self._keys = keys
         self._fn = fn
         self._on_error = on_error
@@ -66,7 +64,7 @@ class KeyedStream(Windowable[WindowedStream[T]], Generic[T]):
         """The number of records of each key."""
         from minishuffle.dataflow.operators.keyed import CountRows
 
-        return self._on_rows(CountRows(checked_emission(emit, self._feeds)))
+        return self._on_rows(CountRows(checked_emission(emit, self._stream._feeds)))
 
     def reduce(
         self, fn: Callable[[T, T], T], emit: Emission | None = None, *, on_error: OnError = "fail"
@@ -75,7 +73,7 @@ class KeyedStream(Windowable[WindowedStream[T]], Generic[T]):
         from minishuffle.dataflow.operators.keyed import ReduceRows
 
         check_callable(fn, "reduce")
-        return self._on_rows(ReduceRows(fn, checked_emission(emit, self._feeds), on_error))
+        return self._on_rows(ReduceRows(fn, checked_emission(emit, self._stream._feeds), on_error))
 
     def fold(
         self,
@@ -91,7 +89,9 @@ class KeyedStream(Windowable[WindowedStream[T]], Generic[T]):
 
         check_callable(create, "fold")
         check_callable(add, "fold")
-        return self._on_rows(FoldRows(create, add, checked_emission(emit, self._feeds), on_error), "fold")
+        return self._on_rows(
+            FoldRows(create, add, checked_emission(emit, self._stream._feeds), on_error), "fold"
+        )
 
     def _unkeyed(self) -> Stream[T]:
         return self._stream

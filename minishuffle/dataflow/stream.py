@@ -157,14 +157,14 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         """
         from minishuffle.dataflow.keyed import KeyedStream
 
-        feeds = self._open_feeds("key_by")
+        check_not_sinks(self._feeds, "key_by")
         if len(key) == 1 and callable(key[0]):
-            return KeyedStream(self, feeds, None, key[0], on_error)
+            return KeyedStream(self, None, key[0], on_error)
         columns = key_columns(key)
         if on_error != "fail":
             raise UsageError("on_error is about a key function: leave it out when the key is in columns")
         check_columns(columns, self._columns, "key_by")
-        return KeyedStream(self, feeds, columns, None, on_error)
+        return KeyedStream(self, columns, None, on_error)
 
     def event_time(
         self,

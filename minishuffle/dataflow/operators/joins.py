@@ -201,7 +201,7 @@ class IntervalJoin(ChainedOperator):
         times = np.zeros(len(batch), dtype=np.int64) if time.is_none else event_times(time, batch)
         late = times <= max(self.progress.reached[input], self._own[input])
         if late.any():
-            self.late[input].take(chosen(batch, late), self.context, emit)
+            self.late[input].take(chosen(batch, late), time, self.context, emit)
             batch, times = chosen(batch, ~late), times[~late]
         if len(batch):
             self.take(batch, times, input, emit)

@@ -8,6 +8,8 @@ from typing import Literal, TypeAlias
 from minishuffle.dataflow.operators.base import Batch, Emit, KeyedRows, Side, TaskContext
 from minishuffle.dataflow.operators.chained import preview
 from minishuffle.dataflow.operators.convert import rows_of
+from minishuffle.dataflow.operators.moments import without_times
+from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import UsageError
 from minishuffle.exchange.elements import slice_of
 
@@ -24,15 +26,15 @@ class Late:
     policy: LatePolicy = "drop"
     tag: str = ""
 
-    def take(self, batch: Batch, context: TaskContext, emit: Emit) -> None:
-        """Some records (at least one) are late.
+    def take(self, batch: Batch, time: EventTime, context: TaskContext, emit: Emit) -> None:
+        """Some records (at least one) are late, whose times stand where ``time`` says.
 
         Raises:
             UsageError: there are to be none.
         """
         context.counters.records_late += len(batch)
         if self.policy == "fail":
-            (first,) = rows_of(slice_of(batch, 0, 1))
+            (first,) = rows_of(without_times(time, slice_of(batch, 0, 1)))
             raise UsageError(
                 f"a record came too late, behind the watermark: {preview(first)}: raise out_of_order= of "
                 "event_time(), or write late='drop' or late='side'"

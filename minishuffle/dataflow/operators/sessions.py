@@ -123,7 +123,7 @@ class SessionOperator(ChainedOperator):
         times = event_times(self._time, batch)
         late = times <= max(self._watermark, self._own)
         if late.any():
-            self._late.take(chosen(batch, late), self.context, emit)
+            self._late.take(chosen(batch, late), self._time, self.context, emit)
             batch, times = chosen(batch, ~late), times[~late]
         if len(times):
             self.hold(batch, times)

@@ -101,7 +101,7 @@ class OpenWindows:
         for starts, within in self.assigner.assigned(times):
             late = self.assigner.ends(starts) - 1 <= closed
             if not placed and late.any():  # Windows fire in order: with its latest one all of a record have.
-                self.late.take(chosen(batch, late), context, emit)
+                self.late.take(chosen(batch, late), self.time, context, emit)
             placed.append((starts, ~late if within is None else within & ~late))
         if len(placed) == 1:
             ((starts, kept),) = placed

@@ -17,7 +17,7 @@ from minishuffle.dataflow.operators.pairs import mapped_pair, of_row
 from minishuffle.dataflow.operators.rowtimes import PairRows, UnpairRows
 from minishuffle.dataflow.operators.times import PAIRED, EventTime
 from minishuffle.dataflow.stream import Stream
-from minishuffle.errors import UnknownName
+from minishuffle.errors import UnknownName, UsageError
 from support.cutjobs import Cut, run
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -166,6 +166,8 @@ def test_side_outputs_and_late_rows_have_their_times_and_are_rows() -> None:
     timed = Stream.source(InOrder()).parallel(1).event_time(at, watermarks="each").map(user_of)
     late = timed.key_by(str).window(HOUR, late="side").count().late
     assert run(late.collect(), Cut(1)).rows == ["bob"]
+    with pytest.raises(UsageError, match="behind the watermark: 'bob': raise out_of_order="):
+        run(timed.key_by(str).window(HOUR, late="fail").count().collect(), Cut(1))
     assert late._time == PAIRED
 
 
