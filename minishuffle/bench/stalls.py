@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 import numpy as np
@@ -53,12 +52,7 @@ class Stalls:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         assert self._process is not None and self._process.stdin is not None
         self._process.stdin.close()
         try:

@@ -59,6 +59,23 @@ def test_windows_and_windows_of_windows_see_every_record(cluster: LocalCluster) 
     assert {(key, start): n for key, start, n in found} == expected
 
 
+async def key_later(row: dict[str, Any]) -> int:
+    """All that is left of a row."""
+    return int(row["k"])
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_rows_keep_their_time_through_functions_that_leave_it_out(
+    cluster: LocalCluster, hidden: bool
+) -> None:
+    table = Table.from_arrow(pa.Table.from_pylist(ROWS)).event_time("t", out_of_order=HOUR)
+    rows = table.drop("t").to_rows() if hidden else Stream.items(ROWS).event_time(lambda row: row["t"])
+    keys = rows.map_async(key_later, concurrency=4).map(str).filter(len)
+    counts = keys.key_by(int).process(lambda key, context: [key]).key_by(int).window(HOUR).count()
+    found = cluster.run(counts.collect(), timeout=60)
+    assert {(key, start): n for key, start, n in found} == Counter((row["k"], hour(row["t"])) for row in ROWS)
+
+
 @pytest.mark.parametrize("format", ["rows", "arrow"])
 def test_late_records_are_the_ones_a_loop_names(cluster: LocalCluster, format: str) -> None:
     rows = sorted(ROWS, key=lambda row: (row["v"] * 37 % 300 // 40, row["v"]))

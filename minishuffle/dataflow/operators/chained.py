@@ -96,17 +96,14 @@ class ForgivingOperator(ChainedOperator):
 
     def drop(self, error: Exception, record: Any) -> None:
         """Count a record that is dropped because of ``error``, and log it or put it aside if it is to be."""
-        self._drop(error, self.row_of(record))
+        self.drop_row(error, self.row_of(record))
 
     def drop_given(self, error: Exception, record: Any) -> None:
-        """The same of one that it has emitted, or of its row."""
-        self._drop(error, record[1] if self.gives_pairs else record)
+        """The same of a record that it has emitted."""
+        self.drop_row(error, record[1] if self.gives_pairs else record)
 
-    def drop_unpaired(self, error: Exception, row: Any) -> None:
-        """The same of the row of a pair that it has emitted."""
-        self._drop(error, row)
-
-    def _drop(self, error: Exception, record: Any) -> None:
+    def drop_row(self, error: Exception, record: Any) -> None:
+        """The same of a row, which stands in no pair."""
         errors = self.context.counters.user_errors
         errors[self.on_error] = errors.get(self.on_error, 0) + 1
         if self.on_error == "dead_letter":
@@ -197,7 +194,7 @@ def dropper_of(operators: Sequence[Operator]) -> Callable[[Exception, Any], None
             unpaired = True
         elif not operator.only_reads:
             if isinstance(operator, ForgivingOperator) and operator.on_error != "fail":
-                return operator.drop_unpaired if unpaired else operator.drop_given
+                return operator.drop_row if unpaired else operator.drop_given
             return None
     return None
 

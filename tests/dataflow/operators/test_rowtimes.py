@@ -52,15 +52,10 @@ def user_of(row: dict[str, Any]) -> str:
     return str(row["user"])
 
 
-async def user_of_later(row: dict[str, Any]) -> str:
-    return user_of(row)
-
-
 STEPS: dict[str, Callable[[Stream[Any]], Stream[Any]]] = {
     "map": lambda rows: rows.map(user_of),
     "map_twice": lambda rows: rows.map(lambda row: [row["user"]]).map(lambda row: row[0]),
     "flat_map": lambda rows: rows.flat_map(lambda row: [user_of(row)]),
-    "map_async": lambda rows: rows.map_async(user_of_later, concurrency=2),
     "filter": lambda rows: rows.map(user_of).filter(lambda user: user != "cy"),
     "partition": lambda rows: rows.map(user_of).partition(lambda user, count: len(user) % count).filter(len),
     "rebalance": lambda rows: rows.map(user_of).rebalance().filter(bool),
@@ -75,7 +70,7 @@ STEPS: dict[str, Callable[[Stream[Any]], Stream[Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("step", [each for each in STEPS if each != "map_async"])
+@pytest.mark.parametrize("step", STEPS)
 def test_windows_are_those_of_the_time_that_was_assigned(step: str) -> None:
     stepped = STEPS[step](calls())
     assert answers(stepped) == sorted((user for user, _ in GIVEN), key=repr), "nobody sees the times"
