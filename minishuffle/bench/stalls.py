@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+
+from minishuffle.errors import ShuffleError
 
 __all__ = ["STALL_SECONDS", "Span", "Stalls", "awake"]
 
@@ -22,21 +25,27 @@ STALL_SECONDS: Final = 0.1
 """Shorter ones may be others' use of the processors."""
 SLEEP_SECONDS: Final = 0.01
 END_SECONDS_MAX: Final = 10.0
+_ANSWER: Final = "so far\n"
 
 Span = tuple[int, int]
 """Monotonic nanoseconds of a beginning and an end."""
 
 _WATCH: Final = """
-import select, sys, time
+import os, select, sys, time
 sleep, stall = float(sys.argv[1]), float(sys.argv[2])
 last = time.monotonic_ns()
-while not select.select([0], [], [], sleep)[0]:
+while True:
+    asked = select.select([0], [], [], sleep)[0]
     now = time.monotonic_ns()
     if now - last > stall * 1e9:
-        print(last, now, flush=True)
+        os.write(1, b"%d %d\\n" % (last, now))
     last = now
+    if asked:
+        if not os.read(0, 1):
+            break
+        os.write(1, b"so far\\n")
 """
-"""Until its standard input ends, as it does with whoever started it."""
+"""Says "so far" for each byte of its standard input, until that ends, as it does with whoever started it."""
 
 
 class Stalls:
@@ -44,6 +53,7 @@ class Stalls:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._asked = 0
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Stalls:
@@ -67,8 +77,21 @@ class Stalls:
         return self._process.pid
 
     def spans(self) -> list[Span]:
-        """All so far, in order."""
-        *lines, _ = self._path.read_text().split("\n")
+        """All so far, in order, also one that ended just now.
+
+        Raises:
+            ShuffleError: the watching process does not answer.
+        """
+        assert self._process is not None and self._process.stdin is not None
+        self._process.stdin.write(b"?")
+        self._process.stdin.flush()
+        self._asked += 1
+        deadline = time.monotonic() + END_SECONDS_MAX
+        while (text := self._path.read_text()).count(_ANSWER) < self._asked:
+            if time.monotonic() > deadline:
+                raise ShuffleError(f"the process that watches for stalls is silent: {text[-200:]!r}")
+            time.sleep(SLEEP_SECONDS)
+        lines = text.replace(_ANSWER, "").splitlines()
         return [(int(begin), int(end)) for begin, end in map(str.split, lines)]
 
 
