@@ -227,8 +227,11 @@ def test_latency_markers_are_no_rows_and_go_on_after_a_recovery(
     wait_until(again, "markers in the attempts that took the place")
     shown = command(seen, "jobs", "show", handle.id)
     assert "latency of" in shown and "p99" in shown
-    counted = seen.total("minishuffle_latency_seconds_count", source="0.0")
-    assert counted > 0 and seen.total("minishuffle_latency_seconds_count", source="0.1") > 0
+    for source in ("0.0", "0.1"):
+        wait_until(
+            lambda source=source: seen.total("minishuffle_latency_seconds_count", source=source) > 0,
+            f"markers of source {source}",
+        )
     handle.cancel()
     info = handle.wait_until_over(30)
     sent = sum(task.counters.records_out for task in info.tasks if task.operator == 0)
