@@ -17,7 +17,7 @@ from minishuffle.exchange.elements import Batch, KeyedRows, Part, payload_of, sl
 from minishuffle.exchange.gather import chosen
 from minishuffle.limits import BATCH_BYTES_MAX, BATCH_ROWS_MAX
 
-__all__ = ["RowsOut", "encode_all", "pieces", "rows_that_fit", "sendable"]
+__all__ = ["RowsOut", "encode_all", "pieces", "row_bytes", "rows_that_fit", "sendable"]
 
 Drop: TypeAlias = Callable[[Exception, Any], None]
 """Takes what is wrong with a row, and the row."""
@@ -74,9 +74,14 @@ def pieces(batch: Batch) -> Iterator[Batch]:
         yield slice_of(batch, begin, min(begin + step, rows))
 
 
-def rows_that_fit(*batches: pa.RecordBatch) -> int:
-    """How many rows put together of one row of each batch fit into one."""
-    weight = sum(batch.nbytes / max(1, batch.num_rows) for batch in batches)
+def row_bytes(batch: Batch) -> float:
+    """About how many bytes a row of an Arrow batch takes. None of another one, as rows are put together
+    without a copy."""
+    return batch.nbytes / max(1, batch.num_rows) if isinstance(batch, pa.RecordBatch | pa.Table) else 0.0
+
+
+def rows_that_fit(weight: float) -> int:
+    """How many rows of so many bytes fit into one batch."""
     return max(1, min(BATCH_ROWS_MAX, int(BATCH_BYTES_MAX / max(1.0, weight))))
 
 

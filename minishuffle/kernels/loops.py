@@ -337,12 +337,18 @@ def chain_of(slot: int, bucket: int, shift: Word) -> Any:
 
 
 def link_rows(
-    slots: Vector, times: Vector, width: int, heads: Vector, shift: Word, following: Vector, rows: int
+    slots: Vector,
+    times: Vector,
+    width: int,
+    heads: Vector,
+    shift: Word,
+    following: Vector,
+    first: int,
+    rows: int,
 ) -> int:
-    """Chains of rows by slot and bucket (``width`` long): the first row of each chain, and the row after each
-    row; -1 at the end."""
-    for back in range(rows):
-        row = rows - 1 - back
+    """Chains of rows by slot and bucket (``width`` long): the last row of each chain, and the row before each
+    row; -1 at the end. Those from ``first`` on are added."""
+    for row in range(first, rows):
         chain = chain_of(slots[row], times[row] // width, shift)
         following[row] = heads[chain]
         heads[chain] = row

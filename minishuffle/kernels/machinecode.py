@@ -53,7 +53,7 @@ KERNELS: Final[dict[str, tuple[str, ...]]] = {
     "fold_wide": (TO_INTS, INTS, INTS, TO_INTS, INT),
     "fold_spread": (*[TO_FLOATS] * 3, INTS, *[FLOATS] * 3, TO_FLOATS, INT),
     "fold_floats": (INT, TO_FLOATS, INTS, FLOATS, TO_FLOATS, INT),
-    "link_rows": (INTS, INTS, INT, TO_INTS, WORD, TO_INTS, INT),
+    "link_rows": (INTS, INTS, INT, TO_INTS, WORD, TO_INTS, INT, INT),
     "find_rows": (INTS, INTS, INT, *[INTS] * 3, WORD, INTS, *[INT] * 3, *[TO_INTS] * 3, INT),
     "match_as_of": (INTS, INTS, INT, INTS, INTS, INT, TO_INTS, INT, TO_INTS),
     "assign_sessions": (INTS, INTS, *[TO_INTS] * 5, INT, INT, INT, TO_INTS, INT),

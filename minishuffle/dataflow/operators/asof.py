@@ -6,7 +6,7 @@ the right rows up to both watermarks only the latest of each key is needed any m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,7 +88,7 @@ class AsOfArrow(JoinArrow):
         names = super().held_columns(given, input)
         return names if input == LEFT else [*names, *self.columns.keys[RIGHT]]
 
-    def runs_of(self, input: int) -> list[Any]:
+    def chunks_of(self, input: int) -> Sequence[Any]:
         return list(self._lefts) if input == LEFT else self._rights.runs
 
     def take(self, batch: Batch, times: Vector, input: int, emit: Emit) -> None:
@@ -183,13 +183,13 @@ class AsOfArrow(JoinArrow):
     def earliest(self, input: int) -> int:
         return self._side(input).earliest
 
-    def write_rows(self, input: int) -> Iterator[StatePart]:
-        for rows in self.runs_of(input):
+    def write_held(self, input: int) -> Iterator[StatePart]:
+        for rows in self.chunks_of(input):
             columns = {"time": pa.array(rows.times), "row": rows.batch.to_struct_array()}
             yield from by_columns(SIDES[input], self._keys_of(rows, input), columns)
 
-    def read_rows(self, part: StatePart, batch: pa.RecordBatch, input: int) -> None:
-        self._side(input).add(TimedRows(batch, part.batch["time"].to_numpy()))
+    def read_held(self, part: StatePart, input: int) -> None:
+        self._side(input).add(TimedRows(self.rows_of(part, input), part.batch["time"].to_numpy()))
 
     def state_rows(self) -> int:
         return len(self._lefts) + len(self._rights)

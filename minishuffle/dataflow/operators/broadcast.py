@@ -35,7 +35,7 @@ from minishuffle.errors import ResourceExhausted, UnknownName, UsageError
 from minishuffle.exchange.elements import pack_rows
 from minishuffle.exchange.gather import taken
 from minishuffle.exchange.keys import canonical_rows
-from minishuffle.exchange.sizes import RowsOut, rows_that_fit
+from minishuffle.exchange.sizes import RowsOut, row_bytes, rows_that_fit
 from minishuffle.limits import BATCH_ROWS_MAX, BROADCAST_BYTES_MAX, MIB
 
 __all__ = ["BroadcastArrow", "BroadcastColumns", "BroadcastRows", "places"]
@@ -159,7 +159,8 @@ class BroadcastArrow(_Broadcast):
         starts, counts = small.find(given)
         schema = self.columns.result(batch.schema, small.schema)
         wanted = np.maximum(counts, 1) if self.columns.is_left else counts
-        for asked, found in places(starts, wanted, rows_that_fit(batch, small.others)):
+        most = rows_that_fit(row_bytes(batch) + row_bytes(small.others))
+        for asked, found in places(starts, wanted, most):
             missing = counts[asked] == 0
             added = small.others.take(pa.array(found, mask=missing))
             one_each = len(asked) == batch.num_rows and bool((wanted == 1).all())

@@ -1,73 +1,163 @@
-"""The Arrow rows that one side of an interval join holds, found by key and time a batch at a time.
+"""The records that one side of an interval join holds, found by key and time a batch at a time.
 
-They lie in runs, each with chains of rows of one key and time bucket (as wide as the join's bounds are
-apart), which compiled loops walk along. Runs of like size are merged, which leaves few of them and moves
-each row a logarithmic number of times.
+Records have numbers in the order in which they came. By number stand the slots of their keys, their times,
+and whether they had a partner; compiled loops walk along chains of those of one key and time bucket (as wide
+as the join's bounds are apart). The records themselves, Arrow's or Python's, lie in chunks. Chunks of like
+size are merged, which leaves few of them and copies each record a logarithmic number of times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.base import END_OF_TIME
+from minishuffle.dataflow.operators.base import END_OF_TIME, Batch, KeyedRows
 from minishuffle.dataflow.operators.moments import Vector
-from minishuffle.exchange.sizes import rows_that_fit
+from minishuffle.exchange.gather import picked
+from minishuffle.exchange.sizes import row_bytes, rows_that_fit
 from minishuffle.kernels.machinecode import kernel
 
-__all__ = ["Held", "Mask", "Run"]
+__all__ = ["Chunk", "Held", "Mask", "records"]
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
-RUN_ROWS_MAX: Final = 1 << 18
+CHUNK_ROWS_MAX: Final = 1 << 18
 """Longer ones do not come from merging: one merge stays below a tenth of a second."""
-RUN_BYTES_MAX: Final = 1 << 28
+CHUNK_BYTES_MAX: Final = 1 << 28
 """Likewise; and the offsets of a text column do not overflow."""
+ROOM: Final = 64
+"""Numbers that there is room for at first. Of fewer none are given anew, however many are gone."""
 
 
-class Run:
-    """Rows with the slot of their key, their time, and whether they had a partner."""
+def records(batch: Batch, rows: Vector) -> Batch:
+    """Those of these places, in their order; a batch of Arrow is without views (see ``gather``)."""
+    return batch.take(pa.array(rows)) if isinstance(batch, pa.RecordBatch) else picked(batch, rows)
 
-    def __init__(
-        self, batch: pa.RecordBatch, slots: Vector, times: Vector, matched: Mask, width: int
-    ) -> None:
+
+def _put_together(batches: Sequence[Any]) -> Batch:
+    if isinstance(batches[0], pa.RecordBatch):
+        return pa.concat_batches(batches)
+    keys, rows = [], []
+    for batch in batches:
+        keys += batch.keys
+        rows += batch.rows
+    return KeyedRows(keys, rows)
+
+
+class Chunk:
+    """Records whose numbers follow each other from ``first`` on to before ``end``. The first ``gone`` by time
+    are let go."""
+
+    def __init__(self, batch: Batch, first: int, times: Vector) -> None:
         self.batch = batch
-        self.times = times
-        self.matched = matched
+        self.first = first
+        self.end = first + len(times)
         self.gone = 0
-        """So many rows, the first by time, are held no more."""
-        self._width = width
-        self._by_time = np.argsort(times, kind="stable")
-        self._sorted_times = times[self._by_time]
-        self.number(slots)
+        self.row_bytes = row_bytes(batch)
+        self.earliest = int(times.min())
+        """The least time that is held."""
+        self._times = times
+        self._by_time: Vector | None = None
+        """Their order, to which the times are put too, once one is let go: most chunks are merged before."""
+
+    @property
+    def numbers(self) -> Vector:
+        """Those of the records that are held, in order."""
+        if not self.gone or self._by_time is None:
+            return np.arange(self.first, self.end)
+        return np.sort(self._by_time[self.gone :]) + self.first
+
+    def records(self, numbers: Vector) -> Batch:
+        """Those of these numbers, in their order."""
+        return records(self.batch, numbers - self.first)
+
+    def take_until(self, limit: int) -> Vector:
+        """Let go of the records up to ``limit``, and give their numbers."""
+        if self._by_time is None:
+            self._by_time = np.argsort(self._times, kind="stable")
+            self._times = self._times[self._by_time]
+        before, self.gone = self.gone, int(np.searchsorted(self._times, limit, "right"))
+        if self.gone < len(self._times):
+            self.earliest = int(self._times[self.gone])
+        return self._by_time[before : self.gone] + self.first
+
+
+class Held:
+    """All records of a side that are held.
+
+    Args:
+        before: how far before a record of the other side its partners are; microseconds.
+        after: how far after it.
+    """
+
+    def __init__(self, before: int, after: int) -> None:
+        self.chunks: list[Chunk] = []
+        """In order of their numbers, of which some may be missing."""
+        self._before, self._after = before, after
+        # As many times as partners may have: these are then in one bucket, or in two that follow each other.
+        self._width = before + after + 1
+        self._count = self._gone = 0
+        """Numbers given, and those whose records are held no more."""
+        self.slots = self.times = np.zeros(0, dtype=np.int64)
+        self.matched: Mask = np.zeros(0, dtype=np.bool_)
+        self._make_room(ROOM)
 
     def __len__(self) -> int:
-        return len(self.times)
+        return self._count - self._gone
 
     @property
     def earliest(self) -> int:
-        return int(self._sorted_times[self.gone])
+        """The least time; ``END_OF_TIME`` if there are no records."""
+        return min((chunk.earliest for chunk in self.chunks), default=END_OF_TIME)
 
-    def number(self, slots: Vector) -> None:
-        """Set the slots of the rows' keys."""
-        self.slots = slots
-        bits = max(1, 2 * len(slots) - 1).bit_length()
-        self._shift = 64 - bits
-        self._heads = np.full(1 << bits, -1, dtype=np.int64)
-        self._following = np.empty(len(slots), dtype=np.int64)
-        kernel("link_rows")(
-            slots, self.times, self._width, self._heads, self._shift, self._following, len(slots)
-        )
+    def add(self, batch: Batch, slots: Vector, times: Vector, matched: Mask) -> None:
+        """Hold records, at least one, with the slots of their keys."""
+        first, end = self._count, self._count + len(slots)
+        if end > len(self.slots):
+            self._make_room(end)
+        self.slots[first:end], self.times[first:end], self.matched[first:end] = slots, times, matched
+        self._count = end
+        self._link(first)
+        self.chunks.append(Chunk(batch, first, self.times[first:end].copy()))
+        while len(self.chunks) > 1 and _is_worth_merging(*self.chunks[-2:]):
+            last, before = self.chunks.pop(), self.chunks.pop()
+            self.chunks.append(self._merged(before, last))
 
-    def find(
-        self, slots: Vector, times: Vector, before: int, after: int, most: int
-    ) -> Iterator[tuple[Vector, Vector]]:
-        """The rows that match others of these keys and times: (numbers given, numbers of rows), pairwise, at
-        most so many at a time."""
-        others, rows = np.empty(most, dtype=np.int64), np.empty(most, dtype=np.int64)
+    def _merged(self, before: Chunk, last: Chunk) -> Chunk:
+        batch = _put_together([before.batch, last.batch])
+        chunk = Chunk(batch, before.first, self.times[before.first : last.end].copy())
+        if before.gone or last.gone:
+            # What is gone of either is earlier than all that is held.
+            chunk.take_until(min(before.earliest, last.earliest) - 1)
+        return chunk
+
+    def find(self, slots: Vector, times: Vector, batch: Batch) -> Iterator[tuple[Vector, Vector]]:
+        """The partners of records of ``batch`` with these keys (-1: none) and times: (places in it, numbers
+        in order), pairwise, as many at a time as make a batch."""
+        if not self.chunks:
+            return
+        weight = row_bytes(batch) + max(chunk.row_bytes for chunk in self.chunks)
+        for asked, numbers in self._pairs(slots, times, rows_that_fit(weight)):
+            order = np.argsort(numbers)
+            yield asked[order], numbers[order]
+
+    def records(self, numbers: Vector) -> Batch:
+        """Those of these numbers, at least one, which are in order."""
+        ends = np.array([chunk.end for chunk in self.chunks])
+        cuts = [0, *np.searchsorted(numbers, ends).tolist()]
+        found = [
+            chunk.records(numbers[begin:end])
+            for chunk, begin, end in zip(self.chunks, cuts, cuts[1:], strict=False)
+            if begin < end
+        ]
+        return found[0] if len(found) == 1 else _put_together(found)
+
+    def _pairs(self, slots: Vector, times: Vector, most: int) -> Iterator[tuple[Vector, Vector]]:
+        """(Places given, numbers) of all pairs, at most so many at a time."""
+        asked, numbers = np.empty(most, dtype=np.int64), np.empty(most, dtype=np.int64)
         place = np.array([0, 0, -2], dtype=np.int64)
         look = kernel("find_rows")
         while place[0] < len(slots):
@@ -81,92 +171,77 @@ class Run:
                 self._shift,
                 self._following,
                 self._width,
-                before,
-                after,
+                self._before,
+                self._after,
                 place,
-                others,
-                rows,
+                asked,
+                numbers,
                 most,
             )
             if count:
-                yield others[:count].copy(), rows[:count].copy()
+                yield asked[:count], numbers[:count]
 
-    def take_until(self, limit: int) -> Vector:
-        """Let go of the rows up to ``limit``, and give their numbers."""
-        before, self.gone = self.gone, int(np.searchsorted(self._sorted_times, limit, "right"))
-        return self._by_time[before : self.gone]
+    def take_until(self, limit: int) -> Iterator[tuple[Chunk, Vector]]:
+        """Let go of the records up to ``limit``: (chunk, numbers), before the next call of any method."""
+        for chunk in self.chunks:
+            if chunk.earliest <= limit:
+                gone = chunk.take_until(limit)
+                self._gone += len(gone)
+                yield chunk, gone
+        self.chunks = [chunk for chunk in self.chunks if chunk.gone < chunk.end - chunk.first]
+        if self._count > ROOM and 2 * self._gone > self._count:
+            self.renumber()
 
-    def kept(self) -> Run:
-        """The same without the rows that are gone."""
-        if not self.gone:
-            return self
-        rows = np.sort(self._by_time[self.gone :])
-        batch = self.batch.take(pa.array(rows))
-        return Run(batch, self.slots[rows], self.times[rows], self.matched[rows], self._width)
+    def renumber(self, slots: Vector | None = None) -> None:
+        """Give new numbers to what is held; and new slots to the keys, by their slots before."""
+        numbers = np.concatenate([self.slots[:0], *(chunk.numbers for chunk in self.chunks)])
+        before, self.chunks, first = self.chunks, [], 0
+        self.slots, self.times = self.slots[numbers], self.times[numbers]
+        self.matched = self.matched[numbers]
+        for chunk in before:
+            batch, last = chunk.records(chunk.numbers), first + chunk.end - chunk.first - chunk.gone
+            self.chunks.append(Chunk(batch, first, self.times[first:last].copy()))
+            first = last
+        if slots is not None:
+            self.slots = slots[self.slots]
+        self._count, self._gone = len(numbers), 0
+        self._make_room(self._count)
 
+    def _make_room(self, count: int) -> None:
+        """Room for so many numbers, and as many more."""
+        room = max(ROOM, 2 * count)
+        self.slots = _longer(self.slots, room)
+        self.times = _longer(self.times, room)
+        self.matched = _longer(self.matched, room)
+        bits = max(1, (room - 1).bit_length())
+        self._shift = 64 - bits
+        self._heads = np.full(1 << bits, -1, dtype=np.int64)
+        self._following = np.empty(room, dtype=np.int64)
+        self._link(0)
 
-class Held:
-    """All rows of a side that are held.
-
-    Args:
-        before: how far before a record of the other side its partners are; microseconds.
-        after: how far after it.
-    """
-
-    def __init__(self, before: int, after: int) -> None:
-        self.runs: list[Run] = []
-        self._before, self._after = before, after
-        # As many times as partners may have: these are then in one bucket, or in two that follow each other.
-        self._width = before + after + 1
-
-    def __len__(self) -> int:
-        return sum(len(run) - run.gone for run in self.runs)
-
-    @property
-    def earliest(self) -> int:
-        """The least time; ``END_OF_TIME`` if there are no rows."""
-        return min((run.earliest for run in self.runs), default=END_OF_TIME)
-
-    def add(self, batch: pa.RecordBatch, slots: Vector, times: Vector, matched: Mask) -> None:
-        """Hold rows, at least one."""
-        runs = self.runs
-        runs.append(Run(batch, slots, times, matched, self._width))
-        while len(runs) > 1 and _is_worth_merging(runs[-2], runs[-1]):
-            last, before = runs.pop().kept(), runs.pop().kept()
-            runs.append(
-                Run(
-                    pa.concat_batches([before.batch, last.batch]),
-                    np.concatenate([before.slots, last.slots]),
-                    np.concatenate([before.times, last.times]),
-                    np.concatenate([before.matched, last.matched]),
-                    self._width,
-                )
+    def _link(self, first: int) -> None:
+        """Find those from number ``first`` on by key and time, once: a chain would never end."""
+        if first < self._count:
+            kernel("link_rows")(
+                self.slots,
+                self.times,
+                self._width,
+                self._heads,
+                self._shift,
+                self._following,
+                first,
+                self._count,
             )
 
-    def find(
-        self, slots: Vector, times: Vector, batch: pa.RecordBatch
-    ) -> Iterator[tuple[Vector, Run, Vector]]:
-        """The partners of rows of ``batch`` with these keys (-1: none) and times: (numbers given, run,
-        numbers in it), pairwise, as many at a time as make a batch."""
-        for run in self.runs:
-            most = rows_that_fit(batch, run.batch)
-            for asked, rows in run.find(slots, times, self._before, self._after, most):
-                yield asked, run, rows
 
-    def take_until(self, limit: int) -> Iterator[tuple[Run, Vector]]:
-        """Let go of the rows up to ``limit``: (run, numbers in it)."""
-        kept = []
-        for run in self.runs:
-            if run.earliest <= limit:
-                yield run, run.take_until(limit)
-            if run.gone == len(run):
-                continue
-            kept.append(run.kept() if 2 * run.gone > len(run) else run)
-        self.runs = kept
+def _longer(array: Any, room: int) -> Any:
+    anew = np.empty(room, dtype=array.dtype)
+    anew[: len(array)] = array
+    return anew
 
 
-def _is_worth_merging(before: Run, last: Run) -> bool:
-    if len(before) > 2 * len(last) or len(before) + len(last) > RUN_ROWS_MAX:
+def _is_worth_merging(before: Chunk, last: Chunk) -> bool:
+    own, others = last.end - last.first, before.end - before.first
+    if before.end != last.first or others > 2 * own or own + others > CHUNK_ROWS_MAX:
         return False
-    size: int = before.batch.nbytes + last.batch.nbytes
-    return size <= RUN_BYTES_MAX
+    return before.row_bytes * others + last.row_bytes * own <= CHUNK_BYTES_MAX

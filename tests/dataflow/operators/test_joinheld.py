@@ -1,4 +1,4 @@
-"""The rows that a side of a join holds: found by key and time, merged, let go."""
+"""The records that a side of a join holds: found by key and time, merged, let go, numbered anew."""
 
 from __future__ import annotations
 
@@ -11,109 +11,148 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minishuffle.dataflow.operators import joinheld
-from minishuffle.dataflow.operators.base import END_OF_TIME
-from minishuffle.dataflow.operators.joinheld import Held
+from minishuffle.dataflow.operators.base import END_OF_TIME, Batch, KeyedRows
+from minishuffle.dataflow.operators.convert import rows_of
+from minishuffle.dataflow.operators.joinheld import Held, records
 
 
 def vector(*numbers: int) -> Any:
     return np.array(numbers, dtype=np.int64)
 
 
-def hold(held: Held, slots: Any, times: Any) -> None:
+def hold(held: Held, slots: Any, times: Any, as_rows: bool = False) -> None:
     names = [f"{slot}@{time}" for slot, time in zip(slots.tolist(), times.tolist(), strict=True)]
-    held.add(pa.record_batch({"name": names}), slots, times, np.zeros(len(slots), dtype=np.bool_))
+    batch = KeyedRows(slots.tolist(), names) if as_rows else pa.record_batch({"name": names})
+    held.add(batch, slots, times, np.zeros(len(slots), dtype=np.bool_))
+
+
+def names_of(batch: Batch) -> list[str]:
+    return batch.rows if isinstance(batch, KeyedRows) else [row["name"] for row in rows_of(batch)]
 
 
 def found(held: Held, slots: Any, times: Any) -> list[tuple[int, str]]:
     pairs = []
-    for asked, run, rows in held.find(slots, times, pa.record_batch({"asked": slots})):
-        names = run.batch.column("name").take(pa.array(rows)).to_pylist()
-        pairs += list(zip(asked.tolist(), names, strict=True))
+    for asked, numbers in held.find(slots, times, pa.record_batch({"asked": slots})):
+        pairs += list(zip(asked.tolist(), names_of(held.records(numbers)), strict=True))
     return sorted(pairs)
 
 
-def test_rows_are_found_by_key_and_time_within() -> None:
+def sizes(held: Held) -> list[int]:
+    return [chunk.end - chunk.first for chunk in held.chunks]
+
+
+def test_records_are_found_by_key_and_time_within() -> None:
     held = Held(10, 10)
     hold(held, vector(0, 0, 0, 1), vector(-11, -10, 10, 0))
     hold(held, vector(0, 1), vector(11, 25))
     assert found(held, vector(0, 1, 2), vector(0, 15, 0)) == [(0, "0@-10"), (0, "0@10"), (1, "1@25")]
 
 
-def test_many_partners_come_in_pieces() -> None:
+def test_many_partners_come_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joinheld, "rows_that_fit", lambda weight: 2)
     held = Held(2, 1)
     hold(held, vector(*[0] * 7, 1), vector(1, 1, 2, 3, 4, 5, 6, 3))
-    (run,) = held.runs
-    pieces = list(run.find(vector(0, 1, -1, 0), vector(3, 3, 3, 9), 2, 1, 2))
-    assert [len(asked) for asked, _ in pieces] == [2, 2, 2]
-    pairs = [pair for asked, rows in pieces for pair in zip(asked.tolist(), rows.tolist(), strict=True)]
-    assert sorted(pairs) == [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (1, 7)]
+    asked, times = vector(0, 1, -1, 0), vector(3, 3, 3, 9)
+    pieces = [len(some) for some, _ in held.find(asked, times, pa.record_batch({"asked": asked}))]
+    assert pieces == [2, 2, 2]
+    assert found(held, asked, times) == [
+        (0, "0@1"),
+        (0, "0@1"),
+        (0, "0@2"),
+        (0, "0@3"),
+        (0, "0@4"),
+        (1, "1@3"),
+    ]
+
+
+RECORDS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30)), min_size=1, max_size=40)
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 3), st.integers(-30, 30)), min_size=1, max_size=40),
-    st.lists(st.tuples(st.integers(-1, 3), st.integers(-30, 30)), max_size=10),
-    st.integers(0, 12),
-    st.integers(0, 12),
+    steps=st.lists(st.tuples(RECORDS, st.integers(0, 12)), min_size=1, max_size=8),
+    before=st.integers(0, 12),
+    after=st.integers(0, 12),
+    room=st.sampled_from([1, 4, 64]),
+    as_rows=st.booleans(),
 )
-def test_all_partners_are_found_once(
-    rows: list[tuple[int, int]], others: list[tuple[int, int]], before: int, after: int
+def test_all_partners_are_found_once_whatever_came_and_went(
+    steps: list[tuple[list[tuple[int, int]], int]], before: int, after: int, room: int, as_rows: bool
 ) -> None:
-    held = Held(before, after)
-    hold(held, *(vector(*column) for column in zip(*rows, strict=True)))
-    (run,) = held.runs
-    slots, times = (vector(*(other[place] for other in others)) for place in (0, 1))
-    pairs = [
-        pair
-        for asked, found_rows in run.find(slots, times, before, after, 3)
-        for pair in zip(asked.tolist(), found_rows.tolist(), strict=True)
-    ]
-    assert sorted(pairs) == [
-        (number, place)
-        for number, (slot, time) in enumerate(others)
-        for place, (own, at) in enumerate(rows)
-        if own == slot and -before <= at - time <= after
-    ]
+    """Room for few numbers, so that there is soon to be more, and numbers are given anew."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(joinheld, "ROOM", room)
+        patch.setattr(joinheld, "CHUNK_ROWS_MAX", 50)
+        held, model, limit = Held(before, after), [], -1
+        for given_records, past in steps:
+            kept = [(slot, time + limit + 1) for slot, time in given_records]
+            hold(held, *(vector(*column) for column in zip(*kept, strict=True)), as_rows=as_rows)
+            model += kept
+            limit += past
+            gone = [name for chunk, rows in held.take_until(limit) for name in names_of(chunk.records(rows))]
+            assert sorted(gone) == sorted(f"{slot}@{time}" for slot, time in model if time <= limit)
+            model = [(slot, time) for slot, time in model if time > limit]
+            assert len(held) == len(model)
+            assert held.earliest == min((time for _, time in model), default=END_OF_TIME)
+            # Nobody asks for what is gone: those were let go that can match no more.
+            asked = [(slot, limit + before + 1 + shift) for slot in (-1, 0, 3, 4) for shift in (0, 3, 15, 60)]
+            slots, times = (vector(*column) for column in zip(*asked, strict=True))
+            assert found(held, slots, times) == sorted(
+                (place, f"{slot}@{time}")
+                for place, (own, at) in enumerate(asked)
+                for slot, time in model
+                if own == slot and -before <= time - at <= after
+            )
 
 
-def test_one_row_after_the_other_makes_few_runs() -> None:
+@pytest.mark.parametrize("as_rows", [False, True], ids=["arrow", "rows"])
+def test_one_record_after_the_other_makes_few_chunks(as_rows: bool) -> None:
     held = Held(0, 0)
     for number in range(1000):
-        hold(held, vector(number), vector(7))
+        hold(held, vector(number % 7), vector(number), as_rows)
     assert len(held) == 1000
-    assert len(held.runs) <= 12
-    assert found(held, vector(3, 999), vector(7, 7)) == [(0, "3@7"), (1, "999@7")]
+    assert len(held.chunks) <= 12
+    assert found(held, vector(3, 5), vector(3, 999)) == [(0, "3@3"), (1, "5@999")]
 
 
-def test_runs_do_not_grow_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joinheld, "RUN_ROWS_MAX", 100)
+def test_chunks_do_not_grow_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joinheld, "CHUNK_ROWS_MAX", 100)
     held = Held(0, 0)
     for number in range(1000):
         hold(held, vector(number), vector(7))
-    assert max(map(len, held.runs)) <= 100
+    assert max(sizes(held)) <= 100
 
 
-def test_rows_let_go_are_given_once_and_freed() -> None:
+def test_records_let_go_are_given_once_and_freed() -> None:
     held = Held(0, 0)
     hold(held, np.arange(100), np.arange(100)[::-1].copy())
     hold(held, vector(1, 2), vector(200, 201))
     assert held.earliest == 0
-    gone = [rows.tolist() for _, rows in held.take_until(39)]
+    gone = [numbers.tolist() for _, numbers in held.take_until(39)]
     assert gone == [list(range(99, 59, -1))]
-    assert (len(held), held.earliest) == (62, 40)
-    assert sum(run.batch.num_rows for run in held.runs) == 102
-    assert [len(rows) for _, rows in held.take_until(50)] == [11]
-    assert sum(run.batch.num_rows for run in held.runs) == 51
-    assert list(held.take_until(50)) == []
-    assert [len(rows) for _, rows in held.take_until(END_OF_TIME)] == [49, 2]
-    assert (held.runs, held.earliest) == ([], END_OF_TIME)
+    assert (len(held), held.earliest, sum(sizes(held))) == (62, 40, 102)
+    assert [len(numbers) for _, numbers in held.take_until(51)] == [12]
+    assert (len(held), sum(sizes(held))) == (50, 50)
+    assert list(held.take_until(51)) == []
+    assert [len(numbers) for _, numbers in held.take_until(END_OF_TIME)] == [48, 2]
+    assert (held.chunks, held.earliest) == ([], END_OF_TIME)
 
 
-def test_merging_leaves_out_what_is_gone_and_keeps_who_had_a_partner() -> None:
+def test_who_had_a_partner_is_known_under_new_numbers_and_new_slots() -> None:
     held = Held(0, 0)
     hold(held, vector(1, 2, 3), vector(1, 2, 3))
-    held.runs[0].matched[2] = True
+    held.matched[2] = True
     assert len(list(held.take_until(1))) == 1
     hold(held, vector(4, 5), vector(4, 5))
-    (run,) = held.runs
-    assert run.batch.column("name").to_pylist() == ["2@2", "3@3", "4@4", "5@5"]
-    assert run.matched.tolist() == [False, True, False, False]
+    held.renumber(vector(0, 0, 12, 13, 14, 15))
+    names = [name for chunk in held.chunks for name in names_of(chunk.records(chunk.numbers))]
+    assert names == ["2@2", "3@3", "4@4", "5@5"]
+    assert held.matched[:4].tolist() == [False, True, False, False]
+    assert found(held, vector(3, 13), vector(3, 3)) == [(1, "3@3")]
+
+
+def test_records_of_either_kind_are_taken_by_place() -> None:
+    batch = pa.record_batch({"v": [1, 2, 3]})
+    assert rows_of(records(batch, vector(2, 0))) == [{"v": 3}, {"v": 1}]
+    some = records(KeyedRows(["a", "b", "c"], [1, 2, 3]), vector(2, 0))
+    assert isinstance(some, KeyedRows)
+    assert (some.keys, some.rows) == (["c", "a"], [3, 1])

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minishuffle.dataflow.operators import joinarrow
+from minishuffle.dataflow.operators import joins
 from minishuffle.dataflow.operators.base import (
     BEGINNING_OF_TIME,
     END_OF_TIME,
@@ -229,8 +229,7 @@ def test_right_rows_of_one_key_and_time_are_one_where_they_only_say_that_there_a
 
 
 def held(operator: Any) -> tuple[int, int]:
-    sides = operator._sides if isinstance(operator, JoinRows) else operator._held
-    return len(sides[LEFT]), len(sides[RIGHT])
+    return len(operator._held[LEFT]), len(operator._held[RIGHT])
 
 
 @both
@@ -376,7 +375,7 @@ def test_an_idle_side_does_not_follow_one_that_has_ended_or_is_idle_too() -> Non
 @both
 def test_many_steps_leave_nothing_behind(make: Make, convert: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows, and the numbers of keys that are never seen again."""
-    monkeypatch.setattr(joinarrow, "SPARE_KEYS", 50)
+    monkeypatch.setattr(joins, "SPARE_KEYS", 50)
     run = Run(make("full", 3))
     run.take(LEFT, convert(LEFT, [(-1, 100_000, 0)]))
     most = 0
@@ -388,11 +387,8 @@ def test_many_steps_leave_nothing_behind(make: Make, convert: Make, monkeypatch:
         run.take(RIGHT, Watermark(time + 9))
         most = max(most, sum(held(run.operator)))
         assert run.operator.state_rows() == sum(held(run.operator)) > 0
-        if isinstance(run.operator, JoinArrow):
-            assert len(run.operator._indexes[LEFT]) <= 50 + 2 * 40
-            assert sum(len(each) for side in run.operator._held for each in side.runs) <= 80
-        else:
-            assert sum(len(side._by_key) for side in run.operator._sides) <= 40
+        assert len(run.operator._indexes[LEFT]) <= 50 + 2 * 40
+        assert sum(chunk.end - chunk.first for side in run.operator._held for chunk in side.chunks) <= 128
     assert most < 40
     run.end()
     matched = [pair for pair in run.pairs if pair[1] and pair[2]]
