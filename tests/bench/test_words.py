@@ -7,6 +7,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
@@ -43,6 +45,19 @@ def test_the_splits_have_each_word_once(
     source = Words(path)
     found = [word for split in source.splits() for batch in source.read(split, 0) for word in batch["word"]]
     assert Counter(word.as_py() for word in found) == counts
+
+
+def test_the_last_word_does_not_depend_on_what_lies_in_memory_behind_the_text(tmp_path: Path) -> None:
+    path, size = tmp_path / "text", 1 << 16
+    path.write_text("ab " * (size // 3) + "\n")
+    for _ in range(5):
+        used_before = [pa.allocate_buffer(size + more) for more in (0, 64) for _ in range(8)]
+        for buffer in used_before:
+            np.frombuffer(buffer, np.uint8).fill(0xFF)
+        del used_before, buffer
+        source = Words(path)
+        found = [batch["word"] for split in source.splits() for batch in source.read(split, 0)]
+        assert pa.chunked_array(found).unique().to_pylist() == ["ab"]
 
 
 def test_a_line_that_ends_where_a_split_does_is_read_once(
