@@ -289,7 +289,10 @@ def _map_file(size: int, directory: str | None) -> mmap.mmap:
 
 @dataclass(slots=True)
 class KeyedRows:
-    """Rows with the key of each, so that a key function runs once per record."""
+    """Rows with the key of each, so that a key function runs once per record.
+
+    Rows that are their own keys may be in one list, which is then picked from and sent once.
+    """
 
     keys: list[Any]
     rows: list[Any]

@@ -254,6 +254,7 @@ def _pick_rows(batch: list[Any] | KeyedRows, order: Vector, bounds: list[int]) -
         # One index too many makes sure that a tuple comes back; it is dropped again.
         pick = itemgetter(*numbers[begin:end], 0)
         if isinstance(batch, KeyedRows):
-            yield position, KeyedRows(list(pick(batch.keys)[:-1]), list(pick(batch.rows)[:-1]))
+            keys = list(pick(batch.keys)[:-1])
+            yield position, KeyedRows(keys, keys if batch.rows is batch.keys else list(pick(batch.rows)[:-1]))
         else:
             yield position, list(pick(batch)[:-1])

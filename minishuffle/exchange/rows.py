@@ -48,6 +48,9 @@ _LISTS, _ROWS, _MIXED, _KEYED = b"LRMK"
 """After the mark: arrays are lists; so they are but for the rows, which are tuples; arrays are lists, and
 tuples an extension; keys (or their place) and rows are an array of two values as these."""
 
+_ITSELF: Final = -1
+"""The place of keys that are the rows themselves."""
+
 _AWARE_BODY: Final = struct.Struct(">qq")
 _NAIVE_BODY: Final = struct.Struct(">q")
 _DATE_BODY: Final = struct.Struct(">i")
@@ -309,11 +312,12 @@ def pack_result(result: Any) -> bytes:
 def pack_keyed_rows(keys: Sequence[Any], rows: Sequence[Any]) -> bytes:
     """Keys and rows, equally many, as one value. Raises as :func:`pack_rows`.
 
-    Where every key is the very object at one place of its row, that place goes instead of the keys.
+    Where every key is the very object at one place of its row, that place goes instead of the keys; where it
+    is the row, :data:`_ITSELF` does.
     """
     try:
         kinds = set(map(type, rows))
-        place = _place_of_keys(keys, rows) if kinds == {tuple} else None
+        place = _place_of_keys(keys, rows, kinds)
         if len(rows) >= _COUNTED_MIN:
             packed = _pack((keys if place is None else place, rows))
             expected = 1 + _arrays_of(rows, kinds)
@@ -330,8 +334,12 @@ def pack_keyed_rows(keys: Sequence[Any], rows: Sequence[Any]) -> bytes:
         raise refusal or UnserializableRecord(f"rows cannot be packed: {error}") from error
 
 
-def _place_of_keys(keys: Sequence[Any], rows: Sequence[tuple[Any, ...]]) -> int | None:
-    """Where in each row its key stands, if it is the same place in all of them; there is at least one."""
+def _place_of_keys(keys: Sequence[Any], rows: Sequence[Any], kinds: set[type]) -> int | None:
+    """Where in each row its key stands, if it is the same place in all of them."""
+    if rows and (keys is rows or all(map(is_, keys, rows))):
+        return _ITSELF
+    if kinds != {tuple}:
+        return None
     place = next((number for number, value in enumerate(rows[0]) if value is keys[0]), None)
     if place is None:
         return None
@@ -406,6 +414,9 @@ def _with_keys(keys: Sequence[Any] | int, rows: Sequence[Any]) -> tuple[list[Any
         if len(keys) != len(rows):
             raise RemoteProtocolError("keyed rows cannot be unpacked: not one key for each row")
         return list(keys), list(rows)
+    if keys == _ITSELF:
+        both = list(rows)
+        return both, both
     try:
         if keys < 0:
             raise IndexError

@@ -35,6 +35,14 @@ def test_keys_that_are_a_place_of_their_rows_are_not_sent_twice(place: int) -> N
     assert unpack_keyed_rows(packed) == (keys, ROWS)
 
 
+@pytest.mark.parametrize("rows", [["ada", "bob"], ROWS, [("ada", (1, 2)), ("bob", (3, 4))], [1, "a"]])
+def test_rows_that_are_their_own_keys_are_not_sent_twice(rows: list[Any]) -> None:
+    for keys in (rows, list(rows)):
+        packed = pack_keyed_rows(keys, rows)
+        assert msgpack.unpackb(packed, use_list=False) == (-1, tuple(rows))
+        assert unpack_keyed_rows(packed) == (rows, rows)
+
+
 @pytest.mark.parametrize(
     ("keys", "rows"),
     [
@@ -43,7 +51,7 @@ def test_keys_that_are_a_place_of_their_rows_are_not_sent_twice(place: int) -> N
         ([1, 2], [(1, 0), (0, 2)]),
         ([1, 2], [(0, 1), (2,)]),
         ([1, 2], [(1,), {"k": 2}]),
-        ([1, 2], [1, 2]),
+        ([1, 2], [1, 3]),
         ([], []),
     ],
 )
@@ -63,7 +71,7 @@ def test_any_rows_keep_their_keys(rows: list[tuple[Any, ...]], place: int) -> No
 
 
 @pytest.mark.parametrize(
-    "value", [(3, ((1, 2),)), (0, (5,)), (-1, ((1,),)), (0, ({"k": 1},)), ("0", ((1,),)), (0,)]
+    "value", [(3, ((1, 2),)), (0, (5,)), (-2, ((1,),)), (0, ({"k": 1},)), ("0", ((1,),)), (0,)]
 )
 def test_a_place_that_is_not_there_is_the_peers_fault(value: Any) -> None:
     with pytest.raises(RemoteProtocolError, match="keyed rows cannot be unpacked"):

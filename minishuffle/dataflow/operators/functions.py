@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from inspect import isgeneratorfunction
 from itertools import compress, groupby, islice
-from operator import itemgetter, length_hint
+from operator import is_, itemgetter, length_hint
 from typing import Any
 
 import pyarrow as pa
@@ -170,7 +170,7 @@ class KeyRows(_PerRow):
         if self.on_error != "fail":
             rows, keys = self._with_keys_that_hash(rows, keys)
         if rows:
-            emit(KeyedRows(keys, rows))
+            emit(KeyedRows(rows if all(map(is_, keys, rows)) else keys, rows))
 
     def _with_keys_that_hash(self, rows: list[Any], keys: list[Any]) -> tuple[list[Any], list[Any]]:
         """Drop the records whose key is of a type that cannot be one."""
