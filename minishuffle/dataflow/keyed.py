@@ -64,7 +64,9 @@ class KeyedStream(Windowable[WindowedStream[T]], Generic[T]):
         """The number of records of each key."""
         from minishuffle.dataflow.operators.keyed import CountRows
 
-        return self._on_rows(CountRows(checked_emission(emit, self._stream._feeds)))
+        counting = CountRows(checked_emission(emit, self._stream._feeds))
+        feed = self._rows_by_key(timed=False, alone=True)
+        return Stream((Feed(Node(counting.name, (feed,), operators=(counting,))),))
 
     def reduce(
         self, fn: Callable[[T, T], T], emit: Emission | None = None, *, on_error: OnError = "fail"
@@ -161,19 +163,19 @@ class KeyedStream(Windowable[WindowedStream[T]], Generic[T]):
         node = Node(operator.name, (self._rows_by_key(timed=timed),), operators=(operator,))
         return Stream((Feed(node.named(label) if label else node),))
 
-    def _rows_by_key(self, input: int = 0, *, timed: bool = True) -> Feed:
-        """Keys are computed before the exchange and travel with the rows, so that each is computed once.
-        Without ``timed`` event times that stand beside the rows do not."""
+    def _rows_by_key(self, input: int = 0, *, timed: bool = True, alone: bool = False) -> Feed:
+        """Keys are computed before the exchange and travel with the rows, so that each is computed once; or
+        ``alone``. Without ``timed`` event times that stand beside the rows do not."""
         from minishuffle.dataflow.operators.functions import KeyRows, KeyRowsByColumns
 
         stream = self._stream if timed else self._stream._unpaired()
         keying: KeyRows | KeyRowsByColumns
         if self._keys is None:
             assert self._fn is not None
-            keying = KeyRows(self._fn, self._on_error)
+            keying = KeyRows(self._fn, self._on_error, alone=alone)
             if stream._is_paired:
                 keying.take_pairs(of_row)
         else:
-            keying = KeyRowsByColumns(self._keys, stream._time)
+            keying = KeyRowsByColumns(self._keys, stream._time, alone=alone)
         before = Node("key_by", stream._feeds, operators=(keying,), follows=True, is_auxiliary=True)
         return Feed(before, Exchange("hash"), input)

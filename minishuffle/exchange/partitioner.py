@@ -40,7 +40,7 @@ class Partitioner:
     """Cuts the batches of one producer up among the consumers of one edge.
 
     Args:
-        kind: ``hash`` (by key: :class:`KeyedRows`, or record batches by the columns ``keys``),
+        kind: ``hash`` (by key: :class:`KeyedRows`, or record batches by the columns ``keys``, None: by all),
             ``rebalance``, ``rescale`` and ``forward`` (dealt out in turn), ``broadcast``, or
             ``custom`` (``choose(row, consumers)`` says where each row goes).
         consumers: how many this producer feeds.
@@ -147,7 +147,8 @@ class Partitioner:
 
     def _prepare(self, schema: pa.Schema) -> None:
         """Look a schema's columns over once."""
-        self._key_columns = [_column_number(schema, name) for name in self._keys or ()]
+        names = schema.names if self._keys is None else self._keys
+        self._key_columns = [_column_number(schema, name) for name in names]
         self._words = [_word(kind) for kind in schema.types]
         self._schema = schema
 

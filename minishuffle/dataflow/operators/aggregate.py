@@ -85,14 +85,18 @@ class _KeyedColumns(ChainedOperator):
         return pa.RecordBatch.from_arrays([*columns, *values], names=self.names)
 
     def finish(self, emit: Emit) -> None:
-        if self.emission != "end":
-            return
+        if self.emission == "end":
+            for batch in self.results():
+                emit(batch)
+
+    def results(self) -> Iterator[pa.RecordBatch]:
+        """Keys and values as they are by now, in the order in which keys first came."""
         key_columns = self._index.keys() if len(self._index) else []
         for start in range(0, len(self._index), BATCH_ROWS_MAX):
             stop = min(start + BATCH_ROWS_MAX, len(self._index))
             columns = [column.slice(start, stop - start) for column in key_columns]
             values = [aggregate.at(slice(start, stop)) for _, _, aggregate in self.outputs]
-            emit(pa.RecordBatch.from_arrays([*columns, *values], names=self.names))
+            yield pa.RecordBatch.from_arrays([*columns, *values], names=self.names)
 
     def state_rows(self) -> int:
         return len(self._index)
@@ -120,7 +124,14 @@ class CountArrow(_KeyedColumns):
     name = "count"
 
     def __init__(self, keys: tuple[str, ...], emit: Emission, name: str = "count") -> None:
-        super().__init__(keys, [(name, key, RowCount()) for key in keys[:1]], emit)
+        self._count = RowCount()
+        super().__init__(keys, [(name, keys[0], self._count)] if keys else [], emit)
+
+    def add(self, keys: list[pa.Array], counts: pa.Array) -> None:
+        """Rows that were counted elsewhere."""
+        slots = self._index.lookup(keys)
+        self._count.grow(len(self._index))
+        self._count.merge(slots, [counts])
 
 
 class AggregateArrow(_KeyedColumns):

@@ -294,10 +294,11 @@ class Output:
     """One out-edge of a chain: how a batch is cut up among the consumers.
 
     ``edge`` is the index in the job graph. ``keys`` are column names (Arrow) or None; with
-    ``partitioner == "hash"`` and ``keys is None`` batches are KeyedRows. ``choose`` is the user's
-    own function (row, consumers) -> consumer index for ``partitioner == "custom"``. An output with a
-    ``side`` takes the batches of the :class:`Side` of that tag, and no others. Of record batches only
-    ``columns`` are shipped, those that a consumer or something behind it reads; None: all.
+    ``partitioner == "hash"`` and ``keys is None`` batches are KeyedRows, or columns of keys alone.
+    ``choose`` is the user's own function (row, consumers) -> consumer index for ``partitioner ==
+    "custom"``. An output with a ``side`` takes the batches of the :class:`Side` of that tag, and no others.
+    Of record batches only ``columns`` are shipped, those that a consumer or something behind it reads; None:
+    all.
     """
 
     edge: int

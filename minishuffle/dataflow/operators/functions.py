@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from inspect import isgeneratorfunction
 from itertools import compress, groupby, islice
 from operator import is_, itemgetter, length_hint
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -26,7 +26,7 @@ from minishuffle.dataflow.operators.chained import (
 from minishuffle.dataflow.operators.moments import without_times
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import UnknownName, UsageError
-from minishuffle.exchange.keys import hash_rows
+from minishuffle.exchange.keys import hash_rows, key_array
 from minishuffle.exchange.rows import pack_rows, unpack_rows
 from minishuffle.exchange.sizes import RowsOut
 from minishuffle.limits import BATCH_ROWS_MAX
@@ -158,18 +158,45 @@ class FlatMapRows(_PerRow):
                 out.look()
 
 
+COLUMN_KEYS_MIN: Final = 64
+"""Keys from which on a column of them is made: to build, send and read one takes as long as so many keys."""
+KEY_TYPES_OF_ROWS: Final = (pa.int64(), pa.large_string(), pa.large_binary(), pa.date32())
+"""Columns whose values come back as the very keys that went in, and of which no two are equal unless they
+are one key."""
+
+
+def keys_alone(keys: list[Any]) -> Batch:
+    """What is sent of rows of which nothing but the keys is read: one column, if their types allow it and
+    they are not too few, else rows that are their own keys."""
+    if len(keys) >= COLUMN_KEYS_MIN:
+        column = key_array(keys)
+        if column is not None and column.type in KEY_TYPES_OF_ROWS:
+            return pa.RecordBatch.from_arrays([column], ["key"])
+    return KeyedRows(keys, keys)
+
+
 class KeyRows(_PerRow):
-    """Emits the rows with ``fn(row)`` as the key of each."""
+    """Emits the rows with ``fn(row)`` as the key of each.
+
+    Args:
+        alone: nothing but the keys is read, and they are emitted as :func:`keys_alone` says.
+    """
 
     name = "key_by"
     only_reads = True
+
+    def __init__(self, fn: Callable[[Any], Any], on_error: OnError = "fail", *, alone: bool = False) -> None:
+        super().__init__(fn, on_error)
+        self._alone = alone
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         assert isinstance(batch, list)
         rows, keys = self.call(batch)
         if self.on_error != "fail":
             rows, keys = self._with_keys_that_hash(rows, keys)
-        if rows:
+        if self._alone and keys:
+            emit(keys_alone(keys))
+        elif rows:
             emit(KeyedRows(rows if all(map(is_, keys, rows)) else keys, rows))
 
     def _with_keys_that_hash(self, rows: list[Any], keys: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -195,6 +222,7 @@ class KeyRowsByColumns(ChainedOperator):
 
     Args:
         time: where the event times stand; with pairs it is their rows that have the columns.
+        alone: as of :class:`KeyRows`.
 
     Raises:
         UnknownName: a row has no such column.
@@ -204,7 +232,8 @@ class KeyRowsByColumns(ChainedOperator):
     name = "key_by"
     only_reads = True
 
-    def __init__(self, names: tuple[str, ...], time: EventTime | None = None) -> None:
+    def __init__(self, names: tuple[str, ...], time: EventTime | None = None, *, alone: bool = False) -> None:
+        self._alone = alone
         self.names = names
         self._key_of = itemgetter(*names)
         self._time = time or EventTime()
@@ -218,7 +247,7 @@ class KeyRowsByColumns(ChainedOperator):
         except (LookupError, TypeError) as error:
             raise self._explain(_last_taken(rows, left)) from error
         if keys:
-            emit(KeyedRows(keys, batch))
+            emit(keys_alone(keys) if self._alone else KeyedRows(keys, batch))
 
     def _explain(self, row: Any) -> UsageError:
         if not isinstance(row, dict):

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from itertools import compress, islice
+from itertools import chain, compress, islice
 from typing import Any
+
+import pyarrow as pa
 
 from minishuffle.dataflow.operators.aggregate import AggregateArrow, CountArrow
 from minishuffle.dataflow.operators.base import Batch, Emit, KeyedRows
@@ -30,7 +32,7 @@ from minishuffle.dataflow.operators.keyedstate import (
     unpacked,
 )
 from minishuffle.dataflow.operators.rowstate import NOTHING, KeyedValues
-from minishuffle.exchange.keys import canonical_rows
+from minishuffle.exchange.keys import canonical_rows, key_array
 from minishuffle.exchange.rows import SCALARS
 from minishuffle.limits import BATCH_ROWS_MAX
 
@@ -42,6 +44,9 @@ class _Shown:
 
     def __init__(self) -> None:
         self._first: dict[Any, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self._first)
 
     def canonical(self, keys: list[Any]) -> list[Any]:
         canonical: list[Any] = canonical_rows(keys)
@@ -65,7 +70,10 @@ def _emit_in_chunks(pairs: Iterator[tuple[Any, Any]], emit: Emit) -> None:
 
 
 class CountRows(ChainedOperator):
-    """Counts the records of each key and emits (key, count) as ``emit`` says."""
+    """Counts the records of each key and emits (key, count) as ``emit`` says.
+
+    Keys that come as columns (``functions.keys_alone``) are counted as columns, as long as all have one type.
+    """
 
     name = "count"
 
@@ -73,18 +81,64 @@ class CountRows(ChainedOperator):
         self.emission = emit
         self._counts: Counter[Any] = Counter()
         self._shown = _Shown()
+        self._columns: CountArrow | None = None
+        """Instead of ``_counts``, once keys have come as columns."""
+        self._type: pa.DataType | None = None
+        """That of the keys in ``_columns``."""
+        self._is_mixed = False
+        """Keys have come that no column holds as they are."""
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
-        assert isinstance(batch, KeyedRows)
-        keys = self._shown.canonical(batch.keys)
+        assert isinstance(batch, KeyedRows | pa.RecordBatch)
+        if not len(batch):
+            return
+        if (columns := self._as_columns(batch)) is not None:
+            assert self._columns is not None
+            self._columns.process(columns, 0, lambda counted: emit(list(_pairs(counted))))
+            return
+        given = batch.keys if isinstance(batch, KeyedRows) else batch.column(0).to_pylist()
+        keys = self._shown.canonical(given)
         if self.emission == "each":
-            if keys:
-                emit(list(zip(batch.keys, self._count_each(keys), strict=True)))
+            emit(list(zip(given, self._count_each(keys), strict=True)))
             return
         self._counts.update(keys)
-        if self.emission == "batch" and keys:
+        if self.emission == "batch":
             counts = self._counts
             emit(list(self._shown.pairs((key, counts[key]) for key in dict.fromkeys(keys))))
+
+    def _as_columns(self, batch: KeyedRows | pa.RecordBatch) -> pa.RecordBatch | None:
+        """The batch's keys as ``_columns``, which is set up or given up for them, takes them."""
+        if self._columns is None:
+            if self._is_mixed or isinstance(batch, KeyedRows):
+                return None
+            self._set_up(batch.column(0).type)
+        elif isinstance(batch, KeyedRows):
+            column = key_array(batch.keys)
+            batch = pa.RecordBatch.from_arrays([pa.nulls(0) if column is None else column], ["key"])
+        if self._columns is not None and batch.column(0).type == self._type:
+            return batch
+        if self._columns is not None:
+            self._counts.update(dict(self._counted()))
+            self._columns, self._is_mixed = None, True
+        return None
+
+    def _set_up(self, kind: pa.DataType) -> None:
+        """Go on with columns, if the keys so far fit into one of that type."""
+        columns = CountArrow(("key",), self.emission)
+        if self._counts:
+            keys = key_array(list(self._counts))
+            if self._shown or keys is None or keys.type != kind:
+                self._is_mixed = True
+                return
+            columns.add([keys], pa.array(self._counts.values(), pa.int64()))
+            self._counts = Counter()
+        self._columns, self._type = columns, kind
+
+    def _counted(self) -> Iterator[tuple[Any, int]]:
+        """Keys as they are shown, and their counts."""
+        if self._columns is None:
+            return self._shown.pairs(self._counts.items())
+        return chain.from_iterable(map(_pairs, self._columns.results()))
 
     def _count_each(self, keys: list[Any]) -> list[int]:
         counts = self._counts
@@ -98,10 +152,10 @@ class CountRows(ChainedOperator):
 
     def finish(self, emit: Emit) -> None:
         if self.emission == "end":
-            _emit_in_chunks(self._shown.pairs(self._counts.items()), emit)
+            _emit_in_chunks(self._counted(), emit)
 
     def write_state(self) -> Iterator[StatePart]:
-        for some in chunks(self._shown.pairs(self._counts.items())):
+        for some in chunks(self._counted()):
             yield by_rows("counts", [key for key, _ in some], value=[count for _, count in some])
 
     def read_state(self, parts: Iterable[StatePart]) -> None:
@@ -110,7 +164,11 @@ class CountRows(ChainedOperator):
             self._counts.update(dict(zip(forms, part.batch["value"].to_pylist(), strict=True)))
 
     def state_rows(self) -> int:
-        return len(self._counts)
+        return len(self._counts) if self._columns is None else self._columns.state_rows()
+
+
+def _pairs(counted: pa.RecordBatch) -> Iterator[tuple[Any, int]]:
+    return zip(counted.column(0).to_pylist(), counted.column(1).to_pylist(), strict=True)
 
 
 class _FoldedRows(RecordOperator):

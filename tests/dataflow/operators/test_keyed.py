@@ -7,11 +7,12 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, get_args
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minishuffle.dataflow.operators import rowstate
+from minishuffle.dataflow.operators import functions, rowstate
 from minishuffle.dataflow.operators.base import Batch, KeyedRows, TaskContext
 from minishuffle.dataflow.operators.chained import Emission
 from minishuffle.dataflow.operators.keyed import CountRows, FoldRows, ReduceRows
@@ -70,6 +71,48 @@ keyed_batches = st.lists(
     st.lists(st.tuples(st.sampled_from(["a", "b", 1, None, ("x", 2)]), st.integers(0, 99)), max_size=12),
     max_size=4,
 )
+
+
+WHOLE = {"numbers": range(9), "texts": "abcdefgh", "some": ["a", None], "days": [datetime.date(2026, 1, 2)]}
+"""Keys, of which columns are made."""
+
+
+@every_emission
+@given(data=st.data())
+def test_counts_do_not_depend_on_how_keys_come(emit: Emission, data: st.DataObject) -> None:
+    """Columns of one type or of several, short batches of rows before, between and behind them, and keys that
+    no column holds, equal to such that do."""
+    kinds = st.sampled_from(sorted(WHOLE)).flatmap(lambda name: st.sampled_from(list(WHOLE[name])))
+    one = data.draw(st.sampled_from(sorted(WHOLE)))
+    keys = data.draw(st.sampled_from([st.sampled_from(list(WHOLE[one])), st.one_of(kinds, st.just(3.0))]))
+    drawn = data.draw(st.lists(st.lists(keys, min_size=1, max_size=9), max_size=6))
+    batches = [batch * (1 if data.draw(st.booleans()) else functions.COLUMN_KEYS_MIN) for batch in drawn]
+    out = run(CountRows(emit), *(functions.keys_alone(list(batch)) for batch in batches))
+    rows = [[(key, None) for key in batch] for batch in batches]
+    assert loose(out, emit) == expected_of(rows, emit, lambda n, _: n + 1, 0)
+
+
+def test_keys_that_columns_hold_come_back_as_they_went_in() -> None:
+    for some in ([1, 2], ["a", "é"], [b"a", b""], [datetime.date(2026, 1, 2)], [None, "a"], [None, 7]):
+        batch = functions.keys_alone(list(some) * functions.COLUMN_KEYS_MIN)
+        assert isinstance(batch, pa.RecordBatch)
+        (out,) = run(CountRows("end"), batch)
+        assert [(key, type(key)) for key, _ in out] == [(key, type(key)) for key in some]
+    for odd in ([True], [1.0], [1, "a"], [2**70], [("a", 1)], ["\ud800"], [1, True]):
+        assert isinstance(functions.keys_alone(list(odd) * functions.COLUMN_KEYS_MIN), KeyedRows)
+
+
+@pytest.mark.parametrize("length", [2, functions.COLUMN_KEYS_MIN])
+def test_state_of_counted_columns_goes_on_as_rows_and_as_columns(length: int) -> None:
+    first, second = CountRows("end"), CountRows("end")
+    run(first, functions.keys_alone(["a", "b"] * length))
+    second.read_state(list(first.write_state()))
+    assert second.state_rows() == first.state_rows() == 2
+    for more in (["b", "c"] * length, ["c", 1] * length):
+        second.process(functions.keys_alone(more), 0, lambda _: None)
+    out: list[Batch] = []
+    second.finish(out.append)
+    assert [dict(pairs) for pairs in out] == [{"a": length, "b": 2 * length, "c": 2 * length, 1: length}]
 
 
 def keyed(batches: list[list[tuple[Any, Any]]]) -> list[KeyedRows]:
