@@ -39,15 +39,30 @@ def mixed(word: Word) -> Word:
 
 
 @njit(forceinline=True)
-def word_of_bytes(data: Vector, begin: int, end: int) -> Word:
-    """The little-endian word that begins there; zeros stand for bytes from ``end`` on."""
+def eight_bytes(data: Vector, begin: int) -> Word:
+    """The little-endian word that begins there."""
     word: Word = uint64(0)
+    for at in range(8):  # the compiler makes one load of it
+        word |= uint64(data[begin + at]) << (uint64(at) << S3)
+    return word
+
+
+@njit(forceinline=True)
+def word_of_bytes(data: Vector, begin: int, end: int) -> Word:
+    """The little-endian word that begins there; zeros stand for bytes from ``end`` on.
+
+    Fewer than eight are cut from the eight that end with them, which others in front of them fill up: a loop
+    over them would end at another byte for each text, which no processor foresees.
+    """
     if begin + 8 <= end:
-        for at in range(8):  # the compiler makes one load of it
-            word |= uint64(data[begin + at]) << (uint64(at) << S3)
-    else:
-        for at in range(end - begin):
-            word |= uint64(data[begin + at]) << (uint64(at) << S3)
+        return eight_bytes(data, begin)
+    if begin >= end:
+        return uint64(0)
+    if end >= 8:
+        return eight_bytes(data, end - 8) >> (uint64(begin + 8 - end) << S3)
+    word: Word = uint64(0)
+    for at in range(end - begin):
+        word |= uint64(data[begin + at]) << (uint64(at) << S3)
     return word
 
 

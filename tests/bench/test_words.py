@@ -60,6 +60,13 @@ def test_the_last_word_does_not_depend_on_what_lies_in_memory_behind_the_text(tm
         assert pa.chunked_array(found).unique().to_pylist() == ["ab"]
 
 
+def test_a_split_of_white_space_alone_has_no_words(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_text(" \u2003\n \u00a0\n")
+    source = Words(path)
+    assert [batch for split in source.splits() for batch in source.read(split, 0)] == []
+
+
 def test_a_line_that_ends_where_a_split_does_is_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

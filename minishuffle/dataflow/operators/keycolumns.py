@@ -105,6 +105,11 @@ class KeyColumn:
         """Prepare for these keys to be stored; the width that they need."""
         raise NotImplementedError
 
+    @property
+    def numbered(self) -> int:
+        """How many keys have a number instead of words."""
+        return 0
+
     def beyond(self, array: pa.Array) -> Vector | None:
         """Which keys no words of this width stand for, if there are such; they are not stored then."""
         return None
@@ -169,6 +174,10 @@ class TextColumn(KeyColumn):
     def __init__(self, kind: pa.DataType) -> None:
         super().__init__(kind)
         self._long: dict[bytes, int] = {}
+
+    @property
+    def numbered(self) -> int:
+        return len(self._long)
 
     def _texts(self, array: pa.Array) -> Texts:
         """The keys' bytes; a null has none."""

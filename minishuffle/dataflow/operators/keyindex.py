@@ -66,10 +66,13 @@ class KeyIndex:
             self._columns = [key_column(array.type) for array in arrays]
             self._table = WordTable(len(self._columns))
         given = [self._fitted(number, array) for number, array in enumerate(arrays)]
-        slots, absent = self._find(given)
+        words = self._words(given)
+        slots, absent = self._find(given, words)
         if absent:
-            self._make_room(given)
-            slots = self._table.add(self._words(given))
+            if self._make_room(given):
+                words = self._words(given)
+            new = np.flatnonzero(slots < 0)
+            slots[new] = self._table.add(words[new])
         return slots
 
     def find(self, arrays: Sequence[pa.Array]) -> Vector:
@@ -89,7 +92,7 @@ class KeyIndex:
                 fitted, unlike = as_far_as_they_fit(array, column.kind)
                 absent |= unlike
             given.append(fitted)
-        slots, _ = self._find(given)
+        slots, _ = self._find(given, self._words(given))
         slots[absent] = -1
         return slots
 
@@ -113,9 +116,9 @@ class KeyIndex:
             "exactly: cast the column to one type first"
         )
 
-    def _find(self, given: list[pa.Array]) -> tuple[Vector, int]:
+    def _find(self, given: list[pa.Array], words: Matrix) -> tuple[Vector, int]:
         """The slots of those keys, -1 for those that have none, and whether there are such (0: none)."""
-        slots, absent = self._table.find(self._words(given))
+        slots, absent = self._table.find(words)
         for column, array in zip(self._columns, given, strict=True):
             beyond = column.beyond(array)
             if beyond is not None:
@@ -135,14 +138,18 @@ class KeyIndex:
             at += column.width
         return words
 
-    def _make_room(self, given: list[pa.Array]) -> None:
-        """Widen the rows if these keys do not fit into them."""
+    def _make_room(self, given: list[pa.Array]) -> bool:
+        """Widen the rows if these keys do not fit into them, or have numbers by now that they had not; False:
+        what their words are is as it was."""
+        numbered = sum(column.numbered for column in self._columns)
         widths = [column.width_for(array) for column, array in zip(self._columns, given, strict=True)]
         if any(width > column.width for column, width in zip(self._columns, widths, strict=True)):
             stored = self.keys()
             for column, width in zip(self._columns, widths, strict=True):
                 column.width = max(column.width, width)
             self._store(stored)
+            return True
+        return sum(column.numbered for column in self._columns) > numbered
 
     def _store(self, keys: list[pa.Array]) -> None:
         """Write all rows anew; there are these keys, in order of their slots."""
