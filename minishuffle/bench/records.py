@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from minishuffle.dataflow.operators.base import Batch, TaskContext
+from minishuffle.exchange.keys import Texts
 
 __all__ = ["KEYS", "Checker", "Numbers", "blocks_of", "expected_sums"]
 
@@ -26,7 +27,6 @@ BLOCK: Final = {"arrow": 65_536, "rows": 8_192}
 what makes the vectors of a keyed sum pay."""
 USER_CHARS: Final = 11
 _DIGITS: Final = USER_CHARS - len("user")
-_PLACES: Final = 10 ** np.arange(_DIGITS - 1, -1, -1)
 CITIES: Final = ("Lisbon", "Oslo", "Quito", "Perth", "Kyoto", "Cairo", "Lima", "Turin")
 TS_BEGIN: Final = 1_700_000_000_000
 _UNSEEN: Final = -1
@@ -159,7 +159,7 @@ class Checker:
 
     def _arrow(self, batch: pa.RecordBatch) -> tuple[Any, Any]:
         column = batch.column(0)
-        keys = user_numbers(column.to_pylist()) if self._kind == "event" else column.to_numpy()
+        keys = _numbers_in(Texts(column)) if self._kind == "event" else column.to_numpy()
         return keys, batch.column(1).to_numpy()
 
     def _rows(self, rows: Any) -> tuple[Any, Any]:
@@ -192,8 +192,20 @@ def user_names(numbers: U64) -> list[str]:
 
 def user_numbers(users: Iterable[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
     """The number in each user's name."""
-    letters = np.frombuffer("".join(users).encode(), dtype=np.uint8).reshape(-1, USER_CHARS)
-    numbers: np.ndarray[Any, np.dtype[np.int64]] = (letters[:, -_DIGITS:] - np.uint8(ord("0"))) @ _PLACES
+    return _numbers_of("".join(users).encode())
+
+
+def _numbers_in(users: Texts) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return _numbers_of(users.data[users.offsets[0] : users.offsets[-1]])
+
+
+def _numbers_of(users: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The number in each of these names, which follow each other."""
+    letters = np.frombuffer(users, dtype=np.uint8).reshape(-1, USER_CHARS)
+    numbers = np.zeros(len(letters), np.int64)
+    for place in range(USER_CHARS - _DIGITS, USER_CHARS):
+        numbers *= 10
+        numbers += letters[:, place] - np.uint8(ord("0"))
     return numbers
 
 
