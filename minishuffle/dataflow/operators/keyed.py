@@ -23,6 +23,7 @@ from minishuffle.dataflow.operators.chained import (
     emit_rows,
 )
 from minishuffle.dataflow.operators.copies import copied
+from minishuffle.dataflow.operators.functions import COLUMN_KEYS_MIN
 from minishuffle.dataflow.operators.keyedstate import (
     StatePart,
     by_rows,
@@ -72,7 +73,8 @@ def _emit_in_chunks(pairs: Iterator[tuple[Any, Any]], emit: Emit) -> None:
 class CountRows(ChainedOperator):
     """Counts the records of each key and emits (key, count) as ``emit`` says.
 
-    Keys that come as columns (``functions.keys_alone``) are counted as columns, as long as all have one type.
+    Keys that come as columns (``functions.keys_alone``) are counted as columns, if nothing is emitted before
+    the end and as long as all have one type.
     """
 
     name = "count"
@@ -82,63 +84,66 @@ class CountRows(ChainedOperator):
         self._counts: Counter[Any] = Counter()
         self._shown = _Shown()
         self._columns: CountArrow | None = None
-        """Instead of ``_counts``, once keys have come as columns."""
+        """What was counted as columns; then ``_counts`` has what came in short batches since."""
         self._type: pa.DataType | None = None
         """That of the keys in ``_columns``."""
+        self._short_rows = 0
+        """So many rows are in ``_counts`` beside ``_columns``."""
         self._is_mixed = False
         """Keys have come that no column holds as they are."""
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         assert isinstance(batch, KeyedRows | pa.RecordBatch)
-        if not len(batch):
-            return
-        if (columns := self._as_columns(batch)) is not None:
+        if isinstance(batch, pa.RecordBatch) and self.emission == "end" and self._fits(batch.column(0).type):
             assert self._columns is not None
-            self._columns.process(columns, 0, lambda counted: emit(list(_pairs(counted))))
+            self._columns.process(batch, 0, emit)
             return
         given = batch.keys if isinstance(batch, KeyedRows) else batch.column(0).to_pylist()
         keys = self._shown.canonical(given)
         if self.emission == "each":
-            emit(list(zip(given, self._count_each(keys), strict=True)))
+            if keys:
+                emit(list(zip(given, self._count_each(keys), strict=True)))
             return
         self._counts.update(keys)
-        if self.emission == "batch":
+        if self.emission == "batch" and keys:
             counts = self._counts
             emit(list(self._shown.pairs((key, counts[key]) for key in dict.fromkeys(keys))))
+        elif self._columns is not None:
+            self._short_rows += len(keys)
+            if self._short_rows >= COLUMN_KEYS_MIN:
+                self._put_together()
 
-    def _as_columns(self, batch: KeyedRows | pa.RecordBatch) -> pa.RecordBatch | None:
-        """The batch's keys as ``_columns``, which is set up or given up for them, takes them."""
-        if self._columns is None:
-            if self._is_mixed or isinstance(batch, KeyedRows):
-                return None
-            self._set_up(batch.column(0).type)
-        elif isinstance(batch, KeyedRows):
-            column = key_array(batch.keys)
-            batch = pa.RecordBatch.from_arrays([pa.nulls(0) if column is None else column], ["key"])
-        if self._columns is not None and batch.column(0).type == self._type:
-            return batch
-        if self._columns is not None:
-            self._counts.update(dict(self._counted()))
-            self._columns, self._is_mixed = None, True
-        return None
+    def _fits(self, kind: pa.DataType) -> bool:
+        """Whether keys of that type are counted as columns."""
+        if self._columns is None and not self._is_mixed:
+            self._columns, self._type = CountArrow(("key",), "end"), kind
+        elif kind != self._type:
+            self._give_up_columns()
+        return self._columns is not None
 
-    def _set_up(self, kind: pa.DataType) -> None:
-        """Go on with columns, if the keys so far fit into one of that type."""
-        columns = CountArrow(("key",), self.emission)
-        if self._counts:
-            keys = key_array(list(self._counts))
-            if self._shown or keys is None or keys.type != kind:
-                self._is_mixed = True
-                return
-            columns.add([keys], pa.array(self._counts.values(), pa.int64()))
+    def _put_together(self) -> None:
+        """Have all counts in one place, as columns if the keys of short batches allow it."""
+        keys = key_array(list(self._counts))
+        if self._shown or keys is None or keys.type != self._type:
+            self._give_up_columns()
+        elif self._columns is not None:
+            self._columns.add([keys], pa.array(self._counts.values(), pa.int64()))
             self._counts = Counter()
-        self._columns, self._type = columns, kind
+        self._short_rows = 0
+
+    def _give_up_columns(self) -> None:
+        if self._columns is not None:
+            for counted in self._columns.results():
+                self._counts.update(dict(_pairs(counted)))
+        self._columns, self._is_mixed = None, True
 
     def _counted(self) -> Iterator[tuple[Any, int]]:
         """Keys as they are shown, and their counts."""
-        if self._columns is None:
-            return self._shown.pairs(self._counts.items())
-        return chain.from_iterable(map(_pairs, self._columns.results()))
+        if self._columns is not None and self._counts:
+            self._put_together()
+        if self._columns is not None:
+            return chain.from_iterable(map(_pairs, self._columns.results()))
+        return self._shown.pairs(self._counts.items())
 
     def _count_each(self, keys: list[Any]) -> list[int]:
         counts = self._counts
@@ -164,7 +169,8 @@ class CountRows(ChainedOperator):
             self._counts.update(dict(zip(forms, part.batch["value"].to_pylist(), strict=True)))
 
     def state_rows(self) -> int:
-        return len(self._counts) if self._columns is None else self._columns.state_rows()
+        """The number of keys; some of short batches, fewer than ``COLUMN_KEYS_MIN``, may be in it twice."""
+        return len(self._counts) + (self._columns.state_rows() if self._columns is not None else 0)
 
 
 def _pairs(counted: pa.RecordBatch) -> Iterator[tuple[Any, int]]:

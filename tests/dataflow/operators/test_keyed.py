@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minishuffle.dataflow.operators import functions, rowstate
+from minishuffle.dataflow.operators import keyed as keyed_rows
 from minishuffle.dataflow.operators.base import Batch, KeyedRows, TaskContext
 from minishuffle.dataflow.operators.chained import Emission
 from minishuffle.dataflow.operators.keyed import CountRows, FoldRows, ReduceRows
@@ -75,6 +76,16 @@ keyed_batches = st.lists(
 
 WHOLE = {"numbers": range(9), "texts": "abcdefgh", "some": ["a", None], "days": [datetime.date(2026, 1, 2)]}
 """Keys, of which columns are made."""
+LONG = 64
+"""Keys of a long batch here."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def columns_from_long() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(functions, "COLUMN_KEYS_MIN", LONG)
+        patch.setattr(keyed_rows, "COLUMN_KEYS_MIN", LONG)
+        yield
 
 
 @every_emission
@@ -86,7 +97,7 @@ def test_counts_do_not_depend_on_how_keys_come(emit: Emission, data: st.DataObje
     one = data.draw(st.sampled_from(sorted(WHOLE)))
     keys = data.draw(st.sampled_from([st.sampled_from(list(WHOLE[one])), st.one_of(kinds, st.just(3.0))]))
     drawn = data.draw(st.lists(st.lists(keys, min_size=1, max_size=9), max_size=6))
-    batches = [batch * (1 if data.draw(st.booleans()) else functions.COLUMN_KEYS_MIN) for batch in drawn]
+    batches = [batch * (1 if data.draw(st.booleans()) else LONG) for batch in drawn]
     out = run(CountRows(emit), *(functions.keys_alone(list(batch)) for batch in batches))
     rows = [[(key, None) for key in batch] for batch in batches]
     assert loose(out, emit) == expected_of(rows, emit, lambda n, _: n + 1, 0)
@@ -94,15 +105,15 @@ def test_counts_do_not_depend_on_how_keys_come(emit: Emission, data: st.DataObje
 
 def test_keys_that_columns_hold_come_back_as_they_went_in() -> None:
     for some in ([1, 2], ["a", "é"], [b"a", b""], [datetime.date(2026, 1, 2)], [None, "a"], [None, 7]):
-        batch = functions.keys_alone(list(some) * functions.COLUMN_KEYS_MIN)
+        batch = functions.keys_alone(list(some) * LONG)
         assert isinstance(batch, pa.RecordBatch)
         (out,) = run(CountRows("end"), batch)
         assert [(key, type(key)) for key, _ in out] == [(key, type(key)) for key in some]
     for odd in ([True], [1.0], [1, "a"], [2**70], [("a", 1)], ["\ud800"], [1, True]):
-        assert isinstance(functions.keys_alone(list(odd) * functions.COLUMN_KEYS_MIN), KeyedRows)
+        assert isinstance(functions.keys_alone(list(odd) * LONG), KeyedRows)
 
 
-@pytest.mark.parametrize("length", [2, functions.COLUMN_KEYS_MIN])
+@pytest.mark.parametrize("length", [2, LONG])
 def test_state_of_counted_columns_goes_on_as_rows_and_as_columns(length: int) -> None:
     first, second = CountRows("end"), CountRows("end")
     run(first, functions.keys_alone(["a", "b"] * length))
