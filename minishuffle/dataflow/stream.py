@@ -301,7 +301,7 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         if self._time is None or self._is_paired:
             return self
         feeds = self._represented(PairRows(self._time), of_pairs=True)
-        return Stream(feeds, None, self._columns, self._time.paired())
+        return Stream(feeds, self._schema, self._columns, self._time.paired())
 
     def _unpaired(self) -> Stream[T]:
         """The same rows by themselves, and without event time if it stood beside them."""
@@ -309,7 +309,7 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
 
         if not self._is_paired:
             return self
-        return Stream(self._represented(UnpairRows(), of_pairs=False), None, self._columns)
+        return Stream(self._represented(UnpairRows(), of_pairs=False), self._schema, self._columns)
 
     def _sink(
         self, label: str, sink: Operator, boundary: Boundary | None = None, *, collects: str = ""

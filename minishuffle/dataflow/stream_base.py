@@ -232,7 +232,7 @@ class StreamBase:
         operator = AssignEventTime(time, late_by, idle, watermarks, on_error)
         reads = None if time.column is None else reads_also(time.column)
         timed = self._beside("event_time", operator, reads)
-        timed._time = time
+        timed._time = operator.time_of_output
         return timed
 
     def _same_records(self, feeds: Feeds) -> Self:

@@ -43,6 +43,8 @@ _NO_SPLIT = -1
 class AssignEventTime(ForgivingOperator):
     """Passes records on, and after them ``Watermark(greatest time - out_of_order - 1)``.
 
+    Of a function's times it makes pairs, each of a time and the row: a function is called once for a row.
+
     The greatest time is kept for each split of the source; the least of those that are open counts,
     and one without a record yet holds all back. When none is open, the greatest of all counts. A source
     that says that it has no split for this subtask makes it :class:`Idle` until one is open.
@@ -84,6 +86,11 @@ class AssignEventTime(ForgivingOperator):
         self._told_at = -np.inf
         self._idle = False
 
+    @property
+    def time_of_output(self) -> EventTime:
+        """Where the times stand in what comes out."""
+        return self.time if self.time.fn is None else self.time.paired()
+
     def open(self, context: TaskContext) -> None:
         super().open(context)
         self._last_record_at = context.now()
@@ -101,6 +108,8 @@ class AssignEventTime(ForgivingOperator):
             emit(Active())
         if self.idle_after is not None:
             self._last_record_at = self.context.now()
+        if self.time_of_output.is_paired and isinstance(batch, list):
+            batch = list(zip(times.tolist(), batch, strict=True))
         if self.each:
             self._emit_each(batch, times, emit)
         else:

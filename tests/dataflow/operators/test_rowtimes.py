@@ -37,6 +37,12 @@ def calls(given: Iterable[tuple[str, int]] = GIVEN) -> Stream[Any]:
     return Stream.items(rows).parallel(1).event_time(at, out_of_order=24 * HOUR)
 
 
+def shown(given: Iterable[tuple[str, int]]) -> Stream[Any]:
+    """The same with the time in a column."""
+    rows = [{"user": user, "minute": minute, "at": START + minute * MINUTE} for user, minute in given]
+    return Stream.items(rows).parallel(1).event_time("at", out_of_order=24 * HOUR)
+
+
 def answers(stream: Stream[Any]) -> list[Any]:
     found = [sorted(run(stream.collect(), cut).rows, key=repr) for cut in CUTS]
     assert all(each == found[0] for each in found)
@@ -85,11 +91,30 @@ def test_windows_are_those_of_the_time_that_was_assigned(step: str) -> None:
 
 
 def test_a_column_that_a_function_leaves_out_or_changes_is_the_time_that_it_was() -> None:
-    rows = [{"user": user, "at": START + minute * MINUTE} for user, minute in GIVEN]
-    timed = Stream.items(rows).parallel(1).event_time("at", out_of_order=24 * HOUR)
+    timed = shown(GIVEN)
     for step in (user_of, lambda row: {**row, "at": START}):
         stepped = timed.map(step).key_by(lambda row: row if isinstance(row, str) else row["user"])
         assert hours(answers(stepped.window(HOUR).count())) == WINDOWS
+
+
+ASKED: list[int] = []
+"""For how many rows ``at_noted`` was asked, in this process."""
+
+
+def at_noted(row: dict[str, Any]) -> datetime:
+    ASKED.append(row["minute"])
+    return at(row) + (len(ASKED) - 1) // len(GIVEN) * HOUR
+
+
+def test_a_function_is_asked_once_for_the_time_of_a_row() -> None:
+    """One that gives another time at each call moves no row out of the window that it was in."""
+    rows = [{"user": user, "minute": minute} for user, minute in GIVEN]
+    timed = Stream.items(rows).parallel(1).event_time(at_noted, out_of_order=24 * HOUR)
+    for step in (timed, timed.filter(bool), timed.filter(bool).map(dict)):
+        ASKED.clear()
+        windows = run(step.key_by("user").window(HOUR).count().collect(), Cut(1)).rows
+        assert (hours(windows), len(ASKED)) == (WINDOWS, len(GIVEN))
+    assert run(timed.collect(), Cut(1)).rows == rows
 
 
 def test_columns_of_the_rows_stay_keys_and_become_columns_of_a_table() -> None:
@@ -114,8 +139,8 @@ def test_a_pair_has_the_greater_time_of_both(how: Any, paired: tuple[bool, bool]
 
     def counted(mapped: tuple[bool, bool]) -> list[Any]:
         left, right = (
-            stream.map(dict) if is_mapped else stream
-            for stream, is_mapped in zip((calls(), calls(clicks)), mapped, strict=True)
+            shown(given).map(dict) if is_mapped else shown(given)
+            for given, is_mapped in zip((GIVEN, clicks), mapped, strict=True)
         )
         joined = left.key_by("user").join(right.key_by("user"), how, 20 * MINUTE)
         key = (lambda row: row["user"]) if how == "anti" else (lambda row: row[0])
