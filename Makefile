@@ -9,11 +9,10 @@ unexport PYTHONDONTWRITEBYTECODE
 # In the foreground, so that Ctrl-C reaches what runs and not only make.
 WITHIN := timeout --foreground --kill-after=30
 
-# Two processes, each with whole files: half of the time goes into waiting for clusters and sessions to start.
-# Not files with many tests first, as by default, but slow ones (tests/conftest.py). With three processes it takes
-# a minute or two less, and what waits for a moment that a busy machine delays fails now and then. The run ends
-# when one of the processes dies: pytest-xdist would wait for ever for what that one had left to do.
-SIDE_BY_SIDE := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+# Three processes, each with whole files: a quarter of the time goes into waiting for clusters and sessions.
+# Not files with many tests first, as by default, but slow ones (tests/conftest.py). The run ends when one of the
+# processes dies: pytest-xdist would wait for ever for what that one had left to do.
+SIDE_BY_SIDE := $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 SIMULATED := tests/e2e/test_simulated_clusters.py
 
