@@ -18,6 +18,7 @@ from minishuffle.wire.messages import (
     CancelTasks,
     ControlMessage,
     HeldAttempt,
+    Register,
     ReleaseJob,
     TaskAttempt,
     TasksRestarted,
@@ -52,7 +53,7 @@ def missing(worker: int, held: Iterable[HeldAttempt], job: Job) -> list[TaskKey]
 
 def reconciled(
     worker: int,
-    held: Iterable[HeldAttempt],
+    about: Register,
     jobs: Iterable[Job],
     addresses: Mapping[int, WorkerAddress],
     term: int,
@@ -60,11 +61,10 @@ def reconciled(
     """What to send to a worker that has come back; ``jobs`` are those that have not ended."""
     active = {job.id: job for job in jobs}
     there: dict[str, list[HeldAttempt]] = {}
-    for each in held:
+    for each in about.attempts:
         there.setdefault(each.job, []).append(each)
-    messages: list[ControlMessage] = [
-        ReleaseJob(term=term, job=job) for job in sorted(there) if job not in active
-    ]
+    known = {*there, *about.jobs}
+    messages: list[ControlMessage] = [ReleaseJob(term=term, job=job) for job in sorted(known - active.keys())]
     for job in active.values():
         wanted = {(*task.key, task.attempt) for task in _tasks_on(worker, job) if not job.is_spent(task)}
         surplus = [

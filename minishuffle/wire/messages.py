@@ -312,6 +312,8 @@ class Register(ControlMessage):
     """The highest that it has heard of."""
     attempts: list[HeldAttempt] = Field(default_factory=list)
     """What it runs, or keeps for others."""
+    jobs: list[str] = Field(default_factory=list)
+    """Of which it knows anything at all: programs that came ahead of need, or attempts that were here."""
 
 
 class Heartbeat(ControlMessage):

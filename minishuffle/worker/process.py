@@ -337,6 +337,7 @@ class Worker:
                     "epoch": state.epoch,
                     "term": state.term,
                     "attempts": state.held(),
+                    "jobs": state.jobs(),
                 }
             ),
         )

@@ -148,6 +148,10 @@ class WorkerState:
         """Every attempt that was deployed here and not released."""
         return [held_attempt(key) for key in self._tasks]
 
+    def jobs(self) -> list[str]:
+        """Those that are to be released when they have ended."""
+        return sorted(self._prepared.keys() | {key.job for key in self._newest})
+
     def waiting(self) -> list[Waiting]:
         """Requests for partitions that cannot be answered yet, the first that will be given up first."""
         return list(self._waiting.values())
@@ -198,9 +202,7 @@ class WorkerState:
 
     def _prepare(self, message: PrepareJob, now: float) -> list[Instruction]:
         """Keep what a takeover would need, and make the links that it would use."""
-        instructions: list[Instruction] = []
-        for address in message.workers:
-            instructions += self._dial(address, now)
+        instructions = [each for address in message.workers for each in self._dial(address, now)]
         if message.programs:
             self._prepared[message.job] = message.programs
             instructions.append(LoadPrograms(message.job, list(message.programs.values())))
@@ -209,9 +211,7 @@ class WorkerState:
     def _deploy(self, message: DeployTasks, now: float) -> list[Instruction]:
         if not message.programs:
             message = message.model_copy(update={"programs": self._prepared.get(message.job, {})})
-        instructions: list[Instruction] = []
-        for address in message.workers:
-            instructions += self._announce(address, now)
+        instructions = [each for address in message.workers for each in self._announce(address, now)]
         for named in message.attempts:
             instructions += self._learn(attempt_id(message.job, named))
         new: list[tuple[AttemptId, TaskSpec]] = []

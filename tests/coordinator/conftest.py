@@ -153,6 +153,7 @@ class FakeCluster:
             for (job, operator, index), task in worker.tasks.items()
         ]
         fields = {"requested_worker": worker.worker, "epoch": worker.epoch, "attempts": held}
+        fields["jobs"] = sorted({*worker.prepared, *(job for job, _, _ in worker.tasks)})
         about = worker.about.model_copy(update=fields | {"term": term})
         self.do(self.state.worker_message(worker.link, about, self.now))
 

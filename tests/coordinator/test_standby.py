@@ -319,6 +319,25 @@ def test_a_job_that_ends_is_forgotten_by_all_that_were_prepared_for_it(
     assert spare.prepared == {}
 
 
+@pytest.mark.parametrize("coordinator", ["the same", "the next"])
+def test_one_that_was_away_when_a_job_ended_forgets_it_when_it_comes_back(
+    cluster: FakeCluster, restarting: MakeGraph, coordinator: str
+) -> None:
+    worker, spare = cluster.add(), cluster.add(standby=True)
+    for _ in range(2):
+        cluster.submit(restarting(1, 1))
+    cluster.report_all("j1", "running")
+    cluster.report_all("j2", "running")
+    if coordinator == "the same":
+        cluster.break_link(spare)
+    else:
+        cluster.lose_coordinator()
+        cluster.come_back(worker)
+    cluster.report_all("j1", "finished")
+    cluster.come_back(spare)
+    assert set(spare.prepared) == {"j2"}
+
+
 def test_one_that_took_over_forgets_the_other_jobs_too(cluster: FakeCluster, restarting: MakeGraph) -> None:
     first, second = cluster.add(slots=1), cluster.add(slots=1)
     spare = cluster.add(standby=True)

@@ -252,10 +252,11 @@ def test_what_a_worker_has_beyond_the_books_is_released_and_what_it_lacks_is_mis
     assert missing(first.worker, mine, job) == []
     assert missing(first.worker, mine[1:], job) == [(mine[0].operator, mine[0].index)]
     surplus = [held(0, 0, 7), held(0, 0, job="j9")]
-    messages = reconciled(first.worker, [*mine, *surplus], [job], {}, 9)
+    about = first.about.model_copy(update={"attempts": [*mine, *surplus]})
+    messages = reconciled(first.worker, about, [job], {}, 9)
     assert [(type(each), each.job) for each in messages] == [(ReleaseJob, "j9"), (ReleaseJob, "j1")]  # type: ignore[attr-defined]
     assert [each.attempt for each in messages[1].attempts] == [7]  # type: ignore[attr-defined]
-    assert reconciled(second.worker, [], [], {}, 9) == []
+    assert reconciled(second.worker, second.about, [], {}, 9) == []
 
 
 def test_a_task_that_never_reached_its_worker_starts_again(
