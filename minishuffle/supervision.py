@@ -28,9 +28,10 @@ _log = logging.getLogger("minishuffle.local")
 
 def how_it_ended(code: int) -> str:
     """An exit code in words, also that of a signal."""
-    if code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
-    return f"ended with code {code}"
+    if code >= 0:
+        return f"ended with code {code}"
+    known = {each.value: each.name for each in signal.Signals}  # Not those between SIGRTMIN and SIGRTMAX.
+    return f"was killed by {known.get(-code, f'signal {-code}')}"
 
 
 class Supervisor:

@@ -158,3 +158,4 @@ def test_a_worker_that_ends_before_it_is_ready_is_quoted(
 def test_how_a_process_ended_is_said_in_words() -> None:
     assert how_it_ended(3) == "ended with code 3"
     assert how_it_ended(-9) == "was killed by SIGKILL"
+    assert how_it_ended(-40) == "was killed by signal 40"
