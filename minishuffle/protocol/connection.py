@@ -373,8 +373,8 @@ class Connection:
 
     # --- receiving ------------------------------------------------------------------------------
 
-    def receive(self, data: bytes | memoryview, now: float) -> None:
-        """Take the next bytes of the stream.
+    def receive(self, data: bytes | memoryview, now: float) -> int:
+        """Take the next bytes of the stream; gives the number of frames that became complete.
 
         Raises:
             RemoteProtocolError: the stream is malformed, or the peer does not read its answers; call
@@ -385,18 +385,22 @@ class Connection:
         try:
             self._decoder.receive(data)
         finally:
-            self._count_frames()
+            frames = self._count_frames()
         if len(self._control) > limits.CONTROL_FRAMES_UNSENT_MAX:
             raise RemoteProtocolError(
                 f"more than {limits.CONTROL_FRAMES_UNSENT_MAX} control frames wait to be read by the peer"
             )
+        return frames
 
-    def _count_frames(self) -> None:
+    def _count_frames(self) -> int:
         counts, frames_in = self._decoder.counts, self._counters.frames_in
+        total = 0
         for kind, name in _FRAME_NAMES:
             if counts[kind]:
+                total += counts[kind]
                 frames_in[name] = frames_in.get(name, 0) + counts[kind]
                 counts[kind] = 0
+        return total
 
     def events(self) -> list[ConnectionEvent]:
         """What happened since the last call."""

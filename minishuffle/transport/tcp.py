@@ -161,18 +161,26 @@ class DataLink(asyncio.BufferedProtocol):
         return self._endpoint.scratch
 
     def buffer_updated(self, nbytes: int) -> None:
-        data = self._endpoint.scratch[:nbytes]
+        data, frames = self._endpoint.scratch[:nbytes], 0
         try:
             if not self.established:
                 self._receive_handshake(data)
             else:
-                self.connection.receive(data, self._loop.time())
+                frames = self.connection.receive(data, self._loop.time())
         except RemoteProtocolError as error:
             self._endpoint.handler.refused("malformed", str(error), self.remote)
             self.abort(error.with_traceback(None))
             return
         if self.established:
             self._after_step()
+            if frames > limits.FRAMES_PER_TURN_MAX and not self._transport.is_closing():
+                # uvloop reads up to 32 times before anything else has its turn.
+                self._transport.pause_reading()
+                self._loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if not self._lost and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def eof_received(self) -> bool:
         return False

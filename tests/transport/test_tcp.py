@@ -16,7 +16,7 @@ from minishuffle import limits
 from minishuffle.errors import PeerLost, UsageError
 from minishuffle.ids import Address
 from minishuffle.protocol.connection import PeerSilent
-from minishuffle.wire.frames import AddCredit, Hello, PartitionRequest, Ping, Role, encode_frame
+from minishuffle.wire.frames import AddCredit, Hello, PartitionRequest, Ping, Pong, Role, encode_frame
 from minishuffle.wire.handshake import HandshakeRefused, Identity
 
 if TYPE_CHECKING:
@@ -313,5 +313,27 @@ def test_both_ends_count_the_same_bytes(run_site: RunSite) -> None:
         await site.until(lambda: site.counters.bytes_out == dialing.bytes_in)
         assert site.counters.frames_in == dialing.frames_out == {"hello": 2, "partition_request": 1}
         assert site.counters.frames_out == dialing.frames_in == {"hello": 1, "welcome": 1, "error": 1}
+
+    run_site(scenario)
+
+
+# --- turns ----------------------------------------------------------------------------------------------
+
+
+def test_a_peer_that_floods_takes_one_read_in_a_turn_of_the_loop(run_site: RunSite) -> None:
+    """Else heartbeats wait for it, and the worker is taken for lost."""
+    flood = encode_frame(Pong(1)) * 500_000
+
+    async def scenario(site: Site) -> None:
+        peer = await site.peer()
+        await peer.prove(worker(1))
+        await site.until(lambda: site.handler.up)
+        before = seen = site.counters.bytes_in
+        peer.send(flood)
+        most = 0
+        while seen < before + len(flood):
+            await asyncio.sleep(0)
+            most, seen = max(most, site.counters.bytes_in - seen), site.counters.bytes_in
+        assert 0 < most <= limits.RECEIVE_BUFFER_BYTES
 
     run_site(scenario)
