@@ -1,20 +1,34 @@
-"""Some rows of a batch."""
+"""Some rows of a batch, or of a column: numbers and texts without nulls by loops of numpy's and our own."""
 
 from __future__ import annotations
 
 from itertools import compress
-from typing import Any
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from minishuffle.exchange.elements import Batch, KeyedRows
+from minishuffle.exchange.keys import Texts, fixed_values
 from minishuffle.exchange.schemas import with_innermost, without_view
+from minishuffle.kernels.machinecode import TEXT_SLACK, kernel
 
 __all__ = ["chosen", "picked", "take", "taken"]
 
+Vector: TypeAlias = "np.ndarray[Any, Any]"
 
-def chosen(batch: Batch, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> Batch:
+_WORDS: Final = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
+"""By the bits of a fixed-width value, what can stand for it."""
+_TEXTS: Final = {
+    pa.string(): np.int32,
+    pa.binary(): np.int32,
+    pa.large_string(): np.int64,
+    pa.large_binary(): np.int64,
+}
+"""The type of their offsets."""
+
+
+def chosen(batch: Batch, mask: Vector) -> Batch:
     """The rows for which ``mask`` holds."""
     if isinstance(batch, pa.RecordBatch):
         return taken(batch, np.flatnonzero(mask))
@@ -24,7 +38,7 @@ def chosen(batch: Batch, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> Batch:
     return list(compress(batch, kept))
 
 
-def picked(batch: Batch, rows: np.ndarray[Any, Any]) -> Batch:
+def picked(batch: Batch, rows: Vector) -> Batch:
     """The rows with those numbers, in the order of ``rows``, of any kind of batch."""
     if isinstance(batch, pa.RecordBatch):
         return taken(batch, rows)
@@ -34,16 +48,44 @@ def picked(batch: Batch, rows: np.ndarray[Any, Any]) -> Batch:
     return [batch[row] for row in numbers]
 
 
-def take(column: pa.Array, indices: pa.Array) -> pa.Array:
-    """``column.take``, also for views of texts and bytes at any depth, which lack it."""
-    plain = with_innermost(column.type, without_view)
-    if plain == column.type:
-        return column.take(indices)
-    return column.cast(plain).take(indices).cast(column.type)
-
-
-def taken(batch: pa.RecordBatch, rows: np.ndarray[Any, Any]) -> pa.RecordBatch:
-    """The rows with those numbers, in the order of ``rows``."""
+def take(column: pa.Array, rows: Vector) -> pa.Array:
+    """The values in those rows (int64), in their order; also of views of texts and bytes at any depth, which
+    Arrow's own ``take`` lacks."""
+    kind = column.type
+    if not column.null_count:
+        if pa.types.is_primitive(kind) and kind.bit_width in _WORDS:
+            values = fixed_values(column, _WORDS[kind.bit_width]).take(rows)
+            return pa.Array.from_buffers(kind, len(rows), [None, _buffer(values)])
+        if kind in _TEXTS:
+            return _take_texts(column, rows)
+    plain = with_innermost(kind, without_view)
     indices = pa.array(rows)
-    columns = [take(column, indices) for column in batch.columns]
+    if plain == kind:
+        return column.take(indices)
+    return column.cast(plain).take(indices).cast(kind)
+
+
+def _take_texts(column: pa.Array, rows: Vector) -> pa.Array:
+    """Arrow copies each text by a call; most are a few words long."""
+    texts, count = Texts(column), len(rows)
+    offsets = np.empty(count + 1, np.int64)
+    size = kernel("sum_lengths")(texts.offsets, rows, offsets, count)
+    offset_type = _TEXTS[column.type]
+    if size > np.iinfo(offset_type).max:
+        return column.take(pa.array(rows))  # which says that it is too much
+    data = np.empty(size + TEXT_SLACK, np.uint8)
+    kernel("copy_texts")(texts.offsets, texts.data, len(texts.data), rows, offsets, data, count)
+    buffers = [None, _buffer(offsets.astype(offset_type, copy=False)), _buffer(data[:size])]
+    return pa.Array.from_buffers(column.type, count, buffers)
+
+
+def _buffer(values: Vector) -> pa.Buffer:
+    """Of an array that nobody writes to any more: what may change is copied where it stays in its process."""
+    values.flags.writeable = False
+    return pa.py_buffer(values)
+
+
+def taken(batch: pa.RecordBatch, rows: Vector) -> pa.RecordBatch:
+    """The rows with those numbers (int64), in the order of ``rows``."""
+    columns = [take(column, rows) for column in batch.columns]
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)

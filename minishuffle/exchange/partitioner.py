@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.exchange.elements import Batch, KeyedRows, slice_of
-from minishuffle.exchange.gather import take
+from minishuffle.exchange.gather import taken
 from minishuffle.exchange.hotkeys import HotKeys
 from minishuffle.exchange.keys import CHUNK_ROWS, destination, hash_columns, hash_rows
 from minishuffle.exchange.rows import preview
@@ -32,8 +32,6 @@ OWN_PIECE_ROWS_MIN: Final = 8_192
 _ROWS_PER_CONSUMER: Final = 4096
 """An Arrow batch is cut up by chunks, longer for many consumers so that the pieces do not become too
 small."""
-_WORDS: Final = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
-"""By the bits of a fixed-width value."""
 
 
 class Partitioner:
@@ -71,8 +69,6 @@ class Partitioner:
         self._next = start % consumers
         self._hot_keys = hot_keys
         self._schema: pa.Schema | None = None
-        self._words: list[Any] = []
-        """By column of ``_schema``: the word that stands for its values, or None for any other type."""
         self._key_columns: list[int] = []
 
     def split(self, batch: Batch) -> Pieces:
@@ -149,7 +145,6 @@ class Partitioner:
         """Look a schema's columns over once."""
         names = schema.names if self._keys is None else self._keys
         self._key_columns = [_column_number(schema, name) for name in names]
-        self._words = [_word(kind) for kind in schema.types]
         self._schema = schema
 
     def _pick_columns(self, batch: pa.RecordBatch, order: Vector, bounds: list[int]) -> Pieces:
@@ -158,28 +153,12 @@ class Partitioner:
         if batch.num_rows >= OWN_PIECE_ROWS_MIN * self._consumers:
             for position, (begin, end) in enumerate(pairwise(bounds)):
                 if begin < end:
-                    yield position, self._gathered(batch, order[begin:end])
+                    yield position, taken(batch, order[begin:end])
             return
-        gathered = self._gathered(batch, order)
+        gathered = taken(batch, order)
         for position, (begin, end) in enumerate(pairwise(bounds)):
             if begin < end:
                 yield position, gathered.slice(begin, end - begin)
-
-    def _gathered(self, batch: pa.RecordBatch, order: Vector) -> pa.RecordBatch:
-        """The rows with those numbers."""
-        rows, indices = len(order), None
-        columns = []
-        for column, word in zip(batch.columns, self._words, strict=True):
-            if word is not None and not column.null_count:
-                offset = column.offset * word().itemsize
-                words = np.frombuffer(column.buffers()[1], word, count=batch.num_rows, offset=offset)
-                values = pa.py_buffer(words.take(order))
-                columns.append(pa.Array.from_buffers(column.type, rows, [None, values]))
-            else:
-                if indices is None:
-                    indices = pa.array(order)
-                columns.append(take(column, indices))
-        return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
     def _as_chosen(self, batch: Batch) -> Pieces:
         assert not isinstance(batch, pa.RecordBatch)
@@ -232,11 +211,6 @@ def _column_number(schema: pa.Schema, name: str) -> int:
 def _key_of(columns: list[pa.Array], row: int) -> Any:
     values = [column[row].as_py() for column in columns]
     return values[0] if len(values) == 1 else tuple(values)
-
-
-def _word(kind: pa.DataType) -> Any:
-    """The unsigned integer that can stand for values of a type, or None."""
-    return _WORDS.get(kind.bit_width) if pa.types.is_primitive(kind) else None
 
 
 def _arrange(positions: Vector, consumers: int) -> tuple[Vector, list[int]]:

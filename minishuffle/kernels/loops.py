@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from numba import int64, njit, uint64
+from numba import int64, njit, uint8, uint64
 
 Vector: TypeAlias = Any
 """Numbers of 64 bits or bytes: ``KERNELS`` has the types."""
@@ -24,7 +24,6 @@ GOLDEN = uint64(0x9E37_79B9_7F4A_7C15)
 LOW_HALF = uint64(0xFFFF_FFFF)
 ABSENT, ONE = uint64(0), uint64(1)
 SUM, MINIMUM = 0, 1
-ROWS_AT_ONCE = 512
 
 
 # --- hashing --------------------------------------------------------------------------------------
@@ -126,6 +125,43 @@ def arrange(positions: Vector, order: Vector, bounds: Vector, consumers: int, ro
     return rows
 
 
+# --- texts ----------------------------------------------------------------------------------------
+
+
+def sum_lengths(offsets: Vector, rows: Vector, ends: Vector, count: int) -> int:
+    """Offsets (one more than rows) of the texts in those rows, laid one after the other; gives the last."""
+    end = ends[0] = 0
+    for number in range(count):
+        row = rows[number]
+        end += offsets[row + 1] - offsets[row]
+        ends[number + 1] = end
+    return end
+
+
+@njit(forceinline=True)
+def put_eight_bytes(word: Word, data: Vector, begin: int) -> None:
+    for at in range(8):  # the compiler makes one store of it
+        data[begin + at] = uint8(word >> (uint64(at) << S3))
+
+
+def copy_texts(
+    offsets: Vector, data: Vector, size: int, rows: Vector, ends: Vector, target: Vector, count: int
+) -> int:
+    """The bytes of the texts in those rows, to where ``sum_lengths`` says that they end. Eight bytes go at a
+    time: with a text up to seven behind it, which the next one overwrites (``target`` has room for them), and
+    which ``data`` (``size`` bytes) has but at its end."""
+    for number in range(count):
+        begin, to, end = offsets[rows[number]], ends[number], ends[number + 1]
+        while to < end:
+            if begin + 8 <= size:
+                put_eight_bytes(eight_bytes(data, begin), target, to)
+            else:
+                for at in range(end - to):
+                    target[to + at] = data[begin + at]
+            begin, to = begin + 8, to + 8
+    return count
+
+
 # --- rows -----------------------------------------------------------------------------------------
 
 
@@ -202,33 +238,37 @@ def place_of(
     return place
 
 
+@njit(forceinline=True)
+def found(
+    table: Vector, bits: Word, stored: Vector, width: int, words: Vector, slots: Vector, rows: int
+) -> int:
+    absent = 0
+    for row in range(rows):
+        value = hash_of_row(words, row, width)
+        entry = table[value >> (S64 - bits)]
+        slot = int64(entry & LOW_HALF) - 1
+        if slot < 0 or entry >> S32 != value & LOW_HALF or not same_words(words, row, stored, slot, width):
+            place = place_of(table, bits, stored, width, words, row, value)
+            slot = int64(table[place] & LOW_HALF) - 1
+            if slot < 0:
+                absent += 1
+        slots[row] = slot
+    return absent
+
+
 def find_keys(
     table: Vector, bits: Word, stored: Vector, width: int, words: Vector, slots: Vector, rows: int
 ) -> int:
     """The slot of each row of words, -1 for those that have none; how many these are.
 
-    What stands at the first place of each key is read for some rows at a time, with no branch in between, so
-    that the processor waits for several of these cache lines at once.
+    Most keys have one word or two. With a width that the compiler knows nothing is left of the loops over
+    words, and the processor waits for the places of several keys at once.
     """
-    absent = 0
-    for begin in range(0, rows, ROWS_AT_ONCE):
-        end = min(begin + ROWS_AT_ONCE, rows)
-        for row in range(begin, end):
-            slots[row] = int64(table[hash_of_row(words, row, width) >> (S64 - bits)])
-        for row in range(begin, end):
-            value, entry = hash_of_row(words, row, width), uint64(slots[row])
-            slot = int64(entry & LOW_HALF) - 1
-            if (
-                slot < 0
-                or entry >> S32 != value & LOW_HALF
-                or not same_words(words, row, stored, slot, width)
-            ):
-                place = place_of(table, bits, stored, width, words, row, value)
-                slot = int64(table[place] & LOW_HALF) - 1
-                if slot < 0:
-                    absent += 1
-            slots[row] = slot
-    return absent
+    if width == 1:
+        return found(table, bits, stored, 1, words, slots, rows)
+    if width == 2:
+        return found(table, bits, stored, 2, words, slots, rows)
+    return found(table, bits, stored, width, words, slots, rows)
 
 
 def add_keys(

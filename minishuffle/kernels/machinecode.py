@@ -27,7 +27,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-__all__ = ["KERNELS", "kernel", "load_kernels"]
+__all__ = ["KERNELS", "TEXT_SLACK", "kernel", "load_kernels"]
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ Loop: TypeAlias = Callable[..., int]
 
 INT, WORD = "int64", "uint64"
 INTS, WORDS, FLOATS, BYTES = "int64[]", "uint64[]", "float64[]", "uint8[]"
-TO_INTS, TO_WORDS, TO_FLOATS = "> int64[]", "> uint64[]", "> float64[]"
+TO_INTS, TO_WORDS, TO_FLOATS, TO_BYTES = "> int64[]", "> uint64[]", "> float64[]", "> uint8[]"
 """Vectors that a loop writes to."""
 
 KERNELS: Final[dict[str, tuple[str, ...]]] = {
@@ -44,6 +44,8 @@ KERNELS: Final[dict[str, tuple[str, ...]]] = {
     "combine_hashes": (TO_WORDS, WORDS, INT),
     "choose_consumers": (WORDS, WORD, TO_INTS, INT),
     "arrange": (INTS, TO_INTS, TO_INTS, INT, INT),
+    "sum_lengths": (INTS, INTS, TO_INTS, INT),
+    "copy_texts": (INTS, BYTES, INT, INTS, INTS, TO_BYTES, INT),
     "count_arrays": (BYTES, INT),
     "find_keys": (WORDS, WORD, INTS, INT, INTS, TO_INTS, INT),
     "add_keys": (TO_WORDS, WORD, TO_INTS, INT, INTS, TO_INTS, INT, INT, TO_INTS, INT),
@@ -60,6 +62,9 @@ KERNELS: Final[dict[str, tuple[str, ...]]] = {
     "last_rows": (INTS, TO_INTS, TO_INTS, INT),
 }
 """The arguments of each function of ``loops`` that is compiled; all return an int64."""
+
+TEXT_SLACK: Final = 7
+"""Bytes of room behind its texts that ``copy_texts`` needs."""
 
 _CHECKSUM_BYTES: Final = 16
 

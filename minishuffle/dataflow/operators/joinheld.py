@@ -20,7 +20,7 @@ from minishuffle.exchange.gather import picked
 from minishuffle.exchange.sizes import row_bytes, rows_that_fit
 from minishuffle.kernels.machinecode import kernel
 
-__all__ = ["Chunk", "Held", "Mask", "records"]
+__all__ = ["Chunk", "Held", "Mask"]
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -30,11 +30,6 @@ CHUNK_BYTES_MAX: Final = 1 << 28
 """Likewise; and the offsets of a text column do not overflow."""
 ROOM: Final = 64
 """Numbers that there is room for at first. Of fewer none are given anew, however many are gone."""
-
-
-def records(batch: Batch, rows: Vector) -> Batch:
-    """Those of these places, in their order; a batch of Arrow is without views (see ``gather``)."""
-    return batch.take(pa.array(rows)) if isinstance(batch, pa.RecordBatch) else picked(batch, rows)
 
 
 def _put_together(batches: Sequence[Any]) -> Batch:
@@ -72,7 +67,7 @@ class Chunk:
 
     def records(self, numbers: Vector) -> Batch:
         """Those of these numbers, in their order."""
-        return records(self.batch, numbers - self.first)
+        return picked(self.batch, numbers - self.first)
 
     def take_until(self, limit: int) -> Vector:
         """Let go of the records up to ``limit``, and give their numbers."""

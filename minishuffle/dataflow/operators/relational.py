@@ -11,6 +11,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import _acero as acero
@@ -23,7 +24,7 @@ from minishuffle.dataflow.operators.hiddentime import gives_time
 from minishuffle.dataflow.operators.times import HIDDEN_TIME
 from minishuffle.dataflow.operators.widertype import in_schema
 from minishuffle.errors import UnknownName, UsageError
-from minishuffle.exchange.gather import take
+from minishuffle.exchange.gather import take, taken
 from minishuffle.limits import BATCH_ROWS_MAX
 
 __all__ = ["Conform", "Explode", "Filter", "MapPieces", "Projection", "computed"]
@@ -135,12 +136,11 @@ class Filter(ChainedOperator):
         (mask,) = evaluated(batch, [self._condition], self.name)
         if not pa.types.is_boolean(mask.type):
             raise UsageError(f"filter: {self._condition!s:.200} gives {mask.type}: write a condition")
-        rows = pc.indices_nonzero(mask)
+        rows = pc.indices_nonzero(mask).to_numpy().view(np.int64)
         if len(rows) == batch.num_rows:
             emit(batch)
         elif len(rows):
-            columns = [take(column, rows) for column in batch.columns]
-            emit(pa.RecordBatch.from_arrays(columns, schema=batch.schema))
+            emit(taken(batch, rows))
 
 
 class Explode(ChainedOperator):
@@ -161,9 +161,9 @@ class Explode(ChainedOperator):
         lists = column_of(batch, self._column)
         if not is_list(lists.type):
             raise UsageError(f"explode: column {self._column!r} has the type {lists.type}, which is no list")
-        values, rows = pc.list_flatten(lists), pc.list_parent_indices(lists)
+        values, rows = pc.list_flatten(lists), pc.list_parent_indices(lists).to_numpy()
         for start in range(0, len(values), BATCH_ROWS_MAX):
-            piece = rows.slice(start, BATCH_ROWS_MAX)
+            piece = rows[start : start + BATCH_ROWS_MAX]
             columns = [
                 values.slice(start, BATCH_ROWS_MAX) if name == self._column else take(column, piece)
                 for name, column in zip(batch.schema.names, batch.columns, strict=True)
