@@ -384,13 +384,18 @@ def _encode_arrow(batch: pa.RecordBatch) -> list[Part]:
 
 def unpinned(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The batch as the other end of an exchange gets it: without dictionaries, and in memory that holds
-    hardly anything else."""
+    hardly anything else and that nobody can write to: a function may use an array of numpy again."""
     import pyarrow as pa
 
     batch = _without_dictionaries(batch)
-    if batch.get_total_buffer_size() <= batch.nbytes * PINNED_RATIO_MAX:
+    pins = batch.get_total_buffer_size() > batch.nbytes * PINNED_RATIO_MAX
+    if not pins and not any(_may_change(column) for column in batch.columns):
         return batch
     return pa.ipc.read_record_batch(batch.serialize(), batch.schema)
+
+
+def _may_change(column: pa.Array) -> bool:
+    return any(buffer is not None and buffer.is_mutable for buffer in column.buffers())
 
 
 def _without_dictionaries(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -29,7 +30,10 @@ ROW_BYTES = 8
 
 
 def numbers(count: int, begin: int = 0) -> pa.RecordBatch:
-    return pa.record_batch({"n": pa.array(range(begin, begin + count), pa.int64())})
+    """In memory that nobody can write to."""
+    values = np.arange(begin, begin + count)
+    values.flags.writeable = False
+    return pa.record_batch({"n": values})
 
 
 class Writer:
@@ -100,6 +104,22 @@ def test_a_slice_is_copied_out_of_what_it_would_keep_in_memory() -> None:
     assert piece is not None and piece.whole is not None
     assert piece.whole.batch.equals(numbers(10, begin=7))
     assert piece.whole.batch.get_total_buffer_size() == piece.whole.size == 80
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_what_a_function_may_still_write_to_is_copied(nested: bool) -> None:
+    values = np.arange(100)
+    column = pa.StructArray.from_arrays([pa.array(values)], ["n"]) if nested else pa.array(values)
+    writer = Writer()
+    view = writer.view(whole=True)
+    batch = pa.record_batch({"c": column})
+    expected = batch.to_pylist()
+    assert writer.write(batch)
+    values[:] = 7
+    assert batch.to_pylist() != expected, "pyarrow has copied it itself"
+    piece = view.poll()
+    assert piece is not None and piece.whole is not None
+    assert piece.whole.batch.to_pylist() == expected
 
 
 def test_a_consumer_gets_the_columns_that_one_in_another_process_would_get() -> None:
