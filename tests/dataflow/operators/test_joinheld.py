@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from minishuffle.dataflow.operators import joinheld
 from minishuffle.dataflow.operators.base import END_OF_TIME, Batch, KeyedRows
 from minishuffle.dataflow.operators.convert import rows_of
-from minishuffle.dataflow.operators.joinheld import Held, records
+from minishuffle.dataflow.operators.joinheld import Held
 
 
 def vector(*numbers: int) -> Any:
@@ -152,7 +152,7 @@ def test_who_had_a_partner_is_known_under_new_numbers_and_new_slots() -> None:
 
 def test_records_of_either_kind_are_taken_by_place() -> None:
     batch = pa.record_batch({"v": [1, 2, 3]})
-    assert rows_of(records(batch, vector(2, 0))) == [{"v": 3}, {"v": 1}]
-    some = records(KeyedRows(["a", "b", "c"], [1, 2, 3]), vector(2, 0))
+    assert rows_of(picked(batch, vector(2, 0))) == [{"v": 3}, {"v": 1}]
+    some = picked(KeyedRows(["a", "b", "c"], [1, 2, 3]), vector(2, 0))
     assert isinstance(some, KeyedRows)
     assert (some.keys, some.rows) == (["c", "a"], [3, 1])
