@@ -64,8 +64,8 @@ the limit no rows are sent."""
 LOG_MESSAGE_BYTES: Final = 64 * KIB
 """Log lines that go out together."""
 FRAMES_PER_TURN_MAX: Final = 2_000
-"""Of a data connection that has sent more than so many frames in one read, no more is read in that turn of
-the loop: a read of full buffers has 16, one of nothing but small frames 50,000."""
+"""A data connection that has sent more than so many frames in one read is read no further in that turn of the
+loop: a read of full buffers has 16, one of nothing but small frames 50,000."""
 MESSAGES_PER_TURN_MAX: Final = 16
 """Control messages of one link that are dealt with before other links have their turn."""
 LINK_REQUESTS_MAX: Final = 64

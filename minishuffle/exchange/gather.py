@@ -19,7 +19,7 @@ Vector: TypeAlias = "np.ndarray[Any, Any]"
 
 _WORDS: Final = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 """By the bits of a fixed-width value, what can stand for it."""
-_TEXTS: Final = {
+_TEXTS: Final[dict[pa.DataType, Any]] = {
     pa.string(): np.int32,
     pa.binary(): np.int32,
     pa.large_string(): np.int64,
@@ -80,7 +80,7 @@ def _take_texts(column: pa.Array, rows: Vector) -> pa.Array:
 
 
 def _buffer(values: Vector) -> pa.Buffer:
-    """Of an array that nobody writes to any more: what may change is copied where it stays in its process."""
+    """The memory of an array that nobody writes to any more: what may change is copied at a hand-over."""
     values.flags.writeable = False
     return pa.py_buffer(values)
 

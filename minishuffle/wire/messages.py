@@ -313,7 +313,7 @@ class Register(ControlMessage):
     attempts: list[HeldAttempt] = Field(default_factory=list)
     """What it runs, or keeps for others."""
     jobs: list[str] = Field(default_factory=list)
-    """Of which it knows anything at all: programs that came ahead of need, or attempts that were here."""
+    """Jobs of which it knows anything: programs that came ahead of need, or attempts that were here."""
 
 
 class Heartbeat(ControlMessage):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minishuffle.exchange.elements import KeyedRows
-from minishuffle.exchange.gather import chosen, take, taken
+from minishuffle.exchange.gather import chosen, picked, take, taken
 
 BATCH = pa.record_batch(
     {
@@ -48,6 +48,15 @@ def test_rows_for_which_a_mask_holds(batch: Any, mask: list[bool]) -> None:
         assert found == ["abcd"[row] for row in kept]
     else:
         assert found.to_pylist() == [batch.to_pylist()[row] for row in kept]
+
+
+def test_rows_of_either_kind_are_picked_by_number() -> None:
+    rows = np.array([2, 0])
+    assert picked(BATCH, rows).equals(taken(BATCH, rows))
+    assert picked(list("abc"), rows) == ["c", "a"]
+    some = picked(KeyedRows(["a", "b", "c"], [1, 2, 3]), rows)
+    assert isinstance(some, KeyedRows)
+    assert (some.keys, some.rows) == (["c", "a"], [3, 1])
 
 
 @pytest.mark.parametrize(

@@ -148,11 +148,3 @@ def test_who_had_a_partner_is_known_under_new_numbers_and_new_slots() -> None:
     assert names == ["2@2", "3@3", "4@4", "5@5"]
     assert held.matched[:4].tolist() == [False, True, False, False]
     assert found(held, vector(3, 13), vector(3, 3)) == [(1, "3@3")]
-
-
-def test_records_of_either_kind_are_taken_by_place() -> None:
-    batch = pa.record_batch({"v": [1, 2, 3]})
-    assert rows_of(picked(batch, vector(2, 0))) == [{"v": 3}, {"v": 1}]
-    some = picked(KeyedRows(["a", "b", "c"], [1, 2, 3]), vector(2, 0))
-    assert isinstance(some, KeyedRows)
-    assert (some.keys, some.rows) == (["c", "a"], [3, 1])
