@@ -10,9 +10,12 @@ unexport PYTHONDONTWRITEBYTECODE
 WITHIN := timeout --foreground --kill-after=30
 
 # Three processes, each with whole files: a quarter of the time goes into waiting for clusters and sessions.
-# Not files with many tests first, as by default, but slow ones (tests/conftest.py). The run ends when one of the
-# processes dies: pytest-xdist would wait for ever for what that one had left to do.
+# Not files with many tests first, as by default, but slow ones (tests/support/sidebyside.py). The run ends when one
+# of the processes dies: pytest-xdist would wait for ever for what that one had left to do.
 SIDE_BY_SIDE := $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+
+# The files that have tests to be run alone: to collect all others takes longer than some of these.
+ALONE = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
 
 SIMULATED := tests/e2e/test_simulated_clusters.py
 
@@ -33,7 +36,7 @@ demo: ## Run the main job and the data pipeline on a local cluster; with KEEP=1 
 test: lint ## Check style, then types and every test
 	@scripts/bootstrap --tests
 	$(WITHIN) 3000 $(SIDE_BY_SIDE) -m "not alone"
-	$(WITHIN) 600 $(BIN)/python -m pytest -q -m alone
+	$(WITHIN) 600 $(BIN)/python -m pytest -q -m alone $(ALONE)
 
 test-fast: ## Run the tests that take less than a few seconds each
 	@scripts/bootstrap --tests

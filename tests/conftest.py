@@ -25,6 +25,9 @@ import psutil
 import pytest
 import uvloop
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+
+from support.sidebyside import SideBySide, shares_spark
 
 SETTLE_SECONDS_MAX = 2.0
 """How long a thread, a process or a socket that is ending may take after its test."""
@@ -129,11 +132,18 @@ def left_behind(before: Held) -> list[str]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests first: of several processes none has a long one left when the others are done. Of
-    these those with a JVM of their own, so that the shared one (see ``support.spark``) has not begun yet."""
+    """What takes longest first: of several processes none has a long part left when the others are done. That
+    is what shares a session of Spark, and in it what begins with a new one; then files with slow tests."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     own = {item.path for item in items if not OWN_JVM.isdisjoint(getattr(item, "fixturenames", ()))}
-    items.sort(key=lambda item: (item.path not in slow, item.path not in own))
+    spark = {item.path for item in items if shares_spark(item.location[0])}
+    items.sort(key=lambda item: (item.path not in spark, item.path not in own, item.path not in slow))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SideBySide | None:
+    """What ``--dist loadfile`` means here."""
+    return SideBySide(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(wrapper=True)
