@@ -19,9 +19,9 @@ from minishuffle.local import LocalCluster
 pytestmark = pytest.mark.timeout(120)
 
 SECONDS_MAX = 60.0
-RECORDS = 12_000
+RECORDS = 16_000
 RATE = 4_000
-FILE_ROWS = 1_000
+FILE_ROWS = 3_000
 Until = Callable[..., Any]
 
 
