@@ -23,11 +23,18 @@ from minishuffle.exchange.gather import take
 from minishuffle.kernels.machinecode import kernel
 from minishuffle.limits import BATCH_ROWS_MAX
 
-__all__ = ["AggregateArrow", "CountArrow"]
+__all__ = ["AggregateArrow", "CountArrow", "pieces_of"]
 
 PIECE_ROWS = 32_768
 """Batches are worked through in pieces: short enough for the processor's cache, long enough that the
 switches of the interpreter's lock at each vector operation do not count (8 Ki rows cost twice)."""
+
+
+def pieces_of(rows: int) -> Iterator[tuple[int, int]]:
+    """Begin and length of pieces of like size, about ``PIECE_ROWS`` each: what one of two consumers gets of a
+    full batch is one piece, though it may have some rows more than half of that."""
+    size = max(1, -(-rows // max(1, round(rows / PIECE_ROWS))))
+    return ((start, min(size, rows - start)) for start in range(0, rows, size))
 
 
 class _KeyedColumns(ChainedOperator):
@@ -49,8 +56,8 @@ class _KeyedColumns(ChainedOperator):
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         assert isinstance(batch, pa.RecordBatch)
         taken = []
-        for start in range(0, batch.num_rows, PIECE_ROWS):
-            piece = batch.slice(start, PIECE_ROWS)
+        for start, rows in pieces_of(batch.num_rows):
+            piece = batch.slice(start, rows)
             key_columns = [column_of(piece, name) for name in self.keys]
             slots = self._index.lookup(key_columns)
             for _, _, aggregate in self.outputs:

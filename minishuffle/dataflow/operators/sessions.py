@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.aggregate import PIECE_ROWS
+from minishuffle.dataflow.operators.aggregate import pieces_of
 from minishuffle.dataflow.operators.aggregates import input_of
 from minishuffle.dataflow.operators.base import (
     BEGINNING_OF_TIME,
@@ -345,8 +345,8 @@ class SessionArrow(SessionOperator):
             times, slots, *state, before, *self._closing.limits, sessions, len(times)
         )
         self._open = np.concatenate([self._open, np.arange(before, self._known)])
-        for first in range(0, len(times), PIECE_ROWS):
-            piece, mine = batch.slice(first, PIECE_ROWS), sessions[first : first + PIECE_ROWS]
+        for first, rows in pieces_of(len(times)):
+            piece, mine = batch.slice(first, rows), sessions[first : first + rows]
             before = max(before, int(mine.max()) + 1)
             for _, column, aggregate in self.outputs:
                 aggregate.grow(before)

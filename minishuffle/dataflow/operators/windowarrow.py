@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.aggregate import PIECE_ROWS
+from minishuffle.dataflow.operators.aggregate import pieces_of
 from minishuffle.dataflow.operators.aggregates import input_of
 from minishuffle.dataflow.operators.base import Batch, Emit, Side
 from minishuffle.dataflow.operators.columns import Outputs, merge_states, states_of
@@ -84,8 +84,8 @@ class WindowArrow(WindowOperator):
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         for kept, starts in self._windows.admit(batch, self.context, emit):
             assert isinstance(kept, pa.RecordBatch)
-            for first in range(0, kept.num_rows, PIECE_ROWS):
-                self._add(kept.slice(first, PIECE_ROWS), starts[first : first + PIECE_ROWS])
+            for first, rows in pieces_of(kept.num_rows):
+                self._add(kept.slice(first, rows), starts[first : first + rows])
 
     def _add(self, piece: pa.RecordBatch, starts: Starts) -> None:
         known = len(self._index)

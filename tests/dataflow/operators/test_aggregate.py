@@ -383,3 +383,12 @@ def test_sums_of_decimals_go_on_beyond_64_bits_within_a_batch(emit: Emission) ->
     assert found[-1] == 4 * large
     if emit == "each":
         assert found == [*running, *(2 * large + after for after in running)]
+
+
+@pytest.mark.parametrize("rows", [0, 1, 9, 10, 14, 15, 16, 25, 99, 1000])
+def test_pieces_are_of_like_size_and_hold_each_row_once(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aggregate_module, "PIECE_ROWS", 10)
+    pieces = list(aggregate_module.pieces_of(rows))
+    assert [row for begin, size in pieces for row in range(begin, begin + size)] == list(range(rows))
+    assert all(0 < size <= 15 for _, size in pieces)
+    assert len(pieces) <= 1 or min(size for _, size in pieces) > 5
