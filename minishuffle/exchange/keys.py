@@ -306,7 +306,8 @@ def _hash_decimals(array: pa.Array) -> Vector:
     """Coefficients that fit int64 at once, the others one by one."""
     scale = array.type.scale
     if array.type.bit_width < 128:
-        array = array.cast(pa.decimal128(array.type.precision, scale))
+        # What does not fit its type is hashed too: see ``as_far_as_they_fit``.
+        array = array.cast(pa.decimal128(38, scale))
     if not 0 <= scale < len(_FIVES) or array.type.bit_width > 128:
         return np.array([hash_form(decimal_form(value)) for value in _pylist(array)], dtype=np.uint64)
     halves = np.frombuffer(array.buffers()[1], np.int64).reshape(-1, 2)

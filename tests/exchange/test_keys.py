@@ -158,6 +158,11 @@ def test_numbers_hash_by_their_value_alone(kind: pa.DataType) -> None:
     assert hash_columns([array]).tolist() == [stable_hash(value) for value in values]
 
 
+def test_a_decimal_that_does_not_fit_its_type_is_hashed() -> None:
+    wide = pa.array([Decimal("12345.67")], pa.decimal128(9, 2))
+    assert hash_columns([wide.cast(pa.decimal32(5, 2), safe=False)]).tolist() == hash_columns([wide]).tolist()
+
+
 def test_the_largest_unsigned_integers_are_no_negative_ones() -> None:
     values = [2**63 - 1, 2**63, 2**64 - 1]
     assert hash_columns([pa.array(values, pa.uint64())]).tolist() == hash_rows(values).tolist()

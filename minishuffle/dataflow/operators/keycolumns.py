@@ -7,7 +7,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.widertype import as_type, wider
+from minishuffle.dataflow.operators.widertype import WIDE_DIGITS_MAX, as_type, wider
 from minishuffle.exchange.keys import Texts, family, fixed_values, hash_columns
 from minishuffle.kernels.machinecode import kernel
 
@@ -72,9 +72,14 @@ def as_far_as_they_fit(array: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Ve
     """Keys in another type, and which of them have no equal there: what stands for these is undefined."""
     if family(array.type) != family(kind):
         return pa.nulls(len(array), kind), array.is_valid().to_numpy(zero_copy_only=False)
+    over = wider(array.type, kind) or kind
+    if pa.types.is_decimal(kind):
+        # pyarrow casts no integers to few digits, and to fewer bits it cuts digits off before it rescales.
+        over = pa.decimal256(WIDE_DIGITS_MAX, kind.scale)
+    elif pa.types.is_decimal(array.type) and not pa.types.is_integer(kind):
+        over = pa.float64()  # pyarrow casts decimals to neither booleans nor float16
     try:
-        # Through the wider type, as pyarrow has no cast of integers to decimals of few digits.
-        cast = as_type(as_type(array, wider(array.type, kind) or kind, safe=False), kind, safe=False)
+        cast = as_type(as_type(array, over, safe=False), kind, safe=False)
     except pa.ArrowException:
         singles = [exactly(array.slice(row, 1), kind) for row in range(len(array))]
         cast = pa.concat_arrays([pa.nulls(1, kind) if single is None else single for single in singles])

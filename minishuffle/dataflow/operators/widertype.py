@@ -14,6 +14,7 @@ from minishuffle.exchange.schemas import without_dictionary
 
 __all__ = [
     "DIGITS_MAX",
+    "WIDE_DIGITS_MAX",
     "as_type",
     "common_schema",
     "in_schema",
@@ -23,7 +24,7 @@ __all__ = [
 
 DIGITS_MAX: Final = 38
 """Digits of a decimal128."""
-_WIDE_DIGITS_MAX: Final = 76
+WIDE_DIGITS_MAX: Final = 76
 """Digits of a decimal256."""
 _INTEGER_DIGITS: Final = {8: 3, 16: 5, 32: 10, 64: 20}
 """Digits of integers, signed or not, by the width of the type in bits."""
@@ -122,7 +123,7 @@ def _wider_decimal(some: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     scale = max(scale for _, scale in shapes)
     digits = max(before for before, _ in shapes) + scale
     if some.bit_width > 128 or other.bit_width > 128:
-        return pa.decimal256(min(digits, _WIDE_DIGITS_MAX), scale)
+        return pa.decimal256(min(digits, WIDE_DIGITS_MAX), scale)
     return pa.decimal128(min(digits, DIGITS_MAX), scale)
 
 
