@@ -75,8 +75,13 @@ def join_as_of(
     operator = AsOfArrow(columns, micros, times, (left._schema, right._schema), put)
     schema, names, reads = _described(columns, tables, times)
     feeds = (*by_key(left, keys[0]), *by_key(right, keys[1], 1))
-    node = Node(operator.name, feeds, operators=(operator,), reads=reads)
+    node = Node(operator.name, feeds, operators=(operator,), reads=reads and _all_of_the_right(reads))
     return Table((Feed(node),), schema, names, EventTime(column=HIDDEN_TIME), sides)
+
+
+def _all_of_the_right(reads: Reads) -> Reads:
+    """Which of several right rows is taken goes by all of their columns."""
+    return lambda wanted, input: None if input else reads(wanted, input)
 
 
 def _described(

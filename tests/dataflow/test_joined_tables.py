@@ -115,6 +115,15 @@ def test_an_as_of_join_has_the_columns_of_a_left_join() -> None:
         keyed.asof_join(clicked())  # type: ignore[arg-type]
 
 
+def test_an_as_of_join_takes_the_same_row_whatever_is_read_of_it() -> None:
+    at, ties = [START] * 2, {"a": [1, 2], "b": [9, 3]}
+    left = Table.from_arrow(pa.table({"k": [1], "at": at[:1]})).event_time("at").key_by("k")
+    right = Table.from_arrow(pa.table({"k": [1, 1], "at": at, **ties})).event_time("at").key_by("k")
+    joined = left.asof_join(right)
+    assert [row["b"] for row in rows(joined)] == [9]
+    assert rows(joined.select("k", "b")) == [{"k": 1, "b": 9}]
+
+
 def test_data_with_an_end_are_joined_without_event_time() -> None:
     one, other = (Table.from_arrow(pa.table({"k": [1], "v": [2]})).key_by("k") for _ in range(2))
     joined = one.join(other, "full")
