@@ -107,7 +107,10 @@ class CalendarWindows:
 
     def assigned(self, times: Vector) -> Iterator[tuple[Vector, Mask | None]]:
         """See :meth:`WindowAssigner.assigned`."""
-        yield self._midnights(self._first_days(times)), None
+        starts = self._midnights(self._first_days(times))
+        ends = self.ends(starts)
+        # Where the clocks go back over midnight the end of the day before comes again, when that has ended.
+        yield np.where(times < ends, starts, ends), None
 
     def ends(self, starts: Vector) -> Vector:
         """See :meth:`WindowAssigner.ends`."""
@@ -127,10 +130,11 @@ class CalendarWindows:
 
     def _midnights(self, days: Vector) -> Vector:
         """The first moments of days."""
-        local = pa.array(days * DAY_MICROSECONDS, pa.timestamp("us"))
+        found = pa.array(days).dictionary_encode()
+        local = pa.array(found.dictionary.to_numpy() * DAY_MICROSECONDS, pa.timestamp("us"))
         # A midnight that the clocks skip is the moment after; of one that comes twice it is the first.
         moments = pc.assume_timezone(local, self.zone, ambiguous="earliest", nonexistent="latest")
-        starts: Vector = moments.cast(pa.int64()).to_numpy()
+        starts: Vector = moments.cast(pa.int64()).to_numpy().take(found.indices.to_numpy())
         return starts
 
 

@@ -58,6 +58,19 @@ def test_days_of_a_time_zone_are_those_of_its_clocks(zone: str, naive: datetime)
     assert windows_of(days, end) == [end]
 
 
+@pytest.mark.parametrize("zone", ["America/St_Johns", "America/Goose_Bay", "America/Moncton"])
+@pytest.mark.parametrize("days", [1, 2])
+def test_a_day_ends_once_where_the_clocks_go_back_over_midnight(zone: str, days: int) -> None:
+    """At 00:01 on 29 October 2006 it was 23:01 again."""
+    windows, reached = CalendarWindows(days, zone), 0
+    first = microseconds(datetime(2006, 10, 28, 12, tzinfo=UTC))
+    for moment in range(first, first + 300 * HOUR // 6, HOUR // 6):
+        (start,) = windows_of(windows, moment)
+        assert start <= moment <= windows.last(start) and start >= reached
+        assert windows_of(windows, start) == [start]
+        reached = start
+
+
 @given(st.integers(2, 8), st.integers(0, 7), st.integers(-40, 40))
 def test_windows_of_days_follow_each_other_where_a_day_was_left_out(
     days: int, offset: int, hours: int
