@@ -179,10 +179,8 @@ def _source_of_files(
 
         return ParquetSource(files, schema=declared)
     if format == "csv":
-        from minishuffle.dataflow.operators.csv import CsvSource, inferred_csv_schema
+        from minishuffle.dataflow.operators.csv import CsvSource
 
-        if declared is None:
-            declared = inferred_csv_schema(files, *csv)
         return CsvSource(files, declared, *csv)
     if format == "json":
         from minishuffle.dataflow.operators.json import JsonSource

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,17 @@ def test_csv_files_are_read_whole_for_their_types(tmp_path: Path) -> None:
     assert rows(declared) == [{"a": "1"}, {"a": "2"}]
 
 
+def test_a_csv_file_may_have_columns_without_a_name(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,,,b\n1,7,7,\n")
+    assert rows(Table.from_files(tmp_path, format="csv").map_batches(nameless).select("", "b")) == [
+        {"": 7, "b": None}
+    ]
+
+
+def nameless(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.select([1, 3])
+
+
 def test_a_column_that_a_csv_file_lacks_is_null_there(tmp_path: Path) -> None:
     (tmp_path / "1.csv").write_text("id,v\n1,2\n")
     (tmp_path / "2.csv").write_text("new,id\nx,3\n")
@@ -88,6 +100,46 @@ def test_json_files_are_read_whole_for_their_fields(tmp_path: Path) -> None:
     ]
     assert rows(Table.from_files(tmp_path, format="json", schema={"a": float})) == [
         {"a": 1.0}, {"a": 2.0}, {"a": 2.5}
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("format", "one", "other", "values"),
+    [
+        ("csv", "7", "2.5", [2.5, 7.0]),
+        ("csv", "1", "true", [1, 1]),
+        ("csv", "2026-01-01 00:00:00", "2026-01-01T00:00:00Z", [datetime(2026, 1, 1, tzinfo=UTC)] * 2),
+        ("json", "7", "2.5", [2.5, 7.0]),
+        ("json", "1", "true", [1, 1]),
+    ],
+)
+def test_files_of_other_types_are_read_in_their_own(
+    tmp_path: Path, format: Any, one: str, other: str, values: list[Any]
+) -> None:
+    for number, value in enumerate((one, other)):
+        text = f"n,k\n{value},\n" if format == "csv" else f'{{"n": {value}}}'
+        (tmp_path / f"{number}.{format}").write_text(text)
+    assert [row["n"] for row in rows(Table.from_files(tmp_path, format=format))] == values
+
+
+@pytest.mark.parametrize("format", ["csv", "json", "parquet"])
+def test_an_integer_that_the_common_type_does_not_hold_is_said(tmp_path: Path, format: Any) -> None:
+    for number, value in enumerate((2**53 + 1, 2.5)):
+        path = tmp_path / f"{number}.{format}"
+        if format == "parquet":
+            pq.write_table(pa.table({"n": [value]}), path)
+        else:
+            path.write_text(f"n\n{value}\n" if format == "csv" else f'{{"n": {value}}}')
+    with pytest.raises(UsageError, match=rf"column 'n' of .*0.{format} has the type int64, and a value that"):
+        rows(Table.from_files(tmp_path, format=format))
+
+
+def test_json_objects_that_differ_inside_are_read_in_their_own_types(tmp_path: Path) -> None:
+    (tmp_path / "1.json").write_text('{"l": [], "s": {"a": 1, "c": null}}')
+    (tmp_path / "2.json").write_text('{"s": {"b": [true], "a": 2.5}, "l": [{"x": 1}, null]}')
+    inside = {"a": 2.5, "b": [True], "c": None}
+    assert rows(Table.from_files(tmp_path, format="json")) == [
+        {"l": [], "s": {"a": 1.0, "b": None, "c": None}}, {"l": [{"x": 1}, None], "s": inside}
     ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""CSV files as Arrow batches of a declared schema."""
+"""CSV files as Arrow batches of one schema."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import csv
 import io
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from minishuffle.dataflow.operators.files import Paths, RecordFiles, decompressed, inferred_schema
+from minishuffle.dataflow.operators.files import Paths, RecordFiles, decompressed
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.limits import CSV_BLOCK_BYTES
 
-__all__ = ["CsvSource", "inferred_csv_schema"]
+__all__ = ["CsvSource"]
 
 
 class CsvSource(RecordFiles):
@@ -22,31 +23,36 @@ class CsvSource(RecordFiles):
 
     Args:
         schema: the columns to read, in this order. With a header, files may have others; a column that some
-            of them lack is null there.
+            of them lack is null there. None: those of all files, each of which is read whole, in types that
+            hold the values of all.
         nulls: the spellings that stand for null, where they are not quoted.
         header: the first line of each file names its columns; else they are those of ``schema``.
         delimiter: between two values, one character of ASCII.
 
     Raises:
         UnknownName: no such file, or no file's header has a column of ``schema``.
-        UsageError: the delimiter cannot be one; a file or its header cannot be read; or (from ``read``)
-            a value does not fit its column, named with file and line.
+        UsageError: the delimiter cannot be one; a file or its header cannot be read; without a schema, there
+            is no header, a file is larger than INFERRED_FILE_BYTES_MAX, or a column has types with none in
+            common; or (from ``read``) a value does not fit its column, named with file and line.
     """
 
     def __init__(
         self,
         paths: Paths,
-        schema: pa.Schema,
+        schema: pa.Schema | None = None,
         nulls: Sequence[str] = ("",),
         header: bool = True,
         delimiter: str = ",",
     ) -> None:
         _check_delimiter(delimiter)
-        self.schema = schema
+        if schema is None and not header:
+            raise UsageError(
+                "CSV files without a header do not name their columns: declare them with schema="
+            )
         self.nulls = list(nulls)
         self.header = header
         self.delimiter = delimiter
-        super().__init__(paths)
+        super().__init__(paths, schema)
         if header:
             self._check_headers()
 
@@ -70,29 +76,35 @@ class CsvSource(RecordFiles):
             except csv.Error as error:
                 raise UsageError(f"{path}: its header cannot be read ({error}): correct the file") from error
 
-    def batches(self, path: str, file: io.BufferedReader) -> Iterator[pa.RecordBatch]:
+    def whole(self, file: io.BytesIO) -> pa.Table:
+        return pa_csv.read_csv(_WithLastLineEnd(file), **self._options())
+
+    def _options(self, names: Sequence[str] | None = None, **columns: Any) -> dict[str, Any]:
+        """For pyarrow, which infers what ``columns`` do not say."""
+        return {
+            "read_options": pa_csv.ReadOptions(
+                use_threads=False, column_names=names, block_size=CSV_BLOCK_BYTES
+            ),
+            "parse_options": pa_csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
+            "convert_options": pa_csv.ConvertOptions(
+                null_values=self.nulls, strings_can_be_null=True, quoted_strings_can_be_null=False, **columns
+            ),
+        }
+
+    def batches(self, path: str, file: io.BufferedReader, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         if file.peek(len(BOM_UTF8) + 1)[: len(BOM_UTF8) + 1] in (b"", BOM_UTF8):
             return
-        names = None if self.header else self.schema.names
+        options = self._options(
+            None if self.header else schema.names,
+            column_types=schema,
+            include_columns=schema.names,
+            include_missing_columns=True,
+        )
         try:
-            with pa_csv.open_csv(
-                _WithLastLineEnd(file),
-                read_options=pa_csv.ReadOptions(
-                    use_threads=False, column_names=names, block_size=CSV_BLOCK_BYTES
-                ),
-                parse_options=pa_csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
-                convert_options=pa_csv.ConvertOptions(
-                    column_types=self.schema,
-                    include_columns=self.schema.names,
-                    include_missing_columns=True,
-                    null_values=self.nulls,
-                    strings_can_be_null=True,
-                    quoted_strings_can_be_null=False,
-                ),
-            ) as reader:
+            with pa_csv.open_csv(_WithLastLineEnd(file), **options) as reader:
                 for batch in reader:
-                    self._check(batch)
-                    yield pa.RecordBatch.from_arrays(batch.columns, schema=self.schema)
+                    _check(batch, schema)
+                    yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
         except pa.ArrowException as error:
             if "straddl" in str(error):
                 raise UsageError(
@@ -103,13 +115,14 @@ class CsvSource(RecordFiles):
                 f"{path}: {error}: correct the file or the schema, or name what is null: nulls=('NA',)"
             ) from error
 
-    def _check(self, batch: pa.RecordBatch) -> None:
-        """What the reader lets through: decimals with too many digits, nulls where none may be."""
-        for field, column in zip(self.schema, batch.columns, strict=True):
-            if pa.types.is_decimal(field.type):
-                column.validate(full=True)
-            if not field.nullable and column.null_count:
-                raise pa.ArrowInvalid(f"column {field.name!r} has an empty value and is not nullable")
+
+def _check(batch: pa.RecordBatch, schema: pa.Schema) -> None:
+    """What the reader lets through: decimals with too many digits, nulls where none may be."""
+    for field, column in zip(schema, batch.columns, strict=True):
+        if pa.types.is_decimal(field.type):
+            column.validate(full=True)
+        if not field.nullable and column.null_count:
+            raise pa.ArrowInvalid(f"column {field.name!r} has an empty value and is not nullable")
 
 
 def _check_delimiter(delimiter: str) -> None:
@@ -118,26 +131,6 @@ def _check_delimiter(delimiter: str) -> None:
             f"the delimiter of a CSV file is one character, not {delimiter!r}: write one of ASCII that "
             "is no quotation mark and no line end, such as ';' or '\\t'"
         )
-
-
-def inferred_csv_schema(paths: Paths, nulls: Sequence[str], header: bool, delimiter: str) -> pa.Schema:
-    """See :func:`inferred_schema`; raises UsageError also if the files have no header."""
-    _check_delimiter(delimiter)
-    if not header:
-        raise UsageError("CSV files without a header do not name their columns: declare them with schema=")
-
-    def table(file: io.BytesIO) -> pa.Table:
-        return pa_csv.read_csv(
-            _WithLastLineEnd(file),
-            read_options=pa_csv.ReadOptions(use_threads=False, block_size=CSV_BLOCK_BYTES),
-            parse_options=pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            convert_options=pa_csv.ConvertOptions(
-                null_values=list(nulls), strings_can_be_null=True, quoted_strings_can_be_null=False
-            ),
-        )
-
-    schema = inferred_schema(paths, table)
-    return pa.schema([]) if schema is None else schema
 
 
 class _WithLastLineEnd(io.RawIOBase):

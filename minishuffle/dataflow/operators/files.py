@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import glob
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Final, Literal, TypeAlias, cast
@@ -18,7 +18,7 @@ from urllib.parse import quote, urlsplit
 
 import pyarrow as pa
 
-from minishuffle.dataflow.operators.widertype import common_schema
+from minishuffle.dataflow.operators.widertype import common_schema, in_schema
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.limits import BATCH_ROWS_MAX, INFERRED_FILE_BYTES_MAX, MIB
 
@@ -28,7 +28,6 @@ __all__ = [
     "compression_of",
     "files_below",
     "files_of",
-    "inferred_schema",
     "is_uri",
     "opened",
     "decompressed",
@@ -237,40 +236,48 @@ def _as_uri(given: str, inside: str) -> str:
 
 
 class RecordFiles:
-    """Record batches of files that are read from first to last; a split is a file."""
+    """Record batches of files that are read from first to last; a split is a file.
+
+    ``schema`` None: the one that holds what :meth:`whole` makes of all files. Each is read in its own types
+    then, and converted, so that a value that does not fit is noticed.
+    """
 
     bounded = True
     format: Literal["arrow"] = "arrow"
 
-    def __init__(self, paths: Paths) -> None:
+    def __init__(self, paths: Paths, schema: pa.Schema | None) -> None:
         self._splits = files_of(paths)
+        own = _inferred(self._splits, self.whole) if schema is None else {}
+        self.schema = _common(own) if schema is None else schema
+        self._own = {path: each for path, each in own.items() if not each.equals(self.schema)}
 
     def splits(self) -> list[str]:
         return self._splits
 
     def read(self, split: str, offset: int) -> Iterator[pa.RecordBatch]:
         with decompressed(split) as file:
-            for batch in self.batches(split, file):
+            for batch in self.batches(split, file, self._own.get(split, self.schema)):
                 for start in range(min(offset, batch.num_rows), batch.num_rows, BATCH_ROWS_MAX):
-                    yield batch.slice(start, BATCH_ROWS_MAX)
+                    yield in_schema(batch.slice(start, BATCH_ROWS_MAX), self.schema, split)
                 offset = max(0, offset - batch.num_rows)
 
-    def batches(self, path: str, file: io.BufferedReader) -> Iterator[pa.RecordBatch]:
-        """The file's batches, of any length."""
+    def whole(self, file: io.BytesIO) -> pa.Table:
+        """The file in types that are inferred from all of it."""
+        raise NotImplementedError
+
+    def batches(self, path: str, file: io.BufferedReader, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """The file's batches of that schema, of any length."""
         raise NotImplementedError
 
 
-def inferred_schema(paths: Paths, read: Callable[[io.BytesIO], pa.Table]) -> pa.Schema | None:
-    """The schema for what ``read`` makes of all files, each of which is read whole; None if all are empty. A
-    column without values is text.
+def _inferred(paths: Sequence[str], read: Callable[[io.BytesIO], pa.Table]) -> dict[str, pa.Schema]:
+    """The schema of what ``read`` makes of each file, all of which is read; none of empty ones.
 
     Raises:
-        UnknownName: no such file.
-        UsageError: a file is larger than INFERRED_FILE_BYTES_MAX or cannot be read, or a column has types
-            with none in common.
+        UsageError: a file is larger than INFERRED_FILE_BYTES_MAX or cannot be read.
     """
     schemas = {}
-    for path in files_of(paths):
+    for path in paths:
         with decompressed(path) as file:
             data = file.read(INFERRED_FILE_BYTES_MAX + 1)
         if len(data) > INFERRED_FILE_BYTES_MAX:
@@ -283,10 +290,16 @@ def inferred_schema(paths: Paths, read: Callable[[io.BytesIO], pa.Table]) -> pa.
         except pa.ArrowException as error:
             if not any(f"Empty {kind} file" in str(error) for kind in ("CSV", "JSON")):
                 raise UsageError(f"{path}: {error}: correct the file, or declare schema=") from error
-    if not schemas:
-        return None
-    texts = [
+    return schemas
+
+
+def _common(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
+    """The schema for all files, without columns if there are none. A column without values is text.
+
+    Raises:
+        UsageError: a column has types with none in common.
+    """
+    return pa.schema(
         field.with_type(pa.string()) if pa.types.is_null(field.type) else field
-        for field in common_schema(schemas)
-    ]
-    return pa.schema(texts)
+        for field in (common_schema(schemas) if schemas else ())
+    )

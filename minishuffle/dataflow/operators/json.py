@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.json as pa_json
 
-from minishuffle.dataflow.operators.files import Paths, RecordFiles, inferred_schema, opened
+from minishuffle.dataflow.operators.files import Paths, RecordFiles, opened
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.limits import CSV_BLOCK_BYTES
 
@@ -30,15 +30,17 @@ class JsonSource(RecordFiles):
     """
 
     def __init__(self, paths: Paths, schema: pa.Schema | None = None) -> None:
-        super().__init__(paths)
+        super().__init__(paths, schema)
         for path in self._splits:
             opened(path).close()
-        schema = inferred_schema(self._splits, _table) if schema is None else schema
-        if schema is None:
-            raise UnknownName("the JSON files hold no object, so their fields are not known: declare schema=")
-        self.schema = schema
+        if schema is None and not self.schema.names:
+            raise UnknownName("the JSON files hold no field, so none is known: declare schema=")
 
-    def batches(self, path: str, file: io.BufferedReader) -> Iterator[pa.RecordBatch]:
+    def whole(self, file: io.BytesIO) -> pa.Table:
+        options = pa_json.ReadOptions(use_threads=False, block_size=CSV_BLOCK_BYTES)
+        return pa_json.read_json(file, read_options=options)
+
+    def batches(self, path: str, file: io.BufferedReader, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         if not file.peek(1):
             return
         try:
@@ -46,15 +48,10 @@ class JsonSource(RecordFiles):
                 file,
                 read_options=pa_json.ReadOptions(use_threads=False, block_size=CSV_BLOCK_BYTES),
                 parse_options=pa_json.ParseOptions(
-                    explicit_schema=self.schema, unexpected_field_behavior="ignore"
+                    explicit_schema=schema, unexpected_field_behavior="ignore"
                 ),
             ) as reader:
                 for batch in reader:
-                    yield batch.select(self.schema.names)
+                    yield batch.select(schema.names)
         except pa.ArrowException as error:
             raise UsageError(f"{path}: {error}: correct the file, or the schema") from error
-
-
-def _table(file: io.BytesIO) -> pa.Table:
-    options = pa_json.ReadOptions(use_threads=False, block_size=CSV_BLOCK_BYTES)
-    return pa_json.read_json(file, read_options=options)

@@ -184,9 +184,9 @@ def in_schema(data: Any, schema: pa.Schema, where: str) -> Any:
     """
     if data.schema.equals(schema):
         return data
-    arrays = []
-    for field in schema:
-        number = data.schema.get_field_index(field.name)
+    arrays, is_in_order = [], data.schema.names == schema.names
+    for place, field in enumerate(schema):
+        number = place if is_in_order else data.schema.get_field_index(field.name)
         if number < 0:
             arrays.append(pa.nulls(data.num_rows, field.type))
             continue

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from minishuffle.dataflow.operators import files, sources
-from minishuffle.dataflow.operators.csv import CsvSource, inferred_csv_schema
+from minishuffle.dataflow.operators.csv import CsvSource
 from minishuffle.dataflow.operators.json import JsonSource
 from minishuffle.dataflow.operators.sources import TextSource
 from minishuffle.errors import UnknownName, UsageError
@@ -74,7 +74,7 @@ def test_a_compressed_file_is_what_it_was(
     (split,) = text.splits()
     assert [line for lines in text.read(split, 0) for line in lines] == ["n,text", *LINES]
     assert [line for lines in text.read(split, 900) for line in lines] == LINES[899:]
-    assert inferred_csv_schema(path, ("",), True, ",") == SCHEMA
+    assert CsvSource(path).schema == SCHEMA
     assert values(CsvSource(path, SCHEMA), "n") == list(range(1000))
     assert values(CsvSource(path, SCHEMA), "n", 990) == list(range(990, 1000))
     objects = "".join(json.dumps({"n": number}) + "\n" for number in range(50)).encode()
@@ -95,7 +95,7 @@ def test_a_damaged_file_is_named(damage: Callable[[bytes], bytes], tmp_path: Pat
     path = tmp_path / "a.csv.gz"
     path.write_bytes(damage(gzip.compress(CSV)))
     with pytest.raises(UsageError, match=r"cannot read .*a.csv.gz: (Truncated|zlib)"):
-        inferred_csv_schema(path, ("",), True, ",")
+        CsvSource(path)
     source = TextSource(path)
     with pytest.raises(UsageError, match=r"cannot read .*a.csv.gz: (Truncated|zlib)"):
         list(source.read(source.splits()[0], 0))
@@ -109,7 +109,7 @@ def test_what_a_compressed_file_grows_to_is_bounded_where_all_of_it_is_read(
     path.write_bytes(gzip.compress(CSV))
     assert path.stat().st_size < len(CSV) - 1
     with pytest.raises(UsageError, match=r"a.csv.gz has more than .* declare them with schema="):
-        inferred_csv_schema(path, ("",), True, ",")
+        CsvSource(path)
 
 
 def test_a_uri_of_this_machine_is_its_path(tmp_path: Path) -> None:
@@ -138,14 +138,14 @@ READING = """
 import sys
 import cloudpickle
 from minishuffle.dataflow.operators import files, hive, sources
-from minishuffle.dataflow.operators.csv import CsvSource, inferred_csv_schema
+from minishuffle.dataflow.operators.csv import CsvSource
 from minishuffle.errors import UnknownName
 
 options = sys.argv[1]
 logs = f"s3://key:secret@bucket/logs?{options}"
 found = files.files_of(logs)
 assert found == [f"s3://key:secret@bucket/logs/{name}?{options}" for name in ("a%20b.csv.gz", "c.csv")], found
-source = CsvSource(found, inferred_csv_schema(found, ("",), True, ","))
+source = CsvSource(found)
 source = cloudpickle.loads(cloudpickle.dumps(source))
 print(sum(batch.num_rows for split in source.splits() for batch in source.read(split, 0)))
 days = hive.hive_files([f"s3://key:secret@bucket/days?{options}"])
