@@ -45,7 +45,7 @@ class CsvSource(RecordFiles):
         delimiter: str = ",",
     ) -> None:
         _check_delimiter(delimiter)
-        if schema is None and not header:
+        if not schema and not header:
             raise UsageError(
                 "CSV files without a header do not name their columns: declare them with schema="
             )
@@ -94,17 +94,20 @@ class CsvSource(RecordFiles):
     def batches(self, path: str, file: io.BufferedReader, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         if file.peek(len(BOM_UTF8) + 1)[: len(BOM_UTF8) + 1] in (b"", BOM_UTF8):
             return
+        # For pyarrow no columns are all of them.
+        read = schema or pa.schema([(name, pa.binary()) for name in (self._names(path) or ())[:1]])
         options = self._options(
-            None if self.header else schema.names,
-            column_types=schema,
-            include_columns=schema.names,
+            None if self.header else read.names,
+            column_types=read,
+            include_columns=read.names,
             include_missing_columns=True,
         )
         try:
             with pa_csv.open_csv(_WithLastLineEnd(file), **options) as reader:
                 for batch in reader:
-                    _check(batch, schema)
-                    yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+                    _check(batch, read)
+                    checked = pa.RecordBatch.from_arrays(batch.columns, schema=read)
+                    yield checked if schema else checked.select([])
         except pa.ArrowException as error:
             if "straddl" in str(error):
                 raise UsageError(

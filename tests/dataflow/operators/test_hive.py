@@ -44,6 +44,21 @@ def test_they_have_the_types_that_are_declared(root: Path) -> None:
         Table.from_files(root, schema={"n": int, "shop": int}, partitioning="hive")
 
 
+@pytest.mark.parametrize("format", ["csv", "json", "parquet"])
+def test_the_columns_of_directories_may_be_all_that_is_read(tmp_path: Path, format: Any) -> None:
+    (tmp_path / "day=1").mkdir()
+    path = tmp_path / "day=1" / f"x.{format}"
+    if format == "parquet":
+        pq.write_table(pa.table({"n": [5, 6]}), path)
+    else:
+        path.write_text("n\n5\n6\n" if format == "csv" else '{"n": 5}\n{"n": 6}\n')
+    table = Table.from_files(tmp_path, format=format, partitioning="hive", schema={"day": int})
+    assert run(table.collect()).rows == [{"day": 1}, {"day": 1}]
+    if format == "csv":
+        with pytest.raises(UsageError, match="without a header do not name their columns"):
+            Table.from_files(tmp_path, format="csv", partitioning="hive", schema={"day": int}, header=False)
+
+
 def test_what_is_no_such_tree_is_refused(root: Path) -> None:
     with pytest.raises(UnknownName, match="there is no directory .*nowhere"):
         Table.from_files(root / "nowhere", partitioning="hive")
