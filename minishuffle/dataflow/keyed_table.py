@@ -103,13 +103,15 @@ class KeyedTable(Windowable["WindowedTable"]):
         """The ``n`` rows of each key with the greatest values in the column ``by``, or the smallest, when the
         data end: the key columns, then the others.
 
-        A null is smaller than all values. Rows of one value are taken by the smallest values of the other
-        columns, from the first on.
+        A null is smaller than all values, and NaN greater. Rows of one value are taken by the smallest values
+        of the other columns, from the first on.
 
         Raises:
             InvalidGraph: the data have no end.
             UnknownName: the columns are known, and ``by`` is not among them.
+            UsageError: ``by`` has values without an order, such as lists.
         """
+        from minishuffle.dataflow.operators.order import check_order
         from minishuffle.dataflow.operators.topn import TopN
 
         if type(n) is not int or n < 1:
@@ -119,6 +121,7 @@ class KeyedTable(Windowable["WindowedTable"]):
             raise InvalidGraph("top_n on a source without end would never emit: bound the source")
         schema, names = self._table._schema, None
         if schema is not None:
+            check_order("top_n", by, schema.field(by).type)
             others = [name for name in schema.names if name not in self._keys]
             schema = self._table._picked({name: name for name in (*self._keys, *others)})
             names = tuple(schema.names)

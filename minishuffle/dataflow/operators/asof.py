@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from minishuffle.dataflow.operators.base import END_OF_TIME, Batch, Emit
 from minishuffle.dataflow.operators.convert import column_of
@@ -22,9 +21,9 @@ from minishuffle.dataflow.operators.keyedstate import StatePart, by_columns
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.dataflow.operators.late import Late
 from minishuffle.dataflow.operators.moments import TIME_MAX, TIME_MIN, Vector
+from minishuffle.dataflow.operators.order import row_order
 from minishuffle.dataflow.operators.timedrows import TimedRows, WaitingRows, joined
 from minishuffle.dataflow.operators.times import EventTime
-from minishuffle.dataflow.operators.topn import has_order
 from minishuffle.kernels.machinecode import kernel
 from minishuffle.limits import BATCH_ROWS_MAX
 
@@ -61,7 +60,7 @@ class AsOfArrow(JoinArrow):
     """Emits the columns of a left join: nulls where a left row has no right one.
 
     Of right rows of one key and time that is taken which has the smallest values in the other columns, from
-    the first on, nulls before all others.
+    the first on, nulls before all others and NaN after them.
 
     Args:
         tolerance: how far before the left row the right one may be, microseconds; None: as far as it may.
@@ -152,13 +151,9 @@ class AsOfArrow(JoinArrow):
         held.in_order = True
         if np.all(np.diff(rows.times) > 0):
             return rows
-        columns = [column for column in rows.batch if has_order(column.type)]
-        names = [str(place) for place in range(len(columns))]
-        table = pa.table([pa.array(rows.times), *columns], names=["time", *names])
-        keys = [("time", "ascending"), *((name, "descending") for name in names)]
-        # Nulls come last, whatever the direction.
-        order = pc.sort_indices(table, sort_keys=keys).to_numpy()
-        held.runs = [rows.chosen(order.astype(np.int64))]
+        columns = [pa.array(rows.times), *rows.batch]
+        order = row_order(columns, ["ascending", *["descending"] * rows.batch.num_columns])
+        held.runs = [rows.chosen(order)]
         return held.runs[0]
 
     def _forget_rights(self) -> None:

@@ -7,11 +7,11 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from minishuffle.dataflow.operators.columns import MINIMUM, Aggregate, folded, grown, result_type
 from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.moments import event_times
+from minishuffle.dataflow.operators.order import row_order
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.dataflow.operators.widertype import as_type, in_schema, wider_schema
 from minishuffle.limits import BATCH_ROWS_MAX
@@ -107,8 +107,8 @@ class FirstOrLast(_LeastRows):
     """The value in the row of the least event time, or the greatest.
 
     Rows of one time are taken by the smallest values of ``columns``, from the first on, nulls before all
-    others; the firsts and lasts of one aggregation have the same ``columns``, so all of a kind come from
-    one row. A null is a value like any other.
+    others and NaN after them; the firsts and lasts of one aggregation have the same ``columns``, so all of a
+    kind come from one row. A null is a value like any other.
 
     Raises:
         UsageError: a column's type has no order, or the event time is missing.
@@ -128,12 +128,8 @@ class FirstOrLast(_LeastRows):
         return pa.StructArray.from_arrays(arrays, names=["time", *map(str, range(len(self._columns)))])
 
     def order(self, rows: pa.Table) -> Vector:
-        columns, directions = [rows.column(0)], ["descending" if self._what == "last" else "ascending"]
-        for column in rows.columns[1:]:
-            if not pa.types.is_null(column.type):
-                columns += [pc.cast(column.is_valid(), pa.int8()), column]
-                directions += ["ascending", "ascending"]
-        return _order(columns, directions)
+        by_time = "descending" if self._what == "last" else "ascending"
+        return row_order(rows.columns, [by_time, *["ascending"] * (rows.num_columns - 1)])
 
 
 class Extreme(_LeastRows):
@@ -143,20 +139,6 @@ class Extreme(_LeastRows):
         super().__init__(function, 0)
 
     def order(self, rows: pa.Table) -> Vector:
-        return _order(rows.columns, ["ascending" if self._what == "min" else "descending"])
-
-
-def _order(columns: list[Any], directions: list[str]) -> Vector:
-    """The numbers of the rows in that order; nulls are last."""
-    columns = [_sortable(column) for column in columns]
-    names = list(map(str, range(len(columns))))
-    sort_keys = list(zip(names, directions, strict=True))
-    order: Vector = pc.sort_indices(pa.table(columns, names=names), sort_keys=sort_keys).to_numpy()
-    return order.astype(np.int64)
-
-
-def _sortable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """pyarrow sorts no decimals of 32 and 64 bits."""
-    kind = column.type
-    is_small = pa.types.is_decimal(kind) and kind.bit_width < 128
-    return column.cast(pa.decimal128(kind.precision, kind.scale)) if is_small else column
+        (column,) = rows.columns
+        by_value = "ascending" if self._what == "min" else "descending"
+        return row_order([column.is_valid(), column], ["descending", by_value])

@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from minishuffle.dataflow.operators.base import Batch, Emit
 from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.keyedstate import StatePart, by_columns
 from minishuffle.dataflow.operators.keyindex import KeyIndex
+from minishuffle.dataflow.operators.order import check_order, row_order
 from minishuffle.dataflow.operators.widertype import in_schema, wider_schema
 from minishuffle.limits import BATCH_ROWS_MAX
 
-__all__ = ["TopN", "has_order"]
+__all__ = ["TopN"]
 
 Vector = np.ndarray[Any, np.dtype[np.int64]]
 _ROW = "row "
@@ -28,9 +28,9 @@ class TopN(ChainedOperator):
     """Emits the ``n`` rows of each key with the greatest values of ``by``, or the smallest, when the data
     end: the key columns, then the others.
 
-    A null is smaller than all values. Rows of one value are taken by the smallest values of the other
-    columns, but for those of lists and the like, which have no order. Rows are gathered until there are
-    twice as many as can stay, and then sorted once.
+    A null is smaller than all values, and NaN greater. Rows of one value are taken by the smallest values of
+    the other columns, but for those of lists and the like, which have no order. Rows are gathered until there
+    are twice as many as can stay, and then sorted once.
     """
 
     name = "top_n"
@@ -57,7 +57,7 @@ class TopN(ChainedOperator):
 
     def _take(self, batch: pa.RecordBatch) -> None:
         keys = [column_of(batch, name) for name in self._keys]
-        column_of(batch, self._by)
+        check_order(self.name, self._by, column_of(batch, self._by).type)
         names = [*self._keys, *(name for name in batch.schema.names if name not in self._keys)]
         self._slots.append(self._index.lookup(keys))
         self._batches.append(batch.select(names))
@@ -108,24 +108,7 @@ class TopN(ChainedOperator):
 
     def _order(self, table: pa.Table, slots: Vector) -> Vector:
         """The numbers of the rows by key, value, and the other columns."""
-        values = _plain(table.column(self._by))
-        columns: list[Any] = [pa.array(slots), pc.cast(pc.is_valid(values), pa.int8()), values]
-        for name in table.column_names:
-            if name not in self._keys and name != self._by and has_order(table.schema.field(name).type):
-                columns.append(_plain(table.column(name)))
+        others = [name for name in table.column_names if name not in self._keys and name != self._by]
+        columns = [pa.array(slots), *map(table.column, (self._by, *others))]
         by = "descending" if self._descending else "ascending"
-        directions = ["ascending", by, by, *["ascending"] * (len(columns) - 3)]
-        numbers = [str(number) for number in range(len(columns))]
-        order: Vector = pc.sort_indices(
-            pa.table(columns, names=numbers), sort_keys=list(zip(numbers, directions, strict=True))
-        ).to_numpy()
-        return order
-
-
-def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    return pc.dictionary_decode(column) if pa.types.is_dictionary(column.type) else column
-
-
-def has_order(kind: pa.DataType) -> bool:
-    """Whether rows can be sorted by values of the type."""
-    return not (pa.types.is_nested(kind) or pa.types.is_null(kind))
+        return row_order(columns, ["ascending", by, *["ascending"] * len(others)])

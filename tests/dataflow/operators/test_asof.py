@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pyarrow as pa
@@ -148,3 +149,19 @@ def test_right_rows_of_one_time_are_taken_by_their_other_columns() -> None:
         run = Run(None)
         run.take([(1, [(1, 3, first), (1, 3, second)]), (0, [(1, 3, 0)]), (1, 3)])
         assert run.rows == [(1, 3, 0, 3, 3)]
+
+
+@pytest.mark.parametrize("kind", [pa.float16(), pa.float64()])
+def test_of_ties_nan_is_the_greatest_and_null_the_smallest(kind: pa.DataType) -> None:
+    times, left = [5, 5, 5], pa.record_batch({"k": [1], "t": [9], "v": [0]})
+    for values, taken in (([math.nan, 2.5, 3.5], 2.5), ([math.nan, None, 2.5], None)):
+        column = pa.array(values, pa.float64()).cast(kind)
+        right = pa.record_batch({"key": [1, 1, 1], "u": times, "v": column})
+        schemas = (left.schema, right.schema)
+        join = AsOfArrow(JoinColumns(("k",), ("key",), "left"), None, TIMES, schemas, ASIDE)
+        join.open(TaskContext("job", "task", 0, 1, 1))
+        out: list[Any] = []
+        join.process(right, 1, out.append)
+        join.process(left, 0, out.append)
+        join.on_mark(Watermark(END_OF_TIME), 1, out.append)
+        assert out[0]["v_right"].to_pylist() == [taken]

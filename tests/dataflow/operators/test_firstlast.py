@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -129,3 +130,30 @@ def test_lists_have_no_order() -> None:
     aggregate = FirstOrLast(True, "v", ("v",), T)
     with pytest.raises(UsageError, match="last of column 'v' of type list.* is not supported"):
         aggregate.rows_of(pa.record_batch({"t": [0], "v": [[1]]}))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([2.5, 1.5]).cast(pa.float16()),
+        pa.array([math.nan, 1.5]).cast(pa.float16()),
+        pa.array([2, 1], pa.decimal32(3)),
+        pa.array(["b", "a"], pa.string_view()),
+    ],
+    ids=str,
+)
+def test_ties_are_broken_by_values_of_any_type(values: pa.Array) -> None:
+    batch = pa.record_batch({"t": [1, 1], "v": values})
+    for is_last in (False, True):
+        aggregate = FirstOrLast(is_last, "v", ("v",), T)
+        aggregate.grow(1)
+        aggregate.update(np.zeros(2, np.int64), aggregate.rows_of(batch))
+        assert aggregate.at(slice(0, 1)).to_pylist() == values[1:].to_pylist()
+
+
+def test_values_without_an_order_have_a_first() -> None:
+    moments = pa.array([(1, 2, 3), (0, 0, 1)], pa.month_day_nano_interval())
+    aggregate = FirstOrLast(False, "v", ("v",), T)
+    aggregate.grow(1)
+    aggregate.update(np.zeros(2, np.int64), aggregate.rows_of(pa.record_batch({"t": [2, 1], "v": moments})))
+    assert aggregate.at(slice(0, 1)).to_pylist() == [(0, 0, 1)]
