@@ -15,7 +15,7 @@ from minishuffle.dataflow.operators.columns import SUM, Aggregate, folded, grown
 from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.keyedstate import StatePart, by_columns, key_columns_of
 from minishuffle.dataflow.operators.keyindex import KeyIndex
-from minishuffle.exchange.gather import taken
+from minishuffle.exchange.gather import take, taken
 
 __all__ = ["Distinct", "DistinctCount"]
 
@@ -83,7 +83,7 @@ class DistinctCount(Aggregate):
         rows = np.flatnonzero(valid_marks(column))
         if len(rows):
             known = len(self._pairs)
-            pairs = self._pairs.lookup([pa.array(slots[rows]), column.take(pa.array(rows))])
+            pairs = self._pairs.lookup([pa.array(slots[rows]), take(column, rows)])
             # New pairs are numbered in the order in which they come.
             before = np.maximum.accumulate(np.concatenate(([known - 1], pairs)))[:-1]
             marks[rows] = pairs > before
@@ -119,4 +119,4 @@ class DistinctCount(Aggregate):
         found = places[owners.to_numpy()]
         rows = np.flatnonzero(found >= 0)
         rows = rows[np.argsort(found[rows], kind="stable")]
-        return found[rows], values.take(pa.array(rows))
+        return found[rows], take(values, rows)

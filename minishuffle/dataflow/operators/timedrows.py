@@ -12,6 +12,7 @@ import pyarrow as pa
 from minishuffle.dataflow.operators.moments import Vector
 from minishuffle.dataflow.operators.timeheap import TimeHeap
 from minishuffle.dataflow.operators.widertype import in_schema, wider_schema
+from minishuffle.exchange.gather import taken
 
 __all__ = ["TimedRows", "WaitingRows", "joined"]
 
@@ -28,7 +29,7 @@ class TimedRows:
 
     def chosen(self, rows: Vector) -> TimedRows:
         """A copy of the rows of these numbers."""
-        return TimedRows(self.batch.take(pa.array(rows)), self.times[rows])
+        return TimedRows(taken(self.batch, rows), self.times[rows])
 
     def in_order(self) -> TimedRows:
         """The same in order of time; those of one time stay in theirs."""

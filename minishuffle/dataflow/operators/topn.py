@@ -15,6 +15,7 @@ from minishuffle.dataflow.operators.keyedstate import StatePart, by_columns
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.dataflow.operators.order import check_order, row_order
 from minishuffle.dataflow.operators.widertype import in_schema, wider_schema
+from minishuffle.exchange.schemas import with_innermost, without_view
 from minishuffle.limits import BATCH_ROWS_MAX
 
 __all__ = ["TopN"]
@@ -93,15 +94,18 @@ class TopN(ChainedOperator):
         for batch in self._batches:
             self._schema = wider_schema(self._schema, batch.schema, "top_n")
         assert self._schema is not None
-        alike = [in_schema(batch, self._schema, "top_n") for batch in self._batches]
-        table = pa.Table.from_batches(alike, self._schema)
+        # pyarrow takes no rows of views.
+        plain = pa.schema([each.with_type(with_innermost(each.type, without_view)) for each in self._schema])
+        alike = [in_schema(batch, plain, self.name) for batch in self._batches]
+        table = pa.Table.from_batches(alike, plain)
         slots = np.concatenate(self._slots)
         order = self._order(table, slots)
         sorted_slots = slots[order]
         starts = np.flatnonzero(np.diff(sorted_slots, prepend=-1))
         ranks = np.arange(len(order)) - np.repeat(starts, np.diff(starts, append=len(order)))
         rows = order[ranks < self._n]
-        self._batches = table.take(pa.array(rows)).combine_chunks().to_batches()
+        kept = table.take(pa.array(rows)).combine_chunks()
+        self._batches = in_schema(kept, self._schema, self.name).to_batches()
         self._rows = self._kept = len(rows)
         counts = [batch.num_rows for batch in self._batches]
         self._slots = np.split(slots[rows], np.cumsum(counts)[:-1])

@@ -63,6 +63,8 @@ def test_as_sets(parts: list[list[tuple[int, str | None]]]) -> None:
     [
         (pa.array([math.nan, math.nan, 0.0, -0.0, None]), 2),
         (pa.array(["x", "y", "x"]).dictionary_encode(), 2),
+        (pa.array(["x", None, "y", "x"], pa.string_view()), 2),
+        (pa.array([b"x", None, b"y", b"x"], pa.binary_view()), 2),
         (pa.nulls(3), 0),
         (pa.array([True, False, None, True]), 2),
     ],
@@ -70,6 +72,16 @@ def test_as_sets(parts: list[list[tuple[int, str | None]]]) -> None:
 )
 def test_values_of_all_kinds(values: Any, wanted: int) -> None:
     assert counted(values) == wanted
+
+
+def test_views_are_merged_and_numbered_anew() -> None:
+    one, other = (DistinctCount("v") for _ in range(2))
+    for aggregate in (one, other):
+        aggregate.grow(2)
+        aggregate.update(np.array([0, 1, 1]), pa.array(["x", "y", "z"], pa.string_view()))
+    other.merge(np.array([1, 0]), one.as_columns(slice(0, 2)))
+    other.keep(np.array([1, 0]))
+    assert other.at(slice(0, 2)).to_pylist() == [3, 3]
 
 
 def test_values_of_several_types_are_one_where_they_are_equal() -> None:

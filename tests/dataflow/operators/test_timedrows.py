@@ -47,6 +47,18 @@ def test_rows_of_one_time_stay_in_their_order() -> None:
     assert rows.batch["n"].to_pylist() == [1, 3, 0, 2]
 
 
+def test_rows_of_views_are_put_in_order_too() -> None:
+    kind = pa.string_view()
+    waiting = WaitingRows()
+    for texts, times in ((["a", "b"], [2, 1]), (["c", "d"], [1, 0])):
+        nested = pa.array([[text] for text in texts], pa.list_(kind))
+        waiting.add(timed(times, s=pa.array(texts, kind), l=nested))
+    rows = waiting.take_until(9, "window")
+    assert rows is not None and rows.batch["s"].type == kind and rows.batch["l"].type == pa.list_(kind)
+    assert rows.batch["s"].to_pylist() == ["d", "b", "c", "a"]
+    assert rows.batch["l"].to_pylist() == [["d"], ["b"], ["c"], ["a"]]
+
+
 def test_rows_of_one_time_go_as_they_came_whatever_else_came_with_them() -> None:
     waiting = WaitingRows()
     waiting.add(timed([2, 9], n=pa.array(["first", "last"])))

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from minishuffle.dataflow.operators.topn import TopN
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.table import Table
 from minishuffle.errors import UsageError
@@ -56,14 +57,17 @@ def test_of_rows_of_one_value_the_smallest_of_the_others_is_taken(descending: bo
         pa.array([1, 2], pa.decimal32(3)),
         pa.array([1, 2], pa.duration("s")),
         pa.array(["a", "b"]).dictionary_encode(),
+        pa.array(["a", "b"], pa.string_view()),
+        pa.array([b"a", b"b"], pa.binary_view()),
     ],
     ids=lambda values: str(values.type),
 )
 def test_values_of_all_types_have_an_order(values: pa.Array) -> None:
     smallest, greatest = values.to_pylist()
+    turned = pa.array([greatest, smallest], values.type)
     assert top({"v": values}, "v") == {"k": 1, "v": greatest}
-    assert top({"v": values[::-1], "o": [1, 2]}, "v", False)["o"] == 2
-    assert top({"v": [1, 1], "o": values[::-1]}, "v")["o"] == smallest
+    assert top({"v": turned, "o": [1, 2]}, "v", False)["o"] == 2
+    assert top({"v": [1, 1], "o": turned}, "v")["o"] == smallest
 
 
 def test_columns_without_an_order_come_along() -> None:
@@ -75,6 +79,16 @@ def test_columns_without_an_order_come_along() -> None:
 
 def as_texts(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.record_batch({name: [str(value) for value in batch[name].to_pylist()] for name in "op"})
+
+
+def test_views_of_texts_stay_views() -> None:
+    kind = pa.string_view()
+    columns = {"k": pa.array(["x"] * 2, kind), "v": [1, 2], "o": pa.array([["a"], ["b"]], pa.list_(kind))}
+    batch = pa.record_batch(columns)
+    operator, out = TopN(("k",), 1, "v", descending=True), list[Any]()
+    operator.process(batch, 0, out.append)
+    operator.finish(out.append)
+    assert out == [batch.slice(1)]
 
 
 def test_lists_are_no_values_to_order_by() -> None:
