@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from decimal import Decimal
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -83,7 +84,7 @@ class DistinctCount(Aggregate):
         rows = np.flatnonzero(valid_marks(column))
         if len(rows):
             known = len(self._pairs)
-            pairs = self._pairs.lookup([pa.array(slots[rows]), take(column, rows)])
+            pairs = self._pairs.lookup([pa.array(slots[rows]), _as_key(take(column, rows))])
             # New pairs are numbered in the order in which they come.
             before = np.maximum.accumulate(np.concatenate(([known - 1], pairs)))[:-1]
             marks[rows] = pairs > before
@@ -120,3 +121,18 @@ class DistinctCount(Aggregate):
         rows = np.flatnonzero(found >= 0)
         rows = rows[np.argsort(found[rows], kind="stable")]
         return found[rows], take(values, rows)
+
+
+def _as_key(values: pa.Array) -> pa.Array:
+    """The values; durations and times of a day, which are no keys, as numbers of nanoseconds."""
+    kind = values.type
+    if pa.types.is_time(kind):
+        return values.cast(pa.time64("ns")).view(pa.int64())
+    if not pa.types.is_duration(kind):
+        return values
+    nanoseconds = pa.duration("ns")
+    try:
+        return values.cast(nanoseconds).view(pa.int64())
+    except pa.ArrowInvalid:  # beyond 292 years
+        factor = Decimal(pa.scalar(1, kind).cast(nanoseconds).value)
+        return pc.multiply(values.view(pa.int64()).cast(pa.decimal128(19)), factor)

@@ -65,6 +65,10 @@ def test_as_sets(parts: list[list[tuple[int, str | None]]]) -> None:
         (pa.array(["x", "y", "x"]).dictionary_encode(), 2),
         (pa.array(["x", None, "y", "x"], pa.string_view()), 2),
         (pa.array([b"x", None, b"y", b"x"], pa.binary_view()), 2),
+        (pa.array([1, None, 2, 1], pa.duration("ms")), 2),
+        (pa.array([1, None, 2**62, 2**62], pa.duration("s")), 2),
+        (pa.array([1, None, 2, 1], pa.time32("s")), 2),
+        (pa.array([1, None, 2, 1], pa.time64("ns")), 2),
         (pa.nulls(3), 0),
         (pa.array([True, False, None, True]), 2),
     ],
@@ -86,13 +90,21 @@ def test_views_are_merged_and_numbered_anew() -> None:
 
 def test_values_of_several_types_are_one_where_they_are_equal() -> None:
     parts = [pa.array([True]), pa.array([1, 2]), pa.array([1.0, 2.5]), pa.array([Decimal("2.5"), Decimal(3)])]
-    for order in (parts[:3], parts[2::-1], [parts[0], parts[3], parts[1]]):
+    units = [pa.array([2**62, 2], pa.duration("s")), pa.array([2000, 1], pa.duration("ms"))]
+    times = [pa.array([2], pa.time32("s")), pa.array([2_000_000, 1], pa.time64("us"))]
+    for order in (parts[:3], parts[2::-1], [parts[0], parts[3], parts[1]], times):
         aggregate = DistinctCount("v")
         aggregate.grow(1)
         for values in order:
             aggregate.update(np.zeros(len(values), np.int64), values)
         plain = {value for values in order for value in values.to_pylist()}
         assert aggregate.at(slice(0, 1)).to_pylist() == [len(plain)]
+    for order in (units, units[::-1]):
+        aggregate = DistinctCount("v")
+        aggregate.grow(1)
+        for values in order:
+            aggregate.update(np.zeros(len(values), np.int64), values)
+        assert aggregate.at(slice(0, 1)).to_pylist() == [3]
     mixed = DistinctCount("v")
     mixed.grow(1)
     mixed.update(np.zeros(1, np.int64), pa.array([2**53 + 1]))
