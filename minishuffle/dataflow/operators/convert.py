@@ -49,7 +49,7 @@ def _python_values(name: str, column: pa.Array) -> list[Any]:
     try:
         held = with_innermost(column.type, _in_microseconds, castable=False)
         values: list[Any] = (column if held == column.type else column.cast(held)).to_pylist()
-    except (ValueError, NotImplementedError) as error:
+    except (ValueError, OverflowError, NotImplementedError) as error:
         raise UsageError(
             f"column {name!r} of type {column.type} does not fit Python values ({error}): "
             "cast it first, a timestamp to microseconds for example"

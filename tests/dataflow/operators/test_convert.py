@@ -370,3 +370,18 @@ def test_columns_of_one_name_are_refused() -> None:
 
 def test_batches_without_columns_keep_their_number_of_rows() -> None:
     assert rows_of(pa.record_batch({"a": [1, 2]}).select([])) == [{}, {}]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([400_000_000_000], pa.timestamp("s")),
+        pa.array([[2**30]], pa.list_(pa.date32())),
+        pa.array([2**62], pa.duration("s")),
+        pa.array([253_402_300_799], pa.timestamp("s", "Asia/Tokyo")),
+    ],
+    ids=str,
+)
+def test_times_beyond_pythons_calendar_are_told(values: pa.Array) -> None:
+    with pytest.raises(UsageError, match="column 'a' of type .* does not fit Python values"):
+        rows_of(pa.record_batch({"a": values}))
