@@ -27,6 +27,7 @@ from minishuffle.dataflow.operators.joincolumns import (
     plain_schema,
     with_columns,
 )
+from minishuffle.dataflow.operators.joinrows import is_null
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.dataflow.operators.keykinds import RowKinds
 from minishuffle.dataflow.operators.moments import Vector, without_times
@@ -239,7 +240,7 @@ class BroadcastRows(_Broadcast):
             self._kinds.note(forms, SMALL)
             for form, row in zip(forms, batch, strict=True):
                 self._others.update(dict.fromkeys(self.columns.others(list(row))))
-                if None not in form:
+                if not is_null(form):
                     self._rows.setdefault(form, []).append(row)
             return
         out = RowsOut(emit)

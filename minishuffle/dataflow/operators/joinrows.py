@@ -20,7 +20,7 @@ from minishuffle.errors import UsageError
 from minishuffle.exchange.keys import canonical_rows
 from minishuffle.exchange.sizes import RowsOut
 
-__all__ = ["JoinRows", "JoinedTime", "gives_pairs"]
+__all__ = ["JoinRows", "JoinedTime", "gives_pairs", "is_null"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class FormIndex:
         slots = self._slots
         have_nulls = not {tuple, type(None)}.isdisjoint(map(type, keys))
         numbers = [
-            -1 if have_nulls and _is_null(form) else slots.setdefault(form, len(slots)) for form in keys
+            -1 if have_nulls and is_null(form) else slots.setdefault(form, len(slots)) for form in keys
         ]
         return np.array(numbers, dtype=np.int64)
 
@@ -131,6 +131,6 @@ class JoinRows(IntervalJoin):
         return KeyedRows(keys, rows), self._indexes[input].lookup(canonical_rows(keys))
 
 
-def _is_null(form: Any) -> bool:
+def is_null(form: Any) -> bool:
     """Whether a canonical key is null or has a null in it."""
-    return form is None or (type(form) is tuple and any(map(_is_null, form)))
+    return form is None or (type(form) is tuple and any(map(is_null, form)))

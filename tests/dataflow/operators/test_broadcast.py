@@ -87,6 +87,13 @@ def test_rows_and_arrow_agree_with_nested_loops(
     assert run(as_arrow, *arrow) == expected
 
 
+@pytest.mark.parametrize("key", [None, (1, None), ((None,), 1)])
+def test_a_key_with_a_null_in_it_has_no_partner(key: Any) -> None:
+    by_key = BroadcastColumns(("k",), ("k",), is_left=False)
+    assert run(BroadcastRows(by_key), [[{"k": key, "n": 1}, {"k": (1, 2), "n": 2}]], [[{"k": key}]]) == []
+    assert run(BroadcastRows(by_key), [[{"k": (1, 2), "n": 2}]], [[{"k": (1, 2)}]]) == [{"k": (1, 2), "n": 2}]
+
+
 def test_one_column_and_no_other_on_the_small_side() -> None:
     """A semi-join."""
     single = BroadcastColumns(("k",), ("k",), is_left=False)
