@@ -10,8 +10,8 @@ __all__ = ["refuse_column_method", "refuse_mixture", "refuse_row_method"]
 
 _OF_ROWS: Final = frozenset({"map", "flat_map", "process", "reduce", "fold", "map_async", "partition"})
 _OF_COLUMNS: Final = frozenset(
-    {"aggregate", "distinct", "drop", "explode", "map_batches", "rename", "select", "to_rows", "to_spark"}
-    | {"top_n", "with_columns"}
+    {"aggregate", "asof_join", "distinct", "drop", "explode", "map_batches", "rename", "select", "to_rows"}
+    | {"to_spark", "top_n", "with_columns"}
 )
 
 

@@ -250,6 +250,11 @@ class Table(TableSources, StreamSinks):
         if schema is None:
             return mapped
         declared, time = arrow_schema(schema), timed._time
+        if HIDDEN_TIME in declared.names:
+            raise UsageError(
+                "map_batches(schema=...) names EVENT_TIME, which comes beside the columns of the schema: "
+                "leave it out"
+            )
         if time is not None and not time.is_hidden and time.column not in declared.names:
             time = None
         checked = mapped._beside("schema", CheckSchema(declared))

@@ -90,6 +90,8 @@ def test_what_works_on_columns_says_so() -> None:
         UsageError, match=r"aggregate\(\) works on columns, and this is a KeyedStream of rows: call"
     ):
         rows().key_by(abs).aggregate(total=("amount", "sum"))  # type: ignore[attr-defined]
+    with pytest.raises(UsageError, match=r"asof_join\(\) works on columns"):
+        rows().key_by(abs).asof_join(rows().key_by(abs))  # type: ignore[attr-defined]
     for keyed in (rows().key_by(abs), Table.generate(records=1).key_by("number")):
         with pytest.raises(
             AttributeError, match=r"no attribute 'collect': say what to compute .*, such as count"

@@ -14,7 +14,7 @@ from minishuffle.dataflow.operators.times import EVENT_TIME
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.stream_base import StreamBase
 from minishuffle.dataflow.table import Table
-from minishuffle.errors import InvalidGraph, UnknownName
+from minishuffle.errors import InvalidGraph, UnknownName, UsageError
 from support.cutjobs import Cut, run
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -238,6 +238,12 @@ def test_a_function_of_batches_may_keep_the_time_or_give_another(declared: bool,
 def hours_of(rows: Stream[Any]) -> list[tuple[str, int, int]]:
     counted = answers(rows.key_by("user").window(HOUR).count())
     return sorted((user, (start - START) // HOUR, count) for user, start, count in counted)
+
+
+def test_a_schema_does_not_name_the_hidden_column() -> None:
+    schema = {"n": "int64", EVENT_TIME: "int64"}
+    with pytest.raises(UsageError, match=r"map_batches\(schema=...\) names EVENT_TIME.*: leave it out"):
+        calls().map_batches(lambda batch: batch, columns=["n", EVENT_TIME], schema=schema)
 
 
 def test_a_table_without_event_time_has_none_to_give() -> None:
