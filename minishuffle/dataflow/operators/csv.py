@@ -58,6 +58,13 @@ class CsvSource(RecordFiles):
 
     def _check_headers(self) -> None:
         headers = {path: names for path in self._splits if (names := self._names(path)) is not None}
+        for path, names in headers.items():
+            twice = [name for name in self.schema.names if name and names.count(name) > 1]
+            if twice:
+                raise UsageError(
+                    f"{path}: its first line names several columns {twice[0]!r}, which cannot be told apart: "
+                    "give each a name of its own"
+                )
         known = dict.fromkeys(name for names in headers.values() for name in names)
         missing = [name for name in self.schema.names if name not in known]
         if not headers or not missing:

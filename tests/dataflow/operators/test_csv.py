@@ -183,6 +183,15 @@ def test_a_name_in_the_header_may_hold_line_ends_and_quotation_marks(tmp_path: P
     assert read(source) == [{name: 1}]
 
 
+@pytest.mark.usefixtures("wider_resources")  # pyarrow opens a pipe once when it infers types.
+def test_columns_of_one_name_are_refused_unless_nobody_reads_them(tmp_path: Path) -> None:
+    path = written(tmp_path, "a,b,b\n1,2,3\n")
+    for schema in (None, pa.schema([("b", pa.int64())])):
+        with pytest.raises(UsageError, match=r"a\.csv: its first line names several columns 'b', .*own$"):
+            CsvSource(path, schema)
+    assert read(CsvSource(path, pa.schema([("a", pa.int64())]))) == [{"a": 1}]
+
+
 def test_a_header_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     path = written(tmp_path, '"' + "x" * 200_000)
     with pytest.raises(
