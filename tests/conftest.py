@@ -136,7 +136,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     is what shares a session of Spark, and in it what begins with a new one; then files with slow tests."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     own = {item.path for item in items if not OWN_JVM.isdisjoint(getattr(item, "fixturenames", ()))}
-    spark = {item.path for item in items if shares_spark(item.location[0])}
+    spark = {item.path for item in items if shares_spark(item.nodeid.partition("::")[0])}
     items.sort(key=lambda item: (item.path not in spark, item.path not in own, item.path not in slow))
 
 

@@ -62,8 +62,8 @@ class CsvSource(RecordFiles):
             twice = [name for name in self.schema.names if name and names.count(name) > 1]
             if twice:
                 raise UsageError(
-                    f"{path}: its first line names several columns {twice[0]!r}, which cannot be distinguished: "
-                    "give each a name of its own"
+                    f"{path}: its first line names several columns {twice[0]!r}, which cannot be "
+                    "distinguished: give each a name of its own"
                 )
         known = dict.fromkeys(name for names in headers.values() for name in names)
         missing = [name for name in self.schema.names if name not in known]
