@@ -67,7 +67,7 @@ class Child:
     def read_ready(self) -> dict[str, Any] | None:
         """What :attr:`ready` is now: the first line that is an object. What runs at Python's start, of a
         ``sitecustomize`` say, may have printed others."""
-        if self.ready is None:
+        if self.ready is None and self.out.exists():
             *lines, _ = self.out.read_bytes().split(b"\n")
             found = map(_object, lines)
             self.ready = next((each for each in found if each is not None), None)
@@ -81,6 +81,8 @@ class Child:
 
     def tail(self) -> str:
         """The last lines that the process wrote to its standard error, or why there may be none."""
+        if not self.log.parent.exists():
+            return f"its output is not there any more: {self.log.parent} was removed"
         text = self.log.read_text(errors="replace") if self.log.exists() else ""
         lines = text.splitlines()[-LOG_TAIL_LINES:]
         if not _has_room(self.log.parent):

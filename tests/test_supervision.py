@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -153,6 +154,21 @@ def test_a_worker_that_ends_before_it_is_ready_is_quoted(
     (record,) = caplog.records
     text = f"worker-1 (pid {fixture.worker.pid}) was killed by SIGKILL before it was ready\nno more room"
     assert record.message == text
+
+
+def test_a_directory_that_was_removed_does_not_end_the_supervisor(
+    supervised: Callable[[str], Fixture], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fixture = supervised(WAITS)
+    shutil.rmtree(tmp_path)
+    fixture.worker.process.kill()
+    fixture.worker.process.wait()
+    assert fixture.supervisor.check() == {}
+    assert (
+        f"was killed by SIGKILL before it was ready\nits output is not there any more: {tmp_path}"
+        in caplog.text
+    )
+    tmp_path.mkdir()
 
 
 def test_how_a_process_ended_is_said_in_words() -> None:
