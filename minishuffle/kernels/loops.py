@@ -239,9 +239,10 @@ def place_of(
 
 
 @njit(forceinline=True)
-def found(
+def find_keys_of_width(
     table: Vector, bits: Word, stored: Vector, width: int, words: Vector, slots: Vector, rows: int
 ) -> int:
+    """See :func:`find_keys`, which says what is known of ``width``."""
     absent = 0
     for row in range(rows):
         value = hash_of_row(words, row, width)
@@ -261,14 +262,14 @@ def find_keys(
 ) -> int:
     """The slot of each row of words, -1 for those that have none; how many these are.
 
-    Most keys have one word or two. With a width that the compiler knows nothing is left of the loops over
-    words, and the processor waits for the places of several keys at once.
+    Most keys have one word or two. Where the compiler knows the width, no loop over words is left, and the
+    processor waits for the places of several keys at once.
     """
     if width == 1:
-        return found(table, bits, stored, 1, words, slots, rows)
+        return find_keys_of_width(table, bits, stored, 1, words, slots, rows)
     if width == 2:
-        return found(table, bits, stored, 2, words, slots, rows)
-    return found(table, bits, stored, width, words, slots, rows)
+        return find_keys_of_width(table, bits, stored, 2, words, slots, rows)
+    return find_keys_of_width(table, bits, stored, width, words, slots, rows)
 
 
 def add_keys(
