@@ -6,13 +6,7 @@ session, from the beginning on, and the others start none for them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from xdist.scheduler import LoadFileScheduling
-
-if TYPE_CHECKING:
-    from _pytest.config import Config
-    from xdist.remote import Producer
 
 __all__ = ["SideBySide", "shares_spark"]
 
@@ -29,9 +23,6 @@ def shares_spark(file: str) -> bool:
 
 class SideBySide(LoadFileScheduling):
     """Gives each process whole files, in the order in which they were collected."""
-
-    def __init__(self, config: Config, log: Producer | None = None) -> None:
-        super().__init__(config, log)
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
