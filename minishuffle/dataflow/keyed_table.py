@@ -103,8 +103,8 @@ class KeyedTable(Windowable["WindowedTable"]):
         """The ``n`` rows of each key with the greatest values in the column ``by``, or the smallest, when the
         data end: the key columns, then the others.
 
-        A null is smaller than all values, and NaN greater. Rows of one value are taken by the smallest values
-        of the other columns, from the first on.
+        A null is smaller than all values; NaN comes after all numbers in either direction. Rows of one value
+        are taken by the smallest values of the other columns, from the first on.
 
         Raises:
             InvalidGraph: the data have no end.

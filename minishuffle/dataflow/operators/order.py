@@ -33,29 +33,24 @@ def check_order(method: str, name: str, kind: pa.DataType) -> None:
         )
 
 
-def row_order(columns: Sequence[Any], directions: Sequence[str]) -> Vector:
+def row_order(columns: Sequence[Any], directions: Sequence[str], nan_last: int | None = None) -> Vector:
     """The numbers of the rows by the columns, each ``"ascending"`` or ``"descending"``; those that have no
-    order are left out. A null is smaller than all values, and NaN greater. Rows that are equal stay in
-    order."""
+    order are left out. A null is smaller than all values, and NaN greater; in the column of the number
+    ``nan_last`` it comes after all numbers in either direction. Rows that are equal stay in order."""
     keys: list[Any] = []
-    for column, direction in zip(columns, directions, strict=True):
+    for place, (column, direction) in enumerate(zip(columns, directions, strict=True)):
         if has_order(column.type):
             values = _sortable(column)
             # pyarrow sorts nulls and NaNs to the end in both directions.
-            keys += [(each, direction) for each in (*_marks(values), values)]
+            marks = [values.is_valid()] if values.null_count else []
+            if pa.types.is_floating(values.type) and place != nan_last:
+                marks.append(pc.is_nan(values))
+            keys += [(each, direction) for each in (*marks, values)]
     names = list(map(str, range(len(keys))))
     table = pa.table([column for column, _ in keys], names=names)
     sort_keys = [(name, direction) for name, (_, direction) in zip(names, keys, strict=True)]
     order: Vector = pc.sort_indices(table, sort_keys=sort_keys).to_numpy()
     return order.astype(np.int64)
-
-
-def _marks(column: Any) -> list[Any]:
-    """Columns that come before it: false where it is null, and true where it is NaN."""
-    marks = [column.is_valid()] if column.null_count else []
-    if pa.types.is_floating(column.type):
-        marks.append(pc.is_nan(column))
-    return marks
 
 
 def _sortable(column: Any) -> Any:

@@ -29,9 +29,9 @@ class TopN(ChainedOperator):
     """Emits the ``n`` rows of each key with the greatest values of ``by``, or the smallest, when the data
     end: the key columns, then the others.
 
-    A null is smaller than all values, and NaN greater. Rows of one value are taken by the smallest values of
-    the other columns, but for those of lists and the like, which have no order. Rows are gathered until there
-    are twice as many as can stay, and then sorted once.
+    A null is smaller than all values; NaN comes after all numbers in either direction. Rows of one value are
+    taken by the smallest values of the other columns, but for those of lists and the like, which have no
+    order. Rows are gathered until there are twice as many as can stay, and then sorted once.
     """
 
     name = "top_n"
@@ -115,4 +115,4 @@ class TopN(ChainedOperator):
         others = [name for name in table.column_names if name not in self._keys and name != self._by]
         columns = [pa.array(slots), *map(table.column, (self._by, *others))]
         by = "descending" if self._descending else "ascending"
-        return row_order(columns, ["ascending", by, *["ascending"] * len(others)])
+        return row_order(columns, ["ascending", by, *["ascending"] * len(others)], nan_last=1)

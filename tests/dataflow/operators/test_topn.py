@@ -31,12 +31,13 @@ def top(columns: dict[str, Any], by: str, descending: bool = True) -> dict[str, 
     [
         ([1.0, None, 2.0], True, 2.0),
         ([1.0, None, 2.0], False, None),
-        ([1.0, math.nan, None], True, math.nan),
+        ([math.nan, 1.0, None], True, 1.0),
+        ([None, math.nan], True, math.nan),
         ([math.nan, 1.0], False, 1.0),
         ([None, math.nan], False, None),
     ],
 )
-def test_a_null_is_smaller_than_all_values_and_nan_is_greater(
+def test_a_null_is_smaller_than_all_values_and_nan_comes_after_all_numbers(
     values: list[Any], descending: bool, taken: Any
 ) -> None:
     found = top({"v": values}, "v", descending)["v"]
