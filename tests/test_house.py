@@ -28,7 +28,6 @@ NO_TEST_OF_ITS_OWN = {
     "examples/keyby.py": "run by examples/test_examples.py",
     "examples/wordcount.py": "run by examples/test_examples.py",
     "remote/connection.py": "a shell, run by the tests of writer and reader",
-    "spark/gateway.py": "the JVM's process, run by spark/test_session.py",
     "transport/addresses.py": "run by the tests of tcp and control, which dial wrong addresses",
     "wire/inquiries.py": "every message is packed and unpacked by wire/test_messages.py",
     "wire/outputs.py": "every message is packed and unpacked by wire/test_messages.py",

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +21,14 @@ from pyspark.java_gateway import launch_gateway
 from minishuffle.errors import UsageError
 from minishuffle.launch import signals_later
 
-__all__ = ["end_jvm", "own_interrupts", "quiet_accumulators", "renew_connection", "start_jvm"]
+__all__ = [
+    "connect_again",
+    "end_jvm",
+    "own_interrupts",
+    "quiet_accumulators",
+    "renew_connection",
+    "start_jvm",
+]
 
 GREETING: Final = b"WARNING: Using incubator modules"
 """Java says so of every program that has Spark's module, whatever is asked of it."""
@@ -89,10 +96,30 @@ def start_jvm(settings: Mapping[str, str]) -> None:
             said = "; ".join(stderr.last) or str(error)
             raise UsageError(f"Java ended before Spark had started: {said}") from error
         stderr.close()
+        connect_again(gateway._gateway_client)
         _stderr = stderr
         logging.getLogger().addFilter(_not_from_py4j)
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
         SparkContext._ensure_initialized(gateway=gateway)
+
+
+def connect_again(client: Any) -> None:
+    """Have Py4J's client try again when the JVM closes a connection that is being made.
+
+    At Ctrl-C Py4J asks the JVM to close the socket of the call that was broken off. The JVM closes each
+    one that has the same local port (py4j.GatewayServer.shutdownSocket), which all connections to it have.
+    So it closes the next one too where the request comes late, and PySpark's call on its way out of a
+    ``with`` hid the KeyboardInterrupt behind a Py4JNetworkError.
+    """
+    create = client._create_new_connection
+
+    def create_new_connection() -> Any:
+        for _ in range(CONNECTIONS_MAX - 1):
+            with suppress(Py4JNetworkError):
+                return create()
+        return create()
+
+    client._create_new_connection = create_new_connection
 
 
 def end_jvm() -> None:

@@ -80,13 +80,8 @@ def program(tmp_path: Path) -> Any:
         process.kill()
 
 
-# On a busy machine py4j's request to close the interrupted connection reaches the JVM after PySpark has
-# opened the next one, which is closed instead: a Py4JNetworkError, about once in four times.
-IN_A_JOB = pytest.param("in a job", marks=pytest.mark.alone)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["while Java starts", IN_A_JOB])
+@pytest.mark.parametrize("moment", ["while Java starts", "in a job"])
 def test_ctrl_c_ends_everything_and_says_nothing_of_stacks(
     program: subprocess.Popen[str], tmp_path: Path, wait_until: Until, moment: str
 ) -> None:
