@@ -21,8 +21,6 @@ from support.simulated_jobs import Strategy
 from support.simulated_runs import Run, Scenario
 from support.simulated_writes import WriteLog
 
-pytestmark = pytest.mark.usefixtures("one_processor")
-
 BATCH: Final = 5
 Play: TypeAlias = "Callable[[range, Sequence[Scenario]], None]"
 FAST: Final = 2

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -21,6 +21,7 @@ Consumer: TypeAlias = tuple[int, int]
 """Edge, and index of the consumer."""
 Row: TypeAlias = tuple[Sender, int]
 """Who has sent it last, and the number that this attempt gave it."""
+_hand: ContextVar[list[Any]] = ContextVar("rows that the writer of this thread has in hand")
 
 
 def _no_rows() -> defaultdict[Consumer, set[Row]]:
@@ -55,11 +56,11 @@ class WriteLog:
 
 
 class _LoggedPartition:
-    """A partition as its writer sees it; ``hand.rows`` is what the writer has in hand."""
+    """A partition as its writer sees it."""
 
-    def __init__(self, partition: Any, log: WriteLog, hand: threading.local) -> None:
+    def __init__(self, partition: Any, log: WriteLog) -> None:
         self.subpartitions, self.hot_keys = partition.subpartitions, partition.hot_keys
-        self._partition, self._log, self._hand = partition, log, hand
+        self._partition, self._log = partition, log
 
     def skips(self, position: int, rows: int) -> bool:
         skipped: bool = self._partition.skips(position, rows)
@@ -88,24 +89,24 @@ class _LoggedPartition:
 
     def _note(self, noted: defaultdict[Consumer, set[Row]], position: int) -> None:
         consumer = self._partition.id.edge, self.subpartitions[position].consumer
-        noted[consumer].update(((row[2], row[3], row[4]), row[5]) for row in self._hand.rows)
+        noted[consumer].update(((row[2], row[3], row[4]), row[5]) for row in _hand.get())
 
 
 def log_writes(patch: pytest.MonkeyPatch) -> WriteLog:
     """Have every writer log what it does, as long as the patch lasts."""
-    log, hand, edge_writer = WriteLog(), threading.local(), chain._edge_writer
+    log, edge_writer = WriteLog(), chain._edge_writer
 
     class NotingPartitioner(Partitioner):
         def split(self, batch: Any) -> Iterator[tuple[int, Any]]:
             for position, piece in super().split(batch):
-                hand.rows = as_rows(piece)
+                _hand.set(as_rows(piece))
                 yield position, piece
 
     def logged(output: Any, partition: Any, *more: Any) -> Callable[[Any], None]:
-        write = edge_writer(output, _LoggedPartition(partition, log, hand), *more)  # type: ignore[arg-type]
+        write = edge_writer(output, _LoggedPartition(partition, log), *more)  # type: ignore[arg-type]
 
         def note(batch: Any) -> None:
-            hand.rows = as_rows(batch)
+            _hand.set(as_rows(batch))
             write(batch)
 
         return note
