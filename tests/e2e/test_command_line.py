@@ -239,7 +239,7 @@ def test_a_detached_cluster_from_up_to_down(shell: Shell, tmp_path: Path) -> Non
     assert sorted(map(tuple, done["rows"])) == [("a", 2), ("b", 1)]
     check_that_failures_are_shown(shell, tmp_path / "own.py")
 
-    submitted = shell.json("submit", "keyby", "--name", "endless")
+    submitted = shell.json("submit", "keyby", "--name", "endless", "--set", "rate=1000")
     check_that_a_pair_has_one_connection(shell)
     check_that_signals_cancel(shell)
     cancelled = shell.json("jobs", "cancel", submitted["job"])

@@ -1,4 +1,4 @@
-"""What tests of pipelines share: the session of Spark, one cluster for each module, and a plain loop."""
+"""What tests of pipelines share: the session of Spark, one cluster, and a plain loop."""
 
 import csv
 import io
@@ -17,13 +17,12 @@ from minishuffle import Client, LocalCluster
 from minishuffle.pipelines import DataDirectory, flights
 from minishuffle.pipelines.flights import packaged_file
 from support.settings import NO_RESTARTS
-from support.spark import spark  # noqa: F401  (a fixture)
+from support.spark import shared_cluster, spark  # noqa: F401  (fixtures)
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(workers=2, slots=4) as running:
-        yield running
+def cluster(request: pytest.FixtureRequest) -> LocalCluster:
+    return shared_cluster(request.config)
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,8 @@
-"""What tests with Spark share: its session, one cluster for each module, and bounded waits."""
+"""What tests with Spark share: its session, one cluster, and bounded waits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ import pytest
 
 from minishuffle.local import LocalCluster
 from minishuffle.remote.access import Access, find_access
-from support.spark import new_jvm, own_jvm, spark  # noqa: F401  (fixtures)
+from support.spark import new_jvm, own_jvm, shared_cluster, spark  # noqa: F401  (fixtures)
 from support.waiting import until
 
 if TYPE_CHECKING:
@@ -26,10 +26,8 @@ def differences(one: DataFrame, other: DataFrame) -> tuple[int, int]:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(workers=2, slots=4) as running:
-        assert running.client.status()  # The client connects now and stays so.
-        yield running
+def cluster(request: pytest.FixtureRequest) -> LocalCluster:
+    return shared_cluster(request.config)
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(150), pytest.mark.usefixture
 EXECUTORS = 3
 SECONDS_MAX = 60.0
 Until = Callable[..., Any]
+Processes = Callable[[], list[psutil.Process]]
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +51,13 @@ def below(word: str) -> list[psutil.Process]:
         except psutil.NoSuchProcess:
             continue
     return found
+
+
+@pytest.fixture
+def own() -> Processes:
+    """Processes of the package that the test has started and that are still there."""
+    before = below("minishuffle.cli")
+    return lambda: [process for process in below("minishuffle.cli") if process not in before]
 
 
 def is_gone(process: psutil.Process) -> bool:
@@ -108,7 +116,9 @@ def test_a_lost_executor_is_a_lost_worker_and_another_takes_its_place(
     assert spark.range(10).count() == 10  # The session is free for other work.
 
 
-def test_a_spark_with_too_few_cores_is_told_of(spark: SparkSession, wait_until: Until) -> None:
+def test_a_spark_with_too_few_cores_is_told_of(
+    spark: SparkSession, wait_until: Until, own: Processes
+) -> None:
     with pytest.raises(ResourceExhausted) as raised:
         SparkCluster(spark, workers=EXECUTORS + 1, slots=1, startup_timeout=5.0).__enter__()
     came_up, _, sentence = str(raised.value).partition(" ")
@@ -117,12 +127,12 @@ def test_a_spark_with_too_few_cores_is_told_of(spark: SparkSession, wait_until: 
         f"of {EXECUTORS + 1} workers came up within 5 s: give Spark {EXECUTORS + 1} free "
         "cores, or ask for fewer workers"
     )
-    wait_until(lambda: not below("minishuffle.cli"), "the end of all processes")
+    wait_until(lambda: not own(), "the end of all processes")
     assert spark.range(10).count() == 10
 
 
 def test_why_executors_run_no_worker_is_told(
-    spark: SparkSession, wait_until: Until, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, wait_until: Until, own: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster, "FAILURES_MAX", 1)
     monkeypatch.setattr(clusters, "settings_flags", lambda _: ["--no-such-flag"])
@@ -130,7 +140,7 @@ def test_why_executors_run_no_worker_is_told(
         ShuffleError, match=r"^the executors run no more workers: worker 1 ended .*no-such-flag"
     ):
         SparkCluster(spark, workers=1).__enter__()
-    wait_until(lambda: not below("minishuffle.cli"), "the end of all processes")
+    wait_until(lambda: not own(), "the end of all processes")
 
 
 def test_a_job_is_refused_once_lost_workers_are_not_replaced(
@@ -143,13 +153,13 @@ def test_a_job_is_refused_once_lost_workers_are_not_replaced(
 
 
 def test_speculation_that_would_end_workers_is_refused(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, own: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     conf = {"spark.speculation": "true", SPECULATION_DURATION: "60s"}
     monkeypatch.setattr(spark.sparkContext, "getConf", lambda: conf)
     with pytest.raises(UsageError, match=f"leave out {SPECULATION_DURATION}"):
         SparkCluster(spark, workers=1).__enter__()
-    assert not below("minishuffle.cli")
+    assert not own()
 
 
 @pytest.mark.parametrize("extra", [{"standby": 1}, {"restart_workers": True}])
@@ -158,11 +168,11 @@ def test_what_only_local_workers_have_is_refused(spark: SparkSession, extra: dic
         SparkCluster(spark, workers=1, **extra)
 
 
-def test_a_session_of_spark_connect_is_refused() -> None:
+def test_a_session_of_spark_connect_is_refused(own: Processes) -> None:
     class Connect:
         conf: dict[str, str] = {}
 
     session: Any = Connect()
     with pytest.raises(UsageError, match="^workers cannot be started through Spark Connect: "):
         SparkCluster(session, workers=1).__enter__()
-    assert not below("minishuffle.cli")
+    assert not own()

@@ -34,6 +34,14 @@ Options = dict[str, str]
 Until = Callable[..., Any]
 
 
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    """Its processes are killed here."""
+    with LocalCluster(workers=2, slots=4) as running:
+        assert running.client.status()  # The client connects now and stays so.
+        yield running
+
+
 def kill_worker_of(cluster: LocalCluster, handle: JobHandle, task: int, wait_until: Until) -> None:
     """Kill the worker that the task is on, and see that it restarts."""
     before = handle.info().tasks[task]

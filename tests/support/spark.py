@@ -1,4 +1,4 @@
-"""One session of Spark, and so one JVM, for each process of the test run.
+"""One session of Spark, and so one JVM, and one cluster for each process of the test run.
 
 A JVM takes seconds to start and gets faster the more it has run. Tests that need a Spark of their own say
 ``own_jvm``: the shared one is ended before them, and comes back with the next test that asks for it.
@@ -7,18 +7,22 @@ A JVM takes seconds to start and gets faster the more it has run. Tests that nee
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 
+from minishuffle.local import LocalCluster
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["end_spark", "new_jvm", "own_jvm", "spark"]
+__all__ = ["end_spark", "new_jvm", "own_jvm", "shared_cluster", "spark"]
 
 MASTER = "local[2,4]"
 """Two cores; a task is tried four times."""
 _shared: list[SparkSession] = []
+_clusters: list[LocalCluster] = []
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +47,16 @@ def spark(request: pytest.FixtureRequest) -> Iterator[SparkSession]:
 def own_jvm() -> None:
     """Ends the shared session: a process has one JVM, with one master and one set of options."""
     end_spark()
+
+
+def shared_cluster(config: pytest.Config) -> LocalCluster:
+    """The one cluster; tests that end processes of theirs start one of their own."""
+    if not _clusters:
+        running = ExitStack()
+        _clusters.append(running.enter_context(LocalCluster(workers=2, slots=4)))
+        config.add_cleanup(running.close)
+        assert _clusters[0].client.status()  # The client connects now and stays so.
+    return _clusters[0]
 
 
 def end_spark() -> None:
