@@ -8,13 +8,15 @@ import os
 import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pytest
 
@@ -22,12 +24,13 @@ from minishuffle.client import Client
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.table import Table
 from minishuffle.ids import Address
-from minishuffle.launch import settings_flags
+from minishuffle.launch import Child, settings_flags
 from minishuffle.local import LocalCluster
 from minishuffle.remote.access import Access
 from minishuffle.remote.reader import ResultInfo, ResultReader, describe_result, wait_result
 from minishuffle.remote.writer import StreamWriter, commit_write
 from minishuffle.wire.requests import JobInfo
+from support.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]
 
@@ -112,6 +115,24 @@ def test_tasks_run_on_without_a_coordinator_and_the_next_one_recovers_what_died_
             wait_until(lambda: written(pids[survivor]) > seen + RATE // 4, "output to go on")
 
 
+def stopped_outside_of_a_write(coordinator: Child, directory: Path) -> None:
+    """Stop it at a moment at which it does not hold its journal: nobody else could open that then."""
+    seen = psutil.Process(coordinator.process.pid)
+
+    def stopped() -> bool:
+        coordinator.process.send_signal(signal.SIGSTOP)
+        until(lambda: seen.status() == psutil.STATUS_STOPPED, "the stop")
+        with closing(sqlite3.connect(directory / "journal.sqlite", timeout=0)) as journal:
+            try:
+                journal.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                coordinator.process.send_signal(signal.SIGCONT)
+                return False
+        return True
+
+    until(stopped, "a moment without a write", SECONDS_MAX)
+
+
 def test_a_coordinator_that_was_only_stopped_is_refused_and_its_workers_stay_with_the_next(
     wait_until: Until,
 ) -> None:
@@ -122,7 +143,7 @@ def test_a_coordinator_that_was_only_stopped_is_refused_and_its_workers_stay_wit
             lambda: (info := cluster.client.job(job)).state == "running" and info, "the job to run"
         )
         old = cluster._running().coordinator
-        old.process.send_signal(signal.SIGSTOP)
+        stopped_outside_of_a_write(old, cluster.state_dir)
         with started_again(cluster, 0) as client:
 
             def alive() -> set[int]:
