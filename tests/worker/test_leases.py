@@ -10,6 +10,7 @@ import pytest
 
 from minishuffle.dataflow.compile import compile_job
 from minishuffle.dataflow.graph import JobSettings
+from minishuffle.dataflow.operators.sources import TURNS_PER_SECOND
 from minishuffle.dataflow.stream import Stream
 from minishuffle.wire.packed import SplitPosition, pack_positions, unpack_positions
 from minishuffle.worker.state import StartTask
@@ -122,8 +123,8 @@ async def test_rows_that_fell_due_while_nobody_ran_are_counted(site: Site) -> No
     (task,) = site.tasks()
     await site.until(lambda: len(site.rows) >= 64)
     assert task.read_counters().rows_skipped == 64 * 40
-    block = 5
-    assert min(site.rows) == 90 // block * 64 * block, "split 0 goes on at 40 + 0.5 s"
+    block = 6_400 // 64 // TURNS_PER_SECOND
+    assert min(site.rows) == 90 // block * 64 * block + 90 % block, "split 0 goes on at 40 + 0.5 s"
     task.paths.cancel()
     await site.finish()
 

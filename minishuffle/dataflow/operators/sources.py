@@ -44,8 +44,9 @@ SLICES_MAX = 64
 """Slices of a collection in memory, and number sequences of a generator."""
 GENERATED_ROWS = 16_384
 """Records in a generated Arrow batch when no rate is set: its columns fit the processor's cache."""
-TURNS_PER_SECOND = 20
-"""Batches per second and split of a generator with a rate, so that the flow is smooth."""
+TURNS_PER_SECOND = 5
+"""Batches per second and split of a generator with a rate: the flow is smooth also where each of 64 subtasks
+has one split, and batches are not so small that a worker does little else than wake."""
 
 
 class TextSource:
