@@ -5,7 +5,8 @@ that died goes on behind its leases, so that no row is emitted twice, and at mos
 lost. (With ``source_lease`` 0 it goes on at the positions: no row is lost, and at most a lease repeated.)
 
 The next lease is asked for when half of one is used, so that its acknowledgement is there before the rest
-is used too. One report is under way at a time.
+is used too. One report is under way at a time. A source with a rate has many splits whose leases are used one
+after the other: they are asked for together.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ FIRST_ROWS: Final = 64
 AHEAD: Final = 16
 """Splits that have a lease before their first row, so that short ones need no wait each. Of a source whose
 rate is known all have one: together they are as many rows as are emitted in LEASE_SECONDS."""
+TOGETHER_SECONDS: Final = LEASE_SECONDS / 10
+"""Between reports that nobody waits for."""
 SHRINK: Final = 4
 """A lease of so many times what is needed now is taken back."""
 
@@ -106,6 +109,9 @@ class LeaseLedger:
         self._is_due = True
         self._look_at = now + LEASE_SECONDS
         """When leases are next compared with what is needed."""
+        self._together = TOGETHER_SECONDS if rows is None and rate is not None else 0.0
+        self._not_before = now
+        """When what is due is reported at the earliest, if nobody waits for it."""
 
     # --- emission --------------------------------------------------------------------------------
 
@@ -156,10 +162,10 @@ class LeaseLedger:
         self._settle()
         if self._under_way:
             return b""
-        is_late = now >= self._look_at
-        if need is None and not self._is_due and not is_late:
+        is_due = self._is_due and now >= self._not_before
+        if need is None and not is_due and now < self._look_at:
             return b""
-        self._is_due, self._look_at = False, now + LEASE_SECONDS
+        self._is_due, self._look_at, self._not_before = False, now + LEASE_SECONDS, now + self._together
         wanted = self._look_ahead(upcoming, now)
         needed = dict([need] if need else [])
         for split in needed:

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from minishuffle.coordinator.positions import SourceProgress
 from minishuffle.dataflow.operators import leaseledger
-from minishuffle.dataflow.operators.leaseledger import AHEAD, FIRST_ROWS, LeaseLedger
+from minishuffle.dataflow.operators.leaseledger import AHEAD, FIRST_ROWS, TOGETHER_SECONDS, LeaseLedger
 from minishuffle.limits import LEASE_SECONDS
 from minishuffle.wire.packed import SplitPosition, unpack_positions
 
@@ -214,16 +214,18 @@ def test_a_lease_lasts_a_quarter_of_a_second_and_nobody_waits(rate: float) -> No
     assert len(source.entries) <= 5 * 2.2 / LEASE_SECONDS
 
 
-def test_splits_that_take_turns_report_together() -> None:
+@pytest.mark.parametrize(("block", "each_lease"), [(15, 5.0), (62, LEASE_SECONDS / TOGETHER_SECONDS)])
+def test_splits_that_take_turns_report_together(block: int, each_lease: float) -> None:
+    """Also those that use a whole lease at once."""
     source = Told(rate=20_000 / 64, splits=64)
     source.report(0.0)
     reports = 0
     for turn in range(64 * 100):
         before = len(source.entries)
-        source.emit(15, turn * 15 / 20_000, turn % 64)
+        source.emit(block, turn * block / 20_000, turn % 64)
         reports += len(source.entries) > before
     assert not source.waits
-    assert reports <= 5 * 4.8 / LEASE_SECONDS
+    assert reports <= each_lease * 6_400 * block / 20_000 / LEASE_SECONDS
 
 
 def test_leases_grow_with_an_unknown_rate_and_are_taken_back_when_it_falls() -> None:
