@@ -28,6 +28,8 @@ WIDE_DIGITS_MAX: Final = 76
 """Digits of a decimal256."""
 _INTEGER_DIGITS: Final = {8: 3, 16: 5, 32: 10, 64: 20}
 """Digits of integers, signed or not, by the width of the type in bits."""
+SAME: Final = {16: 1e-3, 32: 1e-6, 64: 1e-12}
+"""How far a float of so many bits may be from the decimal that it becomes, as a share of it."""
 _UNITS: Final = ("s", "ms", "us", "ns")
 
 
@@ -187,12 +189,11 @@ def in_schema(data: Any, schema: pa.Schema, where: str) -> Any:
     arrays, is_in_order = [], data.schema.names == schema.names
     for place, field in enumerate(schema):
         number = place if is_in_order else data.schema.get_field_index(field.name)
-        if number < 0:
-            arrays.append(pa.nulls(data.num_rows, field.type))
-            continue
-        column = data.column(number)
+        column = pa.nulls(data.num_rows, field.type) if number < 0 else data.column(number)
+        if column.null_count and not field.nullable:
+            raise UsageError(f"column {field.name!r} of {where} has nulls, and is declared without")
         try:
-            arrays.append(as_type(column, field.type))
+            arrays.append(_exactly(column, field.type))
         except pa.ArrowException as error:
             raise UsageError(
                 f"column {field.name!r} of {where} has the type {column.type}, and a value that does not fit "
@@ -201,9 +202,36 @@ def in_schema(data: Any, schema: pa.Schema, where: str) -> Any:
     return type(data).from_arrays(arrays, schema=schema)
 
 
+def _exactly(column: Any, kind: pa.DataType) -> Any:
+    """As :func:`as_type`, but for the rounding of fractions to floats of fewer digits. Raises ArrowException
+    for what pyarrow's safe casts do not look at either."""
+    cast, given = as_type(column, kind), column.type
+    from_float = pa.types.is_floating(given)
+    if pa.types.is_floating(kind) and (from_float or pa.types.is_decimal(given)):
+        infinite = pc.is_inf(cast.cast(pa.float64()))
+        if from_float:
+            infinite = pc.and_not(infinite, pc.is_inf(column.cast(pa.float64())))
+        lost = infinite
+    elif pa.types.is_boolean(kind) and (from_float or pa.types.is_integer(given)):
+        lost = pc.not_equal(cast.cast(pa.uint8()).cast(pa.float64()), column.cast(pa.float64(), safe=False))
+    elif pa.types.is_decimal(kind) and from_float:
+        before, after = column.cast(pa.float64()), cast.cast(pa.float64())
+        error = pc.multiply(pc.abs(before), SAME[given.bit_width])
+        lost = pc.greater(pc.abs(pc.subtract(before, after)), error)
+    elif pa.types.is_date(kind) and pa.types.is_timestamp(given):
+        lost = pc.not_equal(pc.floor_temporal(column, unit="day"), column)
+    elif pa.types.is_time(kind) and pa.types.is_timestamp(given):
+        lost = pc.is_valid(column)
+    else:
+        return cast
+    if pc.any(lost).as_py():
+        raise pa.ArrowInvalid(f"{pc.filter(column, lost)[0]} would be another value")
+    return cast
+
+
 def as_type(column: Any, kind: pa.DataType, *, safe: bool = True) -> Any:
     """The column in a type, dictionaries decoded. Raises ArrowException rather than lose part of a value, if
-    ``safe``."""
+    ``safe``; see :func:`_exactly` for what pyarrow does not look at."""
     if column.type == kind:
         return column
     if pa.types.is_dictionary(column.type):

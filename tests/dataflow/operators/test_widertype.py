@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -230,3 +231,45 @@ def test_no_value_changes_on_its_way_through_rows(tmp_path: Path) -> None:
     written(files, column([1.5], pa.float32()), column([0.1], pa.float64()))
     execute(Table.from_files(files).to_rows().filter(lambda row: True).to_files(tmp_path / "out"))
     assert sorted(pq.read_table(tmp_path / "out").column("a").to_pylist()) == [0.1, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        (pa.array([1.0, 1e300]), pa.float32()),
+        (pa.array([1e6]), pa.float16()),
+        (pa.array([2]), pa.bool_()),
+        (pa.array([0.5]), pa.bool_()),
+        (pa.array([datetime(2020, 1, 1, 12)]), pa.date32()),
+        (pa.array([datetime(2020, 1, 1, 12)]), pa.time64("us")),
+        (pa.array([0.12345]), pa.decimal128(5, 2)),
+    ],
+    ids=str,
+)
+def test_what_pyarrow_would_change_without_a_word_is_refused(given: pa.Array, kind: pa.DataType) -> None:
+    with pytest.raises(UsageError, match=r"column 'a' of it has .*would be another value"):
+        in_schema(pa.table({"a": given}), pa.schema([("a", kind)]), "it")
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "values"),
+    [
+        (pa.array([0.1, float("inf"), None]), pa.float32(), [pytest.approx(0.1), float("inf"), None]),
+        (pa.array([1, 0, None]), pa.bool_(), [True, False, None]),
+        (pa.array([datetime(2020, 1, 1), None]), pa.date32(), [date(2020, 1, 1), None]),
+        (pa.array([0.1, 123.456, 0.0]), pa.decimal128(6, 3), [Decimal("0.1"), Decimal("123.456"), 0]),
+        (pa.array([0.1], pa.float32()), pa.decimal128(6, 3), [Decimal("0.1")]),
+        (pa.array([Decimal("0.1")]), pa.float64(), [0.1]),
+    ],
+    ids=str,
+)
+def test_values_that_fit_are_taken(given: pa.Array, kind: pa.DataType, values: list[object]) -> None:
+    assert in_schema(pa.table({"a": given}), pa.schema([("a", kind)]), "it")["a"].to_pylist() == values
+
+
+def test_a_null_in_a_column_without_is_refused() -> None:
+    schema = pa.schema([pa.field("a", pa.int64(), nullable=False), ("b", pa.int64())])
+    with pytest.raises(UsageError, match="column 'a' of it has nulls, and is declared without"):
+        in_schema(pa.table({"a": pa.array([1, None], pa.int32()), "b": [1, 2]}), schema, "it")
+    with pytest.raises(UsageError, match="column 'a' of it has nulls"):
+        in_schema(pa.table({"b": [1, 2]}), schema, "it")
