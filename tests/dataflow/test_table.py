@@ -125,6 +125,14 @@ def test_explode_gives_a_row_for_each_value() -> None:
     assert sorted((row["n"], row["tags"]) for row in rows(table)) == [(1, "a"), (1, "b"), (4, "c")]
 
 
+def test_values_under_a_null_list_belong_to_no_row() -> None:
+    lists = pa.ListArray.from_arrays(
+        pa.array([0, 1, 3, 5], pa.int32()), pa.array([1, 2, 3, 4, 5]), mask=pa.array([False, True, False])
+    )
+    exploded = Table.from_arrow(pa.table({"id": [10, 20, 30], "l": lists})).explode("l")
+    assert sorted((row["id"], row["l"]) for row in rows(exploded)) == [(10, 1), (30, 4), (30, 5)]
+
+
 def test_map_batches_gets_the_columns_and_the_rows_it_asks_for() -> None:
     def seen(batch: pa.RecordBatch) -> pa.RecordBatch:
         return pa.RecordBatch.from_pydict({"rows": [batch.num_rows], "names": [list(batch.schema.names)]})

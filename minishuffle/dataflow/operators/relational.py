@@ -161,7 +161,9 @@ class Explode(ChainedOperator):
         lists = column_of(batch, self._column)
         if not is_list(lists.type):
             raise UsageError(f"explode: column {self._column!r} has the type {lists.type}, which is no list")
-        values, rows = pc.list_flatten(lists), pc.list_parent_indices(lists).to_numpy()
+        values, lengths = pc.list_flatten(lists), pc.fill_null(pc.list_value_length(lists), 0)
+        # Not list_parent_indices: it counts values under a null list, which list_flatten leaves out.
+        rows = np.repeat(np.arange(len(lists)), lengths.to_numpy(zero_copy_only=False))
         for start in range(0, len(values), BATCH_ROWS_MAX):
             piece = rows[start : start + BATCH_ROWS_MAX]
             columns = [
