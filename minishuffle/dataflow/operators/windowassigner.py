@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, Final, Protocol, TypeAlias
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +22,7 @@ from minishuffle.errors import UsageError
 __all__ = ["CalendarWindows", "LastMoment", "Mask", "SlidingWindows", "WindowAssigner", "tumbling"]
 
 DAY_MICROSECONDS: Final = 86_400_000_000
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 Mask: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 
 
@@ -123,19 +125,70 @@ class CalendarWindows:
     def _first_days(self, times: Vector) -> Vector:
         """The number of the day, from 1970-01-01 on, with which the window of each time begins. (Where a zone
         left that day out, the window's first moment is in the day after.)"""
-        local = pc.local_timestamp(pa.array(times, pa.timestamp("us", self.zone)))
+        far = times >= FAR_DAY * DAY_MICROSECONDS
+        local = pc.local_timestamp(pa.array(np.where(far, 0, times), pa.timestamp("us", self.zone)))
         micros: Vector = local.cast(pa.int64()).to_numpy()
         days = micros // DAY_MICROSECONDS
+        if far.any():
+            days[far] = _far_days(times[far], self.zone)
         return days - (days - self.offset) % self.days
 
     def _midnights(self, days: Vector) -> Vector:
         """The first moments of days."""
         found = pa.array(days).dictionary_encode()
-        local = pa.array(found.dictionary.to_numpy() * DAY_MICROSECONDS, pa.timestamp("us"))
+        distinct = found.dictionary.to_numpy()
+        far = distinct > FAR_DAY
+        local = pa.array(np.where(far, 0, distinct) * DAY_MICROSECONDS, pa.timestamp("us"))
         # A midnight that the clocks skip is the moment after; of one that comes twice it is the first.
         moments = pc.assume_timezone(local, self.zone, ambiguous="earliest", nonexistent="latest")
-        starts: Vector = moments.cast(pa.int64()).to_numpy().take(found.indices.to_numpy())
-        return starts
+        starts: Vector = moments.cast(pa.int64()).to_numpy()
+        if far.any():
+            starts = starts.copy()
+            starts[far] = [_far_midnight(day, self.zone) for day in distinct[far].tolist()]
+        each: Vector = starts.take(found.indices.to_numpy())
+        return each
+
+
+# Arrow follows a time zone to the last change of its clocks that stands in the database by itself, in 2037,
+# and not by the rule for all later ones. Python's zoneinfo does, to the year 9999; calendars repeat after 400.
+
+
+FAR_DAY: Final = 24_472
+"""2037-01-01, in days from 1970-01-01 on; later ones are far."""
+CYCLE_DAYS: Final = 146_097
+"""400 years, which are whole weeks."""
+SPAN: Final = 900_000_000
+"""Clocks change where a quarter of an hour begins, in UTC, in all those years."""
+
+
+def _folded(day: int) -> tuple[int, int]:
+    """The same day of the first cycle after FAR_DAY, and how many days it lies before."""
+    before = (day - FAR_DAY) // CYCLE_DAYS * CYCLE_DAYS
+    return day - before, before
+
+
+def _far_days(times: Vector, zone: str) -> Vector:
+    """The days of times after FAR_DAY."""
+    spans, place = np.unique(times // SPAN, return_inverse=True)
+    offsets = np.array([_far_offset(span, zone) for span in (spans * SPAN).tolist()], dtype=np.int64)
+    days: Vector = (times + offsets[place]) // DAY_MICROSECONDS
+    return days
+
+
+def _far_offset(time: int, zone: str) -> int:
+    """How far the clocks of a zone are ahead of UTC, in microseconds."""
+    day, within = divmod(time, DAY_MICROSECONDS)
+    moment = EPOCH + timedelta(days=_folded(day)[0], microseconds=within)
+    offset = moment.astimezone(ZoneInfo(zone)).utcoffset()
+    assert offset is not None
+    return offset // timedelta(microseconds=1)
+
+
+def _far_midnight(day: int, zone: str) -> int:
+    """The first moment of a day after FAR_DAY."""
+    folded, before = _folded(day)
+    midnight = (EPOCH + timedelta(days=folded)).replace(tzinfo=ZoneInfo(zone))
+    return (midnight - EPOCH) // timedelta(microseconds=1) + before * DAY_MICROSECONDS
 
 
 @lru_cache(maxsize=4096)

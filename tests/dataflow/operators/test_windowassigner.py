@@ -43,7 +43,9 @@ def test_a_time_is_in_each_window_that_spans_it(size: int, slide: int, offset: i
     st.sampled_from(
         ["Europe/Zurich", "America/Havana", "America/Sao_Paulo", "Asia/Kathmandu", "Pacific/Apia"]
     ),
-    st.datetimes(datetime(2010, 1, 1), datetime(2019, 1, 1)),
+    st.datetimes(datetime(2010, 1, 1), datetime(2019, 1, 1))
+    | st.datetimes(datetime(2036, 12, 1), datetime(2100, 1, 1))
+    | st.datetimes(datetime(2430, 1, 1), datetime(2450, 1, 1)),
 )
 def test_days_of_a_time_zone_are_those_of_its_clocks(zone: str, naive: datetime) -> None:
     """A moment is in the window that has the local date, and windows follow each other without a gap."""
@@ -99,6 +101,17 @@ def test_weeks_begin_on_the_day_of_their_offset() -> None:
     (thursday,) = windows_of(CalendarWindows(7, "UTC"), noon)
     (monday,) = windows_of(CalendarWindows(7, "UTC", offset=4), noon)
     assert [datetime_of(start).strftime("%a %d") for start in (thursday, monday)] == ["Thu 19", "Mon 23"]
+
+
+def test_a_day_in_summer_is_one_in_all_years_to_come() -> None:
+    """Arrow knows no summer time after 2037."""
+    evening = microseconds(datetime(2040, 7, 1, 22, 30, tzinfo=UTC))
+    (start,) = windows_of(CalendarWindows(1, "Europe/Zurich"), evening)
+    assert datetime_of(start) == datetime(2040, 7, 1, 22, tzinfo=UTC)
+    assert CalendarWindows(1, "Europe/Zurich").last(start) + 1 == start + 24 * HOUR
+    long_after = 40 * 146_097 * 24 * HOUR  # 16,000 years
+    (start,) = windows_of(CalendarWindows(1, "Europe/Zurich"), evening + long_after)
+    assert start == microseconds(datetime(2040, 7, 1, 22, tzinfo=UTC)) + long_after
 
 
 def test_an_unknown_time_zone_is_refused() -> None:
