@@ -117,7 +117,7 @@ def interval_join(
     interval = interval_of((left._stream, right._stream), (left._keys, right._keys), how, apart, late)
     times = interval.times
     operator = JoinRows(how, interval.bounds, times, interval.late)
-    node = Node(operator.name, (left._rows_by_key(), right._rows_by_key(1)), operators=(operator,))
+    node = Node(operator.name, (*left._rows_by_key(), *right._rows_by_key(1)), operators=(operator,))
     time: EventTime | None = EventTime(fn=JoinedTime(*times))
     if times[0].is_none:
         time = None

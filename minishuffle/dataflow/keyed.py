@@ -12,7 +12,7 @@ from minishuffle.dataflow.nodes import Exchange, Feed, Node
 from minishuffle.dataflow.operators.base import Operator
 from minishuffle.dataflow.operators.pairs import of_row
 from minishuffle.dataflow.stream import Stream, T
-from minishuffle.dataflow.stream_base import checked_emission
+from minishuffle.dataflow.stream_base import Feeds, checked_emission
 from minishuffle.dataflow.windowed import Windowable, WindowedStream, Windowing
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ class KeyedStream(Windowable[WindowedStream[T]], Generic[T]):
         from minishuffle.dataflow.operators.keyed import CountRows
 
         counting = CountRows(checked_emission(emit, self._stream._feeds))
-        feed = self._rows_by_key(timed=False, alone=True)
-        return Stream((Feed(Node(counting.name, (feed,), operators=(counting,))),))
+        feeds = self._rows_by_key(timed=False, alone=True)
+        return Stream((Feed(Node(counting.name, feeds, operators=(counting,))),))
 
     def reduce(
         self, fn: Callable[[T, T], T], emit: Emission | None = None, *, on_error: OnError = "fail"
@@ -160,12 +160,15 @@ class KeyedStream(Windowable[WindowedStream[T]], Generic[T]):
         return keyed_process(self, on_record, on_timer, ttl=ttl, sides=sides, on_error=on_error)
 
     def _on_rows(self, operator: Operator, label: str | None = None, *, timed: bool = False) -> Stream[Any]:
-        node = Node(operator.name, (self._rows_by_key(timed=timed),), operators=(operator,))
+        node = Node(operator.name, self._rows_by_key(timed=timed), operators=(operator,))
         return Stream((Feed(node.named(label) if label else node),))
 
-    def _rows_by_key(self, input: int = 0, *, timed: bool = True, alone: bool = False) -> Feed:
+    def _rows_by_key(self, input: int = 0, *, timed: bool = True, alone: bool = False) -> Feeds:
         """Keys are computed before the exchange and travel with the rows, so that each is computed once; or
-        ``alone``. Without ``timed`` event times that stand beside the rows do not."""
+        ``alone``. Without ``timed`` event times that stand beside the rows do not.
+
+        In a step of its own for each part of a union: where one took in all of them the order of their
+        arrival would say which records are late."""
         from minishuffle.dataflow.operators.functions import KeyRows, KeyRowsByColumns
 
         stream = self._stream if timed else self._stream._unpaired()
@@ -177,5 +180,8 @@ class KeyedStream(Windowable[WindowedStream[T]], Generic[T]):
                 keying.take_pairs(of_row)
         else:
             keying = KeyRowsByColumns(self._keys, stream._time, alone=alone)
-        before = Node("key_by", stream._feeds, operators=(keying,), follows=True, is_auxiliary=True)
-        return Feed(before, Exchange("hash"), input)
+        by_key = Exchange("hash")
+        return tuple(
+            Feed(Node("key_by", (feed,), operators=(keying,), follows=True, is_auxiliary=True), by_key, input)
+            for feed in stream._feeds
+        )

@@ -49,6 +49,6 @@ def keyed_process(
         seconds = checked_duration(ttl, "process(ttl=...)", positive=True) / 1_000_000
     time = keyed._stream._time
     operator = ProcessRows(on_record, on_timer, time, seconds, on_error)
-    node = Node(operator.name, (keyed._rows_by_key(),), operators=(operator,))
+    node = Node(operator.name, keyed._rows_by_key(), operators=(operator,))
     time = time and time.paired()
     return Stream((Feed(node),), time=time, sides=side_outputs(operator, sides, time))

@@ -114,6 +114,37 @@ def test_late_records_and_windows_in_one_job_are_all_records(cluster: LocalClust
     assert len([v for kind, v in rows if kind == "late"]) == 300 - in_time
 
 
+class Alone:
+    """Rows of one split, each in a batch of its own."""
+
+    bounded = True
+
+    def __init__(self, rows: list[int]) -> None:
+        self.rows = rows
+
+    def splits(self) -> list[int]:
+        return [0]
+
+    def read(self, split: int, offset: int) -> Iterator[Batch]:
+        for row in self.rows[offset:]:
+            yield [row]
+
+
+def test_the_parts_of_a_union_say_by_themselves_which_of_their_records_are_late(
+    cluster: LocalCluster,
+) -> None:
+    def part(*seconds: int) -> Stream[int]:
+        source = Stream.source(Alone(list(seconds))).parallel(1)
+        return source.event_time(lambda second: second * 1_000_000, watermarks="each")
+
+    for _ in range(4):
+        both = part(1, 10, 2, 20, 3).union(part(5, 1, 30, 2))
+        windows = both.key_by(lambda second: 0).window(timedelta(seconds=1), late="side").count()
+        sinks = Stream.together(windows.collect("windows"), windows.late.collect("late"))
+        found = cluster.submit(sinks).wait(timeout=60).collected
+        assert (len(found["windows"]), sorted(found["late"])) == (5, [1, 2, 2, 3])
+
+
 class Silent:
     """A source that has nothing now, and never will."""
 
