@@ -133,7 +133,8 @@ class Table(TableSources, StreamSinks):
         All read the columns as they were before: ``with_columns(total=pc.field("price") * pc.field("n"))``.
         Event time stays as it was, also if its column is replaced: call :meth:`event_time` for another one.
         Whole numbers divided by ``/`` give whole numbers (cast one to float64 for others), and there is no
-        ``%``: write ``a - a / b * b``. A sum that does not fit into its type is an error.
+        ``%``: write ``a - a / b * b``. A result of ``+ - * /`` that does not fit into its
+        type is an error; functions such as ``pc.add`` wrap around, unlike ``pc.add_checked``.
 
         Raises:
             UnknownName: the columns are known, and an expression reads another.

@@ -19,7 +19,8 @@ Vector: TypeAlias = "np.ndarray[Any, Any]"
 class Deviation(Aggregate):
     """The standard deviation of a sample (divided by one less than there are values), as float64.
 
-    Null for fewer than two values; NaN if one is infinite or NaN. What is kept is the number of values, their
+    Null for fewer than two values; NaN if one is infinite or NaN, or if squares of differences are (beyond
+    1e154). What is kept is the number of values, their
     mean, and the sum of squared differences from it, which parts of the data add up without loss.
     (Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances".)
     """
