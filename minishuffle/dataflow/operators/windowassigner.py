@@ -150,7 +150,8 @@ class CalendarWindows:
 
 
 # Arrow follows a time zone to the last change of its clocks that stands in the database by itself, in 2037,
-# and not by the rule for all later ones. Python's zoneinfo does, to the year 9999; calendars repeat after 400.
+# and not by the rule for all later ones. The zoneinfo of Python does, to the year 9999. Calendars repeat
+# after 400 years.
 
 
 FAR_DAY: Final = 24_472
