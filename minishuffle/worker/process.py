@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -92,8 +93,8 @@ __all__ = ["COORDINATOR_SECONDS_MAX", "Worker"]
 LAG_PROBE_SECONDS: Final = 0.05
 COORDINATOR_SECONDS_MAX: Final = 30.0
 """How long a worker tries to reach its coordinator at its start before it gives up."""
-ACKNOWLEDGE_SECONDS_MAX: Final = 1.0
-"""How long a source waits for the coordinator to acknowledge where it is."""
+ACKNOWLEDGE_LOOKS: Final = 4
+"""Looks at what is acknowledged within ``heartbeat_timeout``: so long sources wait."""
 RETURN_SECONDS_MAX: Final = 0.5
 """Between two tries to reach a coordinator that was lost."""
 _log = logging.getLogger("minishuffle.worker")
@@ -148,8 +149,8 @@ class Worker:
         """Where the coordinator was found last."""
         self._return: asyncio.Task[None] | None = None
         """Looks for the coordinator while there is none."""
-        self._reported_before = 0
-        """The number of the last report, ``ACKNOWLEDGE_SECONDS_MAX`` ago at least."""
+        self._reported = deque([0] * (ACKNOWLEDGE_LOOKS + 1), ACKNOWLEDGE_LOOKS + 1)
+        """The number of the last report at each look; the first was ``heartbeat_timeout`` ago."""
         self._machine: WorkerState | None = None
         self._deployed: Deployment | None = None
         self._outgoing: OutboxSender | None = None
@@ -187,7 +188,7 @@ class Worker:
         reply = await self._ask(control, request)
         self._timers.every("heartbeat", reply.heartbeat_interval, self._heartbeat)
         self._timers.every("lag", LAG_PROBE_SECONDS, lambda: None)
-        self._timers.every("acknowledgements", ACKNOWLEDGE_SECONDS_MAX, self._excuse_late)
+        self._timers.every("reports", self.settings.heartbeat_timeout / ACKNOWLEDGE_LOOKS, self._excuse_late)
         return reply
 
     async def _ask(self, link: ControlLink, request: Register) -> Registered:
@@ -367,9 +368,9 @@ class Worker:
         self._heartbeat()
 
     def _excuse_late(self) -> None:
-        """The coordinator may be stopped while its link is open."""
-        self._excuse_sources(self._reported_before)
-        self._reported_before = self._reports.last
+        """The coordinator may be stopped, or has declared this worker lost by then, if the link is broken."""
+        self._reported.append(self._reports.last)
+        self._excuse_sources(self._reported[0])
 
     def _excuse_sources(self, number: int) -> None:
         """Sources do not wait for reports up to that number to be acknowledged any more."""
