@@ -101,6 +101,8 @@ COORDINATOR_RESTARTS_MAX: Final = 5
 COORDINATOR_YOUNG_SECONDS: Final = 5.0
 """How soon that is."""
 SOURCE_LEASE_ROWS_MAX: Final = 1 << 40
+RATE_MAX: Final = 1e12
+"""Records per second of a generator: whoever means none leaves the rate out."""
 LEASE_SECONDS: Final = 0.25
 """How long the rows of a source's lease last at its present rate, unless its job says otherwise."""
 JOB_BUFFERS_MAX: Final = CREDIT_MAX // 2

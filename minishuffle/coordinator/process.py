@@ -271,7 +271,9 @@ class Coordinator:
         except ConnectionError:
             closed.set_result(None)
         except OSError as error:
-            _log.warning("whether worker %d is there is not known: %s", address.worker, error)
+            if transport is None:  # Else it is there.
+                why = str(error) or f"it does not answer in {self._watch_seconds:g} s"
+                _log.warning("whether worker %d is there is not known: %s", address.worker, why)
         finally:
             if transport is not None:
                 transport.abort()

@@ -101,7 +101,7 @@ def test_a_file_of_another_kind_of_journal_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_is_not_there_is_named_with_a_fix(tmp_path: Path) -> None:
-    with pytest.raises(ShuffleError, match=r"cannot be opened \(.*\): see to its permissions .* --state-dir"):
+    with pytest.raises(ShuffleError, match=r"cannot be opened \(.*\): see that there is room .* --state-dir"):
         CoordinatorJournal(tmp_path / "missing")
 
 

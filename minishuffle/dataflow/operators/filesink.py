@@ -17,6 +17,7 @@ import os
 import re
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +30,7 @@ from minishuffle.dataflow.operators.base import Batch, CompleteFile, Emit, Outpu
 from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.dataflow.operators.convert import RowsToArrow, rows_of
 from minishuffle.dataflow.operators.widertype import in_schema, wider_schema
-from minishuffle.errors import CannotWrite, LocalProtocolError, UsageError
+from minishuffle.errors import CannotWrite, LocalProtocolError, ResourceExhausted, UsageError
 from minishuffle.exchange.sizes import pieces
 from minishuffle.ids import FIRST_ATTEMPT
 from minishuffle.limits import BATCH_ROWS_MAX, MIB
@@ -54,14 +55,31 @@ class Roll:
     bytes: int
 
 
+@contextmanager
+def _errors_of(path: Path) -> Iterator[None]:
+    """Errors of the system say which file they are about."""
+    try:
+        yield
+    except OSError as error:
+        raise ResourceExhausted(
+            f"{path} cannot be written: {error.strerror}; see that there is room and that it may be written"
+        ) from error
+
+
 class _CheckedFile(io.RawIOBase):
-    """A new file that knows the checksum of what was written to it."""
+    """A new file that knows the checksum of what was written to it.
+
+    Raises:
+        ResourceExhausted: it cannot be written, e.g. because the disk is full.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.size = 0
         self._checksum = hashlib.sha256()
-        self._file = path.open("xb", buffering=0)
+        self._path = path
+        with _errors_of(path):
+            self._file = path.open("xb", buffering=0)
 
     def writable(self) -> bool:
         return True
@@ -69,8 +87,9 @@ class _CheckedFile(io.RawIOBase):
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
         at = 0
-        while at < len(view):
-            at += self._file.write(view[at:])
+        with _errors_of(self._path):
+            while at < len(view):
+                at += self._file.write(view[at:])
         self._checksum.update(view)
         self.size += at
         return at
@@ -85,7 +104,8 @@ class _CheckedFile(io.RawIOBase):
 
     def sync(self) -> str:
         """Have it outlive this machine; gives the checksum."""
-        os.fsync(self._file.fileno())
+        with _errors_of(self._path):
+            os.fsync(self._file.fileno())
         return self._checksum.hexdigest()
 
 

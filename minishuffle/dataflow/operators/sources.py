@@ -21,7 +21,7 @@ from minishuffle.dataflow.operators.files import Paths, compression_of, decompre
 from minishuffle.dataflow.operators.reader import SourceReader
 from minishuffle.dataflow.operators.widertype import common_schema, in_schema
 from minishuffle.errors import UnknownName, UsageError
-from minishuffle.limits import BATCH_ROWS_MAX, MIB
+from minishuffle.limits import BATCH_ROWS_MAX, MIB, RATE_MAX
 
 __all__ = [
     "ArrowItemsSource",
@@ -244,7 +244,7 @@ class GeneratorSource:
         splits: int = SLICES_MAX,
         format: Format = "rows",
     ) -> None:
-        if rate is not None and not (isinstance(rate, int | float) and rate > 0):
+        if rate is not None and not (isinstance(rate, int | float) and 0 < rate <= RATE_MAX):
             raise UsageError(f"rate is {rate!r}: give records per second above 0, or leave it out")
         if records is not None and not (isinstance(records, int) and records >= 0):
             raise UsageError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 from minishuffle.dataflow.operators.base import Batch, TaskContext
 from minishuffle.dataflow.operators.filesink import FileSink, Roll
-from minishuffle.errors import CannotWrite, LocalProtocolError, UsageError
+from minishuffle.errors import CannotWrite, LocalProtocolError, ResourceExhausted, UsageError
 from minishuffle.limits import BATCH_ROWS_MAX, MIB
 from support.listing import Listing
 
@@ -190,6 +191,16 @@ def test_a_part_is_complete_with_so_many_rows_whatever_the_batches(tmp_path: Pat
     assert sink.close() == {"files": 5, "rows": 185}
     assert sink.context.counters.rows_filed == 185
     assert sorted(row["n"] for row in rows_of(tmp_path)) == list(range(185))
+
+
+def test_a_file_that_finds_no_room_is_named(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with pytest.raises(ResourceExhausted, match=r"part-00003.* cannot be written: File too large; see"):
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+            run(tmp_path, pa.record_batch({"a": pa.array(range(50_000))}))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_part_is_complete_with_so_many_bytes(tmp_path: Path) -> None:

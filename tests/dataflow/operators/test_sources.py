@@ -208,7 +208,13 @@ def test_parquet_that_cannot_be_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"rate": 0}, "rate is 0"), ({"records": -1}, "records is -1"), ({"splits": 0}, "splits is 0")],
+    [
+        ({"rate": 0}, "rate is 0"),
+        ({"rate": 10**26}, "rate is 1"),
+        ({"rate": float("nan")}, "rate is nan"),
+        ({"records": -1}, "records is -1"),
+        ({"splits": 0}, "splits is 0"),
+    ],
 )
 def test_generator_options_out_of_range(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
