@@ -51,8 +51,8 @@ class CoordinatorJournal:
                 raise
         except (sqlite3.OperationalError, ValueError) as error:
             raise ShuffleError(
-                f"the journal {self.path} cannot be opened ({error}): see that there is room on its disk, to "
-                "its permissions and that no other program holds it, or choose another --state-dir"
+                f"the journal {self.path} cannot be opened ({error}): see that there is room on its disk, "
+                "that it may be written and that no other program holds it, or choose another --state-dir"
             ) from error
         except sqlite3.Error as error:
             raise self.damaged(str(error)) from error

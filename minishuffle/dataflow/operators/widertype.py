@@ -205,6 +205,8 @@ def in_schema(data: Any, schema: pa.Schema, where: str) -> Any:
 def _exactly(column: Any, kind: pa.DataType) -> Any:
     """As :func:`as_type`, but for the rounding of fractions to floats of fewer digits. Raises ArrowException
     for what pyarrow's safe casts do not look at either."""
+    if pa.types.is_dictionary(column.type):
+        column = pc.dictionary_decode(column)
     cast, given = as_type(column, kind), column.type
     from_float = pa.types.is_floating(given)
     if pa.types.is_floating(kind) and (from_float or pa.types.is_decimal(given)):

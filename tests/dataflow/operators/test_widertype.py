@@ -239,6 +239,7 @@ def test_no_value_changes_on_its_way_through_rows(tmp_path: Path) -> None:
         (pa.array([1.0, 1e300]), pa.float32()),
         (pa.array([1e6]), pa.float16()),
         (pa.array([2]), pa.bool_()),
+        (pa.array([2]).dictionary_encode(), pa.bool_()),
         (pa.array([0.5]), pa.bool_()),
         (pa.array([datetime(2020, 1, 1, 12)]), pa.date32()),
         (pa.array([datetime(2020, 1, 1, 12)]), pa.time64("us")),
