@@ -91,13 +91,13 @@ async def test_a_source_waits_for_a_coordinator_that_is_slow_but_not_for_long(
     """Until it would have declared the worker lost, if only its link is broken: what it emits behind its
     lease before that comes twice."""
     coordinator.acknowledges = False
-    timing: Any = {"heartbeat_interval": 0.02, "heartbeat_timeout": 0.4, "task_cancel_timeout": 5.0}
+    timing: Any = {"heartbeat_interval": 0.02, "heartbeat_timeout": 2.5, "task_cancel_timeout": 5.0}
     running = await coordinator.worker(settings=process.ClusterSettings(**timing))
     began = time.monotonic()
     settings = JobSettings(source_lease=LEASE)
     coordinator.deploy(Stream.source(Numbers()).rebalance().to_count(), {0: 1}, settings=settings)
-    await coordinator.until(lambda: rows_out(running) > 3 * LEASE)
-    assert time.monotonic() - began >= 0.4
+    await coordinator.until(lambda: rows_out(running))
+    assert time.monotonic() - began >= 2.5
 
 
 async def test_an_end_that_came_while_there_was_no_coordinator_is_said_to_the_next(
