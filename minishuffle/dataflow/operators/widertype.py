@@ -28,7 +28,7 @@ WIDE_DIGITS_MAX: Final = 76
 """Digits of a decimal256."""
 _INTEGER_DIGITS: Final = {8: 3, 16: 5, 32: 10, 64: 20}
 """Digits of integers, signed or not, by the width of the type in bits."""
-SAME: Final = {16: 1e-3, 32: 1e-6, 64: 1e-12}
+ROUNDING: Final = {16: 1e-3, 32: 1e-6, 64: 1e-12}
 """How far a float of so many bits may be from the decimal that it becomes, as a share of it."""
 _UNITS: Final = ("s", "ms", "us", "ns")
 
@@ -218,7 +218,7 @@ def _exactly(column: Any, kind: pa.DataType) -> Any:
         lost = pc.not_equal(cast.cast(pa.uint8()).cast(pa.float64()), column.cast(pa.float64(), safe=False))
     elif pa.types.is_decimal(kind) and from_float:
         before, after = column.cast(pa.float64()), cast.cast(pa.float64())
-        error = pc.multiply(pc.abs(before), SAME[given.bit_width])
+        error = pc.multiply(pc.abs(before), ROUNDING[given.bit_width])
         lost = pc.greater(pc.abs(pc.subtract(before, after)), error)
     elif pa.types.is_date(kind) and pa.types.is_timestamp(given):
         lost = pc.not_equal(pc.floor_temporal(column, unit="day"), column)

@@ -141,12 +141,11 @@ class CalendarWindows:
         local = pa.array(np.where(far, 0, distinct) * DAY_MICROSECONDS, pa.timestamp("us"))
         # A midnight that the clocks skip is the moment after; of one that comes twice it is the first.
         moments = pc.assume_timezone(local, self.zone, ambiguous="earliest", nonexistent="latest")
-        starts: Vector = moments.cast(pa.int64()).to_numpy()
+        starts: Vector = moments.cast(pa.int64()).to_numpy().copy()
         if far.any():
-            starts = starts.copy()
             starts[far] = [_far_midnight(day, self.zone) for day in distinct[far].tolist()]
-        each: Vector = starts.take(found.indices.to_numpy())
-        return each
+        starts = starts[found.indices.to_numpy()]
+        return starts
 
 
 # Arrow follows a time zone to the last change of its clocks that stands in the database by itself, in 2037,
