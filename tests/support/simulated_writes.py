@@ -69,13 +69,9 @@ class _LoggedPartition:
         return skipped
 
     def hand_over(self, position: int, batch: Any) -> bool:
-        handed = True  # also if the process dies here: the consumer may have it already
-        try:
-            handed = self._partition.hand_over(position, batch)
-        finally:
-            if handed:
-                self._note(self._log.written, position)
-                self._log.handed_over += 1
+        self._note(self._log.written, position)  # first: the run may end here, when the consumer has it already
+        handed: bool = self._partition.hand_over(position, batch)
+        self._log.handed_over += handed
         return handed
 
     def write(self, position: int, rows: int, parts: list[Any]) -> None:
