@@ -69,7 +69,7 @@ class _LoggedPartition:
         return skipped
 
     def hand_over(self, position: int, batch: Any) -> bool:
-        self._note(self._log.written, position)  # first: the run may end here, when the consumer has it already
+        self._note(self._log.written, position)  # first: the run may end within the call
         handed: bool = self._partition.hand_over(position, batch)
         self._log.handed_over += handed
         return handed
