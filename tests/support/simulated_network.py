@@ -139,6 +139,10 @@ class SimulatedTransport(asyncio.Transport):
             self._move_soon()
             return
         peer, size = self.peer, len(self._pipe)
+        if peer.protocol is None and peer._closing:  # Nobody will read it: the kernel resets the connection.
+            self._pipe.clear()
+            self._world.within(self.latency, partial(self.ended, "reset"))
+            return
         if self._world.random.random() < 0.5:
             size = self._world.random.randint(1, size) if size else 0
         peer._arrived += self._pipe[:size]
@@ -210,7 +214,8 @@ class SimulatedTransport(asyncio.Transport):
                 self.host.transports.remove(self)
             protocol.connection_lost(error)
             if self.peer.protocol is not None and not self.hole:
-                self._world.within(self.latency, partial(self.peer.ended, "fin"))
+                how = "reset" if self._arrived else "fin"
+                self._world.within(self.latency, partial(self.peer.ended, how))
 
     def ended(self, how: str) -> None:
         """The peer has ended the stream."""
