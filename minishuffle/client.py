@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 import sys
 import time
@@ -69,6 +70,7 @@ __all__ = [
     "workers_at_work",
 ]
 
+_log = logging.getLogger("minishuffle.client")
 LONG_POLL_SECONDS = 5.0
 RECONNECT_SECONDS = 0.1
 """Between two tries to reach a coordinator that is away."""
@@ -376,6 +378,8 @@ class Client:
             raise RemoteProtocolError(
                 f"the coordinator answered {type(message).__name__} with {type(reply).__name__}"
             )
+        if warning := getattr(reply, "warning", ""):
+            _log.warning("%s", warning)
         return reply
 
     def poll(

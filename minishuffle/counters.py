@@ -386,6 +386,7 @@ class CoordinatorSnapshot:
     """Everything that the coordinator's ``/metrics`` and ``/sd/prometheus`` are made from."""
 
     term: int
+    journal_writable: bool
     workers: tuple[WorkerEntry, ...]
     slots: dict[str, int]
     """used and free, of the workers that are alive, and standby: of those that admit no job so far."""

@@ -332,6 +332,14 @@ def test_an_interrupted_request_leaves_no_reply_behind(link: type[ScriptedLink])
     assert (link.opened, link.closed) == (2, 1)
 
 
+def test_what_may_be_forgotten_is_logged(link: type[ScriptedLink], caplog: pytest.LogCaptureFixture) -> None:
+    link.answer = staticmethod(lambda message: Accepted(job="j1", warning="the disk is full"))  # type: ignore[assignment]
+    connect().cancel("j1")
+    assert [(each.name, each.getMessage()) for each in caplog.records] == [
+        ("minishuffle.client", "the disk is full")
+    ]
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), PeerLost("no answer in time")])
 def test_a_submission_whose_answer_does_not_come_is_cancelled_by_its_id(
     link: type[ScriptedLink], error: BaseException

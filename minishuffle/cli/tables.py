@@ -112,6 +112,10 @@ def show_status(status: ClusterStatus) -> None:
         f"cluster {status.cluster!r}: version {status.version}, term {status.term}, coordinator pid "
         f"{status.pid}, web port {status.web_port}"
     )
+    if status.journal_problem:
+        out.print(
+            f"submissions are refused, and restarts wait, until it can be written: {status.journal_problem}"
+        )
     numbers = ("pid", "slots free", "heartbeat", "network memory")
     table = new_table(["worker", "state", "address", *numbers, "connections"], numbers)
     running = sum(job.state in ("created", "running") for job in status.jobs)

@@ -62,11 +62,12 @@ class WatchProcess:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """Have these records in the journal before anything that follows is carried out."""
+    """Have these records in the journal before anything that follows is carried out. If they cannot be
+    written, ``journal_failed`` says what is carried out instead."""
 
     changes: Changes
     submission: bool = False
-    """Answer with ``journaled``. Else, if it cannot be written, what follows is carried out all the same."""
+    """Answer with ``journaled``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from minishuffle.coordinator.history import History
 from minishuffle.coordinator.holdings import Holdings
 from minishuffle.coordinator.jobs import Job
 from minishuffle.errors import ResourceExhausted, UnknownName
-from minishuffle.wire.messages import ErrorInfo
+from minishuffle.wire.messages import ErrorInfo, PeerSuspicion
 
 __all__ = ["JOBS_KEPT", "JobTable"]
 
@@ -51,6 +51,16 @@ class JobTable(dict[str, Job]):
     def waiting(self) -> list[Job]:
         """Those with tasks that wait for a slot."""
         return [job for job in self.active() if job.waits_for_slot]
+
+    def suspected(self, by: int, message: PeerSuspicion, at: float) -> list[Job]:
+        """A worker suspects another, or does so no more: gives the jobs whose events say so now."""
+        kind = "worker suspected" if message.suspected else "worker trusted"
+        what = "gets no answer from" if message.suspected else "is connected again to"
+        text = f"worker {by} {what} worker {message.worker}"
+        both = [job for job in self.active() if {by, message.worker} <= job.slots.held().keys()]
+        for job in both:
+            job.history.note(at, kind, text, worker=message.worker)
+        return both
 
     def forget(self) -> list[str]:
         """Drop the oldest jobs that have ended, which are given, and rows of the others: first what clients

@@ -151,8 +151,8 @@ class Coordinator:
         self._instructions: deque[Instruction] = deque()
         self._is_writing = False
         """The journal is; what is to be done waits behind that."""
-        self._unwritten: Changes = {}
-        """What could not be written."""
+        self._unwritten: Changes | None = None
+        """What could not be written; None if all could."""
         self._watches: set[asyncio.Task[None]] = set()
         """For processes whose control link closed."""
         self._watch_seconds = settings.heartbeat_timeout
@@ -321,7 +321,7 @@ class Coordinator:
         """Write that, and with it all that is to be written behind it: one write takes long enough."""
         together = [first, *(each for each in self._instructions if isinstance(each, Journal))]
         self._instructions = deque(each for each in self._instructions if not isinstance(each, Journal))
-        changes, submitted = self._unwritten, Changes()
+        changes, submitted = dict(self._unwritten or {}), Changes()
         for each in together:
             (submitted if each.submission else changes).update(each.changes)
         submissions = sum(each.submission for each in together)
@@ -329,18 +329,25 @@ class Coordinator:
         self._journal.write(changes | submitted, partial(self._written, changes, submissions))
 
     def _written(self, changes: Changes, submissions: int, error: Exception | None) -> None:
-        """The journal has it, or not; then what follows is carried out all the same, but for submissions."""
+        """The journal has it, or not; then what follows is carried out all the same, but for submissions and
+        what the next coordinator would not know."""
         self._is_writing = False
+        failed_before, now = self._unwritten is not None, self._loop.time()
         if error is not None and not isinstance(error, ResourceExhausted):
             self._instructions.clear()
             if not self.stopped.done():
                 self.stopped.set_exception(error)
             return
+        self._unwritten = changes if error is not None else None
         if error is not None:
-            _log.error("a coordinator that is started again would not know what happens now: %s", error)
-        self._unwritten = changes if error is not None else {}
+            if not failed_before:
+                _log.error("submissions are refused, and restarts wait, until it can be written: %s", error)
+            self._instructions = deque(self._state.journal_failed(self._instructions, error))
+        elif failed_before:
+            _log.warning("the journal is written again, with everything that happened meanwhile")
+            self._instructions.extend(self._state.journal_written())
         for _ in range(submissions):
-            self._instructions.extend(self._state.journaled(error, self._loop.time()))
+            self._instructions.extend(self._state.journaled(error, now))
         self._go_on()
         self._schedule()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
+from minishuffle.errors import UsageError
+
 __all__ = ["OrderlyStop"]
 
 DRAIN_SECONDS: Final = 2.0
@@ -19,6 +21,11 @@ class OrderlyStop:
         self.phase: Literal["up", "draining", "closing", "stopped"] = "up"
         self._drain_seconds = task_cancel_timeout + DRAIN_SECONDS
         self._deadline = 0.0
+
+    def require_up(self) -> None:
+        """Raises UsageError: it has begun."""
+        if self.phase != "up":
+            raise UsageError("the cluster is being shut down: start it again with 'minishuffle cluster up'")
 
     def begin(self, now: float) -> bool:
         """False if it has begun before."""

@@ -46,6 +46,7 @@ from minishuffle.coordinator.streams import StreamRequest, Streams
 from minishuffle.coordinator.submissions import Submission, Submissions
 from minishuffle.coordinator.takeover import missing, reconciled
 from minishuffle.coordinator.workers import Worker, WorkerRegistry
+from minishuffle.coordinator.writeahead import WriteAhead
 from minishuffle.counters import CoordinatorSnapshot
 from minishuffle.dataflow.graph import JobGraph, Placement
 from minishuffle.errors import PeerLost, ResourceExhausted, ShuffleError, UsageError
@@ -66,7 +67,6 @@ from minishuffle.wire.messages import (
     PeerSuspicion,
     RecoverySteps,
     Register,
-    Registered,
     ReleaseJob,
     Shutdown,
     WorkerAddress,
@@ -122,6 +122,7 @@ class CoordinatorState:
         self._workers = WorkerRegistry(settings, facts.python)
         self._jobs = JobTable()
         self._preparations = Preparations(facts.term)
+        self._write_ahead = WriteAhead()
         self._deployer = Deployer(
             facts.term, settings.slot_timeout, self._workers, self._preparations, self._send_to
         )
@@ -223,7 +224,7 @@ class CoordinatorState:
         return self._settle(now)
 
     def journaled(self, error: ShuffleError | None, now: float) -> list[Instruction]:
-        """The oldest :class:`Journal` instruction was carried out, or failed."""
+        """The oldest submission was written, or could not be."""
         submission = self._submissions.journaled()
         try:
             if error is not None:
@@ -237,6 +238,15 @@ class CoordinatorState:
         else:
             self._out.append(Reply(submission.link, submission.request, accepted))
         return self._settle(now)
+
+    def journal_failed(self, behind: Iterable[Instruction], error: ShuffleError) -> list[Instruction]:
+        """A write failed. Gives what is to be carried out of what stands ``behind`` it; see
+        :mod:`~minishuffle.coordinator.writeahead`."""
+        return self._write_ahead.failed(behind, str(error))
+
+    def journal_written(self) -> list[Instruction]:
+        """What could not be written is written, with all that followed."""
+        return self._write_ahead.written()
 
     def undeployable(
         self, worker: int, message: DeployTasks, error: ShuffleError, now: float
@@ -291,7 +301,7 @@ class CoordinatorState:
         try:
             if known is not None:
                 raise UsageError(f"this link is registered as worker {known.worker} already")
-            self._require_up()
+            self._orderly_stop.require_up()
             if message.term > self._facts.term:
                 self._out.append(CloseLink(link, f"a coordinator of term {message.term} has taken over"))
                 return
@@ -331,14 +341,7 @@ class CoordinatorState:
 
     def _welcome(self, worker: Worker) -> None:
         """It is registered, and standby workers are to know it."""
-        registered = Registered(
-            term=self._facts.term,
-            worker=worker.worker,
-            epoch=worker.epoch,
-            heartbeat_interval=self._settings.heartbeat_interval,
-            applied=worker.applied,
-        )
-        self._send(worker, registered)
+        self._send(worker, worker.registered(self._facts.term, self._settings.heartbeat_interval))
         self._changed[worker.worker] = worker
         joined = self._preparations.worker_joined(worker, self._workers.alive(), self._jobs.active())
         for number, ahead in joined:
@@ -382,13 +385,7 @@ class CoordinatorState:
             self.ignored += 1
             return
         worker.suspicions += message.suspected
-        kind = "worker suspected" if message.suspected else "worker trusted"
-        what = "gets no answer from" if message.suspected else "is connected again to"
-        text = f"worker {by.worker} {what} worker {worker.worker}"
-        for job in self._jobs.active():
-            if {by.worker, worker.worker} <= job.slots.held().keys():
-                job.history.note(at, kind, text, worker=worker.worker)
-                self._touch(job)
+        self._touch(*self._jobs.suspected(by.worker, message, at))
 
     def _repeated(self, worker: Worker, message: RepeatedReport, at: float) -> None:
         """Apply a report once, and acknowledge it. Number 0 is of a report that is sent once."""
@@ -494,8 +491,7 @@ class CoordinatorState:
             case CancelSubmission(submission=submission):
                 reply = self._cancel_submission(submission, now)
             case _ if isinstance(message, StatusRequest):
-                seen = ClusterView(self._facts, self.web_port, self._workers, self._jobs)
-                reply = status_reply(message, seen, now)
+                reply = status_reply(message, self._view(), now)
             case StopCluster():
                 self._out.append(Reply(link, request, Accepted()))
                 self._begin_stop(now)
@@ -520,10 +516,6 @@ class CoordinatorState:
         self._submissions.withdraw(submission)
         return Accepted()
 
-    def _require_up(self) -> None:
-        if self._orderly_stop.phase != "up":
-            raise UsageError("the cluster is being shut down: start it again with 'minishuffle cluster up'")
-
     # --- submission ------------------------------------------------------------------------------
 
     def _submit(self, link: int, request: int, message: SubmitJob, at: float) -> None:
@@ -541,7 +533,7 @@ class CoordinatorState:
 
     def _admit(self, graph: JobGraph) -> tuple[Placement, dict[int, int]]:
         """Raises ShuffleError: the job does not fit."""
-        self._require_up()
+        self._orderly_stop.require_up()
         self._streams.check(graph)
         self._results.check(graph)
         self._jobs.held.note(*self._touched.values())
@@ -598,7 +590,7 @@ class CoordinatorState:
         self._workers.standby_short += len(called)
         self._advance_stop(now)
         self._record(touched | {job.id for job in self._jobs.values() if job.changed})
-        out, self._out = self._out, []
+        out, self._out = list(self._write_ahead.passed(self._out)), []
         changes = self._recorder.take(now)
         return [Journal(changes), *out] if changes else out
 
@@ -676,14 +668,18 @@ class CoordinatorState:
 
     def snapshot(self, now: float, refused: dict[str, int]) -> CoordinatorSnapshot:
         """Everything that ``/metrics`` is made from; ``refused`` counts connections by reason."""
-        jobs = list(self._jobs.values())
-        return coordinator_snapshot(self._facts.term, list(self._workers), jobs, now, refused)
+        return coordinator_snapshot(self._view(), now, refused)
+
+    def _view(self) -> ClusterView:
+        problem = self._write_ahead.problem
+        return ClusterView(self._facts, self.web_port, problem, self._workers, self._jobs)
 
     def validate(self) -> None:
         """Check the invariants; for tests, after each step."""
         assert not self._out and not self._touched and not self._changed
         self._workers.validate()
         self._results.validate()
+        self._write_ahead.validate()
         alive = {worker.worker for worker in self._workers.alive()}
         assert self._awaiting == bool(self._workers.awaited())
         self._preparations.validate(alive, {job.id for job in self._jobs.active()})

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from minishuffle.coordinator.holdings import Holdings
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.jobtable import JobTable
-from minishuffle.coordinator.workers import Worker, WorkerRegistry
+from minishuffle.coordinator.workers import WorkerRegistry
 from minishuffle.counters import CoordinatorSnapshot, JobRecoveries
 from minishuffle.wire.messages import ControlMessage
 from minishuffle.wire.outputs import GetFiles
@@ -48,6 +47,7 @@ class ClusterView(NamedTuple):
 
     facts: CoordinatorFacts
     web_port: int
+    journal_problem: str
     workers: WorkerRegistry
     jobs: JobTable
 
@@ -85,6 +85,7 @@ def _cluster_status(cluster: ClusterView, now: float, *, show_jobs: bool) -> Clu
         term=facts.term,
         pid=facts.pid,
         web_port=cluster.web_port,
+        journal_problem=cluster.journal_problem,
         workers=[worker.info(used[worker.worker], now) for worker in cluster.workers],
         jobs=[job.info(results=False) for job in cluster.jobs.values() if show_jobs],
     )
@@ -104,10 +105,9 @@ def _graph_info(job: Job) -> GraphInfo:
     )
 
 
-def coordinator_snapshot(
-    term: int, workers: Sequence[Worker], jobs: Sequence[Job], now: float, refused: dict[str, int]
-) -> CoordinatorSnapshot:
+def coordinator_snapshot(cluster: ClusterView, now: float, refused: dict[str, int]) -> CoordinatorSnapshot:
     """Everything that ``/metrics`` is made from; ``refused`` counts connections by reason."""
+    workers, jobs = list(cluster.workers), list(cluster.jobs.values())
     active = [job for job in jobs if not job.terminal]
     used = Holdings(active).slots
     alive = [worker for worker in workers if worker.state == "alive"]
@@ -118,7 +118,8 @@ def coordinator_snapshot(
     for job in active:
         tasks.update(job.task_states)
     return CoordinatorSnapshot(
-        term=term,
+        term=cluster.facts.term,
+        journal_writable=not cluster.journal_problem,
         workers=tuple(worker.entry(now) for worker in workers),
         slots={"used": taken, "free": sum(slots.values()) - taken, "standby": standby},
         jobs=dict(Counter(job.state for job in jobs)),

@@ -11,7 +11,14 @@ from minishuffle import limits
 from minishuffle.config import ClusterSettings
 from minishuffle.counters import WorkerEntry
 from minishuffle.errors import UsageError
-from minishuffle.wire.messages import Heartbeat, PeerReport, Register, WorkerAddress, WorkerReport
+from minishuffle.wire.messages import (
+    Heartbeat,
+    PeerReport,
+    Register,
+    Registered,
+    WorkerAddress,
+    WorkerReport,
+)
 from minishuffle.wire.requests import WorkerInfo
 
 __all__ = ["RegistryNumbers", "Worker", "WorkerRegistry"]
@@ -74,6 +81,16 @@ class Worker:
     def address(self) -> WorkerAddress:
         return WorkerAddress(
             worker=self.worker, epoch=self.epoch, host=self.about.host, data_port=self.about.data_port
+        )
+
+    def registered(self, term: int, heartbeat_interval: float) -> Registered:
+        """The answer to its registration."""
+        return Registered(
+            term=term,
+            worker=self.worker,
+            epoch=self.epoch,
+            heartbeat_interval=heartbeat_interval,
+            applied=self.applied,
         )
 
     def info(self, slots_used: int, now: float) -> WorkerInfo:

@@ -74,6 +74,13 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "coordinator",
     ),
     MetricSpec(
+        "minishuffle_journal_writable",
+        "gauge",
+        (),
+        "Whether the journal could be written last (1); if not (0), the next coordinator would not know all.",
+        "coordinator",
+    ),
+    MetricSpec(
         "minishuffle_workers",
         "gauge",
         ("state",),

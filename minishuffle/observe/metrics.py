@@ -206,6 +206,7 @@ def _coordinator_scrape(snapshot: CoordinatorSnapshot, version: str) -> Scrape:
     scrape = Scrape("coordinator")
     _add_build(scrape, version)
     scrape.value("minishuffle_term", snapshot.term)
+    scrape.value("minishuffle_journal_writable", float(snapshot.journal_writable))
     states = Counter(worker.state for worker in snapshot.workers)
     scrape.by_label("minishuffle_workers", _from_zero(_WORKER_STATES, states))
     for worker in snapshot.workers:

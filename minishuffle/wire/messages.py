@@ -464,6 +464,9 @@ class Acknowledge(ControlMessage):
     number: int
     refused: bool = False
     """The last of them names a file of an attempt that was fenced, which is not listed."""
+    journaled: bool = True
+    """False: the journal cannot be written, and they are to be kept for the next coordinator, but for rows,
+    which it would not know either."""
 
 
 class DeployTasks(ControlMessage):

@@ -213,6 +213,8 @@ class Failure(ControlMessage):
 class Accepted(ControlMessage):
     type: Literal["accepted"] = "accepted"
     job: str = ""
+    warning: str = ""
+    """Why it may be forgotten."""
 
 
 class JobInfo(ControlMessage):
@@ -316,5 +318,7 @@ class ClusterStatus(ControlMessage):
     term: int
     pid: int
     web_port: Port
+    journal_problem: str = ""
+    """Why the journal could not be written last; empty: it could."""
     workers: list[WorkerInfo]
     jobs: list[JobInfo]

@@ -236,6 +236,7 @@ class Acknowledged:
 
     number: int
     refused: bool = False
+    journaled: bool = True
 
 
 @dataclass(frozen=True, slots=True)

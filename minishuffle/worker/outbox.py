@@ -26,7 +26,7 @@ from minishuffle.wire.outputs import FileCompleted
 from minishuffle.wire.packed import pack_positions, unpack_positions
 from minishuffle.worker.handoff import TaskPaths
 
-__all__ = ["NumberedReport", "Outbox", "OutboxSender", "ReportLog"]
+__all__ = ["ACKNOWLEDGE_LOOKS", "NumberedReport", "Outbox", "OutboxSender", "ReportLog"]
 
 NumberedReport: TypeAlias = (
     Collected | EndsRead | FileCompleted | SourcePositions | TaskStateChanged | TaskReleased
@@ -34,6 +34,8 @@ NumberedReport: TypeAlias = (
 
 LINE_BYTES: Final = 64
 """What a line takes besides its characters."""
+ACKNOWLEDGE_LOOKS: Final = 4
+"""Looks at what is acknowledged within ``heartbeat_timeout``: so long sources wait."""
 
 
 class Outbox:
@@ -196,6 +198,8 @@ class ReportLog:
         """The last number that was given; they begin with 1."""
         self._excused = 0
         """Sources wait for no acknowledgement up to that number."""
+        self._looks = deque([0] * (ACKNOWLEDGE_LOOKS + 1), ACKNOWLEDGE_LOOKS + 1)
+        """The number of the last report at each look; the first was ``heartbeat_timeout`` ago."""
         self._kept: deque[tuple[NumberedReport, int]] = deque()
         self._bytes = 0
 
@@ -210,6 +214,8 @@ class ReportLog:
 
     def keep(self, report: NumberedReport) -> NumberedReport:
         """The report with its number."""
+        if isinstance(report, SourcePositions) and self._kept and self._kept[0][0].number <= self._excused:
+            report = self._united(report)
         self.last += 1
         report = report.model_copy(update={"number": self.last})
         match report:
@@ -228,13 +234,17 @@ class ReportLog:
         self.last -= 1
         self._bytes -= self._kept.pop()[1]
 
-    def unite(self, report: SourcePositions) -> SourcePositions:
-        """The report together with those of the same attempt that are kept, which it takes the place of: for
-        while nobody reads them."""
+    def _united(self, report: SourcePositions) -> SourcePositions:
+        """The report together with those of the same attempt that are kept and that nobody waits for any
+        more, which it takes the place of."""
         if report.writes:
             return report
         entries = unpack_positions(report.positions)
-        same = [each for each, _ in self._kept if isinstance(each, SourcePositions) and _of_one(each, report)]
+        same = [
+            each
+            for each, _ in self._kept
+            if isinstance(each, SourcePositions) and each.number <= self._excused and _of_one(each, report)
+        ]
         for each in reversed(same):
             there = {entry.split for entry in entries}
             earlier = unpack_positions(each.positions)
@@ -271,6 +281,17 @@ class ReportLog:
         self._kept.extendleft(reversed(unanswered))
         return applied
 
+    def free_rows(self, number: int) -> None:
+        """The coordinator has applied everything up to that number, and its journal does not have it. Rows
+        for clients are not for the journal anyway; all else is kept."""
+        kept: deque[tuple[NumberedReport, int]] = deque()
+        for report, size in self._kept:
+            if isinstance(report, Collected) and report.number <= number:
+                self._bytes -= size
+            else:
+                kept.append((report, size))
+        self._kept = kept
+
     def excuse(self, number: int) -> list[SourcePositions]:
         """The coordinator does not answer: gives the reports up to that number that sources wait for, which
         are to go on. What these emit is emitted again if their worker is lost before it does. What external
@@ -278,6 +299,12 @@ class ReportLog:
         waiting = [report for report, _ in self._kept if self._excused < report.number <= number]
         self._excused = max(self._excused, number)
         return [report for report in waiting if isinstance(report, SourcePositions) and not report.writes]
+
+    def look(self) -> list[SourcePositions]:
+        """To be called ACKNOWLEDGE_LOOKS times in each ``heartbeat_timeout``: sources are excused of reports
+        that are older than that."""
+        self._looks.append(self.last)
+        return self.excuse(self._looks[0])
 
     def kept(self, term: int) -> list[NumberedReport]:
         """Everything that is not acknowledged, to be sent to a coordinator of that term."""

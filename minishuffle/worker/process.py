@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -77,7 +76,7 @@ from minishuffle.worker.instructions import (
     attempt_id,
 )
 from minishuffle.worker.interpreter import GarbageClock, collect_garbage
-from minishuffle.worker.outbox import NumberedReport, OutboxSender, ReportLog
+from minishuffle.worker.outbox import ACKNOWLEDGE_LOOKS, NumberedReport, OutboxSender, ReportLog
 from minishuffle.worker.peers import PeerLinks
 from minishuffle.worker.preparation import ProgramLoader
 from minishuffle.worker.registry import ChannelKey, Progress
@@ -93,8 +92,6 @@ __all__ = ["COORDINATOR_SECONDS_MAX", "Worker"]
 LAG_PROBE_SECONDS: Final = 0.05
 COORDINATOR_SECONDS_MAX: Final = 30.0
 """How long a worker tries to reach its coordinator at its start before it gives up."""
-ACKNOWLEDGE_LOOKS: Final = 4
-"""Looks at what is acknowledged within ``heartbeat_timeout``: so long sources wait."""
 RETURN_SECONDS_MAX: Final = 0.5
 """Between two tries to reach a coordinator that was lost."""
 _log = logging.getLogger("minishuffle.worker")
@@ -149,8 +146,6 @@ class Worker:
         """Where the coordinator was found last."""
         self._return: asyncio.Task[None] | None = None
         """Looks for the coordinator while there is none."""
-        self._reported = deque([0] * (ACKNOWLEDGE_LOOKS + 1), ACKNOWLEDGE_LOOKS + 1)
-        """The number of the last report at each look; the first was ``heartbeat_timeout`` ago."""
         self._machine: WorkerState | None = None
         self._deployed: Deployment | None = None
         self._outgoing: OutboxSender | None = None
@@ -369,8 +364,8 @@ class Worker:
 
     def _excuse_late(self) -> None:
         """The coordinator may be stopped, or has declared this worker lost by then, if the link is broken."""
-        self._reported.append(self._reports.last)
-        self._excuse_sources(self._reported[0])
+        for report in self._reports.look():
+            self._grant(report)
 
     def _excuse_sources(self, number: int) -> None:
         """Sources do not wait for reports up to that number to be acknowledged any more."""
@@ -431,14 +426,18 @@ class Worker:
 
     def _keep(self, message: ControlMessage) -> None:
         """There is no coordinator: reports are for the next one, and nothing else is."""
-        if isinstance(message, SourcePositions):
-            self._reports.keep(self._reports.unite(message))
-            self._excuse_sources(self._reports.last)
-        elif isinstance(message, NumberedReport):
+        if isinstance(message, NumberedReport):
             self._reports.keep(message)
+            self._excuse_sources(self._reports.last)
 
-    def _acknowledged(self, number: int, *, refused: bool = False, files: bool = True) -> None:
+    def _acknowledged(
+        self, number: int, *, refused: bool = False, files: bool = True, journaled: bool = True
+    ) -> None:
         """The coordinator has applied reports. The file that the last one names may be ``refused``."""
+        if not journaled:
+            self._reports.free_rows(number)
+            self._excuse_sources(number)
+            return
         for report in self._reports.acknowledge(number, files=files):
             if isinstance(report, EndsRead):
                 self._state.ends_known(report)
@@ -507,8 +506,8 @@ class Worker:
                 self._peers.external.serve(message)
             case KeepResults(message):
                 self._peers.external.readers.serve(message)
-            case Acknowledged(number, refused):
-                self._acknowledged(number, refused=refused)
+            case Acknowledged(number, refused, journaled):
+                self._acknowledged(number, refused=refused, journaled=journaled)
                 self._sender.pump()  # rows that wait behind reports may follow
             case AnswerQuestion(question) if self._inspection is not None:
                 self._send(self._inspection.answer(question))

@@ -191,8 +191,8 @@ class WorkerState:
                 return [ServeStream(message)]
             case ServeResult() | FreeRows() | DropResult():
                 return [KeepResults(message)]
-            case Acknowledge(number=number, refused=refused):
-                return [Acknowledged(number, refused)]
+            case Acknowledge():
+                return [Acknowledged(message.number, message.refused, message.journaled)]
             case WorkerAsked():
                 return [AnswerQuestion(message)]
             case Shutdown():

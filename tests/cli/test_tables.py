@@ -89,6 +89,9 @@ def test_status_shows_workers_connections_and_jobs(capsys: pytest.CaptureFixture
     for text in ("alive", "127.0.0.1:5000", "42", "1/2", "1.5 KiB of 1.0 MiB", "1 to 2"):
         assert text in row
     assert "[bold]words[/bold]" in out
+    assert "it can be written" not in out
+    tables.show_status(STATUS.model_copy(update={"journal_problem": "it is full [Errno 28]"}))
+    assert "restarts wait, until it can be written: it is full [Errno 28]" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("state", "shown"), [("alive", "standby"), ("lost", "lost")])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -24,7 +25,7 @@ from minishuffle.coordinator.state import CoordinatorState
 from minishuffle.coordinator.status import CoordinatorFacts
 from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.errors import ShuffleError
-from minishuffle.ids import RecordKey
+from minishuffle.ids import Changes, RecordKey
 from minishuffle.wire.clients import BeginWrite, WriteBegun
 from minishuffle.wire.messages import (
     CancelTasks,
@@ -127,6 +128,8 @@ class FakeCluster:
         """Where a process is looked for, by the link that closed."""
         self.journal_error: ShuffleError | None = None
         """What writing the journal fails with."""
+        self.unwritten: Changes | None = None
+        """What could not be written."""
         self.stopped = False
         self.writes_begin = True
         """Workers say at once that a write into a stream has begun."""
@@ -139,6 +142,7 @@ class FakeCluster:
     def lose_coordinator(self) -> None:
         """It is killed, and started again from its journal; every link is closed."""
         self.term += 1
+        self.unwritten = None
         self.state = self._recalled()
         self.workers.clear()
         self.do(self.state.handle_timer(self.now))
@@ -172,8 +176,9 @@ class FakeCluster:
     def do(self, instructions: list[Instruction]) -> None:
         self.decisions += 1
         decision = self.decisions
-        for instruction in instructions:
-            match instruction:
+        waiting = deque(instructions)
+        while waiting:
+            match waiting.popleft():
                 case SendToWorker(_, link, message):
                     self.sent.append((link, message))
                     self.sent_by.append(decision)
@@ -190,15 +195,24 @@ class FakeCluster:
                 case WatchProcess(link, address):
                     self.watched[link] = address
                 case Journal(changes, submission):
-                    if self.journal_error is None:
-                        self.journal |= {key: each for key, each in changes.items() if each is not None}
-                        for gone in [key for key, each in changes.items() if each is None]:
-                            self.journal.pop(gone, None)
+                    waiting = deque(self._write(changes, waiting, keep=not submission))
                     if submission:
                         self.do(self.state.journaled(self.journal_error, self.now))
                 case Stopped():
                     self.stopped = True
         self.state.validate()
+
+    def _write(self, changes: Changes, behind: Iterable[Instruction], *, keep: bool) -> Iterable[Instruction]:
+        """Gives what follows."""
+        failed_before, wanted = self.unwritten is not None, (self.unwritten or {}) | changes
+        if self.journal_error is not None:
+            self.unwritten = wanted if keep else self.unwritten or {}
+            return self.state.journal_failed(behind, self.journal_error)
+        self.journal |= {key: each for key, each in wanted.items() if each is not None}
+        for gone in [key for key, each in wanted.items() if each is None]:
+            self.journal.pop(gone, None)
+        self.unwritten = None
+        return [*behind, *(self.state.journal_written() if failed_before else ())]
 
     def number(self) -> int:
         self._numbers += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import signal
 import time
 from collections.abc import Iterator
@@ -222,7 +223,10 @@ def test_alerts_fire_on_processes_that_die(sick: Sick, deploy: Path) -> None:
     assert not alerts.names() & {"WorkerDown", "CoordinatorDown"}
     cluster.kill_worker(3)
     alerts.until(("WorkerDown", ""))
-    psutil.Process(cluster.status().pid).kill()
+    coordinator = cluster.status().pid
+    resource.prlimit(coordinator, resource.RLIMIT_FSIZE, (0, 0))
+    alerts.until(("JournalUnwritable", ""))
+    psutil.Process(coordinator).kill()
     alerts.until(("CoordinatorDown", ""))
     shipped = re.findall(r"alert: Minishuffle(\w+)", (deploy / "prometheus" / "alerts.yml").read_text())
     assert alerts.names() == set(shipped)

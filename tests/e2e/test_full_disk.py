@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import pyarrow.dataset as ds
 import pytest
 
 from minishuffle.dataflow.stream import Stream
@@ -32,3 +38,29 @@ def test_a_full_disk_refuses_submissions_and_jobs_run_on() -> None:
         assert running.info().state == "running"
         running.cancel()
         assert running.wait_until_over(30).state == "canceled"
+
+
+def test_no_row_is_in_two_files_if_the_coordinator_is_lost_before_there_is_room(
+    wait_until: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Everything but the first files happens while the journal cannot be written."""
+    out, records = tmp_path / "out", 6_000
+    with LocalCluster(workers=1, slots=2, heartbeat_interval=0.1) as cluster:
+        numbers = Stream.generate(
+            lambda start, count: list(range(start, start + count)), rate=2_000, records=records
+        )
+        handle = cluster.submit(numbers.rebalance().to_files(out, seconds=0.2), parallelism=1)
+        wait_until(lambda: handle.info().files_listed >= 2, "two files")
+        pid = cluster.status().pid
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, 0))
+        wait_until(lambda: cluster.status().journal_problem, "the journal cannot be written")
+        named = set(out.glob("part-*"))
+        wait_until(lambda: handle.info().tasks[1].counters.rows_filed == records, "all rows in files")
+        assert set(out.glob("part-*")) - named == set(), "a file that the journal does not list"
+        os.kill(pid, signal.SIGKILL)
+        assert handle.wait(60).state == "finished"
+        assert not cluster.status().journal_problem
+        listed = {file.path for file in handle.files()}
+    found = ds.dataset(out, format="parquet").to_table()["value"].to_pylist()
+    assert sorted(found) == list(range(records))
+    assert listed == set(map(str, out.iterdir()))

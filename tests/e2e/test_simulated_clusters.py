@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import pytest
 
 from minishuffle.dataflow.graph import Edge
-from support.simulated_faults import DURING_RECOVERY, HEADLESS
+from support.simulated_faults import DURING_RECOVERY, FORGETFUL, HEADLESS
 from support.simulated_jobs import Strategy
 from support.simulated_runs import Run, Scenario
 from support.simulated_writes import WriteLog
@@ -37,6 +37,10 @@ SHAKEN = [
 ]
 LED_ANEW = [
     Scenario(faults=True, bounded_share=0.6, strategy=strategy, kinds=HEADLESS) for strategy in STRATEGIES
+]
+
+FORGOTTEN = [
+    Scenario(faults=True, bounded_share=0.6, strategy=strategy, kinds=FORGETFUL) for strategy in STRATEGIES
 ]
 
 
@@ -111,6 +115,11 @@ def test_a_failure_during_a_recovery_ends_in_a_running_job_or_at_a_limit(batch: 
 @pytest.mark.parametrize("batch", batches(2))
 def test_the_next_coordinator_goes_on_where_the_last_one_was_lost(batch: range, play: Play) -> None:
     play(batch, LED_ANEW)
+
+
+@pytest.mark.parametrize("batch", batches(1))
+def test_what_a_full_disk_did_not_take_is_reported_to_the_next_coordinator(batch: range, play: Play) -> None:
+    play(batch, FORGOTTEN)
 
 
 @pytest.mark.parametrize("batch", batches(3))

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from minishuffle.client import JobHandle
 from minishuffle.config import web_token
 from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.stream import Stream
+from minishuffle.errors import ResourceExhausted
 from minishuffle.examples.backpressure import backpressure
 from minishuffle.local import LocalCluster
 from minishuffle.web.server import serve_coordinator_web
@@ -351,6 +353,25 @@ def test_pages_of_another_origin_get_nothing(browser: Browser, cluster: LocalClu
         assert job.info().state == "running"
         page.page.goto(base.replace(HOST, "localhost"))
         page.see("ours")
+
+
+def test_a_journal_that_cannot_be_written_is_shown(
+    browser: Browser, cluster: LocalCluster, base: str
+) -> None:
+    pid = cluster.status().pid
+    with shown(browser, base) as page:
+        page.page.locator(".summary").wait_for()
+        soft, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, hard))
+        try:
+            with pytest.raises(ResourceExhausted):
+                cluster.client.submit(counted(), parallelism=1)
+            gone = page.page.locator(".gone")
+            gone.wait_for()
+            assert "restarts wait, until it can be written: the journal" in gone.inner_text()
+        finally:
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (soft, hard))
+        gone.wait_for(state="detached")
 
 
 def test_a_coordinator_that_is_gone_and_comes_back(

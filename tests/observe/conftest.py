@@ -95,6 +95,7 @@ def make_coordinator() -> Callable[..., CoordinatorSnapshot]:
     def make(**fields: Any) -> CoordinatorSnapshot:
         coordinator = CoordinatorSnapshot(
             term=3,
+            journal_writable=False,
             workers=(WorkerEntry(1, "alive", "127.0.0.1", 9000, 0.25),),
             slots={"used": 1, "free": 3},
             jobs={"running": 1},

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 from support.simulated_jobs import Plan
 from support.simulation import Cluster, SimulatedWorker
 
-__all__ = ["DURING_RECOVERY", "HEADLESS", "KINDS", "Fault", "FaultKind", "draw_faults", "inject"]
+__all__ = ["DURING_RECOVERY", "FORGETFUL", "HEADLESS", "KINDS", "Fault", "FaultKind", "draw_faults", "inject"]
 
 FaultKind: TypeAlias = Literal[
     "raise",
@@ -33,6 +33,7 @@ FaultKind: TypeAlias = Literal[
     "stop coordinator",
     "kill coordinator",
     "replace coordinator",
+    "full disk",
 ]
 """A task raises, or does not react; a worker is killed, its machine is gone, or it is cut off from the
 coordinator alone; a link between two workers breaks, loses all that is sent from now on, or is slow for a
@@ -40,7 +41,8 @@ while; a control link breaks; a worker is stopped for less or more than its hear
 worker comes; the user cancels the job. What fails while something recovers: a task raises and its next
 attempt raises when it opens; a producer and a consumer raise at one time; a worker is killed, and then the
 one that gets the next attempt of anything; the coordinator does nothing for a while. The coordinator is
-killed, and started again with its journal; or it is stopped, another takes its place, and it goes on."""
+killed, and started again with its journal; or it is stopped, another takes its place, and it goes on. Its
+journal cannot be written for a while, at whose end it is killed more often than not."""
 KINDS: tuple[FaultKind, ...] = (
     "raise",
     "raise",
@@ -97,6 +99,8 @@ HEADLESS: tuple[FaultKind, ...] = (
     "worker",
 )
 """What happens to a coordinator, and while it is away."""
+FORGETFUL: tuple[FaultKind, ...] = ("full disk", "full disk", "full disk", *HEADLESS[4:])
+"""The same, and what the journal did not take."""
 CANCEL_SHARE = 0.1
 """Of the runs, those with a cancel somewhere."""
 FAULT_SECONDS_MAX = 1.5
@@ -107,6 +111,8 @@ STOP_SECONDS = (0.05, 1.0)
 LONG_STOP_SECONDS = (2.0, 4.0)
 DELAY_SECONDS = (0.05, 2.0)
 COORDINATOR_STOP_SECONDS = (0.05, 4.0)
+DISK_FULL_SECONDS = (0.05, 2.0)
+LOST_WITH_DISK_SHARE = 0.6
 COORDINATOR_AWAY_SECONDS = (0.001, 3.0)
 """Between the loss of a coordinator and the start of the next one."""
 
@@ -145,6 +151,8 @@ def inject(cluster: Cluster, plan: Plan, fault: Fault) -> None:
     elif fault.kind == "stop coordinator":
         cluster.coordinator_host.stop()
         world.at(world.now + random.uniform(*COORDINATOR_STOP_SECONDS), cluster.coordinator_host.go_on)
+    elif fault.kind == "full disk":
+        _fill_disk(cluster)
     elif fault.kind in ("kill coordinator", "replace coordinator"):
         _lose_coordinator(cluster, fault.kind)
     elif fault.kind in ("cut", "swallow", "delay"):
@@ -170,6 +178,22 @@ def _lose_coordinator(cluster: Cluster, kind: FaultKind) -> None:
         world.at(back, partial(cluster.start_coordinator, port + 1))
         world.at(back, cluster.client.reconnect)
         world.at(back + random.uniform(*COORDINATOR_STOP_SECONDS), host.go_on)
+
+
+def _fill_disk(cluster: Cluster) -> None:
+    """There is room again when the next coordinator starts: else it would not."""
+    world, random, journal = cluster.world, cluster.world.random, cluster.journal
+    world.note("fault: full disk")
+    journal.full = True
+
+    def over() -> None:
+        if journal.full and random.random() < LOST_WITH_DISK_SHARE:
+            _lose_coordinator(cluster, "kill coordinator")
+        else:
+            world.note("there is room on the disk again")
+            journal.full = False
+
+    world.at(world.now + random.uniform(*DISK_FULL_SECONDS), over)
 
 
 def _raise_twice(cluster: Cluster, plan: Plan, kind: FaultKind) -> None:

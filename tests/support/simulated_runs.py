@@ -35,6 +35,7 @@ WITHOUT_COORDINATOR = (
     "stop coordinator",
     "kill coordinator",
     "replace coordinator",
+    "full disk",
 )
 """Sources that get no answer go on, and emit again what nobody has heard of if they are lost then. So does
 one whose control link was cut, until it is back."""
@@ -204,6 +205,7 @@ class Play:
             assert self._world.now < deadline, f"the job did not recover: {_states(info)}"
             self._pass(0.2)
         self._ask(CancelJob(job=self._job))
+        self._canceled = True
 
     def _has_progress(self) -> bool:
         """Whether every operator receives rows, or sends them if it is a source; a side ends."""
@@ -218,11 +220,14 @@ class Play:
         )
 
     def _wait_for_end(self) -> JobInfo:
-        """A job may take its time as long as it has progress; one that has none is stuck."""
+        """A job may take its time as long as it has progress; one that has none is stuck. An end that the
+        journal does not have is none: the user, who was told so, cancels the job again."""
         rows, since = -1, self._world.now
-        while (info := self._show()).state not in ENDED:
-            if self.cluster.audit.rows != rows:
+        while (info := self._show()).state not in ENDED or self.cluster.forgetful:
+            if self.cluster.audit.rows != rows or self.cluster.forgetful:
                 rows, since = self.cluster.audit.rows, self._world.now
+            if self._canceled and info.state in ("created", "running"):
+                self._ask(CancelJob(job=self._job))
             assert self._world.now < since + QUIET_SECONDS, f"the job is stuck: {_states(info)}"
             self._pass(1.0)
         return info

@@ -19,7 +19,7 @@ import pytest
 from minishuffle.config import ClusterSettings, CoordinatorPlace
 from minishuffle.coordinator import process as coordinator_process
 from minishuffle.coordinator.process import Coordinator
-from minishuffle.errors import ShuffleError, Superseded
+from minishuffle.errors import ResourceExhausted, ShuffleError, Superseded
 from minishuffle.exchange.buffers import BufferBuilder
 from minishuffle.ids import FIRST_ATTEMPT, Address, Changes, OperatorId, RecordKey, SubtaskId
 from minishuffle.limits import SEGMENT_HEADROOM_BYTES
@@ -70,6 +70,8 @@ class Journal:
     def __init__(self) -> None:
         self.term = 0
         self.records: dict[RecordKey, bytes] = {}
+        self.full = False
+        """Nothing can be written."""
 
 
 class JournalTerm:
@@ -93,7 +95,9 @@ class JournalTerm:
         if self._host.dead:
             return
         journal = self._journal
-        error = Superseded(f"term {journal.term} has begun") if journal.term > self.term else None
+        error: Exception | None = ResourceExhausted("the disk is full") if journal.full else None
+        if journal.term > self.term:
+            error = Superseded(f"term {journal.term} has begun")
         for key, record in changes.items() if error is None else ():
             if record is None:
                 journal.records.pop(key, None)
@@ -255,7 +259,7 @@ class Cluster:
 
     def start_coordinator(self, port: int = COORDINATOR.port) -> None:
         """Start a coordinator process with what is in the journal; another must not listen at that port."""
-        self.coordinator_due = False
+        self.coordinator_due = self.journal.full = False
         name = f"coordinator {self.journal.term + 1}" if self.journal.term else "coordinator"
         self.coordinator_host = Host(self.world, self.network, name)
         self.coordinator_host.run(self._run_coordinator(self.coordinator_host, port), name)
@@ -271,6 +275,11 @@ class Cluster:
         except Superseded as error:
             self.world.note(f"{host.name} ends: {error}")
             self.world.at(self.world.now, host.kill)
+
+    @property
+    def forgetful(self) -> bool:
+        """Something has happened that the next coordinator would not know."""
+        return self.coordinator._unwritten is not None
 
     def add_worker(self, slots: int, segments: int, *, standby: bool = False) -> None:
         """Start a worker process; it registers when it can."""

@@ -331,7 +331,7 @@ def test_cancelling_needs_the_token() -> None:
                 assert (status, "minishuffle cluster token" in answer["text"]) == (401, True)
             assert (await api.get(f"/api/v1/jobs/{job}"))["state"] == "running"
             status, answer = await api.ask(path, "POST", Authorization=f"Bearer {TOKEN}")
-            assert (status, answer) == (200, {"type": "accepted", "job": job})
+            assert (status, answer) == (200, {"type": "accepted", "job": job, "warning": ""})
             assert (await api.get(f"/api/v1/jobs/{job}"))["state"] == "canceling"
             status, _ = await api.ask(path, "GET", Authorization=f"Bearer {TOKEN}")
             assert status == 405

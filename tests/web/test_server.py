@@ -39,6 +39,7 @@ SECONDS_MAX = 20.0
 WORKER = idle_worker()
 COORDINATOR = CoordinatorSnapshot(
     term=1,
+    journal_writable=True,
     workers=(
         WorkerEntry(2, "lost", HOST, 9002, 599.0),
         WorkerEntry(1, "alive", HOST, 9001, 0.1),

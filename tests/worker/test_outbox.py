@@ -255,7 +255,7 @@ def test_positions_that_nobody_reads_become_one_report_of_each_attempt() -> None
     log = ReportLog()
     other = log.keep(positions_of(0, 7, attempt=2))
     for report in (positions_of(0, 10), positions_of(1, 20), positions_of(0, 30)):
-        log.keep(log.unite(report))
+        log.excuse(log.keep(report).number)
     kept_now = log.kept(9)
     assert [report.term for report in kept_now] == [9, 9]
     assert [report.number for report in kept_now] == [other.number, 4]
@@ -263,6 +263,29 @@ def test_positions_that_nobody_reads_become_one_report_of_each_attempt() -> None
     assert isinstance(last, SourcePositions)
     table = {entry.split: entry for entry in unpack_positions(last.positions)}
     assert table == {0: SplitPosition(0, 30, 5), 1: SplitPosition(1, 20, 5)}
+
+
+def test_positions_that_a_source_waits_for_stay_a_report_of_their_own() -> None:
+    log = ReportLog()
+    first = log.keep(positions_of(0, 10))
+    assert log.excuse(first.number) == [first]
+    second, third = log.keep(positions_of(0, 20)), log.keep(positions_of(0, 30))
+    assert kept(log) == [second, third], "the first is in the second, which the source waits for"
+    assert log.excuse(third.number) == [second, third]
+
+
+def test_what_is_not_journaled_is_kept_but_for_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "UNACKNOWLEDGED_BYTES_MAX", 100)
+    log = ReportLog()
+    file = log.keep(FileCompleted(file=0, path="part-0", rows=1, bytes=9, checksum="", **TASK))
+    log.keep(rows_of(60))
+    end = log.keep(TaskStateChanged(state="finished", **TASK))
+    later = log.keep(rows_of(60))
+    assert log.full
+    log.free_rows(end.number)
+    assert kept(log) == [file, end, later] and not log.full
+    assert log.acknowledge(end.number) == [file]
+    assert kept(log) == [later]
 
 
 @pytest.mark.usefixtures("_small", "long_waits")

@@ -70,6 +70,7 @@ export interface Cluster {
   version: string;
   term: number;
   pid: number;
+  journal_problem: string;
   workers: Worker[];
 }
 export interface Graph {

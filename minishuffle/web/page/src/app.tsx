@@ -68,6 +68,11 @@ function Page() {
           from before; it is asked again every second.
         </div>
       )}
+      {cluster !== null && cluster.journal_problem !== "" && (
+        <div class="gone" role="alert">
+          <span aria-hidden="true">■</span> Submissions are refused, and restarts wait, until it can be written: {cluster.journal_problem}
+        </div>
+      )}
       <main tabIndex={-1}>
         {link.tokenWanted ? (
           <TokenWanted />

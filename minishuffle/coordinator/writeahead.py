@@ -1,0 +1,104 @@
+"""What is held back while the journal cannot be written. Pure.
+
+Nothing that the next coordinator would contradict leaves before the journal has it: no attempt is deployed
+that another may be given the number of, none is released that another would ask for, and no report of a
+worker is acknowledged. While the journal cannot be written (its disk is full), tasks run on, and rows flow;
+reports are heard, and workers keep them for the next coordinator; clients are answered. Tasks that failed
+restart once the journal is written, and files of sinks get their names then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+from minishuffle.coordinator.instructions import Instruction, Reply, SendToWorker
+from minishuffle.wire.inquiries import WorkerAsked
+from minishuffle.wire.messages import (
+    Acknowledge,
+    CancelTasks,
+    Dial,
+    PrepareJob,
+    Registered,
+    Shutdown,
+)
+from minishuffle.wire.requests import Accepted
+
+__all__ = ["WriteAhead"]
+
+HARMLESS: Final = (Acknowledge, Dial, PrepareJob, Shutdown, WorkerAsked)
+"""What the next coordinator need not know of."""
+
+
+class WriteAhead:
+    """Instructions that wait for the journal.
+
+    Invariant: none waits while :attr:`problem` is empty.
+    """
+
+    def __init__(self) -> None:
+        self.problem = ""
+        """Why the journal could not be written last; empty: it could."""
+        self._held: list[Instruction] = []
+        self._unacknowledged: dict[int, list[SendToWorker]] = {}
+        """By worker. An acknowledgement that is not ``refused`` stands for all before it."""
+        self._journaled: dict[int, int] = {}
+        """By worker of which reports were applied since: the last one before them."""
+
+    def failed(self, behind: Iterable[Instruction], problem: str) -> list[Instruction]:
+        """The journal could not be written; gives what may be carried out of what stands ``behind`` that."""
+        self.problem = problem
+        return list(self.passed(behind))
+
+    def written(self) -> list[Instruction]:
+        """All of it is written: gives what was held back."""
+        held = self._held + [each for waiting in self._unacknowledged.values() for each in waiting]
+        self.problem = ""
+        self._held = []
+        self._unacknowledged.clear()
+        self._journaled.clear()
+        return held
+
+    def passed(self, instructions: Iterable[Instruction]) -> Iterator[Instruction]:
+        """Those that may be carried out now."""
+        for each in instructions:
+            if not self.problem:
+                yield each
+                continue
+            match each:
+                case SendToWorker(worker, _, Acknowledge(journaled=True) as message):
+                    self._hold_back(worker, each, message)
+                    yield replace(each, message=_with(message, journaled=False))
+                case SendToWorker(worker, _, Registered() as message):
+                    self._unacknowledged.pop(worker, None)  # It repeats those reports.
+                    applied = min(message.applied, self._journaled.get(worker, message.applied))
+                    yield replace(each, message=_with(message, applied=applied))
+                case SendToWorker(message=CancelTasks(attempts=[])):
+                    # A job runs again if the next coordinator does not know. Once more for what is held.
+                    self._held.append(each)
+                    yield each
+                case SendToWorker(message=message) if not isinstance(message, HARMLESS):
+                    self._held.append(each)
+                case Reply(message=Accepted() as message):
+                    warning = f"{self.problem}; a coordinator that is started again would not know of this"
+                    yield replace(each, message=_with(message, warning=warning))
+                case _:
+                    yield each
+
+    def _hold_back(self, worker: int, instruction: SendToWorker, message: Acknowledge) -> None:
+        self._journaled.setdefault(worker, message.number - 1)
+        waiting = self._unacknowledged.setdefault(worker, [])
+        last = waiting[-1].message if waiting else None
+        if isinstance(last, Acknowledge) and not message.refused and not last.refused:
+            waiting.pop()
+        waiting.append(instruction)
+
+    def validate(self) -> None:
+        """Check the invariants; for tests."""
+        assert self.problem or not (self._held or self._unacknowledged or self._journaled)
+        assert self._unacknowledged.keys() <= self._journaled.keys()
+
+
+def _with(message: Any, **fields: Any) -> Any:
+    return message.model_copy(update=fields)

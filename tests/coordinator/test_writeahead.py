@@ -1,0 +1,182 @@
+"""What a coordinator does, and does not do, while its journal cannot be written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from minishuffle.coordinator.instructions import Reply, SendToWorker
+from minishuffle.coordinator.writeahead import WriteAhead
+from minishuffle.dataflow.graph import JobGraph
+from minishuffle.errors import ResourceExhausted
+from minishuffle.wire.messages import (
+    Acknowledge,
+    CancelTasks,
+    DeployTasks,
+    Registered,
+    ReleaseJob,
+    TasksRestarted,
+)
+from minishuffle.wire.outputs import FileCompleted, GetFiles
+from minishuffle.wire.requests import Accepted, CancelJob, GetStatus, JobInfo
+
+if TYPE_CHECKING:
+    from conftest import FakeCluster, FakeWorker
+
+TERM = 7
+FULL = "the journal cannot be written (disk full): make room"
+READ0, READ1, COUNT0, COUNT1 = ("j1", 0, 0), ("j1", 0, 1), ("j1", 1, 0), ("j1", 1, 1)
+
+
+def acknowledge(number: int, *, refused: bool = False, journaled: bool = True) -> Acknowledge:
+    return Acknowledge(term=TERM, number=number, refused=refused, journaled=journaled)
+
+
+def registered(applied: int) -> Registered:
+    return Registered(term=TERM, worker=1, epoch=1, heartbeat_interval=1.0, applied=applied)
+
+
+def completed(file: int, number: int) -> FileCompleted:
+    return FileCompleted(
+        term=TERM,
+        number=number,
+        job="j1",
+        operator=1,
+        index=0,
+        attempt=1,
+        file=file,
+        path=f"/out/part-{file}.parquet",
+        rows=10,
+        bytes=1000,
+        checksum="ab",
+    )
+
+
+# --- the machine ----------------------------------------------------------------------------------
+
+
+def test_what_stands_behind_a_write_that_failed_is_held_back_and_told_later() -> None:
+    ahead = WriteAhead()
+    restarted = SendToWorker(1, 5, TasksRestarted(term=TERM, job="j1", tasks=[], workers=[]))
+    before = SendToWorker(1, 5, acknowledge(3))
+    assert list(ahead.passed([before, restarted])) == [before, restarted]
+    behind = [SendToWorker(1, 5, acknowledge(4)), restarted, Reply(8, 2, JobInfo.model_construct(job="j1"))]
+    now = ahead.failed(behind, FULL)
+    assert now == [SendToWorker(1, 5, acknowledge(4, journaled=False)), behind[2]]
+    ahead.validate()
+    assert ahead.written() == [restarted, behind[0]]
+    ahead.validate()
+    assert list(ahead.passed(behind)) == behind
+
+
+def test_acknowledgements_stand_for_those_before_but_for_files_that_are_refused() -> None:
+    ahead = WriteAhead()
+    ahead.failed([], FULL)
+    given = [acknowledge(1), acknowledge(2), acknowledge(3, refused=True), acknowledge(4), acknowledge(5)]
+    told = list(ahead.passed(SendToWorker(1, 5, each) for each in given))
+    assert [each.message.journaled for each in told if isinstance(each, SendToWorker)] == [False] * 5  # type: ignore[attr-defined]
+    assert ahead.written() == [SendToWorker(1, 5, each) for each in (given[1], given[2], given[4])]
+
+
+def test_a_worker_that_comes_back_is_to_repeat_what_is_not_journaled() -> None:
+    ahead = WriteAhead()
+    ahead.failed([SendToWorker(1, 5, acknowledge(4))], FULL)
+    list(ahead.passed([SendToWorker(1, 5, acknowledge(5))]))
+    back = list(ahead.passed([SendToWorker(1, 6, registered(5)), SendToWorker(2, 7, registered(9))]))
+    assert [each.message.applied for each in back if isinstance(each, SendToWorker)] == [3, 9]  # type: ignore[attr-defined]
+    list(ahead.passed([SendToWorker(1, 6, acknowledge(4))]))
+    assert ahead.written() == [SendToWorker(1, 6, acknowledge(4))]
+
+
+def test_a_job_is_cancelled_at_once_and_again_behind_what_was_held_back() -> None:
+    ahead = WriteAhead()
+    restarted = SendToWorker(1, 5, TasksRestarted(term=TERM, job="j1", tasks=[], workers=[]))
+    cancel = SendToWorker(1, 5, CancelTasks(term=TERM, job="j1"))
+    assert ahead.failed([restarted, cancel], FULL) == [cancel]
+    assert ahead.written() == [restarted, cancel]
+
+
+def test_who_changes_something_is_warned() -> None:
+    ahead = WriteAhead()
+    (reply,) = ahead.failed([Reply(8, 2, Accepted(job="j1"))], FULL)
+    assert isinstance(reply, Reply) and isinstance(reply.message, Accepted)
+    assert reply.message.warning == f"{FULL}; a coordinator that is started again would not know of this"
+
+
+# --- in the coordinator ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def job(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], make_graph: Callable[..., JobGraph]
+) -> str:
+    job = cluster.submit(make_graph(restart_strategy="individual"))
+    cluster.report_all(job, "running")
+    return job
+
+
+def test_files_are_acknowledged_once_they_are_journaled(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], job: str
+) -> None:
+    cluster.journal_error = ResourceExhausted(FULL)
+    cluster.send(pair[0], completed(0, 1))
+    cluster.send(pair[0], completed(1, 2))
+    assert pair[0].got(Acknowledge) == [acknowledge(1, journaled=False), acknowledge(2, journaled=False)]
+    cluster.journal_error = None
+    cluster.heartbeat(pair[0])
+    cluster.report(pair[1], READ1, "failed", number=1)
+    assert pair[0].got(Acknowledge)[2:] == [acknowledge(2)]
+
+
+def test_the_next_coordinator_hears_of_what_the_journal_did_not_take(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], job: str
+) -> None:
+    """A file would have been listed never, and everything behind it; an end would have been forgotten."""
+    cluster.send(pair[0], completed(0, 1))
+    cluster.journal_error = ResourceExhausted(FULL)
+    cluster.send(pair[0], completed(1, 2))
+    cluster.report(pair[0], READ0, "finished", number=3)
+    assert cluster.show(job).files_listed == 2
+    cluster.journal_error = None
+    cluster.lose_coordinator()
+    assert cluster.show(job).files_listed == 1
+    for worker in pair:
+        cluster.come_back(worker)
+    assert pair[0].got(Registered)[-1].applied == 1
+    for report in (completed(1, 2), completed(2, 4)):
+        cluster.send(pair[0], report.model_copy(update={"term": cluster.term}))
+    assert [file.path[-9] for file in cluster.request(GetFiles(job=job)).files] == ["0", "1", "2"]
+    assert not any(each.refused for each in pair[0].got(Acknowledge))
+
+
+def test_no_attempt_is_deployed_or_released_that_the_journal_does_not_know(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], job: str
+) -> None:
+    cluster.journal_error = ResourceExhausted(FULL)
+    cluster.report(pair[0], COUNT0, "failed", number=1)
+    cluster.advance(5.0)
+    assert [len(each.got(kind)) for each in pair for kind in (DeployTasks, ReleaseJob)] == [1, 0, 1, 0]
+    cluster.journal_error = None
+    cluster.advance(1.0)
+    cluster.report(pair[1], COUNT1, "failed", number=1)
+    cluster.advance(5.0)
+    assert {key: task.attempt for key, task in pair[0].tasks.items()} == {READ0: 1, COUNT0: 2}
+    assert {key: task.attempt for key, task in pair[1].tasks.items()} == {READ1: 1, COUNT1: 2}
+
+
+def test_status_says_why_the_journal_cannot_be_written(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], job: str
+) -> None:
+    cluster.journal_error = ResourceExhausted(FULL)
+    reply = cluster.request(CancelJob(job=job))
+    assert isinstance(reply, Accepted) and reply.warning.startswith(FULL)
+    assert pair[0].got(CancelTasks) and pair[1].got(CancelTasks)
+    assert cluster.request(GetStatus()).journal_problem == FULL
+    assert not cluster.state.snapshot(cluster.now, {}).journal_writable
+    cluster.journal_error = None
+    cluster.report_all(job, "canceled")
+    assert cluster.request(GetStatus()).journal_problem == ""
+    assert cluster.state.snapshot(cluster.now, {}).journal_writable
+    assert pair[0].got(ReleaseJob) and cluster.show(job).state == "canceled"
