@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minishuffle.errors import UnknownName, UsageError
+from minishuffle.exchange.schemas import require_plain
 from minishuffle.limits import ASYNC_CALLS_MAX, DURATION_MAX, NAME_BYTES_MAX, PARALLELISM_MAX
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ __all__ = [
     "checked_name",
     "checked_parallelism",
     "checked_paths",
+    "checked_types",
     "key_columns",
     "same_schema",
     "schema_message",
@@ -206,7 +208,7 @@ def arrow_schema(given: Any) -> pa.Schema:
         twice = next((name for name in given.names if given.names.count(name) > 1), None)
         if twice is not None:
             raise UsageError(f"schema: there are two columns {twice!r}: give each its own name")
-        return given
+        return checked_types(given)
     if not isinstance(given, Mapping) or not given:
         raise UsageError(f"schema takes a pyarrow.Schema or a dict of name to type, not {_shown(given)}")
     python = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_(), bytes: pa.binary()}
@@ -219,7 +221,18 @@ def arrow_schema(given: Any) -> pa.Schema:
                 f"schema: {kind!r:.80} is no type for the column {name!r}: write a pyarrow type, its name "
                 "such as 'int64', or int, float, str, bool, bytes"
             ) from error
-    return pa.schema(fields)
+    return checked_types(pa.schema(fields))
+
+
+def checked_types(schema: pa.Schema) -> pa.Schema:
+    """The schema itself.
+
+    Raises:
+        UsageError: a column holds runs or a union.
+    """
+    for field in schema:
+        require_plain(field)
+    return schema
 
 
 def schema_message(schema: pa.Schema) -> bytes:

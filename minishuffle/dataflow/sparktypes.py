@@ -56,7 +56,7 @@ def _nearest(kind: pa.DataType) -> Any:
         return kind
     if pa.types.is_decimal(kind):
         return pa.decimal128(min(kind.precision, DECIMAL_DIGITS_MAX), kind.scale)
-    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+    if pa.types.is_dictionary(kind):
         return _nearest(kind.value_type)
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us", "UTC" if kind.tz else None)
@@ -76,7 +76,7 @@ def _nearest_nested(kind: pa.DataType) -> Any:
     if pa.types.is_map(kind):
         fields = [kind.key_field, kind.item_field]
     nearest = [_nearest(field.type) for field in fields]
-    if pa.types.is_union(kind) or not nearest or None in nearest:
+    if not nearest or None in nearest:
         return None
     fields = [field.with_type(each) for field, each in zip(fields, nearest, strict=True)]
     if pa.types.is_struct(kind):

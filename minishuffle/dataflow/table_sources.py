@@ -11,6 +11,7 @@ from minishuffle.dataflow.arguments import (
     check_callable,
     checked_name,
     checked_paths,
+    checked_types,
     schema_message,
 )
 from minishuffle.dataflow.nodes import Boundary, Feed, Node
@@ -87,7 +88,7 @@ class TableSources(StreamBase):
         from minishuffle.dataflow.operators.sources import ArrowItemsSource
 
         if isinstance(data, pa.Table | pa.RecordBatch):
-            return cls._from_source("from_arrow", ArrowItemsSource(data), data.schema)
+            return cls._from_source("from_arrow", ArrowItemsSource(data), checked_types(data.schema))
         if not hasattr(data, "__arrow_c_stream__"):
             raise UsageError(
                 f"Table.from_arrow takes a pyarrow.Table or a DataFrame, not a {type(data).__name__}: "
@@ -99,7 +100,7 @@ class TableSources(StreamBase):
             raise UsageError(
                 f"Table.from_arrow cannot take a {type(data).__name__} as a table: {error}"
             ) from error
-        return cls._from_source("from_arrow", ArrowItemsSource(table), table.schema)
+        return cls._from_source("from_arrow", ArrowItemsSource(table), checked_types(table.schema))
 
     @classmethod
     def generate(

@@ -17,6 +17,7 @@ from minishuffle.exchange.gather import taken
 from minishuffle.exchange.hotkeys import HotKeys
 from minishuffle.exchange.keys import CHUNK_ROWS, destination, hash_columns, hash_rows
 from minishuffle.exchange.rows import preview
+from minishuffle.exchange.schemas import require_plain
 from minishuffle.kernels.machinecode import kernel
 
 __all__ = ["Kind", "Partitioner"]
@@ -142,7 +143,9 @@ class Partitioner:
         return self._pick_columns(batch, order, bounds)
 
     def _prepare(self, schema: pa.Schema) -> None:
-        """Look a schema's columns over once."""
+        """Look a schema's columns over once. Raises UsageError: a column holds runs or a union."""
+        for field in schema:
+            require_plain(field)
         names = schema.names if self._keys is None else self._keys
         self._key_columns = [_column_number(schema, name) for name in names]
         self._schema = schema

@@ -5,10 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from minishuffle.errors import UsageError
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["with_innermost", "without_dictionary", "without_view"]
+__all__ = ["require_plain", "with_innermost", "without_dictionary", "without_view"]
+
+
+def require_plain(field: pa.Field) -> None:
+    """Raises UsageError: the column holds runs or a union, at any depth. Hardly a function of Arrow takes
+    them, and those that do count none of their nulls."""
+    if not _is_plain(field.type):
+        raise UsageError(
+            f"column {field.name!r} is of type {field.type}, which nothing can be made of: decode runs with "
+            "pyarrow.compute.run_end_decode, and give each part of a union a column of its own"
+        )
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    if pa.types.is_run_end_encoded(kind) or pa.types.is_union(kind):
+        return False
+    return not kind.num_fields or all(_is_plain(kind.field(number).type) for number in range(kind.num_fields))
 
 
 def with_innermost(

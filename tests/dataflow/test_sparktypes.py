@@ -42,7 +42,6 @@ def test_what_spark_never_writes_is_refused_with_what_to_declare(kind: pa.DataTy
     "kind",
     [
         pa.month_day_nano_interval(),
-        pa.dense_union([pa.field("a", pa.int8())]),
         pa.list_(pa.month_day_nano_interval()),
         pa.struct([("x", pa.month_day_nano_interval())]),
         pa.map_(pa.string(), pa.month_day_nano_interval()),

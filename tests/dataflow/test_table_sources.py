@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
@@ -248,3 +249,20 @@ def test_other_names_from_spark_are_refused(name: Any) -> None:
         UsageError, match=r"Table\.from_spark takes a name of 1 to \d+ bytes, all printable, not"
     ):
         Table.from_spark(name, SCHEMA)
+
+
+def runs(start: int, count: int) -> pa.RecordBatch:
+    """Every other value is null, which no count of runs says."""
+    values = pa.array([None if number % 2 else number for number in range(start, start + count)], pa.int64())
+    return pa.RecordBatch.from_pydict({"k": pa.array([1] * count), "v": pc.run_end_encode(values)})
+
+
+def test_columns_of_runs_and_unions_are_refused_before_and_while_the_job_runs() -> None:
+    refused = "column 'v' is of type run_end_encoded<.*decode runs with pyarrow.compute.run_end_decode"
+    with pytest.raises(UsageError, match=refused):
+        Table.from_arrow(runs(0, 4))
+    with pytest.raises(UsageError, match=refused):
+        Table.generate(runs, records=4, schema=runs(0, 1).schema)
+    undeclared = Table.generate(runs, records=4).key_by("k").aggregate(n=("v", "count"))
+    with pytest.raises(UsageError, match=refused):
+        rows(undeclared)

@@ -20,7 +20,7 @@ from minishuffle.dataflow.operators.pyvalues import MISFITS, array_of, type_of
 from minishuffle.dataflow.operators.times import HIDDEN_TIME, EventTime
 from minishuffle.dataflow.operators.widertype import wider
 from minishuffle.errors import UnknownName, UsageError
-from minishuffle.exchange.schemas import with_innermost
+from minishuffle.exchange.schemas import require_plain, with_innermost
 from minishuffle.exchange.sizes import pieces
 
 __all__ = ["CheckSchema", "RowsToArrow", "ToArrow", "ToRows", "column_of", "rows_of"]
@@ -75,10 +75,12 @@ def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
 
     Raises:
         UnknownName: there is none (or more than one) of that name; lists the columns.
+        UsageError: it holds runs or a union.
     """
     index = batch.schema.get_field_index(name)
     if index < 0:
         raise UnknownName(f"no column {name!r} (or several): the batch has {', '.join(batch.schema.names)}")
+    require_plain(batch.schema.field(index))
     return batch.column(index)
 
 
