@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 from pydantic import ValidationError
 
-from minishuffle.cli.session import json_option, late_global_options, print_json
+from minishuffle.cli.session import FiniteRange, json_option, late_global_options, print_json
 from minishuffle.cli.tables import byte_text, console, new_table
 from minishuffle.dataflow.graph import JobSettings
 from minishuffle.errors import ShuffleError, UsageError
@@ -97,7 +97,7 @@ def _wire(kind: Any, as_json: bool, options: dict[str, Any]) -> None:
 @click.option("--emit", type=click.Choice(["each", "batch"]), default="batch", show_default=True)
 @click.option("--workers", default=2, show_default=True, type=click.IntRange(1, 64))
 @click.option("--records", type=click.IntRange(1), help="How many in all.")
-@click.option("--seconds", type=click.FloatRange(min=0.1), help="Or for how long.")
+@click.option("--seconds", type=FiniteRange(min=0.1), help="Or for how long.")
 @_buffer_timeout_option
 @json_option
 @late_global_options
@@ -157,8 +157,8 @@ def count_words(as_json: bool, **options: Any) -> None:
 
 
 @bench.command()
-@click.option("--rate", default=20_000.0, show_default=True, type=click.FloatRange(1), help="Records/s.")
-@click.option("--seconds", default=10.0, show_default=True, type=click.FloatRange(min=0.1))
+@click.option("--rate", default=20_000.0, show_default=True, type=FiniteRange(1), help="Records/s.")
+@click.option("--seconds", default=10.0, show_default=True, type=FiniteRange(min=0.1))
 @_buffer_timeout_option
 @json_option
 @late_global_options
@@ -199,7 +199,7 @@ def latency(as_json: bool, rate: float, seconds: float, buffer_timeout: float | 
     help="Standby workers; 0: free slots.",
 )
 @click.option("--kills", default=20, show_default=True, type=click.IntRange(1, 1000))
-@click.option("--rate", default=20_000.0, show_default=True, type=click.FloatRange(1), help="Records/s.")
+@click.option("--rate", default=20_000.0, show_default=True, type=FiniteRange(1), help="Records/s.")
 @json_option
 @late_global_options
 def recovery(as_json: bool, **options: Any) -> None:

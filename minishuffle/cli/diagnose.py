@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from minishuffle.cli.session import json_option, late_global_options, print_json, session_of
+from minishuffle.cli.session import FiniteRange, json_option, late_global_options, print_json, session_of
 from minishuffle.client import Client
 from minishuffle.errors import UsageError
 from minishuffle.observe.diagnosis import (
@@ -31,7 +31,7 @@ LOOK_SECONDS = 0.1
 @click.argument("job", required=False)
 @click.option(
     "--seconds",
-    type=click.FloatRange(0.5, 600),
+    type=FiniteRange(0.5, 600),
     default=SECONDS_DEFAULT,
     show_default=True,
     help="Time between the two looks.",

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import click
 
-from minishuffle.cli.session import json_option, late_global_options, print_json, session_of
+from minishuffle.cli.session import FiniteRange, json_option, late_global_options, print_json, session_of
 from minishuffle.cli.tables import console, new_table
 from minishuffle.cli.worker import signal_worker
 
@@ -33,7 +33,7 @@ KINDS: Final = ("task", "process", "host", "stop", "link")
     "--every",
     default=2.0,
     show_default=True,
-    type=click.FloatRange(0.1, 3600),
+    type=FiniteRange(0.1, 3600),
     help="Seconds, at least, between a recovery and the next failure.",
 )
 @click.option("--seed", default=0, show_default=True, help="Decides whom the failures strike.")

@@ -13,7 +13,14 @@ import click
 from minishuffle.cli import tables
 from minishuffle.cli.jobs import EXIT_ROWS_LOST
 from minishuffle.cli.loading import load_pipeline
-from minishuffle.cli.session import Session, json_option, late_global_options, print_json, session_of
+from minishuffle.cli.session import (
+    FiniteRange,
+    Session,
+    json_option,
+    late_global_options,
+    print_json,
+    session_of,
+)
 from minishuffle.client import Client
 from minishuffle.errors import ShuffleError, UsageError
 from minishuffle.limits import PARALLELISM_MAX
@@ -66,7 +73,7 @@ def pipeline() -> None:
 @click.option("--streaming", is_flag=True, help="As a query of Structured Streaming that can be resumed.")
 @click.option(
     "--kill-after",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     metavar="SECONDS",
     help="Kill a worker so long after the first row, and audit the result row by row.",
 )

@@ -29,6 +29,7 @@ from minishuffle.launch import checked_settings
 __all__ = [
     "DEFAULT_PORT",
     "DEFAULT_WEB_PORT",
+    "FiniteRange",
     "Session",
     "global_options",
     "json_option",
@@ -191,6 +192,16 @@ def late_global_options(command: Command) -> Command:
     for option in reversed(_global_options(hidden=True)):
         command = option(command)
     return command
+
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers, of which neither NaN (which is in every range of click) nor infinity is one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
 
 
 def json_option(command: Command) -> Command:

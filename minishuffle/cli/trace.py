@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 
 import click
 
-from minishuffle.cli.session import late_global_options, print_json, session_of
+from minishuffle.cli.session import FiniteRange, late_global_options, print_json, session_of
 from minishuffle.client import Client
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.wire.inquiries import AskWorkers, TracedChannel
@@ -33,7 +33,7 @@ LOOK_SECONDS: Final = 0.2
 )
 @click.option("--frames", type=click.IntRange(1), default=100, show_default=True, help="End after so many.")
 @click.option(
-    "--seconds", type=click.FloatRange(0.1, 3600), default=10.0, show_default=True, help="End after that."
+    "--seconds", type=FiniteRange(0.1, 3600), default=10.0, show_default=True, help="End after that."
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 @late_global_options

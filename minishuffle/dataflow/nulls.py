@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-__all__ = ["misplaced_null"]
+__all__ = ["misplaced", "misplaced_null"]
 
 
 def misplaced_null(batch: pa.RecordBatch, schema: pa.Schema) -> str | None:
@@ -16,13 +16,14 @@ def misplaced_null(batch: pa.RecordBatch, schema: pa.Schema) -> str | None:
     The columns are in the order of the schema; only whether they may be null is taken from it.
     """
     for column, field in zip(batch.columns, schema, strict=True):
-        found = _misplaced(column, field)
+        found = misplaced(column, field)
         if found is not None:
             return found
     return None
 
 
-def _misplaced(column: Any, field: pa.Field) -> str | None:
+def misplaced(column: Any, field: pa.Field) -> str | None:
+    """The same of one column."""
     if not field.nullable and column.null_count:
         return str(field.name)
     parts = [part for part in _parts(field.type) if _is_strict(part)]
@@ -31,7 +32,7 @@ def _misplaced(column: Any, field: pa.Field) -> str | None:
     if column.null_count:  # What lies under a null counts for nothing.
         column = column.drop_null()
     for part in parts:
-        found = _misplaced(_part(column, part), part)
+        found = misplaced(_part(column, part), part)
         if found is not None:
             return f"{field.name}.{found}"
     return None

@@ -177,3 +177,20 @@ def test_json_is_json_whatever_the_rows_hold(
     printed = capsys.readouterr().out
     assert printed == f"{text}\n"
     json.loads(printed, parse_constant=never)
+
+
+@pytest.mark.parametrize("given", ["nan", "inf", "-inf", "1e999"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["drill", "--every"],
+        ["bench", "recovery", "--rate"],
+        ["bench", "latency", "--rate"],
+        ["trace", "j1", "--seconds"],
+    ],
+    ids=" ".join,
+)
+def test_numbers_of_options_are_finite(command: list[str], given: str) -> None:
+    found = CliRunner().invoke(cli, [*command, given])
+    assert found.exit_code == 2
+    assert "is not a finite number" in found.output or "is not in the range" in found.output

@@ -266,3 +266,18 @@ def test_columns_of_runs_and_unions_are_refused_before_and_while_the_job_runs() 
     undeclared = Table.generate(runs, records=4).key_by("k").aggregate(n=("v", "count"))
     with pytest.raises(UsageError, match=refused):
         rows(undeclared)
+
+
+STRICT_PARTS = pa.list_(pa.field("x", pa.int64(), nullable=False))
+
+
+def test_a_null_in_a_part_that_is_declared_without_is_refused(tmp_path: Path) -> None:
+    given = [{"s": [1]}, {"s": [2, None]}]
+    pq.write_table(pa.Table.from_pylist(given), tmp_path / "1.parquet")
+    schema = pa.schema([("s", STRICT_PARTS)])
+    with pytest.raises(UsageError, match=r"column 's\.x' of .*1\.parquet has nulls, and is declared without"):
+        rows(Table.from_files(tmp_path, schema=schema))
+    with pytest.raises(UsageError, match=r"column 's\.x': the value None does not fit a column that is not"):
+        rows(Stream.items(given).to_table(schema))
+    fine = [{"s": [1]}, {"s": None}]
+    assert rows(Stream.items(fine).to_table(schema)) == sorted(fine, key=str)

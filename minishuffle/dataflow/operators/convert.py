@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from minishuffle.dataflow.nulls import misplaced
 from minishuffle.dataflow.operators.base import Batch, Emit, KeyedRows, Used
 from minishuffle.dataflow.operators.chained import ChainedOperator, preview
 from minishuffle.dataflow.operators.hiddentime import gives_time, with_time
@@ -262,8 +263,9 @@ def _misfit(kind: pa.DataType, values: Sequence[Any]) -> Any:
 
 
 def _check_nulls(field: pa.Field, array: pa.Array) -> None:
-    if not field.nullable and array.null_count:
-        raise UsageError(f"column {field.name!r}: the value None does not fit a column that is not nullable")
+    place = misplaced(array, field)
+    if place is not None:
+        raise UsageError(f"column {place!r}: the value None does not fit a column that is not nullable")
 
 
 class ToRows(ChainedOperator):

@@ -105,7 +105,7 @@ class CsvSource(RecordFiles):
         read = schema or pa.schema([(name, pa.binary()) for name in (self._names(path) or ())[:1]])
         options = self._options(
             None if self.header else read.names,
-            column_types=read,
+            column_types=_parsed_schema(read),
             include_columns=read.names,
             include_missing_columns=True,
         )
@@ -113,8 +113,7 @@ class CsvSource(RecordFiles):
             with pa_csv.open_csv(_WithLastLineEnd(file), **options) as reader:
                 for batch in reader:
                     _check(batch, read)
-                    checked = pa.RecordBatch.from_arrays(batch.columns, schema=read)
-                    yield checked if schema else checked.select([])
+                    yield batch if schema else batch.select([])
         except pa.ArrowException as error:
             if "straddl" in str(error):
                 raise UsageError(
@@ -124,6 +123,14 @@ class CsvSource(RecordFiles):
             raise UsageError(
                 f"{path}: {error}: correct the file or the schema, or name what is null: nulls=('NA',)"
             ) from error
+
+
+def _parsed_schema(schema: pa.Schema) -> pa.Schema:
+    """What the reader makes of the texts: it has no word for numbers that are too large for short floats."""
+    fields = [
+        field.with_type(pa.float64()) if pa.types.is_floating(field.type) else field for field in schema
+    ]
+    return pa.schema(fields)
 
 
 def _check(batch: pa.RecordBatch, schema: pa.Schema) -> None:

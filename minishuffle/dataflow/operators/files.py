@@ -266,7 +266,7 @@ class RecordFiles:
         raise NotImplementedError
 
     def batches(self, path: str, file: io.BufferedReader, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """The file's batches of that schema, of any length."""
+        """The file's batches with the columns of that schema, of any length."""
         raise NotImplementedError
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from minishuffle.dataflow.nulls import misplaced_null
 from minishuffle.errors import UsageError
 from minishuffle.exchange.schemas import without_dictionary
 
@@ -182,7 +183,8 @@ def in_schema(data: Any, schema: pa.Schema, where: str) -> Any:
     """A batch or a table with the columns of ``schema``, those that it lacks null.
 
     Raises:
-        UsageError: a value does not fit its type whole (an int64 of 17 digits a float64, say).
+        UsageError: a value does not fit its type whole (an int64 of 17 digits a float64, say), or there is a
+            null where none may be.
     """
     if data.schema.equals(schema):
         return data
@@ -190,8 +192,6 @@ def in_schema(data: Any, schema: pa.Schema, where: str) -> Any:
     for place, field in enumerate(schema):
         number = place if is_in_order else data.schema.get_field_index(field.name)
         column = pa.nulls(data.num_rows, field.type) if number < 0 else data.column(number)
-        if column.null_count and not field.nullable:
-            raise UsageError(f"column {field.name!r} of {where} has nulls, and is declared without")
         try:
             arrays.append(_exactly(column, field.type))
         except pa.ArrowException as error:
@@ -199,7 +199,12 @@ def in_schema(data: Any, schema: pa.Schema, where: str) -> Any:
                 f"column {field.name!r} of {where} has the type {column.type}, and a value that does not fit "
                 f"{field.type} ({error}): cast the column first, or declare what fits with to_table(schema)"
             ) from error
-    return type(data).from_arrays(arrays, schema=schema)
+    found = type(data).from_arrays(arrays, schema=schema)
+    for batch in [found] if isinstance(found, pa.RecordBatch) else found.to_batches():
+        null = misplaced_null(batch, schema)
+        if null is not None:
+            raise UsageError(f"column {null!r} of {where} has nulls, and is declared without")
+    return found
 
 
 def _exactly(column: Any, kind: pa.DataType) -> Any:

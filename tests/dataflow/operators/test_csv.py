@@ -204,3 +204,11 @@ def test_a_header_that_cannot_be_read_is_told(tmp_path: Path) -> None:
 def test_a_file_of_a_byte_order_mark_alone_is_empty(header: bool, tmp_path: Path) -> None:
     path = written(tmp_path, b"\xef\xbb\xbf")
     assert read(CsvSource(path, pa.schema([("a", pa.int64())]), header=header)) == []
+
+
+def test_a_number_that_no_short_float_holds_is_refused_and_infinity_is_not(tmp_path: Path) -> None:
+    schema = pa.schema([("a", pa.float32())])
+    found = read(CsvSource(written(tmp_path, "a\n1.5\ninf\n-3e38\n"), schema))
+    assert [row["a"] for row in found] == [1.5, float("inf"), pytest.approx(-3e38, rel=1e-6)]
+    with pytest.raises(UsageError, match=r"column 'a' of .*1e\+300 would be another value"):
+        read(CsvSource(written(tmp_path, "a\n1\n1e300\n"), schema))
