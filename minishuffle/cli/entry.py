@@ -6,12 +6,28 @@ this process at once, without the traceback of whatever was being imported.
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
-__all__ = ["main"]
+__all__ = ["importing", "main"]
 
 EXIT_INTERRUPTED = 130
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """What is imported within stays for good: the garbage collector does not run meanwhile, and does not look
+    at it later, nor when this process ends. With it the imports of a worker and its end took 0.58 s of
+    processor time, without 0.44 (medians of 15)."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def main() -> NoReturn:
@@ -29,7 +45,8 @@ def main() -> NoReturn:
         # for a while: an import took 155 ms of processor time with two, 65 with one. A worker has enough
         # with its task threads; who wants more sets the variable.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-        from minishuffle.cli.main import main as command
+        with importing():
+            from minishuffle.cli.main import main as command
 
         if ours:
             signal.signal(signal.SIGINT, before)

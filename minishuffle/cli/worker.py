@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from minishuffle.cli import doctor
+from minishuffle.cli.entry import importing
 from minishuffle.cli.session import (
     DEFAULT_HOST,
     DEFAULT_PORT,
@@ -103,11 +104,12 @@ def start_worker(
     session = session_of(context)
     settings = settings_from(values)
     secret, address, directory = session.secret(), session.address(), session.make_directory()
-    from minishuffle.kernels.machinecode import load_kernels
-    from minishuffle.web.server import serve_worker_web
-    from minishuffle.worker.service import run_worker
+    with importing():
+        from minishuffle.kernels.machinecode import load_kernels
+        from minishuffle.web.server import serve_worker_web
+        from minishuffle.worker.service import run_worker
 
-    load_kernels()
+        load_kernels()
 
     async def body(ready: Ready, stop: asyncio.Event) -> None:
         await run_worker(
@@ -159,8 +161,9 @@ def start_coordinator(
     web_port = web_port if web_port is not None else (port + 1 if 0 < port < 65535 else 0)
     doctor.require_free_ports(host, port, web_port)
     directory = session.make_directory()
-    from minishuffle.coordinator.process import run_coordinator
-    from minishuffle.web.server import serve_coordinator_web
+    with importing():
+        from minishuffle.coordinator.process import run_coordinator
+        from minishuffle.web.server import serve_coordinator_web
 
     async def body(ready: Ready, stop: asyncio.Event) -> None:
         await run_coordinator(

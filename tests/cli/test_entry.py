@@ -1,11 +1,14 @@
 """Ctrl-C while the command line is being imported, in processes of their own."""
 
+import gc
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+
+from minishuffle.cli.entry import importing
 
 BEFORE = """
 import importlib.abc, runpy, signal, sys, types, weakref
@@ -77,3 +80,17 @@ def test_linear_algebra_has_one_thread_unless_somebody_wants_more(given: str | N
 def test_the_console_script_begins_there(repository: Path) -> None:
     project = tomllib.loads((repository / "pyproject.toml").read_text())["project"]
     assert project["scripts"] == {"minishuffle": "minishuffle.cli.entry:main"}
+
+
+def test_what_is_imported_is_nothing_that_the_garbage_collector_looks_at_again() -> None:
+    before = gc.get_freeze_count()
+    try:
+        with importing():
+            assert not gc.isenabled()
+            kept = [[] for _ in range(1000)]
+        assert gc.isenabled() and gc.get_freeze_count() >= before + len(kept)
+        with pytest.raises(ValueError), importing():
+            raise ValueError
+        assert gc.isenabled()
+    finally:
+        gc.unfreeze()
