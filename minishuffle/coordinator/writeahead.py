@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from minishuffle.coordinator.instructions import Instruction, Reply, SendToWorker
+from minishuffle.wire.clients import ServeResult
 from minishuffle.wire.inquiries import WorkerAsked
 from minishuffle.wire.messages import (
     Acknowledge,
@@ -27,7 +28,7 @@ from minishuffle.wire.requests import Accepted
 
 __all__ = ["WriteAhead"]
 
-HARMLESS: Final = (Acknowledge, Dial, PrepareJob, Shutdown, WorkerAsked)
+HARMLESS: Final = (Acknowledge, Dial, PrepareJob, ServeResult, Shutdown, WorkerAsked)
 """What the next coordinator need not know of."""
 
 
