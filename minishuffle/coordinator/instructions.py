@@ -63,7 +63,7 @@ class WatchProcess:
 @dataclass(frozen=True, slots=True)
 class Journal:
     """Have these records in the journal before anything that follows is carried out. If they cannot be
-    written, ``journal_failed`` says what is carried out instead."""
+    written, the state's ``write_ahead`` says what is carried out instead."""
 
     changes: Changes
     submission: bool = False

@@ -18,13 +18,17 @@ from typing import Self
 from minishuffle.errors import ResourceExhausted, ShuffleError, Superseded
 from minishuffle.ids import RecordKey
 
-__all__ = ["CoordinatorJournal"]
+__all__ = ["CoordinatorJournal", "JournalLost"]
 
 FILE_NAME = "journal.sqlite"
 OPEN_BUSY_SECONDS = 5.0
 """How long another process may hold the file at the start."""
 WRITE_BUSY_SECONDS = 1.0
 """The same while the coordinator runs."""
+
+
+class JournalLost(ResourceExhausted):
+    """Somebody has removed the file, or put an empty one in its place."""
 
 
 class CoordinatorJournal:
@@ -86,7 +90,8 @@ class CoordinatorJournal:
             database.execute("UPDATE coordinator SET term = term + 1")
             term: int = database.execute("SELECT term FROM coordinator").fetchone()[0]
             records: dict[RecordKey, bytes] = {}
-            for kind, name, record, checksum in database.execute("SELECT * FROM records ORDER BY rowid"):
+            rows = database.execute("SELECT kind, name, record, checksum FROM records ORDER BY rowid")
+            for kind, name, record, checksum in rows:
                 if checksum != _checksum((kind, name), record):
                     raise self.damaged(f"the checksum of record {kind} {name} is wrong")
                 records[kind, name] = record
@@ -116,10 +121,14 @@ class CoordinatorJournal:
                 database.execute("ROLLBACK")
             raise
 
-    def write(self, changes: Mapping[RecordKey, bytes | None]) -> None:
+    def write(self, changes: Mapping[RecordKey, bytes | None], *, whole: bool = False) -> None:
         """Make records last, and have others forgotten; may be tried again after an error.
 
+        Args:
+            whole: these are all records that there are.
+
         Raises:
+            JournalLost: nothing that was written before is there, and ``changes`` are not the ``whole``.
             Superseded: a later term has begun.
             ResourceExhausted: it cannot be written, e.g. because the disk is full.
         """
@@ -130,7 +139,7 @@ class CoordinatorJournal:
             self._file = None
             self._database.execute(f"PRAGMA busy_timeout = {WRITE_BUSY_SECONDS * 1000:.0f}")
             with self._transaction() as database:
-                self._require_term(database)
+                self._require_term(database, whole)
                 for key, record in changes.items():
                     if record is None:
                         database.execute("DELETE FROM records WHERE kind = ? AND name = ?", key)
@@ -144,10 +153,13 @@ class CoordinatorJournal:
             ) from error
         self._file = self._inode()
 
-    def _require_term(self, database: sqlite3.Connection) -> None:
+    def _require_term(self, database: sqlite3.Connection, whole: bool) -> None:
         """A file that was made anew has no term yet, and gets this one."""
-        database.execute("UPDATE coordinator SET term = ? WHERE term = 0", (self.term,))
         term: int = database.execute("SELECT term FROM coordinator").fetchone()[0]
+        if term == 0:
+            if not whole:
+                raise JournalLost(f"the journal {self.path} was removed")
+            database.execute("UPDATE coordinator SET term = ?", (self.term,))
         if term > self.term:
             raise Superseded(
                 f"a coordinator of term {term} has taken over with {self.path}: this one, of term "

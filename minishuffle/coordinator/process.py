@@ -37,7 +37,7 @@ from minishuffle.coordinator.instructions import (
     WatchProcess,
 )
 from minishuffle.coordinator.jobs import Job
-from minishuffle.coordinator.journal import CoordinatorJournal
+from minishuffle.coordinator.journal import CoordinatorJournal, JournalLost
 from minishuffle.coordinator.state import CoordinatorState
 from minishuffle.coordinator.status import CoordinatorFacts
 from minishuffle.coordinator.workers import Worker
@@ -79,8 +79,9 @@ class Storage(Protocol):
     @property
     def records(self) -> Mapping[RecordKey, bytes]: ...
 
-    def write(self, changes: Changes, done: Callable[[Exception | None], None]) -> None:
-        """Write without waiting for the disk; ``done`` is called on the loop, with what went wrong."""
+    def write(self, changes: Changes, done: Callable[[Exception | None], None], *, whole: bool) -> None:
+        """Write without waiting for the disk; ``done`` is called on the loop, with what went wrong. See
+        :meth:`~minishuffle.coordinator.journal.CoordinatorJournal.write`."""
 
 
 class JournalThread:
@@ -93,13 +94,13 @@ class JournalThread:
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, "journal")
 
-    def write(self, changes: Changes, done: Callable[[Exception | None], None]) -> None:
+    def write(self, changes: Changes, done: Callable[[Exception | None], None], *, whole: bool) -> None:
         """See :class:`Storage`."""
 
         def work() -> None:
             error: Exception | None = None
             try:
-                self._journal.write(changes)
+                self._journal.write(changes, whole=whole)
             except Exception as raised:  # whatever it is, the loop has to know
                 error = raised
             with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits for it.
@@ -152,7 +153,11 @@ class Coordinator:
         self._is_writing = False
         """The journal is; what is to be done waits behind that."""
         self._unwritten: Changes | None = None
-        """What could not be written; None if all could."""
+        """What could not be written, or is not under way; None while all could."""
+        self._submitted: list[Journal] = []
+        """Submissions that wait for the next try to write that."""
+        self._whole = False
+        """What is to be written is all that there is."""
         self._watches: set[asyncio.Task[None]] = set()
         """For processes whose control link closed."""
         self._watch_seconds = settings.heartbeat_timeout
@@ -292,12 +297,17 @@ class Coordinator:
 
     def _go_on(self) -> None:
         """Carry out what does not wait for the journal."""
-        while self._instructions and not self._is_writing:
+        while self._instructions and (self._unwritten is not None or not self._is_writing):
             instruction = self._instructions.popleft()
-            if isinstance(instruction, Journal):
-                self._write(instruction)
-            else:
+            if not isinstance(instruction, Journal):
                 self._carry_out_one(instruction)
+            elif self._unwritten is None:
+                self._write(instruction)
+            elif instruction.submission:
+                self._submitted.append(instruction)
+                self._write_again()
+            else:
+                self._unwritten.update(instruction.changes)
 
     def _carry_out_one(self, instruction: Instruction) -> None:
         match instruction:
@@ -321,33 +331,55 @@ class Coordinator:
         """Write that, and with it all that is to be written behind it: one write takes long enough."""
         together = [first, *(each for each in self._instructions if isinstance(each, Journal))]
         self._instructions = deque(each for each in self._instructions if not isinstance(each, Journal))
-        changes, submitted = dict(self._unwritten or {}), Changes()
+        changes, submitted = Changes(), Changes()
         for each in together:
             (submitted if each.submission else changes).update(each.changes)
         submissions = sum(each.submission for each in together)
         self._is_writing = True
-        self._journal.write(changes | submitted, partial(self._written, changes, submissions))
+        self._journal.write(
+            changes | submitted, partial(self._written, changes, submissions), whole=self._whole
+        )
+
+    def _write_again(self) -> None:
+        """Try to write what could not be written; meanwhile the rest goes on."""
+        if self._unwritten is not None and not self._is_writing:
+            changes, self._unwritten = self._unwritten, Changes()
+            submissions, self._submitted = self._submitted, []
+            together = changes.copy()
+            for each in submissions:
+                together.update(each.changes)
+            self._is_writing = True
+            done = partial(self._written, changes, len(submissions))
+            self._journal.write(together, done, whole=self._whole)
 
     def _written(self, changes: Changes, submissions: int, error: Exception | None) -> None:
         """The journal has it, or not; then what follows is carried out all the same, but for submissions and
         what the next coordinator would not know."""
         self._is_writing = False
-        failed_before, now = self._unwritten is not None, self._loop.time()
+        newer, now = self._unwritten, self._loop.time()
         if error is not None and not isinstance(error, ResourceExhausted):
             self._instructions.clear()
             if not self.stopped.done():
                 self.stopped.set_exception(error)
             return
-        self._unwritten = changes if error is not None else None
+        self._unwritten = None if error is None else changes | (newer or {})
         if error is not None:
-            if not failed_before:
+            if newer is None:
                 _log.error("submissions are refused, and restarts wait, until it can be written: %s", error)
-            self._instructions = deque(self._state.journal_failed(self._instructions, error))
-        elif failed_before:
-            _log.warning("the journal is written again, with everything that happened meanwhile")
-            self._instructions.extend(self._state.journal_written())
+            if isinstance(error, JournalLost):
+                self._unwritten, self._whole = self._state.everything(now), True
+            self._instructions = deque(self._state.write_ahead.failed(self._instructions, str(error)))
+        else:
+            self._whole = False
+            if newer is not None:
+                _log.warning("the journal is written again, with everything that happened meanwhile")
+                self._instructions.appendleft(Journal(newer))
+                self._instructions.extend([*self._state.write_ahead.written(), *self._submitted])
+                self._submitted = []
         for _ in range(submissions):
             self._instructions.extend(self._state.journaled(error, now))
+        if isinstance(error, JournalLost):
+            self._write_again()
         self._go_on()
         self._schedule()
 
@@ -355,6 +387,7 @@ class Coordinator:
         """Now and then, also to write what could not be written: it finds out that another has taken over."""
         if not self.stopped.done():
             self._look = self._loop.call_later(TERM_SECONDS, self._look_at_term)
+            self._write_again()
             self._carry_out([Journal({})])
 
     def _close_link(self, number: int, why: str, refusal: str) -> None:

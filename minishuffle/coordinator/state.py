@@ -50,7 +50,7 @@ from minishuffle.coordinator.writeahead import WriteAhead
 from minishuffle.counters import CoordinatorSnapshot
 from minishuffle.dataflow.graph import JobGraph, Placement
 from minishuffle.errors import PeerLost, ResourceExhausted, ShuffleError, UsageError
-from minishuffle.ids import RecordKey
+from minishuffle.ids import Changes, RecordKey
 from minishuffle.wire.clients import ResultExpected, UpstreamExpected, WriteBegun, WriteEnded
 from minishuffle.wire.inquiries import AskWorkers, WorkerAnswered
 from minishuffle.wire.messages import (
@@ -115,6 +115,8 @@ class CoordinatorState:
         """Set by the shell once known."""
         self.ignored = 0
         """Messages of an earlier term, of an older epoch or attempt, or from nobody that is registered."""
+        self.write_ahead = WriteAhead()
+        """The shell says whether the journal can be written."""
         self._settings = settings
         self._facts = facts
         self._random = random
@@ -122,7 +124,6 @@ class CoordinatorState:
         self._workers = WorkerRegistry(settings, facts.python)
         self._jobs = JobTable()
         self._preparations = Preparations(facts.term)
-        self._write_ahead = WriteAhead()
         self._deployer = Deployer(
             facts.term, settings.slot_timeout, self._workers, self._preparations, self._send_to
         )
@@ -239,14 +240,14 @@ class CoordinatorState:
             self._out.append(Reply(submission.link, submission.request, accepted))
         return self._settle(now)
 
-    def journal_failed(self, behind: Iterable[Instruction], error: ShuffleError) -> list[Instruction]:
-        """A write failed. Gives what is to be carried out of what stands ``behind`` it; see
-        :mod:`~minishuffle.coordinator.writeahead`."""
-        return self._write_ahead.failed(behind, str(error))
-
-    def journal_written(self) -> list[Instruction]:
-        """What could not be written is written, with all that followed."""
-        return self._write_ahead.written()
+    def everything(self, now: float) -> Changes:
+        """All records, for a journal that has lost them."""
+        self._recorder = journalrecords.Recorder({})
+        for job in self._jobs.values():
+            job.changed.update(job.keys())
+        self._changed.update({each.worker: each for each in self._workers})
+        self._record(self._jobs, clients=self._jobs)
+        return self._recorder.take(now)
 
     def undeployable(
         self, worker: int, message: DeployTasks, error: ShuffleError, now: float
@@ -590,15 +591,15 @@ class CoordinatorState:
         self._workers.standby_short += len(called)
         self._advance_stop(now)
         self._record(touched | {job.id for job in self._jobs.values() if job.changed})
-        out, self._out = list(self._write_ahead.passed(self._out)), []
+        out, self._out = list(self.write_ahead.passed(self._out)), []
         changes = self._recorder.take(now)
         return [Journal(changes), *out] if changes else out
 
-    def _record(self, jobs: Iterable[str]) -> None:
+    def _record(self, jobs: Iterable[str], clients: Iterable[str] = ()) -> None:
         """Note what has changed for the journal."""
         for job in self._jobs.keys() & jobs:
             self._recorder.job(self._jobs[job])
-        for name in self._jobs.keys() & (self._streams.changed() | self._results.changed()):
+        for name in self._jobs.keys() & (self._streams.changed() | self._results.changed() | {*clients}):
             self._recorder.clients(name, stream=self._streams.record(name), result=self._results.record(name))
         for worker in self._changed.values():
             self._recorder.worker(worker)
@@ -671,7 +672,7 @@ class CoordinatorState:
         return coordinator_snapshot(self._view(), now, refused)
 
     def _view(self) -> ClusterView:
-        problem = self._write_ahead.problem
+        problem = self.write_ahead.problem
         return ClusterView(self._facts, self.web_port, problem, self._workers, self._jobs)
 
     def validate(self) -> None:
@@ -679,7 +680,7 @@ class CoordinatorState:
         assert not self._out and not self._touched and not self._changed
         self._workers.validate()
         self._results.validate()
-        self._write_ahead.validate()
+        self.write_ahead.validate()
         alive = {worker.worker for worker in self._workers.alive()}
         assert self._awaiting == bool(self._workers.awaited())
         self._preparations.validate(alive, {job.id for job in self._jobs.active()})

@@ -234,6 +234,11 @@ class WorkerRegistry:
                 f"worker {worker.worker} is process {worker.about.pid} on {worker.about.host}, and not "
                 f"process {about.pid} on {about.host}: register without an epoch, as a new one"
             )
+        if worker is None and about.requested_worker not in self._workers:
+            raise UsageError(
+                f"worker {about.requested_worker} is not known to this coordinator: its journal could not be "
+                "written when the worker came, or is another one; start the worker again"
+            )
         if worker is None or worker.epoch != about.epoch:
             raise UsageError(
                 f"worker {about.requested_worker} was declared lost while it was away, and its tasks have "

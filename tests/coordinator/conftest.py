@@ -207,12 +207,12 @@ class FakeCluster:
         failed_before, wanted = self.unwritten is not None, (self.unwritten or {}) | changes
         if self.journal_error is not None:
             self.unwritten = wanted if keep else self.unwritten or {}
-            return self.state.journal_failed(behind, self.journal_error)
+            return self.state.write_ahead.failed(behind, str(self.journal_error))
         self.journal |= {key: each for key, each in wanted.items() if each is not None}
         for gone in [key for key, each in wanted.items() if each is None]:
             self.journal.pop(gone, None)
         self.unwritten = None
-        return [*behind, *(self.state.journal_written() if failed_before else ())]
+        return [*behind, *(self.state.write_ahead.written() if failed_before else ())]
 
     def number(self) -> int:
         self._numbers += 1

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from minishuffle.coordinator.journal import FILE_NAME, CoordinatorJournal
+from minishuffle.coordinator.journal import FILE_NAME, CoordinatorJournal, JournalLost
 from minishuffle.errors import ResourceExhausted, ShuffleError, Superseded
 
 JOB, TASK = ("job", "j1"), ("task", "j1/0/0")
@@ -131,7 +131,8 @@ def test_a_full_disk_is_an_error_each_time_until_there_is_room(tmp_path: Path) -
         assert (journal.term, journal.records) == (2, {JOB: b"1", TASK: b"3"})
 
 
-def test_a_directory_that_was_removed_works_again_once_it_is_back(tmp_path: Path) -> None:
+def test_a_directory_that_was_removed_takes_all_records_once_it_is_back(tmp_path: Path) -> None:
+    """The last change alone would be taken for all that there is."""
     directory = tmp_path / "state"
     directory.mkdir()
     with CoordinatorJournal(directory) as journal:
@@ -140,9 +141,22 @@ def test_a_directory_that_was_removed_works_again_once_it_is_back(tmp_path: Path
         with pytest.raises(ResourceExhausted, match="unable to open database file"):
             journal.write({JOB: b"2"})
         directory.mkdir()
-        journal.write({JOB: b"2"})
+        for _ in range(2):
+            with pytest.raises(JournalLost, match=r"journal\.sqlite was removed"):
+                journal.write({JOB: b"2"})
+        journal.write({JOB: b"2", TASK: b"3"}, whole=True)
+        journal.write({JOB: b"4"})
     with CoordinatorJournal(directory) as journal:
-        assert (journal.term, journal.records) == (2, {JOB: b"2"})
+        assert (journal.term, journal.records) == (2, {JOB: b"4", TASK: b"3"})
+
+
+def test_a_table_with_more_columns_is_read(tmp_path: Path) -> None:
+    with CoordinatorJournal(tmp_path) as journal:
+        journal.write({JOB: b"1"})
+        with closing(sqlite3.connect(journal.path)) as other:
+            other.execute("ALTER TABLE records ADD COLUMN later")
+    with CoordinatorJournal(tmp_path) as journal:
+        assert journal.records == {JOB: b"1"}
 
 
 def test_a_journal_that_another_program_holds_is_an_error(

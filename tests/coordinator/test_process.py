@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -16,10 +17,11 @@ import uvloop
 from minishuffle import limits
 from minishuffle.config import ClusterSettings
 from minishuffle.coordinator import journal
+from minishuffle.coordinator.journal import JournalLost
 from minishuffle.coordinator.process import Coordinator, run_coordinator
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import AuthenticationError, ResourceExhausted, UnknownName, UsageError
-from minishuffle.ids import Address
+from minishuffle.ids import Address, Changes, RecordKey
 from minishuffle.transport.admission import REFUSAL_LINES
 from minishuffle.transport.control import ControlLink, connect_control
 from minishuffle.wire.frames import Role
@@ -512,6 +514,86 @@ def test_a_journal_that_cannot_be_written_refuses_the_submission_and_all_else_ru
             await worker.receive(ReleaseJob)
             assert (await client.request(submission(make_graph(1, 1)), Accepted)).job == "j2"
             worker.close()
+
+    run(main())
+
+
+class SlowStorage:
+    """Writes that end when the test says so."""
+
+    term = 1
+    records: Mapping[RecordKey, bytes] = MappingProxyType({})
+
+    def __init__(self) -> None:
+        self.under_way: list[Callable[[Exception | None], None]] = []
+        self.written: list[tuple[Changes, bool]] = []
+
+    def write(self, changes: Changes, done: Callable[[Exception | None], None], *, whole: bool) -> None:
+        self.under_way.append(done)
+        self.written.append((changes, whole))
+
+    async def begun(self) -> None:
+        while not self.under_way:
+            await asyncio.sleep(0.01)
+
+    async def end(self, error: Exception | None) -> None:
+        await self.begun()
+        self.under_way.pop(0)(error)
+
+
+@pytest.fixture
+def storage(monkeypatch: pytest.MonkeyPatch) -> SlowStorage:
+    monkeypatch.setattr("minishuffle.coordinator.process.TERM_SECONDS", 0.02)
+    return SlowStorage()
+
+
+@asynccontextmanager
+async def closed(running: Coordinator) -> AsyncIterator[None]:
+    await running.listen("127.0.0.1", 0, SECRET)
+    try:
+        yield
+    finally:
+        await running.close()
+
+
+async def problem(running: Coordinator) -> str:
+    status = await running.ask(GetStatus())
+    assert isinstance(status, ClusterStatus)
+    return status.journal_problem
+
+
+def test_a_write_that_is_tried_again_holds_nobody_up(run: Run, storage: SlowStorage) -> None:
+    full = ResourceExhausted("the disk is slow, and full")
+
+    async def main() -> None:
+        running = Coordinator(ClusterSettings(), "test", storage)
+        async with closed(running):
+            await storage.end(full)
+            for _ in range(2):
+                await storage.begun()
+                assert await problem(running) == str(full)
+                await storage.end(full)
+            await storage.end(None)
+            await storage.end(None)
+            assert await problem(running) == ""
+
+    run(main())
+
+
+def test_a_journal_that_was_lost_gets_all_records(run: Run, storage: SlowStorage) -> None:
+    async def main() -> None:
+        running = Coordinator(ClusterSettings(), "test", storage)
+        async with closed(running):
+            await storage.end(None)
+            await storage.end(JournalLost("the journal was removed"))
+            changes, whole = storage.written[-1]
+            assert whole and ("coordinator", "") in changes
+            assert await problem(running) == "the journal was removed"
+            await storage.end(None)
+            await storage.end(None)
+            assert await problem(running) == ""
+            await storage.begun()
+            assert not storage.written[-1][1], "changes again"
 
     run(main())
 

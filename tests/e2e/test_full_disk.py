@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -64,3 +66,32 @@ def test_no_row_is_in_two_files_if_the_coordinator_is_lost_before_there_is_room(
     found = ds.dataset(out, format="parquet").to_table()["value"].to_pylist()
     assert sorted(found) == list(range(records))
     assert listed == set(map(str, out.iterdir()))
+
+
+def has_graph(journal: Path) -> bool:
+    """Whether it knows a job."""
+    if not journal.exists():
+        return False
+    with closing(sqlite3.connect(journal)) as database:
+        try:
+            found = database.execute("SELECT count(*) FROM records WHERE kind = 'graph'").fetchone()
+        except sqlite3.OperationalError:  # It has no tables yet.
+            return False
+        return bool(found[0])
+
+
+def test_a_journal_that_was_removed_is_written_anew(wait_until: Callable[..., Any]) -> None:
+    """The next coordinator knows the job and its workers, which run on."""
+    with LocalCluster(workers=1, slots=2, heartbeat_interval=0.1) as cluster:
+        endless = Stream.generate(lambda start, count: list(range(start, start + count)), rate=100).to_count()
+        handle = cluster.submit(endless, name="runs on", parallelism=1)
+        wait_until(lambda: handle.info().state == "running", "the job runs")
+        for file in cluster.state_dir.glob("journal.sqlite*"):
+            file.unlink()
+        wait_until(lambda: has_graph(cluster.state_dir / "journal.sqlite"), "a new journal")
+        os.kill(cluster.status().pid, signal.SIGKILL)
+        wait_until(lambda: cluster.status().term == 2, "the next coordinator")
+        info = handle.info()
+        assert info.state == "running" and not info.restarts
+        handle.cancel()
+        assert handle.wait_until_over(30).state == "canceled"

@@ -88,7 +88,7 @@ class JournalTerm:
         self._journal = journal
         self._host = host
 
-    def write(self, changes: Changes, done: Callable[[Exception | None], None]) -> None:
+    def write(self, changes: Changes, done: Callable[[Exception | None], None], *, whole: bool) -> None:
         self._host.world.within(JOURNAL_SECONDS, partial(self._write, changes, done))
 
     def _write(self, changes: Changes, done: Callable[[Exception | None], None]) -> None:
