@@ -265,3 +265,30 @@ def test_a_broadcast_join_sends_the_small_side_to_all() -> None:
     assert joined._schema.names == [*LEFT.names, "at", "n_right"]
     assert joined._schema.field("user").type == LEFT.field("user").type
     assert joined._time == EventTime(column="t")
+
+
+@pytest.mark.parametrize("how", ["right", "full"])
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        (pa.array([True]), pa.array([7])),
+        (pa.array([0.5], pa.float32()), pa.array([0.1])),
+        (pa.array([0.5], pa.float32()), pa.array([1e300])),
+        (pa.array(["0.50"]).cast(pa.decimal128(5, 2)), pa.array([0.125])),
+        (pa.array([0.5]), pa.array(["0.1"]).cast(pa.decimal128(5, 2))),
+    ],
+    ids=str,
+)
+def test_no_key_becomes_another_where_a_right_row_has_no_partner(
+    how: Any, left: pa.Array, right: pa.Array
+) -> None:
+    keyed = [Table.from_arrow(pa.table({"k": keys})).key_by("k") for keys in (left, right)]
+    with pytest.raises(UsageError, match="the key of a right record does not fit .*would be another key"):
+        run(keyed[0].join(keyed[1], how=how).collect())
+
+
+def test_keys_that_are_the_same_in_the_type_of_the_left_stand_for_right_rows() -> None:
+    left = Table.from_arrow(pa.table({"k": pa.array([0.5], pa.float32())})).key_by("k")
+    right = Table.from_arrow(pa.table({"k": [0.25, float("inf"), None]})).key_by("k")
+    found = run(left.join(right, how="right").collect()).rows
+    assert sorted(map(str, found)) == ["{'k': 0.25}", "{'k': None}", "{'k': inf}"]

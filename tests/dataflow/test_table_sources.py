@@ -281,3 +281,40 @@ def test_a_null_in_a_part_that_is_declared_without_is_refused(tmp_path: Path) ->
         rows(Stream.items(given).to_table(schema))
     fine = [{"s": [1]}, {"s": None}]
     assert rows(Stream.items(fine).to_table(schema)) == sorted(fine, key=str)
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        ([[7.0, 1e300]], pa.list_(pa.float32())),
+        ([[1, 7]], pa.list_(pa.bool_())),
+        ([{"x": 1.0}, {"x": 1e300}], pa.struct([("x", pa.float32())])),
+        ([[{"x": [1e300]}]], pa.list_(pa.struct([("x", pa.list_(pa.float32()))]))),
+    ],
+    ids=str,
+)
+def test_values_that_do_not_fit_are_refused_at_any_depth(
+    tmp_path: Path, given: list[Any], kind: pa.DataType
+) -> None:
+    pq.write_table(pa.table({"a": given}), tmp_path / "1.parquet")
+    with pytest.raises(UsageError, match="column 'a' of .* would be another value"):
+        rows(Table.from_files(tmp_path / "1.parquet", schema={"a": kind}))
+
+
+def test_what_fits_is_read_at_any_depth_also_of_a_slice(tmp_path: Path) -> None:
+    kind = pa.map_(pa.string(), pa.list_(pa.struct([("x", pa.float64())])))
+    given = [[("far", [{"x": 1e300}])], None, [("near", [{"x": 1.5}, None])], []]
+    pq.write_table(pa.table({"a": pa.array(given, kind)}).slice(1), tmp_path / "1.parquet")
+    narrow = pa.map_(pa.string(), pa.list_(pa.struct([("x", pa.float32())])))
+    found = rows(Table.from_files(tmp_path / "1.parquet", schema={"a": narrow}))
+    assert found == sorted([{"a": each} for each in given[1:]], key=str)
+
+
+def test_a_number_of_json_that_no_short_float_holds_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "1.json").write_text('{"a": 1.5, "b": [2.5]}\n{"a": null, "b": null}\n')
+    schema = {"a": pa.float32(), "b": pa.list_(pa.float32())}
+    fine = Table.from_files(tmp_path / "1.json", format="json", schema=schema)
+    assert rows(fine) == [{"a": 1.5, "b": [2.5]}, {"a": None, "b": None}]
+    (tmp_path / "1.json").write_text('{"a": 1e300}\n')
+    with pytest.raises(UsageError, match=r"1e\+300 would be another value"):
+        rows(Table.from_files(tmp_path / "1.json", format="json", schema={"a": pa.float32()}))

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from minishuffle.dataflow.operators.files import Paths, RecordFiles, decompressed
+from minishuffle.dataflow.operators.files import Paths, RecordFiles, decompressed, parsed_schema
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.limits import CSV_BLOCK_BYTES
 
@@ -105,7 +105,7 @@ class CsvSource(RecordFiles):
         read = schema or pa.schema([(name, pa.binary()) for name in (self._names(path) or ())[:1]])
         options = self._options(
             None if self.header else read.names,
-            column_types=_parsed_schema(read),
+            column_types=parsed_schema(read),
             include_columns=read.names,
             include_missing_columns=True,
         )
@@ -123,14 +123,6 @@ class CsvSource(RecordFiles):
             raise UsageError(
                 f"{path}: {error}: correct the file or the schema, or name what is null: nulls=('NA',)"
             ) from error
-
-
-def _parsed_schema(schema: pa.Schema) -> pa.Schema:
-    """What the reader makes of the texts: it has no word for numbers that are too large for short floats."""
-    fields = [
-        field.with_type(pa.float64()) if pa.types.is_floating(field.type) else field for field in schema
-    ]
-    return pa.schema(fields)
 
 
 def _check(batch: pa.RecordBatch, schema: pa.Schema) -> None:

@@ -20,12 +20,14 @@ import pyarrow as pa
 
 from minishuffle.dataflow.operators.widertype import common_schema, in_schema
 from minishuffle.errors import UnknownName, UsageError
+from minishuffle.exchange.schemas import with_innermost
 from minishuffle.limits import BATCH_ROWS_MAX, INFERRED_FILE_BYTES_MAX, MIB
 
 __all__ = [
     "Paths",
     "RecordFiles",
     "compression_of",
+    "parsed_schema",
     "files_below",
     "files_of",
     "is_uri",
@@ -233,6 +235,15 @@ def _as_uri(given: str, inside: str) -> str:
 
 
 # --- records of files -------------------------------------------------------------------------------
+
+
+def parsed_schema(schema: pa.Schema) -> pa.Schema:
+    """What pyarrow is to make of texts: it has no word for numbers that are too large for short floats."""
+    return pa.schema([field.with_type(with_innermost(field.type, _long)) for field in schema])
+
+
+def _long(kind: pa.DataType) -> pa.DataType:
+    return pa.float64() if pa.types.is_floating(kind) else kind
 
 
 class RecordFiles:

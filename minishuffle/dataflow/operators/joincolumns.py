@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from minishuffle.dataflow.operators.base import Emit
 from minishuffle.dataflow.operators.joins import LEFT, RIGHT, How
@@ -248,10 +250,32 @@ class JoinColumns:
         return pa.RecordBatch.from_arrays([*arrays, *right.columns[:others]], schema=schema)
 
 
+def _are_same(keys: pa.Array, cast: pa.Array) -> bool:
+    """Whether numbers are the same in another type. pyarrow's casts round them, and make 7 true."""
+    if keys.type == cast.type or not any(map(_is_number, (keys.type, cast.type))):
+        return True
+    if pa.types.is_decimal(keys.type) != pa.types.is_decimal(cast.type):
+        both = zip(keys.to_pylist(), cast.to_pylist(), strict=True)
+        return all(one is None or Decimal(one) == Decimal(other) for one, other in both)
+    back = as_type(cast, keys.type)
+    same = pc.equal(back, keys)
+    if pa.types.is_floating(keys.type):
+        same = pc.or_(same, pc.and_(pc.is_nan(back), pc.is_nan(keys)))
+    return bool(pc.all(pc.fill_null(same, True)).as_py())
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    numbers = (pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+    return any(is_kind(kind) for is_kind in numbers)
+
+
 def _key_array(keys: pa.Array, field: pa.Field) -> pa.Array:
-    """Keys in the type of the left's key column."""
+    """Keys in the type of the left's key column, each the same key as before."""
     try:
-        return as_type(keys, field.type)
+        cast = as_type(keys, field.type)
+        if not _are_same(keys, cast):
+            raise pa.ArrowInvalid("it would be another key")
+        return cast
     except pa.ArrowException as error:
         raise UsageError(
             f"the key of a right record does not fit the left's column {field.name!r} of type {field.type} "

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.json as pa_json
 
-from minishuffle.dataflow.operators.files import Paths, RecordFiles, opened
+from minishuffle.dataflow.operators.files import Paths, RecordFiles, opened, parsed_schema
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.limits import CSV_BLOCK_BYTES
 
@@ -48,7 +48,7 @@ class JsonSource(RecordFiles):
                 file,
                 read_options=pa_json.ReadOptions(use_threads=False, block_size=CSV_BLOCK_BYTES),
                 parse_options=pa_json.ParseOptions(
-                    explicit_schema=schema, unexpected_field_behavior="ignore"
+                    explicit_schema=parsed_schema(schema), unexpected_field_behavior="ignore"
                 ),
             ) as reader:
                 for batch in reader:

@@ -209,10 +209,14 @@ def in_schema(data: Any, schema: pa.Schema, where: str) -> Any:
 
 def _exactly(column: Any, kind: pa.DataType) -> Any:
     """As :func:`as_type`, but for the rounding of fractions to floats of fewer digits. Raises ArrowException
-    for what pyarrow's safe casts do not look at either."""
+    for what pyarrow's safe casts do not look at either, at any depth."""
+    if column.type == kind:
+        return column
     if pa.types.is_dictionary(column.type):
         column = pc.dictionary_decode(column)
     cast, given = as_type(column, kind), column.type
+    for part, within in _parts(column, kind):
+        _exactly(part, within)
     from_float = pa.types.is_floating(given)
     if pa.types.is_floating(kind) and (from_float or pa.types.is_decimal(given)):
         infinite = pc.is_inf(cast.cast(pa.float64()))
@@ -234,6 +238,25 @@ def _exactly(column: Any, kind: pa.DataType) -> Any:
     if pc.any(lost).as_py():
         raise pa.ArrowInvalid(f"{pc.filter(column, lost)[0]} would be another value")
     return cast
+
+
+def _parts(column: Any, kind: pa.DataType) -> list[tuple[Any, pa.DataType]]:
+    """What a nested column holds, with the types that it is to become."""
+    if not kind.num_fields:
+        return []
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if column.null_count:  # What lies under a null counts for nothing.
+        column = column.drop_null()
+    if pa.types.is_struct(kind) and pa.types.is_struct(column.type):
+        fields = [kind.field(number) for number in range(kind.num_fields)]
+        there = [field for field in fields if column.type.get_field_index(field.name) >= 0]
+        return [(column.field(field.name), field.type) for field in there]
+    if pa.types.is_map(kind) and pa.types.is_map(column.type):
+        begin, end = column.offsets[0].as_py(), column.offsets[-1].as_py()
+        keys, items = (child.slice(begin, end - begin) for child in (column.keys, column.items))
+        return [(keys, kind.key_type), (items, kind.item_type)]
+    return [(column.flatten(), kind.field(0).type)] if column.type.num_fields == 1 else []
 
 
 def as_type(column: Any, kind: pa.DataType, *, safe: bool = True) -> Any:
