@@ -157,7 +157,7 @@ class JobHandle:
         info = self.wait_until_over(timeout)
         self._check_end(info, allow_loss)
         rows: list[Any] = []
-        collected: dict[str, list[Any]] = {}
+        collected: dict[str, list[Any]] = {name: [] for name in info.collects}
         for sink, batch in self._batches():
             rows += batch
             collected.setdefault(sink, []).extend(batch)

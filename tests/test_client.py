@@ -104,7 +104,8 @@ def test_wait_gives_rows_results_and_counters(link: type[ScriptedLink]) -> None:
     def answer(message: ControlMessage) -> ControlMessage:
         match message:
             case WaitJob():
-                return job("finished", tasks=[task(0, {"rows": 3}), task(1, 4)])
+                tasks = [task(0, {"rows": 3}), task(1, 4)]
+                return job("finished", tasks=tasks, collects=["x", "y", "none"])
             case GetRows(after=0):
                 batches = [pack_rows(rows) for rows in (["a", 1], [("b", 2)], ["c"])]
                 return JobRows(batches=batches, next=2, terminal=False, sinks=["x", "y", "x"])
@@ -115,7 +116,7 @@ def test_wait_gives_rows_results_and_counters(link: type[ScriptedLink]) -> None:
     link.answer = staticmethod(answer)  # type: ignore[assignment]
     result = connect().handle("j1").wait(timeout=5)
     assert result.rows == ["a", 1, ("b", 2), "c"]
-    assert result.collected == {"x": ["a", 1, "c"], "y": [("b", 2)]}
+    assert result.collected == {"x": ["a", 1, "c"], "y": [("b", 2)], "none": []}
     assert list(connect().handle("j1").rows(sink="y")) == [("b", 2)]
     assert [(sink.name, sink.index, sink.value) for sink in result.results] == [
         ("count", 0, {"rows": 3}),

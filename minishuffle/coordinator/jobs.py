@@ -187,6 +187,7 @@ class Job:
             tasks=[task.info(self._books.totals(task), results) for task in self.tasks() if tasks],
             causes=self.history.causes,
             collected_batches=self.history.batches,
+            collects=[vertex.collects for vertex in self.graph.vertices if vertex.collects],
             restarts=dict(self.restarts),
             rows_dropped=self.losses().dropped,
             rows_in_flight=self.losses().in_flight,

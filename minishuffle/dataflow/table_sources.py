@@ -87,6 +87,10 @@ class TableSources(StreamBase):
 
         from minishuffle.dataflow.operators.sources import ArrowItemsSource
 
+        if isinstance(data, pa.Table | pa.RecordBatch) and data.num_rows and not data.num_columns:
+            raise UsageError(
+                f"Table.from_arrow takes a table with columns: these {data.num_rows:,} rows have none"
+            )
         if isinstance(data, pa.Table | pa.RecordBatch):
             return cls._from_source("from_arrow", ArrowItemsSource(data), checked_types(data.schema))
         if not hasattr(data, "__arrow_c_stream__"):

@@ -230,6 +230,8 @@ class JobInfo(ControlMessage):
     causes: list[ErrorInfo] = Field(default_factory=list)
     """First cause first."""
     collected_batches: int = 0
+    collects: list[str] = Field(default_factory=list)
+    """Names of the sinks whose rows are for the client."""
     restarts: dict[str, int] = Field(default_factory=dict)
     """Attempts that took the place of another, by how that one ended: failed, abandoned, canceled, lost,
     finished."""

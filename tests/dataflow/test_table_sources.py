@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, time
 from pathlib import Path
 from typing import Any
 
@@ -318,3 +318,16 @@ def test_a_number_of_json_that_no_short_float_holds_is_refused(tmp_path: Path) -
     (tmp_path / "1.json").write_text('{"a": 1e300}\n')
     with pytest.raises(UsageError, match=r"1e\+300 would be another value"):
         rows(Table.from_files(tmp_path / "1.json", format="json", schema={"a": pa.float32()}))
+
+
+def test_rows_without_columns_are_refused() -> None:
+    with pytest.raises(UsageError, match="takes a table with columns: these 3 rows have none"):
+        Table.from_arrow(pa.table({"a": [1, 2, 3]}).select([]))
+
+
+@pytest.mark.parametrize("schema", [None, {"a": pa.time64("us")}])
+def test_times_of_day_with_a_zone_are_refused(schema: Any) -> None:
+    given = [{"a": time(1)}, {"a": time(1, tzinfo=UTC)}]
+    with pytest.raises(UsageError, match="column 'a' has times of day with a time zone"):
+        rows(Stream.items(given).to_table(schema))
+    assert rows(Stream.items(given[:1]).to_table(schema)) == given[:1]

@@ -72,12 +72,14 @@ def test_a_failing_function_and_a_lost_worker_leave_the_cluster_usable() -> None
         both = Stream.together(
             parts.collect("all"),
             parts.filter(lambda n: n > 3).collect("large"),
+            parts.filter(lambda n: n > 9).collect("huge"),
             parts.errors.map(lambda row: row["record"]).collect("errors"),
         )
         result = cluster.submit(both).wait(timeout=60)
         assert {name: sorted(rows) for name, rows in result.collected.items()} == {
             "all": [2, 3, 6],
             "large": [6],
+            "huge": [],
             "errors": [0],
         }
         with pytest.raises(UnknownName, match=r"no worker 3; the workers are \[1, 2\]"):

@@ -6,7 +6,7 @@ Dict rows are taken by name, tuples and lists by position (which needs a declare
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, time
 from decimal import Decimal
 from typing import Any
 
@@ -212,6 +212,11 @@ def _array(field: pa.Field, values: Sequence[Any], declared: bool) -> pa.Array:
         is_number = not pa.types.is_boolean(field.type) and pa.types.is_primitive(field.type)
         values = _as_numbers([*values, 0])[:-1] if is_number and bool in set(map(type, values)) else values
         _check_zones(field, values)
+    if pa.types.is_time(field.type) and any(isinstance(each, time) and each.tzinfo for each in values):
+        raise UsageError(
+            f"column {field.name!r} has times of day with a time zone, which no type holds: map them to "
+            "datetimes or texts"
+        )
     try:
         array = array_of(field.type, values)
     except MISFITS as error:
