@@ -338,7 +338,10 @@ def test_ctrl_c_in_the_demo_leaves_nothing(
     assert len(children) == 4
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=SECONDS_MAX)
-    assert process.returncode == 130, errors
+    # A shell says 130 of both: where Ctrl-C comes while exec() runs a text, as for a dataclass that is being
+    # made, Python that was started with -m ends itself by SIGINT, whatever code is asked for.
+    assert process.returncode in (130, -signal.SIGINT), errors
+    assert "minishuffle: interrupted" in errors
     assert not any(_runs(child.pid) for child in children)
     assert list((tmp_path / "tmp").iterdir()) == []
 
