@@ -376,3 +376,13 @@ def cluster(make_cluster: Callable[..., FakeCluster]) -> FakeCluster:
 def pair(cluster: FakeCluster) -> tuple[FakeWorker, FakeWorker]:
     """Two workers; a job of parallelism 2 has subtasks 0 on the first, 1 on the second."""
     return cluster.add(), cluster.add()
+
+
+@pytest.fixture
+def job(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], make_graph: Callable[..., JobGraph]
+) -> str:
+    """A job that runs on both, and whose tasks restart by themselves."""
+    job = cluster.submit(make_graph(restart_strategy="individual"))
+    cluster.report_all(job, "running")
+    return job

@@ -68,15 +68,6 @@ def test_the_last_files_are_kept_and_given_out_in_pieces(monkeypatch: pytest.Mon
 # --- in the coordinator ---------------------------------------------------------------------------
 
 
-@pytest.fixture
-def job(
-    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], make_graph: Callable[..., JobGraph]
-) -> str:
-    job = cluster.submit(make_graph(restart_strategy="individual"))
-    cluster.report_all(job, "running")
-    return job
-
-
 def files(cluster: FakeCluster, job: str) -> list[str]:
     reply: Any = cluster.request(GetFiles(job=job))
     return [file.path for file in reply.files]

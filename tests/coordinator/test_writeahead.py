@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
-
-import pytest
 
 from minishuffle.coordinator.instructions import Reply, SendToWorker
 from minishuffle.coordinator.writeahead import WriteAhead
-from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import ResourceExhausted
 from minishuffle.wire.messages import (
     Acknowledge,
@@ -106,15 +102,6 @@ def test_who_changes_something_is_warned() -> None:
 
 
 # --- in the coordinator ---------------------------------------------------------------------------
-
-
-@pytest.fixture
-def job(
-    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], make_graph: Callable[..., JobGraph]
-) -> str:
-    job = cluster.submit(make_graph(restart_strategy="individual"))
-    cluster.report_all(job, "running")
-    return job
 
 
 def test_files_are_acknowledged_once_they_are_journaled(
