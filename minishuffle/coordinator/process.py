@@ -14,7 +14,7 @@ import platform
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import metadata
@@ -331,30 +331,29 @@ class Coordinator:
         """Write that, and with it all that is to be written behind it: one write takes long enough."""
         together = [first, *(each for each in self._instructions if isinstance(each, Journal))]
         self._instructions = deque(each for each in self._instructions if not isinstance(each, Journal))
-        changes, submitted = Changes(), Changes()
+        changes = Changes()
         for each in together:
-            (submitted if each.submission else changes).update(each.changes)
-        submissions = sum(each.submission for each in together)
-        self._is_writing = True
-        self._journal.write(
-            changes | submitted, partial(self._written, changes, submissions), whole=self._whole
-        )
+            if not each.submission:
+                changes.update(each.changes)
+        self._begin_write(changes, [each for each in together if each.submission])
 
     def _write_again(self) -> None:
         """Try to write what could not be written; meanwhile the rest goes on."""
         if self._unwritten is not None and not self._is_writing:
             changes, self._unwritten = self._unwritten, Changes()
             submissions, self._submitted = self._submitted, []
-            together = changes.copy()
-            for each in submissions:
-                together.update(each.changes)
-            self._is_writing = True
-            done = partial(self._written, changes, len(submissions))
-            self._journal.write(together, done, whole=self._whole)
+            self._begin_write(changes, submissions)
+
+    def _begin_write(self, changes: Changes, submissions: Sequence[Journal]) -> None:
+        together = changes.copy()
+        for each in submissions:
+            together.update(each.changes)
+        self._is_writing = True
+        done = partial(self._written, changes, len(submissions))
+        self._journal.write(together, done, whole=self._whole)
 
     def _written(self, changes: Changes, submissions: int, error: Exception | None) -> None:
-        """The journal has it, or not; then what follows is carried out all the same, but for submissions and
-        what the next coordinator would not know."""
+        """The journal has it; or not, and what follows is carried out but for what has to wait for that."""
         self._is_writing = False
         newer, now = self._unwritten, self._loop.time()
         if error is not None and not isinstance(error, ResourceExhausted):
