@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -21,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any, BinaryIO, Protocol
 
 from pydantic import ValidationError
@@ -54,7 +54,7 @@ class Child:
     """One process that this one started. ``out`` and ``log`` are its standard output and error."""
 
     name: str
-    process: subprocess.Popen[bytes]
+    process: Popen[bytes]
     out: Path
     log: Path
     ready: dict[str, Any] | None = None
@@ -268,15 +268,11 @@ def spawn(name: str, arguments: Sequence[str], state_dir: Path, front: Sequence[
     """
     out, log = state_dir / f"{name}.out", state_dir / f"{name}.log"
     command = [*front, sys.executable, "-m", "minishuffle.cli", *arguments, "--exit-with-parent"]
+    # Modules that functions refer to by name are found where this process finds them.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     with _output(out) as stdout, _output(log) as stderr:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=stdout,
-            stderr=stderr,
-            start_new_session=True,
-            # Modules that functions refer to by name are found where this process finds them.
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+        process = Popen(
+            command, stdin=PIPE, stdout=stdout, stderr=stderr, env=environment, start_new_session=True
         )
     return Child(name, process, out, log)
 

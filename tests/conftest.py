@@ -15,6 +15,7 @@ import asyncio
 import gc
 import inspect
 import os
+import subprocess
 import threading
 import time
 from collections.abc import AsyncIterator, Generator, Iterator
@@ -27,6 +28,8 @@ import uvloop
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 
+from minishuffle import launch
+from support import forked
 from support.sidebyside import SideBySide, shares_spark
 
 SETTLE_SECONDS_MAX = 2.0
@@ -59,6 +62,8 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", f"{SHORT_LIVED} {FOR_EXECUTORS}")
 # Two tests, JVMs and browsers share two processors, of which each worker has one: nobody is to be suspected
 # for that, and rows of endless jobs to be dropped. Tests of suspicion say themselves how long they wait.
 os.environ.setdefault("MINISHUFFLE_SUSPECT_AFTER", "2.0")
+
+launch.Popen = forked.started  # type: ignore[assignment, misc]
 
 # libuv opens a signal pipe for the whole process at its first loop, which is no test's leak.
 with asyncio.Runner(loop_factory=uvloop.new_event_loop) as first_loop:
@@ -93,7 +98,10 @@ class Held:
 def open_descriptors() -> dict[tuple[int, str], str]:
     """By number and target: a number that was closed and opened anew is another descriptor."""
     found = {}
+    shared = forked.template_descriptors()
     for name in os.listdir("/proc/self/fd"):
+        if int(name) in shared:
+            continue
         try:
             target = os.readlink(f"/proc/self/fd/{name}")
         except FileNotFoundError:  # The directory's own.
@@ -103,14 +111,19 @@ def open_descriptors() -> dict[tuple[int, str], str]:
 
 
 def child_processes() -> dict[tuple[int, float], str]:
-    """By number and start. The kernel lists each thread's; psutil looks at all processes of the machine."""
+    """By number and start. The kernel lists each thread's; psutil looks at all processes of the machine. What
+    templates have forked is ours."""
     found = {}
-    for thread in os.listdir("/proc/self/task"):
+    templates = forked.template_processes()
+    threads = [Path("/proc/self/task") / thread for thread in os.listdir("/proc/self/task")]
+    for thread in [*threads, *(Path(f"/proc/{pid}/task/{pid}") for pid in templates)]:
         try:
-            numbers = Path(f"/proc/self/task/{thread}/children").read_text().split()
+            numbers = (thread / "children").read_text().split()
         except FileNotFoundError:  # The thread has ended.
             continue
         for number in map(int, numbers):
+            if number in templates:
+                continue
             try:
                 child = psutil.Process(number)
                 found[number, child.create_time()] = f"process {number} ({child.name()})"
@@ -155,6 +168,18 @@ def pytest_collection() -> Generator[None, object, object]:
     gc.collect()
     gc.freeze()  # Each collection takes 300 ms otherwise.
     return found
+
+
+def pytest_sessionfinish() -> None:
+    forked.end_templates()
+
+
+@pytest.fixture(scope="module")
+def own_imports() -> Iterator[None]:
+    """Processes of clusters import for themselves, as they do for users."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("minishuffle.launch.Popen", subprocess.Popen)
+        yield
 
 
 @pytest.fixture

@@ -15,6 +15,9 @@ LONG_WAIT, SHORT_WAIT = "SETTLE_SECONDS_MAX = 2.0", "SETTLE_SECONDS_MAX = 0.5"
 TESTS = """
 import asyncio, os, subprocess, sys, threading
 import pytest
+from minishuffle import launch
+from minishuffle.config import create_secret
+from support import forked
 
 held = []
 
@@ -37,6 +40,12 @@ def test_leaks_a_thread():
 def test_leaks_a_process():
     held.append(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE))
     assert held
+
+def test_leaks_a_process_of_a_cluster(tmp_path):
+    create_secret(tmp_path / "secret")
+    arguments = ["--state-dir", str(tmp_path), "coordinator", "start", "--port", "0"]
+    held.append(launch.spawn("coordinator", arguments, tmp_path))
+    assert forked.template_processes()
 
 async def test_leaks_a_task():
     held.append(asyncio.create_task(asyncio.Event().wait(), name="forgotten"))
@@ -78,9 +87,11 @@ def test_each_kind_of_leak_fails_its_test_alone(repository: Path, tmp_path: Path
     errors = set(re.findall(r"^ERROR \S+::test_(\w+)", ran.stdout, re.MULTILINE))
     assert "FAILED" not in ran.stdout
     assert passed == set(re.findall(r"def test_(\w+)", TESTS))
-    assert errors == {"leaks_a_descriptor", "leaks_a_thread", "leaks_a_process", "leaks_a_task"}
-    for what in ("pipe:[", "thread 'left'", "process ", "task forgotten"):
-        assert re.search(rf"left behind: .*{re.escape(what)}", ran.stdout), what
+    leaks = ["descriptor", "thread", "process", "process_of_a_cluster", "task"]
+    assert errors == {f"leaks_a_{what}" for what in leaks}
+    for text in ("pipe:[", "thread 'left'", "process ", "task forgotten"):
+        assert re.search(rf"left behind: .*{re.escape(text)}", ran.stdout), text
+    assert len(set(re.findall(r"process (\d+) \(", ran.stdout))) == 2
 
 
 def test_both_event_loops_run_coroutines(any_loop: asyncio.Runner, request: pytest.FixtureRequest) -> None:

@@ -23,7 +23,7 @@ PARALLELISM = 4
 
 
 @pytest.fixture(scope="module")
-def busy(watch: Any, wait_until: Callable[..., Any]) -> Iterator[Any]:
+def busy(own_imports: None, watch: Any, wait_until: Callable[..., Any]) -> Iterator[Any]:
     """Two workers with four slots each, and a keyed job of parallelism 4 that has crossed between them."""
     endless = Stream.generate(lambda start, count: list(range(start, start + count)), rate=1_000)
     with LocalCluster(workers=2, slots=4) as cluster:

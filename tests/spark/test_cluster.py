@@ -32,7 +32,7 @@ Processes = Callable[[], list[psutil.Process]]
 
 
 @pytest.fixture(scope="module")
-def spark(new_jvm: None) -> Iterator[SparkSession]:
+def spark(own_imports: None, new_jvm: None) -> Iterator[SparkSession]:
     """With executors that are processes of their own, which the shared session has not."""
     session = spark_session("tests", master=f"local-cluster[{EXECUTORS},1,1024]")
     try:

@@ -1,0 +1,255 @@
+"""Processes of clusters that are forked from one which has imported everything.
+
+A test run starts hundreds of coordinators and workers, and each takes 0.3 to 0.45 s of processor time for
+its imports: a seventh of the whole. These begin where the imports have ended. In all else they are processes
+as ``spawn`` starts them: a session, standard streams, environment and memory of their own. Those that the
+command line starts (``cluster up``, ``demo``, programs of users) import for themselves.
+
+This file is also the program that imports and forks. Workers of even and of odd ids come from two of them,
+as strings do not hash alike in all workers of a cluster, either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+REQUEST_BYTES_MAX = 1 << 20
+START_SECONDS_MAX = 60.0
+POLL_SECONDS = 0.02
+FREE = ("MINISHUFFLE_", "PYTEST_", "PYSPARK_", "SPARK_")
+"""How variables begin that no import looks at: a process may have other values than its template."""
+
+JEMALLOC = "jemalloc_bg_thd"
+"""A thread that comes with pyarrow; jemalloc starts another one in what is forked."""
+
+
+# --- the program ----------------------------------------------------------------------------------
+
+
+def serve(connection: socket.socket) -> None:
+    """Fork a process for each request; returns in these alone, and ends when nobody asks any more."""
+    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.set_wakeup_fd(wake)
+    running: dict[int, int] = {}
+    while True:
+        readable, _, _ = select.select([connection, woken], [], [])
+        if woken in readable:
+            os.read(woken, 4096)
+            report_ended(running)
+        if connection in readable:
+            text, descriptors, _, _ = socket.recv_fds(connection, REQUEST_BYTES_MAX, 4)
+            if not text:
+                os._exit(0)
+            *streams, status = descriptors
+            assert other_threads() <= {JEMALLOC}, "a fork takes only the main thread along"
+            if (pid := os.fork()) == 0:
+                become(json.loads(text), streams)
+                return
+            running[pid] = status
+            for descriptor in streams:
+                os.close(descriptor)
+            connection.send(str(pid).encode())
+
+
+def other_threads() -> set[str]:
+    """The names of all threads but the main one."""
+    tasks = [each for each in Path("/proc/self/task").iterdir() if each.name != str(os.getpid())]
+    return {(each / "comm").read_text().strip() for each in tasks}
+
+
+def report_ended(running: dict[int, int]) -> None:
+    """Write the exit codes of those that have ended, in the way of ``subprocess``."""
+    while running:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        with open(running.pop(pid), "wb") as pipe, contextlib.suppress(BrokenPipeError):
+            pipe.write(str(os.waitstatus_to_exitcode(status)).encode())
+
+
+def become(request: dict[str, Any], streams: Sequence[int]) -> None:
+    """Turn this process, just forked, into what was asked for."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.setsid()
+    for number, descriptor in enumerate(streams):
+        os.dup2(descriptor, number)
+    os.closerange(3, 1024)
+    os.chdir(request["directory"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.path[0] = request["directory"]
+    sys.argv[1:] = request["arguments"]
+
+
+def run() -> None:
+    """The program: its arguments are what to import for, and the number of the socket that asks."""
+    _, kind, descriptor = sys.argv[1:]
+    sys.path[0] = ""  # Not the folder of this file.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # As the command line has it.
+    from minishuffle.cli import entry
+
+    with entry.importing():
+        import uvloop  # noqa: F401
+
+        import minishuffle.cli.main
+        import minishuffle.cli.worker
+
+        if kind == "coordinator":
+            import minishuffle.coordinator.process
+            import minishuffle.web.server
+        else:
+            import minishuffle.kernels.machinecode as machinecode
+            import minishuffle.web.server
+            import minishuffle.worker.service  # noqa: F401
+
+            machinecode.load_kernels()
+    serve(socket.socket(fileno=int(descriptor)))
+    entry.main()
+
+
+# --- its client -----------------------------------------------------------------------------------
+
+
+class Forked:
+    """A process, with what its launcher uses of ``subprocess.Popen``."""
+
+    def __init__(self, args: Sequence[str], pid: int, stdin: BinaryIO, status: int) -> None:
+        self.args = args
+        self.pid = pid
+        self.stdin = stdin
+        self.returncode: int | None = None
+        self._status = status
+
+    def __del__(self) -> None:
+        if self.returncode is None:
+            os.close(self._status)
+
+    def poll(self) -> int | None:
+        if self.returncode is None and select.select([self._status], [], [], 0)[0]:
+            code = os.read(self._status, 16)
+            self.returncode = int(code) if code else -signal.SIGKILL  # Its template was killed first.
+            os.close(self._status)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if deadline is not None and time.monotonic() > deadline:
+                assert timeout is not None
+                raise subprocess.TimeoutExpired(self.args, timeout)
+            select.select([self._status], [], [], POLL_SECONDS)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class Template:
+    """A process that forks others, for one kind of them; started with the variables of the first."""
+
+    def __init__(self, kind: str, environment: Mapping[str, str]) -> None:
+        self._environment = bound(environment)
+        self.connection, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.connection.settimeout(START_SECONDS_MAX)
+        with far:
+            # The third word is what ``worker kill`` and others know a process of ours by.
+            command = [sys.executable, str(Path(__file__)), "minishuffle", kind, str(far.fileno())]
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[far.fileno()],
+                env=dict(environment),
+                start_new_session=True,
+            )
+
+    def fits(self, environment: Mapping[str, str]) -> bool:
+        """Whether a process with these variables may come from it."""
+        return bound(environment) == self._environment and self.process.poll() is None
+
+    def fork(
+        self, command: Sequence[str], stdout: BinaryIO, stderr: BinaryIO, environment: Mapping[str, str]
+    ) -> Forked:
+        """``command`` is ``python -m minishuffle.cli`` and arguments."""
+        request = {"arguments": command[3:], "environment": dict(environment), "directory": os.getcwd()}
+        stdin, feed = os.pipe()
+        status, report = os.pipe()
+        given = [stdin, stdout.fileno(), stderr.fileno(), report]
+        socket.send_fds(self.connection, [json.dumps(request).encode()], given)
+        os.close(stdin)
+        os.close(report)
+        return Forked(command, int(self.connection.recv(32)), open(feed, "wb"), status)
+
+
+def bound(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that a template and what it forks have in common."""
+    return {name: value for name, value in environment.items() if not name.startswith(FREE)}
+
+
+_templates: dict[str, Template] = {}
+
+
+def started(command: Sequence[str], **how: Any) -> Forked | subprocess.Popen[bytes]:
+    """What ``minishuffle.launch`` starts a process with, in place of ``subprocess.Popen``."""
+    kind = kind_of(command)
+    if kind is None:
+        return subprocess.Popen(command, **how)
+    if kind not in _templates:
+        _templates[kind] = Template(kind, how["env"])
+    if not _templates[kind].fits(how["env"]):
+        return subprocess.Popen(command, **how)
+    return _templates[kind].fork(command, how["stdout"], how["stderr"], how["env"])
+
+
+def kind_of(command: Sequence[str]) -> str | None:
+    """Which template forks what that command is; None: it stands behind another command, or is wrong."""
+    if command[0] != sys.executable:
+        return None
+    if "coordinator" in command:
+        return "coordinator"
+    number = command[command.index("--id") + 1]
+    if not number.isdecimal():
+        return None
+    return "odd worker" if int(number) % 2 else "even worker"
+
+
+def template_processes() -> set[int]:
+    return {each.process.pid for each in _templates.values()}
+
+
+def template_descriptors() -> set[int]:
+    return {each.connection.fileno() for each in _templates.values()}
+
+
+def end_templates() -> None:
+    """At the end of all tests."""
+    for each in _templates.values():
+        each.connection.close()
+        each.process.wait(START_SECONDS_MAX)
+    _templates.clear()
+
+
+if __name__ == "__main__":
+    run()
