@@ -311,13 +311,13 @@ class Play:
         again = any(spec.base or any(output.closed for output in spec.outputs) for spec in specs)
         for book in books:
             book.check(again)
+        self._pass(1.0)  # One that was stopped for long hears that it is lost after its tasks have ended.
         if (
             self._run.scenario.strategy == "none"
             or any(book.repeats for book in books)
             or any(worker.host.lost for worker in self.cluster.workers)
         ):
             return  # what they lost is not known, or they lose more after the books are closed
-        self._pass(1.0)
         info = self._show()
         lost = sum(book.sent + sum(book.dropped_out.values()) - book.taken for book in books)
         dropped = sum(rows for reason, rows in info.rows_dropped.items() if reason not in OF_THE_CHAIN)
