@@ -283,7 +283,7 @@ _INTEGERS = (pa.types.is_integer, pa.types.is_boolean, pa.types.is_null)
 def _plain_type(function: str, name: str, kind: pa.DataType) -> pa.DataType:
     """The type of what compares or orders values of the column."""
     kind = without_view(without_dictionary(kind))
-    if pa.types.is_nested(kind):
+    if pa.types.is_nested(kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind):
         raise UsageError(
             f"{function} of column {name!r} of type {kind} is not supported: lists and the like have no "
             "order; take their parts out first, as with explode() or map_batches()"

@@ -124,8 +124,11 @@ class DistinctCount(Aggregate):
 
 
 def _as_key(values: pa.Array) -> pa.Array:
-    """The values; durations and times of a day, which are no keys, as numbers of nanoseconds."""
+    """The values; durations and times of a day, which are no keys, as numbers of nanoseconds; those of
+    extension types, such as UUIDs, as they are stored."""
     kind = values.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return _as_key(values.storage)
     if pa.types.is_time(kind):
         return values.cast(pa.time64("ns")).view(pa.int64())
     if not pa.types.is_duration(kind):

@@ -69,6 +69,7 @@ def test_as_sets(parts: list[list[tuple[int, str | None]]]) -> None:
         (pa.array([1, None, 2**62, 2**62], pa.duration("s")), 2),
         (pa.array([1, None, 2, 1], pa.time32("s")), 2),
         (pa.array([1, None, 2, 1], pa.time64("ns")), 2),
+        (pa.array([bytes(16), None, bytes(15) + b"x", bytes(16)], pa.uuid()), 2),
         (pa.nulls(3), 0),
         (pa.array([True, False, None, True]), 2),
     ],
@@ -115,3 +116,5 @@ def test_values_of_several_types_are_one_where_they_are_equal() -> None:
 def test_lists_are_refused() -> None:
     with pytest.raises(UsageError, match="count_distinct of column 'v' of type list"):
         counted(pa.array([[1]]))
+    with pytest.raises(UsageError, match="count_distinct of column 'v' of type extension<arrow.fixed_shape"):
+        counted(pa.FixedShapeTensorArray.from_numpy_ndarray(np.ones((1, 2))))
