@@ -109,6 +109,23 @@ class _CheckedFile(io.RawIOBase):
         return self._checksum.hexdigest()
 
 
+def check_writable(schema: pa.Schema) -> None:
+    """
+    Raises:
+        UsageError: a Parquet file cannot have these columns, or nobody could tell two of them apart.
+    """
+    if len(set(schema.names)) < len(schema.names):
+        raise UsageError(f"{WHERE} has two columns of one name: rename some of {', '.join(schema.names)}")
+    for field in schema:
+        try:
+            pq.ParquetWriter(io.BytesIO(), pa.schema([field])).close()
+        except (pa.ArrowException, OSError) as error:
+            raise UsageError(
+                f"{WHERE} writes Parquet, which has nothing for column {field.name!r} of type {field.type} "
+                f"({error}): give it another type, or drop() it"
+            ) from error
+
+
 class _Part:
     """A Parquet file that is being written."""
 
@@ -160,6 +177,7 @@ class _Part:
         return self._kept_rows >= BATCH_ROWS_MAX or self.kept_bytes >= ROW_GROUP_BYTES
 
     def _begin(self, schema: pa.Schema) -> None:
+        check_writable(schema)
         self._file = _CheckedFile(self.hidden)
         self._writer = pq.ParquetWriter(self._file, schema)
 
@@ -216,7 +234,7 @@ class FileSink(ChainedOperator):
 
     Raises:
         UsageError: ``path`` already holds Parquet files or is no directory, rows have other columns than the
-            first ones, or values of types that have none in common.
+            first ones, or values of types that have none in common or that Parquet does not have.
     """
 
     name = "to_files"
@@ -226,6 +244,8 @@ class FileSink(ChainedOperator):
         self.path = str(Path(path).expanduser().resolve())
         self.roll = roll
         self._known = schema
+        if schema is not None:
+            check_writable(schema)
         self._token = uuid4().hex[:12]
         """In the names of its hidden parts, beside the job's id, which another cluster's may have too."""
         self._opened = False

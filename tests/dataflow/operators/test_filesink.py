@@ -155,6 +155,33 @@ def test_columns_that_change_are_refused(tmp_path: Path) -> None:
         run(tmp_path, [(1, 2), (1, 2, 3)])
 
 
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (
+            pa.record_batch({"ok": [1], "t": pa.array([(1, 2, 3)], pa.month_day_nano_interval())}),
+            "nothing for column 't' of type month_day_nano_interval",
+        ),
+        (
+            pa.record_batch({"t": pa.array([100], pa.decimal128(5, -2))}),
+            r"column 't' of type decimal128\(5, -2\)",
+        ),
+        (pa.record_batch({"t": pa.array([{}], pa.struct([]))}), "column 't' of type struct<>"),
+        (pa.RecordBatch.from_arrays([pa.array([1])] * 2, ["a", "a"]), "two columns of one name"),
+    ],
+    ids=["interval", "negative scale", "no parts", "one name"],
+)
+def test_columns_that_parquet_has_no_place_for_are_refused(
+    batch: pa.RecordBatch, message: str, tmp_path: Path
+) -> None:
+    """When the job is made if they are known by then, else with the first rows."""
+    with pytest.raises(UsageError, match=message):
+        FileSink(tmp_path, NEVER, batch.schema)
+    with pytest.raises(UsageError, match=message):
+        run(tmp_path, batch)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_places_that_cannot_be_written_to_are_refused(tmp_path: Path) -> None:
     run(tmp_path / "out", [1])
     with pytest.raises(UsageError, match="already holds Parquet files"):
