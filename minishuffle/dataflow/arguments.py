@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -36,10 +37,15 @@ __all__ = [
 ]
 
 
-def check_callable(fn: Any, method: str) -> None:
-    """Raises UsageError unless ``fn`` can be called."""
+def check_callable(fn: Any, method: str, *, awaited: bool = False) -> None:
+    """Raises UsageError unless ``fn`` can be called, and what it gives is a value or is ``awaited``."""
     if not callable(fn):
         raise UsageError(f"{method} takes a function, not {_shown(fn)}")
+    if not awaited and any(map(inspect.iscoroutinefunction, (fn, type(fn).__call__))):
+        raise UsageError(
+            f"{method} awaits nothing, and {_shown(fn)} is a coroutine function: write "
+            "map_async(fn, concurrency=...)"
+        )
 
 
 def checked_parallelism(count: Any, where: str) -> int:

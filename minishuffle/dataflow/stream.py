@@ -120,7 +120,7 @@ class Stream(StreamSources, StreamSinks, Generic[T]):
         """
         from minishuffle.dataflow.operators.mapasync import MapRowsAsync
 
-        check_callable(fn, "map_async")
+        check_callable(fn, "map_async", awaited=True)
         calls = checked_concurrency(concurrency)
         seconds = None
         if timeout is not None:

@@ -51,7 +51,8 @@ class TableSources(StreamBase):
 
         Args:
             format: CSV files are UTF-8; JSON files have one object a line.
-            schema: the columns to read, and their types. A value that does not fit fails the task.
+            schema: the columns to read, and their types; those in names of directories come in any case. A
+                value that does not fit fails the task.
             nulls: (CSV) spellings that stand for null where they are not quoted.
             header: (CSV) each file's first line names its columns; else they are those of ``schema``.
             delimiter: (CSV) between two values.

@@ -242,7 +242,7 @@ class Windowable(Generic[W]):
         return self._windowed(windowing)
 
     def session_window(self, gap: timedelta, *, late: LatePolicy = "drop") -> W:
-        """Cut the records of each key into sessions: a record within ``gap`` after another one is in the
+        """Cut the records of each key into sessions: a record less than ``gap`` after another one is in the
         session of that one.
 
         A session's values go out when the watermark has reached its end, ``gap`` after its last record. A

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,23 @@ def test_a_source_needs_its_methods_and_a_known_format() -> None:
 def test_what_is_no_function_is_refused(method: str) -> None:
     with pytest.raises(UsageError, match=rf"{method} takes a function, not 'upper' \(str\)"):
         getattr(rows(), method)("upper")
+
+
+async def fetched(row: Any) -> Any:
+    return row
+
+
+class Fetch:
+    async def __call__(self, row: Any) -> Any:
+        return row
+
+
+@pytest.mark.parametrize("fn", [fetched, Fetch(), functools.partial(fetched)])
+@pytest.mark.parametrize("method", ["map", "filter", "flat_map", "partition"])
+def test_what_is_to_be_awaited_is_left_to_map_async(method: str, fn: Any) -> None:
+    with pytest.raises(UsageError, match=rf"{method} awaits nothing, .*: write map_async\(fn, concurrency"):
+        getattr(rows(), method)(fn)
+    rows().map_async(fn, concurrency=2)
 
 
 @pytest.mark.parametrize("method", ["map", "filter", "flat_map"])

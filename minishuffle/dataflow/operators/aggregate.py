@@ -48,7 +48,10 @@ class _KeyedColumns(ChainedOperator):
         if not self.keys:
             raise UsageError("an aggregation by key needs at least one key column: key_by('column')")
         if len(set(self.names)) < len(self.names):
-            raise UsageError(f"two output columns have one name: rename some of {', '.join(self.names)}")
+            raise UsageError(
+                f"two output columns have one name: rename some of {', '.join(self.names)}, key columns "
+                "before key_by()"
+            )
         self._index = KeyIndex()
         self._last = np.empty(0, dtype=np.int64)
         """Scratch space."""

@@ -16,6 +16,7 @@ from minishuffle.dataflow.operators.columns import (
     ValueCount,
     is_bytes,
     result_type,
+    sum_out_of_range,
 )
 from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.decimals import DecimalSum
@@ -143,6 +144,8 @@ class _OneType(Aggregate):
             rounds = pa.types.is_floating(kind) and (pa.types.is_integer(given) or pa.types.is_decimal(given))
             return as_type(column, kind, safe=not rounds)
         except pa.ArrowException as error:
+            if self._function == "sum" and pa.types.is_integer(given):
+                raise sum_out_of_range(self._name) from error
             raise UsageError(
                 f"{self._function} of column {self._name!r}: type {given} does not fit the state of type "
                 f"{kind} ({error}): cast the column first, or declare it with to_table(schema)"

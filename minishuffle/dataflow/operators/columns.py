@@ -34,6 +34,7 @@ __all__ = [
     "merge_states",
     "result_type",
     "states_of",
+    "sum_out_of_range",
     "valid_marks",
 ]
 
@@ -179,9 +180,7 @@ class Fold(Aggregate):
             self._seen[: self._known] = 1
         values, done = folded(self._operation, self._state, slots, self._numbers(column))
         if done < len(slots):
-            raise UsageError(
-                f"a sum of column {self._name!r} leaves the range of int64: cast the column to float64 first"
-            )
+            raise sum_out_of_range(self._name)
         if self._seen is None:
             return values, None
         return values, folded(_MAXIMUM, self._seen, slots, valid_marks(column).astype(np.int64))[0]
@@ -240,6 +239,10 @@ _NUMBERS = {1: pa.uint8(), 32: pa.int32(), 64: pa.int64()}
 def is_moment(kind: pa.DataType) -> bool:
     """Whether a value is a number in another guise: a boolean, a date, a time, a duration."""
     return bool(pa.types.is_boolean(kind) or pa.types.is_temporal(kind)) and kind.bit_width in _NUMBERS
+
+
+def sum_out_of_range(name: str) -> UsageError:
+    return UsageError(f"a sum of column {name!r} leaves the range of int64: cast the column to float64 first")
 
 
 def is_bytes(kind: pa.DataType) -> bool:

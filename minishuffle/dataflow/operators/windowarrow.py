@@ -48,7 +48,10 @@ def window_columns(keys: tuple[str, ...], outputs: Outputs, more: tuple[str, ...
     """
     names = [*keys, "window_start", "window_end", *(name for name, _, _ in outputs)]
     if len({*names, *more}) < len(names) + len(more):
-        raise UsageError(f"two output columns have one name: rename some of {', '.join([*names, *more])}")
+        raise UsageError(
+            f"two output columns have one name: rename some of {', '.join([*names, *more])}, key columns "
+            "before key_by()"
+        )
     return names
 
 

@@ -241,9 +241,7 @@ def test_sums_are_exact_up_to_int64_and_refused_beyond(emit: Emission) -> None:
 def test_sums_take_booleans_and_refuse_large_unsigned_values() -> None:
     assert aggregated("sum", "end", [True, None, True, False]) == [2]
     assert aggregated("sum", "end", one_column([5, 6], pa.uint64())) == [11]
-    with pytest.raises(
-        UsageError, match=r"sum of column 'v': type uint64 does not fit the state of type int64"
-    ):
+    with pytest.raises(UsageError, match=r"a sum of column 'v' leaves the range of int64: cast the column"):
         aggregated("sum", "end", one_column([2**63], pa.uint64()))
 
 
@@ -349,7 +347,7 @@ def test_types_that_cannot_be_aggregated(function: Any, kind: pa.DataType) -> No
 def test_unknown_functions_columns_and_names() -> None:
     with pytest.raises(UsageError, match=r"no aggregate 'median' \(of column 'v'\): write one of sum, count"):
         AggregateArrow(("k",), {"out": ("v", "median")}, "each")  # type: ignore[dict-item]
-    with pytest.raises(UsageError, match="two output columns have one name"):
+    with pytest.raises(UsageError, match="two output columns have one name: .*, key columns before key_by"):
         AggregateArrow(("k",), {"k": ("v", "sum")}, "each")
     with pytest.raises(UsageError, match="at least one key column"):
         CountArrow((), "each")
