@@ -25,6 +25,7 @@ Errors cross the wire as code and text, never as a pickle.
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Callable
 from typing import ClassVar, Final
@@ -205,7 +206,9 @@ def described(error: BaseException) -> str:
 
 
 def clipped(text: str, chars_max: int) -> str:
-    """``text`` as a control message takes it: cut if it is longer, and with ``?`` for lone surrogates."""
+    """``text`` as control messages and terminals take it: cut if it is longer, with control characters
+    escaped and with ``?`` for lone surrogates."""
+    text = _shown(text)
     if len(text) > chars_max:
         kept = chars_max - CLIP_NOTE_CHARS
         text = f"{text[:kept]}… ({len(text) - kept:,} more characters)"
@@ -215,11 +218,20 @@ def clipped(text: str, chars_max: int) -> str:
 def clipped_inside(text: str, chars_max: int) -> str:
     """Like :func:`clipped`, but what is cut is in the middle: a traceback keeps where it begins, and the
     frame that raised."""
+    text = _shown(text)
     if len(text) > chars_max:
         kept = chars_max - CLIP_NOTE_CHARS
         end = kept - kept // 4
         text = f"{text[: kept // 4]}… ({len(text) - kept:,} more characters) …{text[-end:]}"
     return text.encode("utf-8", "replace").decode()
+
+
+def _shown(text: str) -> str:
+    return _CONTROLS.sub(lambda found: rf"\x{ord(found[0]):02x}", text)
+
+
+_CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""All but tabs and the ends of lines. A terminal would obey them."""
 
 
 def told_from_outside(error: BaseException, is_ours: Callable[[str], bool]) -> str:

@@ -68,6 +68,7 @@ def test_the_callers_mistakes_are_usage_errors() -> None:
         ("x" * 100, "x" * 100),
         ("x" * 1_101, "x" * 36 + "… (1,065 more characters)"),
         ("half a \udc80", "half a ?"),
+        ("a\tb\nc\x00\x1b[31m\r\x9b", r"a" "\tb\nc" r"\x00\x1b[31m\x0d\x9b"),
     ],
 )
 def test_text_is_cut_to_what_a_message_takes(text: str, cut: str) -> None:
@@ -75,7 +76,7 @@ def test_text_is_cut_to_what_a_message_takes(text: str, cut: str) -> None:
 
 
 def test_a_traceback_is_cut_in_its_middle() -> None:
-    assert clipped_inside("short \udc80", 100) == "short ?"
+    assert clipped_inside("short \udc80\x1b", 100) == r"short ?\x1b"
     text = "a" * 500 + "b" * 500
     cut = clipped_inside(text, 100)
     assert cut == "a" * 9 + "… (964 more characters) …" + "b" * 27

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,7 @@ START_SECONDS = 60.0
 SPARK_START_SECONDS = 120.0
 STOP_SECONDS = 20.0
 POLL_SECONDS = 0.1
+CONNECT_SECONDS = 2.0
 
 
 @click.group()
@@ -170,13 +172,16 @@ def _refuse_second(session: Session) -> None:
     record = session.record()
     if record is None:
         return
-    coordinator = record["processes"]["coordinator"]
-    if doctor.is_minishuffle(coordinator["pid"], coordinator["started"]):
+    coordinator, left = record["processes"]["coordinator"], _alive(record)
+    process = f"pid {coordinator['pid']}" if "coordinator" in left else ""
+    if left and not process and _accepts(address := session.address()):  # "coordinator start" took it back.
+        process = doctor.port_holder(address.port)
+    if process:
         raise ResourceExhausted(
-            f"cluster {session.cluster!r} is already up at {record['coordinator']} (pid "
-            f"{coordinator['pid']}); 'minishuffle cluster down' stops it, --cluster NAME starts another"
+            f"cluster {session.cluster!r} is already up at {session.address()} ({process}); "
+            f"'minishuffle{session.flags()} cluster down' stops it, --cluster NAME starts another"
         )
-    if left := _alive(record):
+    if left:
         command = f"'minishuffle{session.flags()}"
         raise ResourceExhausted(
             f"cluster {session.cluster!r} has lost its coordinator, and {', '.join(sorted(left))} run on: "
@@ -316,7 +321,7 @@ def token(context: click.Context) -> None:
 def down(context: click.Context) -> None:
     """Cancel all jobs and stop every process of the cluster."""
     session = session_of(context)
-    record = session.record()
+    record, address = session.record(), session.address()
     asked = False
     try:
         with session.client() as client:
@@ -328,7 +333,21 @@ def down(context: click.Context) -> None:
     if record is not None:
         _end_recorded(record, STOP_SECONDS if asked else 0.0)
         session.record_path().unlink(missing_ok=True)
+    if not asked and _accepts(address):  # "coordinator start" took the cluster back, and is not on record.
+        raise PeerLost(
+            f"what 'cluster up' started of cluster {session.cluster!r} has ended, but at {address} listens, "
+            f"and does not answer, {doctor.port_holder(address.port)}: end that, too"
+        )
     click.echo(f"cluster {session.cluster!r} is down")
+
+
+def _accepts(address: Address) -> bool:
+    """Whether a process listens there, be it a stopped one."""
+    try:
+        with socket.create_connection((address.host, address.port), timeout=CONNECT_SECONDS):
+            return True
+    except OSError:
+        return False
 
 
 def _end_recorded(record: dict[str, Any], grace_seconds: float) -> None:

@@ -38,6 +38,8 @@ _LIMIT_TEXTS = {
     "writer": "writer: blocked until one is free",
 }
 MIN_WIDTH = 120
+CAUSE_CHARS = 200
+"""How much a list of jobs has of a first cause; "jobs show" has all of it."""
 TASKS_SHOWN = 5
 """Tasks that a line names at most."""
 """Columns of output that is not a terminal, so that a table in a file is not folded to 80."""
@@ -147,6 +149,7 @@ def show_jobs(jobs: list[JobInfo]) -> None:
     for job in jobs:
         first = job.causes[0] if job.causes else job.first_failure
         cause = first.text.splitlines()[0] if first is not None and first.text else ""
+        cause = cause if len(cause) <= CAUSE_CHARS else f"{cause[:CAUSE_CHARS]}…"
         table.add_row(
             job.job,
             job.name,

@@ -68,6 +68,29 @@ def test_a_second_up_says_that_it_is_up(run: Run, own_state: Path, monkeypatch: 
     assert f"cluster 'default' is already up at 127.0.0.1:1 (pid {os.getpid()})" in result.stderr
 
 
+def test_a_coordinator_that_took_a_cluster_back_is_seen_by_up_and_named_by_down(
+    run: Run, own_state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not on record, and here it answers nobody, as a stopped process does."""
+    path = write_record(own_state, os.getpid())
+    create_secret(own_state / "secret")
+    record = json.loads(path.read_text())
+    defaults = cluster.Client.__init__.__kwdefaults__
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        record["coordinator"] = address = f"127.0.0.1:{server.getsockname()[1]}"
+        worker = {"pid": os.getpid() + 1, "started": 0.0}
+        path.write_text(json.dumps({**record, "processes": {**record["processes"], "worker-1": worker}}))
+        with monkeypatch.context() as patch:
+            patch.setattr(cluster.doctor, "is_minishuffle", lambda pid, started: pid == worker["pid"])
+            up = run("--cluster", "default", "cluster", "up")
+        monkeypatch.setattr(cluster.Client.__init__, "__kwdefaults__", {**defaults, "timeout": 0.2})
+        down = run("cluster", "down")
+    assert (up.exit_code, down.exit_code) == (1, 1)
+    assert f"already up at {address} (" in up.stderr and f"(pid {os.getpid()})" in up.stderr
+    assert f"has ended, but at {address} listens, and does not answer, '" in down.stderr
+    assert f"(pid {os.getpid()})" in down.stderr and "is down" not in down.stdout
+
+
 def test_down_without_a_cluster_says_so(run: Run, own_state: Path) -> None:
     own_state.mkdir(parents=True)
     create_secret(own_state / "secret")

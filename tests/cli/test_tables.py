@@ -128,6 +128,9 @@ def test_a_job_that_goes_on_shows_its_first_failure(capsys: pytest.CaptureFixtur
     assert f"first failure: {text}\nTraceback of g\n" in capsys.readouterr().out
     tables.show_jobs([job])
     assert "ValueError: late" in capsys.readouterr().out
+    long = failure.model_copy(update={"text": "x" * 300})
+    tables.show_jobs([job.model_copy(update={"first_failure": long})])
+    assert capsys.readouterr().out.count("x") == 200, "the rest is in jobs show"
     tables.show_job(JOB.model_copy(update={"first_failure": failure}))
     assert "first failure" not in capsys.readouterr().out, "the first cause says the same"
 
