@@ -170,7 +170,9 @@ def pytest_collection() -> Generator[None, object, object]:
     return found
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_sessionfinish() -> None:
+    """After the clusters of fixtures of the session, whose lost workers would be started again."""
     forked.end_templates()
 
 
