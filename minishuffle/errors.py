@@ -208,7 +208,7 @@ def described(error: BaseException) -> str:
 def clipped(text: str, chars_max: int) -> str:
     """``text`` as control messages and terminals take it: cut if it is longer, with control characters
     escaped and with ``?`` for lone surrogates."""
-    text = _shown(text)
+    text = _escaped(text)
     if len(text) > chars_max:
         kept = chars_max - CLIP_NOTE_CHARS
         text = f"{text[:kept]}… ({len(text) - kept:,} more characters)"
@@ -218,7 +218,7 @@ def clipped(text: str, chars_max: int) -> str:
 def clipped_inside(text: str, chars_max: int) -> str:
     """Like :func:`clipped`, but what is cut is in the middle: a traceback keeps where it begins, and the
     frame that raised."""
-    text = _shown(text)
+    text = _escaped(text)
     if len(text) > chars_max:
         kept = chars_max - CLIP_NOTE_CHARS
         end = kept - kept // 4
@@ -226,7 +226,7 @@ def clipped_inside(text: str, chars_max: int) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _shown(text: str) -> str:
+def _escaped(text: str) -> str:
     return _CONTROLS.sub(lambda found: rf"\x{ord(found[0]):02x}", text)
 
 

@@ -38,11 +38,11 @@ _LIMIT_TEXTS = {
     "writer": "writer: blocked until one is free",
 }
 MIN_WIDTH = 120
+"""Columns of output that is not a terminal, so that a table in a file is not folded to 80."""
 CAUSE_CHARS = 200
 """How much a list of jobs has of a first cause; "jobs show" has all of it."""
 TASKS_SHOWN = 5
 """Tasks that a line names at most."""
-"""Columns of output that is not a terminal, so that a table in a file is not folded to 80."""
 
 
 def console() -> Console:

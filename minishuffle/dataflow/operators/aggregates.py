@@ -144,7 +144,7 @@ class _OneType(Aggregate):
             rounds = pa.types.is_floating(kind) and (pa.types.is_integer(given) or pa.types.is_decimal(given))
             return as_type(column, kind, safe=not rounds)
         except pa.ArrowException as error:
-            if self._function == "sum" and pa.types.is_integer(given):
+            if self._function == "sum" and pa.types.is_integer(kind) and pa.types.is_integer(given):
                 raise sum_out_of_range(self._name) from error
             raise UsageError(
                 f"{self._function} of column {self._name!r}: type {given} does not fit the state of type "

@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 from minishuffle.dataflow.operators.base import Batch, CompleteFile, Emit, OutputFiles, TaskContext
 from minishuffle.dataflow.operators.chained import ChainedOperator
 from minishuffle.dataflow.operators.convert import RowsToArrow, rows_of
-from minishuffle.dataflow.operators.widertype import in_schema, wider_schema
+from minishuffle.dataflow.operators.widertype import in_schema, require_own_names, wider_schema
 from minishuffle.errors import CannotWrite, LocalProtocolError, ResourceExhausted, UsageError
 from minishuffle.exchange.sizes import pieces
 from minishuffle.ids import FIRST_ATTEMPT
@@ -114,8 +114,7 @@ def check_writable(schema: pa.Schema) -> None:
     Raises:
         UsageError: a Parquet file cannot have these columns, or nobody could tell two of them apart.
     """
-    if len(set(schema.names)) < len(schema.names):
-        raise UsageError(f"{WHERE} has two columns of one name: rename some of {', '.join(schema.names)}")
+    require_own_names(schema, WHERE)
     for field in schema:
         try:
             pq.ParquetWriter(io.BytesIO(), pa.schema([field])).close()

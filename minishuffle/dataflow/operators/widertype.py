@@ -19,6 +19,7 @@ __all__ = [
     "as_type",
     "common_schema",
     "in_schema",
+    "require_own_names",
     "wider",
     "wider_schema",
 ]
@@ -138,6 +139,12 @@ def _unified(some: pa.DataType, other: pa.DataType) -> pa.DataType | None:
         return None
 
 
+def require_own_names(schema: pa.Schema, where: str) -> None:
+    """Raises UsageError if two columns have one name."""
+    if len(set(schema.names)) < len(schema):
+        raise UsageError(f"{where} has two columns of one name: rename some of {', '.join(schema.names)}")
+
+
 def wider_schema(some: pa.Schema | None, other: pa.Schema, where: str) -> pa.Schema:
     """The schema for batches of both: the columns of ``some`` and then those that only ``other`` has, each
     nullable where it is in one or one lacks it. None: there were no batches before.
@@ -148,8 +155,7 @@ def wider_schema(some: pa.Schema | None, other: pa.Schema, where: str) -> pa.Sch
     if some is None or some.equals(other):
         return other
     for schema in (some, other):
-        if len(set(schema.names)) < len(schema):
-            raise UsageError(f"{where} has two columns of one name: rename some of {', '.join(schema.names)}")
+        require_own_names(schema, where)
     fields = []
     for name in dict.fromkeys([*some.names, *other.names]):
         kinds = [schema.field(name) for schema in (some, other) if name in schema.names]
