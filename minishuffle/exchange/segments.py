@@ -171,7 +171,7 @@ class NetworkBufferPool:
         Within its minimum a pool gets an extra one if nothing is free: others hold more than their share.
         """
         try:
-            segment = self._free.popleft()
+            segment = self._free.pop()  # which came back last: a cache may have it
         except IndexError:
             if pool.in_use < pool.minimum:
                 return self._lend_extra(pool)

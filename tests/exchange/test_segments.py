@@ -107,6 +107,15 @@ def test_surplus_above_a_shrunken_size_comes_back_as_it_is_recycled() -> None:
     assert (first.in_use, pool.free) == (0, 9)
 
 
+def test_the_segment_that_came_back_last_is_lent_first() -> None:
+    """Others have long left the processor's caches, and some were never touched."""
+    pool = NetworkBufferPool(10, 256).create_pool("p", 10, 10)
+    held = take(pool, 3)
+    for segment in held:
+        segment.recycle()
+    assert take(pool, 3) == held[::-1]
+
+
 def test_a_new_pool_has_its_minimum_although_others_keep_what_they_were_lent() -> None:
     """They may keep it for as long as the new one does not read it: see the queues of lost consumers."""
     pool = NetworkBufferPool(10, 256)
