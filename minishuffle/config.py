@@ -90,6 +90,9 @@ class ClusterSettings(BaseSettings):
     """What each sink of a job that does not end keeps on disk for readers, above which it waits."""
     pin_workers: bool = True
     """On one machine, give each worker one processor, if all processors have equally many workers."""
+    loop_lets_tasks_finish: bool = True
+    """When a worker's loop wakes, it waits for the end of the time slice of the thread that runs. Rates are a
+    tenth to a fifth higher; under more load than the processors bear records take 13 ms instead of 2."""
     use_uvloop: bool = True
 
     @model_validator(mode="after")

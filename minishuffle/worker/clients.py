@@ -43,6 +43,7 @@ from minishuffle.wire.frames import EventKind, PartitionRequest
 from minishuffle.wire.messages import ControlMessage, ErrorInfo
 from minishuffle.worker.client_gate import UPSTREAM_EDGE, Progress, UpstreamGate
 from minishuffle.worker.handoff import LoopInbox, TaskPaths
+from minishuffle.worker.interpreter import WorkerThread
 from minishuffle.worker.tasks import Deployment
 
 __all__ = ["ResultReaders", "ExternalClients"]
@@ -93,7 +94,7 @@ class _Reading:
             partition_id, range(1), lambda: paths.acquire(pool), paths.notify, TaskCounters()
         )
         self._left = self._ended = False
-        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.thread = WorkerThread(self._run, name)
 
     def start(self) -> None:
         """Raises:

@@ -10,6 +10,8 @@ from functools import partial
 
 import cloudpickle
 
+from minishuffle.worker.interpreter import WorkerThread
+
 __all__ = ["ProgramLoader"]
 
 _log = logging.getLogger("minishuffle.worker")
@@ -36,7 +38,7 @@ class ProgramLoader:
 
     def load(self, job: str, programs: Sequence[bytes]) -> None:
         """Begin to load the programs of a job; returns at once."""
-        thread = threading.Thread(target=self._load, args=(job, programs), name=f"{job}:load", daemon=True)
+        thread = WorkerThread(self._load, f"{job}:load", (job, programs))
         thread.start()
         self._threads = [*self.threads, thread]
 

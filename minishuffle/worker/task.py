@@ -60,6 +60,7 @@ from minishuffle.worker.chain import Chain
 from minishuffle.worker.filereports import FileReports
 from minishuffle.worker.handoff import TaskPaths
 from minishuffle.worker.inputs import Inputs
+from minishuffle.worker.interpreter import WorkerThread
 from minishuffle.worker.jobimports import import_from
 from minishuffle.worker.latencymarkers import LatencyMarkers
 from minishuffle.worker.leases import SourceLeases
@@ -146,7 +147,7 @@ class Task:
     _cpu_wait_seconds: float = field(default=0.0, init=False)
 
     def start(self) -> None:
-        self.thread = threading.Thread(target=self._run, name=self._thread_name, daemon=True)
+        self.thread = WorkerThread(self._run, self._thread_name)
         self.thread.start()
 
     @property

@@ -138,6 +138,15 @@ def test_a_pinned_worker_and_all_its_threads_stay_on_one_processor(
     assert found == [{last} if pinned else usable] * len(found)
 
 
+@pytest.mark.parametrize("lets", [True, False])
+def test_the_loop_takes_the_processor_from_no_task_and_tasks_may(lets: bool) -> None:
+    with LocalCluster(workers=1, slots=1, loop_lets_tasks_finish=lets) as cluster:
+        policies = cluster.run(Stream.items([0]).map(lambda _: os.sched_getscheduler(0)).collect())
+        (pid,) = cluster.workers.values()
+        assert os.sched_getscheduler(pid) == (os.SCHED_BATCH if lets else os.SCHED_OTHER)
+    assert policies == [os.SCHED_OTHER]
+
+
 def test_a_worker_whose_output_finds_no_room_works_all_the_same(wait_until: Callable[..., Any]) -> None:
     """So may one that takes the place of another on a disk that is full."""
     with LocalCluster(workers=1, slots=1) as cluster, open("/dev/full", "wb") as full:

@@ -35,3 +35,30 @@ def test_memory_of_elements_is_not_faulted_in_again() -> None:
     )
     before, after = map(int, done.stdout.split())
     assert before > 100 * max(after, 1)
+
+
+THREADS: Final = """
+import os, threading
+from minishuffle.worker.interpreter import WorkerThread, let_tasks_finish
+
+found = []
+
+def look():
+    found.append(os.sched_getscheduler(0))
+
+let_tasks_finish()
+look()
+for thread in (threading.Thread(target=look), WorkerThread(look, "task")):
+    thread.start()
+    thread.join()
+print(*found, os.SCHED_BATCH, os.SCHED_OTHER)
+"""
+
+
+def test_only_the_loop_waits_for_the_end_of_time_slices() -> None:
+    """Threads take over what the one has that starts them; those of a worker do not."""
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS], check=True, capture_output=True, text=True, timeout=SECONDS_MAX
+    )
+    loop, plain, task, batch, other = map(int, done.stdout.split())
+    assert (loop, plain, task) == (batch, batch, other)
