@@ -333,10 +333,11 @@ def write_texts(
 
 
 def fold_ints(
-    operation: int, state: Vector, slots: Vector, values: Vector, results: Vector, rows: int
+    operation: int, state: Vector, slots: Vector, values: Vector, results: Vector, wanted: int, rows: int
 ) -> int:
-    """The state of each row's slot after that row: a sum, minimum or maximum. Gives the row at which a
-    sum would leave int64, the state as it was before it; or ``rows``."""
+    """Add each row to the state of its slot: a sum, minimum or maximum; ``results`` gets what that is after
+    each row, if it is ``wanted``. Gives the row at which a sum would leave int64, the state as it was before
+    it; or ``rows``."""
     for row in range(rows):
         held, value = state[slots[row]], values[row]
         if operation == SUM:
@@ -348,12 +349,13 @@ def fold_ints(
         else:
             after = value if value > held else held
         state[slots[row]] = after
-        results[row] = after
+        if wanted:
+            results[row] = after
     return rows
 
 
 def fold_floats(
-    operation: int, state: Vector, slots: Vector, values: Vector, results: Vector, rows: int
+    operation: int, state: Vector, slots: Vector, values: Vector, results: Vector, wanted: int, rows: int
 ) -> int:
     """The same with floats; for minimum and maximum a NaN is no value."""
     for row in range(rows):
@@ -365,7 +367,8 @@ def fold_floats(
         else:
             after = value if value > held or held != held else held
         state[slots[row]] = after
-        results[row] = after
+        if wanted:
+            results[row] = after
     return rows
 
 
@@ -537,13 +540,12 @@ def fold_spread(
     return rows
 
 
-def last_rows(slots: Vector, last: Vector, chosen: Vector, rows: int) -> int:
-    """The numbers of those rows after which their slot does not come again, and how many there are;
-    ``last`` is scratch space by slot."""
-    for row in range(rows):
-        last[slots[row]] = row
+def first_rows(slots: Vector, stamps: Vector, stamp: int, chosen: Vector, rows: int) -> int:
+    """The numbers of those rows before which their slot does not come, and how many there are. ``stamps``, by
+    slot, has no such stamp before and has it for all these slots then."""
     found = 0
     for row in range(rows):
         chosen[found] = row  # in any case: a branch that is taken every other time costs more
-        found += last[slots[row]] == row
+        found += stamps[slots[row]] != stamp
+        stamps[slots[row]] = stamp
     return found

@@ -51,15 +51,15 @@ KERNELS: Final[dict[str, tuple[str, ...]]] = {
     "add_keys": (TO_WORDS, WORD, TO_INTS, INT, INTS, TO_INTS, INT, INT, TO_INTS, INT),
     "fill_table": (TO_WORDS, WORD, INTS, INT, INT),
     "write_texts": (INTS, BYTES, TO_INTS, INT, INT, INT, INT),
-    "fold_ints": (INT, TO_INTS, INTS, INTS, TO_INTS, INT),
+    "fold_ints": (INT, TO_INTS, INTS, INTS, TO_INTS, INT, INT),
     "fold_wide": (TO_INTS, INTS, INTS, TO_INTS, INT),
     "fold_spread": (*[TO_FLOATS] * 3, INTS, *[FLOATS] * 3, TO_FLOATS, INT),
-    "fold_floats": (INT, TO_FLOATS, INTS, FLOATS, TO_FLOATS, INT),
+    "fold_floats": (INT, TO_FLOATS, INTS, FLOATS, TO_FLOATS, INT, INT),
     "link_rows": (INTS, INTS, INT, TO_INTS, WORD, TO_INTS, INT, INT),
     "find_rows": (INTS, INTS, INT, *[INTS] * 3, WORD, INTS, *[INT] * 3, *[TO_INTS] * 3, INT),
     "match_as_of": (INTS, INTS, INT, INTS, INTS, INT, TO_INTS, INT, TO_INTS),
     "assign_sessions": (INTS, INTS, *[TO_INTS] * 5, INT, INT, INT, TO_INTS, INT),
-    "last_rows": (INTS, TO_INTS, TO_INTS, INT),
+    "first_rows": (INTS, TO_BYTES, INT, TO_INTS, INT),
 }
 """The arguments of each function of ``loops`` that is compiled; all return an int64."""
 

@@ -226,8 +226,11 @@ def test_running_values_carry_the_state_on(
     slots, values = (
         np.array([row[at] for row in rows]).astype(dtype) for at, dtype in ((0, np.int64), (1, kind))
     )
-    assert kernel(name)(operation, state, slots, values, results, len(rows)) == len(rows)
+    assert kernel(name)(operation, state, slots, values, results, 1, len(rows)) == len(rows)
     assert (results.tolist(), state.tolist()) == (running, after)
+    state, untouched = np.arange(4, dtype=kind), np.full(len(rows), 7, kind)
+    assert kernel(name)(operation, state, slots, values, untouched, 0, len(rows)) == len(rows)
+    assert (untouched.tolist(), state.tolist()) == ([7] * len(rows), after)
 
 
 @pytest.mark.parametrize(
@@ -235,9 +238,9 @@ def test_running_values_carry_the_state_on(
 )
 def test_a_sum_that_would_leave_int64_stops(held: int, value: int) -> None:
     state, results = ints(0, held), np.empty(3, np.int64)
-    assert kernel("fold_ints")(SUM, state, ints(0, 1, 0), ints(5, value, 6), results, 3) == 1
+    assert kernel("fold_ints")(SUM, state, ints(0, 1, 0), ints(5, value, 6), results, 1, 3) == 1
     assert (state.tolist(), results[0]) == ([5, held], 5)
-    assert kernel("fold_ints")(SUM, state, ints(1), ints(-value), results, 1) == 1
+    assert kernel("fold_ints")(SUM, state, ints(1), ints(-value), results, 1, 1) == 1
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(-(2**127), 2**127 - 1)), max_size=20))
@@ -264,16 +267,17 @@ def test_sums_of_128_bits(rows: list[tuple[int, int]]) -> None:
 def test_nan_is_no_value_for_extremes(operation: int, expected: list[float]) -> None:
     nan = float("nan")
     state, results = np.array([nan]), np.empty(4)
-    kernel("fold_floats")(operation, state, ints(0, 0, 0, 0), np.array([nan, 3.0, 2.0, nan]), results, 4)
+    kernel("fold_floats")(operation, state, ints(0, 0, 0, 0), np.array([nan, 3.0, 2.0, nan]), results, 1, 4)
     assert np.isnan(results[0])
     assert results[1:].tolist() == expected
 
 
 @given(st.lists(st.integers(0, 5), max_size=30))
-def test_last_rows_of_each_slot(slots: list[int]) -> None:
-    chosen = np.empty(len(slots), np.int64)
-    count = kernel("last_rows")(ints(*slots), np.full(6, 77), chosen, len(slots))
-    assert chosen[:count].tolist() == [row for row, slot in enumerate(slots) if slot not in slots[row + 1 :]]
+def test_first_rows_of_each_slot(slots: list[int]) -> None:
+    chosen, stamps = np.empty(len(slots), np.int64), np.full(6, 77, np.uint8)
+    count = kernel("first_rows")(ints(*slots), stamps, 78, chosen, len(slots))
+    assert chosen[:count].tolist() == [row for row, slot in enumerate(slots) if slot not in slots[:row]]
+    assert stamps.tolist() == [78 if slot in slots else 77 for slot in range(6)]
 
 
 @given(

@@ -13,7 +13,7 @@ import pyarrow as pa
 from minishuffle.dataflow.operators.aggregates import Function, input_of, outputs_of
 from minishuffle.dataflow.operators.base import Batch, Emit
 from minishuffle.dataflow.operators.chained import ChainedOperator, Emission
-from minishuffle.dataflow.operators.columns import Outputs, RowCount, merge_states, states_of
+from minishuffle.dataflow.operators.columns import Outputs, RowCount, grown, merge_states, states_of
 from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.keyedstate import StatePart, by_columns, key_columns_of
 from minishuffle.dataflow.operators.keyindex import KeyIndex
@@ -28,6 +28,8 @@ __all__ = ["AggregateArrow", "CountArrow", "pieces_of"]
 PIECE_ROWS = 32_768
 """Batches are worked through in pieces: short enough for the processor's cache, long enough that the
 switches of the interpreter's lock at each vector operation do not count (8 Ki rows cost twice)."""
+_STAMPS = 255
+"""How many stamps of batches there are besides 0."""
 
 
 def pieces_of(rows: int) -> Iterator[tuple[int, int]]:
@@ -53,8 +55,9 @@ class _KeyedColumns(ChainedOperator):
                 "before key_by()"
             )
         self._index = KeyIndex()
-        self._last = np.empty(0, dtype=np.int64)
-        """Scratch space."""
+        self._stamps = np.zeros(0, dtype=np.uint8)
+        """By slot, that of the last of the batches with the key; 0 for one that is long ago."""
+        self._stamp = 0
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         assert isinstance(batch, pa.RecordBatch)
@@ -72,7 +75,7 @@ class _KeyedColumns(ChainedOperator):
                 aggregate.update(slots, input_of(piece, column, aggregate))
             taken.append(slots)
         if self.emission == "batch" and taken:
-            emit(self._latest(batch, np.concatenate(taken)))
+            emit(self._latest(batch, np.concatenate(taken) if len(taken) > 1 else taken[0]))
 
     def _running(
         self, piece: pa.RecordBatch, key_columns: list[pa.Array], slots: np.ndarray[Any, Any]
@@ -84,11 +87,13 @@ class _KeyedColumns(ChainedOperator):
         return pa.RecordBatch.from_arrays([*key_columns, *values], names=self.names)
 
     def _latest(self, batch: pa.RecordBatch, slots: np.ndarray[Any, Any]) -> pa.RecordBatch:
-        """One row for each key of the batch, in the order of the keys' last rows."""
-        if len(self._last) < len(self._index):
-            self._last = np.empty(2 * len(self._index), dtype=np.int64)
+        """One row for each key of the batch, in the order of the keys' first rows."""
+        self._stamps = grown(self._stamps, len(self._index), 0)
+        self._stamp = self._stamp % _STAMPS + 1
+        if self._stamp == 1:
+            self._stamps.fill(0)
         rows = np.empty(len(slots), dtype=np.int64)
-        rows = rows[: kernel("last_rows")(slots, self._last, rows, len(slots))]
+        rows = rows[: kernel("first_rows")(slots, self._stamps, self._stamp, rows, len(slots))]
         columns = [take(column_of(batch, name), rows) for name in self.keys]
         chosen = slots.take(rows)
         values = [aggregate.at(chosen) for _, _, aggregate in self.outputs]

@@ -167,9 +167,9 @@ class AsOfArrow(JoinArrow):
         count = int(np.searchsorted(rows.times, passed, "right"))
         index = KeyIndex()
         slots = index.lookup(self._keys_of(rows, RIGHT))[:count]
-        latest = np.empty(count, dtype=np.int64)
-        kept = kernel("last_rows")(slots, np.full(len(index), -1, dtype=np.int64), latest, count)
-        latest = np.sort(latest[:kept])
+        back = np.empty(count, dtype=np.int64)
+        kept = kernel("first_rows")(slots[::-1].copy(), np.zeros(len(index), np.uint8), 1, back, count)
+        latest = count - 1 - back[:kept][::-1]
         latest = latest[rows.times[latest] > passed - progress.bounds.before]
         held.runs = []
         held.add(rows.chosen(np.concatenate([latest, np.arange(count, len(rows.times))])))

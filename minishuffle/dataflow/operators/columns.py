@@ -62,12 +62,14 @@ _OPERATIONS = {"sum": SUM, "min": MINIMUM, "max": _MAXIMUM}
 """As ``kernels/loops.py`` numbers them."""
 
 
-def folded(operation: int, state: Vector, slots: Vector, numbers: Vector) -> tuple[Vector, int]:
-    """The state of each row's slot after that row, and for how many rows it was done: fewer than all if a
-    sum of int64 overflows in the next one."""
-    values = np.empty(len(slots), dtype=state.dtype)
+def folded(
+    operation: int, state: Vector, slots: Vector, numbers: Vector, *, wanted: bool = True
+) -> tuple[Vector, int]:
+    """The state of each row's slot after that row, if it is wanted, and for how many rows it was done: fewer
+    than all if a sum of int64 overflows in the next one."""
+    values = np.empty(len(slots) if wanted else 0, dtype=state.dtype)
     loop = kernel("fold_ints" if state.dtype == np.int64 else "fold_floats")
-    return values, loop(operation, state, slots, numbers, values, len(slots))
+    return values, loop(operation, state, slots, numbers, values, wanted, len(slots))
 
 
 class Aggregate(ABC):
@@ -116,7 +118,7 @@ class RowCount(Aggregate):
         self.counts = grown(self.counts, size, 0)
 
     def update(self, slots: Vector, column: pa.Array) -> None:
-        folded(SUM, self.counts, slots, self._counted(column))
+        folded(SUM, self.counts, slots, self._counted(column), wanted=False)
 
     def running(self, slots: Vector, column: pa.Array) -> pa.Array:
         return pa.array(folded(SUM, self.counts, slots, self._counted(column))[0])
@@ -132,7 +134,7 @@ class RowCount(Aggregate):
         self.counts = self.counts.take(slots)
 
     def merge(self, slots: Vector, columns: list[pa.Array]) -> None:
-        folded(SUM, self.counts, slots, columns[0].to_numpy())
+        folded(SUM, self.counts, slots, columns[0].to_numpy(), wanted=False)
 
 
 class ValueCount(RowCount):
@@ -168,22 +170,24 @@ class Fold(Aggregate):
             self._seen = grown(self._seen, size, 0)
 
     def update(self, slots: Vector, column: pa.Array) -> None:
-        self._fold(slots, column)
+        self._fold(slots, column, wanted=False)
 
     def running(self, slots: Vector, column: pa.Array) -> pa.Array:
-        return self._array(*self._fold(slots, column))
+        return self._array(*self._fold(slots, column, wanted=True))
 
-    def _fold(self, slots: Vector, column: pa.Array) -> tuple[Vector, Vector | None]:
-        """The state of each row's slot after that row, and whether it had a value, if some had none."""
+    def _fold(self, slots: Vector, column: pa.Array, *, wanted: bool) -> tuple[Vector, Vector | None]:
+        """The state of each row's slot after that row, if it is wanted, and whether it had a value, if some
+        had none."""
         if column.null_count and self._seen is None:
             self._seen = np.zeros(self._size, dtype=np.int64)
             self._seen[: self._known] = 1
-        values, done = folded(self._operation, self._state, slots, self._numbers(column))
+        values, done = folded(self._operation, self._state, slots, self._numbers(column), wanted=wanted)
         if done < len(slots):
             raise sum_out_of_range(self._name)
         if self._seen is None:
             return values, None
-        return values, folded(_MAXIMUM, self._seen, slots, valid_marks(column).astype(np.int64))[0]
+        marks = valid_marks(column).astype(np.int64)
+        return values, folded(_MAXIMUM, self._seen, slots, marks, wanted=wanted)[0]
 
     def at(self, slots: Vector | slice) -> pa.Array:
         state = self._state[slots] if isinstance(slots, slice) else self._state.take(slots)

@@ -72,7 +72,7 @@ class DistinctCount(Aggregate):
         self._counts = grown(self._counts, size, 0)
 
     def update(self, slots: Vector, column: pa.Array) -> None:
-        folded(SUM, self._counts, slots, self._marks(slots, column))
+        folded(SUM, self._counts, slots, self._marks(slots, column), wanted=False)
 
     def running(self, slots: Vector, column: pa.Array) -> pa.Array:
         return pa.array(folded(SUM, self._counts, slots, self._marks(slots, column))[0])
