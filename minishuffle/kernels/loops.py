@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from numba import int64, njit, uint8, uint64
+from numba import int64, njit, uint8, uint32, uint64
 
 Vector: TypeAlias = Any
 """Numbers of 64 bits or bytes: ``KERNELS`` has the types."""
@@ -22,7 +22,7 @@ S3, S27, S30, S31, S32, S64 = uint64(3), uint64(27), uint64(30), uint64(31), uin
 LENGTH_BITS = uint64(8)
 GOLDEN = uint64(0x9E37_79B9_7F4A_7C15)
 LOW_HALF = uint64(0xFFFF_FFFF)
-ABSENT, ONE = uint64(0), uint64(1)
+ABSENT, ONE = uint32(0), uint64(1)
 SUM, MINIMUM = 0, 1
 
 
@@ -198,11 +198,11 @@ def count_arrays(data: Vector, size: int) -> int:
 
 # --- tables of keys -------------------------------------------------------------------------------
 #
-# A hash table with open addressing and 2**bits places. A place holds the lower half of the hash and, in
-# its own lower half, the slot + 1: most probes that meet another key end without a look at the keys. These
-# lie one after the other in ``stored``, ``width`` words each. The hash is multiplicative (Knuth, "The Art of
-# Computer Programming", volume 3, 6.4): its upper bits, which give the place, spread numbers that follow
-# each other so evenly that hardly two of them meet.
+# A hash table with open addressing and 2**bits places of 32 bits. The upper bits of a key's hash give its
+# place. That holds the slot + 1 in its lower ``bits`` bits and above them, as the tag, the next bits of the
+# hash: most probes that meet another key end without a look at the keys. These lie one after the other in
+# ``stored``, ``width`` words each. The hash is multiplicative (Knuth, "The Art of Computer Programming",
+# volume 3, 6.4): its upper bits spread numbers that follow each other so evenly that hardly two of them meet.
 
 
 @njit(forceinline=True)
@@ -224,17 +224,23 @@ def same_words(words: Vector, row: int, stored: Vector, slot: int, width: int) -
 
 
 @njit(forceinline=True)
+def tag_of(value: Word, bits: Word) -> Word:
+    """The bits of a hash behind those of its place, as an entry has them; what else it has: the slot + 1."""
+    return (value >> S32) << bits & LOW_HALF
+
+
+@njit(forceinline=True)
 def place_of(
     table: Vector, bits: Word, stored: Vector, width: int, words: Vector, row: int, value: Word
 ) -> Word:
     """Where the key with that hash stands, or the place that is free for it."""
-    place = value >> (S64 - bits)
+    place, last = value >> (S64 - bits), (ONE << bits) - ONE
+    tag = tag_of(value, bits)
     while table[place] != ABSENT:
-        if table[place] >> S32 == value & LOW_HALF:
-            slot = int64(table[place] & LOW_HALF) - 1
-            if same_words(words, row, stored, slot, width):
-                break
-        place = (place + ONE) & ((ONE << bits) - ONE)
+        entry = uint64(table[place]) ^ tag
+        if entry <= last and same_words(words, row, stored, int64(entry) - 1, width):
+            break
+        place = (place + ONE) & last
     return place
 
 
@@ -243,14 +249,13 @@ def find_keys_of_width(
     table: Vector, bits: Word, stored: Vector, width: int, words: Vector, slots: Vector, rows: int
 ) -> int:
     """See :func:`find_keys`, which says what is known of ``width``."""
-    absent = 0
+    absent, last = 0, (ONE << bits) - ONE
     for row in range(rows):
         value = hash_of_row(words, row, width)
-        entry = table[value >> (S64 - bits)]
-        slot = int64(entry & LOW_HALF) - 1
-        if slot < 0 or entry >> S32 != value & LOW_HALF or not same_words(words, row, stored, slot, width):
+        slot = int64(uint64(table[value >> (S64 - bits)]) ^ tag_of(value, bits)) - 1
+        if slot < 0 or slot >= int64(last) or not same_words(words, row, stored, slot, width):
             place = place_of(table, bits, stored, width, words, row, value)
-            slot = int64(table[place] & LOW_HALF) - 1
+            slot = int64(uint64(table[place]) & last) - 1
             if slot < 0:
                 absent += 1
         slots[row] = slot
@@ -295,9 +300,9 @@ def add_keys(
                 return row
             for at in range(width):
                 stored[slot * width + at] = words[row * width + at]
-            table[place] = (value << S32) | uint64(slot + 1)
+            table[place] = uint32(tag_of(value, bits) | uint64(slot + 1))
             count[0] = slot + 1
-        slots[row] = int64(table[place] & LOW_HALF) - 1
+        slots[row] = int64(uint64(table[place]) & ((ONE << bits) - ONE)) - 1
     return rows
 
 
@@ -308,7 +313,7 @@ def fill_table(table: Vector, bits: Word, stored: Vector, width: int, rows: int)
         place = value >> (S64 - bits)
         while table[place] != ABSENT:
             place = (place + ONE) & ((ONE << bits) - ONE)
-        table[place] = (value << S32) | uint64(slot + 1)
+        table[place] = uint32(tag_of(value, bits) | uint64(slot + 1))
     return rows
 
 

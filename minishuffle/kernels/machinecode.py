@@ -34,8 +34,9 @@ log = logging.getLogger(__name__)
 Loop: TypeAlias = Callable[..., int]
 
 INT, WORD = "int64", "uint64"
-INTS, WORDS, FLOATS, BYTES = "int64[]", "uint64[]", "float64[]", "uint8[]"
+INTS, WORDS, FLOATS, BYTES, PLACES = "int64[]", "uint64[]", "float64[]", "uint8[]", "uint32[]"
 TO_INTS, TO_WORDS, TO_FLOATS, TO_BYTES = "> int64[]", "> uint64[]", "> float64[]", "> uint8[]"
+TO_PLACES = "> uint32[]"
 """Vectors that a loop writes to."""
 
 KERNELS: Final[dict[str, tuple[str, ...]]] = {
@@ -47,9 +48,9 @@ KERNELS: Final[dict[str, tuple[str, ...]]] = {
     "sum_lengths": (INTS, INTS, TO_INTS, INT),
     "copy_texts": (INTS, BYTES, INT, INTS, INTS, TO_BYTES, INT),
     "count_arrays": (BYTES, INT),
-    "find_keys": (WORDS, WORD, INTS, INT, INTS, TO_INTS, INT),
-    "add_keys": (TO_WORDS, WORD, TO_INTS, INT, INTS, TO_INTS, INT, INT, TO_INTS, INT),
-    "fill_table": (TO_WORDS, WORD, INTS, INT, INT),
+    "find_keys": (PLACES, WORD, INTS, INT, INTS, TO_INTS, INT),
+    "add_keys": (TO_PLACES, WORD, TO_INTS, INT, INTS, TO_INTS, INT, INT, TO_INTS, INT),
+    "fill_table": (TO_PLACES, WORD, INTS, INT, INT),
     "write_texts": (INTS, BYTES, TO_INTS, INT, INT, INT, INT),
     "fold_ints": (INT, TO_INTS, INTS, INTS, TO_INTS, INT, INT),
     "fold_wide": (TO_INTS, INTS, INTS, TO_INTS, INT),

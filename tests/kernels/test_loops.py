@@ -146,7 +146,7 @@ def key_with_hash(value: int) -> int:
     return key - 2**64 if key >= 2**63 else key
 
 
-ALIKE = [key_with_hash(31 << 59 | number << 40 | 5) for number in range(12)]
+ALIKE = [key_with_hash(31 << 59 | number << 20 | 5) for number in range(12)]
 """Keys whose place in a table of 32 is the last, and whose tag there is the same."""
 
 
@@ -158,7 +158,7 @@ def test_keys_get_slots_as_they_come(width: int, numbers: list[int]) -> None:
     slots: dict[Any, int] = {}
     for row in rows:
         slots.setdefault(row, len(slots))
-    table, stored = np.zeros(32, np.uint64), np.zeros(24 * width, np.int64)
+    table, stored = np.zeros(32, np.uint32), np.zeros(24 * width, np.int64)
     found, count = np.empty(len(rows), np.int64), ints(0)
     arguments = (table, 5, stored, width, given_words)
     reached = kernel("add_keys")(*arguments, found, 0, len(rows), count, 3)
@@ -175,7 +175,7 @@ def test_keys_get_slots_as_they_come(width: int, numbers: list[int]) -> None:
 
 
 def filled(stored: np.ndarray, width: int, count: int) -> np.ndarray:
-    table = np.zeros(32, np.uint64)
+    table = np.zeros(32, np.uint32)
     kernel("fill_table")(table, 5, stored, width, count)
     return table
 

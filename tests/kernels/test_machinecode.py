@@ -204,7 +204,7 @@ import numpy as np
 from minishuffle.kernels import machinecode
 find, fill = machinecode.kernel("find_keys"), machinecode.kernel("fill_table")
 stored, words, slots = np.array([7]), np.array([7, 8]), np.full(2, 99)
-table = np.zeros(1024, np.uint64)
+table = np.zeros(1024, np.uint32)
 fill(table, 10, stored, 1, 1)
 table[table == 0] = 1  # now every place is taken, by another key than 8
 call = threading.Thread(target=find, args=(table, 10, stored, 1, words, slots, 2))

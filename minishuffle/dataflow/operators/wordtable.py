@@ -31,7 +31,7 @@ class WordTable:
         """Rows by slot, as many as half of the table's places."""
         self._count = np.zeros(1, dtype=np.int64)
         self._bits = _BITS_MIN
-        self._places = np.zeros(1 << self._bits, dtype=np.uint64)
+        self._places = np.zeros(1 << self._bits, dtype=np.uint32)
 
     def __len__(self) -> int:
         return int(self._count[0])
@@ -75,5 +75,5 @@ class WordTable:
         """Twice the places, and rows."""
         self._stored = np.concatenate((self._stored, np.empty_like(self._stored)))
         self._bits += 1
-        self._places = np.zeros(1 << self._bits, dtype=np.uint64)
+        self._places = np.zeros(1 << self._bits, dtype=np.uint32)
         kernel("fill_table")(*self._arguments(), len(self))
