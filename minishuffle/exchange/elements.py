@@ -4,9 +4,10 @@ The header (:data:`ELEMENT_HEADER`) has the payload's bytes, the rows, and the f
 
 * ``ROWS``: a msgpack list of the rows: see ``rowformat``.
 * ``KEYED_ROWS``: a msgpack list of two: the keys and the rows.
-* ``ARROW``: the length of an Arrow IPC schema message (u32, big-endian), 4 zero bytes, that message,
-  zeros up to a multiple of 8, and an Arrow IPC record batch message. Each element stands for itself;
-  its columns are used in place.
+* ``ARROW``: the length of an Arrow IPC schema message and the number of columns that were narrowed (u32 each,
+  big-endian), that message, zeros up to a multiple of 8, of each narrowed column its number, its bits (u32
+  each) and its base (i64), and an Arrow IPC record batch message. Each element stands for itself; the columns
+  that were not narrowed (see ``narrowing``) are used in place.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 
 from minishuffle.errors import RemoteProtocolError, ResourceExhausted, UsageError
+from minishuffle.exchange.narrowing import Narrowed, narrow, narrow_schema, widen
 from minishuffle.exchange.rows import pack_keyed_rows, pack_rows, unpack_keyed_rows, unpack_rows
 from minishuffle.exchange.schemas import with_innermost, without_dictionary
 from minishuffle.limits import ELEMENT_BYTES_MAX, SPILL_ELEMENT_BYTES
@@ -316,7 +318,9 @@ def slice_of(batch: Batch, begin: int, end: int) -> Batch:
 
 PINNED_RATIO_MAX: Final = 1.25
 """A batch that stays in its process is copied if the memory that it keeps is larger than itself by more."""
-_SCHEMA_LENGTH: Final = struct.Struct(">I4x")
+_ARROW_HEADER: Final = struct.Struct(">II")
+"""Bytes of the schema message, narrowed columns."""
+_NARROWED: Final = struct.Struct(">IIq")
 _SCHEMAS_KEPT: Final = 256
 _schemas: dict[bytes, Any] = {}
 """Schemas that were read before, by their messages."""
@@ -378,8 +382,10 @@ def decode(kind: int, rows: int, payload: Any) -> Batch:
 def _encode_arrow(batch: pa.RecordBatch) -> list[Part]:
     batch = _without_dictionaries(batch)
     schema = batch.schema.serialize().to_pybytes()
-    start = _SCHEMA_LENGTH.pack(len(schema)) + schema + bytes(-len(schema) % 8)
-    return [start, memoryview(batch.serialize()).cast("B")]
+    narrowed, notes = narrow(batch)
+    start = _ARROW_HEADER.pack(len(schema), len(notes)) + schema + bytes(-len(schema) % 8)
+    start += b"".join(_NARROWED.pack(*note) for note in notes)
+    return [start, memoryview(narrowed.serialize()).cast("B")]
 
 
 def unpinned(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -415,8 +421,8 @@ def _decode_arrow(payload: Any) -> pa.RecordBatch:
 
     view = memoryview(payload)
     try:
-        (length,) = _SCHEMA_LENGTH.unpack_from(view)
-        begin = _SCHEMA_LENGTH.size
+        length, count = _ARROW_HEADER.unpack_from(view)
+        begin = _ARROW_HEADER.size
         message = bytes(view[begin : begin + length])
         schema = _schemas.get(message)
         if schema is None:
@@ -424,9 +430,12 @@ def _decode_arrow(payload: Any) -> pa.RecordBatch:
             if len(_schemas) >= _SCHEMAS_KEPT:
                 _schemas.clear()
             _schemas[message] = schema
-        body = pa.py_buffer(view).slice(begin + length + -length % 8)
-        batch = pa.ipc.read_record_batch(body, schema)
+        begin += length + -length % 8
+        body = begin + count * _NARROWED.size
+        notes = [Narrowed(*fields) for fields in _NARROWED.iter_unpack(view[begin:body])]
+        batch = pa.ipc.read_record_batch(pa.py_buffer(view).slice(body), narrow_schema(schema, notes))
         batch.validate()
+        batch = widen(batch, schema, notes)
     except (struct.error, pa.ArrowException, OSError, EOFError, ValueError, IndexError) as error:
         raise RemoteProtocolError(f"Arrow columns cannot be read: {error}") from error
     return batch

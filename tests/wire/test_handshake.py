@@ -11,6 +11,7 @@ from minishuffle.errors import AuthenticationError, LocalProtocolError
 from minishuffle.wire.frames import (
     FRAME_HEADER,
     FRAME_HEADER_BYTES,
+    PROTOCOL_VERSION,
     Frame,
     Hello,
     Ping,
@@ -152,7 +153,7 @@ def test_refusals(one: Handshake, other: Handshake, reason: str, text: str) -> N
 @pytest.mark.parametrize(
     ("first", "reason", "text"),
     [
-        (replace(hello_of(dialer().start()), version=3), "version", "version 3"),
+        (replace(hello_of(dialer().start()), version=PROTOCOL_VERSION + 1), "version", "version 4"),
         (replace(hello_of(dialer().start()), magic=7), "malformed", "magic is 0x00000007"),
         (replace(hello_of(dialer().start()), role=9), "malformed", "role 9"),
         (replace(hello_of(dialer().start()), proof=b"p" * 32), "malformed", "a proof already"),
@@ -171,7 +172,10 @@ def test_acceptor_refuses_first_frames_and_says_why(first: Frame, reason: str, t
 def test_version_is_looked_at_before_the_rest() -> None:
     """Another version may lay out the rest otherwise."""
     body = (
-        encode_frame(replace(hello_of(dialer().start()), version=3))[FRAME_HEADER_BYTES:][:6] + b"new layout"
+        encode_frame(replace(hello_of(dialer().start()), version=PROTOCOL_VERSION + 1))[FRAME_HEADER_BYTES:][
+            :6
+        ]
+        + b"new layout"
     )
     verdict = refusal(acceptor(), FRAME_HEADER.pack(len(body) + 5, 1, 0) + body)
     assert verdict.reason == "version"

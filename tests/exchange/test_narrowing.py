@@ -1,0 +1,121 @@
+"""Narrow columns come back as they were, and take as few bits as their values need."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minishuffle.errors import RemoteProtocolError
+from minishuffle.exchange import narrowing
+from minishuffle.exchange.elements import ELEMENT_HEADER, ElementFormat, decode, encode
+from minishuffle.exchange.narrowing import NARROW_ROWS_MIN, Narrowed, narrow, narrow_schema, widen
+
+ROWS = NARROW_ROWS_MIN
+INT64 = st.integers(-(2**63), 2**63 - 1)
+
+
+def batch_of(values: Any, kind: pa.DataType | None = None) -> pa.RecordBatch:
+    """One column, ``x``, of at least as many rows as are looked at: the values again and again."""
+    array = np.resize(np.array(values), ROWS)
+    return pa.record_batch({"x": pa.array(array) if kind is None else pa.array(array).view(kind)})
+
+
+def back_from(batch: pa.RecordBatch) -> pa.RecordBatch:
+    rows, parts = encode(batch)
+    back = decode(ElementFormat.ARROW, rows, b"".join(parts)[ELEMENT_HEADER.size :])
+    assert isinstance(back, pa.RecordBatch)
+    back.validate(full=True)
+    return back
+
+
+@given(
+    least=INT64, span=st.sampled_from([0, 255, 256, 65_535, 65_536, 2**32 - 1, 2**32, 2**63]), middle=INT64
+)
+def test_any_integers_come_back_and_take_the_fewest_bits(least: int, span: int, middle: int) -> None:
+    greatest = min(least + span, 2**63 - 1)
+    batch = batch_of(np.array([least, min(max(middle, least), greatest), greatest], np.int64))
+    narrowed, notes = narrow(batch)
+    wanted = next((bits for bits in (8, 16, 32) if greatest - least < 2**bits), None)
+    assert [note.bits for note in notes] == ([wanted] if wanted else [])
+    assert narrowed.column(0).type.bit_width == (wanted or 64)
+    assert back_from(batch).equals(batch)
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.uint64(), pa.timestamp("us", "UTC"), pa.duration("ns"), pa.time64("us"), pa.date64()], ids=str
+)
+def test_all_kinds_of_whole_numbers_of_64_bits(kind: pa.DataType) -> None:
+    batch = batch_of(86_400_000 * np.arange(40), kind)
+    assert [note.bits for note in narrow(batch)[1]] == [32]
+    assert back_from(batch).equals(batch)
+    ends = batch_of(np.array([2**64 - 1, 2**64 - 200], np.uint64))
+    assert narrow(ends)[1] == [Narrowed(0, 8, -200)]
+    assert back_from(ends).equals(ends)
+
+
+def test_small_numbers_need_no_base_and_a_slice_has_its_own() -> None:
+    batch = pa.record_batch({"x": pa.array(np.arange(3 * ROWS, dtype=np.int64))})
+    assert narrow(batch)[1] == [Narrowed(0, 16, 0)]
+    end = batch.slice(2 * ROWS)
+    assert narrow(end)[1] == [Narrowed(0, 16, 0)]
+    assert back_from(end).equals(end)
+    high = batch_of(np.arange(10**6, 10**6 + 200))
+    assert narrow(high)[1] == [Narrowed(0, 8, 10**6)]
+
+
+def test_other_columns_are_left_alone() -> None:
+    numbers = pa.array(np.arange(ROWS, dtype=np.int64))
+    columns = {
+        "float": numbers.cast(pa.float64()),
+        "int": numbers,
+        "text": numbers.cast(pa.string()),
+        "null": pa.array([None, *range(ROWS - 1)], pa.int64()),
+        "short": numbers.cast(pa.int32()),
+    }
+    fields = [pa.field(name, column.type, metadata={"a": name}) for name, column in columns.items()]
+    fields[1] = fields[1].with_nullable(False)
+    batch = pa.RecordBatch.from_arrays(list(columns.values()), schema=pa.schema(fields, {"all": "of it"}))
+    assert [note.column for note in narrow(batch)[1]] == [1]
+    assert back_from(batch).equals(batch, check_metadata=True)
+    few = batch.slice(0, NARROW_ROWS_MIN - 1)
+    assert narrow(few) == (few, [])
+
+
+def test_an_element_of_small_numbers_takes_half_of_the_bytes() -> None:
+    values = np.arange(100_000 - ROWS, 100_000, dtype=np.int64)
+    size = sum(map(len, encode(pa.record_batch({"key": values, "value": values[::-1].copy()}))[1]))
+    assert size < 0.55 * 2 * 8 * ROWS
+
+
+SCHEMA = pa.schema([("x", pa.int64()), ("y", pa.float64())])
+
+
+@pytest.mark.parametrize("note", [(0, 64, 0), (0, 7, 0), (1, 8, 0), (2, 8, 0)])
+def test_columns_that_cannot_have_been_narrowed(note: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match=rf"column {note[0]} of {note[1]} bits"):
+        narrow_schema(SCHEMA, [Narrowed(*note)])
+    with pytest.raises(ValueError, match="column 0 of 8 bits"):
+        narrow_schema(SCHEMA, [Narrowed(0, 8, 0)] * 2)
+
+
+def test_narrow_columns_with_nulls_or_too_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = [Narrowed(0, 8, 0)]
+    schema = pa.schema([("x", pa.int64())])
+    with pytest.raises(ValueError, match="nulls in column 0"):
+        widen(pa.record_batch({"x": pa.array([1, None], pa.uint8())}), schema, notes)
+    monkeypatch.setattr(narrowing, "ELEMENT_BYTES_MAX", 100)
+    with pytest.raises(ValueError, match="1 narrow columns of 13 rows"):
+        widen(pa.record_batch({"x": pa.array(range(13), pa.uint8())}), schema, notes)
+
+
+def test_a_payload_that_is_cut_is_refused_at_any_length() -> None:
+    rows, parts = encode(batch_of([1, 2, 3]))
+    payload = b"".join(parts)[ELEMENT_HEADER.size :]
+    for length in [*range(400), len(payload) - 9]:
+        with pytest.raises(RemoteProtocolError):
+            decode(ElementFormat.ARROW, rows, payload[:length])
