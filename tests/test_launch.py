@@ -90,9 +90,11 @@ def test_flags_carry_every_setting() -> None:
     flags = settings_flags(ClusterSettings(slots=3, use_uvloop=False))
     assert flags[flags.index("--slots") + 1] == "3"
     assert "--no-use-uvloop" in flags
-    switches = [flag for flag in flags if flag in ("--no-use-uvloop", "--pin-workers")]
+    switches = [
+        flag for flag in flags if flag in ("--no-use-uvloop", "--pin-workers", "--loop-lets-tasks-finish")
+    ]
     assert len(flags) == 2 * len(ClusterSettings.model_fields) - len(switches)
-    assert len(switches) == 2
+    assert len(switches) == 3
 
 
 def test_each_worker_has_a_processor_where_all_processors_have_equally_many() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from inspect import isawaitable
 from typing import Any
 
 from minishuffle.dataflow.operators.base import AsyncCall
 from minishuffle.errors import UsageError
-from minishuffle.worker.interpreter import WorkerThread
+from minishuffle.worker.interpreter import compete
 
 __all__ = ["LoopCalls"]
 
@@ -31,7 +32,7 @@ class LoopCalls:
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
         """Those under way; the loop itself refers to them weakly."""
-        self._thread = WorkerThread(self._run, name)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     # --- task ----------------------------------------------------------------------------------------
@@ -64,6 +65,7 @@ class LoopCalls:
     # --- loop ----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        compete()
         asyncio.set_event_loop(self._loop)
         while not self._closed:
             try:

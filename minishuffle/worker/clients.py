@@ -43,7 +43,7 @@ from minishuffle.wire.frames import EventKind, PartitionRequest
 from minishuffle.wire.messages import ControlMessage, ErrorInfo
 from minishuffle.worker.client_gate import UPSTREAM_EDGE, Progress, UpstreamGate
 from minishuffle.worker.handoff import LoopInbox, TaskPaths
-from minishuffle.worker.interpreter import WorkerThread
+from minishuffle.worker.interpreter import compete
 from minishuffle.worker.tasks import Deployment
 
 __all__ = ["ResultReaders", "ExternalClients"]
@@ -94,7 +94,7 @@ class _Reading:
             partition_id, range(1), lambda: paths.acquire(pool), paths.notify, TaskCounters()
         )
         self._left = self._ended = False
-        self.thread = WorkerThread(self._run, name)
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
         """Raises:
@@ -109,6 +109,7 @@ class _Reading:
             ) from error
 
     def _run(self) -> None:
+        compete()
         message, partition = self._message, self.partition
         try:
             for rows, parts in self._spool.read(message.begin, message.end):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -13,21 +12,14 @@ import numpy as np
 
 from minishuffle import limits
 
-__all__ = [
-    "GarbageClock",
-    "WorkerThread",
-    "collect_garbage",
-    "keep_freed_memory",
-    "let_tasks_finish",
-    "tune_interpreter",
-]
+__all__ = ["GarbageClock", "collect_garbage", "compete", "keep_freed_memory", "tune_interpreter"]
 
 LARGE_BYTES: Final = 16 * limits.MIB
 """Below 32 MiB, above which glibc does not learn from a block."""
 GC_THRESHOLD: Final = 1_000_000
 
 
-def tune_interpreter(switch_interval: float) -> None:
+def tune_interpreter(switch_interval: float, *, lets_tasks_finish: bool) -> None:
     """Set this whole process up for task threads beside an event loop.
 
     * Switch interval (seconds): with eight busy threads the loop's lag had its 99th percentile at
@@ -37,14 +29,17 @@ def tune_interpreter(switch_interval: float) -> None:
     * Garbage collector: rows that are unpacked by the thousand set it off again and again to find
       nothing; unpacking was a quarter faster without. So what a task held must go without it, see ``Chain``;
       for cycles in the user's code there is :func:`collect_garbage`.
+    * The calling thread, the loop's, if it ``lets_tasks_finish``: see :func:`_wait_for_slices`.
     """
     sys.setswitchinterval(switch_interval)
+    if lets_tasks_finish:
+        _wait_for_slices()
     keep_freed_memory()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD, 50, 50)
 
 
-def let_tasks_finish() -> None:
+def _wait_for_slices() -> None:
     """Have the calling thread, the loop's, wait for the end of another thread's time slice when it wakes,
     rather than take the processor from it at once. On Linux; elsewhere nothing happens.
 
@@ -58,21 +53,12 @@ def let_tasks_finish() -> None:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
-class WorkerThread(threading.Thread):
-    """A thread beside the loop, which does not keep the process from ending.
-
-    It takes the processor from others when it wakes, whatever the thread does that starts it. Where eight
-    threads computed and did not, the loop waited for them and for the interpreter's lock in turn, and was
-    silent for 13 s.
-    """
-
-    def __init__(self, target: Callable[..., None], name: str, args: tuple[Any, ...] = ()) -> None:
-        super().__init__(target=target, name=name, args=args, daemon=True)
-
-    def run(self) -> None:
-        if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_BATCH:
-            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-        super().run()
+def compete() -> None:
+    """Have the calling thread, one beside the loop, take the processor from others when it wakes, as one that
+    the loop started may not. Where eight threads computed and could not, the loop waited for them and for the
+    interpreter's lock in turn, and was silent for 13 s."""
+    if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_BATCH:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 def collect_garbage() -> None:

@@ -10,7 +10,7 @@ from functools import partial
 
 import cloudpickle
 
-from minishuffle.worker.interpreter import WorkerThread
+from minishuffle.worker.interpreter import compete
 
 __all__ = ["ProgramLoader"]
 
@@ -38,7 +38,7 @@ class ProgramLoader:
 
     def load(self, job: str, programs: Sequence[bytes]) -> None:
         """Begin to load the programs of a job; returns at once."""
-        thread = WorkerThread(self._load, f"{job}:load", (job, programs))
+        thread = threading.Thread(target=self._load, args=(job, programs), name=f"{job}:load", daemon=True)
         thread.start()
         self._threads = [*self.threads, thread]
 
@@ -47,6 +47,7 @@ class ProgramLoader:
         self._loaded.discard(job)
 
     def _load(self, job: str, programs: Sequence[bytes]) -> None:
+        compete()
         _load(job, programs)
         self._loaded.add(job)
 

@@ -16,7 +16,7 @@ from minishuffle.ids import Address
 from minishuffle.transport.control import connect_control
 from minishuffle.wire.frames import Role
 from minishuffle.wire.handshake import Identity
-from minishuffle.worker.interpreter import let_tasks_finish, tune_interpreter
+from minishuffle.worker.interpreter import tune_interpreter
 from minishuffle.worker.process import COORDINATOR_SECONDS_MAX, Worker
 from minishuffle.worker.workerreports import registration
 
@@ -56,9 +56,7 @@ async def run_worker(
     Raises:
         ShuffleError: it could not register, or lost its coordinator.
     """
-    tune_interpreter(settings.switch_interval)
-    if settings.loop_lets_tasks_finish:
-        let_tasks_finish()
+    tune_interpreter(settings.switch_interval, lets_tasks_finish=settings.loop_lets_tasks_finish)
     worker = Worker(settings, cluster, secret, spool_directory, find)
     data_port = await worker.endpoint.listen(host)
     server = await web(worker.snapshot, host)

@@ -60,7 +60,7 @@ from minishuffle.worker.chain import Chain
 from minishuffle.worker.filereports import FileReports
 from minishuffle.worker.handoff import TaskPaths
 from minishuffle.worker.inputs import Inputs
-from minishuffle.worker.interpreter import WorkerThread
+from minishuffle.worker.interpreter import compete
 from minishuffle.worker.jobimports import import_from
 from minishuffle.worker.latencymarkers import LatencyMarkers
 from minishuffle.worker.leases import SourceLeases
@@ -147,7 +147,7 @@ class Task:
     _cpu_wait_seconds: float = field(default=0.0, init=False)
 
     def start(self) -> None:
-        self.thread = WorkerThread(self._run, self._thread_name)
+        self.thread = threading.Thread(target=self._run, name=self._thread_name, daemon=True)
         self.thread.start()
 
     @property
@@ -225,6 +225,7 @@ class Task:
     # --- the thread ------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        compete()
         self.paths.clock.enter("busy")
         self._cpu_clock = time.pthread_getcpuclockid(threading.get_ident())
         outcome = replace(self._outcome(), positions=self.leases.exact())

@@ -39,7 +39,7 @@ def test_a_run_is_verified(format: str, record: str, emit: str) -> None:
     assert figures["records"] == RECORDS
     assert figures["records_per_second"] == pytest.approx(RECORDS / figures["seconds"], rel=0.05)
     assert 0.4 < figures["remote_fraction"] < 0.6
-    assert figures["remote_payload_bytes_per_record"] >= (16 if format == "arrow" else 8)
+    assert figures["remote_payload_bytes_per_record"] >= 8
     assert 0 < figures["network_bytes"]["peak"] <= figures["network_bytes"]["cap"]
     assert figures["cpu_seconds"] > 0
     assert {sample["worker"] for sample in figures["rss_bytes"]} <= {1, 2}

@@ -148,8 +148,9 @@ def test_a_slow_reader_holds_its_worker_back_by_credit(
         assert seen.total("minishuffle_credits_total", direction="received") > credits
     assert first.num_rows + rest == 400_000
     # 64 segments of 4 KiB are lent, and what the first element came in has been given back.
-    assert first.nbytes < held < first.nbytes + 200 * 4096
-    assert sent() - before > 400_000 * 20
+    most = first.nbytes + 200 * 4096
+    assert 0 < held < most
+    assert sent() - before > 2 * most
 
 
 @pytest.mark.slow

@@ -39,16 +39,23 @@ def test_memory_of_elements_is_not_faulted_in_again() -> None:
 
 THREADS: Final = """
 import os, threading
-from minishuffle.worker.interpreter import WorkerThread, let_tasks_finish
+from minishuffle.worker.interpreter import compete, tune_interpreter
 
 found = []
 
 def look():
     found.append(os.sched_getscheduler(0))
 
-let_tasks_finish()
+def task():
+    compete()
+    look()
+
+tune_interpreter(0.005, lets_tasks_finish=False)
 look()
-for thread in (threading.Thread(target=look), WorkerThread(look, "task")):
+tune_interpreter(0.005, lets_tasks_finish=True)
+look()
+for run in (look, task):
+    thread = threading.Thread(target=run)
     thread.start()
     thread.join()
 print(*found, os.SCHED_BATCH, os.SCHED_OTHER)
@@ -56,9 +63,9 @@ print(*found, os.SCHED_BATCH, os.SCHED_OTHER)
 
 
 def test_only_the_loop_waits_for_the_end_of_time_slices() -> None:
-    """Threads take over what the one has that starts them; those of a worker do not."""
+    """Threads take over what the one has that starts them, but for those that compete."""
     done = subprocess.run(
         [sys.executable, "-c", THREADS], check=True, capture_output=True, text=True, timeout=SECONDS_MAX
     )
-    loop, plain, task, batch, other = map(int, done.stdout.split())
-    assert (loop, plain, task) == (batch, batch, other)
+    before, loop, plain, task, batch, other = map(int, done.stdout.split())
+    assert (before, loop, plain, task) == (other, batch, batch, other)

@@ -40,7 +40,11 @@ CLUSTER = "test"
 SECONDS_MAX = 20.0
 TERM = 3
 SETTINGS = ClusterSettings(
-    heartbeat_interval=0.02, heartbeat_timeout=5.0, network_memory_bytes=4 << 20, task_cancel_timeout=5.0
+    heartbeat_interval=0.02,
+    heartbeat_timeout=5.0,
+    network_memory_bytes=4 << 20,
+    task_cancel_timeout=5.0,
+    loop_lets_tasks_finish=False,  # it would be the thread of all tests
 )
 
 M = TypeVar("M", bound=ControlMessage)
