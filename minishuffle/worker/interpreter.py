@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -13,6 +14,8 @@ import numpy as np
 from minishuffle import limits
 
 __all__ = ["GarbageClock", "collect_garbage", "compete", "keep_freed_memory", "tune_interpreter"]
+
+_log = logging.getLogger("minishuffle.worker")
 
 LARGE_BYTES: Final = 16 * limits.MIB
 """Below 32 MiB, above which glibc does not learn from a block."""
@@ -50,7 +53,14 @@ def _wait_for_slices() -> None:
     3 or 4 ms.
     """
     if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER:
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        try:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        except OSError as error:  # a container may forbid it, and gVisor does not know it
+            _log.warning(
+                "the loop takes the processor from tasks: the system refuses the policy SCHED_BATCH (%s); "
+                "set loop_lets_tasks_finish to false to be spared this line",
+                error,
+            )
 
 
 def compete() -> None:

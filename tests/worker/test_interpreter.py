@@ -37,6 +37,26 @@ def test_memory_of_elements_is_not_faulted_in_again() -> None:
     assert before > 100 * max(after, 1)
 
 
+REFUSED: Final = """
+import logging, os
+from minishuffle.worker import interpreter
+
+def refuse(*arguments):
+    raise PermissionError(1, "Operation not permitted")
+
+logging.basicConfig(format="%(message)s")
+interpreter.os.sched_setscheduler = refuse
+interpreter.tune_interpreter(0.005, lets_tasks_finish=True)
+"""
+
+
+def test_a_system_that_refuses_the_policy_is_told_of_and_the_worker_goes_on() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", REFUSED], check=True, capture_output=True, text=True, timeout=SECONDS_MAX
+    )
+    assert "the system refuses the policy SCHED_BATCH ([Errno 1] Operation not permitted)" in done.stderr
+
+
 THREADS: Final = """
 import os, threading
 from minishuffle.worker.interpreter import compete, tune_interpreter
