@@ -326,23 +326,26 @@ _schemas: dict[bytes, Any] = {}
 """Schemas that were read before, by their messages."""
 
 
-def encode(batch: Batch) -> tuple[int, list[Part]]:
+def encode(batch: Batch, *, narrows: bool = True) -> tuple[int, list[Part]]:
     """A batch as one element: its rows, and the parts whose bytes in order are header and payload.
+
+    Args:
+        narrows: it may take fewer bytes than the batch does: see ``narrowing``.
 
     Raises:
         UnserializableRecord: the row format cannot carry a row; names it.
         UsageError: the element would be longer than ``ELEMENT_BYTES_MAX``.
     """
-    return len(batch), with_header(len(batch), *payload_of(batch))
+    return len(batch), with_header(len(batch), *payload_of(batch, narrows=narrows))
 
 
-def payload_of(batch: Batch) -> tuple[ElementFormat, list[Part]]:
+def payload_of(batch: Batch, *, narrows: bool = True) -> tuple[ElementFormat, list[Part]]:
     """The payload of a batch's element, and its format. Raises UnserializableRecord as :func:`encode`."""
     if isinstance(batch, list):
         return ElementFormat.ROWS, [pack_rows(batch)]
     if isinstance(batch, KeyedRows):
         return ElementFormat.KEYED_ROWS, [pack_keyed_rows(batch.keys, batch.rows)]
-    return ElementFormat.ARROW, _encode_arrow(batch)
+    return ElementFormat.ARROW, _encode_arrow(batch, narrows)
 
 
 def with_header(rows: int, kind: ElementFormat, body: list[Part]) -> list[Part]:
@@ -379,10 +382,10 @@ def decode(kind: int, rows: int, payload: Any) -> Batch:
     return batch
 
 
-def _encode_arrow(batch: pa.RecordBatch) -> list[Part]:
+def _encode_arrow(batch: pa.RecordBatch, narrows: bool) -> list[Part]:
     batch = _without_dictionaries(batch)
     schema = batch.schema.serialize().to_pybytes()
-    narrowed, notes = narrow(batch)
+    narrowed, notes = narrow(batch) if narrows else (batch, [])
     start = _ARROW_HEADER.pack(len(schema), len(notes)) + schema + bytes(-len(schema) % 8)
     start += b"".join(_NARROWED.pack(*note) for note in notes)
     return [start, memoryview(narrowed.serialize()).cast("B")]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from minishuffle.limits import ELEMENT_BYTES_MAX
+from minishuffle.limits import ELEMENT_BYTES_MAX, SPILL_ELEMENT_BYTES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,11 +38,11 @@ def narrow(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[Narrowed]]:
     import pyarrow as pa
 
     notes: list[Narrowed] = []
-    if batch.num_rows < NARROW_ROWS_MIN:
-        return batch, notes
+    if batch.num_rows < NARROW_ROWS_MIN or batch.nbytes > SPILL_ELEMENT_BYTES:
+        return batch, notes  # what is put together in a file is used there
     columns = batch.columns
     for number, column in enumerate(columns):
-        if not _is_wide(column.type) or column.null_count:
+        if not _is_wide(column.type) or column.null_count or _is_extension(batch.schema.field(number)):
             continue
         values = np.frombuffer(column.buffers()[1], np.int64, len(column), 8 * column.offset)
         least, greatest = int(values.min()), int(values.max())
@@ -95,6 +95,7 @@ def widen(batch: pa.RecordBatch, schema: pa.Schema, notes: list[Narrowed]) -> pa
         values = columns[number].to_numpy().astype(np.int64)
         if base:
             values += base
+        values.flags.writeable = False
         columns[number] = pa.Array.from_buffers(
             schema.field(number).type, len(values), [None, pa.py_buffer(values)]
         )
@@ -105,6 +106,11 @@ def _is_wide(kind: pa.DataType) -> bool:
     import pyarrow as pa
 
     return (pa.types.is_integer(kind) or pa.types.is_temporal(kind)) and bool(kind.bit_width == 64)
+
+
+def _is_extension(field: pa.Field) -> bool:
+    """Whether the other end may know the column as of a type that is not known here."""
+    return b"ARROW:extension:name" in (field.metadata or {})
 
 
 def _bits_of(number: int) -> int | None:

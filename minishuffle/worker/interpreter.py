@@ -20,6 +20,8 @@ _log = logging.getLogger("minishuffle.worker")
 LARGE_BYTES: Final = 16 * limits.MIB
 """Below 32 MiB, above which glibc does not learn from a block."""
 GC_THRESHOLD: Final = 1_000_000
+_loop_waits = False
+"""The loop has another policy than threads beside it are to have."""
 
 
 def tune_interpreter(switch_interval: float, *, lets_tasks_finish: bool) -> None:
@@ -52,22 +54,26 @@ def _wait_for_slices() -> None:
     Under more load than the processors bear the median was 13 ms instead of 2: each hop waits for a slice of
     3 or 4 ms.
     """
-    if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER:
-        try:
+    global _loop_waits
+    if not hasattr(os, "SCHED_BATCH"):
+        return
+    try:
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:  # else somebody chose another one
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-        except OSError as error:  # a container may forbid it, and gVisor does not know it
-            _log.warning(
-                "the loop takes the processor from tasks: the system refuses the policy SCHED_BATCH (%s); "
-                "set loop_lets_tasks_finish to false to be spared this line",
-                error,
-            )
+            _loop_waits = True
+    except OSError as error:  # a container may forbid it, and gVisor does not know it
+        _log.warning(
+            "the loop takes the processor from tasks: the system refuses the policy SCHED_BATCH (%s); "
+            "set loop_lets_tasks_finish to false to be spared this line",
+            error,
+        )
 
 
 def compete() -> None:
     """Have the calling thread, one beside the loop, take the processor from others when it wakes, as one that
     the loop started may not. Where eight threads computed and could not, the loop waited for them and for the
     interpreter's lock in turn, and was silent for 13 s."""
-    if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_BATCH:
+    if _loop_waits:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 

@@ -86,6 +86,21 @@ def test_other_columns_are_left_alone() -> None:
     assert narrow(few) == (few, [])
 
 
+def test_columns_that_another_process_may_know_as_an_extension_and_long_batches_are_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batch = batch_of([1, 2, 3])
+    unknown = pa.schema([pa.field("x", pa.int64(), metadata={"ARROW:extension:name": "my.own"})])
+    assert narrow(pa.RecordBatch.from_arrays(batch.columns, schema=unknown))[1] == []
+    assert encode(batch, narrows=False)[1][1:] != encode(batch)[1][1:]
+    monkeypatch.setattr(narrowing, "SPILL_ELEMENT_BYTES", batch.nbytes - 1)
+    assert narrow(batch) == (batch, [])
+
+
+def test_what_was_widened_cannot_be_changed() -> None:
+    assert not any(buffer.is_mutable for buffer in back_from(batch_of([1, 2])).column(0).buffers() if buffer)
+
+
 def test_an_element_of_small_numbers_takes_half_of_the_bytes() -> None:
     values = np.arange(100_000 - ROWS, 100_000, dtype=np.int64)
     size = sum(map(len, encode(pa.record_batch({"key": values, "value": values[::-1].copy()}))[1]))
