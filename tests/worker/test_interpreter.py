@@ -39,6 +39,7 @@ def test_memory_of_elements_is_not_faulted_in_again() -> None:
 
 REFUSED: Final = """
 import logging, os
+os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))  # that of the tests may be another one
 from minishuffle.worker import interpreter
 
 def refuse(*arguments):
@@ -59,6 +60,7 @@ def test_a_system_that_refuses_the_policy_is_told_of_and_the_worker_goes_on() ->
 
 THREADS: Final = """
 import os, threading
+os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 from minishuffle.worker.interpreter import compete, tune_interpreter
 
 found = []
