@@ -44,7 +44,6 @@ SETTINGS = ClusterSettings(
     heartbeat_timeout=5.0,
     network_memory_bytes=4 << 20,
     task_cancel_timeout=5.0,
-    loop_lets_tasks_finish=False,  # it would be the thread of all tests
 )
 
 M = TypeVar("M", bound=ControlMessage)
@@ -184,7 +183,8 @@ class Coordinator:
 
         running.task = asyncio.create_task(
             run_worker(
-                settings,
+                # The loop is in the thread of all tests, whose children would take its policy over.
+                settings.model_copy(update={"loop_lets_tasks_finish": False}),
                 coordinator=address or self.address,
                 secret=SECRET,
                 cluster=CLUSTER,
