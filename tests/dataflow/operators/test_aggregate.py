@@ -390,3 +390,12 @@ def test_pieces_are_of_like_size_and_hold_each_row_once(rows: int, monkeypatch: 
     assert [row for begin, size in pieces for row in range(begin, begin + size)] == list(range(rows))
     assert all(0 < size <= 15 for _, size in pieces)
     assert len(pieces) <= 1 or min(size for _, size in pieces) > 5
+
+
+def test_each_of_a_thousand_batches_emits_its_own_keys_once() -> None:
+    """There are 255 stamps of batches; a key may come again after as many of them, and new keys after any."""
+    batches = [pa.record_batch({"k": [n % 7, 1000 + n // 300, n % 7]}) for n in range(1000)]
+    for number, out in enumerate(run(CountArrow(("k",), "batch"), *batches)):
+        assert out.column("k").to_pylist() == [number % 7, 1000 + number // 300]
+    alone = [pa.record_batch({"k": [1]}), *[pa.record_batch({"k": [2]})] * 254, pa.record_batch({"k": [1]})]
+    assert [out.to_pylist() for out in run(CountArrow(("k",), "batch"), *alone)][-1] == [{"k": 1, "count": 2}]
