@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import gc
 import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from operator import itemgetter
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -51,7 +49,7 @@ from minishuffle.spark.schemas import (
     spark_schema_of,
 )
 from minishuffle.wire.clients import StreamInfo
-from minishuffle.worker.interpreter import keep_freed_memory
+from minishuffle.worker.interpreter import keep_freed_memory, pass_over_modules
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -79,16 +77,15 @@ __all__ = [
 # What garbage collector and allocator do in a Python of Spark's.
 
 
-@cache
 def settle_memory() -> None:
-    """(In a Python of Spark's.) Have collections pass over what is loaded by now, from the first call on.
+    """(In a Python of Spark's.) Have collections pass over the modules that are loaded by now.
 
     Spark collects everything after each use of a Python: that took as long as all else which a task that
-    reads a million rows does in Python. Each element that is read has memory of its own: faulting it in
-    again and again was a quarter of what such a task does in Python.
+    reads a million rows does in Python, and 33 ms after each commit. Each element that is read has memory of
+    its own: faulting it in again and again was a quarter of what such a task does in Python.
     """
     keep_freed_memory()
-    gc.freeze()
+    pass_over_modules()
 
 
 # --- options --------------------------------------------------------------------------------------
@@ -413,6 +410,7 @@ class BatchWriter(DataSourceArrowWriter):
         return _write_partition(self._access, self._info, self._write, self._partitions, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        settle_memory()
         commit_write(self._access, self._info.stream, self._write, _partitions_of(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -437,6 +435,7 @@ class StreamingWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """The job has taken all rows: event time need not wait for this batch any more."""
+        settle_memory()
         if writes := {message.write for message in messages if isinstance(message, Written)}:
             (write,) = writes
             commit_write(self._access, self._info.stream, write, _partitions_of(messages))

@@ -91,3 +91,32 @@ def test_only_the_loop_waits_for_the_end_of_time_slices() -> None:
     )
     before, loop, plain, task, batch, other = map(int, done.stdout.split())
     assert (before, loop, plain, task) == (other, batch, batch, other)
+
+
+COLLECTED: Final = """
+import gc, sys, weakref
+from minishuffle.worker.interpreter import collect_garbage, tune_interpreter
+
+class Node:
+    pass
+
+def cycle():
+    node = Node()
+    node.itself = node
+    return weakref.ref(node)
+
+tune_interpreter(0.005, lets_tasks_finish=False)
+kept = [Node() for _ in range(1000)]
+found = cycle()
+collect_garbage()
+assert found() is None and len(gc.get_objects()) >= 1000
+assert "wave" not in sys.modules
+import wave
+found = cycle()
+collect_garbage()
+assert found() is None and len(gc.get_objects()) < 1000
+"""
+
+
+def test_collections_pass_over_what_came_with_modules_and_nothing_else() -> None:
+    subprocess.run([sys.executable, "-c", COLLECTED], check=True, timeout=SECONDS_MAX)
