@@ -28,8 +28,10 @@ AHEAD: Final = 16
 rate is known all have one: together they are as many rows as are emitted in LEASE_SECONDS."""
 TOGETHER_SECONDS: Final = LEASE_SECONDS / 10
 """Between reports that nobody waits for."""
-SHRINK: Final = 4
+SHRINK: Final = 2
 """A lease of so many times what is needed now is taken back."""
+GROWTH: Final = 4
+"""Times what a split has emitted so far: its lease while it is not known what it emits in LEASE_SECONDS."""
 
 
 @dataclass(slots=True)
@@ -41,17 +43,24 @@ class _Window:
     """Since then."""
     before: int = 0
     """In the window before, scaled to LEASE_SECONDS."""
+    is_first: bool = False
+    """There was none before: what is left of it is guessed."""
 
     def add(self, rows: int, now: float) -> None:
         passed = now - self.since
         if passed >= LEASE_SECONDS:
             self.before = math.ceil(self.count * LEASE_SECONDS / passed)
-            self.since, self.count = now, 0
+            self.since, self.count, self.is_first = now, 0, False
         self.count += rows
 
-    def rows(self, now: float) -> int:
+    def rows(self, now: float, need: int = 0) -> int:
+        """As of now, once ``need`` more have been emitted."""
         self.add(0, now)
-        return max(self.before, self.count)
+        count = self.count + need
+        if self.is_first:
+            guess = math.ceil(count / (1 / GROWTH + (now - self.since) / LEASE_SECONDS))
+            return max(self.before, guess, count)
+        return max(self.before, count)
 
 
 @dataclass(slots=True)
@@ -129,7 +138,8 @@ class LeaseLedger:
         if not each.begun:
             self._begin(each)
             beside = sum(other.begun and not other.done for other in self._splits.values())
-            each.window = _Window(now, before=max(self._first, self._window.rows(now) // beside))
+            before = max(self._first, self._window.rows(now) // beside)
+            each.window = _Window(now, before=before, is_first=not self._is_paced)
         for window in (each.window, self._window):
             window.add(rows, now)
         each.emitted += rows
@@ -172,8 +182,9 @@ class LeaseLedger:
             self._splits.get(split) or self._open(split, now)
         entries = []
         for each in list(self._splits.values()):
-            rows = max(needed.get(each.number, 0), wanted.get(each.number, 0) or self._wanted(each, now))
-            if self._is_to_change(each, needed.get(each.number, 0), rows):
+            least = needed.get(each.number, 0)
+            rows = max(least, wanted.get(each.number, 0) or self._wanted(each, now, least))
+            if self._is_to_change(each, least, rows):
                 entries.append(self._renew(each, rows))
         self._reports += bool(entries)
         return pack_positions(entries)
@@ -205,14 +216,15 @@ class LeaseLedger:
 
     def _open(self, split: int, now: float) -> _Split:
         start = self._positions.get(split, 0)
-        each = self._splits[split] = _Split(split, start, start, start, _Window(now))
+        window = _Window(now, is_first=not self._is_paced)
+        each = self._splits[split] = _Split(split, start, start, start, window)
         self._unbegun += 1
         return each
 
-    def _wanted(self, each: _Split, now: float) -> int:
+    def _wanted(self, each: _Split, now: float, need: int) -> int:
         if self._rows is not None:
             return max(self._rows, each.batch)
-        return max(each.window.rows(now), each.batch) if each.begun else self._first
+        return max(each.window.rows(now, need), each.batch) if each.begun or need else self._first
 
     @staticmethod
     def _is_to_change(each: _Split, need: int, wanted: int) -> bool:

@@ -214,6 +214,27 @@ def test_a_lease_lasts_a_quarter_of_a_second_and_nobody_waits(rate: float) -> No
     assert len(source.entries) <= 5 * 2.2 / LEASE_SECONDS
 
 
+def test_the_first_leases_of_a_split_grow_fast() -> None:
+    """Doubling them took ten reports of the first quarter of a second."""
+    source = Told()
+    for turn in range(63):
+        source.emit(10_000, turn * 0.004)
+    assert source.waits == 1
+    assert len(source.entries) <= 7
+    assert all(entry.lease <= min(4 * (entry.position + 10_000), 650_000) for entry in source.entries)
+
+
+def test_what_a_burst_at_the_beginning_was_given_is_taken_back() -> None:
+    source = Told()
+    for _ in range(3):
+        source.emit(10_000, 0.0)
+    assert source.entries[-1].lease > 20_000
+    source.report(LEASE_SECONDS)
+    source.report(2 * LEASE_SECONDS)
+    source.report(3 * LEASE_SECONDS)
+    assert source.entries[-1] == SplitPosition(0, 30_000, 10_000)
+
+
 @pytest.mark.parametrize(("block", "each_lease"), [(15, 5.0), (62, LEASE_SECONDS / TOGETHER_SECONDS)])
 def test_splits_that_take_turns_report_together(block: int, each_lease: float) -> None:
     """Also those that use a whole lease at once."""
