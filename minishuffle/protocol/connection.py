@@ -61,6 +61,7 @@ __all__ = [
     "KeepAlive",
     "LAST_LOOK_SECONDS",
     "PartitionCancelled",
+    "PartitionReleased",
     "PartitionRequested",
     "PeerClosed",
     "PeerSilent",
@@ -93,6 +94,13 @@ class PartitionCancelled:
 
 
 @dataclass(frozen=True, slots=True)
+class PartitionReleased:
+    """The peer wants no more of a partition that it was sent."""
+
+    channel: int
+
+
+@dataclass(frozen=True, slots=True)
 class PeerClosed:
     """The peer said Close or a connection-wide Error: nothing more will come."""
 
@@ -106,7 +114,9 @@ class PeerSilent:
     seconds: float
 
 
-ConnectionEvent: TypeAlias = PartitionRequested | PartitionCancelled | PeerClosed | PeerSilent
+ConnectionEvent: TypeAlias = (
+    PartitionRequested | PartitionCancelled | PartitionReleased | PeerClosed | PeerSilent
+)
 
 # --- keepalive ------------------------------------------------------------------------------------
 #
@@ -230,12 +240,13 @@ class Producers:
             producer.close(CancelReason.FAILED)
             self._control.append(Error(channel, error.code, str(error)))
 
-    def cancel(self, channel: int, reason: CancelReason) -> bool:
-        """The consumer wants no more; an unknown id is ignored. True if its request was not answered yet."""
+    def cancel(self, channel: int, reason: CancelReason) -> PartitionCancelled | PartitionReleased | None:
+        """The consumer wants no more; an unknown id is ignored."""
         producer = self.channels.pop(channel, None)
         if producer is not None:
             producer.close(reason)
-        return self._requested.pop(channel, None) is not None
+            return PartitionReleased(channel)
+        return PartitionCancelled(channel) if self._requested.pop(channel, None) is not None else None
 
     def on_credit(self, channel: int, credit: int) -> None:
         """AddCredit; that of a closed channel is ignored, an absurd one ends its channel."""
@@ -452,8 +463,8 @@ class Connection:
                     consumer.on_backlog(backlog)
                     self.announce_credit(consumer)
             case CancelPartitionRequest(channel, reason):
-                if self.producers.cancel(channel, reason):
-                    self._events.append(PartitionCancelled(channel))
+                if (event := self.producers.cancel(channel, reason)) is not None:
+                    self._events.append(event)
             case Error(channel, code, text) if channel:
                 consumer = self._consumers.pop(channel, None)
                 if consumer is not None:

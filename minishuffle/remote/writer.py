@@ -25,7 +25,7 @@ from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.subpartition import serve
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.limits import BATCH_ROWS_MAX, WRITER_KEPT_BYTES_MAX
-from minishuffle.protocol.connection import ConnectionEvent, PartitionRequested
+from minishuffle.protocol.connection import ConnectionEvent, PartitionReleased, PartitionRequested
 from minishuffle.remote.access import AWAY_SECONDS_MAX, Access
 from minishuffle.remote.connection import ExternalConnection
 from minishuffle.transport.tcp import DataLink
@@ -50,7 +50,8 @@ __all__ = ["StreamWriter", "abort_write", "commit_write", "describe_stream", "en
 
 OPEN_SECONDS_MAX = 600.0
 """How long an attempt waits for the job to read what an older one had sent, or for a task that restarts."""
-ACKNOWLEDGE_LOOK_SECONDS = 0.02
+ACKNOWLEDGE_LOOK_SECONDS = 1.0
+"""Between looks at the connection while nothing is heard from it."""
 SUPERSEDED_SECONDS_MAX = 600.0
 SUPERSEDED_LOOK_SECONDS = 1.0
 RECONNECTS_MAX = 60
@@ -185,11 +186,13 @@ class StreamWriter:
         self._connection = self._stack.enter_context(connection)
 
     def _on_events(self, link: DataLink, events: list[ConnectionEvent]) -> None:
-        """(Loop.) The worker asks for the partition."""
+        """(Loop.) The worker asks for the partition, or has all of it."""
         for event in events:
             if isinstance(event, PartitionRequested):
                 serve(link, event.request, self._partition.subpartitions[0])
                 self._attached = True
+            elif isinstance(event, PartitionReleased) and self._connection is not None:
+                self._connection.paths.bell.ring()
 
     def _reconnect(self, error: ShuffleError) -> None:
         """Go on over another connection, behind what the job has. ``error`` ended the last one.
@@ -361,6 +364,7 @@ class StreamWriter:
             self._ended = True
             self._send_end()
         while (connection := self._connection) is not None:
+            connection.paths.bell.clear()
             if connection.error is not None:
                 self._reconnect(connection.error)
                 continue
@@ -369,7 +373,6 @@ class StreamWriter:
                 if connection.error is None:
                     break
                 continue
-            connection.paths.bell.clear()
             connection.paths.bell.wait(ACKNOWLEDGE_LOOK_SECONDS)
         return self.rows
 

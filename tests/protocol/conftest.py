@@ -13,7 +13,12 @@ from minishuffle.exchange.segments import LocalPool, NetworkBufferPool, Segment
 from minishuffle.exchange.subpartition import Subpartition
 from minishuffle.ids import JobId, PartitionId
 from minishuffle.protocol.channel import ConsumerChannel, FreeBuffer, Received
-from minishuffle.protocol.connection import Connection, PartitionCancelled, PartitionRequested
+from minishuffle.protocol.connection import (
+    Connection,
+    PartitionCancelled,
+    PartitionReleased,
+    PartitionRequested,
+)
 from minishuffle.wire.frames import DataType, PartitionRequest
 
 SEGMENT_BYTES = 64
@@ -115,7 +120,7 @@ class Peers:
         if data:
             receiver.receive(data, 0.0)
         for event in receiver.events():
-            if isinstance(event, PartitionCancelled):
+            if isinstance(event, PartitionCancelled | PartitionReleased):
                 continue
             assert isinstance(event, PartitionRequested)
             self.requested.append(event)

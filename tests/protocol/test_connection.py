@@ -25,6 +25,7 @@ from minishuffle.protocol.connection import (
     LAST_LOOK_SECONDS,
     Connection,
     PartitionCancelled,
+    PartitionReleased,
     PartitionRequested,
     PeerClosed,
     PeerSilent,
@@ -445,6 +446,16 @@ def test_a_request_that_is_cancelled_before_its_answer_is_reported(peers_of: Cal
     for _ in range(2):
         ours.receive(encode_frame(CancelPartitionRequest(7, CancelReason.FAILED)), 100.0)
     assert ours.events() == [PartitionCancelled(7)]
+
+
+def test_a_partition_that_its_consumer_is_done_with_is_reported_once(peers_of: Callable[..., Peers]) -> None:
+    peers = peers_of(channels=1)
+    peers.request_all()
+    peers.settle()
+    channel = peers.gates[0].channel.id
+    for _ in range(2):
+        peers.producer.receive(encode_frame(CancelPartitionRequest(channel, CancelReason.ENDED)), 0.0)
+    assert peers.producer.events() == [PartitionReleased(channel)]
 
 
 def test_an_event_of_absurd_size_ends_its_channel(

@@ -24,6 +24,7 @@ from minishuffle.wire.clients import OpenUpstream, UpstreamOpened
 from minishuffle.wire.handshake import HandshakeRefused
 from minishuffle.wire.messages import ErrorInfo, WorkerAddress
 from minishuffle.wire.requests import JobInfo
+from minishuffle.worker.handoff import TaskBell
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]
 
@@ -140,6 +141,25 @@ def test_a_write_is_not_finished_before_the_job_took_it(field: Any, rows: Rows) 
         assert receipt.result(SECONDS_MAX) == 1000
     commit_write(field.access, "orders", "w", [0])
     assert sorted(row["n"] for row in handle.wait(SECONDS_MAX).rows) == list(range(1000))
+
+
+def test_a_receipt_is_not_waited_for_longer_than_it_takes(
+    field: Any, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It wakes the program: each look at the connection took up to 20 ms."""
+    slept: list[bool] = []
+    monkeypatch.setattr(
+        TaskBell, "wait", lambda bell, seconds: slept.append(not bell._event.wait(SECONDS_MAX))
+    )
+    handle = field.submit(hold=True, parallelism=1)
+    with ThreadPoolExecutor(1) as pool, field.writer() as writer:
+        writer.write(rows(0, 100))
+        receipt = pool.submit(writer.finish)
+        field.go()
+        assert receipt.result(2 * SECONDS_MAX) == 100
+    assert slept and not any(slept)
+    commit_write(field.access, "orders", "w", [0])
+    assert handle.wait(SECONDS_MAX).state == "finished"
 
 
 def test_a_commit_that_was_refused_has_ended_nothing(field: Any, rows: Rows) -> None:

@@ -21,7 +21,7 @@ from minishuffle.exchange.partition import ResultPartition
 from minishuffle.exchange.segments import LocalPool, NetworkBufferPool, Segment
 from minishuffle.exchange.subpartition import Subpartition, serve
 from minishuffle.ids import JobId, PartitionId
-from minishuffle.protocol.connection import PartitionCancelled, PartitionRequested
+from minishuffle.protocol.connection import PartitionCancelled, PartitionReleased, PartitionRequested
 from minishuffle.wire.frames import (
     PartitionRequest,
 )
@@ -127,7 +127,8 @@ class Exchange:
         events = receiver.connection.events()
         cancelled = {event.channel for event in events if isinstance(event, PartitionCancelled)}
         requests = [event.request for event in events if isinstance(event, PartitionRequested)]
-        assert len(cancelled) + len(requests) == len(events)
+        released = sum(isinstance(event, PartitionReleased) for event in events)
+        assert len(cancelled) + len(requests) + released == len(events)
         for request in requests:
             if request.channel not in cancelled:
                 serve(producer, request, self.partitions[request.producer].subpartitions[0])
