@@ -54,9 +54,9 @@ class JobSettings(BaseModel):
     job is endless, else ``wait``."""
     source_lease: int | None = Field(None, ge=0, le=limits.SOURCE_LEASE_ROWS_MAX)
     """Rows of each split that a source may emit beyond the position that it has reported: so many may be lost
-    when its worker is, and none are repeated. None: what it emits in LEASE_SECONDS, at least a batch, and
-    at its beginning up to four times what it has emitted so far. 0: it restarts at the position, and the rows
-    behind it that it had emitted are repeated."""
+    when its worker is, and none are repeated. None: what it emits in LEASE_SECONDS, at least a batch; of
+    what other programs write, at first up to four times what has come. 0: it restarts at the position, and
+    the rows behind it that it had emitted are repeated."""
     latency_interval: float = Field(0.0, ge=0, le=3600)
     """Seconds between two latency markers of a source's subtask; 0: there are none."""
     latency_granularity: Literal["single", "operator", "subtask"] = "operator"

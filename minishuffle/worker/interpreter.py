@@ -86,23 +86,29 @@ def compete() -> None:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
-def collect_garbage() -> None:
+def collect_garbage(*, settled: bool) -> None:
     """Give back what functions of ended jobs kept in reference cycles. Holds the whole process up: for a
     moment when no task runs.
 
-    Later calls pass over what is left with the modules that a job imported. With pyarrow.compute and pandas
-    each took 12 ms, a tenth of the time of a small job.
+    Later calls pass over what is left with the modules that a job imported, if it is ``settled``: no thread
+    runs a user's code, whose objects would stay. With pyarrow.compute and pandas each call took 12 ms, a
+    tenth of the time of a small job.
     """
     gc.collect()
-    pass_over_modules()
+    if settled:
+        pass_over_modules()
 
 
 def pass_over_modules() -> None:
-    """Have the garbage collector pass over what is there by now, if modules were imported since the last
-    call: they stay as long as the process, and are most of what there is."""
+    """Have the garbage collector pass over what is there by now, if there are more modules than ever before.
+
+    They stay as long as the process, and are most of what there is; of the rest, what comes to be garbage in
+    cycles is not found any more. What is garbage now is collected first.
+    """
     global _modules
     if len(sys.modules) > _modules:
         _modules = len(sys.modules)
+        gc.collect()
         gc.freeze()
 
 

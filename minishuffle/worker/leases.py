@@ -125,7 +125,7 @@ class WriteLeases:
         """Reports that were given out so far."""
         self._paths = paths
         self._clock = clock
-        self._ledger = LeaseLedger(self.starts, rows or None, None, clock())
+        self._ledger = LeaseLedger(self.starts, rows or None, None, clock(), guesses=True)
 
     # --- task ------------------------------------------------------------------------------------
 

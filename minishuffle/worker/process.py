@@ -493,7 +493,7 @@ class Worker:
             case Release(attempts):
                 self._release(attempts)
                 if not deployment.attempts:
-                    collect_garbage()
+                    collect_garbage(settled=not (self._programs.threads or self._stuck.slots()))
                 self._flush_in_time()
             case ForgetJob(job):
                 self._programs.forget(job)

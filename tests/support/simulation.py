@@ -396,7 +396,7 @@ def _simulate_threads_and_clocks(patch: pytest.MonkeyPatch, cluster: Cluster) ->
         patch.setattr(module, "time", time)
     patch.setattr(coordinator_process, "time", time)
     patch.setattr(random, "random", cluster.world.random.random)
-    patch.setattr(process, "collect_garbage", lambda: None)
+    patch.setattr(process, "collect_garbage", lambda *, settled: None)
     patch.setattr(process, "LAG_PROBE_SECONDS", LAG_PROBE_SECONDS)
     patch.setattr(tasks, "TaskPaths", _pausing_paths(cluster))
     publish = BufferBuilder.publish

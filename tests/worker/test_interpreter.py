@@ -108,15 +108,22 @@ def cycle():
 tune_interpreter(0.005, lets_tasks_finish=False)
 kept = [Node() for _ in range(1000)]
 found = cycle()
-collect_garbage()
+collect_garbage(settled=True)
 assert found() is None and len(gc.get_objects()) >= 1000
 assert "wave" not in sys.modules
 import wave
+node = Node()
+node.itself = node
+found = weakref.ref(node)
+collect_garbage(settled=False)
+del node  # a thread that was in a user's code has come to its end
+collect_garbage(settled=False)
+assert found() is None and len(gc.get_objects()) >= 1000
 found = cycle()
-collect_garbage()
+collect_garbage(settled=True)
 assert found() is None and len(gc.get_objects()) < 1000
 """
 
 
-def test_collections_pass_over_what_came_with_modules_and_nothing_else() -> None:
+def test_collections_pass_over_what_is_there_once_modules_came_and_no_user_code_runs() -> None:
     subprocess.run([sys.executable, "-c", COLLECTED], check=True, timeout=SECONDS_MAX)

@@ -28,10 +28,12 @@ AHEAD: Final = 16
 rate is known all have one: together they are as many rows as are emitted in LEASE_SECONDS."""
 TOGETHER_SECONDS: Final = LEASE_SECONDS / 10
 """Between reports that nobody waits for."""
-SHRINK: Final = 2
+SHRINK: Final = 4
 """A lease of so many times what is needed now is taken back."""
+GUESS_SHRINK: Final = 2
+"""The same, of a lease that was guessed."""
 GROWTH: Final = 4
-"""Times what a split has emitted so far: its lease while it is not known what it emits in LEASE_SECONDS."""
+"""Times what a split has emitted so far: the most that is guessed to be emitted in LEASE_SECONDS."""
 
 
 @dataclass(slots=True)
@@ -43,22 +45,23 @@ class _Window:
     """Since then."""
     before: int = 0
     """In the window before, scaled to LEASE_SECONDS."""
-    is_first: bool = False
-    """There was none before: what is left of it is guessed."""
+    is_guessed: bool = False
+    """There was none before: what the rest of it brings is guessed."""
 
     def add(self, rows: int, now: float) -> None:
         passed = now - self.since
         if passed >= LEASE_SECONDS:
             self.before = math.ceil(self.count * LEASE_SECONDS / passed)
-            self.since, self.count, self.is_first = now, 0, False
+            self.since, self.count, self.is_guessed = now, 0, False
         self.count += rows
 
     def rows(self, now: float, need: int = 0) -> int:
         """As of now, once ``need`` more have been emitted."""
         self.add(0, now)
         count = self.count + need
-        if self.is_first:
-            guess = math.ceil(count / (1 / GROWTH + (now - self.since) / LEASE_SECONDS))
+        if self.is_guessed:
+            passed = max(0.0, now - self.since)
+            guess = math.ceil(count / (1 / GROWTH + passed / LEASE_SECONDS))
             return max(self.before, guess, count)
         return max(self.before, count)
 
@@ -79,6 +82,8 @@ class _Split:
     done: bool = False
     batch: int = 0
     """Rows emitted last."""
+    guessed: bool = False
+    """The last lease was."""
 
 
 class LeaseLedger:
@@ -92,10 +97,18 @@ class LeaseLedger:
         rows: of each lease, or as many as a single emission has; None: what the split emits in LEASE_SECONDS.
         rate: rows/s of each split, if it is known.
         now: seconds, on the clock of every other ``now``.
+        guesses: leases of a split in its first LEASE_SECONDS are up to GROWTH times what it has emitted. For
+            an owner that asks for reports also while nothing is emitted: what a burst got is taken back then.
     """
 
     def __init__(
-        self, positions: Mapping[int, int], rows: int | None, rate: float | None, now: float
+        self,
+        positions: Mapping[int, int],
+        rows: int | None,
+        rate: float | None,
+        now: float,
+        *,
+        guesses: bool = False,
     ) -> None:
         self.acknowledged = 0
         """Reports that the coordinator has applied; whoever hears of it counts here."""
@@ -103,6 +116,7 @@ class LeaseLedger:
         self._rows = rows
         self._first = rows or (FIRST_ROWS if rate is None else max(1, math.ceil(rate * LEASE_SECONDS)))
         self._is_paced = rate is not None
+        self._guesses = guesses
         self._reports = 0
         self._under_way: list[_Split] = []
         self._splits: dict[int, _Split] = {}
@@ -139,7 +153,7 @@ class LeaseLedger:
             self._begin(each)
             beside = sum(other.begun and not other.done for other in self._splits.values())
             before = max(self._first, self._window.rows(now) // beside)
-            each.window = _Window(now, before=before, is_first=not self._is_paced)
+            each.window = _Window(now, before=before, is_guessed=self._guesses)
         for window in (each.window, self._window):
             window.add(rows, now)
         each.emitted += rows
@@ -216,7 +230,7 @@ class LeaseLedger:
 
     def _open(self, split: int, now: float) -> _Split:
         start = self._positions.get(split, 0)
-        window = _Window(now, is_first=not self._is_paced)
+        window = _Window(now, is_guessed=self._guesses)
         each = self._splits[split] = _Split(split, start, start, start, window)
         self._unbegun += 1
         return each
@@ -230,18 +244,19 @@ class LeaseLedger:
     def _is_to_change(each: _Split, need: int, wanted: int) -> bool:
         """Whether a quarter of a split's lease is used, or it is far too short or too long, or at its end."""
         left = each.granted - each.emitted
+        shrink = GUESS_SHRINK if each.guessed else SHRINK
         return (
             each.done
             or left < need
             or (4 * left <= 3 * each.lease if each.begun else 2 * left <= wanted)
-            or left > SHRINK * wanted
+            or left > shrink * wanted
         )
 
     def _renew(self, each: _Split, rows: int) -> SplitPosition:
         if each.done:
             del self._splits[each.number]
             return SplitPosition(each.number, each.emitted, 0, True)
-        each.lease = rows
+        each.lease, each.guessed = rows, each.window.is_guessed
         each.reported = each.emitted + rows
         each.granted = min(each.granted, each.reported)
         self._under_way.append(each)
