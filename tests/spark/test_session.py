@@ -142,8 +142,10 @@ def test_sessions_that_have_ended_before_are_ended_without_an_error(recwarn: pyt
 def test_what_is_loaded_is_passed_over_by_collections() -> None:
     """In a process of its own: what is frozen here would stay so."""
     program = (
-        "import gc; from minishuffle.spark.source import settle_memory; "
+        "import gc, sys; from minishuffle.spark.source import settle_memory; gc.collect(); "
         "before = len(gc.get_objects()); settle_memory(); frozen = gc.get_freeze_count(); settle_memory(); "
-        "assert gc.get_freeze_count() == frozen >= before > len(gc.get_objects())"
+        "assert gc.get_freeze_count() == frozen >= before > len(gc.get_objects()); "
+        "assert 'wave' not in sys.modules; import wave; settle_memory(); "
+        "assert gc.get_freeze_count() > frozen"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=SECONDS_MAX)
