@@ -144,7 +144,7 @@ def test_what_is_loaded_is_passed_over_by_collections() -> None:
     program = (
         "import gc, sys; from minishuffle.spark.source import settle_memory; gc.collect(); "
         "before = len(gc.get_objects()); settle_memory(); frozen = gc.get_freeze_count(); settle_memory(); "
-        "assert gc.get_freeze_count() == frozen >= before > len(gc.get_objects()); "
+        "assert gc.get_freeze_count() == frozen > before // 2 > len(gc.get_objects()); "
         "assert 'wave' not in sys.modules; import wave; settle_memory(); "
         "assert gc.get_freeze_count() > frozen"
     )
