@@ -91,8 +91,7 @@ def collect_garbage(*, settled: bool) -> None:
     moment when no task runs.
 
     Later calls pass over what is left with the modules that a job imported, if it is ``settled``: no thread
-    runs a user's code, whose objects would stay. With pyarrow.compute and pandas each call took 12 ms, a
-    tenth of the time of a small job.
+    runs a user's code, whose objects would stay. With pyarrow.compute and pandas each call took 12 ms.
     """
     gc.collect()
     if settled:
@@ -102,13 +101,12 @@ def collect_garbage(*, settled: bool) -> None:
 def pass_over_modules() -> None:
     """Have the garbage collector pass over what is there by now, if there are more modules than ever before.
 
-    They stay as long as the process, and are most of what there is; of the rest, what comes to be garbage in
-    cycles is not found any more. What is garbage now is collected first.
+    They stay as long as the process, and are most of what there is; of the rest, what is or comes to be
+    garbage in cycles is not found any more.
     """
     global _modules
     if len(sys.modules) > _modules:
         _modules = len(sys.modules)
-        gc.collect()
         gc.freeze()
 
 
