@@ -11,7 +11,7 @@ import pyarrow as pa
 from minishuffle.exchange.elements import Batch, KeyedRows
 from minishuffle.exchange.keys import Texts, fixed_values
 from minishuffle.exchange.schemas import with_innermost, without_view
-from minishuffle.kernels.machinecode import TEXT_SLACK, kernel
+from minishuffle.kernels.machinecode import TEXT_SLACK, text_kernel
 
 __all__ = ["chosen", "picked", "take", "taken"]
 
@@ -19,13 +19,7 @@ Vector: TypeAlias = "np.ndarray[Any, Any]"
 
 _WORDS: Final = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 """By the bits of a fixed-width value, what can stand for it."""
-_TEXTS: Final[dict[pa.DataType, Any]] = {
-    pa.string(): np.int32,
-    pa.binary(): np.int32,
-    pa.large_string(): np.int64,
-    pa.large_binary(): np.int64,
-}
-"""The type of their offsets."""
+_TEXTS: Final = frozenset({pa.string(), pa.binary(), pa.large_string(), pa.large_binary()})
 
 
 def chosen(batch: Batch, mask: Vector) -> Batch:
@@ -68,15 +62,13 @@ def take(column: pa.Array, rows: Vector) -> pa.Array:
 def _take_texts(column: pa.Array, rows: Vector) -> pa.Array:
     """Arrow copies each text by a call; most are a few words long."""
     texts, count = Texts(column), len(rows)
-    offsets = np.empty(count + 1, np.int64)
-    size = kernel("sum_lengths")(texts.offsets, rows, offsets, count)
-    offset_type = _TEXTS[column.type]
-    if size > np.iinfo(offset_type).max:
+    offsets: Vector = np.empty(count + 1, texts.offsets.dtype)
+    size = text_kernel("sum_lengths", offsets)(texts.offsets, rows, offsets, count)
+    if size > np.iinfo(offsets.dtype).max:
         return column.take(pa.array(rows))  # which says that it is too much
     data = np.empty(size + TEXT_SLACK, np.uint8)
-    kernel("copy_texts")(texts.offsets, texts.data, len(texts.data), rows, offsets, data, count)
-    buffers = [None, _buffer(offsets.astype(offset_type, copy=False)), _buffer(data[:size])]
-    return pa.Array.from_buffers(column.type, count, buffers)
+    text_kernel("copy_texts", offsets)(texts.offsets, texts.data, len(texts.data), rows, offsets, data, count)
+    return pa.Array.from_buffers(column.type, count, [None, _buffer(offsets), _buffer(data[:size])])
 
 
 def _buffer(values: Vector) -> pa.Buffer:

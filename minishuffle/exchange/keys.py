@@ -37,7 +37,7 @@ import numpy as np
 import pyarrow as pa
 
 from minishuffle.errors import UsageError
-from minishuffle.kernels.machinecode import kernel
+from minishuffle.kernels.machinecode import kernel, text_kernel
 
 __all__ = [
     "KEY_TYPES",
@@ -192,13 +192,16 @@ Vector: TypeAlias = "np.ndarray[Any, Any]"
 class Texts:
     """The bytes of a string or binary column (not a view, not of fixed size), nulls' as they are stored.
 
-    ``offsets`` (int64, one more than texts) point into ``data`` (uint8); ``lengths`` are in bytes.
+    ``offsets`` (int32 or int64, one more than texts) point into ``data`` (uint8).
     """
 
     def __init__(self, array: pa.Array) -> None:
-        offsets, self.data = _buffers(array)
-        self.offsets: Vector = offsets.astype(np.int64, copy=False)
-        self.lengths: Vector = np.diff(self.offsets)
+        self.offsets, self.data = _buffers(array)
+
+    @property
+    def lengths(self) -> Vector:
+        """Of each text, in bytes."""
+        return np.diff(self.offsets)
 
     def text(self, row: int) -> bytes:
         return self.data[self.offsets[row] : self.offsets[row + 1]].tobytes()
@@ -209,9 +212,9 @@ def _buffers(array: pa.Array) -> tuple[Vector, Vector]:
     kind = array.type
     large = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
     _, offsets, data = array.buffers()
-    if offsets is None or not len(array):
-        return np.zeros(len(array) + 1, np.int64), np.zeros(0, np.uint8)
     dtype = np.int64 if large else np.int32
+    if offsets is None or not len(array):
+        return np.zeros(len(array) + 1, dtype), np.zeros(0, np.uint8)
     skipped = array.offset * np.dtype(dtype).itemsize
     numbers = np.frombuffer(offsets, dtype, count=len(array) + 1, offset=skipped)
     return numbers, np.frombuffer(b"" if data is None else data, np.uint8)
@@ -231,7 +234,7 @@ def _hash_words(words: Vector, tag: int = 0, factor: int = 1) -> Vector:
 
 def _hash_offsets(offsets: Vector, data: Vector, tag: int) -> Vector:
     hashes = np.empty(len(offsets) - 1, np.uint64)
-    kernel("hash_texts")(offsets, data, tag, hashes, len(hashes))
+    text_kernel("hash_texts", offsets)(offsets, data, tag, hashes, len(hashes))
     return hashes
 
 

@@ -75,7 +75,7 @@ def hash_words(words: Vector, factor: int, tag: Word, hashes: Vector, rows: int)
 def hash_texts(offsets: Vector, data: Vector, tag: Word, hashes: Vector, rows: int) -> int:
     """The hash of each text: eight bytes at a time, its length before them."""
     for row in range(rows):
-        begin, end = offsets[row], offsets[row + 1]
+        begin, end = int64(offsets[row]), int64(offsets[row + 1])
         value = mixed(tag ^ uint64(end - begin))
         for at in range(begin, end, 8):
             value = mixed(value ^ word_of_bytes(data, at, end))
@@ -129,11 +129,12 @@ def arrange(positions: Vector, order: Vector, bounds: Vector, consumers: int, ro
 
 
 def sum_lengths(offsets: Vector, rows: Vector, ends: Vector, count: int) -> int:
-    """Offsets (one more than rows) of the texts in those rows, laid one after the other; gives the last."""
+    """Offsets (one more than rows) of the texts in those rows, laid one after the other; gives the last,
+    which those of 32 bits may not hold."""
     end = ends[0] = 0
     for number in range(count):
         row = rows[number]
-        end += offsets[row + 1] - offsets[row]
+        end += int64(offsets[row + 1]) - int64(offsets[row])
         ends[number + 1] = end
     return end
 
@@ -151,7 +152,7 @@ def copy_texts(
     time: with a text up to seven behind it, which the next one overwrites (``target`` has room for them), and
     which ``data`` (``size`` bytes) has but at its end."""
     for number in range(count):
-        begin, to, end = offsets[rows[number]], ends[number], ends[number + 1]
+        begin, to, end = int64(offsets[rows[number]]), int64(ends[number]), int64(ends[number + 1])
         while to < end:
             if begin + 8 <= size:
                 put_eight_bytes(eight_bytes(data, begin), target, to)
@@ -322,16 +323,18 @@ def write_texts(
 ) -> int:
     """Texts of up to ``8 * width - 1`` bytes as ``width`` words each, from ``column`` on in rows of
     ``stride`` words: the length in the lowest byte, then the bytes, then zeros. Of a longer one the
-    length and as many bytes as there is room for."""
+    length and as many bytes as there is room for. Gives the greatest length."""
+    longest = 0
     for row in range(rows):
-        begin, end = offsets[row], offsets[row + 1]
+        begin, end = int64(offsets[row]), int64(offsets[row + 1])
         first = row * stride + column
         low = word_of_bytes(data, begin, end)
         words[first] = int64((low << LENGTH_BITS) | (uint64(end - begin) & uint64(0xFF)))
         for number in range(1, width):
             at = begin + 8 * number - 1
             words[first + number] = int64(word_of_bytes(data, at, end))
-    return rows
+        longest = max(longest, end - begin)
+    return longest
 
 
 # --- aggregation ----------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-__all__ = ["KERNELS", "TEXT_SLACK", "kernel", "load_kernels"]
+__all__ = ["KERNELS", "TEXT_SLACK", "kernel", "load_kernels", "text_kernel"]
 
 log = logging.getLogger(__name__)
 
@@ -38,20 +38,22 @@ INTS, WORDS, FLOATS, BYTES, PLACES = "int64[]", "uint64[]", "float64[]", "uint8[
 TO_INTS, TO_WORDS, TO_FLOATS, TO_BYTES = "> int64[]", "> uint64[]", "> float64[]", "> uint8[]"
 TO_PLACES = "> uint32[]"
 """Vectors that a loop writes to."""
+OFFSETS, TO_OFFSETS = "offsets[]", "> offsets[]"
+"""Where Arrow's texts begin and end, in 32 or 64 bits: a loop is compiled for each (:func:`text_kernel`)."""
 
 KERNELS: Final[dict[str, tuple[str, ...]]] = {
     "hash_words": (INTS, INT, WORD, TO_WORDS, INT),
-    "hash_texts": (INTS, BYTES, WORD, TO_WORDS, INT),
+    "hash_texts": (OFFSETS, BYTES, WORD, TO_WORDS, INT),
     "combine_hashes": (TO_WORDS, WORDS, INT),
     "choose_consumers": (WORDS, WORD, TO_INTS, INT),
     "arrange": (INTS, TO_INTS, TO_INTS, INT, INT),
-    "sum_lengths": (INTS, INTS, TO_INTS, INT),
-    "copy_texts": (INTS, BYTES, INT, INTS, INTS, TO_BYTES, INT),
+    "sum_lengths": (OFFSETS, INTS, TO_OFFSETS, INT),
+    "copy_texts": (OFFSETS, BYTES, INT, INTS, OFFSETS, TO_BYTES, INT),
     "count_arrays": (BYTES, INT),
     "find_keys": (PLACES, WORD, INTS, INT, INTS, TO_INTS, INT),
     "add_keys": (TO_PLACES, WORD, TO_INTS, INT, INTS, TO_INTS, INT, INT, TO_INTS, INT),
     "fill_table": (TO_PLACES, WORD, INTS, INT, INT),
-    "write_texts": (INTS, BYTES, TO_INTS, INT, INT, INT, INT),
+    "write_texts": (OFFSETS, BYTES, TO_INTS, INT, INT, INT, INT),
     "fold_ints": (INT, TO_INTS, INTS, INTS, TO_INTS, INT, INT),
     "fold_wide": (TO_INTS, INTS, INTS, TO_INTS, INT),
     "fold_spread": (*[TO_FLOATS] * 3, INTS, *[FLOATS] * 3, TO_FLOATS, INT),
@@ -83,6 +85,11 @@ def kernel(name: str) -> Loop:
     return load_kernels()[name]
 
 
+def text_kernel(name: str, offsets: np.ndarray[Any, Any]) -> Loop:
+    """The same of a loop over texts, for offsets (int32 or int64) of the type of these."""
+    return load_kernels()[f"{name}_{offsets.dtype}"]
+
+
 def load_kernels() -> dict[str, Loop]:
     """All loops by name, compiled first if they never were on this machine."""
     with _loading:
@@ -100,12 +107,22 @@ def _load() -> dict[str, Loop]:
     engine.add_object_file(llvm.ObjectFileRef.from_data(_object_code()))
     engine.finalize_object()
     loops: dict[str, Loop] = {}
-    for name, kinds in KERNELS.items():
+    for name, _, kinds in _variants():
         prototype = ctypes.CFUNCTYPE(ctypes.c_int64, *map(_argument, kinds))
         loops[name] = prototype(engine.get_function_address(name))
     # The code is never freed: a thread without the interpreter's lock may run it until the process is gone.
     engine.detach()
     return loops
+
+
+def _variants() -> Iterator[tuple[str, str, list[str]]]:
+    """What is compiled: its name, that of the function, and its arguments."""
+    for function, kinds in KERNELS.items():
+        if OFFSETS not in kinds:
+            yield function, function, list(kinds)
+            continue
+        for dtype in ("int32", "int64"):
+            yield f"{function}_{dtype}", function, [kind.replace("offsets", dtype) for kind in kinds]
 
 
 @cache
@@ -230,8 +247,8 @@ def _compile() -> bytes:
         return pointer(plain) if kind.endswith("[]") else plain
 
     module = llvm.parse_assembly("")
-    for name, kinds in KERNELS.items():
+    for name, function, kinds in _variants():
         signature = types.int64(*map(numba_type, kinds))
-        compiled = cfunc(signature, error_model="numpy")(getattr(loops, name))
+        compiled = cfunc(signature, error_model="numpy")(getattr(loops, function))
         module.link_in(llvm.parse_assembly(compiled.inspect_llvm().replace(compiled.native_name, name)))
     return bytes(_target().emit_object(module))

@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minishuffle.exchange.keys import MASK, mix
-from minishuffle.kernels.machinecode import kernel
+from minishuffle.kernels.machinecode import kernel, text_kernel
 
 SUM, MINIMUM, MAXIMUM = 0, 1, 2
 INT64 = st.integers(-(2**63), 2**63 - 1)
 UINT64 = st.integers(0, 2**64 - 1)
+OFFSETS = st.sampled_from(["int32", "int64"])
 
 
 def ints(*values: int) -> np.ndarray:
@@ -37,8 +38,8 @@ def test_hash_of_words(values: list[int], factor: int, tag: int) -> None:
     assert hashes.tolist() == [mix((value * factor & MASK) ^ tag) for value in values]
 
 
-@given(st.lists(st.binary(max_size=40), max_size=8), UINT64)
-def test_hash_of_texts(texts: list[bytes], tag: int) -> None:
+@given(st.lists(st.binary(max_size=40), max_size=8), OFFSETS, UINT64)
+def test_hash_of_texts(texts: list[bytes], offset: str, tag: int) -> None:
     def expected(text: bytes) -> int:
         value = mix(tag ^ len(text))
         for at in range(0, len(text), 8):
@@ -46,15 +47,16 @@ def test_hash_of_texts(texts: list[bytes], tag: int) -> None:
         return value
 
     hashes = np.empty(len(texts), np.uint64)
-    kernel("hash_texts")(*offsets_and_data(texts), tag, hashes, len(texts))
+    offsets, data = offsets_and_data(texts, offset)
+    text_kernel("hash_texts", offsets)(offsets, data, tag, hashes, len(texts))
     assert hashes.tolist() == list(map(expected, texts))
 
 
-def offsets_and_data(texts: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
+def offsets_and_data(texts: list[bytes], offset: str) -> tuple[np.ndarray, np.ndarray]:
     """Of texts that stand behind others; what follows them is not zero."""
     data = b"before" + b"".join(texts) + b"behind--"
     ends = np.cumsum([len(b"before"), *map(len, texts)])
-    return ends.astype(np.int64), np.frombuffer(data, np.uint8)
+    return ends.astype(offset), np.frombuffer(data, np.uint8)
 
 
 @given(st.lists(st.tuples(UINT64, UINT64), max_size=8))
@@ -180,10 +182,14 @@ def filled(stored: np.ndarray, width: int, count: int) -> np.ndarray:
     return table
 
 
-@given(st.lists(st.binary(max_size=20), max_size=8), st.integers(1, 3))
-def test_texts_as_words(texts: list[bytes], width: int) -> None:
+@given(st.lists(st.binary(max_size=20), max_size=8), OFFSETS, st.integers(1, 3))
+def test_texts_as_words(texts: list[bytes], offset: str, width: int) -> None:
     rows = np.full((len(texts), width + 2), 77, np.int64)
-    kernel("write_texts")(*offsets_and_data(texts), rows.reshape(-1), width + 2, 1, width, len(texts))
+    offsets, data = offsets_and_data(texts, offset)
+    longest = text_kernel("write_texts", offsets)(
+        offsets, data, rows.reshape(-1), width + 2, 1, width, len(texts)
+    )
+    assert longest == max(map(len, texts), default=0)
     for row, text in zip(rows, texts, strict=True):
         assert row[0] == row[-1] == 77
         contents = bytes([len(text)]) + text[: 8 * width - 1]

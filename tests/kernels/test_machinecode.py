@@ -166,7 +166,14 @@ def test_threads_that_load_the_loops_at_once_run_the_same_code() -> None:
 
 
 def test_each_loop_of_the_table_is_there() -> None:
-    assert load_kernels().keys() == KERNELS.keys()
+    found = [name.removesuffix("_int32").removesuffix("_int64") for name in load_kernels()]
+    assert sorted(set(found)) == sorted(KERNELS)
+    assert sorted(name for name in KERNELS if found.count(name) == 2) == [
+        "copy_texts",
+        "hash_texts",
+        "sum_lengths",
+        "write_texts",
+    ]
 
 
 WORDS = np.arange(4)

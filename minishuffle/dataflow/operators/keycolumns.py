@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from minishuffle.dataflow.operators.widertype import WIDE_DIGITS_MAX, as_type, wider
 from minishuffle.exchange.keys import Texts, family, fixed_values, hash_columns
-from minishuffle.kernels.machinecode import kernel
+from minishuffle.kernels.machinecode import text_kernel
 
 __all__ = [
     "FixedColumn",
@@ -206,10 +206,10 @@ class TextColumn(KeyColumn):
 
     def write_words(self, array: pa.Array, words: Matrix, at: int) -> None:
         texts = self._texts(array)
-        kernel("write_texts")(
+        longest = text_kernel("write_texts", texts.offsets)(
             texts.offsets, texts.data, words.reshape(-1), words.shape[1], at, self.width, len(words)
         )
-        if len(words) and texts.lengths.max() > _SHORT_BYTES_MAX:
+        if longest > _SHORT_BYTES_MAX:
             # Shorter ones that need more words than there are differ from all stored ones in their length.
             for row in np.flatnonzero(texts.lengths > _SHORT_BYTES_MAX).tolist():
                 words[row, at : at + self.width] = 0
