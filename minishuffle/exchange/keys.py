@@ -200,7 +200,7 @@ class Texts:
 
     @property
     def lengths(self) -> Vector:
-        """Of each text, in bytes."""
+        """The length of each text, in bytes."""
         return np.diff(self.offsets)
 
     def text(self, row: int) -> bytes:

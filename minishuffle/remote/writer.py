@@ -368,17 +368,15 @@ class StreamWriter:
             if connection.error is not None:
                 self._reconnect(connection.error)
                 continue
-            if self._released():
-                connection.settle()  # a link that broke has said so by then
-                if connection.error is None:
-                    break
+            if not self._attached or (subpartition := self._partition.subpartitions[0]).view is not None:
+                connection.paths.bell.wait(ACKNOWLEDGE_LOOK_SECONDS)
                 continue
-            connection.paths.bell.wait(ACKNOWLEDGE_LOOK_SECONDS)
+            connection.settle()  # by then a link that broke has said so, and one that did not why it let go
+            if connection.error is None and subpartition.closed:
+                break  # read to the end
+            if connection.error is None:
+                self._reconnect(PeerLost("the task has let go of the partition before its end"))
         return self.rows
-
-    def _released(self) -> bool:
-        """The job has read to the end and closed the channel, or the connection is gone."""
-        return self._attached and self._partition.subpartitions[0].view is None
 
 
 def _request(

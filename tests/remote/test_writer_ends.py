@@ -18,6 +18,7 @@ from minishuffle.errors import (
     UnknownName,
     UsageError,
 )
+from minishuffle.limits import CREDIT_MAX
 from minishuffle.remote import writer as writing
 from minishuffle.remote.writer import StreamWriter, commit_write
 from minishuffle.wire.clients import OpenUpstream, UpstreamOpened
@@ -160,6 +161,26 @@ def test_a_receipt_is_not_waited_for_longer_than_it_takes(
     assert slept and not any(slept)
     commit_write(field.access, "orders", "w", [0])
     assert handle.wait(SECONDS_MAX).state == "finished"
+
+
+def test_a_channel_that_ended_early_is_no_receipt(field: Any, rows: Rows, until: Any) -> None:
+    """The channel alone ends, as by an absurd credit; the connection goes on and has no error."""
+    handle = field.submit(hold=True, parallelism=1)
+    with ThreadPoolExecutor(1) as pool, field.writer() as writer:
+        writer.write(rows(0, 1000))
+        until(lambda: writer._attached, "the request of the worker")
+        first = writer._connection
+        producers = first.link.connection.producers
+        first.run(
+            lambda: [producers.on_credit(channel, CREDIT_MAX + 1) for channel in list(producers.channels)]
+        )
+        assert first.error is None and writer._partition.subpartitions[0].view is None
+        receipt = pool.submit(writer.finish)
+        until(lambda: writer._connection is not first, "another connection")
+        field.go()
+        assert receipt.result(SECONDS_MAX) == 1000
+    commit_write(field.access, "orders", "w", [0])
+    assert sorted(row["n"] for row in handle.wait(SECONDS_MAX).rows) == list(range(1000))
 
 
 def test_a_commit_that_was_refused_has_ended_nothing(field: Any, rows: Rows) -> None:
