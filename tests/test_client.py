@@ -426,7 +426,7 @@ def test_nobody_listening_suggests_to_start_a_coordinator() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(
-        PeerLost, match=rf"cannot connect to 127.0.0.1:{port}: .*cluster up.*--coordinator"
+        PeerLost, match=rf"cannot connect to 127.0.0.1:{port}: .*cluster up.*coordinator start.*--coordinator"
     ) as raised:
         Client(f"127.0.0.1:{port}", b"s" * 32).status()
     assert str(raised.value).count("--coordinator") == 1

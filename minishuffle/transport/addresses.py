@@ -77,7 +77,8 @@ def no_coordinator(address: Address, timeout: float, error: Exception) -> PeerLo
     """The error to raise when nobody accepts a connection at the coordinator's address."""
     return PeerLost(
         f"{unreachable(address, timeout, error)}; is the coordinator running there? 'minishuffle cluster up' "
-        "starts one, --coordinator HOST:PORT names another"
+        "starts a cluster, 'minishuffle coordinator start' goes on with one that lost its coordinator, and "
+        "--coordinator HOST:PORT names another"
     )
 
 
