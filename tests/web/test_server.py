@@ -274,8 +274,11 @@ def test_a_head_that_trickles_in_is_not_waited_for(run: Run[None]) -> None:
         async with closing(worker_web(http=HttpLimits(idle_seconds=0.2))) as server:
             reader, writer = await asyncio.open_connection(HOST, server.port)
             end = asyncio.create_task(ended(reader))
-            while not (await asyncio.wait([end], timeout=0.02))[0]:
+            for _ in range(1000):  # 20 s at least, a hundred times what is waited for
                 writer.write(b"G")
+                if (await asyncio.wait([end], timeout=0.02))[0]:
+                    break
+            assert end.done()
             writer.close()
 
     run(body())
