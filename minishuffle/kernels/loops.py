@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from numba import int64, njit, uint8, uint32, uint64
 
 Vector: TypeAlias = Any
-"""Numbers of 64 bits or bytes: ``KERNELS`` has the types."""
+"""Numbers of 64 or 32 bits, or bytes: ``KERNELS`` has the types."""
 Word: TypeAlias = Any
 """Unsigned, of 64 bits."""
 

@@ -86,7 +86,7 @@ def kernel(name: str) -> Loop:
 
 
 def text_kernel(name: str, offsets: np.ndarray[Any, Any]) -> Loop:
-    """The same of a loop over texts, for offsets (int32 or int64) of the type of these."""
+    """The compiled loop of that name for texts with such offsets, int32 or int64."""
     return load_kernels()[f"{name}_{offsets.dtype}"]
 
 

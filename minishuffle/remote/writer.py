@@ -186,7 +186,7 @@ class StreamWriter:
         self._connection = self._stack.enter_context(connection)
 
     def _on_events(self, link: DataLink, events: list[ConnectionEvent]) -> None:
-        """(Loop.) The worker asks for the partition, or has all of it."""
+        """(Loop.) The worker asks for the partition, or lets it go."""
         for event in events:
             if isinstance(event, PartitionRequested):
                 serve(link, event.request, self._partition.subpartitions[0])
@@ -368,13 +368,14 @@ class StreamWriter:
             if connection.error is not None:
                 self._reconnect(connection.error)
                 continue
-            if not self._attached or (subpartition := self._partition.subpartitions[0]).view is not None:
+            subpartition = self._partition.subpartitions[0]
+            if not self._attached or subpartition.view is not None:
                 connection.paths.bell.wait(ACKNOWLEDGE_LOOK_SECONDS)
                 continue
-            connection.settle()  # by then a link that broke has said so, and one that did not why it let go
-            if connection.error is None and subpartition.closed:
-                break  # read to the end
+            connection.settle()  # by then a link that broke has said so, and a channel whether it was read
             if connection.error is None:
+                if subpartition.closed:
+                    break
                 self._reconnect(PeerLost("the task has let go of the partition before its end"))
         return self.rows
 
