@@ -164,7 +164,7 @@ def test_a_receipt_is_not_waited_for_longer_than_it_takes(
 
 
 def test_a_channel_that_ended_early_is_no_receipt(field: Any, rows: Rows, until: Any) -> None:
-    """The channel alone ends, as by an absurd credit; the connection goes on and has no error."""
+    """It ends alone, as by an absurd credit; the worker may then close the connection, or not yet."""
     handle = field.submit(hold=True, parallelism=1)
     with ThreadPoolExecutor(1) as pool, field.writer() as writer:
         writer.write(rows(0, 1000))
@@ -174,11 +174,11 @@ def test_a_channel_that_ended_early_is_no_receipt(field: Any, rows: Rows, until:
         first.run(
             lambda: [producers.on_credit(channel, CREDIT_MAX + 1) for channel in list(producers.channels)]
         )
-        assert first.error is None and writer._partition.subpartitions[0].view is None
+        assert writer._partition.subpartitions[0].view is None
         receipt = pool.submit(writer.finish)
-        until(lambda: writer._connection is not first, "another connection")
-        field.go()
-        assert receipt.result(SECONDS_MAX) == 1000
+        field.go()  # a task that waits for it cannot be restarted
+        assert receipt.result(2 * SECONDS_MAX) == 1000
+        assert writer._connection is not first
     commit_write(field.access, "orders", "w", [0])
     assert sorted(row["n"] for row in handle.wait(SECONDS_MAX).rows) == list(range(1000))
 
