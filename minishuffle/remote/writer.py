@@ -121,7 +121,8 @@ class StreamWriter:
         self._ended = False
         """The program has written everything."""
         self._verifies = True
-        """Whether what is passed over is compared with what is there."""
+        """Whether what is passed over is compared with what is there. After a connection was lost that may be
+        of this attempt, which has not passed it over."""
         self._reconnects_left = RECONNECTS_MAX
         self._stack = ExitStack()
         self._reply: UpstreamOpened | None = None
@@ -245,7 +246,7 @@ class StreamWriter:
                 raise
         if self._opened.rows > before:
             self._reconnects_left = RECONNECTS_MAX
-        self._verifies = False
+        self._verifies = self._verifies and not self.rows
 
     def _check_job(self) -> None:
         """Raises TaskFailed: the job has ended, or is about to."""
@@ -292,11 +293,17 @@ class StreamWriter:
             raise UsageError(f"the batch has the columns {batch.schema}, the stream {self._schema}")
         for start in range(0, batch.num_rows, BATCH_ROWS_MAX):
             piece = batch.slice(start, BATCH_ROWS_MAX)
-            unsure = self._opened.base - self.rows
-            if 0 < unsure < piece.num_rows:  # what was taken begins in the middle of it
-                self._write_piece(piece.slice(0, unsure))
-                piece = piece.slice(unsure)
-            self._write_piece(piece)
+            while rows := piece.num_rows:
+                count = self._rows_of_a_kind(rows)
+                self._write_piece(piece.slice(0, count))
+                piece = piece.slice(count)
+
+    def _rows_of_a_kind(self, rows: int) -> int:
+        """How many of the next rows are passed over, or sent, as the first of them is. Where they are
+        compared none are cut off: what is there ends with a batch, or is not the same."""
+        opened = self._opened
+        ends = [opened.base] if self._verifies else [opened.base, opened.rows]
+        return min([rows, *(end - self.rows for end in ends if end > self.rows)])
 
     def _write_piece(self, piece: pa.RecordBatch) -> None:
         begin = self.rows

@@ -17,7 +17,7 @@ from minishuffle.cli.main import cli
 from minishuffle.client import JobHandle
 from minishuffle.dataflow.table import Table
 from minishuffle.errors import PeerLost, ShuffleError, Superseded, UnknownName, UsageError
-from minishuffle.remote.writer import abort_write, commit_write, end_stream
+from minishuffle.remote.writer import StreamWriter, abort_write, commit_write, end_stream
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("wider_resources")]
 
@@ -123,6 +123,40 @@ def test_a_retry_with_other_rows_is_refused(
             for step in range(1, 20):
                 second.write(rows(step * 100, 100))
         second.finish()
+
+
+@pytest.mark.parametrize(("step", "verifies"), [(100, True), (300, True), (300, False)])
+def test_a_retry_whose_first_connection_fails_loses_no_row_and_is_compared(
+    field: Any, rows: Rows, until: Any, cut: Any, monkeypatch: pytest.MonkeyPatch, step: int, verifies: bool
+) -> None:
+    """In other batches what is there ends in the middle of one; ``verifies``: whether they are compared."""
+    connect = StreamWriter._connect
+    failures = [PeerLost("the worker restarts")]
+
+    def fails_once(writer: StreamWriter) -> None:
+        if failures:
+            raise failures.pop()
+        connect(writer)
+
+    handle = field.submit(parallelism=1)
+    with field.writer(attempt=1) as first:
+        for start in range(0, 1000, 100):
+            first.write(rows(start, 100))
+        until(lambda: records_in(handle) == 1000, "rows of the first attempt")
+        cut(first)
+    monkeypatch.setattr(StreamWriter, "_connect", fails_once)
+    with field.writer(attempt=2) as second:
+        second._verifies = second._verifies and verifies
+        for start in range(0, 1500, step):
+            if step == 300 and verifies and start == 900:
+                with pytest.raises(UsageError, match="gave other rows than in the attempt before"):
+                    second.write(rows(start, step))
+                handle.cancel()
+                return
+            second.write(rows(start, step))
+        assert second.finish() == 1500
+    commit_write(field.access, "orders", "w", [0])
+    assert sorted(row["n"] for row in handle.wait(SECONDS_MAX).rows) == list(range(1500))
 
 
 def test_a_newer_attempt_takes_the_partition_over(field: Any, rows: Rows, until: Any, is_cut: Any) -> None:
