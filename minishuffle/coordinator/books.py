@@ -7,11 +7,12 @@ flight through something that died. To what workers report the coordinator adds 
   it did not read to the end or a link broke under them. They are counted with ``queue_discarded``. The number
   is exact, and only grows.
 - *in flight*: for what died with a worker, rows that survivors had sent to it, without those that survivors
-  received from it and the drops that it had reported. A task that writes more or fewer rows than it reads
-  has them counted by what it was done with, and what it had written of that. It is a bound for tasks that
-  write at most one row for each that they read, by the last heartbeats, and settles when those after the
-  loss have arrived. Rows that a source which died may have emitted within its lease are among them. One
-  that dies while there is no coordinator may have gone further; what others have of that comes once more,
+  received from it and the drops that it had reported. Of a producer whose worker died too, what it had
+  received counts as sent, if that is more than the producer had reported. A task that writes more or fewer
+  rows than it reads has them counted by what it was done with, and what it had written of that. It is a bound
+  for tasks that write at most one row for each that they read, by the last heartbeats, and settles when those
+  after the loss have arrived. Rows that a source which died may have emitted within its lease are among them.
+  One that dies while there is no coordinator may have gone further; what others have of that comes once more,
   and hides nothing missing.
 - Of partitions that are kept nothing is lost: whatever becomes of one of their ends, all of them is sent
   again. What is counted of them, and of the tasks that write them, is left out.
@@ -343,6 +344,18 @@ class _Ledger:
                     self._sides[record.id] += peer.received
                 elif peer.edge < len(edges):
                     self._add(record, peer, edges[peer.edge])
+        self._add_unreported()
+
+    def _add_unreported(self) -> None:
+        """What one that died has received was sent to it, though its producer died before it had said so."""
+        for consumer, received in self._received.items():
+            reader = self._records.get(consumer)
+            for producer, rows in received.items():
+                writer = self._records.get(producer)
+                if reader is None or writer is None or writer.end != "died":
+                    continue
+                if not self._died_together(reader, producer):
+                    self._sent_by_survivors[consumer] += max(0, rows - self._sent[consumer][producer])
 
     def _add(self, record: AttemptRecord, peer: PeerRows, edge: Edge) -> None:
         consumer = (edge.target, peer.subtask, peer.attempt)

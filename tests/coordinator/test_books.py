@@ -182,6 +182,20 @@ def test_rows_between_tasks_that_died_together_are_counted_once() -> None:
     assert losses.in_flight == 40, "100 sent to the worker, 60 taken in by its sink"
 
 
+@pytest.mark.parametrize("reported", [0, 60, 90, 95])
+def test_rows_that_died_on_one_worker_and_whose_producer_died_unreported_on_another_are_in_flight(
+    reported: int,
+) -> None:
+    """The source's last heartbeat may be older than that of the map, which had received 90 rows, and was done
+    with 80."""
+    source = record(0, 1, sent(0, reported), worker=4, end="died", records_out=reported)
+    source.rows_made = 100
+    middle = record(1, 1, received(0, 90), sent(1, 80), worker=5, end="died", records_in=90, records_out=80)
+    current = [record(0, 2), record(1, 2), record(2, 1, received(1, 75), worker=9)]
+    losses = books(source, middle, current=current).losses(current)
+    assert losses.in_flight == 100 - 75 + max(0, reported - 90), "what the source made, and the sink has not"
+
+
 def test_a_sink_has_delivered_what_it_took_in() -> None:
     died = record(2, 1, received(1, 95), worker=5, end="died", records_in=90, rows_done=90)
     current = [record(1, 1, sent(1, 100), worker=9), record(2, 2, worker=9)]
