@@ -237,9 +237,9 @@ class Task:
     def _outcome(self) -> TaskOutcome:
         try:
             return TaskOutcome("finished", result=self._execute())
-        except TaskCancelled:
-            return TaskOutcome("canceled", result=self._closed_with)
         except BaseException as error:  # whatever user code raises, SystemExit included, ends this task alone
+            if isinstance(error, TaskCancelled) and self.paths.cancelled:
+                return TaskOutcome("canceled", result=self._closed_with)
             state = "canceled" if self.paths.cancelled else "failed"
             return TaskOutcome(state, self._blame(error))
 
@@ -481,10 +481,11 @@ def _packed_result(results: list[Any]) -> bytes:
 
 
 def describe_failure(error: BaseException, task: str) -> ErrorInfo:
-    """An error as the user is to see it: their own frames, not the runtime's."""
+    """An error as the user is to see it: their own frames, not the runtime's. A TaskCancelled is theirs: of a
+    job that their function had waited for."""
     task = clipped(task, limits.TASK_NAME_CHARS_MAX)
     size = limits.ERROR_TEXT_BYTES_MAX // 4
-    if isinstance(error, ShuffleError) and not isinstance(error, TaskFailed):
+    if isinstance(error, ShuffleError) and not isinstance(error, TaskFailed | TaskCancelled):
         return ErrorInfo(code=error.code, text=clipped(f"{task}: {text_of(error)}", size), task=task)
     summary = traceback.TracebackException.from_exception(error)
     _leave_runtime_out(summary)

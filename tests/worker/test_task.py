@@ -14,7 +14,7 @@ import pytest
 from minishuffle.dataflow.graph import JobSettings
 from minishuffle.dataflow.operators.base import Batch, TaskContext
 from minishuffle.dataflow.stream import Stream
-from minishuffle.errors import InvalidGraph, TaskFailed, UnserializableRecord
+from minishuffle.errors import InvalidGraph, TaskCancelled, TaskFailed, UnserializableRecord
 from minishuffle.exchange.rows import unpack_result
 from minishuffle.wire.messages import ErrorInfo
 from minishuffle.worker import task as task_module
@@ -43,6 +43,10 @@ def broken_because_of_another(row: Any) -> Any:
 
 def leaves(row: Any) -> Any:
     raise SystemExit(3)
+
+
+def waits_for_a_job(row: Any) -> Any:
+    raise TaskCancelled("job j7 (count) was cancelled")
 
 
 SECONDS_MAX = 20.0
@@ -327,6 +331,13 @@ async def test_system_exit_ends_its_task_alone(site: Site) -> None:
     seen = other[1].counters.records_in
     await site.until(lambda: other[1].counters.records_in > seen)
     assert {task.state for task in other} == {"running"}
+
+
+async def test_a_function_that_hears_of_another_jobs_cancellation_fails_and_says_where(site: Site) -> None:
+    error = await failure(site, Stream.items([1]).map(waits_for_a_job).collect())
+    assert error.code == TaskFailed.code
+    assert error.text.endswith("TaskCancelled: job j7 (count) was cancelled")
+    assert "in waits_for_a_job" in error.traceback
 
 
 async def test_an_error_that_cannot_say_what_it_is_ends_its_task_all_the_same(site: Site) -> None:
