@@ -113,6 +113,7 @@ class Chain:
         kept: Collection[int] = (),
     ) -> None:
         self.operators = program.operators
+        self._source_shares = program.source is not None and getattr(program.source, "shares", True)
         side = program.operators[0].first_input if program.operators else None
         self._losing = program.operators[side in kept :]
         """Those whose state is lost with the task; the first holds nothing but a side that is kept."""
@@ -134,7 +135,8 @@ class Chain:
 
     def _stage(self, number: int, input: int, following: Emit) -> Emit:
         operator, counters, before = self.operators[number], self.counters[number], self._before(number)
-        copies = number > 0 and self.operators[number - 1].shares and not operator.only_reads
+        shares = self.operators[number - 1].shares if number else self._source_shares
+        copies = shares and not operator.only_reads
         put_aside = self._outlet.put_aside
 
         def take(item: Batch | Mark) -> None:

@@ -139,6 +139,46 @@ def test_a_row_that_flat_map_repeats_is_several(cut: Cut) -> None:
     assert [row["tags"] for row in run(thrice.collect(), cut).rows] == [[1]] * 3
 
 
+TAGS: dict[str, list[int]] = {"a": [], "b": []}
+"""What a function looks up, and does not want changed."""
+
+
+def looked_up(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "tags": TAGS[row["k"]]}
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_what_a_function_looks_up_may_be_changed_behind_it(cut: Cut) -> None:
+    rows = Stream.items([{"k": "ab"[number % 2], "id": number} for number in range(6)])
+    marked = rows.map(looked_up).map(with_mark).filter(lambda row: row["tags"].append(-1) is None)
+    tags = {row["id"]: row["tags"] for row in run(marked.collect(), cut).rows}
+    assert tags == {number: [number, -1] for number in range(6)}
+
+
+class Repeating:
+    """A source that gives one row again and again."""
+
+    bounded = True
+
+    def __init__(self, batches: int) -> None:
+        self._batches = batches
+
+    def splits(self) -> list[int]:
+        return [0]
+
+    def read(self, split: int, offset: int) -> Iterator[list[Any]]:
+        row: dict[str, Any] = {"id": 1, "tags": []}
+        for _ in range(self._batches):
+            yield [row] * (4 // self._batches)
+
+
+@pytest.mark.parametrize("batches", [1, 2, 4])
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_a_row_that_a_source_repeats_is_several(cut: Cut, batches: int) -> None:
+    rows = run(Stream.source(Repeating(batches)).map(with_mark).collect(), cut).rows
+    assert [row["tags"] for row in rows] == [[1]] * 4
+
+
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_a_row_that_a_collection_repeats_is_several(cut: Cut) -> None:
     row = {"id": 1, "tags": []}

@@ -58,6 +58,22 @@ async def test_calls_are_under_way_together_on_a_loop_of_the_task(site: Site) ->
     assert opened.name.endswith(" calls") and loops() == []
 
 
+async def cached(row: int) -> list[Any]:
+    return SEEN
+
+
+def with_row(found: list[Any]) -> int:
+    found.append(len(found))
+    return len(found)
+
+
+async def test_what_a_call_looked_up_may_be_changed_behind_it(site: Site) -> None:
+    (outcome,) = await site.run(
+        Stream.items([1, 2, 3]).map_async(cached, concurrency=2).map(with_row).collect()
+    )
+    assert (outcome.state, site.rows) == ("finished", [1, 1, 1])
+
+
 async def never(row: int) -> int:
     try:
         await asyncio.Event().wait()

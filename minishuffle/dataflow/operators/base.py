@@ -232,8 +232,8 @@ class Operator(Protocol):
     keeps_rows: bool
     """Its state is of rows that may be emitted, or lead to what is, later on."""
     shares: bool
-    """What it emits, its state or another row it emits may hold too: a chained operator gets copies, unless
-    it ``only_reads``. (An exchange copies anyway.)"""
+    """What it emits may be held by its state, by another row, or by what its function keeps: a chained
+    operator gets copies, unless it ``only_reads``. (An exchange copies anyway.)"""
     only_reads: bool
     """It leaves rows as they are, and passes none on along the chain."""
     unpairs: bool

@@ -71,6 +71,7 @@ class MapRows(_PerRow):
     rows to take at a time."""
 
     name = "map"
+    shares = True
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         assert isinstance(batch, list)

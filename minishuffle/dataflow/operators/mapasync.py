@@ -41,6 +41,7 @@ class MapRowsAsync(RecordOperator):
 
     name = "map_async"
     keeps_rows = True
+    shares = True
 
     def __init__(
         self,

@@ -187,6 +187,8 @@ class ItemsSource:
 
     bounded = True
     format: Format = "rows"
+    shares = False
+    """They were set apart, and each is given once."""
 
     def __init__(self, items: Sequence[Any]) -> None:
         self._items = set_apart(items)
