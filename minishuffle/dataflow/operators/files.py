@@ -285,7 +285,7 @@ def _inferred(paths: Sequence[str], read: Callable[[io.BytesIO], pa.Table]) -> d
     """The schema of what ``read`` makes of each file, all of which is read; none of empty ones.
 
     Raises:
-        UsageError: a file is larger than INFERRED_FILE_BYTES_MAX or cannot be read.
+        UsageError: a file is larger than INFERRED_FILE_BYTES_MAX, cannot be read, or is not UTF-8.
     """
     schemas = {}
     for path in paths:
@@ -297,10 +297,16 @@ def _inferred(paths: Sequence[str], read: Callable[[io.BytesIO], pa.Table]) -> d
                 "the types of its columns: declare them with schema="
             )
         try:
-            schemas[path] = read(io.BytesIO(data)).schema
+            schemas[path] = schema = read(io.BytesIO(data)).schema
         except pa.ArrowException as error:
             if not any(f"Empty {kind} file" in str(error) for kind in ("CSV", "JSON")):
                 raise UsageError(f"{path}: {error}: correct the file, or declare schema=") from error
+            continue
+        if not_text := [field.name for field in schema if pa.types.is_binary(field.type)]:
+            raise UsageError(
+                f"{path}: column {not_text[0]!r} is not UTF-8: convert the file first, with iconv for "
+                "example, or declare the column as bytes with schema="
+            )
     return schemas
 
 

@@ -185,3 +185,13 @@ def test_an_object_store_is_read_like_a_directory() -> None:
     assert days == "[{'n': 1, 'day': '1'}, {'n': 2, 'day': '1'}]"
     assert last == str(LINES[997:])
     assert missing.startswith("there is no file or directory s3://key:")
+
+
+def test_a_column_that_is_not_utf8_is_no_bytes_unless_declared_so(tmp_path: Path) -> None:
+    path = tmp_path / "latin.csv"
+    path.write_bytes(b"n,x\ncaf\xe9,1\nok,2\n")
+    with pytest.raises(UsageError, match=r"latin\.csv: column 'n' is not UTF-8: convert the file first"):
+        CsvSource(str(path), None)
+    declared = CsvSource(str(path), pa.schema([("n", pa.binary()), ("x", pa.int64())]))
+    (batch,) = declared.read(str(path), 0)
+    assert batch.to_pylist() == [{"n": b"caf\xe9", "x": 1}, {"n": b"ok", "x": 2}]
