@@ -6,9 +6,11 @@ import csv
 import io
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
-from typing import Any
+from decimal import Decimal
+from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from minishuffle.dataflow.operators.files import Paths, RecordFiles, decompressed, parsed_schema
@@ -16,6 +18,9 @@ from minishuffle.errors import UnknownName, UsageError
 from minishuffle.limits import CSV_BLOCK_BYTES
 
 __all__ = ["CsvSource"]
+
+_LONG_INTEGER: Final = "^[+-]?[0-9]{16,}$"
+"""What may be beyond 2**53."""
 
 
 class CsvSource(RecordFiles):
@@ -84,7 +89,13 @@ class CsvSource(RecordFiles):
                 raise UsageError(f"{path}: its header cannot be read ({error}): correct the file") from error
 
     def whole(self, file: io.BytesIO) -> pa.Table:
-        return pa_csv.read_csv(_WithLastLineEnd(file), **self._options())
+        table = pa_csv.read_csv(_WithLastLineEnd(file), **self._options())
+        floats = [field.name for field in table.schema if pa.types.is_floating(field.type)]
+        if floats:
+            file.seek(0)
+            as_texts = self._options(column_types=dict.fromkeys(floats, pa.string()))
+            _check_floats(table, pa_csv.read_csv(_WithLastLineEnd(file), **as_texts))
+        return table
 
     def _options(self, names: Sequence[str] | None = None, **columns: Any) -> dict[str, Any]:
         """For pyarrow, which infers what ``columns`` do not say."""
@@ -132,6 +143,18 @@ def _check(batch: pa.RecordBatch, schema: pa.Schema) -> None:
             column.validate(full=True)
         if not field.nullable and column.null_count:
             raise pa.ArrowInvalid(f"column {field.name!r} has an empty value and is not nullable")
+
+
+def _check_floats(table: pa.Table, texts: pa.Table) -> None:
+    """pyarrow takes integers beside fractions, and of more than 64 bits, for floats, whatever they lose."""
+    for number, field in enumerate(table.schema):
+        if pa.types.is_floating(field.type):
+            column = texts.column(number)
+            long = column.filter(pc.match_substring_regex(column, _LONG_INTEGER)).unique().to_pylist()
+            rounded = next((text for text in long if Decimal(float(text)) != Decimal(text)), None)
+            if rounded is not None:
+                found = f"column {field.name!r} has {rounded:.40}"
+                raise pa.ArrowInvalid(f"{found}, an integer that no float64 holds")
 
 
 def _check_delimiter(delimiter: str) -> None:

@@ -195,3 +195,16 @@ def test_a_column_that_is_not_utf8_is_no_bytes_unless_declared_so(tmp_path: Path
     declared = CsvSource(str(path), pa.schema([("n", pa.binary()), ("x", pa.int64())]))
     (batch,) = declared.read(str(path), 0)
     assert batch.to_pylist() == [{"n": b"caf\xe9", "x": 1}, {"n": b"ok", "x": 2}]
+
+
+@pytest.mark.parametrize("long", ["9007199254740993", "-9007199254740993", "18446744073709551615", "1" * 400])
+def test_an_integer_of_a_csv_file_that_no_float_holds_is_not_rounded(tmp_path: Path, long: str) -> None:
+    path = tmp_path / "ids.csv"
+    path.write_text(f"a,a,id\n1.5,x,{long}\n2.5,y,1.5\n")
+    with pytest.raises(UsageError, match=rf"ids\.csv: column 'id' has {long[:40]}, an integer that no"):
+        CsvSource(str(path), None)
+    kind = pa.schema([("id", pa.float64())])
+    assert CsvSource(str(path), kind).schema == kind
+    held = "9007199254740992,-18446744073709551616,1e300,9007199254740993.0,"
+    path.write_text("a,b,c,d,e\n" + held + "\n1.5,1.5,1.5,1.5,1.5\n")
+    assert set(CsvSource(str(path), None).schema.types) == {pa.float64()}
