@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import io
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
 from typing import Any
 
 import cloudpickle
@@ -32,10 +36,40 @@ def pickle_program(program: Program, name: str) -> bytes:
     """
     program.modules = dict(_modules)
     try:
-        pickled: bytes = cloudpickle.dumps(program)
+        return _pickled(program)
     except Exception as error:  # whatever the user's own objects raise when they are pickled
         raise UsageError(_explanation(program, name, error)) from error
-    return pickled
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+    """Sends functions with a cache along as cloudpickle does others; by itself it would send their name."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, functools._lru_cache_wrapper) and _travels_by_value(obj):
+            return _with_cache, (obj.__wrapped__, obj.cache_parameters())
+        return super().reducer_override(obj)
+
+
+def _travels_by_value(function: Any) -> bool:
+    """Whether it is of a module that does, or is not found under its name."""
+    by_value = {"__main__", *cloudpickle.list_registry_pickle_by_value()}
+    module = function.__module__ or "__main__"
+    packages = accumulate(module.split("."), lambda package, name: f"{package}.{name}")
+    found: Any = sys.modules.get(module)
+    for name in function.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is not function or not by_value.isdisjoint(packages)
+
+
+def _with_cache(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    """With an empty one."""
+    return functools.lru_cache(**parameters)(function)
+
+
+def _pickled(value: Any) -> bytes:
+    with io.BytesIO() as file:
+        _Pickler(file).dump(value)
+        return file.getvalue()
 
 
 def _explanation(program: Program, name: str, error: Exception) -> str:
@@ -57,7 +91,7 @@ def _explanation(program: Program, name: str, error: Exception) -> str:
 def _failure(value: Any) -> str | None:
     """Why a value cannot be pickled, or None if it can."""
     try:
-        cloudpickle.dumps(value)
+        _pickled(value)
     except Exception as error:
         return str(error) or type(error).__name__
     return None

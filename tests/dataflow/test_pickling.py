@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import socket
 import sys
 import threading
@@ -73,3 +74,45 @@ def test_a_module_registered_by_value_travels_with_its_functions() -> None:
         del sys.modules[module.__name__]
     program: Program = cloudpickle.loads(graph.vertices[0].program)
     assert program.operators[0].fn(21) == 42  # type: ignore[attr-defined]
+
+
+CACHED = """
+import functools
+
+FACTOR = 2
+
+@functools.lru_cache(maxsize=7)
+def double(row):
+    return FACTOR * row
+
+@functools.cache
+def fibonacci(row):
+    return row if row < 2 else fibonacci(row - 1) + fibonacci(row - 2)
+
+class Lookup:
+    @functools.lru_cache
+    def double(self, row):
+        return FACTOR * row
+
+    def __call__(self, row):
+        return self.double(row) + double(row) + fibonacci(10)
+"""
+
+
+def test_functions_with_a_cache_travel_as_others_do() -> None:
+    module = types.ModuleType("a_job_of_the_user")
+    exec(CACHED, module.__dict__)
+    sys.modules[module.__name__] = module
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        steps = items().map(module.double).map(module.Lookup()).map(functools.cache(lambda row: row + 1))
+        graph = compile_job(steps.map(functools.lru_cache(len)).collect())
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+        del sys.modules[module.__name__]
+    program: Program = cloudpickle.loads(graph.vertices[0].program)
+    double, lookup, more, length = (operator.fn for operator in program.operators[:4])  # type: ignore[attr-defined]
+    assert (double(21), double.cache_parameters()["maxsize"]) == (42, 7)
+    assert lookup(3) == 6 + 6 + 55
+    assert more(1) == 2
+    assert length("abc") == 3
