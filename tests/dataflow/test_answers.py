@@ -139,6 +139,24 @@ def test_a_row_that_flat_map_repeats_is_several(cut: Cut) -> None:
     assert [row["tags"] for row in run(thrice.collect(), cut).rows] == [[1]] * 3
 
 
+def in_one_row(text: str) -> Iterator[dict[str, Any]]:
+    row: dict[str, Any] = {}
+    for word in text.split():
+        row["w"] = word
+        yield row
+
+
+@pytest.mark.parametrize("on_error", ["fail", "skip"])
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_a_generator_may_change_the_row_that_it_gave(cut: Cut, on_error: Any) -> None:
+    rows = Stream.items(["a b", "c"]).flat_map(in_one_row, on_error=on_error)
+    kept = rows.filter(lambda row: row["w"] != "b")
+    assert in_order(run(kept.collect(), cut).rows) == [
+        {"w": "a"},
+        {"w": "c"},
+    ]
+
+
 TAGS: dict[str, list[int]] = {"a": [], "b": []}
 """What a function looks up, and does not want changed."""
 

@@ -23,11 +23,12 @@ from minishuffle.dataflow.operators.chained import (
     RecordOperator,
     preview,
 )
+from minishuffle.dataflow.operators.copies import copied
 from minishuffle.dataflow.operators.moments import without_times
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.exchange.keys import hash_rows, key_array
-from minishuffle.exchange.rows import pack_rows, unpack_rows
+from minishuffle.exchange.rows import SCALARS, pack_rows, unpack_rows
 from minishuffle.exchange.sizes import RowsOut
 from minishuffle.limits import BATCH_ROWS_MAX
 
@@ -101,11 +102,16 @@ class FilterRows(_PerRow):
 class FlatMapRows(_PerRow):
     """Emits each item of the iterable that ``fn(row)`` returns.
 
-    A record whose iterable raises half-way through is dropped whole.
+    A record whose iterable raises half-way through is dropped whole. What a generator gives is copied before
+    it goes on: it may give one object again and again, and change it in between.
     """
 
     name = "flat_map"
-    shares = True
+
+    def __init__(self, fn: Callable[[Any], Any], on_error: OnError = "fail") -> None:
+        super().__init__(fn, on_error)
+        self._generates = isgeneratorfunction(fn)
+        self.shares = not self._generates
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         assert isinstance(batch, list)
@@ -113,7 +119,7 @@ class FlatMapRows(_PerRow):
         left = iter(batch)
         if self.on_error != "fail":
             self._take_one_by_one(left, out)
-        elif isgeneratorfunction(self.fn):
+        elif self._generates:
             self._take_items(left, out)
         else:
             while self._take(batch, left, out):
@@ -142,7 +148,7 @@ class FlatMapRows(_PerRow):
             found: list[Any] = [None]
             while found:
                 try:
-                    found = list(islice(items, max(1, out.room - len(out.rows))))
+                    found = _drawn(islice(items, max(1, out.room - len(out.rows))))
                 except Exception as error:
                     self.note_failure(error, row)
                     raise
@@ -152,11 +158,16 @@ class FlatMapRows(_PerRow):
     def _take_one_by_one(self, left: Iterator[Any], out: RowsOut) -> None:
         for row in left:
             try:
-                out.rows += list(self.fn(row))
+                items = self.fn(row)
+                out.rows += _drawn(items) if self._generates else list(items)
             except Exception as error:
                 self.drop(error, row)
             if len(out.rows) >= out.room:
                 out.look()
+
+
+def _drawn(rows: Iterator[Any]) -> list[Any]:
+    return [row if type(row) in SCALARS else copied(row) for row in rows]
 
 
 COLUMN_KEYS_MIN: Final = 2048
