@@ -43,6 +43,8 @@ __all__ = ["cluster"]
 START_SECONDS = 60.0
 SPARK_START_SECONDS = 120.0
 STOP_SECONDS = 20.0
+ENDING_SECONDS = 5.0
+"""For a coordinator that lives and does not answer: another command may have asked it to stop."""
 POLL_SECONDS = 0.1
 CONNECT_SECONDS = 2.0
 
@@ -248,6 +250,7 @@ def _watch(
         PeerLost: the coordinator is not started again.
     """
     gone: set[int] = set()
+    recorded = True
     while not supervisor.ended_in_order:
         if supplier is not None:
             supplier.check()
@@ -258,7 +261,8 @@ def _watch(
                 gone.add(child.pid)
                 how = how_it_ended(code)
                 click.echo(f"{_name(number)} (pid {child.pid}) {how}; see {child.log}", err=True)
-        _replace(session, processes, supervisor, host)
+        if _replace(processes, supervisor) or not recorded:
+            recorded = _record_again(session, processes, host, warns=recorded)
         time.sleep(POLL_SECONDS)
 
 
@@ -266,8 +270,8 @@ def _name(number: int) -> str:
     return f"worker {number}" if number else "the coordinator"
 
 
-def _replace(session: Session, processes: LocalProcesses, supervisor: Supervisor, host: str) -> None:
-    """Start processes for lost ones, and record them for ``cluster down``."""
+def _replace(processes: LocalProcesses, supervisor: Supervisor) -> bool:
+    """Start processes for lost ones; whether there were any."""
     new: dict[int, Child] = {}
     try:
         new = supervisor.check()
@@ -275,10 +279,21 @@ def _replace(session: Session, processes: LocalProcesses, supervisor: Supervisor
         if supervisor.failure is not None:
             raise
         # The coordinator does not answer, and is asked again.
-    if new:
-        _write_record(session, processes, host)
     for number, child in new.items():
         click.echo(f"{_name(number)} is started again (pid {child.pid})", err=True)
+    return bool(new)
+
+
+def _record_again(session: Session, processes: LocalProcesses, host: str, *, warns: bool) -> bool:
+    """Record the processes for ``cluster down``; whether that could be written. The cluster runs on."""
+    try:
+        _write_record(session, processes, host)
+    except OSError as error:
+        if warns:
+            what = f"{session.record_path()} cannot be written ({error.strerror})"
+            click.echo(f"{what}: 'cluster down' may miss what was started again", err=True)
+        return False
+    return True
 
 
 def _stop(client: Client, processes: LocalProcesses) -> None:
@@ -331,7 +346,8 @@ def down(context: click.Context) -> None:
         if record is None:
             raise
     if record is not None:
-        _end_recorded(record, STOP_SECONDS if asked else 0.0)
+        silent = ENDING_SECONDS if "coordinator" in _alive(record) else 0.0
+        _end_recorded(record, STOP_SECONDS if asked else silent)
         session.record_path().unlink(missing_ok=True)
     if not asked and _accepts(address):  # "coordinator start" took the cluster back, and is not on record.
         raise PeerLost(

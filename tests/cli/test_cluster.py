@@ -1,8 +1,11 @@
+import errno
 import json
 import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -107,6 +110,35 @@ def test_down_ends_no_process_that_is_not_ours(run: Run, own_state: Path) -> Non
     result = run("cluster", "down")
     assert result.exit_code == 0, result.output
     assert not path.exists()
+
+
+def test_down_waits_for_a_coordinator_that_another_down_has_stopped(
+    run: Run, own_state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_record(own_state, os.getpid())
+    create_secret(own_state / "secret")
+    looks = iter([True] * 3)
+    sent: list[int] = []
+    monkeypatch.setattr(cluster.doctor, "is_minishuffle", lambda pid, started: next(looks, False))
+    monkeypatch.setattr(cluster.os, "kill", lambda pid, number: sent.append(number))
+    result = run("cluster", "down")
+    assert (result.exit_code, sent) == (0, [])
+
+
+def test_a_cluster_whose_record_cannot_be_written_runs_on(
+    own_state: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(session: Any, processes: Any, host: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    record = Mock(record_path=lambda: own_state / "cluster.json")
+    monkeypatch.setattr(cluster, "_write_record", full)
+    assert not cluster._record_again(record, Mock(), "127.0.0.1", warns=True)
+    assert "cluster.json cannot be written (No space left on device)" in capsys.readouterr().err
+    assert not cluster._record_again(record, Mock(), "127.0.0.1", warns=False)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(cluster, "_write_record", lambda session, processes, host: None)
+    assert cluster._record_again(record, Mock(), "127.0.0.1", warns=False)
 
 
 def test_a_process_that_does_not_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
