@@ -13,9 +13,13 @@ _OF_COLUMNS: Final = frozenset(
     {"aggregate", "asof_join", "distinct", "drop", "explode", "map_batches", "rename", "select", "to_rows"}
     | {"to_spark", "top_n", "with_columns"}
 )
-
-
+_OF_KEYS: Final = frozenset(
+    {"aggregate", "asof_join", "count", "count_window", "distinct", "fold", "join", "process", "reduce"}
+    | {"session_window", "top_n", "window"}
+)
 _OF_SINKS: Final = frozenset({"collect", "print", "to", "to_count", "to_files"})
+_OF_ALL: Final = _OF_SINKS | {"explode", "filter", "flat_map", "map", "map_async", "map_batches", "select"}
+"""What streams and tables have and keyed ones do not."""
 
 
 def refuse_row_method(owner: object, name: str) -> NoReturn:
@@ -47,10 +51,12 @@ def refuse_column_method(owner: object, name: str) -> NoReturn:
 
 def _refuse(owner: object, name: str) -> NoReturn:
     kind = type(owner).__name__
-    if name in _OF_SINKS and kind not in ("Stream", "Table"):
+    hint = ""
+    if kind in ("Stream", "Table"):
+        if name in _OF_KEYS:
+            hint = f": call key_by(...) first, then {name}()"
+    elif name in _OF_ALL:
         hint = f": say what to compute for each key, such as count(), and then {name}()"
-    else:
-        hint = ""
     raise AttributeError(f"{kind!r} object has no attribute {name!r}{hint}", name=name, obj=owner)
 
 

@@ -84,7 +84,7 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         "minishuffle_workers",
         "gauge",
         ("state",),
-        "Worker processes: alive, lost (declared dead) or gone (left in order).",
+        "Worker processes: alive, awaited (by a new coordinator), lost (declared dead) or gone (in order).",
         "coordinator",
     ),
     MetricSpec(

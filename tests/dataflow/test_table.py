@@ -263,6 +263,15 @@ def test_two_forms_are_not_mixed() -> None:
         orders().nothing  # type: ignore[attr-defined]  # noqa: B018
 
 
+def test_a_step_that_needs_keys_or_comes_before_them_says_so() -> None:
+    for ends, name in ((orders(), "top_n"), (orders().to_rows(), "window"), (orders().to_rows(), "count")):
+        with pytest.raises(AttributeError, match=rf"'{name}': call key_by\(\.\.\.\) first, then {name}\(\)"):
+            getattr(ends, name)
+    for keyed, name in ((orders().key_by("n"), "select"), (orders().to_rows().key_by("n"), "map")):
+        with pytest.raises(AttributeError, match=rf"'{name}': say what to compute .*, and then {name}\(\)"):
+            getattr(keyed, name)
+
+
 def test_a_table_can_be_named_and_given_subtasks() -> None:
     table = orders().filter(n > 1).name("some").parallel(3)
     assert repr(table) == "<Table some>"

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from minishuffle.dataflow.operators.base import Batch, CompleteFile, Emit, OutputFiles, TaskContext
-from minishuffle.dataflow.operators.chained import ChainedOperator
+from minishuffle.dataflow.operators.chained import ChainedOperator, preview
 from minishuffle.dataflow.operators.convert import RowsToArrow, rows_of
 from minishuffle.dataflow.operators.widertype import in_schema, require_own_names, wider_schema
 from minishuffle.errors import CannotWrite, LocalProtocolError, ResourceExhausted, UsageError
@@ -64,6 +64,21 @@ def _errors_of(path: Path) -> Iterator[None]:
         raise ResourceExhausted(
             f"{path} cannot be written: {error.strerror}; see that there is room and that it may be written"
         ) from error
+
+
+def _directory_of(path: str | Path) -> Path:
+    """Raises UsageError: no directory can have that path."""
+    try:
+        if not str(path):
+            raise ValueError("it is empty")
+        directory = Path(path).expanduser().resolve()
+        directory.exists()  # which looks whether it could
+        os.fsencode(directory)
+    except (OSError, RuntimeError, ValueError) as error:
+        said = error.strerror if isinstance(error, OSError) else error
+        text = f"{preview(path)} cannot be the path of a directory ({said}): give another"
+        raise UsageError(text) from error
+    return directory
 
 
 class _CheckedFile(io.RawIOBase):
@@ -232,15 +247,16 @@ class FileSink(ChainedOperator):
     no rows can be read. A subtask that fails keeps the parts that were complete.
 
     Raises:
-        UsageError: ``path`` already holds Parquet files or is no directory, rows have other columns than the
-            first ones, or values of types that have none in common or that Parquet does not have.
+        UsageError: ``path`` already holds Parquet files, is no directory or cannot be one, rows have other
+            columns than the first ones, or values of types that have none in common or that Parquet does not
+            have.
     """
 
     name = "to_files"
     only_reads = True
 
     def __init__(self, path: str | Path, roll: Roll, schema: pa.Schema | None = None) -> None:
-        self.path = str(Path(path).expanduser().resolve())
+        self.path = str(_directory_of(path))
         self.roll = roll
         self._known = schema
         if schema is not None:

@@ -355,3 +355,18 @@ def test_a_part_of_another_job_is_never_replaced(tmp_path: Path) -> None:
         second.finish(nothing)
     assert first.close() == {"files": 1, "rows": 1}
     assert rows_of(tmp_path) == [{"value": 1}]
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/tmp/" + "a" * 300, "File name too long"),
+        ("~nosuchuser/x", "home directory"),
+        ("x\0y", "null"),
+        ("\ud800", "surrogate"),
+        ("", "it is empty"),
+    ],
+)
+def test_what_can_be_no_path_is_refused_before_the_job_starts(path: str, said: str) -> None:
+    with pytest.raises(UsageError, match=f"cannot be the path of a directory .*{said}.*: give another"):
+        FileSink(path, Roll(1.0, 10, MIB))
