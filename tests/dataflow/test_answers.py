@@ -157,6 +157,23 @@ def test_a_generator_may_change_the_row_that_it_gave(cut: Cut, on_error: Any) ->
     ]
 
 
+class Neither:
+    """Like ``pandas.NA``."""
+
+    def __bool__(self) -> bool:
+        raise TypeError("neither true nor false")
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_a_result_of_filter_that_is_neither_true_nor_false_is_an_error_of_its_record(cut: Cut) -> None:
+    rows = Stream.items([3, 1, 0, 2])
+    outcome = run(rows.filter(lambda row: row != 1 and (row or Neither()), on_error="skip").collect(), cut)
+    assert (sorted(outcome.rows), outcome.counters.user_errors) == ([2, 3], {"skip": 1})
+    with pytest.raises(TypeError, match="neither true nor false") as raised:
+        run(rows.filter(lambda row: row or Neither()).collect(), cut)
+    assert any("raised in operator 'filter' by the record 0" in note for note in raised.value.__notes__)
+
+
 TAGS: dict[str, list[int]] = {"a": [], "b": []}
 """What a function looks up, and does not want changed."""
 

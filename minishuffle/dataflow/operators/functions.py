@@ -94,9 +94,26 @@ class FilterRows(_PerRow):
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         assert isinstance(batch, list)
-        rows = list(compress(*self.call(batch)))
+        given, results = self.call(batch)
+        try:
+            rows = list(compress(given, results))
+        except Exception:  # of a result that is neither true nor false
+            rows = self._true(given, results)
         if rows:
             emit(rows)
+
+    def _true(self, given: list[Any], results: list[Any]) -> list[Any]:
+        rows = []
+        for row, result in zip(given, results, strict=True):
+            try:
+                if result:
+                    rows.append(row)
+            except Exception as error:
+                if self.on_error == "fail":
+                    self.note_failure(error, row)
+                    raise
+                self.drop(error, row)
+        return rows
 
 
 class FlatMapRows(_PerRow):
