@@ -7,14 +7,14 @@ they cost.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
 from minishuffle.dataflow.operators.base import Aside, Batch
 from minishuffle.exchange.rows import SCALARS
 
-__all__ = ["copied", "own_rows", "set_apart"]
+__all__ = ["copied", "copies_of", "own_rows", "set_apart"]
 
 
 def own_rows(batch: Batch) -> Batch:
@@ -22,7 +22,12 @@ def own_rows(batch: Batch) -> Batch:
     Arrow's.)"""
     if not isinstance(batch, list) or _are_fixed(batch):
         return batch
-    return [row if type(row) in SCALARS else copied(row) for row in batch]
+    return copies_of(batch)
+
+
+def copies_of(rows: Iterable[Any]) -> list[Any]:
+    """Copies of the rows, each made before the next one is asked for."""
+    return [row if type(row) in SCALARS else copied(row) for row in rows]
 
 
 def set_apart(rows: Sequence[Any]) -> list[Any]:

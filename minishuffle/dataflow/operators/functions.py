@@ -23,12 +23,12 @@ from minishuffle.dataflow.operators.chained import (
     RecordOperator,
     preview,
 )
-from minishuffle.dataflow.operators.copies import copied
+from minishuffle.dataflow.operators.copies import copies_of
 from minishuffle.dataflow.operators.moments import without_times
 from minishuffle.dataflow.operators.times import EventTime
 from minishuffle.errors import UnknownName, UsageError
 from minishuffle.exchange.keys import hash_rows, key_array
-from minishuffle.exchange.rows import SCALARS, pack_rows, unpack_rows
+from minishuffle.exchange.rows import pack_rows, unpack_rows
 from minishuffle.exchange.sizes import RowsOut
 from minishuffle.limits import BATCH_ROWS_MAX
 
@@ -165,7 +165,7 @@ class FlatMapRows(_PerRow):
             found: list[Any] = [None]
             while found:
                 try:
-                    found = _drawn(islice(items, max(1, out.room - len(out.rows))))
+                    found = copies_of(islice(items, max(1, out.room - len(out.rows))))
                 except Exception as error:
                     self.note_failure(error, row)
                     raise
@@ -176,15 +176,11 @@ class FlatMapRows(_PerRow):
         for row in left:
             try:
                 items = self.fn(row)
-                out.rows += _drawn(items) if self._generates else list(items)
+                out.rows += copies_of(items) if self._generates else list(items)
             except Exception as error:
                 self.drop(error, row)
             if len(out.rows) >= out.room:
                 out.look()
-
-
-def _drawn(rows: Iterator[Any]) -> list[Any]:
-    return [row if type(row) in SCALARS else copied(row) for row in rows]
 
 
 COLUMN_KEYS_MIN: Final = 2048
