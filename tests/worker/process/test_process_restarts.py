@@ -72,22 +72,22 @@ class Numbers:
 
 
 class Bounded(Numbers):
-    """More for each sink than its subpartition holds."""
+    """Split 1 has more for each sink than its subpartition holds, split 0 a batch."""
 
     def read(self, split: int, offset: int) -> Iterator[list[Any]]:
-        for _ in range(100):
+        for _ in range(100 if split else 1):
             yield [(split, "x" * 1_000)] * 50
 
 
 class HeldAtTheEnd:
-    """The sink of index 1 reads nearly all, and holds."""
+    """The sink of index 1 reads nearly all of split 1, and holds before its end."""
 
     def __init__(self) -> None:
         self.rows = 0
 
     def __call__(self, row: Any) -> Any:
-        self.rows += 1
-        if self.rows == 4_990 and threading.current_thread().name.endswith("[1]"):
+        self.rows += row[0]
+        if self.rows == 2_490 and threading.current_thread().name.endswith("[1]"):
             Control.held.set()
             Control.let_go.wait(SECONDS_MAX)
         return row
