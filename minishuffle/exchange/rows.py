@@ -91,13 +91,13 @@ def _check_whole(value: datetime | timedelta) -> None:
     Raises:
         ValueError: a value of pandas has nanoseconds, or is no time at all.
     """
+    if value != value:
+        raise ValueError("NaT is no time: put None there")
     if getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0):
         raise ValueError(
             f"{value!r} has nanoseconds and Python's times have none: round it to microseconds, "
             "or keep it in an Arrow column"
         )
-    if value != value:
-        raise ValueError("NaT is no time: put None there")
 
 
 def _datetime_extension(value: datetime) -> msgpack.ExtType:

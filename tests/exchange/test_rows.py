@@ -176,7 +176,8 @@ def test_times_of_pandas_without_nanoseconds_become_python_s() -> None:
     assert list(map(type, back)) == [datetime, timedelta]
 
 
-@pytest.mark.parametrize("value", [pd.NaT, np.timedelta64(1, "ns")], ids=str)
-def test_what_is_no_time_of_python_s_is_refused(value: Any) -> None:
+def test_what_is_no_time_of_python_s_is_refused() -> None:
+    with pytest.raises(UnserializableRecord, match="NaT is no time: put None there"):
+        pack_rows([pd.NaT])
     with pytest.raises(UnserializableRecord):
-        pack_rows([value])
+        pack_rows([np.timedelta64(1, "ns")])
