@@ -88,13 +88,22 @@ class NetworkBufferPool:
     Args:
         segments: how many there are.
         segment_bytes: payload bytes of each.
+
+    Raises:
+        ResourceExhausted: the system does not give that much memory.
     """
 
     def __init__(self, segments: int, segment_bytes: int) -> None:
         stride = SEGMENT_HEADROOM_BYTES + segment_bytes
         self.total = segments
         self.segment_bytes = segment_bytes
-        self._memory = mmap.mmap(-1, max(1, segments * stride))
+        size = max(1, segments * stride)
+        try:
+            self._memory = mmap.mmap(-1, size)
+        except (OSError, OverflowError) as error:
+            raise ResourceExhausted(
+                f"cannot allocate {size} bytes of network memory ({error}): lower network_memory_bytes"
+            ) from error
         view = memoryview(self._memory)
         self._free = deque(Segment(i, view[i * stride : (i + 1) * stride]) for i in range(segments))
         self._extra: set[Segment] = set()

@@ -31,6 +31,12 @@ def test_segments_have_headroom_and_do_not_overlap() -> None:
     assert [set(bytes(segment.memory)) for segment in segments] == [{0}, {1}, {2}, {3}]
 
 
+@pytest.mark.parametrize("segments", [2**40, 2**60])
+def test_more_memory_than_there_can_be_is_refused_with_the_setting_to_lower(segments: int) -> None:
+    with pytest.raises(ResourceExhausted, match="cannot allocate .* lower network_memory_bytes"):
+        NetworkBufferPool(segments, 32_768)
+
+
 def test_minimums_above_the_total_are_refused_with_the_arithmetic() -> None:
     pool = NetworkBufferPool(10, 256)
     pool.create_pool("first", 6, 10)
