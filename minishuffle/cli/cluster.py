@@ -46,6 +46,8 @@ STOP_SECONDS = 20.0
 ENDING_SECONDS = 5.0
 """For a coordinator that lives and does not answer: another command may have asked it to stop."""
 POLL_SECONDS = 0.1
+NOTE_SECONDS = 2.0
+"""After which 'cluster down' says whom it waits for."""
 CONNECT_SECONDS = 2.0
 
 
@@ -368,9 +370,14 @@ def _accepts(address: Address) -> bool:
 
 def _end_recorded(record: dict[str, Any], grace_seconds: float) -> None:
     """Wait for the recorded processes to end, then end those that do not."""
+    note_at: float | None = time.monotonic() + NOTE_SECONDS
     for seconds, number in ((grace_seconds, signal.SIGTERM), (5.0, signal.SIGKILL), (5.0, None)):
         deadline = time.monotonic() + seconds
         while (left := _alive(record)) and time.monotonic() < deadline:
+            if note_at is not None and time.monotonic() >= note_at:
+                names = ", ".join(f"{name} (pid {pid})" for name, pid in left.items())
+                click.echo(f"waiting for {names} to end", err=True)
+                note_at = None
             time.sleep(POLL_SECONDS)
         for name, pid in left.items():
             if number is None:

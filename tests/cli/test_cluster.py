@@ -112,17 +112,19 @@ def test_down_ends_no_process_that_is_not_ours(run: Run, own_state: Path) -> Non
     assert not path.exists()
 
 
-def test_down_waits_for_a_coordinator_that_another_down_has_stopped(
+def test_down_waits_for_a_coordinator_that_another_down_has_stopped_and_says_so(
     run: Run, own_state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_record(own_state, os.getpid())
     create_secret(own_state / "secret")
-    looks = iter([True] * 3)
+    looks = iter([True] * 4)
     sent: list[int] = []
+    monkeypatch.setattr(cluster, "NOTE_SECONDS", 0.0)
     monkeypatch.setattr(cluster.doctor, "is_minishuffle", lambda pid, started: next(looks, False))
     monkeypatch.setattr(cluster.os, "kill", lambda pid, number: sent.append(number))
     result = run("cluster", "down")
     assert (result.exit_code, sent) == (0, [])
+    assert result.stderr == f"waiting for coordinator (pid {os.getpid()}) to end\n"
 
 
 def test_a_cluster_whose_record_cannot_be_written_runs_on(
