@@ -1,4 +1,5 @@
-"""Who sends the tasks of jobs to workers: all when a job starts, then the next attempts of what restarts.
+"""Who sends the tasks of jobs to workers: all when a job starts, then the next attempts of what restarts, and
+whoever has to end with the job.
 
 Pure. Where tasks go is decided by :mod:`~minishuffle.coordinator.scheduling`.
 """
@@ -20,7 +21,8 @@ from minishuffle.coordinator.scheduling import (
 )
 from minishuffle.coordinator.standby import Preparations
 from minishuffle.coordinator.workers import WorkerRegistry
-from minishuffle.wire.messages import ControlMessage
+from minishuffle.coordinator.writeahead import WriteAhead
+from minishuffle.wire.messages import CancelTasks, ControlMessage
 
 __all__ = ["Deployer"]
 
@@ -31,6 +33,7 @@ class Deployer:
     Args:
         slot_timeout: seconds for which a lost slot waits for a worker.
         send: a message to a worker, if it is alive.
+        write_ahead: what was sent may be held back there.
     """
 
     term: int
@@ -38,6 +41,7 @@ class Deployer:
     workers: WorkerRegistry
     preparations: Preparations
     send: Callable[[int, ControlMessage], bool]
+    write_ahead: WriteAhead
 
     def deploy(self, job: Job) -> None:
         """Every task of a job that starts, and to standby workers what they need to take over from it."""
@@ -75,3 +79,13 @@ class Deployer:
             for number, message in redeployments(job, ready, addresses, term=self.term, at=at):
                 self.send(number, self.preparations.shortened(number, message))
         return ready
+
+    def stop(self, job: Job, at: float) -> None:
+        """Have a job end that fails or was cancelled. Attempts whose deployment is held back do so at once:
+        nobody else would say that they have ended."""
+        for number, message in self.write_ahead.give_up(job.id):
+            job.undeployed(number, message, None, at)
+        if not job.stop_sent:
+            job.stop_sent = True
+            for number in job.open_workers():
+                self.send(number, CancelTasks(term=self.term, job=job.id))

@@ -430,13 +430,15 @@ class Job:
         text = f"{cause.text}; {names_of(lost)} ran there" if lost else cause.text
         self.fail(cause.model_copy(update={"text": text}), at, verdict=True)
 
-    def undeployed(self, worker: int, message: DeployTasks, error: ShuffleError, at: float) -> None:
-        """These tasks could not be sent to the worker."""
+    def undeployed(self, worker: int, message: DeployTasks, error: ShuffleError | None, at: float) -> None:
+        """These tasks could not be sent to the worker, or without an error, are not since the job ends."""
+        state, text = ("canceled", "the job ends") if error is None else ("failed", str(error))
         for spec in message.tasks:
             task = self._tasks[spec.operator, spec.index]
             if (task.attempt, task.state) == (spec.attempt, "created"):
-                self._set(task, "failed", at, str(error))
-        self.fail(ErrorInfo(code=error.code, text=f"deployment on worker {worker}: {error}"), at)
+                self._set(task, state, at, text)
+        if error is not None:
+            self.fail(ErrorInfo(code=error.code, text=f"deployment on worker {worker}: {error}"), at)
         self._advance(at)
 
     def fail(self, cause: ErrorInfo, at: float, *, verdict: bool = False) -> None:

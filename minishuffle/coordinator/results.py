@@ -8,7 +8,8 @@ Each attempt of a sink's subtask keeps a *part* of the rows. The next one number
 that readers may have heard of. What a lost worker kept is lost, and counted unless a reader had dealt with
 it.
 
-Where the parts are, what was committed, and the ends that readers have heard of are journaled.
+Where the parts are, what was committed, the ends that readers have heard of, and what was given up are
+journaled.
 """
 
 from __future__ import annotations
@@ -40,10 +41,12 @@ from minishuffle.wire.clients import (
 from minishuffle.wire.messages import ControlMessage, WorkerAddress
 from minishuffle.wire.requests import Accepted
 
-__all__ = ["BATCHES_REPLAYABLE", "ResultRequest", "Results"]
+__all__ = ["BATCHES_REPLAYABLE", "GIVEN_UP", "ResultRequest", "Results"]
 
 BATCHES_REPLAYABLE: Final = 2
 """Batches that were committed and can be read again: a streaming query may repeat its last ones."""
+GIVEN_UP: Final = "what its sinks keep for readers is given up, to make room"
+"""What is said to whoever cancels a job for whose results there is no room."""
 
 ResultRequest = DescribeResult | OpenResult | CommitResult
 
@@ -70,6 +73,7 @@ class _Result:
     """By subtask, in order; the last one grows."""
     commits: list[list[int]]
     dropped: bool = False
+    """It was given up."""
 
     def record(self) -> dict[str, Any]:
         """For the journal."""
@@ -77,11 +81,11 @@ class _Result:
             [[part.begin, part.attempt, part.at and part.at.model_dump()] for part in parts]
             for parts in self.parts
         ]
-        return {"parts": parts, "commits": self.commits}
+        return {"parts": parts, "commits": self.commits, "dropped": self.dropped}
 
     def recall(self, fields: Mapping[str, Any]) -> None:
         """What :meth:`record` gave."""
-        self.commits = fields["commits"]
+        self.commits, self.dropped = fields["commits"], fields.get("dropped", False)
         self.parts = [
             [_Part(begin, attempt, at and WorkerAddress(**at)) for begin, attempt, at in parts]
             for parts in fields["parts"]
@@ -153,6 +157,8 @@ class Results:
     """By job and sink."""
     _over: list[str] = field(default_factory=list)
     """Jobs that have ended and have results."""
+    _unwanted: set[str] = field(default_factory=set)
+    """Jobs whose results are given up when they end."""
     _pending: dict[int, _PendingRead] = field(default_factory=dict)
     _changed: set[str] = field(default_factory=set)
     """Jobs of which there may be something new for the journal."""
@@ -205,19 +211,41 @@ class Results:
 
     def job_ended(self, job: Job) -> None:
         """A job has ended: the oldest results beyond the limit are given up."""
-        if job.id in self._results:
+        if job.id in self._unwanted:
+            self._drop(job.id)
+        elif not self._is_dropped(job.id):
             self._over.append(job.id)
         while len(self._over) > limits.JOB_RESULTS_KEPT:
-            oldest = min(self._over, key=lambda name: _ended_at(self._results[name]))
-            self._over.remove(oldest)
-            for result in self._results[oldest].values():
-                result.dropped = True
-            for worker in {
-                worker for result in self._results[oldest].values() for worker in self._held(result)
-            }:
-                self.send(worker, DropResult(term=self.term, job=oldest))
+            self._drop(min(self._over, key=lambda name: _ended_at(self._results[name])))
         for name in [name for name in self._results if name not in self.jobs and name not in self._over]:
             del self._results[name]
+
+    def give_up(self, job: Job) -> bool:
+        """What a job keeps is to make room: nobody reads it any more once the job has ended. False if there
+        is nothing of it to be given up."""
+        if self._is_dropped(job.id):
+            return False
+        self._unwanted.add(job.id)
+        if job.terminal:
+            self._drop(job.id)
+        return True
+
+    def _is_dropped(self, name: str) -> bool:
+        """Whether a job keeps nothing, or nothing any more."""
+        return all(result.dropped for result in self._results.get(name, {}).values())
+
+    def _drop(self, name: str) -> None:
+        """Give up what a job keeps that has ended. Each attempt that has kept some was in one of its
+        slots."""
+        workers = set[int]()
+        for result in self._results[name].values():
+            result.dropped = True
+            workers |= {*self._held(result), *result.job.slots.held()}
+        for worker in sorted(workers):
+            self.send(worker, DropResult(term=self.term, job=name))
+        self._over = [each for each in self._over if each != name]
+        self._unwanted.discard(name)
+        self._changed.add(name)
 
     def redeployed(self, job: Job, operator: int, index: int) -> None:
         """The next attempt of a subtask was deployed: it keeps the rows from now on."""
@@ -269,7 +297,8 @@ class Results:
         if result.dropped:
             raise UsageError(
                 f"the results of job {job.id} ({job.name}) were given up: those of the last "
-                f"{limits.JOB_RESULTS_KEPT} jobs are kept; run it again"
+                f"{limits.JOB_RESULTS_KEPT} jobs are kept, but for jobs that are cancelled while the "
+                "coordinator's journal cannot be written; run it again"
             )
         return result
 
@@ -405,7 +434,10 @@ class Results:
         return [Reply(pending.link, pending.request, opened)]
 
     def worker_back(self, worker: int) -> None:
-        """It has a new control link: what was asked over the last one, or answered, may not have arrived."""
+        """It has a new control link: what was sent over the last one, or answered, may not have arrived."""
+        for name, found in self._results.items():
+            if any(result.dropped and worker in result.job.slots.held() for result in found.values()):
+                self.send(worker, DropResult(term=self.term, job=name))
         for pending in self._pending.values():
             if pending.worker.worker == worker:
                 self.send(worker, pending.serve)

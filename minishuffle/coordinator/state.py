@@ -31,7 +31,7 @@ from minishuffle.coordinator.jobtable import JobTable
 from minishuffle.coordinator.polls import LongPolls
 from minishuffle.coordinator.postponed import PostponedRequests
 from minishuffle.coordinator.questions import Questions
-from minishuffle.coordinator.results import ResultRequest, Results
+from minishuffle.coordinator.results import GIVEN_UP, ResultRequest, Results
 from minishuffle.coordinator.scheduling import admit, checked_graph
 from minishuffle.coordinator.shutdown import OrderlyStop
 from minishuffle.coordinator.standby import Preparations
@@ -56,7 +56,6 @@ from minishuffle.wire.inquiries import AskWorkers, WorkerAnswered
 from minishuffle.wire.messages import (
     Acknowledge,
     AskDial,
-    CancelTasks,
     Collected,
     ControlMessage,
     DeployTasks,
@@ -125,7 +124,12 @@ class CoordinatorState:
         self._jobs = JobTable()
         self._preparations = Preparations(facts.term)
         self._deployer = Deployer(
-            facts.term, settings.slot_timeout, self._workers, self._preparations, self._send_to
+            facts.term,
+            settings.slot_timeout,
+            self._workers,
+            self._preparations,
+            self._send_to,
+            self.write_ahead,
         )
         self._polls = LongPolls()
         tickets = itertools.count(1)
@@ -504,11 +508,12 @@ class CoordinatorState:
         self._out.append(Reply(link, request, reply))
 
     def _cancel(self, job: Job, now: float) -> Accepted:
-        if job.terminal:
+        given_up = self.write_ahead.problem and self._results.give_up(job)
+        if job.terminal and not given_up:
             raise UsageError(f"job {job.id} ({job.name}) cannot be cancelled: it is {job.state} already")
         job.cancel(self._wall(now), "cancelled by a client")
         self._touch(job)
-        return Accepted(job=job.id)
+        return Accepted(job=job.id, warning=GIVEN_UP if given_up else "")
 
     def _cancel_submission(self, submission: str, now: float) -> Accepted:
         job = self._jobs.submitted(submission)
@@ -575,12 +580,13 @@ class CoordinatorState:
         self._jobs.held.note(*self._touched.values())
         if self._awaiting and not self._workers.awaited():
             self._all_are_back(now)
+        if self.write_ahead.problem:  # What they had on the way may have been held back since.
+            self._touch(*(job for job in self._jobs.active() if job.stopping))
         called, touched = set[int](), set(self._touched)
         while self._touched:
             job = self._touched.pop(next(iter(self._touched)))
-            if job.stopping and not job.stop_sent:
-                job.stop_sent = True
-                self._tell(job.open_workers(), CancelTasks(term=self._facts.term, job=job.id))
+            if job.stopping:
+                self._deployer.stop(job, self._wall(now))
             if job.terminal:
                 self._release(job)
             else:
@@ -626,10 +632,6 @@ class CoordinatorState:
             self._streams.redeployed(job, *task.key)
             self._results.redeployed(job, *task.key)
 
-    def _tell(self, workers: list[int], message: ControlMessage) -> None:
-        for number in workers:
-            self._send_to(number, message)
-
     def _release(self, job: Job) -> None:
         if job.released:
             return
@@ -637,7 +639,8 @@ class CoordinatorState:
         self._out += self._streams.remove(job)
         self._results.job_ended(job)
         holders = {*job.slots.held(), *self._preparations.job_ended(job.id)}
-        self._tell(sorted(holders), ReleaseJob(term=self._facts.term, job=job.id))
+        for holder in sorted(holders):
+            self._send_to(holder, ReleaseJob(term=self._facts.term, job=job.id))
         for number, slot in job.abandoned_slots():
             if (worker := self._workers.get_alive(number)) is not None:
                 worker.written_off.add((job.id, slot))

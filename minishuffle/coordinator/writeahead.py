@@ -4,7 +4,8 @@ Nothing that the next coordinator would contradict leaves before the journal has
 that another may be given the number of, none is released that another would ask for, and no report of a
 worker is acknowledged. While the journal cannot be written (its disk is full), tasks run on, and rows flow;
 reports are heard, and workers keep them for the next coordinator; clients are answered. Tasks that failed
-restart once the journal is written, and files of sinks get their names then.
+restart once the journal is written, and files of sinks get their names then. A job can end meanwhile, for it
+may be what fills the disk: it runs again if the next coordinator does not know.
 """
 
 from __future__ import annotations
@@ -14,22 +15,26 @@ from dataclasses import replace
 from typing import Any, Final
 
 from minishuffle.coordinator.instructions import Instruction, Reply, SendToWorker
-from minishuffle.wire.clients import ServeResult
+from minishuffle.wire.clients import DropResult, ServeResult
 from minishuffle.wire.inquiries import WorkerAsked
 from minishuffle.wire.messages import (
     Acknowledge,
     CancelTasks,
+    ControlMessage,
+    DeployTasks,
     Dial,
     PrepareJob,
     Registered,
     Shutdown,
+    TasksRestarted,
 )
 from minishuffle.wire.requests import Accepted
 
 __all__ = ["WriteAhead"]
 
-HARMLESS: Final = (Acknowledge, Dial, PrepareJob, ServeResult, Shutdown, WorkerAsked)
-"""What the next coordinator need not know of."""
+HARMLESS: Final = (Acknowledge, Dial, DropResult, PrepareJob, ServeResult, Shutdown, WorkerAsked)
+"""What the next coordinator need not know of. A reader that it sends to rows which were given up hears so
+from the worker."""
 
 
 class WriteAhead:
@@ -41,7 +46,7 @@ class WriteAhead:
     def __init__(self) -> None:
         self.problem = ""
         """Why the journal could not be written last; empty: it could."""
-        self._held: list[Instruction] = []
+        self._held: list[SendToWorker] = []
         self._unacknowledged: dict[int, list[SendToWorker]] = {}
         """By worker. An acknowledgement that is not ``refused`` stands for all before it."""
         self._journaled: dict[int, int] = {}
@@ -54,12 +59,25 @@ class WriteAhead:
 
     def written(self) -> list[Instruction]:
         """All of it is written: gives what was held back."""
-        held = self._held + [each for waiting in self._unacknowledged.values() for each in waiting]
+        held: list[Instruction] = [*self._held]
+        held += [each for waiting in self._unacknowledged.values() for each in waiting]
         self.problem = ""
         self._held = []
         self._unacknowledged.clear()
         self._journaled.clear()
         return held
+
+    def give_up(self, job: str) -> list[tuple[int, DeployTasks]]:
+        """The job ends: gives which deployments were held back on the way to which worker. Neither they are
+        sent any more nor what is about such attempts. What is to be released stays."""
+        held, self._held = self._held, []
+        deployments: list[tuple[int, DeployTasks]] = []
+        for each in held:
+            if not _is_of_attempts(each.message, job):
+                self._held.append(each)
+            elif isinstance(each.message, DeployTasks):
+                deployments.append((each.worker, each.message))
+        return deployments
 
     def passed(self, instructions: Iterable[Instruction]) -> Iterator[Instruction]:
         """Those that may be carried out now."""
@@ -76,14 +94,15 @@ class WriteAhead:
                     applied = min(message.applied, self._journaled.get(worker, message.applied))
                     yield replace(each, message=_with(message, applied=applied))
                 case SendToWorker(message=CancelTasks(attempts=[])):
-                    # A job runs again if the next coordinator does not know. Once more for what is held.
+                    # Once more for a deployment that is sent before it is given up.
                     self._held.append(each)
                     yield each
                 case SendToWorker(message=message) if not isinstance(message, HARMLESS):
                     self._held.append(each)
                 case Reply(message=Accepted() as message):
                     warning = f"{self.problem}; a coordinator that is started again would not know of this"
-                    yield replace(each, message=_with(message, warning=warning))
+                    more = f"; {message.warning}" if message.warning else ""
+                    yield replace(each, message=_with(message, warning=warning + more))
                 case _:
                     yield each
 
@@ -99,6 +118,16 @@ class WriteAhead:
         """Check the invariants; for tests."""
         assert self.problem or not (self._held or self._unacknowledged or self._journaled)
         assert self._unacknowledged.keys() <= self._journaled.keys()
+
+
+def _is_of_attempts(message: ControlMessage, job: str) -> bool:
+    """Whether it is about attempts of that job that start, or by name about some that are to end."""
+    match message:
+        case DeployTasks() | TasksRestarted():
+            return message.job == job
+        case CancelTasks():
+            return message.job == job and bool(message.attempts)
+    return False
 
 
 def _with(message: Any, **fields: Any) -> Any:

@@ -123,16 +123,17 @@ class Spool:
         if not rows:
             return
         try:
-            if self._open is None or self._open.size >= self._file_bytes:
-                self._open = UnnamedFile(self._directory)
-            at = self._open.append(parts)
+            file = self._open
+            if file is None or file.size >= self._file_bytes:
+                file = self._open = UnnamedFile(self._directory)
+            at = file.append(parts)
         except OSError as error:
             raise ResourceExhausted(
                 f"results cannot be kept in {self._directory or tempfile.gettempdir()}: {error.strerror}; "
                 "make room there, or start the workers with another --state-dir"
             ) from error
         size = sum(map(len, parts))
-        self._entries.append(_Entry(self.rows, self.rows + rows, self._open, at, size))
+        self._entries.append(_Entry(self.rows, self.rows + rows, file, at, size))
         self._bytes_written += size
         self.rows += rows
 
@@ -151,6 +152,11 @@ class Spool:
             if entry.end > self.freed:
                 break
             self._entries.popleft()
+
+    def give_up(self) -> None:
+        """The task has ended, and nobody will ask for any of its rows."""
+        self.free(self.rows, self.rows)
+        self._open = None
 
     # --- readers ---------------------------------------------------------------------------------
 

@@ -564,9 +564,9 @@ class Deployment:
             attempt.paths.bell.ring()
 
     def drop_spools(self, job: str) -> None:
-        """Nobody will read what the job's sinks kept."""
+        """Nobody will read what the job's sinks kept. The attempts may be there until they are released."""
         for key in [key for key in self.spools if key.subtask.job == job]:
-            del self.spools[key]
+            self.spools.pop(key).give_up()
 
     # --- timers and reports ----------------------------------------------------------------------
 

@@ -8,12 +8,15 @@ from random import Random
 from minishuffle.config import ClusterSettings
 from minishuffle.coordinator.deployer import Deployer
 from minishuffle.coordinator.holdings import Holdings
+from minishuffle.coordinator.instructions import SendToWorker
 from minishuffle.coordinator.jobs import Job
 from minishuffle.coordinator.standby import Preparations
 from minishuffle.coordinator.workers import WorkerRegistry
+from minishuffle.coordinator.writeahead import WriteAhead
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import PeerLost
 from minishuffle.wire.messages import (
+    CancelTasks,
     ControlMessage,
     DeployTasks,
     ErrorInfo,
@@ -29,6 +32,7 @@ class Workers:
     """Those of a job, and what they are sent."""
 
     def __init__(self, *standby: bool) -> None:
+        self.ahead = WriteAhead()
         self.registry = WorkerRegistry(ClusterSettings(), "3.11")
         self.sent: list[tuple[int, ControlMessage]] = []
         for link, spare in enumerate(standby, 1):
@@ -44,7 +48,7 @@ class Workers:
                 standby=spare,
             )
             self.registry.register(link, about, 0.0)
-        self.deployer = Deployer(1, 5.0, self.registry, Preparations(1), self.send)
+        self.deployer = Deployer(1, 5.0, self.registry, Preparations(1), self.send, self.ahead)
 
     def send(self, worker: int, message: ControlMessage) -> bool:
         self.sent.append((worker, message))
@@ -98,3 +102,22 @@ def test_what_finds_no_slot_waits_for_one(make_graph: MakeGraph) -> None:
     workers.lose(2, job)
     assert workers.deployer.restart(job, Holdings([job]), 1.0, set()) == []
     assert job.waits_for_slot and job.next_time() == 6.0
+
+
+def test_a_job_that_ends_does_not_wait_for_attempts_whose_deployment_is_held_back(
+    make_graph: MakeGraph,
+) -> None:
+    workers = Workers(False, False)
+    job = make_job(make_graph())
+    workers.deployer.deploy(job)
+    first, second = (SendToWorker(number, number, message) for number, message in workers.take_sent())
+    workers.ahead.failed([second], "the disk is full")
+    job.cancel(1.0, "cancelled by a client")
+    for _ in range(2):
+        workers.deployer.stop(job, 1.0)
+        assert {task.key for task in job.tasks() if task.state == "canceled"} == {(0, 1), (1, 1)}
+    assert workers.take_sent() == [(1, CancelTasks(term=1, job="j1"))]
+    assert workers.ahead.written() == []
+    workers.ahead.failed([first], "the disk is full")
+    workers.deployer.stop(job, 1.0)
+    assert job.state == "canceled" and workers.take_sent() == []

@@ -8,6 +8,7 @@ import pytest
 
 from minishuffle import limits
 from minishuffle.coordinator.jobtable import JOBS_KEPT
+from minishuffle.coordinator.results import GIVEN_UP
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import Edge, JobGraph, JobSettings, Vertex
 from minishuffle.errors import InvalidGraph, PeerLost, ResourceExhausted, UnknownName, UsageError
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 TERM = 7
 CLIENT = 1_000
+FULL = "the journal cannot be written (disk full): make room"
 
 
 def graph(*sinks: str, subtasks: int = 2, bounded: bool = True) -> JobGraph:
@@ -279,6 +281,44 @@ def test_a_job_that_was_cancelled_keeps_its_rows(cluster: FakeCluster, pair: Any
     cluster.report_all("j1", "canceled", counters=TaskCounters(rows_kept=12))
     found = describe(cluster, "j1")
     assert (found.state, found.terminal, found.subtasks[0].end) == ("canceled", True, 12)
+
+
+def test_a_job_that_is_cancelled_for_want_of_room_gives_up_its_rows_when_it_has_ended(
+    cluster: FakeCluster, pair: Any
+) -> None:
+    """They may be what fills the disk of the journal, and then nothing else would ever make room."""
+    cluster.submit(graph("result", bounded=False))
+    cluster.journal_error = ResourceExhausted(FULL)
+    cluster.report_all("j1", "running")
+    keeps(cluster, pair[0], 0, 10)
+    reply = cluster.request(CancelJob(job="j1"))
+    assert reply.warning.startswith(FULL) and reply.warning.endswith(GIVEN_UP)
+    assert describe(cluster, "j1").subtasks[0].end == 10 and not pair[0].got(DropResult)
+    cluster.report_all("j1", "canceled", counters=TaskCounters(rows_kept=12))
+    assert [worker.got(DropResult) for worker in pair] == [[DropResult(term=TERM, job="j1")]] * 2
+    code, text = cluster.refusal(DescribeResult(job="j1"))
+    assert code == UsageError.code and "were given up: " in text and "cancelled while the" in text
+    code, text = cluster.refusal(CancelJob(job="j1"))
+    assert (code, text) == (
+        UsageError.code,
+        "job j1 (count words) cannot be cancelled: it is canceled already",
+    )
+
+
+def test_a_job_that_ended_before_gives_up_its_rows_if_it_is_cancelled_for_want_of_room(
+    cluster: FakeCluster, pair: Any
+) -> None:
+    settings = JobSettings(restart_strategy="none")
+    for job, state in (("j1", "finished"), ("j2", "failed")):
+        cluster.submit(graph("result").model_copy(update={"settings": settings}))
+        cluster.report_all(job, state)
+    assert "it is failed already" in cluster.refusal(CancelJob(job="j2"))[1]
+    cluster.journal_error = ResourceExhausted(FULL)
+    cluster.add()
+    assert cluster.request(CancelJob(job="j2")).warning.endswith(GIVEN_UP)
+    assert [message.job for message in pair[0].got(DropResult)] == ["j2"]
+    assert cluster.show("j2").state == "failed" and describe(cluster, "j1").terminal
+    assert "it is failed already" in cluster.refusal(CancelJob(job="j2"))[1]
 
 
 def test_requests_of_one_client_that_wait_for_workers_are_bounded(

@@ -5,11 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from minishuffle import limits
+from minishuffle.coordinator.instructions import Journal
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import JobGraph, JobSettings, Vertex
-from minishuffle.wire.clients import CommitResult, DescribeResult, KeptRows, OpenResult, ServeResult
+from minishuffle.errors import ResourceExhausted
+from minishuffle.wire.clients import (
+    CommitResult,
+    DescribeResult,
+    DropResult,
+    KeptRows,
+    OpenResult,
+    ServeResult,
+)
 from minishuffle.wire.messages import ErrorInfo, TaskReport
-from minishuffle.wire.requests import Accepted
+from minishuffle.wire.requests import Accepted, CancelJob
 
 if TYPE_CHECKING:
     from conftest import FakeCluster, FakeWorker
@@ -114,3 +123,20 @@ def test_results_of_jobs_that_have_ended_are_given_up_in_the_order_of_their_ends
     take_over(cluster, pair)
     assert cluster.request(DescribeResult(job=first)).terminal
     assert "were given up" in cluster.refusal(DescribeResult(job="j2"))[1]
+
+
+def test_what_was_given_up_stays_so_and_a_worker_that_was_away_hears_of_it(
+    cluster: FakeCluster, pair: Any
+) -> None:
+    job = cluster.submit(graph())
+    cluster.journal_error = ResourceExhausted("the disk is full")
+    cluster.report_all(job, "running")
+    cluster.request(CancelJob(job=job))
+    cluster.report(pair[0], (job, 0, 0), "canceled")
+    cluster.report(pair[1], (job, 0, 1), "canceled")
+    assert all(worker.got(DropResult) for worker in pair)
+    cluster.journal_error = None
+    cluster.do([Journal({})])
+    take_over(cluster, pair)
+    assert "were given up" in cluster.refusal(DescribeResult(job=job))[1]
+    assert pair[0].got(DropResult)[1:] == [DropResult(term=cluster.term, job=job)]

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minishuffle.coordinator.instructions import Reply, SendToWorker
+from minishuffle.coordinator.instructions import Journal, Reply, SendToWorker
 from minishuffle.coordinator.writeahead import WriteAhead
-from minishuffle.errors import ResourceExhausted
+from minishuffle.dataflow.graph import JobGraph, JobSettings, Vertex
+from minishuffle.errors import CannotWrite, ResourceExhausted
 from minishuffle.wire.messages import (
     Acknowledge,
     CancelTasks,
     DeployTasks,
+    ErrorInfo,
     Registered,
     ReleaseJob,
+    TaskAttempt,
     TasksRestarted,
+    TaskStateChanged,
 )
 from minishuffle.wire.outputs import FileCompleted, GetFiles
 from minishuffle.wire.requests import Accepted, CancelJob, GetStatus, JobInfo
@@ -24,6 +28,15 @@ if TYPE_CHECKING:
 TERM = 7
 FULL = "the journal cannot be written (disk full): make room"
 READ0, READ1, COUNT0, COUNT1 = ("j1", 0, 0), ("j1", 0, 1), ("j1", 1, 0), ("j1", 1, 1)
+
+
+BOOM = ErrorInfo(code=60, text="boom")
+
+
+def lone_source() -> JobGraph:
+    """A source that restarts."""
+    vertex = Vertex(name="read", parallelism=1, operators=["read"], is_source=True, program=b"read")
+    return JobGraph(vertices=[vertex], edges=[], settings=JobSettings(restart_strategy="individual"))
 
 
 def acknowledge(number: int, *, refused: bool = False, journaled: bool = True) -> Acknowledge:
@@ -94,11 +107,43 @@ def test_a_job_is_cancelled_at_once_and_again_behind_what_was_held_back() -> Non
     assert ahead.written() == [restarted, cancel]
 
 
+def deploy(job: str) -> DeployTasks:
+    return DeployTasks(term=TERM, job=job, name="", settings={}, programs={}, tasks=[], workers=[])
+
+
+def test_attempts_of_a_job_that_ends_are_not_spoken_of_and_other_jobs_keep_their_order() -> None:
+    ahead = WriteAhead()
+    one, other = (
+        [
+            SendToWorker(worker, 5, message)
+            for worker, message in (
+                (1, ReleaseJob(term=TERM, job=job, attempts=[attempt])),
+                (2, deploy(job)),
+                (1, deploy(job)),
+                (1, CancelTasks(term=TERM, job=job, attempts=[attempt])),
+                (1, TasksRestarted(term=TERM, job=job, tasks=[], workers=[])),
+            )
+        ]
+        for attempt in [TaskAttempt(operator=0, index=0, attempt=1)]
+        for job in ("j1", "j2")
+    )
+    assert ahead.failed([each for both in zip(one, other, strict=True) for each in both], FULL) == []
+    assert ahead.give_up("j3") == []
+    assert ahead.give_up("j1") == [(2, deploy("j1")), (1, deploy("j1"))]
+    assert ahead.give_up("j1") == []
+    assert ahead.written() == [one[0], *other]
+
+
 def test_who_changes_something_is_warned() -> None:
     ahead = WriteAhead()
-    (reply,) = ahead.failed([Reply(8, 2, Accepted(job="j1"))], FULL)
-    assert isinstance(reply, Reply) and isinstance(reply.message, Accepted)
-    assert reply.message.warning == f"{FULL}; a coordinator that is started again would not know of this"
+    replies = ahead.failed(
+        [Reply(8, 2, Accepted(job="j1")), Reply(8, 3, Accepted(warning="it is late"))], FULL
+    )
+    warning = f"{FULL}; a coordinator that is started again would not know of this"
+    assert replies == [
+        Reply(8, 2, Accepted(job="j1", warning=warning)),
+        Reply(8, 3, Accepted(warning=f"{warning}; it is late")),
+    ]
 
 
 # --- in the coordinator ---------------------------------------------------------------------------
@@ -151,6 +196,89 @@ def test_no_attempt_is_deployed_or_released_that_the_journal_does_not_know(
     cluster.advance(5.0)
     assert {key: task.attempt for key, task in pair[0].tasks.items()} == {READ0: 1, COUNT0: 2}
     assert {key: task.attempt for key, task in pair[1].tasks.items()} == {READ1: 1, COUNT1: 2}
+
+
+def test_a_job_whose_restart_is_held_back_can_be_cancelled_without_room(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], job: str
+) -> None:
+    """Nobody else would say that the attempt has ended. What another job waits for comes in its order."""
+    other = cluster.submit(lone_source())
+    cluster.report_all(other, "running")
+    cluster.journal_error = ResourceExhausted(FULL)
+    cluster.report(pair[0], COUNT0, "failed", number=1)
+    cluster.report(pair[0], (other, 0, 0), "failed", number=2)
+    cluster.advance(5.0)
+    assert cluster.show(job).task_states == {"running": 3, "created": 1}
+    before = cluster.show(job).rows_dropped
+    cluster.request(CancelJob(job=job))
+    assert cluster.show(job).task_states == {"running": 3, "canceled": 1}
+    for worker, key in ((pair[0], READ0), (pair[1], READ1), (pair[1], COUNT1)):
+        cluster.report(worker, key, "canceled")
+    found = cluster.show(job)
+    assert found.state == "canceled" and found.tasks[2].attempt == 2 and found.rows_dropped == before
+    assert not pair[0].got(ReleaseJob), "the next coordinator would ask for what it has"
+    cluster.journal_error = None
+    cluster.do([Journal({})])
+    assert [message.job for message in pair[0].got(DeployTasks)] == [job, other, other]
+    assert {message.job for message in pair[0].got(TasksRestarted)} == {other}
+    assert {key for key in pair[0].tasks if key[0] == job} == set(), "all of it is released"
+    assert pair[0].tasks[other, 0, 0].attempt == 2
+
+
+def test_a_restart_that_is_held_back_only_after_the_job_was_cancelled_is_given_up(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], job: str
+) -> None:
+    """Both stand behind one write, and that fails."""
+    failed = TaskStateChanged(
+        term=TERM, job=job, operator=1, index=0, attempt=1, state="failed", number=1, error=BOOM
+    )
+    together = cluster.state.worker_message(pair[0].link, failed, cluster.now)
+    together += cluster.state.client_request(1_000, 99, CancelJob(job=job), cluster.now)
+    assert any(isinstance(each, SendToWorker) and isinstance(each.message, DeployTasks) for each in together)
+    cluster.journal_error = ResourceExhausted(FULL)
+    cluster.do(together)
+    assert pair[0].got(CancelTasks) and len(pair[0].got(DeployTasks)) == 1
+    for worker, key in ((pair[0], READ0), (pair[1], READ1), (pair[1], COUNT1)):
+        cluster.report(worker, key, "canceled")
+    assert cluster.show(job).state == "canceled"
+
+
+def test_a_job_that_fails_does_not_wait_for_a_restart_that_is_held_back(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], job: str
+) -> None:
+    cluster.journal_error = ResourceExhausted(FULL)
+    cluster.report(pair[0], COUNT0, "failed", number=1)
+    cannot = ErrorInfo(code=CannotWrite.code, text="no such directory")
+    cluster.report(pair[1], COUNT1, "failed", number=1, error=cannot)
+    for worker, key in ((pair[0], READ0), (pair[1], READ1)):
+        cluster.report(worker, key, "canceled")
+    found = cluster.show(job)
+    assert (found.state, found.causes) == ("failed", [cannot])
+
+
+def test_the_next_coordinator_runs_on_what_was_cancelled_unless_the_journal_has_it(
+    cluster: FakeCluster, pair: tuple[FakeWorker, FakeWorker], job: str
+) -> None:
+    """Each worker still has what it ran, and repeats how that has ended."""
+    cluster.journal_error = ResourceExhausted(FULL)
+    cluster.report(pair[0], COUNT0, "failed", number=1)
+    cluster.request(CancelJob(job=job))
+    ends = [(pair[0], READ0, 2), (pair[1], READ1, 1), (pair[1], COUNT1, 2)]
+    for worker, key, number in ends:
+        cluster.report(worker, key, "canceled", number=number)
+    assert cluster.show(job).state == "canceled"
+    cluster.journal_error = None
+    cluster.lose_coordinator()
+    for worker in pair:
+        cluster.come_back(worker)
+    assert cluster.show(job).task_states == {"running": 4}
+    cluster.report(pair[0], COUNT0, "failed", number=1)
+    for worker, key, number in ends:
+        cluster.report(worker, key, "canceled", number=number)
+    cluster.advance(20.0)
+    assert {key: task.attempt for each in pair for key, task in each.tasks.items()} == dict.fromkeys(
+        (READ0, READ1, COUNT0, COUNT1), 2
+    )
 
 
 def test_status_says_why_the_journal_cannot_be_written(

@@ -68,6 +68,37 @@ def test_no_row_is_in_two_files_if_the_coordinator_is_lost_before_there_is_room(
     assert listed == set(map(str, out.iterdir()))
 
 
+def test_a_job_whose_results_fill_the_disk_can_be_cancelled(wait_until: Callable[..., Any]) -> None:
+    """Its restart waits for room, which comes only with its end."""
+    numbers = Stream.generate(
+        lambda start, count: [{"n": n} for n in range(start, start + count)], rate=2_000
+    )
+    rows = numbers.to_table({"n": "int64"}).to_spark()
+    with LocalCluster(workers=1, slots=1, heartbeat_interval=0.1) as cluster:
+        handle = cluster.submit(rows, name="rows", parallelism=1)
+        wait_until(lambda: handle.info().tasks[0].counters.rows_kept, "rows that are kept")
+        worker = cluster.workers[1]
+        for pid in (cluster.status().pid, worker):
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        wait_until(lambda: cluster.status().journal_problem, "the journal cannot be written")
+        wait_until(lambda: [task.attempt for task in handle.info().tasks] == [2], "the sink has failed")
+        assert kept_files(worker) and handle.info().tasks[0].state == "created"
+        handle.cancel()
+        assert handle.wait_until_over(10).state == "canceled"
+        assert cluster.status().journal_problem
+        wait_until(lambda: not kept_files(worker), "room on the disk")
+        resource.prlimit(cluster.status().pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+        wait_until(lambda: not cluster.status().journal_problem, "the journal is written")
+        resource.prlimit(worker, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+        assert cluster.client.submit(Stream.items([1]).collect(), parallelism=1).wait(30).rows == [1]
+
+
+def kept_files(pid: int) -> list[str]:
+    """Files with results that a worker has open."""
+    files = Path(f"/proc/{pid}/fd")
+    return [target for each in files.iterdir() if "minishuffle-rows-" in (target := os.readlink(each))]
+
+
 def has_graph(journal: Path) -> bool:
     """Whether it knows a job."""
     if not journal.exists():

@@ -119,6 +119,21 @@ def test_a_reader_goes_on_over_what_is_freed_meanwhile(directory: str) -> None:
     assert next(reading, None) is None
 
 
+def test_what_is_given_up_leaves_no_file_and_who_reads_it_goes_on(directory: str) -> None:
+    before = open_files()
+    spool = filled(Spool(directory, 4), [10, 10, 10])
+    reading = spool.read(0, 20)
+    assert next(reading)[0] == 10
+    spool.give_up()
+    spool.validate()
+    assert next(reading)[0] == 10
+    assert next(reading, None) is None
+    del reading
+    assert open_files() == before
+    with pytest.raises(UsageError, match="those below 30 were given up"):
+        spool.check(0, 10)
+
+
 def test_only_what_nobody_has_read_takes_room(directory: str) -> None:
     spool = Spool(directory, 2_000)
     while spool.has_room:

@@ -99,7 +99,7 @@ HEADLESS: tuple[FaultKind, ...] = (
     "worker",
 )
 """What happens to a coordinator, and while it is away."""
-FORGETFUL: tuple[FaultKind, ...] = ("full disk", "full disk", "full disk", *HEADLESS[4:])
+FORGETFUL: tuple[FaultKind, ...] = ("full disk", "full disk", "full disk", "cancel", *HEADLESS[4:])
 """The same, and what the journal did not take."""
 CANCEL_SHARE = 0.1
 """Of the runs, those with a cancel somewhere."""

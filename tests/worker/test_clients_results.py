@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import AsyncIterator, Iterator
 from types import SimpleNamespace
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from conftest import Site
 
 ROWS = 20_000
+
+
+def open_files() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
 
 
 class FakeLink:
@@ -259,6 +264,15 @@ async def test_a_result_that_is_dropped_is_there_for_nobody_new(door: Door) -> N
     assert isinstance(link.refused, PeerLost)
     assert door.expect(8).error is not None
     await door.gone()
+
+
+async def test_a_result_that_is_dropped_takes_no_room_also_while_its_attempt_is_there(site: Site) -> None:
+    table = Stream.items([{"n": n} for n in range(ROWS)]).to_table({"n": "int64"})
+    before = open_files()
+    await site.run(table.to_spark())
+    assert site.deployment.attempts and len(open_files() - before) == 1
+    site.deployment.drop_spools("j1")
+    assert site.deployment.attempts and open_files() <= before
 
 
 async def test_readers_that_never_come_are_forgotten(
