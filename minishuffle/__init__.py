@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from minishuffle.errors import UnknownName as UnknownName
     from minishuffle.errors import UnserializableRecord as UnserializableRecord
     from minishuffle.errors import UsageError as UsageError
+    from minishuffle.errors import WrongResult as WrongResult
     from minishuffle.local import LocalCluster as LocalCluster
 
 __version__: Final = "0.1.0"
@@ -91,6 +92,7 @@ _MODULE_OF: Final = {
     "UnknownName": "minishuffle.errors",
     "UnserializableRecord": "minishuffle.errors",
     "UsageError": "minishuffle.errors",
+    "WrongResult": "minishuffle.errors",
     "LocalCluster": "minishuffle.local",
 }
 

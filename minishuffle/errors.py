@@ -8,6 +8,7 @@
     |   +-- InvalidGraph            the dataflow does not make sense as written
     |   +-- UnserializableRecord    a record that the row format cannot carry
     |   +-- CannotWrite             a sink's directory cannot be made, by no attempt: no restart
+    |   +-- WrongResult             a function gave what its step has no place for: no restart
     +-- ProtocolError               never raised itself
     |   +-- LocalProtocolError      we misused the machine: a bug here
     |   +-- RemoteProtocolError     the peer sent something that it must not
@@ -49,6 +50,7 @@ __all__ = [
     "UnknownName",
     "UnserializableRecord",
     "UsageError",
+    "WrongResult",
     "clipped",
     "described",
     "error_from_code",
@@ -66,6 +68,8 @@ class ShuffleError(Exception):
 
     code: ClassVar[int] = 1
     retriable: ClassVar[bool] = False
+    final: ClassVar[bool] = False
+    """No other attempt of the task would end otherwise: the job fails at once."""
 
 
 class UsageError(ShuffleError):
@@ -96,6 +100,14 @@ class CannotWrite(UsageError):
     """The place where a sink should write cannot be made, by no attempt: the job fails at once."""
 
     code = 14
+    final = True
+
+
+class WrongResult(UsageError):
+    """A function of the user gave what its step has no place for: the job fails at once."""
+
+    code = 15
+    final = True
 
 
 class ProtocolError(ShuffleError):

@@ -58,7 +58,12 @@ def test_the_callers_mistakes_are_usage_errors() -> None:
         errors.InvalidGraph,
         errors.UnserializableRecord,
         errors.CannotWrite,
+        errors.WrongResult,
     }
+
+
+def test_what_no_other_attempt_can_change_is_final() -> None:
+    assert {cls for cls in CLASSES if cls.final} == {errors.CannotWrite, errors.WrongResult}
 
 
 @pytest.mark.parametrize(

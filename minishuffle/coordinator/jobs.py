@@ -31,7 +31,7 @@ from minishuffle.coordinator.recoveries import Recoveries
 from minishuffle.coordinator.slots import Slots
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import JobGraph, Placement
-from minishuffle.errors import CannotWrite, PeerLost, ResourceExhausted, ShuffleError, TaskCancelled
+from minishuffle.errors import PeerLost, ResourceExhausted, ShuffleError, TaskCancelled, error_from_code
 from minishuffle.wire.messages import (
     ChannelEnds,
     Collected,
@@ -296,7 +296,7 @@ class Job:
         if error is None:
             text = f"{task}: the task was {task.state} although nobody asked for it"
             error = ErrorInfo(code=TaskCancelled.code, text=text, task=str(task))
-        if self.stopping or not self._restarts or error.code == CannotWrite.code:
+        if self.stopping or not self._restarts or error_from_code(error.code, "").final:
             self.fail(error, at)
         else:
             self._retry(task, error, at)

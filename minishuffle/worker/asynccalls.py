@@ -10,7 +10,7 @@ from inspect import isawaitable
 from typing import Any
 
 from minishuffle.dataflow.operators.base import AsyncCall
-from minishuffle.errors import UsageError
+from minishuffle.errors import WrongResult
 from minishuffle.worker.interpreter import compete
 
 __all__ = ["LoopCalls"]
@@ -91,7 +91,7 @@ class LoopCalls:
             async with bound:
                 found = fn(call.row)
                 if not isawaitable(found):
-                    raise UsageError(
+                    raise WrongResult(
                         f"map_async takes an asynchronous function, and this one gave "
                         f"{type(found).__name__}: define it with 'async def', or use map"
                     )

@@ -12,7 +12,7 @@ from minishuffle.coordinator import jobs as jobs_module
 from minishuffle.coordinator.lifecycle import TASK_MOVES
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import JobGraph
-from minishuffle.errors import CannotWrite, ResourceExhausted, TaskFailed
+from minishuffle.errors import CannotWrite, ResourceExhausted, TaskFailed, UsageError, WrongResult
 from minishuffle.wire.messages import (
     CancelTasks,
     DeployTasks,
@@ -243,11 +243,12 @@ def test_an_attempt_that_was_abandoned_has_done_what_its_last_report_says(
     assert info.rows_dropped == {"failed_batch": 10}
 
 
-def test_a_sink_that_cannot_write_anywhere_fails_its_job_at_once(
-    cluster: FakeCluster, pair: Any, restarting: MakeGraph
+@pytest.mark.parametrize("final", [CannotWrite, WrongResult])
+def test_what_no_other_attempt_can_change_fails_its_job_at_once(
+    cluster: FakeCluster, pair: Any, restarting: MakeGraph, final: type[UsageError]
 ) -> None:
     job = cluster.submit(restarting())
-    error = ErrorInfo(code=CannotWrite.code, text="cannot write into /proc/x: No such file or directory")
+    error = ErrorInfo(code=final.code, text="cannot write into /proc/x: No such file or directory")
     cluster.report(pair[1], COUNT1, "failed", error=error)
     cluster.report_all(job, "canceled")
     info = cluster.show(job)

@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from minishuffle.client import JobHandle
+from minishuffle.dataflow.operators.base import Aside
 from minishuffle.dataflow.stream import Stream
 from minishuffle.errors import TaskFailed, UnknownName, UsageError
 from minishuffle.local import LocalCluster
@@ -59,6 +60,10 @@ def test_a_failing_function_and_a_lost_worker_leave_the_cluster_usable() -> None
     with LocalCluster(workers=2, slots=2) as cluster:
         with pytest.raises(TaskFailed, match=r"(?s)ZeroDivisionError.*return n // 0"):
             cluster.run(Stream.items([1]).map(fail).collect(), timeout=60, settings=NO_RESTARTS)
+        handle = cluster.submit(Stream.items([1]).map(lambda n: Aside("odd", n)).to_count())
+        with pytest.raises(TaskFailed, match=r"map: its function gave Aside\('odd', .*sides=\['odd'\]"):
+            handle.wait(timeout=60)
+        assert not handle.info().restarts
         endless = Stream.generate(lambda start, count: list(range(start, start + count)), rate=1000)
         handle = cluster.submit(
             endless.key_by(lambda n: n % 10).count(emit="batch").to_count(), settings=NO_RESTARTS

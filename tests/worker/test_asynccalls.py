@@ -11,7 +11,7 @@ import pytest
 
 from minishuffle.dataflow.operators.base import AsyncCall, TaskContext
 from minishuffle.dataflow.stream import Stream
-from minishuffle.errors import UsageError
+from minishuffle.errors import UsageError, WrongResult
 from minishuffle.worker.asynccalls import LoopCalls
 
 if TYPE_CHECKING:
@@ -134,6 +134,7 @@ async def test_a_function_that_is_not_asynchronous_is_named(site: Site) -> None:
     stream: Stream[Any] = Stream.items([1]).map_async(str, concurrency=2, on_error="skip")  # type: ignore[arg-type]
     (outcome,) = await site.run(stream.collect())
     assert outcome.error is not None and "this one gave str: define it with 'async def'" in outcome.error.text
+    assert outcome.error.code == WrongResult.code
 
 
 def test_wait_raises_what_the_awaitable_does() -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from minishuffle.dataflow.operators.base import Aside, Batch, Emit, Mark, Operator, Side, TaskContext
 from minishuffle.dataflow.operators.keyedstate import StatePart
-from minishuffle.errors import UnserializableRecord, UsageError, described
+from minishuffle.errors import UnserializableRecord, UsageError, WrongResult, described
 from minishuffle.exchange.rows import pack_rows, preview
 from minishuffle.exchange.sizes import RowsOut
 from minishuffle.limits import DEAD_LETTER_CHARS
@@ -19,6 +19,7 @@ __all__ = [
     "ForgivingOperator",
     "OnError",
     "RecordOperator",
+    "asides_of",
     "dropper_of",
     "emit_rows",
     "preview",
@@ -157,28 +158,37 @@ class RecordOperator(ForgivingOperator):
         raise NotImplementedError
 
     def parted(self, emit: Emit) -> Emit:
-        """Emits rows, those that are an :class:`Aside` to its side output."""
-        tags = self.side_tags
-        if not tags:
-            return emit
+        """Emits rows, those that are an :class:`Aside` to its side output.
+
+        Emitting raises:
+            WrongResult: there is no such side output.
+        """
 
         def part(rows: Any) -> None:
+            aside = asides_of(rows) if Aside.made else ()
+            if not aside:
+                emit(rows)
+                return
             apart: dict[str, list[Any]] = {}
-            kept = []
-            for row in rows:
-                if type(row) is Aside:
-                    apart.setdefault(row.name, []).append(row.row)
-                else:
-                    kept.append(row)
-            for name, some in apart.items():
-                if name not in tags:
-                    listed = ", ".join(map(repr, tags))
-                    raise UsageError(f"{self.name}: there is no side output {name!r}: sides= names {listed}")
-                emit(Side(tags[name], some))
+            for each in aside:
+                apart.setdefault(self._tag_of(each.name), []).append(each.row)
+            for tag, some in apart.items():
+                emit(Side(tag, some))
+            kept = [row for row in rows if type(row) is not Aside]
             if kept:
                 emit(kept)
 
         return part
+
+    def _tag_of(self, name: Any) -> str:
+        tags = self.side_tags
+        if isinstance(name, str) and name in tags:
+            return tags[name]
+        names = ", ".join(map(repr, [*tags, name]))
+        raise WrongResult(
+            f"{self.name}: its function gave Aside({name!r:.80}, ...) and there is no such side output: "
+            f"write sides=[{names:.400}]"
+        )
 
     def note_failure(self, error: BaseException, record: Any) -> None:
         """Add to the error which record raised it, and where."""
@@ -197,6 +207,11 @@ def dropper_of(operators: Sequence[Operator]) -> Callable[[Exception, Any], None
                 return operator.drop_row if unpaired else operator.drop_given
             return None
     return None
+
+
+def asides_of(results: Sequence[Any]) -> Sequence[Aside]:
+    """Those among what a function gave."""
+    return [each for each in results if type(each) is Aside] if Aside.made else ()
 
 
 def emit_rows(rows: list[Any], emit: Emit) -> None:

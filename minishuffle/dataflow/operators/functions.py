@@ -21,12 +21,13 @@ from minishuffle.dataflow.operators.chained import (
     ChainedOperator,
     OnError,
     RecordOperator,
+    asides_of,
     preview,
 )
 from minishuffle.dataflow.operators.copies import copies_of
 from minishuffle.dataflow.operators.moments import without_times
 from minishuffle.dataflow.operators.times import EventTime
-from minishuffle.errors import UnknownName, UsageError
+from minishuffle.errors import UnknownName, UsageError, WrongResult
 from minishuffle.exchange.keys import hash_rows, key_array
 from minishuffle.exchange.rows import pack_rows, unpack_rows
 from minishuffle.exchange.sizes import RowsOut
@@ -88,13 +89,22 @@ class MapRows(_PerRow):
 
 
 class FilterRows(_PerRow):
-    """Emits the rows for which ``fn(row)`` is true."""
+    """Emits the rows for which ``fn(row)`` is true.
+
+    Raises:
+        WrongResult: ``fn`` gave an Aside, which would count as true.
+    """
 
     name = "filter"
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         assert isinstance(batch, list)
         given, results = self.call(batch)
+        if aside := asides_of(results):
+            raise WrongResult(
+                f"{self.name}: its function gave Aside({aside[0].name!r:.80}, ...), and filter has no side "
+                "outputs of your own: write flat_map(fn, sides=[...]) with a function that returns a list"
+            )
         try:
             rows = list(compress(given, results))
         except Exception:  # of a result that is neither true nor false

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +24,7 @@ from minishuffle.dataflow.operators.functions import (
     MapBatches,
     MapRows,
 )
-from minishuffle.errors import UnknownName, UsageError
+from minishuffle.errors import UnknownName, UsageError, WrongResult
 from minishuffle.limits import BATCH_ROWS_MAX, ROW_PREVIEW_CHARS
 
 
@@ -263,8 +267,51 @@ def test_rows_go_to_the_side_output_that_they_name() -> None:
     operator.side_tags = {"odd": "side-1"}
     assert run(operator, [1, 2, 3, 4]) == [Side("side-1", [1, 3]), [2, 4]]
     operator.side_tags = {"even": "side-1"}
-    with pytest.raises(UsageError, match="map: there is no side output 'odd': sides= names 'even'"):
+    wanted = re.escape("map: its function gave Aside('odd', ...) and there is no such side output: write ")
+    with pytest.raises(WrongResult, match=wanted + re.escape("sides=['even', 'odd']")):
         run(operator, [1])
+
+
+@pytest.mark.parametrize("on_error", ["fail", "skip", "dead_letter"])
+@pytest.mark.parametrize(
+    "operator",
+    [
+        lambda on_error: MapRows(lambda n: Aside("odd", n), on_error),
+        lambda on_error: FlatMapRows(lambda n: [n, Aside("odd", n)], on_error),
+        lambda on_error: FlatMapRows(each_and_aside, on_error),
+    ],
+)
+def test_a_row_for_a_side_output_is_none_for_the_next_step(operator: Any, on_error: str) -> None:
+    with pytest.raises(WrongResult, match=r"map: its function gave Aside\('odd', .* write sides=\['odd'\]"):
+        run(operator(on_error), [1])
+
+
+def each_and_aside(n: int) -> Iterator[Any]:
+    yield n
+    yield Aside("odd", n)
+
+
+@pytest.mark.parametrize("name", [5, ["odd"]])
+def test_the_name_of_a_side_output_is_a_text(name: Any) -> None:
+    operator = MapRows(lambda n: Aside(name, n))
+    operator.side_tags = {"odd": "side-1"}
+    with pytest.raises(WrongResult, match="there is no such side output"):
+        run(operator, [1])
+
+
+def test_a_row_for_a_side_output_is_not_what_a_filter_takes_for_true() -> None:
+    with pytest.raises(WrongResult, match=r"filter: .* Aside\('odd', ...\), .*: write flat_map\(fn, sides="):
+        run(FilterRows(lambda n: n > 2 or Aside("odd", n), "skip"), [1, 3])
+
+
+def test_a_process_knows_whether_there_is_any_row_for_a_side_output() -> None:
+    packed = pickle.dumps(Aside("odd", 1))
+    code = (
+        "from minishuffle import Aside; import pickle\n"
+        f"print(Aside.made, pickle.loads({packed!r}), Aside.made)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False Aside(name='odd', row=1) True\n"
 
 
 def test_a_record_that_no_exchange_takes_is_a_text_among_the_errors() -> None:

@@ -18,7 +18,7 @@ from minishuffle.dataflow.operators.base import (
     Watermark,
 )
 from minishuffle.dataflow.operators.mapasync import MapRowsAsync
-from minishuffle.errors import LocalProtocolError, UsageError
+from minishuffle.errors import LocalProtocolError, UsageError, WrongResult
 
 
 class Scripted:
@@ -185,6 +185,15 @@ def test_rows_may_be_put_aside() -> None:
     opened.look()
     aside, rows = opened.out
     assert (aside.tag, aside.batch, rows) == ("tag", [1], [20])  # type: ignore[union-attr]
+
+
+def test_a_row_for_a_side_output_that_is_not_there_is_no_fault_of_the_record() -> None:
+    opened = Opened(10, "skip")
+    opened.process(1)
+    opened.calls.end(1)
+    opened.calls.calls[0].result = Aside("odd", 1)
+    with pytest.raises(WrongResult, match=r"map_async: .* write sides=\['odd'\]"):
+        opened.look()
 
 
 def test_calls_are_cancelled_before_the_functions_own_close() -> None:

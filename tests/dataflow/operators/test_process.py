@@ -22,7 +22,7 @@ from minishuffle.dataflow.operators.base import (
 )
 from minishuffle.dataflow.operators.process import ProcessContext, ProcessRows
 from minishuffle.dataflow.operators.times import EventTime
-from minishuffle.errors import UsageError
+from minishuffle.errors import UsageError, WrongResult
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 TIME = EventTime(column="t")
@@ -118,6 +118,13 @@ def test_what_is_given_happened_when_its_record_did_or_at_the_time_of_its_timer(
     early.take(("a", 3))
     early.clock(1000.0 + 24e-6)
     assert early.times[1:] == [1_000_000_023], "without a watermark the clock's"
+
+
+@pytest.mark.parametrize("time", [None, TIME])
+def test_a_row_for_a_side_output_that_is_not_there_is_no_fault_of_the_record(time: EventTime | None) -> None:
+    operator = ProcessRows(lambda row, context: [Aside("odd", row)], time=time, on_error="skip")
+    with pytest.raises(WrongResult, match=r"process: .* write sides=\['odd'\]"):
+        Run(operator).take(("a", 3))
 
 
 def test_what_the_context_knows() -> None:
