@@ -93,6 +93,8 @@ def _check_claims(nodes: list[Node]) -> None:
     for operator in (operator for node in nodes for operator in node.operators):
         if isinstance(operator, ForgivingOperator) and operator.on_error == "side":
             _check_errors_are_read(operator, read)
+        if isinstance(operator, ChainedOperator):
+            _check_sides_are_read(operator, read)
         target = operator.claim() if isinstance(operator, ChainedOperator) else None
         if target in claimed:
             raise UsageError(f"two sinks of the job write to {target}: give each its own")
@@ -110,6 +112,21 @@ def _check_errors_are_read(operator: ForgivingOperator, read: Collection[str | N
         raise UsageError(
             f"nothing reads the errors of {operator.name}: give .errors right after it a sink, or write "
             "on_error='skip'"
+        )
+
+
+def _check_sides_are_read(operator: ChainedOperator, read: Collection[str | None]) -> None:
+    for name, tag in operator.sides_to_read().items():
+        if tag in read:
+            continue
+        if name in ("late", "late_right"):
+            raise UsageError(
+                f"nothing reads the late records of {operator.name}: give .{name} right after it a sink, or "
+                "write late='drop', which counts them"
+            )
+        raise UsageError(
+            f"nothing reads the side output {name!r} of {operator.name}: give .side({name!r}) right after it "
+            "a sink, or take it out of sides= if no row goes there"
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -213,3 +215,66 @@ def test_rows_of_several_sinks_are_told_apart_by_name() -> None:
         compile_job(Stream.together(rows.map(abs).collect(), rows.collect()))
     with pytest.raises(UsageError, match="collect takes a name"):
         rows.collect("")
+
+
+# --- side outputs ---------------------------------------------------------------------------------
+
+
+def timed() -> Stream[Any]:
+    return items().event_time(int)
+
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda sides: items().map(abs, sides=sides),
+        lambda sides: items().flat_map(range, sides=sides),
+        lambda sides: items().map_async(asyncio.sleep, concurrency=1, sides=sides),
+        lambda sides: timed().key_by(abs).process(lambda row, context: None, sides=sides),
+    ],
+    ids=["map", "flat_map", "map_async", "process"],
+)
+def test_something_reads_every_side_output(step: Any) -> None:
+    made = step(["odd", "large"])
+    some = made.collect(), made.side("odd").collect("odd")
+    with pytest.raises(UsageError, match=r"nothing reads .* 'large' of .*: give \.side\('large'\) right"):
+        compile_job(Stream.together(*some))
+    compile_job(Stream.together(*some, made.side("large").to_count()))
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        timed().key_by(abs).window(HOUR, late="side", allowed_lateness=HOUR).count(),
+        timed().key_by(abs).session_window(HOUR, late="side").count(),
+        timed().key_by(abs).count_window(3, late="side").reduce(max),
+        timed().to_table({"n": int}).key_by("n").window(HOUR, late="side").count(),
+        timed().to_table({"n": int}).key_by("n").session_window(HOUR, late="side").count(),
+    ],
+    ids=["window", "sessions", "counts", "columns", "sessions of columns"],
+)
+def test_something_reads_late_records_that_are_put_aside(made: Any) -> None:
+    with pytest.raises(UsageError, match=r"nothing reads the late .*: give \.late .* late='drop', which"):
+        compile_job(made.to_count())
+    compile_job(Stream.together(made.to_count(), made.late.to_count()))
+
+
+@pytest.mark.parametrize("as_of", [False, True])
+def test_something_reads_the_late_records_of_both_sides_of_a_join(as_of: bool) -> None:
+    if as_of:
+        left, right = (timed().to_table({name: int}).key_by(name) for name in "ab")
+        joined: Any = left.asof_join(right, late="side")
+    else:
+        joined = timed().key_by(abs).join(timed().key_by(abs), late="side")
+    some = joined.to_count(), joined.late.to_count()
+    with pytest.raises(UsageError, match=r"nothing reads the late .*: give \.late_right right after"):
+        compile_job(Stream.together(*some))
+    compile_job(Stream.together(*some, joined.late_right.to_count()))
+
+
+def test_panes_need_not_be_read() -> None:
+    """What they show goes out at last."""
+    compile_job(timed().key_by(abs).window(HOUR, early=timedelta(minutes=1)).count().to_count())

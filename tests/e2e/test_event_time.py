@@ -92,8 +92,10 @@ def test_late_records_are_the_ones_a_loop_names(cluster: LocalCluster, format: s
         make.source(OneSplit(rows, format)).parallel(1).event_time("t", out_of_order=HOUR, watermarks="each")
     )
     windows = timed.key_by("k").window(HOUR, late="side").count()
-    assert sorted(row["v"] for row in cluster.run(windows.late.collect(), timeout=60)) == sorted(late)
-    found = cluster.run(windows.collect(), timeout=60)
+    both = Stream.together(windows.collect("windows"), windows.late.collect("late"))
+    parts = cluster.submit(both).wait(timeout=60).collected
+    assert sorted(row["v"] for row in parts["late"]) == sorted(late)
+    found = parts["windows"]
     in_time = [row for row in ROWS if row["v"] not in late]
     expected = Counter((row["k"], hour(row["t"])) for row in in_time)
     if format == "rows":

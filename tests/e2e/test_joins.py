@@ -74,9 +74,10 @@ def test_rows_and_arrow_are_joined_alike(cluster: LocalCluster, how: Any) -> Non
     assert sorted(((row["a"], row["b"]) for row in found), key=str) == expected
 
     windows = joined.key_by("k").window(HOUR, late="side").aggregate(n=("k", "count"))
-    counted = cluster.run(windows.collect(), timeout=60)
-    assert sum(row["n"] for row in counted) == len(expected)
-    assert cluster.run(windows.late.collect(), timeout=60) == []
+    both = Stream.together(windows.collect("windows"), windows.late.collect("late"))
+    parts = cluster.submit(both).wait(timeout=60).collected
+    assert sum(row["n"] for row in parts["windows"]) == len(expected)
+    assert parts["late"] == []
 
 
 def test_late_records_of_each_side_are_the_ones_a_loop_names(cluster: LocalCluster) -> None:

@@ -78,6 +78,11 @@ class ChainedOperator:
         when the stream was built and may have changed since."""
         return None
 
+    def sides_to_read(self) -> Mapping[str, str]:
+        """(At submission.) Tags, by name, of side outputs whose records are nowhere else and in no count of
+        what was dropped: something has to read them."""
+        return {}
+
 
 class ForgivingOperator(ChainedOperator):
     """Deals with records that something is wrong with by one of the policies of :data:`OnError`."""
@@ -156,6 +161,9 @@ class RecordOperator(ForgivingOperator):
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         """See :meth:`Operator.process`."""
         raise NotImplementedError
+
+    def sides_to_read(self) -> Mapping[str, str]:
+        return self.side_tags
 
     def parted(self, emit: Emit) -> Emit:
         """Emits rows, those that are an :class:`Aside` to its side output.

@@ -8,7 +8,7 @@ which could match comes any more. Without event time records are held until both
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -181,6 +181,9 @@ class IntervalJoin(ChainedOperator):
         """By input the watermark of the producer that the records at hand come from, where that decides."""
         self._told = BEGINNING_OF_TIME
         self._told_idle = False
+
+    def sides_to_read(self) -> Mapping[str, str]:
+        return {**self.late[LEFT].sides("late"), **self.late[RIGHT].sides("late_right")}
 
     # --- what a subclass does -----------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -25,6 +26,10 @@ class Late:
 
     policy: LatePolicy = "drop"
     tag: str = ""
+
+    def sides(self, name: str) -> Mapping[str, str]:
+        """The tag under the name, if they go to a side output."""
+        return {name: self.tag} if self.policy == "side" else {}
 
     def take(self, batch: Batch, time: EventTime, context: TaskContext, emit: Emit) -> None:
         """Some records (at least one) are late, whose times stand where ``time`` says.

@@ -7,7 +7,7 @@ of time, whatever the order in which they arrived, and no two sessions ever have
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -105,6 +105,9 @@ class SessionOperator(ChainedOperator):
         self._own = BEGINNING_OF_TIME
         """The watermark of the producer that the records at hand come from, where that decides."""
         self._watermark = BEGINNING_OF_TIME
+
+    def sides_to_read(self) -> Mapping[str, str]:
+        return self._late.sides("late")
 
     def hold(self, batch: Batch, times: Vector) -> None:
         """Keep records, at least one, until the watermark has reached their times."""

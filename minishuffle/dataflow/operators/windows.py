@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -171,6 +171,10 @@ class WindowOperator(ChainedOperator):
     def show(self, start: int, emit: Emit) -> None:
         """Emit what has changed in a window, if it is open, to the side output."""
         raise NotImplementedError
+
+    def sides_to_read(self) -> Mapping[str, str]:
+        """Not the panes: what they show goes out at last."""
+        return self._windows.late.sides("late")
 
     def on_mark(self, mark: Mark, input: int, emit: Emit) -> None:
         if isinstance(mark, Reached):
