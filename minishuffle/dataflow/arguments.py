@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -46,6 +47,28 @@ def check_callable(fn: Any, method: str, *, awaited: bool = False) -> None:
             f"{method} awaits nothing, and {_shown(fn)} is a coroutine function: write "
             "map_async(fn, concurrency=...)"
         )
+    if awaited and _gives_no_awaitable(fn):
+        raise UsageError(
+            f"{method} takes an asynchronous function, and {_shown(fn)} gives nothing to await: define it "
+            "with 'async def' and 'return', or use map or flat_map"
+        )
+
+
+def _gives_no_awaitable(fn: Any) -> bool:
+    """As far as it can be known without a call: a class, a generator function. A plain function may give an
+    awaitable that it got from somewhere else."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    if isinstance(fn, type):
+        makes_instances = type(fn).__call__ is type.__call__ and not inspect.isfunction(fn.__new__)
+        return makes_instances and not hasattr(fn, "__await__")
+    for called in (fn, type(fn).__call__):
+        if inspect.isasyncgenfunction(called):
+            return True
+        if inspect.isgeneratorfunction(called):
+            code = getattr(called, "__code__", None)  # that of a method too
+            return code is not None and not code.co_flags & inspect.CO_ITERABLE_COROUTINE
+    return False
 
 
 def checked_parallelism(count: Any, where: str) -> int:

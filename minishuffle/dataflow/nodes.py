@@ -175,8 +175,8 @@ def with_last_step(feed: Feed, method: str, change: Callable[[Node], Node]) -> F
     """
     if feed.side is not None:
         raise InvalidGraph(
-            f"{method}() cannot follow .late or .panes, which are no operators: call it before, or after the "
-            "next one"
+            f"{method}() cannot follow .late, .panes, .errors or .side(...), which are no operators: call it "
+            "before, or after the next one"
         )
     node = feed.node
     if node.is_auxiliary and len(node.feeds) == 1 and node.feeds[0].exchange is None:

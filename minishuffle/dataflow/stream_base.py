@@ -171,8 +171,10 @@ class StreamBase:
 
     def _side(self, name: str) -> Self:
         if name not in self._sides:
-            way = _SIDE_STEPS.get(name, f"a function with sides=[{name!r}]")
-            raise InvalidGraph(f".{name} must directly follow a step that gives such records: {way}")
+            is_own = name not in _SIDE_STEPS
+            what = f".side({name!r:.80})" if is_own else f".{name}"
+            way = f"a function with sides=[{name!r:.80}]" if is_own else _SIDE_STEPS[name]
+            raise InvalidGraph(f"{what} must directly follow a step that gives such records: {way}")
         side = self._sides[name]
         feeds = tuple(Feed(feed.node, side=side.tag) for feed in self._feeds)
         return type(self)(feeds, side.schema, side.columns, side.time)
@@ -204,8 +206,8 @@ class StreamBase:
 
     def name(self, label: str) -> Self:
         """Name the operator before this, for tables, metrics and errors."""
-        if not isinstance(label, str) or not label.strip():
-            raise UsageError(f"name takes a text, not {label!r:.80}")
+        if not isinstance(label, str) or not label.strip() or not label.isprintable():
+            raise UsageError(f"name takes a text of characters that can all be printed, not {label!r:.80}")
         return self._with_last_step("name", lambda node: node.named(label))
 
     # --- new streams -----------------------------------------------------------------------------

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +153,51 @@ def test_what_is_to_be_awaited_is_left_to_map_async(method: str, fn: Any) -> Non
     rows().map_async(fn, concurrency=2)
 
 
+class Session:
+    def fetch(self, row: Any) -> Any:
+        return fetched(row)
+
+    def each(self, row: Any) -> Iterator[Any]:
+        yield row
+
+    async def all(self, row: Any) -> AsyncIterator[Any]:
+        yield row
+
+    @types.coroutine
+    def awaited(self, row: Any) -> Generator[Any, Any, Any]:
+        yield
+
+
+class Steps:
+    def __call__(self, row: Any) -> Iterator[Any]:
+        yield row
+
+
+class Request:
+    """Its instances can be awaited."""
+
+    def __init__(self, row: Any) -> None:
+        self.row = row
+
+    def __await__(self) -> Iterator[Any]:
+        yield self.row
+
+
+@pytest.mark.parametrize(
+    "fn", [str, Session().each, Session().all, Steps(), functools.partial(functools.partial(str))]
+)
+def test_what_gives_nothing_to_await_is_refused(fn: Any) -> None:
+    with pytest.raises(UsageError, match=r"map_async takes an asynchronous function, .* with 'async def'"):
+        rows().map_async(fn, concurrency=2)
+
+
+@pytest.mark.parametrize(
+    "fn", [lambda row: fetched(row), Session().fetch, Session().awaited, Request, asyncio.Future, print]
+)
+def test_what_may_give_something_to_await_is_not_refused(fn: Any) -> None:
+    rows().map_async(fn, concurrency=2)
+
+
 @pytest.mark.parametrize("method", ["map", "filter", "flat_map"])
 def test_on_error_is_checked_where_it_is_written(method: str) -> None:
     with pytest.raises(UsageError, match="on_error is 'ignore'"):
@@ -171,7 +218,7 @@ def test_union_takes_streams() -> None:
         rows().union([1])  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("label", ["", "  ", None])
+@pytest.mark.parametrize("label", ["", "  ", None, "a\nb", "a\x1b[31mb", "a\tb"])
 def test_a_name_is_a_text(label: Any) -> None:
     with pytest.raises(UsageError, match="name takes a text"):
         rows().name(label)
@@ -276,7 +323,7 @@ def test_side_outputs_are_checked_where_they_are_written() -> None:
         rows().map(len, sides="bad")
     with pytest.raises(UsageError, match="'late' is not a name for a side output of your own"):
         rows().map(len, sides=["late"])
-    with pytest.raises(InvalidGraph, match=r"\.bad must directly follow .* with sides=\['bad'\]"):
+    with pytest.raises(InvalidGraph, match=r"\.side\('bad'\) must directly follow .* with sides=\['bad'\]"):
         rows().map(len, sides=["other"]).side("bad")
     with pytest.raises(InvalidGraph, match=r"\.errors must directly follow .* with on_error='side'"):
         _ = rows().map(len).errors

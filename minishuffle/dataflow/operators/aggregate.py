@@ -13,7 +13,14 @@ import pyarrow as pa
 from minishuffle.dataflow.operators.aggregates import Function, input_of, outputs_of
 from minishuffle.dataflow.operators.base import Batch, Emit
 from minishuffle.dataflow.operators.chained import ChainedOperator, Emission
-from minishuffle.dataflow.operators.columns import Outputs, RowCount, grown, merge_states, states_of
+from minishuffle.dataflow.operators.columns import (
+    Outputs,
+    RowCount,
+    check_result,
+    grown,
+    merge_states,
+    states_of,
+)
 from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.keyedstate import StatePart, by_columns, key_columns_of
 from minishuffle.dataflow.operators.keyindex import KeyIndex
@@ -49,11 +56,7 @@ class _KeyedColumns(ChainedOperator):
         self.names = [*self.keys, *(name for name, _, _ in outputs)]
         if not self.keys:
             raise UsageError("an aggregation by key needs at least one key column: key_by('column')")
-        if len(set(self.names)) < len(self.names):
-            raise UsageError(
-                f"two output columns have one name: rename some of {', '.join(self.names)}, key columns "
-                "before key_by()"
-            )
+        check_result(self.names)
         self._index = KeyIndex()
         self._stamps = np.zeros(0, dtype=np.uint8)
         """By slot, that of the last of the batches with the key; 0 for one that is long ago."""

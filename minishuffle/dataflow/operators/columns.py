@@ -8,6 +8,7 @@ replaced by the operation's neutral element, so that the kernels need not know o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -27,6 +28,7 @@ __all__ = [
     "Outputs",
     "RowCount",
     "ValueCount",
+    "check_result",
     "folded",
     "grown",
     "is_bytes",
@@ -41,6 +43,16 @@ __all__ = [
 Vector: TypeAlias = "np.ndarray[Any, Any]"
 
 _INT64_MAX, _INT64_MIN = 2**63 - 1, np.int64(-(2**63))
+
+
+def check_result(names: Sequence[str]) -> None:
+    """Raises UsageError if two columns of the result have one name."""
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(
+            f"the result would have two columns {twice!r}, its columns being {', '.join(names)}: choose "
+            "another name for one; a key column gets it by rename() before key_by()"
+        )
 
 
 def grown(vector: Vector, size: int, fill: Any) -> Vector:

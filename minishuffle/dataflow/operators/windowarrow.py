@@ -11,12 +11,11 @@ import pyarrow as pa
 from minishuffle.dataflow.operators.aggregate import pieces_of
 from minishuffle.dataflow.operators.aggregates import input_of
 from minishuffle.dataflow.operators.base import Batch, Emit, Side
-from minishuffle.dataflow.operators.columns import Outputs, merge_states, states_of
+from minishuffle.dataflow.operators.columns import Outputs, check_result, merge_states, states_of
 from minishuffle.dataflow.operators.convert import column_of
 from minishuffle.dataflow.operators.keyedstate import StatePart, by_columns, key_columns_of
 from minishuffle.dataflow.operators.keyindex import KeyIndex
 from minishuffle.dataflow.operators.windows import OpenWindows, Starts, WindowOperator
-from minishuffle.errors import UsageError
 from minishuffle.limits import BATCH_ROWS_MAX
 
 __all__ = ["MOMENT", "PANE_NAMES", "SPARE_SLOTS", "WindowArrow", "window_columns", "with_panes"]
@@ -47,11 +46,7 @@ def window_columns(keys: tuple[str, ...], outputs: Outputs, more: tuple[str, ...
         UsageError: two of all these have one name.
     """
     names = [*keys, "window_start", "window_end", *(name for name, _, _ in outputs)]
-    if len({*names, *more}) < len(names) + len(more):
-        raise UsageError(
-            f"two output columns have one name: rename some of {', '.join([*names, *more])}, key columns "
-            "before key_by()"
-        )
+    check_result([*names, *more])
     return names
 
 

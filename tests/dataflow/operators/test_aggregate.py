@@ -347,7 +347,7 @@ def test_types_that_cannot_be_aggregated(function: Any, kind: pa.DataType) -> No
 def test_unknown_functions_columns_and_names() -> None:
     with pytest.raises(UsageError, match=r"no aggregate 'median' \(of column 'v'\): write one of sum, count"):
         AggregateArrow(("k",), {"out": ("v", "median")}, "each")  # type: ignore[dict-item]
-    with pytest.raises(UsageError, match="two output columns have one name: .*, key columns before key_by"):
+    with pytest.raises(UsageError, match=r"two columns 'k', .*k, k: .*; a key column gets it by rename\(\)"):
         AggregateArrow(("k",), {"k": ("v", "sum")}, "each")
     with pytest.raises(UsageError, match="at least one key column"):
         CountArrow((), "each")

@@ -255,5 +255,5 @@ def test_a_record_whose_function_raises_is_dropped_alone_or_fails_the_task() -> 
 
 
 def test_two_columns_of_one_name_are_refused() -> None:
-    with pytest.raises(UsageError, match="two output columns have one name"):
+    with pytest.raises(UsageError, match="would have two columns 'window_start'"):
         SessionArrow(T, Closing(GAP), Late(), ("k",), outputs_of({"window_start": ("v", "sum")}, T))

@@ -395,7 +395,7 @@ def test_the_columns_and_types_of_an_arrow_result() -> None:
 
 
 def test_two_columns_of_one_name_are_refused() -> None:
-    with pytest.raises(UsageError, match="two output columns have one name: rename some of k, window_start"):
+    with pytest.raises(UsageError, match="two columns 'window_start', its columns being k, window_start"):
         WindowArrow(OpenWindows(T, tumbling(1)), ("k",), outputs_of({"window_start": ("v", "sum")}))
 
 
