@@ -8,9 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 POLL_SECONDS = 0.02
+SECONDS_MAX = 90.0
+"""Guards against what never happens: less than any test may take, so that it is named."""
 
 
-def until(condition: Callable[[], Any], what: str, seconds: float = 30.0) -> Any:
+def until(condition: Callable[[], Any], what: str, seconds: float = SECONDS_MAX) -> Any:
     """The first true value of ``condition``.
 
     Raises:
@@ -23,7 +25,7 @@ def until(condition: Callable[[], Any], what: str, seconds: float = 30.0) -> Any
     return found
 
 
-async def comes_true(condition: Callable[[], Any], what: str, seconds: float = 30.0) -> Any:
+async def comes_true(condition: Callable[[], Any], what: str, seconds: float = SECONDS_MAX) -> Any:
     """:func:`until` for what happens on this event loop."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
