@@ -27,10 +27,12 @@ from minishuffle.examples.wordcount import SHIPPED_TEXT, words
 from minishuffle.ids import Address
 from support.waiting import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-SECONDS_MAX = 60.0
+SECONDS_MAX = 180.0
 BIN = Path(sys.executable).parent
+CACHE = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+"""With the compiled loops of this machine: in a home of their own, nodes would first compile them anew."""
 
 
 class Nodes:
@@ -54,6 +56,7 @@ class Nodes:
         return {
             "PATH": f"{BIN}:{os.environ['PATH']}",
             "HOME": str(self._directory),
+            "XDG_CACHE_HOME": CACHE,
             "NODE_STATE": str(self._directory / f"state-{host}"),
             "NODE_SECRET_FILE": str(self.secret),
             "MINISHUFFLE_COORDINATOR": str(self.coordinator),
@@ -93,7 +96,8 @@ class Nodes:
         for there, meant in here.items():
             words = [word.replace(there, meant) for word in words]
         assert not any("$" in word for word in words)
-        return self._start(words, host, {"PATH": os.environ["PATH"], "HOME": str(self._directory)})
+        environment = {"PATH": os.environ["PATH"], "HOME": str(self._directory), "XDG_CACHE_HOME": CACHE}
+        return self._start(words, host, environment)
 
     def _start(self, words: list[str], host: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:
         with (self._directory / f"log-{len(self._started)}").open("wb") as log:
