@@ -124,6 +124,7 @@ def test_the_file_is_another_one_for_other_sources_versions_and_processors(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_only_the_first_process_loads_the_compiler(tmp_path: Path) -> None:
     program = (
         "import sys, numpy as np; from minishuffle.kernels.machinecode import kernel; "
@@ -136,7 +137,7 @@ def test_only_the_first_process_loads_the_compiler(tmp_path: Path) -> None:
             env={"XDG_CACHE_HOME": str(tmp_path)},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,  # It compiles, which takes ten seconds of a processor.
             check=True,
         )
         for _ in range(2)
