@@ -37,7 +37,7 @@ from minishuffle.worker.service import run_worker
 HOST = "127.0.0.1"
 SECRET = b"the cluster's"
 CLUSTER = "test"
-SECONDS_MAX = 20.0
+SECONDS_MAX = 120.0
 TERM = 3
 SETTINGS = ClusterSettings(
     heartbeat_interval=0.02,
