@@ -16,7 +16,7 @@ from support.waiting import until
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-SECONDS_MAX = 60.0
+SECONDS_MAX = 180.0
 Options = dict[str, str]
 
 

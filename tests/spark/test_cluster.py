@@ -23,10 +23,10 @@ from minishuffle.spark.session import spark_session, stop_spark
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(150), pytest.mark.usefixtures("wider_resources")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("wider_resources")]
 
 EXECUTORS = 3
-SECONDS_MAX = 60.0
+SECONDS_MAX = 180.0
 Until = Callable[..., Any]
 Processes = Callable[[], list[psutil.Process]]
 

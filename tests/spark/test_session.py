@@ -18,9 +18,9 @@ from pyspark import SparkContext
 from minishuffle.errors import UsageError
 from minishuffle.spark.session import SparkFailed, spark_session, stop_spark
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("own_jvm")]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("own_jvm")]
 
-SECONDS_MAX = 60.0
+SECONDS_MAX = 180.0
 Until = Callable[..., Any]
 PROGRAM = """
 import time
@@ -34,7 +34,7 @@ started = Path("{started}")
 def wait(batches):
     started.touch()
     for batch in batches:
-        time.sleep(60)
+        time.sleep(600)
         yield batch
 
 try:

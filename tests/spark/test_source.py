@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(600),
     # New, since the memory of Python processes is measured: those of tests before would count.
     pytest.mark.usefixtures("new_jvm", "wider_resources"),
 ]
 
-SECONDS_MAX = 60.0
+SECONDS_MAX = 180.0
 PAUSE_SECONDS = 20.0 if os.environ.get("MINISHUFFLE_SOAK") == "1" else 5.0
 LOOK_SECONDS = 0.5
 MIB = 1 << 20

@@ -23,9 +23,9 @@ from minishuffle.spark.session import activate
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("wider_resources")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("wider_resources")]
 
-SECONDS_MAX = 120.0
+SECONDS_MAX = 180.0
 ROWS = 100_000
 LAST = ROWS * 3 // 10
 """First row of a partition that waits for the second kill."""

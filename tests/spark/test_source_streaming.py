@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(150), pytest.mark.usefixtures("wider_resources")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("wider_resources")]
 
-SECONDS_MAX = 60.0
+SECONDS_MAX = 180.0
 FILES = 4
 Options = dict[str, str]
 Until = Callable[..., Any]
