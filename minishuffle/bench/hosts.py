@@ -6,10 +6,12 @@ A host that is cut off closes no connection: its packets are lost, and so are th
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Final
 
@@ -19,6 +21,8 @@ from minishuffle.local import LocalCluster
 __all__ = ["HostCluster", "Hosts"]
 
 IP_SECONDS_MAX: Final = 10.0
+RUN: Final = "/run"
+"""Where ``ip`` has its namespaces; it is locked while one of the processes of this machine takes a subnet."""
 NAMES: Final = re.compile(r"^minishuffle-(\d+)-\d+\b", re.MULTILINE)
 """Names of namespaces, with the id of the process that made them."""
 
@@ -61,11 +65,12 @@ class Hosts:
         _remove(self._pid)
 
     def _make(self) -> None:
-        taken = _ip("-o", "-4", "address", "show")
-        self._subnet = next(net for n in range(255) if (net := f"10.213.{n}") and f" {net}." not in taken)
         bridge = _bridge(self._pid)
         _ip("link", "add", bridge, "type", "bridge")
-        _ip("address", "add", f"{self._subnet}.254/24", "dev", bridge)
+        with _alone():
+            taken = _ip("-o", "-4", "address", "show")
+            self._subnet = next(net for n in range(255) if (net := f"10.213.{n}") and f" {net}." not in taken)
+            _ip("address", "add", f"{self._subnet}.254/24", "dev", bridge)
         _ip("link", "set", bridge, "up")
         for number in range(self._count):
             name, plug = self._name(number), self._plug(number)
@@ -133,6 +138,17 @@ class HostCluster(LocalCluster):
             super().__exit__(kind, error, traceback)
         finally:
             self.hosts.__exit__(kind, error, traceback)
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """One process at a time is in here: two that look at once take the same subnet, which ``ip`` allows."""
+    folder = os.open(RUN, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def _bridge(pid: int) -> str:

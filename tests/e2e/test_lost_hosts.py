@@ -5,8 +5,10 @@ Only root can make these: collected as root, and where CI says that it is true.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -147,3 +149,25 @@ def test_hosts_leave_nothing_behind_and_those_of_a_dead_process_go_with_the_next
         assert "dev eth0" in said([*hosts.command(0), "ip", "route", "get", hosts.address(1)])
         raise KeyError
     assert hosts._name(0) not in there() and hosts._plug(0) not in there()
+
+
+def test_hosts_that_are_made_at_once_have_networks_of_their_own() -> None:
+    """Two processes that took the same one reached each other's hosts."""
+    program = (
+        "from minishuffle.bench.hosts import Hosts\n"
+        "print(flush=True); input()\n"
+        "with Hosts(1) as hosts:\n    print(hosts.address(0), flush=True); input()"
+    )
+    with contextlib.ExitStack() as stack:
+        words = [sys.executable, "-c", program]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        makers = [stack.enter_context(subprocess.Popen(words, **pipes)) for _ in range(6)]
+        for maker in makers:
+            maker.stdout.readline()  # It has loaded what it needs.
+        for maker in makers:
+            print(file=maker.stdin, flush=True)
+        addresses = [maker.stdout.readline() for maker in makers]
+        for maker in makers:
+            maker.communicate("\n")
+    assert len(set(addresses)) == len(makers), addresses
+    assert [maker.returncode for maker in makers] == [0] * len(makers)
