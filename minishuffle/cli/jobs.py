@@ -303,7 +303,11 @@ def show(context: click.Context, job: str, as_json: bool) -> None:
 @late_global_options
 @click.pass_context
 def cancel(context: click.Context, job: str, as_json: bool) -> None:
-    """Cancel a job and wait until it has ended."""
+    """Cancel a job and wait until it has ended.
+
+    While the coordinator's journal cannot be written (its disk is full), what the job keeps for readers is
+    given up too, also if it has ended already: that may be what fills the disk.
+    """
     with session_of(context).client() as client:
         handle = client.handle(job)
         handle.cancel()

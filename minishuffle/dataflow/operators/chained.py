@@ -173,7 +173,7 @@ class RecordOperator(ForgivingOperator):
         """
 
         def part(rows: Any) -> None:
-            aside = asides_of(rows) if Aside.made else ()
+            aside = asides_of(rows)
             if not aside:
                 emit(rows)
                 return
