@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from numba import int64, njit, uint8, uint32, uint64
+from llvmlite import ir
+from numba import int64, njit, types, uint8, uint32, uint64
+from numba.extending import intrinsic
 
 Vector: TypeAlias = Any
 """Numbers of 64 or 32 bits, or bytes: ``KERNELS`` has the types."""
@@ -23,8 +25,28 @@ LENGTH_BITS = uint64(8)
 GOLDEN = uint64(0x9E37_79B9_7F4A_7C15)
 LOW_HALF = uint64(0xFFFF_FFFF)
 ABSENT, ONE = uint32(0), uint64(1)
+LOOKUPS = 128
+"""Keys whose places are asked for before the first of them is needed: what they touch fits into a cache."""
 SUM, MINIMUM = 0, 1
 
+
+def _prefetch(context: Any, vector: Any, place: Any) -> Any:
+    """Ask for what stands at that place of the vector (even beyond its end); the processor does not wait."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address = builder.bitcast(builder.gep(arguments[0], [arguments[1]]), ir.IntType(8).as_pointer())
+        number = ir.IntType(32)
+        to_read, to_keep, data = number(0), number(3), number(1)
+        kind = ir.FunctionType(ir.VoidType(), [address.type, number, number, number])
+        name = "llvm.prefetch.p0"
+        function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
+        builder.call(function, [address, to_read, to_keep, data])
+        return context.get_dummy_value()
+
+    return types.void(vector, types.int64), generate
+
+
+prefetch: Any = intrinsic(_prefetch)
 
 # --- hashing --------------------------------------------------------------------------------------
 
@@ -231,6 +253,13 @@ def tag_of(value: Word, bits: Word) -> Word:
 
 
 @njit(forceinline=True)
+def slot_in(table: Vector, bits: Word, value: Word) -> int:
+    """The slot at the first place for that hash; no slot at all if another key or none stands there."""
+    slot: int = int64(uint64(table[value >> (S64 - bits)]) ^ tag_of(value, bits)) - 1
+    return slot
+
+
+@njit(forceinline=True)
 def place_of(
     table: Vector, bits: Word, stored: Vector, width: int, words: Vector, row: int, value: Word
 ) -> Word:
@@ -249,17 +278,30 @@ def place_of(
 def find_keys_of_width(
     table: Vector, bits: Word, stored: Vector, width: int, words: Vector, slots: Vector, rows: int
 ) -> int:
-    """See :func:`find_keys`, which says what is known of ``width``."""
+    """See :func:`find_keys`, which says what is known of ``width``.
+
+    A guess that was wrong (another key at the first place) ends all work on the keys behind it, and while the
+    memory is waited for that is one key after the other. So for some keys at a time all places are asked for
+    first, and all stored keys then; ``slots`` has the hashes meanwhile.
+    """
     absent, last = 0, (ONE << bits) - ONE
-    for row in range(rows):
-        value = hash_of_row(words, row, width)
-        slot = int64(uint64(table[value >> (S64 - bits)]) ^ tag_of(value, bits)) - 1
-        if slot < 0 or slot >= int64(last) or not same_words(words, row, stored, slot, width):
-            place = place_of(table, bits, stored, width, words, row, value)
-            slot = int64(uint64(table[place]) & last) - 1
-            if slot < 0:
-                absent += 1
-        slots[row] = slot
+    for begin in range(0, rows, LOOKUPS):
+        end = min(begin + LOOKUPS, rows)
+        for row in range(begin, end):
+            value = hash_of_row(words, row, width)
+            prefetch(table, int64(value >> (S64 - bits)))
+            slots[row] = int64(value)
+        for row in range(begin, end):
+            prefetch(stored, slot_in(table, bits, uint64(slots[row])) * width)
+        for row in range(begin, end):
+            value = uint64(slots[row])
+            slot = slot_in(table, bits, value)
+            if slot < 0 or slot >= int64(last) or not same_words(words, row, stored, slot, width):
+                place = place_of(table, bits, stored, width, words, row, value)
+                slot = int64(uint64(table[place]) & last) - 1
+                if slot < 0:
+                    absent += 1
+            slots[row] = slot
     return absent
 
 

@@ -1,7 +1,8 @@
-"""From rows of 64-bit words to slots: a hash table with open addressing, at most half full.
+"""From rows of 64-bit words to slots: a hash table with open addressing, at most a quarter full.
 
 The rows lie one after the other; the table has a part of each row's hash and its slot, so that a lookup
-touches two places of memory. The loops are in ``kernels/loops.py``.
+touches two places of memory. Half full, a table would be smaller by 8 to 16 bytes a key, and twice as many
+keys would find another one at their first place. The loops are in ``kernels/loops.py``.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ class WordTable:
 
     def __init__(self, width: int) -> None:
         self.width = width
-        self._stored = np.empty((1 << _BITS_MIN - 1, width), dtype=np.int64)
-        """Rows by slot, as many as half of the table's places."""
+        self._stored = np.empty((1 << _BITS_MIN - 2, width), dtype=np.int64)
+        """Rows by slot, as many as a quarter of the table's places."""
         self._count = np.zeros(1, dtype=np.int64)
         self._bits = _BITS_MIN
         self._places = np.zeros(1 << self._bits, dtype=np.uint32)
