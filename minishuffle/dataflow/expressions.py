@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +13,6 @@ if TYPE_CHECKING:
     import pyarrow.compute as pc
 
 __all__ = ["check_expression", "columns_read", "expression_type"]
-
-_UNKNOWN_FIELD = re.compile(r"No match for FieldRef\.Name\((.*?)\) in ")
 
 
 def check_expression(given: Any, where: str) -> pc.Expression:
@@ -40,13 +37,15 @@ def expression_type(schema: pa.Schema, expression: pc.Expression, where: str) ->
     """
     import pyarrow as pa
 
+    from minishuffle.dataflow.operators.relational import missing_column
+
     try:
         kind = _bound_type(schema, expression)
         _check_one_row(schema, expression, where)
         return kind
     except pa.ArrowException as error:
-        if unknown := _UNKNOWN_FIELD.search(str(error)):
-            check_columns([unknown[1]], schema.names, where)
+        if (missing := missing_column(error)) is not None:
+            check_columns([missing], schema.names, where)
         raise UsageError(f"{where}: {expression!s:.200}: {error!s:.400}") from error
 
 

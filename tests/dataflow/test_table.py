@@ -65,6 +65,10 @@ def test_steps_work_where_the_columns_are_not_known_before() -> None:
     assert by_n(table.filter(n < 3)) == [{"p": 10, "n": 1, "sum": 11}, {"p": 20, "n": 2, "sum": 22}]
     with pytest.raises(UnknownName, match="drop: no column 'nope': the batch has user"):
         rows(unknown.drop("nope"))
+    with pytest.raises(UnknownName, match="filter: no column 'nope': the batch has user, price"):
+        rows(unknown.filter(pc.field("nope") < 3))
+    with pytest.raises(UnknownName, match="with_columns: no column 'nope': the batch has user, price"):
+        rows(unknown.with_columns(more=pc.field("nope") + 1))
 
 
 def test_expressions_make_columns_of_those_before() -> None:

@@ -8,8 +8,9 @@ names, but imports ``pyarrow.dataset``, which costs a worker 56 MB and seconds.
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -27,10 +28,12 @@ from minishuffle.errors import UnknownName, UsageError
 from minishuffle.exchange.gather import take, taken
 from minishuffle.limits import BATCH_ROWS_MAX
 
-__all__ = ["Conform", "Explode", "Filter", "MapPieces", "Projection", "computed"]
+__all__ = ["Conform", "Explode", "Filter", "MapPieces", "Projection", "computed", "missing_column"]
 
 Value: TypeAlias = "str | pc.Expression"
 """An input column by name, or what an expression gives."""
+
+_MISSING_COLUMN: Final = re.compile(r"No match for FieldRef\.Name\((.*?)\) in ")
 
 
 class Projection(ChainedOperator):
@@ -94,15 +97,30 @@ class Projection(ChainedOperator):
 
 
 def evaluated(batch: pa.RecordBatch, expressions: list[pc.Expression], where: str) -> list[pa.Array]:
-    """What each expression gives on the rows of the batch."""
+    """What each expression gives on the rows of the batch.
+
+    Raises:
+        UnknownName: one reads a column that the batch does not have.
+        UsageError: one does not fit the columns, or a value.
+    """
     if not expressions:
         return []
     try:
         table = computed(pa.Table.from_batches([batch]), expressions)
     except pa.ArrowException as error:
+        if (missing := missing_column(error)) is not None:
+            raise UnknownName(
+                f"{where}: no column {missing!r}: the batch has {', '.join(batch.schema.names)}"
+            ) from error
         shown = "; ".join(map(str, expressions))
         raise UsageError(f"{where}: {shown:.200}: {error!s:.400}") from error
     return [_one_array(column) for column in table.columns]
+
+
+def missing_column(error: pa.ArrowException) -> str | None:
+    """The column for want of which pyarrow refused an expression, if that is why."""
+    found = _MISSING_COLUMN.search(str(error))
+    return found[1] if found else None
 
 
 def computed(table: pa.Table, expressions: list[pc.Expression]) -> pa.Table:
