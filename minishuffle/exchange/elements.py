@@ -6,8 +6,9 @@ The header (:data:`ELEMENT_HEADER`) has the payload's bytes, the rows, and the f
 * ``KEYED_ROWS``: a msgpack list of two: the keys and the rows.
 * ``ARROW``: the length of an Arrow IPC schema message and the number of columns that were narrowed (u32 each,
   big-endian), that message, zeros up to a multiple of 8, of each narrowed column its number, its bits (u32
-  each) and its base (i64), and an Arrow IPC record batch message. Each element stands for itself; the columns
-  that were not narrowed (see ``narrowing``) are used in place.
+  each) and its base (i64), an Arrow IPC record batch message, and the bytes of the texts in narrowed columns.
+  Each element stands for itself; these texts, and columns that were not narrowed (see ``narrowing``), are
+  used in place.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 
 from minishuffle.errors import RemoteProtocolError, ResourceExhausted, UsageError
-from minishuffle.exchange.narrowing import Narrowed, narrow, narrow_schema, widen
+from minishuffle.exchange.narrowing import Narrowed, narrow, narrow_schema, text_bytes, widen
 from minishuffle.exchange.rows import pack_keyed_rows, pack_rows, unpack_keyed_rows, unpack_rows
 from minishuffle.exchange.schemas import with_innermost, without_dictionary
 from minishuffle.limits import ELEMENT_BYTES_MAX, SPILL_ELEMENT_BYTES
@@ -385,10 +386,10 @@ def decode(kind: int, rows: int, payload: Any) -> Batch:
 def _encode_arrow(batch: pa.RecordBatch, narrows: bool) -> list[Part]:
     batch = _without_dictionaries(batch)
     schema = batch.schema.serialize().to_pybytes()
-    narrowed, notes = narrow(batch) if narrows else (batch, [])
+    narrowed, notes, texts = narrow(batch) if narrows else (batch, [], [])
     start = _ARROW_HEADER.pack(len(schema), len(notes)) + schema + bytes(-len(schema) % 8)
     start += b"".join(_NARROWED.pack(*note) for note in notes)
-    return [start, memoryview(narrowed.serialize()).cast("B")]
+    return [start, memoryview(narrowed.serialize()).cast("B"), *texts]
 
 
 def unpinned(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -436,9 +437,12 @@ def _decode_arrow(payload: Any) -> pa.RecordBatch:
         begin += length + -length % 8
         body = begin + count * _NARROWED.size
         notes = [Narrowed(*fields) for fields in _NARROWED.iter_unpack(view[begin:body])]
-        batch = pa.ipc.read_record_batch(pa.py_buffer(view).slice(body), narrow_schema(schema, notes))
+        end = len(view) - text_bytes(schema, notes)
+        if end < body:
+            raise ValueError(f"texts of {len(view) - end} bytes in {len(view)}")
+        batch = pa.ipc.read_record_batch(pa.py_buffer(view[body:end]), narrow_schema(schema, notes))
         batch.validate()
-        batch = widen(batch, schema, notes)
+        batch = widen(batch, schema, notes, pa.py_buffer(view[end:]))
     except (struct.error, pa.ArrowException, OSError, EOFError, ValueError, IndexError) as error:
         raise RemoteProtocolError(f"Arrow columns cannot be read: {error}") from error
     return batch
