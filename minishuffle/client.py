@@ -123,13 +123,16 @@ class JobHandle:
         """State and tasks now."""
         return self._client.job(self.id)
 
-    def cancel(self) -> None:
+    def cancel(self, *, give_up_results: bool = False) -> None:
         """Ask for the job to be cancelled; :meth:`wait` says when it is.
 
+        Args:
+            give_up_results: what its ``to_spark`` sinks keep for readers goes too, also if it has ended.
+
         Raises:
-            UsageError: it has ended already.
+            UsageError: it has ended already, and keeps nothing that is to go.
         """
-        self._client.cancel(self.id)
+        self._client.cancel(self.id, give_up_results=give_up_results)
 
     def end_stream(self, name: str) -> None:
         """End a stream of the job that other programs write (``Table.from_spark``), endless or not: what was
@@ -487,13 +490,9 @@ class Client:
         info = self.job(job)
         return JobHandle(self, info.job, info.name, 0)
 
-    def cancel(self, job: str) -> None:
-        """Ask for a job to be cancelled.
-
-        Raises:
-            UsageError: it has ended already.
-        """
-        self.request(CancelJob(job=job), Accepted)
+    def cancel(self, job: str, *, give_up_results: bool = False) -> None:
+        """See :meth:`JobHandle.cancel`."""
+        self.request(CancelJob(job=job, give_up_results=give_up_results), Accepted)
 
     def end_stream(self, job: str, name: str) -> None:
         """See :meth:`JobHandle.end_stream`."""

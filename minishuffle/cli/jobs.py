@@ -299,18 +299,23 @@ def show(context: click.Context, job: str, as_json: bool) -> None:
 
 @jobs.command()
 @click.argument("job")
+@click.option(
+    "--give-up-results",
+    is_flag=True,
+    help="Also what its to_spark sinks keep for readers, of a job that has ended too: makes room on disks.",
+)
 @json_option
 @late_global_options
 @click.pass_context
-def cancel(context: click.Context, job: str, as_json: bool) -> None:
+def cancel(context: click.Context, job: str, give_up_results: bool, as_json: bool) -> None:
     """Cancel a job and wait until it has ended.
 
     While the coordinator's journal cannot be written (its disk is full), what the job keeps for readers is
-    given up too, also if it has ended already: that may be what fills the disk.
+    given up in any case: that may be what fills the disk.
     """
     with session_of(context).client() as client:
         handle = client.handle(job)
-        handle.cancel()
+        handle.cancel(give_up_results=give_up_results)
         info = handle.wait_until_over(CANCEL_SECONDS)
     if as_json:
         results = [{"name": r.name, "index": r.index, "value": r.value} for r in results_of(info)]

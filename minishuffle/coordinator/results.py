@@ -297,8 +297,8 @@ class Results:
         if result.dropped:
             raise UsageError(
                 f"the results of job {job.id} ({job.name}) were given up: those of the last "
-                f"{limits.JOB_RESULTS_KEPT} jobs are kept, but for jobs that are cancelled while the "
-                "coordinator's journal cannot be written; run it again"
+                f"{limits.JOB_RESULTS_KEPT} jobs are kept, but for jobs that are cancelled with "
+                "--give-up-results, or while the coordinator's journal cannot be written; run it again"
             )
         return result
 

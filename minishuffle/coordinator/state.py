@@ -491,8 +491,8 @@ class CoordinatorState:
                     if not (self._awaiting and self._postponed.postpone(link, request, message)):
                         raise
                 return
-            case CancelJob(job=name):
-                reply: ControlMessage = self._cancel(self._jobs.named(name), now)
+            case CancelJob(job=name, give_up_results=unwanted):
+                reply: ControlMessage = self._cancel(self._jobs.named(name), now, unwanted)
             case CancelSubmission(submission=submission):
                 reply = self._cancel_submission(submission, now)
             case _ if isinstance(message, StatusRequest):
@@ -507,13 +507,13 @@ class CoordinatorState:
                 return
         self._out.append(Reply(link, request, reply))
 
-    def _cancel(self, job: Job, now: float) -> Accepted:
-        given_up = self.write_ahead.problem and self._results.give_up(job)
+    def _cancel(self, job: Job, now: float, unwanted: bool = False) -> Accepted:
+        given_up = (unwanted or self.write_ahead.problem) and self._results.give_up(job)
         if job.terminal and not given_up:
             raise UsageError(f"job {job.id} ({job.name}) cannot be cancelled: it is {job.state} already")
         job.cancel(self._wall(now), "cancelled by a client")
         self._touch(job)
-        return Accepted(job=job.id, warning=GIVEN_UP if given_up else "")
+        return Accepted(job=job.id, warning=GIVEN_UP if given_up and not unwanted else "")
 
     def _cancel_submission(self, submission: str, now: float) -> Accepted:
         job = self._jobs.submitted(submission)

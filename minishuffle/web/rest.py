@@ -99,6 +99,14 @@ class AfterOrWait(After):
     wait_seconds: float = Field(0.0, ge=0.0, le=WAIT_SECONDS_MAX)
 
 
+class Cancelling(BaseModel):
+    """``give_up_results``: what the job's sinks keep for readers goes too, also if it has ended."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    give_up_results: bool = False
+
+
 class Between(BaseModel):
     """The time between the two looks at a job."""
 
@@ -164,7 +172,7 @@ class RestInterface:
             Operation("GET", f"{of_job}/events", events, JobEvents, self._events, AfterOrWait),
             Operation("GET", f"{of_job}/logs", logs, JobLogs, self._logs, AfterOrWait),
             Operation("GET", f"{of_job}/files", files, JobFiles, self._files, After),
-            Operation("POST", f"{of_job}/cancel", "Cancel a job", Accepted, self._cancel),
+            Operation("POST", f"{of_job}/cancel", "Cancel a job", Accepted, self._cancel, Cancelling),
         ]
         self._version = version
 
@@ -284,8 +292,8 @@ class RestInterface:
 
     # --- what is changed -------------------------------------------------------------------------
 
-    async def _cancel(self, job: str, _query: Any) -> Accepted:
-        return await self._ask(CancelJob(job=job), Accepted)
+    async def _cancel(self, job: str, query: Cancelling) -> Accepted:
+        return await self._ask(CancelJob(job=job, give_up_results=query.give_up_results), Accepted)
 
 
 def _handler(operation: Operation) -> Handler:

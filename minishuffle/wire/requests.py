@@ -140,8 +140,11 @@ class ShowGraph(ControlMessage):
 
 
 class CancelJob(ControlMessage):
+    """Cancel a job. ``give_up_results``: of one that has ended too, what its sinks keep for readers goes."""
+
     type: Literal["cancel_job"] = "cancel_job"
     job: str
+    give_up_results: bool = False
 
 
 class CancelSubmission(ControlMessage):

@@ -297,7 +297,7 @@ def test_a_job_that_is_cancelled_for_want_of_room_gives_up_its_rows_when_it_has_
     cluster.report_all("j1", "canceled", counters=TaskCounters(rows_kept=12))
     assert [worker.got(DropResult) for worker in pair] == [[DropResult(term=TERM, job="j1")]] * 2
     code, text = cluster.refusal(DescribeResult(job="j1"))
-    assert code == UsageError.code and "were given up: " in text and "cancelled while the" in text
+    assert code == UsageError.code and "were given up: " in text and "while the coordinator's" in text
     code, text = cluster.refusal(CancelJob(job="j1"))
     assert (code, text) == (
         UsageError.code,
@@ -319,6 +319,24 @@ def test_a_job_that_ended_before_gives_up_its_rows_if_it_is_cancelled_for_want_o
     assert [message.job for message in pair[0].got(DropResult)] == ["j2"]
     assert cluster.show("j2").state == "failed" and describe(cluster, "j1").terminal
     assert "it is failed already" in cluster.refusal(CancelJob(job="j2"))[1]
+
+
+def test_results_that_nobody_wants_are_given_up_whenever_their_job_is_cancelled(
+    cluster: FakeCluster, pair: Any
+) -> None:
+    cluster.submit(graph("result"))
+    cluster.report_all("j1", "finished")
+    cluster.submit(graph("result", bounded=False))
+    keeps(cluster, pair[0], 0, 10, job="j2")
+    for job in ("j1", "j2"):
+        assert cluster.request(CancelJob(job=job, give_up_results=True)).warning == ""
+    assert [message.job for message in pair[0].got(DropResult)] == ["j1"]
+    assert cluster.show("j1").state == "finished" and cluster.show("j2").state == "canceling"
+    cluster.report_all("j2", "canceled", counters=TaskCounters(rows_kept=12))
+    assert [message.job for message in pair[1].got(DropResult)] == ["j1", "j2"]
+    assert "with --give-up-results" in cluster.refusal(DescribeResult(job="j1"))[1]
+    code, text = cluster.refusal(CancelJob(job="j1", give_up_results=True))
+    assert code == UsageError.code and text.endswith("cannot be cancelled: it is finished already")
 
 
 def test_requests_of_one_client_that_wait_for_workers_are_bounded(

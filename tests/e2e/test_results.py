@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -151,6 +154,33 @@ def test_a_slow_reader_holds_its_worker_back_by_credit(
     most = first.nbytes + 200 * 4096
     assert 0 < held < most
     assert sent() - before > 2 * most
+
+
+def kept_bytes(cluster: LocalCluster) -> int:
+    """The size of the files, which have no names, in which workers keep rows."""
+    found = 0
+    for worker in cluster.client.workers():
+        for each in Path(f"/proc/{worker.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # closed meanwhile
+                if "minishuffle-rows-" in os.readlink(each):
+                    found += each.stat().st_size
+    return found
+
+
+def test_results_that_are_given_up_leave_the_disk(
+    cluster: LocalCluster, access: Access, wait_until: Until
+) -> None:
+    job = submit(cluster, Numbers(2, 30))
+    assert wait_result(access, job, timeout=SECONDS_MAX).rows == 60_000
+    assert kept_bytes(cluster) > 60_000 * 8
+    handle = cluster.client.handle(job)
+    with pytest.raises(UsageError, match="it is finished already"):
+        handle.cancel()
+    handle.cancel(give_up_results=True)
+    wait_until(lambda: kept_bytes(cluster) == 0, "that the files are gone")
+    with pytest.raises(UsageError, match="were given up"):
+        describe_result(access, job)
+    assert handle.info().state == "finished"
 
 
 @pytest.mark.slow

@@ -376,6 +376,9 @@ def test_a_job_that_has_ended_cannot_be_cancelled() -> None:
             headers = {"Authorization": f"Bearer {TOKEN}"}
             status, answer = await api.ask(f"/api/v1/jobs/{job}/cancel", "POST", **headers)
             assert (status, "is finished already" in answer["text"]) == (409, True)
+            for value, expected in (("true", 409), ("perhaps", 400)):
+                path = f"/api/v1/jobs/{job}/cancel?give_up_results={value}"
+                assert (await api.ask(path, "POST", **headers))[0] == expected
             assert await api.get(f"/api/v1/jobs/{job}/loads") == {
                 "job": job,
                 "name": "words",
