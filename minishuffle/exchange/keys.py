@@ -65,7 +65,8 @@ __all__ = [
 # It is the same number on every machine and in every run. An integer is hashed by the finaliser of
 # splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014); what
 # is not an integer is first made a 64-bit word that a tag of its kind tells apart; strings and bytes go
-# through the finaliser eight little-endian bytes at a time. Longer integers are digested by BLAKE2b.
+# through the finaliser eight little-endian bytes at a time, their length with the first. Longer integers
+# are digested by BLAKE2b.
 
 
 KEY_TYPES: Final = "bool, int, float, Decimal, str, bytes, datetime, date, UUID, None, or a tuple of these"
@@ -113,7 +114,7 @@ def hash_int(value: int) -> int:
 def _hash_bytes(data: bytes, tag: int) -> int:
     if len(data) > SINGLE_BYTES_MAX:
         return int(_hash_offsets(np.array([0, len(data)]), np.frombuffer(data, np.uint8), tag)[0])
-    value = mix(tag ^ len(data))
+    value = tag ^ len(data)
     for at in range(0, len(data), 8):
         value = mix(value ^ int.from_bytes(data[at : at + 8], "little"))
     return value

@@ -95,10 +95,10 @@ def hash_words(words: Vector, factor: int, tag: Word, hashes: Vector, rows: int)
 
 
 def hash_texts(offsets: Vector, data: Vector, tag: Word, hashes: Vector, rows: int) -> int:
-    """The hash of each text: eight bytes at a time, its length before them."""
+    """The hash of each text: eight bytes at a time, its length with the first."""
     for row in range(rows):
         begin, end = int64(offsets[row]), int64(offsets[row + 1])
-        value = mixed(tag ^ uint64(end - begin))
+        value = tag ^ uint64(end - begin)
         for at in range(begin, end, 8):
             value = mixed(value ^ word_of_bytes(data, at, end))
         hashes[row] = value
