@@ -19,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -134,25 +135,30 @@ class Forked:
         self.stdin = stdin
         self.returncode: int | None = None
         self._status = status
+        self._looking = threading.Lock()
+        """The cluster's supervisor looks from a thread of its own."""
 
     def __del__(self) -> None:
         if self.returncode is None:
             os.close(self._status)
 
     def poll(self) -> int | None:
-        if self.returncode is None and select.select([self._status], [], [], 0)[0]:
-            code = os.read(self._status, 16)
-            self.returncode = int(code) if code else -signal.SIGKILL  # Its template was killed first.
-            os.close(self._status)
-        return self.returncode
+        return self._look(0)
+
+    def _look(self, seconds: float) -> int | None:
+        with self._looking:
+            if self.returncode is None and select.select([self._status], [], [], seconds)[0]:
+                code = os.read(self._status, 16)
+                self.returncode = int(code) if code else -signal.SIGKILL  # Its template was killed first.
+                os.close(self._status)
+            return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         deadline = None if timeout is None else time.monotonic() + timeout
-        while (code := self.poll()) is None:
+        while (code := self._look(POLL_SECONDS)) is None:
             if deadline is not None and time.monotonic() > deadline:
                 assert timeout is not None
                 raise subprocess.TimeoutExpired(self.args, timeout)
-            select.select([self._status], [], [], POLL_SECONDS)
         return code
 
     def send_signal(self, number: int) -> None:
