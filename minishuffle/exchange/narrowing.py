@@ -4,7 +4,8 @@ Most keys, times and counts of a batch lie close together. A column of such inte
 unsigned differences of 8, 16 or 32 bits from a number of its own, its base, as databases store such columns
 (frame of reference). Floats of 64 bits go as 32 if all of them come back bit by bit, as whole numbers, halves
 and NaN do. Texts go as their lengths, mostly of 8 bits, where Arrow has offsets of 32 or 64, and their bytes
-one after the other. To look at values and to convert them twice takes a tenth of what the saved buffers take.
+one after the other. To look at integers and to convert them twice takes a tenth of what the buffers take that
+are saved.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ def text_bytes(schema: pa.Schema, notes: Iterable[Narrowed]) -> int:
     """How many bytes of texts went from a batch of that schema.
 
     Raises:
-        ValueError: no such column of that schema could have been narrowed.
+        ValueError: they would be fewer than none.
     """
     sizes = [
         base for number, _, base in notes if number < len(schema) and _text_width(schema.field(number).type)
