@@ -156,6 +156,9 @@ class TaskCounters:
     """Network buffers with data that were taken in; one segment may come in several of them."""
     user_errors: dict[str, int] = field(default_factory=dict)
     """By policy: skip, dead_letter, side."""
+    columns_found: dict[str, int] = field(default_factory=dict)
+    """By column for which the job asks by name, and of which nothing is declared: how many steps that make
+    columns of rows have seen a row with it, from the first row on."""
     records_late: int = 0
     """Records that came behind the watermark that closed what they belong to."""
     late_dropped: int = 0

@@ -142,6 +142,8 @@ INFERRED_FILE_BYTES_MAX: Final = 256 * MIB
 """The largest CSV or JSON file that is read before the job starts, for types that are not declared."""
 CSV_BLOCK_BYTES: Final = 8 * MIB
 """Read at once of a CSV file; a line that is longer may be refused, one of twice that always is."""
+RESULT_BYTES_MAX: Final = 16 * MIB
+"""What all sinks of a job together may return at their close."""
 COLLECT_BYTES_MAX: Final = 256 * MIB
 """Rows that one job collects."""
 COLLECTED_RUNNING_BYTES_MAX: Final = 512 * MIB

@@ -24,6 +24,8 @@ from minishuffle.coordinator.lifecycle import (
     Subtask,
     first_attempts,
     names_of,
+    results_too_large,
+    unseen_columns,
 )
 from minishuffle.coordinator.manifest import Manifest
 from minishuffle.coordinator.positions import SourceProgress, WriteProgress
@@ -49,8 +51,6 @@ from minishuffle.wire.requests import JobInfo, JobRows
 
 __all__ = ["Job"]
 
-RESULT_BYTES_MAX: Final = 16 * limits.MIB
-"""What all sinks of a job together may return at their close."""
 _FromTask: TypeAlias = (
     TaskStateChanged | TaskReleased | Collected | TaskReport | SourcePositions | FileCompleted | ChannelEnds
 )
@@ -242,8 +242,9 @@ class Job:
             self._keep_result(task, message.result, at)
             self._read_to_the_end([*self.ends.finished(task.key), task.key])
         elif message.state != "running":
-            if self.state == "canceling" and self._result_bytes + len(message.result) <= RESULT_BYTES_MAX:
-                self._result_bytes, task.result = self._result_bytes + len(message.result), message.result
+            result_bytes = self._result_bytes + len(message.result)
+            if self.state == "canceling" and result_bytes <= limits.RESULT_BYTES_MAX:
+                self._result_bytes, task.result = result_bytes, message.result
                 task.rows_listed += message.counters.rows_in_result
             self._ended_early(task, error, asked, at)
         self._advance(at)
@@ -274,14 +275,10 @@ class Job:
 
     def _keep_result(self, task: Subtask, result: bytes, at: float) -> None:
         self._result_bytes += len(result)
-        if self._result_bytes <= RESULT_BYTES_MAX:
+        if self._result_bytes <= limits.RESULT_BYTES_MAX:
             task.result = result
-            return
-        text = (
-            f"the sinks of this job returned more than {RESULT_BYTES_MAX} bytes at their close: "
-            "write large results with to_files"
-        )
-        self.fail(ErrorInfo(code=ResourceExhausted.code, text=text, task=str(task)), at)
+        else:
+            self.fail(results_too_large(task), at)
 
     def _ended_early(self, task: Subtask, error: ErrorInfo | None, asked: bool, at: float) -> None:
         """A task ended, and not because its work was done; ``asked``: its region restarts."""
@@ -671,6 +668,8 @@ class Job:
             causes = self.history.causes
             text = causes[0].text if causes else "cancelled"
             self._move(_STOPPING[self.state], at, text)
+        elif not self.restarts and (unseen := unseen_columns(self.tasks())) is not None:
+            self.fail(unseen, at)
         elif not self.terminal:
             end = "finished_with_loss" if self.losses().certain else "finished"
             self._move(end, at, f"after {at - self.submitted_at:.3f} s")
@@ -686,7 +685,7 @@ class Job:
         if self.state in ("finished", "finished_with_loss"):
             assert set(states) == {"finished"}
         assert bool(self.history.causes) == (self.state in ("failing", "failed"))
-        assert sum(len(task.result) for task in self._tasks.values()) <= RESULT_BYTES_MAX
+        assert sum(len(task.result) for task in self._tasks.values()) <= limits.RESULT_BYTES_MAX
         assert {key for key, task in self._tasks.items() if task.state in PENDING} == set(self._times)
         assert not (self.stopping and self._times)
         for task in self._tasks.values():

@@ -29,20 +29,33 @@ A job with the restart strategy ``none`` fails with its first task. A job on its
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from pydantic import TypeAdapter
 
+from minishuffle import limits
 from minishuffle.coordinator.books import AttemptRecord, TaskKey, Totals
 from minishuffle.coordinator.positions import Resumption
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import JobGraph, Placement
+from minishuffle.errors import ResourceExhausted, UnknownName
 from minishuffle.ids import FIRST_ATTEMPT
+from minishuffle.wire.messages import ErrorInfo
 from minishuffle.wire.requests import TaskInfo
 
-__all__ = ["ENDED", "JOB_MOVES", "JOB_OVER", "PENDING", "TASK_MOVES", "Subtask", "recalled_subtask"]
+__all__ = [
+    "ENDED",
+    "JOB_MOVES",
+    "JOB_OVER",
+    "PENDING",
+    "TASK_MOVES",
+    "Subtask",
+    "recalled_subtask",
+    "results_too_large",
+    "unseen_columns",
+]
 
 ENDED: Final = frozenset({"finished", "failed", "canceled", "abandoned", "lost"})
 PENDING: Final = frozenset({"restarting", "waiting for a slot"})
@@ -153,6 +166,35 @@ def first_attempts(graph: JobGraph, placement: Placement) -> dict[TaskKey, Subta
         for operator, vertex in enumerate(graph.vertices)
         for index in range(vertex.parallelism)
     }
+
+
+def results_too_large(task: Subtask) -> ErrorInfo:
+    """What fails a job when a sink has ended, and with its result those of all are more than a job keeps."""
+    text = (
+        f"the sinks of this job returned more than {limits.RESULT_BYTES_MAX} bytes at their close: "
+        "write large results with to_files"
+    )
+    return ErrorInfo(code=ResourceExhausted.code, text=text, task=str(task))
+
+
+def unseen_columns(tasks: Iterable[Subtask]) -> ErrorInfo | None:
+    """What fails a job whose tasks have all finished, each in its first attempt: a step asks by name for a
+    column, of those that rows set, and none of them had it."""
+    found: dict[tuple[int, str], int] = {}
+    names = {}
+    for task in tasks:
+        names[task.operator] = task.name
+        for column, seen in task.counters.columns_found.items():
+            key = task.operator, column
+            found[key] = found.get(key, 0) + seen
+    for (operator, column), seen in found.items():
+        if not seen:
+            text = (
+                f"the job reads a column {column!r}, and no row that to_table() was given has it: correct "
+                f"the name, or declare the columns with to_table({{{column!r}: type, ...}})"
+            )
+            return ErrorInfo(code=UnknownName.code, text=text, task=names[operator])
+    return None
 
 
 NAMES_SHOWN: Final = 5

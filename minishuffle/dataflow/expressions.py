@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+import re
+from collections.abc import Iterable
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
 
 from minishuffle.dataflow.arguments import check_columns
 from minishuffle.errors import UsageError
@@ -13,6 +15,14 @@ if TYPE_CHECKING:
     import pyarrow.compute as pc
 
 __all__ = ["check_expression", "columns_read", "expression_type"]
+
+_PICKLED: Final = re.compile(
+    r"(call|end|field_ref|literal|nested_field_ref|options): '(.*?)'"
+    r"(?=\n(?:call|end|field_ref|literal|nested_field_ref|options): '|\Z)",
+    re.DOTALL,
+)
+"""An entry of what pyarrow pickles an expression as, after the line that stands before them."""
+_METADATA: Final = "-- schema metadata --\n"
 
 
 def check_expression(given: Any, where: str) -> pc.Expression:
@@ -66,20 +76,32 @@ def _check_one_row(schema: pa.Schema, expression: pc.Expression, where: str) -> 
             ) from error
 
 
-def columns_read(schema: pa.Schema, expressions: Mapping[str, pc.Expression]) -> frozenset[str]:
-    """The columns of ``schema`` without which one of the expressions, each valid with all of them, fails."""
+def columns_read(expressions: Iterable[pc.Expression]) -> frozenset[str]:
+    """The columns that they read, of which nothing need be known.
+
+    pyarrow shows them nowhere but in what it pickles an expression as: a schema whose metadata has the parts
+    in order, a column as ``field_ref``, a field of a struct as ``nested_field_ref``, with the length of its
+    path, and the names of the path.
+
+    Raises:
+        UsageError: one reads a column by its number.
+    """
     import pyarrow as pa
 
     read: set[str] = set()
-    for expression in expressions.values():
-        shown = str(expression)
-        for number, name in enumerate(schema.names):
-            if name in read or name not in shown:
-                continue
-            try:
-                _bound_type(schema.remove(number), expression)
-            except pa.ArrowException:
-                read.add(name)
+    for expression in expressions:
+        try:
+            _, (pickled, *_) = expression.__reduce__()
+        except pa.ArrowNotImplementedError as error:
+            raise UsageError(f"{expression!s:.200} reads a column by its number: write its name") from error
+        shown = pa.ipc.open_file(pickled).schema.to_string(show_schema_metadata=True, truncate_metadata=False)
+        parts = iter(_PICKLED.findall(shown.partition(_METADATA)[2]))
+        for kind, value in parts:
+            if kind == "nested_field_ref":
+                (_, column), *_ = islice(parts, int(value))
+                read.add(column)
+            elif kind == "field_ref":
+                read.add(value)
     return frozenset(read)
 
 

@@ -38,7 +38,8 @@ def pruned(nodes: Sequence[Node]) -> list[Node]:
             for number, feed in enumerate(node.feeds)
         )
         takes = {feed.input: feed.columns for feed in feeds}
-        used = Used(wanted.of_nodes.get(node), takes, frozenset(wanted.keys[node]))
+        keys, named = frozenset(wanted.keys[node]), frozenset(wanted.named[node])
+        used = Used(wanted.of_nodes.get(node), takes, keys, named)
         made[node] = _narrowed(node, feeds, used)
     return list(made.values())
 
@@ -51,6 +52,8 @@ class _Wanted:
         self.of_nodes: dict[Node, Names] = {}
         self.keys: dict[Node, set[str]] = defaultdict(set)
         """By which what a node gives is exchanged next."""
+        self.named: dict[Node, set[str]] = defaultdict(set)
+        """What a step behind a node asks for by name, also where all columns are wanted."""
         self._aside: set[Node] = set()
         """Nodes of which a side output is read, whose records are those that come in."""
         for node in reversed(nodes):
@@ -61,8 +64,10 @@ class _Wanted:
         keys = frozenset((feed.exchange and feed.exchange.keys) or ())
         self.keys[feed.node] |= keys | (self.keys[node] if node.is_auxiliary else set())
         wanted = None
-        if node.reads is not None and node not in self._aside:
-            wanted = node.reads(self.of_nodes.get(node), feed.input)
+        if node.reads is not None:
+            self.named[feed.node] |= node.reads(frozenset(self.named[node]), feed.input) or frozenset()
+            if node not in self._aside:
+                wanted = node.reads(self.of_nodes.get(node), feed.input)
         # A batch without columns would have no rows.
         wanted = wanted | keys or None if wanted is not None else None
         self.of_feeds[node, number] = wanted

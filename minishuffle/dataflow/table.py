@@ -150,7 +150,7 @@ class Table(TableSources, StreamSinks):
         }
         schema, known = self._with(added)
         timed = self._with_time_apart() if self._time_column in added else self
-        reads = None if self._schema is None else _reads_added(added, columns_read(self._schema, added))
+        reads = _reads_added(added, columns_read(added.values()))
         operator = Projection("with_columns", None, added)
         return timed._step(operator, schema, known, timed._time, True, reads)
 
@@ -181,9 +181,7 @@ class Table(TableSources, StreamSinks):
             kind = expression_type(self._schema, condition, "filter")
             if str(kind) != "bool":
                 raise UsageError(f"filter: {condition!s:.200} gives {kind}: write a condition")
-        reads = None
-        if self._schema is not None:
-            reads = reads_also(*columns_read(self._schema, {"filter": condition}))
+        reads = reads_also(*columns_read([condition]))
         return self._step(Filter(condition), self._schema, self._columns, self._time, True, reads)
 
     def explode(self, column: str) -> Table:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from minishuffle.coordinator import jobs as jobs_module
+from minishuffle import limits
 from minishuffle.coordinator.lifecycle import TASK_MOVES
 from minishuffle.counters import TaskCounters
 from minishuffle.dataflow.graph import JobGraph
@@ -255,6 +255,43 @@ def test_what_no_other_attempt_can_change_fails_its_job_at_once(
     assert (info.state, info.restarts) == ("failed", {})
 
 
+@pytest.mark.parametrize(("others", "end"), [({"b": 0}, "failed"), ({"b": 1}, "finished"), ({}, "failed")])
+def test_a_job_fails_if_it_reads_a_column_by_name_that_no_row_has(
+    cluster: FakeCluster, pair: Any, restarting: MakeGraph, others: dict[str, int], end: str
+) -> None:
+    job = cluster.submit(restarting())
+    cluster.report_all(job, "running")
+    for worker, key, found in ((pair[0], READ0, {"a": 1, "b": 0}), (pair[1], READ1, others)):
+        cluster.report(worker, key, "finished", counters=TaskCounters(columns_found=found))
+    cluster.report(pair[0], COUNT0, "finished")
+    assert cluster.show(job).state == "running"
+    cluster.report(pair[1], COUNT1, "finished")
+    info = cluster.show(job)
+    assert info.state == end
+    assert [cause.text for cause in info.causes] == (
+        []
+        if end == "finished"
+        else [
+            "the job reads a column 'b', and no row that to_table() was given has it: correct the name, or "
+            "declare the columns with to_table({'b': type, ...})"
+        ]
+    )
+
+
+def test_a_column_that_lost_rows_may_have_had_fails_no_job(
+    cluster: FakeCluster, pair: Any, restarting: MakeGraph
+) -> None:
+    job = cluster.submit(restarting())
+    cluster.report(pair[1], READ1, "failed", error=BOOM)
+    cluster.advance(60.0)
+    for worker, key, attempt in ((pair[0], READ0, 1), (pair[1], READ1, 2)):
+        found = TaskCounters(columns_found={"b": 0})
+        cluster.report(worker, key, "finished", attempt=attempt, counters=found)
+    cluster.report(pair[0], COUNT0, "finished")
+    cluster.report(pair[1], COUNT1, "finished")
+    assert cluster.show(job).state in ("finished", "finished_with_loss")
+
+
 def test_a_cancelled_job_restarts_nothing(cluster: FakeCluster, pair: Any, restarting: MakeGraph) -> None:
     cluster.submit(restarting())
     cluster.report(pair[1], COUNT1, "failed", error=BOOM)
@@ -272,7 +309,7 @@ def test_what_sinks_give_when_a_job_is_cancelled_is_kept(
     cluster: FakeCluster, pair: Any, restarting: MakeGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As far as it fits: a job that is being cancelled does not fail any more."""
-    monkeypatch.setattr(jobs_module, "RESULT_BYTES_MAX", 10)
+    monkeypatch.setattr(limits, "RESULT_BYTES_MAX", 10)
     cluster.submit(restarting())
     cluster.request(CancelJob(job="j1"))
     cluster.report(pair[0], COUNT0, "canceled", result=bytes(8))

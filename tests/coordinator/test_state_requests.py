@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minishuffle import limits
-from minishuffle.coordinator import jobs as jobs_module
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.errors import ResourceExhausted, UnknownName
 from minishuffle.wire.messages import ControlMessage, Shutdown
@@ -66,7 +65,7 @@ def test_too_many_collected_rows_fail_the_job(
 def test_too_large_results_of_sinks_fail_the_job(
     cluster: FakeCluster, pair: Any, make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs_module, "RESULT_BYTES_MAX", 10)
+    monkeypatch.setattr(limits, "RESULT_BYTES_MAX", 10)
     cluster.submit(make_graph())
     cluster.report(pair[0], COUNT0, "finished", result=bytes(8))
     cluster.report(pair[1], COUNT1, "finished", result=bytes(8))

@@ -14,12 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from minishuffle.dataflow.compile import compile_job
+from minishuffle.dataflow.expressions import columns_read
 from minishuffle.dataflow.graph import JobGraph
 from minishuffle.dataflow.operators.base import Program
 from minishuffle.dataflow.stream import Stream
 from minishuffle.dataflow.stream_base import StreamBase
 from minishuffle.dataflow.table import Table
-from minishuffle.errors import UnknownName
+from minishuffle.errors import UnknownName, UsageError
 from support.cutjobs import Cut, run
 
 HOUR = timedelta(hours=1)
@@ -135,6 +136,29 @@ def sorted_names(names: frozenset[str] | None) -> list[str] | None:
     return None if names is None else sorted(names)
 
 
+@pytest.mark.parametrize(
+    ("expression", "names"),
+    [
+        (pc.field("s", "x") + pc.field(("t", "x", "y")) > pc.field("a.b"), "s t a.b"),
+        (pc.scalar("field_ref: 'z'"), ""),
+        (pc.field("a").isin(["\nfield_ref: 'z'"]), "a"),
+        (pc.if_else(pc.field("c'd\u2028é"), 1, pc.struct_field(pc.field("s"), [0])), "c'd\u2028é s"),
+    ],
+    ids=str,
+)
+def test_what_an_expression_reads_is_known_without_a_schema(expression: pc.Expression, names: str) -> None:
+    assert columns_read([expression]) == set(names.split(" ")) - {""}
+
+
+def test_names_with_line_ends_are_read_whole() -> None:
+    assert columns_read([pc.field("a\nend: 'b") & pc.field("c\n")]) == {"a\nend: 'b", "c\n"}
+
+
+def test_an_expression_names_its_columns() -> None:
+    with pytest.raises(UsageError, match=r"\(FieldPath\(0\) > 1\) reads a column by its number: write its"):
+        left().filter(pc.field(0) > 1)
+
+
 def test_late_rows_keep_all_columns() -> None:
     dropping = left().key_by("k").window(HOUR).count()
     assert shipped(dropping.collect()) == [columns("k", "t")]
@@ -152,6 +176,35 @@ def test_rows_become_columns_that_are_read() -> None:
     lacking = Stream.items([*rows, {"odd": 1}]).to_table().key_by("k").count()
     with pytest.raises(UnknownName, match="no column 'k' to key by: the row has odd"):
         run(lacking.collect(), Cut(1))
+
+
+ASKING: dict[str, Callable[[Table], Table]] = {
+    "filter": lambda table: table.filter(pc.field("v") > 1),
+    "function of texts": lambda table: table.filter(pc.utf8_upper(pc.field("s")) == "X"),
+    "with_columns": lambda table: table.with_columns(w=pc.coalesce(pc.utf8_upper(pc.field("s")), "none")),
+    "rename": lambda table: table.rename({"v": "w"}).filter(pc.field("w") > 1),
+    "drop": lambda table: table.drop("v").filter(pc.field("k") > 0),
+    "explode": lambda table: table.explode("l"),
+    "behind a filter": lambda table: table.filter(pc.field("k") > 0).key_by("k").aggregate(s=("v", "sum")),
+    "of a function": lambda table: table.map_batches(lambda batch: batch, columns=["k", "v"]),
+}
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_a_column_of_later_rows_alone_gives_the_same_answer_however_they_are_cut(name: str) -> None:
+    rows: list[dict[str, Any]] = [
+        {"k": 1},
+        {"k": 2},
+        {"k": 1, "v": 2, "s": "x", "l": [1, 2]},
+        {"k": 1, "v": 3},
+    ]
+    table = ASKING[name](Stream.items(rows).to_table())
+    answers = []
+    for cut in (Cut(1), Cut(1, rows=1), Cut(2, rows=1), Cut(1, rows=2)):
+        found = run(table.collect(), cut).rows
+        answers.append(sorted(repr(sorted((n, v) for n, v in row.items() if v is not None)) for row in found))
+    assert answers[0]
+    assert answers.count(answers[0]) == len(answers)
 
 
 def test_files_are_read_for_the_columns_alone(tmp_path: Path) -> None:

@@ -329,6 +329,8 @@ class Used:
     """By the number of the input."""
     keys: frozenset[str]
     """Those that it gives by which the rows are exchanged next."""
+    named: frozenset[str] = frozenset()
+    """Those that it gives for which a later step asks by name; there may be others if all are used."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,7 @@ class RowsToArrow:
     Args:
         keys: columns that each row must have, if the schema is not declared.
         columns: the others that are wanted; null where a row lacks one. None: all.
+        named: those that there are in any case, with ``columns`` None.
     """
 
     def __init__(
@@ -102,11 +103,15 @@ class RowsToArrow:
         schema: pa.Schema | None,
         keys: tuple[str, ...] = (),
         columns: tuple[str, ...] | None = None,
+        named: tuple[str, ...] = (),
     ) -> None:
         self.declared = schema is not None
         self.schema = schema
         self._keys = keys
         self._wanted = None if columns is None else tuple(dict.fromkeys((*keys, *columns)))
+        self._named = named
+        self.unseen = frozenset(named if self._wanted is None else self._wanted)
+        """Columns asked for by name that no row has had."""
 
     def convert(self, rows: list[Any]) -> pa.RecordBatch:
         """Rows (at least one, all dicts or all tuples or lists) as one batch.
@@ -154,17 +159,22 @@ class RowsToArrow:
             names = self.schema.names
             if not set(names).issuperset(set().union(*rows)):
                 raise self._extra_column(rows)
-        elif self._wanted is not None:
-            names = list(self._wanted)
-            for name in self._keys:
-                if (row := next((row for row in rows if name not in row), None)) is not None:
-                    raise UnknownName(f"no column {name!r} to key by: the row has {', '.join(map(str, row))}")
         else:
-            known = [] if self.schema is None else self.schema.names
-            names = list(dict.fromkeys([*known, *(name for row in rows for name in row)]))
-            if not names or not all(isinstance(name, str) for name in names):
-                raise UsageError(f"rows like {preview(rows[0])} do not name their columns with strings")
+            names = self._undeclared(rows)
         return {name: [row.get(name) for row in rows] for name in names}
+
+    def _undeclared(self, rows: list[Any]) -> list[str]:
+        for name in self._keys:
+            if (row := next((row for row in rows if name not in row), None)) is not None:
+                raise UnknownName(f"no column {name!r} to key by: the row has {', '.join(map(str, row))}")
+        self.unseen = frozenset(name for name in self.unseen if not any(name in row for row in rows))
+        if self._wanted is not None:
+            return list(self._wanted)
+        known = [] if self.schema is None else self.schema.names
+        names = list(dict.fromkeys([*known, *(name for row in rows for name in row), *self._named]))
+        if not names or not all(isinstance(name, str) for name in names):
+            raise UsageError(f"rows like {preview(rows[0])} do not name their columns with strings")
+        return names
 
     def _extra_column(self, rows: list[Any]) -> UsageError:
         assert self.schema is not None
@@ -303,7 +313,7 @@ class ToArrow(ChainedOperator):
     make its types wider if need be.
 
     Args:
-        keys: see :class:`RowsToArrow`, as ``columns``.
+        keys: see :class:`RowsToArrow`, as ``columns`` and ``named``.
         time: where the event time stands that the hidden column gets; None: there is no such column.
         adds_time: something reads that column.
 
@@ -323,18 +333,20 @@ class ToArrow(ChainedOperator):
         time: EventTime | None = None,
         *,
         adds_time: bool = True,
+        named: tuple[str, ...] = (),
     ) -> None:
-        self._converter = RowsToArrow(schema, keys, columns)
+        self._converter = RowsToArrow(schema, keys, columns, named)
         self._time = time
         self._adds_time = adds_time
 
     def for_columns(self, used: Used) -> ToArrow:
         """(At submission.) Of rows without a declared schema, only what is used is converted."""
         adds = gives_time(used)
-        if self._converter.declared or used.gives is None:
+        if self._converter.declared:
             return ToArrow(self._converter.schema, time=self._time, adds_time=adds)
-        columns = tuple(sorted(used.gives - {HIDDEN_TIME}))
-        return ToArrow(None, tuple(sorted(used.keys)), columns, self._time, adds_time=adds)
+        columns = None if used.gives is None else tuple(sorted(used.gives - {HIDDEN_TIME}))
+        named = tuple(sorted(used.named - {HIDDEN_TIME}))
+        return ToArrow(None, tuple(sorted(used.keys)), columns, self._time, adds_time=adds, named=named)
 
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         if isinstance(batch, pa.RecordBatch):
@@ -343,10 +355,19 @@ class ToArrow(ChainedOperator):
         for rows in pieces(rows_of(batch)):
             if len(rows):
                 plain = rows_of(rows) if self._time is None else without_times(self._time, rows_of(rows))
-                table = self._converter.convert(plain)
+                table = self._convert(plain)
                 if self._time is not None and self._adds_time:
                     table = with_time(table, event_times(self._time, rows))
                 emit(table)
+
+    def _convert(self, rows: list[Any]) -> pa.RecordBatch:
+        asked = self._converter.unseen
+        table = self._converter.convert(rows)
+        if asked:
+            found = self.context.counters.columns_found
+            for name in asked:
+                found[name] = found.get(name, 0) + (name not in self._converter.unseen)
+        return table
 
 
 class CheckSchema(ChainedOperator):

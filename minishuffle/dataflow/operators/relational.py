@@ -36,6 +36,19 @@ Value: TypeAlias = "str | pc.Expression"
 _MISSING_COLUMN: Final = re.compile(r"No match for FieldRef\.Name\((.*?)\) in ")
 
 
+_STAND_INS: Final = (
+    pa.string(),
+    pa.float64(),
+    pa.int64(),
+    pa.bool_(),
+    pa.timestamp("us"),
+    pa.date32(),
+    pa.binary(),
+    pa.list_(pa.null()),
+)
+"""Types for a column of nulls that has none."""
+
+
 class Projection(ChainedOperator):
     """Emits the columns ``outputs``, by name, of each batch.
 
@@ -105,8 +118,12 @@ def evaluated(batch: pa.RecordBatch, expressions: list[pc.Expression], where: st
     """
     if not expressions:
         return []
+    table = pa.Table.from_batches([batch])
     try:
-        table = computed(pa.Table.from_batches([batch]), expressions)
+        try:
+            table = computed(table, expressions)
+        except pa.ArrowNotImplementedError as error:
+            table = _computed_of_nulls(table, expressions, error)
     except pa.ArrowException as error:
         if (missing := missing_column(error)) is not None:
             raise UnknownName(
@@ -115,6 +132,24 @@ def evaluated(batch: pa.RecordBatch, expressions: list[pc.Expression], where: st
         shown = "; ".join(map(str, expressions))
         raise UsageError(f"{where}: {shown:.200}: {error!s:.400}") from error
     return [_one_array(column) for column in table.columns]
+
+
+def _computed_of_nulls(
+    table: pa.Table, expressions: list[pc.Expression], error: pa.ArrowNotImplementedError
+) -> pa.Table:
+    """The same, of columns without a type, since rows had nothing but None in them so far: few functions take
+    such. What comes out as nulls alone has no type either. Raises ``error`` if it is not for that."""
+    if not any(pa.types.is_null(field.type) for field in table.schema):
+        raise error
+    for kind in _STAND_INS:
+        fields = [field.with_type(kind) if pa.types.is_null(field.type) else field for field in table.schema]
+        try:
+            found = computed(table.cast(pa.schema(fields)), expressions)
+        except pa.ArrowNotImplementedError:
+            continue
+        bare = [pa.nulls(len(each)) if each.null_count == len(each) else each for each in found.columns]
+        return pa.table(bare, names=found.column_names)
+    raise error
 
 
 def missing_column(error: pa.ArrowException) -> str | None:
@@ -152,6 +187,8 @@ class Filter(ChainedOperator):
         if not batch.num_rows:
             return
         (mask,) = evaluated(batch, [self._condition], self.name)
+        if pa.types.is_null(mask.type):
+            return
         if not pa.types.is_boolean(mask.type):
             raise UsageError(f"filter: {self._condition!s:.200} gives {mask.type}: write a condition")
         rows = pc.indices_nonzero(mask).to_numpy().view(np.int64)
@@ -177,6 +214,8 @@ class Explode(ChainedOperator):
     def process(self, batch: Batch, input: int, emit: Emit) -> None:
         assert isinstance(batch, pa.RecordBatch)
         lists = column_of(batch, self._column)
+        if pa.types.is_null(lists.type):  # of rows that all lack it
+            return
         if not is_list(lists.type):
             raise UsageError(f"explode: column {self._column!r} has the type {lists.type}, which is no list")
         values, lengths = pc.list_flatten(lists), pc.fill_null(pc.list_value_length(lists), 0)

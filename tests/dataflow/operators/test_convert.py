@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minishuffle.dataflow.operators.base import Batch, KeyedRows
+from minishuffle.dataflow.operators.base import Batch, KeyedRows, TaskContext
 from minishuffle.dataflow.operators.convert import CheckSchema, ToArrow, ToRows, column_of, rows_of
 from minishuffle.dataflow.operators.widertype import wider
 from minishuffle.errors import UnknownName, UsageError
@@ -129,10 +129,21 @@ def test_fields_may_be_optional_and_booleans_numbers_wherever_batches_are_cut(tu
 
 def test_only_wanted_columns_are_converted_and_keys_must_be_there() -> None:
     operator = ToArrow(None, ("k",), ("v", "k", "w"))
+    operator.open(TaskContext("job", "task", 0, 1, 1))
     (batch,) = run(operator, [{"k": 1, "v": 2, "odd": 1}, {"k": 2, "odd": "x"}])
     assert batch.to_pylist() == [{"k": 1, "v": 2, "w": None}, {"k": 2, "v": None, "w": None}]
     with pytest.raises(UnknownName, match="no column 'k' to key by: the row has v"):
         run(operator, [{"k": 1, "v": 2}, {"v": 1}])
+    assert operator.context.counters.columns_found == {"k": 1, "v": 1, "w": 0}
+
+
+def test_columns_asked_for_by_name_are_there_before_a_row_has_them() -> None:
+    operator = ToArrow(None, named=("late", "never"))
+    operator.open(TaskContext("job", "task", 0, 1, 1))
+    first, second = run(operator, [{"a": 1}], [{"a": 2, "late": "x"}])
+    assert first.to_pylist() == [{"a": 1, "late": None, "never": None}]
+    assert second.to_pylist() == [{"a": 2, "late": "x", "never": None}]
+    assert operator.context.counters.columns_found == {"late": 1, "never": 0}
 
 
 @pytest.mark.parametrize(
